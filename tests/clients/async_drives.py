@@ -6,23 +6,35 @@ from typing import Any
 import openai
 from openai import AsyncOpenAI
 
-from tests.clients.reports import ASKED, CHOICES, CUSTOM, MESSAGES, Gathered, Pieces, Report, told, turn, usage, written
+from tests.clients.reports import (
+    ASKED,
+    CHOICES,
+    CUSTOM,
+    MESSAGES,
+    Gathered,
+    Pieces,
+    Report,
+    report_of_error,
+    turn,
+    usage,
+    written,
+)
 
 
 async def chat(client: AsyncOpenAI) -> Report:
     """The same question whole, streamed, and by the stream helper."""
-    asked: dict[str, Any] = {"model": "baton-mini", "messages": MESSAGES, "logprobs": True, "top_logprobs": 1}
-    whole = await client.chat.completions.create(**asked)
+    request_body: dict[str, Any] = {"model": "baton-mini", "messages": MESSAGES, "logprobs": True, "top_logprobs": 1}
+    whole = await client.chat.completions.create(**request_body)
     text, finish, counted, tokens = "", None, None, []
     async for chunk in await client.chat.completions.create(
-        **asked, stream=True, stream_options={"include_usage": True}
+        **request_body, stream=True, stream_options={"include_usage": True}
     ):
         counted = chunk.usage or counted
         for choice in chunk.choices:
             text += choice.delta.content or ""
             finish = choice.finish_reason or finish
             tokens += [token.token for token in (choice.logprobs and choice.logprobs.content) or []]
-    async with client.chat.completions.stream(**asked) as stream:
+    async with client.chat.completions.stream(**request_body) as stream:
         helped = await stream.get_final_completion()
     logprobs = whole.choices[0].logprobs
     return {
@@ -45,17 +57,17 @@ async def tools(client: AsyncOpenAI) -> Report:
         report[name] = {"whole": turn(await ask(**ASKED, **choice)), "streamed": gathered.report()}
     for helps in (False, True):
         messages = list(ASKED["messages"])
-        while (said := await _said(client, ASKED | {"messages": messages}, helps)).tool_calls:
-            results = [(call.id, call.function.name) for call in said.tool_calls]
-            messages += [said, *({"role": "tool", "tool_call_id": id_, "content": name} for id_, name in results)]
-        report["helped loop" if helps else "loop"] = said.content
+        while (message := await _said(client, ASKED | {"messages": messages}, helps)).tool_calls:
+            results = [(call.id, call.function.name) for call in message.tool_calls]
+            messages += [message, *({"role": "tool", "tool_call_id": id_, "content": name} for id_, name in results)]
+        report["helped loop" if helps else "loop"] = message.content
     return report
 
 
-async def _said(client: AsyncOpenAI, asked: dict[str, Any], helps: bool) -> Any:
+async def _said(client: AsyncOpenAI, request_body: dict[str, Any], helps: bool) -> Any:
     if not helps:
-        return (await client.chat.completions.create(**asked)).choices[0].message
-    async with client.chat.completions.stream(**asked) as stream:
+        return (await client.chat.completions.create(**request_body)).choices[0].message
+    async with client.chat.completions.stream(**request_body) as stream:
         return (await stream.get_final_completion()).choices[0].message
 
 
@@ -101,5 +113,5 @@ async def _raised(call: Awaitable[Any]) -> Report:
     try:
         await call
     except openai.APIError as error:
-        return told(error)
+        return report_of_error(error)
     raise AssertionError("nothing was raised")

@@ -62,17 +62,17 @@ def install() -> Node:
 
 def _installed(folder: Path) -> bool:
     try:
-        found: str = json.loads((folder / "node_modules" / "openai" / "package.json").read_text())["version"]
+        version: str = json.loads((folder / "node_modules" / "openai" / "package.json").read_text())["version"]
     except (OSError, ValueError):
         return False
-    return found == VERSION and (folder / "whole").exists()
+    return version == VERSION and (folder / "whole").exists()
 
 
 def _npm(folder: Path) -> None:
     (folder / "package.json").write_text(json.dumps({"private": True, "type": "module"}))
     quiet = ("--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error")
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["npm", "install", *quiet, f"openai@{VERSION}"],
             cwd=folder,
             capture_output=True,
@@ -81,6 +81,6 @@ def _npm(folder: Path) -> None:
         )
     except subprocess.TimeoutExpired:
         raise Missing(f"npm could not install openai@{VERSION} within {INSTALL_SECONDS:g} s") from None
-    if done.returncode:
+    if process.returncode:
         raise Missing(f"npm could not install openai@{VERSION}: there may be no network")
     (folder / "whole").touch()

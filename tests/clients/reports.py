@@ -41,7 +41,7 @@ def usage(counted: CompletionUsage | None) -> Report | None:
     return counted.model_dump(exclude_unset=True) if counted is not None else None
 
 
-def told(error: openai.APIError) -> Report:
+def report_of_error(error: openai.APIError) -> Report:
     """The client's class, and what it read of the error object."""
     status = error.status_code if isinstance(error, openai.APIStatusError) else None
     return {
@@ -59,8 +59,8 @@ def turn(completion: ChatCompletion) -> Report:
     (choice,) = completion.choices
     calls: Any = choice.message.tool_calls or ()
     functions = [call.function for call in calls if _is_call(call)]
-    told = [[function.name, function.arguments] for function in functions]
-    return _turn(choice.message.content, told, choice.finish_reason, completion.usage)
+    calls_written = [[function.name, function.arguments] for function in functions]
+    return _turn(choice.message.content, calls_written, choice.finish_reason, completion.usage)
 
 
 def _is_call(call: Any) -> bool:
@@ -125,10 +125,10 @@ class Pieces:
     def take(self, chunk: ChatCompletionChunk) -> None:
         """One chunk."""
         for piece in (piece for choice in chunk.choices for piece in choice.delta.tool_calls or ()):
-            found = piece.to_dict()
+            data = piece.to_dict()
             if piece.id:
-                self.calls.append([str(found["type"]), "", ""])
-            call, more = self.calls[piece.index], found[self.calls[piece.index][0]]
+                self.calls.append([str(data["type"]), "", ""])
+            call, more = self.calls[piece.index], data[self.calls[piece.index][0]]
             assert isinstance(more, dict)
             call[1] += more.get("name", "")
             call[2] += more.get("input", more.get("arguments", ""))

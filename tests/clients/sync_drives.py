@@ -5,21 +5,33 @@ from typing import Any
 import openai
 from openai import OpenAI
 
-from tests.clients.reports import ASKED, CHOICES, CUSTOM, MESSAGES, Gathered, Pieces, Report, told, turn, usage, written
+from tests.clients.reports import (
+    ASKED,
+    CHOICES,
+    CUSTOM,
+    MESSAGES,
+    Gathered,
+    Pieces,
+    Report,
+    report_of_error,
+    turn,
+    usage,
+    written,
+)
 
 
 def chat(client: OpenAI) -> Report:
     """The same question whole, streamed, and by the stream helper."""
-    asked: dict[str, Any] = {"model": "baton-mini", "messages": MESSAGES, "logprobs": True, "top_logprobs": 1}
-    whole = client.chat.completions.create(**asked)
+    request_body: dict[str, Any] = {"model": "baton-mini", "messages": MESSAGES, "logprobs": True, "top_logprobs": 1}
+    whole = client.chat.completions.create(**request_body)
     text, finish, counted, tokens = "", None, None, []
-    for chunk in client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}):
+    for chunk in client.chat.completions.create(**request_body, stream=True, stream_options={"include_usage": True}):
         counted = chunk.usage or counted
         for choice in chunk.choices:
             text += choice.delta.content or ""
             finish = choice.finish_reason or finish
             tokens += [token.token for token in (choice.logprobs and choice.logprobs.content) or []]
-    with client.chat.completions.stream(**asked) as stream:
+    with client.chat.completions.stream(**request_body) as stream:
         helped = stream.get_final_completion()
     logprobs = whole.choices[0].logprobs
     return {
@@ -42,17 +54,17 @@ def tools(client: OpenAI) -> Report:
         report[name] = {"whole": turn(ask(**ASKED, **choice)), "streamed": gathered.report()}
     for helps in (False, True):
         messages = list(ASKED["messages"])
-        while (said := _said(client, ASKED | {"messages": messages}, helps)).tool_calls:
-            results = [(call.id, call.function.name) for call in said.tool_calls]
-            messages += [said, *({"role": "tool", "tool_call_id": id_, "content": name} for id_, name in results)]
-        report["helped loop" if helps else "loop"] = said.content
+        while (message := _said(client, ASKED | {"messages": messages}, helps)).tool_calls:
+            results = [(call.id, call.function.name) for call in message.tool_calls]
+            messages += [message, *({"role": "tool", "tool_call_id": id_, "content": name} for id_, name in results)]
+        report["helped loop" if helps else "loop"] = message.content
     return report
 
 
-def _said(client: OpenAI, asked: dict[str, Any], helps: bool) -> Any:
+def _said(client: OpenAI, request_body: dict[str, Any], helps: bool) -> Any:
     if not helps:
-        return client.chat.completions.create(**asked).choices[0].message
-    with client.chat.completions.stream(**asked) as stream:
+        return client.chat.completions.create(**request_body).choices[0].message
+    with client.chat.completions.stream(**request_body) as stream:
         return stream.get_final_completion().choices[0].message
 
 
@@ -96,5 +108,5 @@ def _raised(call: Any) -> Report:
     try:
         call()
     except openai.APIError as error:
-        return told(error)
+        return report_of_error(error)
     raise AssertionError("nothing was raised")

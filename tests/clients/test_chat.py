@@ -21,8 +21,8 @@ async def test_chat(driven: Driven) -> None:
         },
         "completion_tokens_details": {"reasoning_tokens": 4, "orchestration_output_tokens": 0},
     }
-    said = {"text": "Four.", "finish": "stop", "tokens": ["Fo", "ur", "."], "usage": usage}
-    assert report == said | {"streamed": said, "helped": "Four."}
+    expected = {"text": "Four.", "finish": "stop", "tokens": ["Fo", "ur", "."], "usage": usage}
+    assert report == expected | {"streamed": expected, "helped": "Four."}
 
 
 async def test_models(driven: Driven) -> None:

@@ -85,9 +85,9 @@ async def test_what_the_request_says_reaches_the_worker(client: AsyncAnthropic, 
         metadata={"user_id": "ann"},
         thinking={"type": "enabled", "budget_tokens": 1024},
     )
-    sent = stub.requests_for("alpha")[-1].json
-    assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
-    assert (sent["temperature"], sent["top_p"], sent["stop"]) == (0.5, 0.9, ["END"])
+    body_sent = stub.requests_for("alpha")[-1].json
+    assert body_sent["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert (body_sent["temperature"], body_sent["top_p"], body_sent["stop"]) == (0.5, 0.9, ["END"])
 
 
 def test_images_thinking_and_results_are_read() -> None:
@@ -180,9 +180,9 @@ async def test_an_error_after_the_first_byte_is_an_event(client: AsyncAnthropic)
 
 
 async def test_tokens_are_counted_without_a_run(client: AsyncAnthropic, stub: ProviderStub) -> None:
-    asked = {name: ASKED[name] for name in ("model", "messages")}
-    short = await client.messages.count_tokens(**asked)
-    long = await client.messages.count_tokens(**asked, system="word " * 400, tools=[ADD])
+    request_body = {name: ASKED[name] for name in ("model", "messages")}
+    short = await client.messages.count_tokens(**request_body)
+    long = await client.messages.count_tokens(**request_body, system="word " * 400, tools=[ADD])
     assert 0 < short.input_tokens < long.input_tokens
     assert not stub.requests
 

@@ -71,14 +71,14 @@ async def test_it_is_of_the_clients_own_types(client: AsyncOpenAI) -> None:
 
 
 async def test_a_stored_response_is_retrieved_and_deleted(client: AsyncOpenAI) -> None:
-    made = await client.responses.create(**ASKED)
-    again = await client.responses.retrieve(made.id)
-    assert again.to_dict() == made.to_dict()
-    items = await client.responses.input_items.list(made.id)
+    response = await client.responses.create(**ASKED)
+    again = await client.responses.retrieve(response.id)
+    assert again.to_dict() == response.to_dict()
+    items = await client.responses.input_items.list(response.id)
     assert [item.to_dict()["content"][0]["text"] for item in items.data] == ["What is 2 + 2?"]  # type: ignore[index]
-    await client.responses.delete(made.id)
+    await client.responses.delete(response.id)
     with pytest.raises(openai.NotFoundError):
-        await client.responses.retrieve(made.id)
+        await client.responses.retrieve(response.id)
     secret = await client.responses.create(**ASKED, store=False)
     with pytest.raises(openai.NotFoundError):
         await client.responses.retrieve(secret.id)
@@ -105,12 +105,12 @@ async def test_tools_by_previous_response(client: AsyncOpenAI, stub: ProviderStu
     assert roles == ["user", "assistant", "tool", "assistant", "user"]
 
 
-async def _asked(client: AsyncOpenAI, streamed: bool, **asked: Any) -> Response:
+async def _asked(client: AsyncOpenAI, streamed: bool, **request_body: Any) -> Response:
     if not streamed:
-        made: Response = await client.responses.create(**asked)
-        return made
+        response: Response = await client.responses.create(**request_body)
+        return response
     kinds = []
-    async for event in await client.responses.create(**asked, stream=True):
+    async for event in await client.responses.create(**request_body, stream=True):
         kinds.append(event.type)
         if event.type == "response.completed":
             return event.response
@@ -119,25 +119,25 @@ async def _asked(client: AsyncOpenAI, streamed: bool, **asked: Any) -> Response:
 
 async def test_a_background_response_outlives_its_connection(client: AsyncOpenAI, stub: ProviderStub) -> None:
     stub.script("alpha", Reply(chunks=("Fo", "ur", "."), header_delay=0.3, gap=0.05))
-    made = await client.responses.create(**ASKED, background=True)
-    assert made.status in ("queued", "in_progress")
-    events = [event async for event in await client.responses.retrieve(made.id, stream=True, starting_after=1)]
+    response = await client.responses.create(**ASKED, background=True)
+    assert response.status in ("queued", "in_progress")
+    events = [event async for event in await client.responses.retrieve(response.id, stream=True, starting_after=1)]
     assert events[0].type == "response.output_item.added"
     assert events[-1].type == "response.completed"
     behind = next(event for event in events if event.type == "response.output_text.delta").sequence_number
-    rest = [event async for event in await client.responses.retrieve(made.id, stream=True, starting_after=behind)]
+    rest = [event async for event in await client.responses.retrieve(response.id, stream=True, starting_after=behind)]
     assert all(event.sequence_number > behind for event in rest)
     assert rest[-1].sequence_number == events[-1].sequence_number
-    assert (await client.responses.retrieve(made.id)).output_text == "Four."
+    assert (await client.responses.retrieve(response.id)).output_text == "Four."
 
 
 async def test_a_background_response_is_cancelled(client: AsyncOpenAI, stub: ProviderStub) -> None:
     stub.script("alpha", Reply(header_delay=20.0))
-    made = await client.responses.create(**ASKED, background=True)
+    response = await client.responses.create(**ASKED, background=True)
     await stub.wait_for(1)
-    stopped = await client.responses.cancel(made.id)
+    stopped = await client.responses.cancel(response.id)
     assert stopped.status == "cancelled"
-    assert (await client.responses.retrieve(made.id)).status == "cancelled"
+    assert (await client.responses.retrieve(response.id)).status == "cancelled"
 
 
 class Point(BaseModel):

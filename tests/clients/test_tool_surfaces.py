@@ -54,11 +54,11 @@ async def anthropic(stub: ProviderStub, address: Address) -> AsyncIterator[Async
 
 def by_call(pieces: list[tuple[int, str]]) -> dict[int, list[str]]:
     """Pieces of arguments by the place of their call; empty ones do not count."""
-    found: dict[int, list[str]] = {}
+    pieces_by_index: dict[int, list[str]] = {}
     for place, text in pieces:
         if text:
-            found.setdefault(place, []).append(text)
-    return found
+            pieces_by_index.setdefault(place, []).append(text)
+    return pieces_by_index
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def by_call(pieces: list[tuple[int, str]]) -> dict[int, list[str]]:
     ids=["auto", "none", "required", "named", "one"],
 )
 async def test_responses(client: AsyncOpenAI, stub: ProviderStub, choice: Any, text: str, calls: Any) -> None:
-    asked: Any = {"model": "baton-mini", "input": QUESTION, "tools": FUNCTIONS, **choice}
-    whole = await client.responses.create(**asked)
+    request_body: Any = {"model": "baton-mini", "input": QUESTION, "tools": FUNCTIONS, **choice}
+    whole = await client.responses.create(**request_body)
     pieces, times, began, streamed = list[tuple[int, str]](), list[float](), 0.0, None
-    async for event in await client.responses.create(**asked, stream=True):
+    async for event in await client.responses.create(**request_body, stream=True):
         times.append(time.monotonic())
         if event.type == "response.function_call_arguments.delta":
             pieces.append((event.output_index, event.delta))
@@ -84,17 +84,17 @@ async def test_responses(client: AsyncOpenAI, stub: ProviderStub, choice: Any, t
         elif event.type == "response.completed":
             streamed = event.response
     assert streamed is not None
-    assert told(whole) == told(streamed) == (text, list(calls))
+    assert text_and_calls(whole) == text_and_calls(streamed) == (text, list(calls))
     assert whole.usage == streamed.usage
-    assert ["".join(found) for found in by_call(pieces).values()] == [arguments for _, arguments in calls]
-    assert {len(found) for found in by_call(pieces).values()} <= {2}, "in as many pieces as they came"
+    assert ["".join(parts) for parts in by_call(pieces).values()] == [arguments for _, arguments in calls]
+    assert {len(parts) for parts in by_call(pieces).values()} <= {2}, "in as many pieces as they came"
     if text == WORDS:
         assert times[-1] - began > STALL / 4, "they came while the worker was still at them"
     (add, look) = (tool["function"] for tool in stub.requests_for("alpha")[-1].json["tools"])
     assert (add["strict"], add["parameters"], "strict" in look) == (True, SCHEMA, False)
 
 
-def told(response: Response) -> tuple[str, list[list[str]]]:
+def text_and_calls(response: Response) -> tuple[str, list[list[str]]]:
     """Text and calls."""
     calls = [item for item in response.output if item.type == "function_call"]
     assert all(call.status == "completed" and call.call_id.startswith("call_bt") for call in calls)
@@ -104,17 +104,17 @@ def told(response: Response) -> tuple[str, list[list[str]]]:
 async def test_outputs_of_parallel_functions(client: AsyncOpenAI) -> None:
     """By the whole conversation, in any order of the outputs, streamed and not."""
     for streams in (False, True):
-        asked: Any = {"model": "baton-mini", "tools": FUNCTIONS}
-        first = await client.responses.create(**asked, input=QUESTION)
+        request_body: Any = {"model": "baton-mini", "tools": FUNCTIONS}
+        first = await client.responses.create(**request_body, input=QUESTION)
         calls = [item for item in first.output if item.type == "function_call"]
         outputs = [
             {"type": "function_call_output", "call_id": call.call_id, "output": call.name} for call in calls[::-1]
         ]
         talk: Any = [{"role": "user", "content": QUESTION}, *first.output, *outputs]
         if not streams:
-            last = await client.responses.create(**asked, input=talk)
+            last = await client.responses.create(**request_body, input=talk)
         else:
-            events = [event async for event in await client.responses.create(**asked, input=talk, stream=True)]
+            events = [event async for event in await client.responses.create(**request_body, input=talk, stream=True)]
             assert events[-1].type == "response.completed"
             last = events[-1].response
         assert last.output_text == "add;look;"
@@ -132,16 +132,16 @@ async def test_outputs_of_parallel_functions(client: AsyncOpenAI) -> None:
     ids=["auto", "none", "any", "tool", "one"],
 )
 async def test_messages(anthropic: AsyncAnthropic, stub: ProviderStub, choice: Any, text: str, calls: Any) -> None:
-    asked: Any = {
+    request_body: Any = {
         "model": "baton-mini",
         "max_tokens": 64,
         "messages": [{"role": "user", "content": QUESTION}],
         "tools": TOOLS,
         "tool_choice": choice,
     }
-    whole = await anthropic.messages.create(**asked)
+    whole = await anthropic.messages.create(**request_body)
     pieces, times, began = list[tuple[int, str]](), list[float](), 0.0
-    async with anthropic.messages.stream(**asked) as stream:
+    async with anthropic.messages.stream(**request_body) as stream:
         async for event in stream:
             times.append(time.monotonic())
             if event.type == "content_block_delta" and event.delta.type == "input_json_delta":
@@ -150,8 +150,8 @@ async def test_messages(anthropic: AsyncAnthropic, stub: ProviderStub, choice: A
         streamed = await stream.get_final_message()
     assert blocks(whole) == blocks(streamed) == (text, [[name, json.loads(arguments)] for name, arguments in calls])
     assert (whole.stop_reason, whole.usage) == (streamed.stop_reason, streamed.usage)
-    assert ["".join(found) for found in by_call(pieces).values()] == [arguments for _, arguments in calls]
-    assert {len(found) for found in by_call(pieces).values()} <= {2}, "in as many pieces as they came"
+    assert ["".join(parts) for parts in by_call(pieces).values()] == [arguments for _, arguments in calls]
+    assert {len(parts) for parts in by_call(pieces).values()} <= {2}, "in as many pieces as they came"
     if text == WORDS:
         assert times[-1] - began > STALL / 4, "they came while the worker was still at them"
     (add, look) = (tool["function"] for tool in stub.requests_for("alpha")[-1].json["tools"])
@@ -169,13 +169,13 @@ def blocks(message: Message) -> tuple[str, list[list[Any]]]:
 async def test_results_of_parallel_uses(anthropic: AsyncAnthropic, streams: bool) -> None:
     talk: list[Any] = [{"role": "user", "content": QUESTION}]
     for _ in range(2):
-        asked: Any = {"model": "baton-mini", "max_tokens": 64, "messages": talk, "tools": TOOLS}
+        request_body: Any = {"model": "baton-mini", "max_tokens": 64, "messages": talk, "tools": TOOLS}
         if streams:
-            async with anthropic.messages.stream(**asked) as stream:
-                said: Any = await stream.get_final_message()
+            async with anthropic.messages.stream(**request_body) as stream:
+                message: Any = await stream.get_final_message()
         else:
-            said = await anthropic.messages.create(**asked)
-        uses = [block for block in said.content if block.type == "tool_use"]
+            message = await anthropic.messages.create(**request_body)
+        uses = [block for block in message.content if block.type == "tool_use"]
         results = [{"type": "tool_result", "tool_use_id": use.id, "content": use.name} for use in uses[::-1]]
-        talk += [{"role": "assistant", "content": said.content}, {"role": "user", "content": results}]
-    assert (said.stop_reason, said.content[0].text) == ("end_turn", "add;look;")
+        talk += [{"role": "assistant", "content": message.content}, {"role": "user", "content": results}]
+    assert (message.stop_reason, message.content[0].text) == ("end_turn", "add;look;")

@@ -42,7 +42,7 @@ async def test_tools(driven: Driven, stub: ProviderStub) -> None:
     report = await driven("tools")
     how = {name: (report[name]["streamed"].pop("pieces"), report[name]["streamed"].pop("early")) for name in EXPECTED}
     loops = {"loop": "add;look;", "helped loop": "add;look;"}
-    assert report == {name: {"whole": said, "streamed": said} for name, said in EXPECTED.items()} | loops
+    assert report == {name: {"whole": expected, "streamed": expected} for name, expected in EXPECTED.items()} | loops
     assert {name: pieces for name, (pieces, _) in how.items()} == PIECES
     assert min(how[name][1] for name in ("auto", "one")) > STALL / 4, "they came while the worker was still at them"
     for received in stub.requests_for("alpha"):

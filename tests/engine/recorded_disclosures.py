@@ -46,13 +46,13 @@ class Models:
         """Return what comes of one request."""
         if received.model == "planner":
             return Reply(chunks=(self._plan(),)) if self._chance.random() < 0.95 else Fail(status=503)
-        drawn = self._chance.random()
-        if drawn < 0.12:
+        draw = self._chance.random()
+        if draw < 0.12:
             return Fail(status=503)
-        if drawn < 0.17:
+        if draw < 0.17:
             return Reply(chunks=())
         body = received.json
-        if body.get("tools") and drawn < 0.6 and body["messages"][-1]["role"] != "tool":
+        if body.get("tools") and draw < 0.6 and body["messages"][-1]["role"] != "tool":
             return Reply(chunks=(), tool_calls=(ToolCall("look"),), finish="tool")
         self._said += 1
         return Reply(chunks=(f"words-{self._said}.",))
@@ -71,14 +71,14 @@ async def play(runtime: Runtime, stub: ProviderStub, runs: int, seed: int) -> li
     """Play runs one after the other. Returns each difference between the ledger and what was received, in words."""
     chance = random.Random(seed)
     stub.always("*", Models(chance).act)
-    found: list[str] = []
+    differences: list[str] = []
     async with client_of(runtime) as client:
         for number in range(runs):
             stub.requests.clear()
             name = await _one(client, chance, number)
             await ended_row(runtime.context.store, name)
-            found += await _differences(runtime, stub.requests, name, number)
-    return found
+            differences += await _differences(runtime, stub.requests, name, number)
+    return differences
 
 
 async def _one(client: httpx.AsyncClient, chance: random.Random, number: int) -> str:
@@ -89,21 +89,21 @@ async def _one(client: httpx.AsyncClient, chance: random.Random, number: int) ->
     for turn in range(TURNS):
         reply = await client.post("/v1/chat/completions", json=body)
         name = reply.headers["x-baton-run"]
-        said = reply.json()["choices"][0]["message"] if reply.status_code == 200 else {}
-        if not said.get("tool_calls"):
+        message = reply.json()["choices"][0]["message"] if reply.status_code == 200 else {}
+        if not message.get("tool_calls"):
             return name
-        results = [f"result-{number}." for _ in said["tool_calls"]] if turn < TURNS - 1 else []
+        results = [f"result-{number}." for _ in message["tool_calls"]] if turn < TURNS - 1 else []
         if not results:
             break
-        calls = zip(said["tool_calls"], results, strict=True)
-        messages += [said, *({"role": "tool", "tool_call_id": call["id"], "content": text} for call, text in calls)]
+        calls = zip(message["tool_calls"], results, strict=True)
+        messages += [message, *({"role": "tool", "tool_call_id": call["id"], "content": text} for call, text in calls)]
     assert (await client.post(f"/v1/runs/{name}/cancel", json={})).json()["state"] in ENDED
     return name
 
 
 async def _differences(runtime: Runtime, requests: Iterable[Received], run: str, number: int) -> list[str]:
-    done = facts(await events(runtime, run), StepDone)
-    refs = {fact.n: fact.output for fact in done if fact.output}
+    done_steps = facts(await events(runtime, run), StepDone)
+    refs = {fact.n: fact.output for fact in done_steps if fact.output}
     bodies = await runtime.context.store.contents(run, sorted(set(refs.values())))
     texts = {n: bodies[ref].decode() for n, ref in refs.items()}
     received = Counter(_received(request, set(texts.values()), number) for request in requests)
@@ -119,8 +119,8 @@ async def _differences(runtime: Runtime, requests: Iterable[Received], run: str,
 
 def _received(request: Received, texts: set[str], number: int) -> Sight:
     body = request.body.decode()
-    seen = frozenset(text for text in texts if text in body)
-    return request.model, f"asked-{number}." in body, seen, f"result-{number}." in body
+    visible_texts = frozenset(text for text in texts if text in body)
+    return request.model, f"asked-{number}." in body, visible_texts, f"result-{number}." in body
 
 
 def _written(row: Disclosure, texts: dict[int, str]) -> Sight:
@@ -142,11 +142,13 @@ def main() -> int:
     logging.disable(logging.WARNING)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
-        found = asyncio.run(played(Path(name), arguments.runs, arguments.seed))
+        differences = asyncio.run(played(Path(name), arguments.runs, arguments.seed))
     print(
-        f"{arguments.runs} runs in {time.monotonic() - began:.0f} s; {len(found)} differences", *found[:20], sep="\n  "
+        f"{arguments.runs} runs in {time.monotonic() - began:.0f} s; {len(differences)} differences",
+        *differences[:20],
+        sep="\n  ",
     )
-    return bool(found)
+    return bool(differences)
 
 
 if __name__ == "__main__":

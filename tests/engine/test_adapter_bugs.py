@@ -84,11 +84,11 @@ async def test_the_conductors_is_an_outage(runtime: Runtime, broken: set[str]) -
 async def test_a_bug_that_a_cancellation_brings_to_light_is_a_cancellation(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    begun = asyncio.Event()
+    hanging = asyncio.Event()
 
     async def untidy(*_: object) -> Reading:
         try:
-            begun.set()
+            hanging.set()
             await asyncio.Event().wait()
             yield []
         finally:
@@ -96,7 +96,7 @@ async def test_a_bug_that_a_cancellation_brings_to_light_is_a_cancellation(
 
     monkeypatch.setattr(OpenAIProvider, "stream", untidy)
     followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
-    await begun.wait()
+    await hanging.wait()
     runtime.runs.cancel(followed_run.run, "caller")
     outcome = await finish(followed_run)
     (end,) = of(await events(runtime, followed_run.run), Kind.CALL_FINISHED)

@@ -42,24 +42,24 @@ class Subscriber:
         self.line: Mailbox[CallerMessage] = Mailbox(room)
         audience.admit(self.line, at, wants_steps=notes)
 
-    def told(self) -> list[CallerMessage]:
+    def take_messages(self) -> list[CallerMessage]:
         """Everything since the last look."""
         items = list(self.line._items)
         self.line._items.clear()
         return items
 
-    def said(self) -> list[tuple[str, int]]:
+    def take_texts(self) -> list[tuple[str, int]]:
         """The words among it, each with its event number."""
-        return [(event.text, event.at) for event in self.told() if isinstance(event, AnswerPart)]
+        return [(event.text, event.at) for event in self.take_messages() if isinstance(event, AnswerPart)]
 
     def heard_out(self) -> tuple[str, str | None]:
         """All words until the end, and the code of the error there."""
-        told = self.told()
-        assert isinstance(told[-1], TurnEnd)
-        assert sum(isinstance(event, TurnEnd) for event in told) == 1
-        error = told[-1].error
+        messages = self.take_messages()
+        assert isinstance(messages[-1], TurnEnd)
+        assert sum(isinstance(event, TurnEnd) for event in messages) == 1
+        error = messages[-1].error
         return "".join(
-            event.text for event in told if isinstance(event, AnswerPart)
+            event.text for event in messages if isinstance(event, AnswerPart)
         ), error.public_code if error else None
 
 
@@ -72,14 +72,16 @@ def test_everybody_is_told_everything_from_wherever_it_begins() -> None:
         Subscriber(audience, Position(1, 2)),
         Subscriber(audience, Position(1, 8)),
     )
-    assert [follower.said() for follower in (first, second, later, ahead)] == [
+    assert [follower.take_texts() for follower in (first, second, later, ahead)] == [
         [("Four ", 5)],
         [("Four ", 5)],
         [("ur ", 5)],
         [],
     ]
     audience.receive(LIVE, words("times ", 5))
-    assert [follower.said() for follower in (first, second, later, ahead)] == [[("times ", 11)]] * 3 + [[("es ", 11)]]
+    assert [follower.take_texts() for follower in (first, second, later, ahead)] == [[("times ", 11)]] * 3 + [
+        [("es ", 11)]
+    ]
     audience.end(ended())
     assert [follower.heard_out() for follower in (first, second, later, ahead)] == [("four.", None)] * 4
 
@@ -91,7 +93,7 @@ def test_what_is_missed_comes_with_what_follows_or_with_the_end() -> None:
     assert not audience.receive(LIVE, words("four.", 11))  # the piece between got lost
     assert not audience.receive(LIVE, words("our ", 1))  # and this one came twice
     assert audience.receive(LIVE, words("r times", 3))  # told again from a little earlier
-    assert ear.said() == [("Four ", 5), ("times", 10)]
+    assert ear.take_texts() == [("Four ", 5), ("times", 10)]
     audience.end(ended())
     assert ear.heard_out() == (" four.", None)
 
@@ -101,7 +103,7 @@ def test_only_the_answering_step_is_told_and_only_calls_that_are_known() -> None
     ear = Subscriber(audience)
     assert not audience.receive(LIVE, words("Two twos.", call="call_0", step=0))
     assert not audience.receive(LIVE, words("Four", call="unheard-of"))
-    assert ear.told() == []
+    assert ear.take_messages() == []
 
 
 def test_a_reader_that_falls_behind_gets_the_rest_in_one_piece() -> None:
@@ -109,9 +111,9 @@ def test_a_reader_that_falls_behind_gets_the_rest_in_one_piece() -> None:
     slow = Subscriber(audience, room=1)
     for place, letter in enumerate(ANSWER[:10]):
         audience.receive(LIVE, words(letter, place))
-    assert slow.said() == [("F", 1)]
+    assert slow.take_texts() == [("F", 1)]
     audience.receive(LIVE, words(ANSWER[10], 10))
-    assert slow.said() == [(ANSWER[1:11], 11)]
+    assert slow.take_texts() == [(ANSWER[1:11], 11)]
     audience.end(ended())
     assert slow.heard_out() == (ANSWER[11:], None)
 
@@ -122,7 +124,7 @@ def test_whoever_was_told_nothing_follows_the_next_attempt_at_once() -> None:
     audience.receive(LIVE, words("Four ", call=TWO))
     audience.end(ended(call=TWO))
     for ear in ears:
-        assert ear.said() == [("Four ", ATTEMPT + 5), ("times four.", ATTEMPT + len(ANSWER))]
+        assert ear.take_texts() == [("Four ", ATTEMPT + 5), ("times four.", ATTEMPT + len(ANSWER))]
 
 
 def test_a_lost_attempt_strands_whoever_heard_it_and_nobody_else() -> None:
@@ -133,8 +135,8 @@ def test_a_lost_attempt_strands_whoever_heard_it_and_nobody_else() -> None:
     fresh = Subscriber(audience)
     assert not audience.receive(LIVE, words(" mal", 4))  # the first attempt's dispatcher does not know yet
     audience.receive(LIVE, words("ur", 2, call=TWO))
-    assert stranded.said() == [("Fünf", 4)]
-    assert fresh.said() == [("Fo", ATTEMPT + 2), ("ur", ATTEMPT + 4)]
+    assert stranded.take_texts() == [("Fünf", 4)]
+    assert fresh.take_texts() == [("Fo", ATTEMPT + 2), ("ur", ATTEMPT + 4)]
     audience.end(ended(call=TWO))
     assert stranded.heard_out() == ("", "answer_changed")
     assert fresh.heard_out() == (ANSWER[4:], None)
@@ -208,26 +210,26 @@ def test_who_is_gone_is_told_the_end_and_nothing_before_it() -> None:
     audience.leave(ear.line)
     audience.receive(LIVE, words("Four"))
     audience.note(journal_of(RUN, TEXTS)[4:5])
-    assert ear.told() == []
+    assert ear.take_messages() == []
     assert len(audience) == 1
     audience.leave(other.line)
     assert not len(audience)
     audience.end(ended())
-    assert isinstance(ear.told()[-1], TurnEnd)
+    assert isinstance(ear.take_messages()[-1], TurnEnd)
 
 
 def test_events_are_noted_once_for_those_who_asked() -> None:
     audience = Audience(RUN)
-    asked, other = Subscriber(audience, notes=True), Subscriber(audience)
+    subscriber, other = Subscriber(audience, notes=True), Subscriber(audience)
     journal = journal_of(RUN, TEXTS)
     for event in (*journal[:5], *journal[2:6]):
         audience.note([event])
-    assert [event.kind for event in asked.told() if isinstance(event, StepEvent)] == [
+    assert [event.kind for event in subscriber.take_messages() if isinstance(event, StepEvent)] == [
         "plan.step",
         "plan.step",
         "plan.accepted",
     ]
-    assert other.told() == []
+    assert other.take_messages() == []
 
 
 class Wire:

@@ -98,8 +98,8 @@ async def test_the_journal_says_why_the_planned_worker_was_passed_over(stub: Pro
     [intent] = await intents(runtime, outcome)
     passed_over = [{"worker": "alpha", "reason": "failing"}]
     assert (intent["worker"], intent["passed_over"]) == ("beta", passed_over)
-    told = next(event.body for event in outcome.step_events if event.kind == "call.intended")
-    assert told["passed_over"] == passed_over
+    call_intent = next(event.body for event in outcome.step_events if event.kind == "call.intended")
+    assert call_intent["passed_over"] == passed_over
     assert not outcome.ended.state.degraded
 
 
@@ -239,10 +239,10 @@ async def test_an_outcome_that_is_received_late_counts_for_the_time_when_it_was_
         assert due is not None
         intent = CallIntended("call_0", 0, "alpha", Access(user=True), usd_held=5, tokens_held=7)
         take = Move(0, "take", version=due.version, holder="other", until=then + 120.0)
-        begun = await store.append(Entry(followed_run.run, then, (intent,), move=take, hold=Ledger(5, 7)))
+        claim = await store.append(Entry(followed_run.run, then, (intent,), move=take, hold=Ledger(5, 7)))
         finished = CallFinished("call_0", 0, "error", Usage(), usd=0, seconds=0.5, blamed="failing")
-        hold = Move(0, "hold", claim=begun.claim)
+        hold = Move(0, "hold", claim=claim.claim)
         ended = await store.append(Entry(followed_run.run, then, (finished,), move=hold, release=Ledger(5, 7)))
-        runtime.drivers.receive(Committed(followed_run.run, (*begun.events, *ended.events)))
+        runtime.drivers.receive(Committed(followed_run.run, (*claim.events, *ended.events)))
         await until(lambda: ages)
     assert ages[0] >= 60.0

@@ -64,9 +64,9 @@ async def test_a_run_that_a_budget_cannot_pay_names_it_and_calls_nobody(
     assert {rejection["budget"] for rejection in rejected} <= {POOR.id}
     assert all(rejection["budget_until"] == use.end and POOR.id in rejection["reasons"][1] for rejection in rejected)
     assert bool(rejected) == (tier == "baton-ultra")
-    said = describe(ended.error)["error"]
-    assert (ended.error.status, said["type"], said["code"]) == (429, "insufficient_quota", "insufficient_quota")
-    assert POOR.id in said["message"]
+    error = describe(ended.error)["error"]
+    assert (ended.error.status, error["type"], error["code"]) == (429, "insufficient_quota", "insufficient_quota")
+    assert POOR.id in error["message"]
     assert headers_of(ended.error)["x-should-retry"] == "false"
     assert 'baton_budget_refusals_total{scope="tenant"} 1.0' in runtime.context.telemetry.exposition().decode()
 
@@ -91,8 +91,8 @@ async def test_the_team_and_the_user_of_the_metadata_are_those_that_pay(runtime:
     search, ann = Budget("tenant", "team", "search", "day", 10**6), Budget("tenant", "user", "ann", "day", 10**6)
     for budget in (search, ann):
         await runtime.context.store.set_budget(budget)
-    asked = Task((Message("user", (Text("Hello"),)),), metadata={"team": "search", "user_id": "ann"})
-    for task in (asked, copy_with(asked, metadata={}), copy_with(asked, user="bob")):
+    task_of_ann = Task((Message("user", (Text("Hello"),)),), metadata={"team": "search", "user_id": "ann"})
+    for task in (task_of_ann, copy_with(task_of_ann, metadata={}), copy_with(task_of_ann, user="bob")):
         await finish(await runtime.runs.start(order(runtime, "baton-mini", task=task)))
     for budget, spent in ((search, 52), (ann, 26)):
         (use,) = await runtime.context.store.budget_use(budget.id, 10)
@@ -135,7 +135,7 @@ async def test_a_cancelled_stream_costs_what_it_used_and_not_its_bound(stub: Pro
 
 
 @pytest.mark.parametrize(
-    ("statement", "said"),
+    ("statement", "message"),
     [
         ("UPDATE budget_windows SET spent = spent - 1", "is spent, the journal has"),
         ("UPDATE budget_windows SET spent = spent + 1", "is spent, the journal has"),
@@ -148,7 +148,7 @@ async def test_a_cancelled_stream_costs_what_it_used_and_not_its_bound(stub: Pro
     ],
 )
 async def test_an_account_that_is_not_what_the_journal_says_is_found(
-    stub: ProviderStub, tmp_path: Path, statement: str, said: str
+    stub: ProviderStub, tmp_path: Path, statement: str, message: str
 ) -> None:
     async with running_service(tmp_path, pool_text(stub)) as runtime:
         await runtime.context.store.set_budget(RICH)
@@ -157,8 +157,8 @@ async def test_an_account_that_is_not_what_the_journal_says_is_found(
         if "events" in statement:
             statement += " WHERE kind = 'call.intended'"
         database.execute(statement)
-    found = (await audit_once(f"sqlite:///{tmp_path}/baton.db")).violations
-    assert any(violation.rule == "budget-wrong" and said in str(violation) for violation in found), found
+    violations = (await audit_once(f"sqlite:///{tmp_path}/baton.db")).violations
+    assert any(violation.rule == "budget-wrong" and message in str(violation) for violation in violations), violations
 
 
 async def test_a_worker_of_unknown_price_is_not_called_for_a_run_that_says_what_it_may_cost(
@@ -178,15 +178,17 @@ async def test_a_worker_of_unknown_price_is_not_called_for_a_run_that_says_what_
         assert [step["worker"] for step in (await answer(client, request_body))["steps"]] == ["alpha"]
         body = (await client.post("/v1/plans", json=capped)).json()
         ultra = capped | {"model": "baton-ultra"}
-        shown = [
+        replies = [
             await answer(client, capped),
             await answer(client, request_body, headers=poor),
             await answer(client, {}, path=f"/v1/plans/{body['id']}/run"),
             await answer(client, ultra),
         ]
-        second_reply = await client.post(f"/v1/runs/{shown[0]['run']}/replay", json={"model": "baton-mini", "wait": 20})
+        second_reply = await client.post(
+            f"/v1/runs/{replies[0]['run']}/replay", json={"model": "baton-mini", "wait": 20}
+        )
         assert second_reply.json()["state"] == "succeeded", second_reply.text
-        runs = [run["run"] for run in shown] + [second_reply.json()["id"]]
+        runs = [run["run"] for run in replies] + [second_reply.json()["id"]]
         for run in runs:
             journal = await events(runtime, run)
             assert bodies_of(journal, Kind.ADMITTED)[0]["capped"] is True
@@ -200,5 +202,5 @@ async def answer(
     """What Baton says of a run that was answered."""
     reply = await client.post(path, json=body, **options)
     assert reply.status_code == 200, reply.text
-    found: dict[str, Any] = reply.json()["baton"]
-    return found
+    baton: dict[str, Any] = reply.json()["baton"]
+    return baton

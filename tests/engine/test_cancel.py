@@ -55,9 +55,9 @@ async def test_a_run_is_stopped_and_its_caller_told(stub: ProviderStub, tmp_path
         asking, run = await hanging(stub, client, stream=streams)
         reply = await client.post(f"/v1/runs/{run}/cancel")
         assert (reply.status_code, reply.json()["id"], reply.json()["state"]) == (200, run, "cancelled")
-        told = await asking
-        assert told.status_code == (200 if streams else 499)
-        assert b'"run_cancelled"' in told.content
+        stop_reply = await asking
+        assert stop_reply.status_code == (200 if streams else 499)
+        assert b'"run_cancelled"' in stop_reply.content
         assert stub.requests[0].disconnected_at is not None
         assert (await client.get(f"/v1/runs/{run}")).json()["cancel_asked"] is True
 
@@ -72,10 +72,10 @@ async def test_it_may_be_asked_for_twice_and_too_late(
     await asking
     assert kinds(await events(runtime, run)).count(Kind.CANCELLED) == 1
     stub.always("*", Reply())
-    done = (await post_chat(client, chat_body())).headers["x-baton-run"]
-    late = await client.post(f"/v1/runs/{done}/cancel")
+    run_id = (await post_chat(client, chat_body())).headers["x-baton-run"]
+    late = await client.post(f"/v1/runs/{run_id}/cancel")
     assert (late.status_code, late.json()["state"]) == (200, "succeeded")
-    assert Kind.CANCEL_ASKED not in kinds(await events(runtime, done))
+    assert Kind.CANCEL_ASKED not in kinds(await events(runtime, run_id))
 
 
 async def test_only_who_may_write_in_the_tenant_may_stop_a_run(

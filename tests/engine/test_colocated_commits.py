@@ -52,16 +52,16 @@ async def watched(
     folder: Path, stub: ProviderStub, environ: Mapping[str, str] | None = None
 ) -> AsyncIterator[tuple[Runtime, list[Entry]]]:
     """A service and every entry that its store was asked to take."""
-    seen: list[Entry] = []
+    entries: list[Entry] = []
     async with running_service(folder, pool_text(stub), environ) as runtime:
         append = runtime.context.store.append
 
         async def noting(entry: Entry) -> Appended:
-            seen.append(entry)
+            entries.append(entry)
             return await append(entry)
 
         runtime.context.store.append = noting  # type: ignore[method-assign]
-        yield runtime, seen
+        yield runtime, entries
 
 
 DONE = [Kind.CALL_FINISHED, Kind.STEP_DONE]
@@ -71,10 +71,10 @@ DELAY_SECONDS = 0.3
 
 
 async def test_a_workflow_of_four_calls_takes_five_entries(stub: ProviderStub, tmp_path: Path) -> None:
-    async with watched(tmp_path, stub) as (runtime, seen):
+    async with watched(tmp_path, stub) as (runtime, entries):
         outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=ONE_TWO_ONE)))
     written = []
-    for entry in seen:
+    for entry in entries:
         written.append([draft.kind for draft in entry.events])
     assert len(written) == 1 + 4
     assert written[0][-2:] == [Kind.STEP_QUEUED, Kind.CALL_INTENDED]
@@ -84,11 +84,11 @@ async def test_a_workflow_of_four_calls_takes_five_entries(stub: ProviderStub, t
 
 
 async def test_a_dispatcher_apart_takes_nine(stub: ProviderStub, tmp_path: Path) -> None:
-    async with watched(tmp_path, stub) as (runtime, seen):
+    async with watched(tmp_path, stub) as (runtime, entries):
         runtime.drivers.spread = True
         outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=ONE_TWO_ONE)))
     written = []
-    for entry in seen:
+    for entry in entries:
         written.append([draft.kind for draft in entry.events])
     assert len(written) == 1 + 2 * 4
     assert [*DONE, *QUEUED_TWICE] in written
@@ -98,10 +98,10 @@ async def test_a_dispatcher_apart_takes_nine(stub: ProviderStub, tmp_path: Path)
 async def test_a_dispatcher_takes_no_more_steps_than_it_has_slots(stub: ProviderStub, tmp_path: Path) -> None:
     environ = {"BATON_CONCURRENT_STEPS": "2"}
     stub.always("beta", Reply(header_delay=0.2))
-    async with watched(tmp_path, stub, environ) as (runtime, seen):
+    async with watched(tmp_path, stub, environ) as (runtime, entries):
         outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=ONE_TWO_ONE)))
     written = []
-    for entry in seen:
+    for entry in entries:
         written.append([draft.kind for draft in entry.events])
     assert written[1] == [*DONE, *QUEUED_TWICE, Kind.CALL_INTENDED]  # the step that ends has the other slot
     assert outcome.ended.answer == "Hello there."
@@ -113,9 +113,9 @@ async def test_a_step_is_on_its_way_before_its_caller_and_its_driver_go_on(
     went: list[str] = []
     send, drive = ClientRequest.write_bytes, Driver.drive
 
-    async def sending(self: ClientRequest, *given: Any) -> None:
+    async def sending(self: ClientRequest, *arguments: Any) -> None:
         went.append("call")
-        await send(self, *given)
+        await send(self, *arguments)
 
     async def driving(self: Driver) -> None:
         went.append("driver")
@@ -152,17 +152,17 @@ async def test_a_step_that_cannot_be_paid_for_costs_no_outcome(
     """The end of the step before is kept, although its entry could not hold what the next one would reserve: others
     hold more by then than this engine knows."""
     monkeypatch.setattr(execution, "spendable_by_steps", lambda _: Amount(10**9, 10**9))
-    async with watched(tmp_path, stub) as (runtime, seen):
+    async with watched(tmp_path, stub) as (runtime, entries):
         free = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=CHAIN)))
         dearest = max(call.usd_held for call in free.ended.state.calls.values())
         limits = limits_with(runtime, "baton-ultra", usd=dearest, floor_tokens=1000)  # one fits, and nothing beside it
-        seen.clear()
+        entries.clear()
         outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=CHAIN, limits=limits)))
         journal = await events(runtime, outcome.ended.state.run)
     assert outcome.ended.state.state == "over_budget"
     assert kinds(journal).count(Kind.CALL_FINISHED) == kinds(journal).count(Kind.CALL_INTENDED) == 1
     reserving = []
-    for entry in seen:
+    for entry in entries:
         if entry.hold.usd:
             reserving += [draft.kind for draft in entry.events]
     assert Kind.STEP_DONE in reserving
@@ -195,10 +195,10 @@ async def test_no_step_is_begun_that_is_to_be_stopped(
         return (Finish(Kind.FAILED, error="plan_rejected"),) if over else decide(state, now)
 
     monkeypatch.setattr(run_writer, "decide", out_of_plans)
-    async with watched(tmp_path, stub) as (runtime, seen):
+    async with watched(tmp_path, stub) as (runtime, entries):
         outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini")))
     assert (outcome.ended.state.state, stub.requests) == ("failed", [])
-    assert [entry.outbox for entry in seen if entry.outbox] == []
+    assert [entry.outbox for entry in entries if entry.outbox] == []
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -272,7 +272,7 @@ async def test_a_step_that_could_not_be_begun_gives_its_slot_back(
 async def test_both_fences_hold_for_a_joined_entry(stub: ProviderStub, tmp_path: Path) -> None:
     """The driver lost its run while the worker spoke: the step's end is kept, what would follow from it is not."""
     stub.always("alpha", Reply(header_delay=0.3))
-    async with watched(tmp_path, stub) as (runtime, seen):
+    async with watched(tmp_path, stub) as (runtime, entries):
         followed_run = await runtime.runs.start(order(runtime, "baton-ultra", plan=ONE_TWO_ONE))
         await stub.wait_for(1)
         now = runtime.context.now()
@@ -285,7 +285,7 @@ async def test_both_fences_hold_for_a_joined_entry(stub: ProviderStub, tmp_path:
 
         await until(has_ended)
         journal = await events(runtime, followed_run.run)
-    assert [entry.epoch for entry in seen[-2:]] == [1, None]
+    assert [entry.epoch for entry in entries[-2:]] == [1, None]
     assert kinds(journal).count(Kind.STEP_QUEUED) == 1
 
 
@@ -296,7 +296,7 @@ async def test_an_outcome_that_joins_after_the_end_leaves_it_where_it_was(
     The auditor compares the row as well."""
     monkeypatch.setattr(driver_module, "QUIESCE_SECONDS", 0.0)
     stub.always("alpha", Hang())
-    async with watched(tmp_path, stub) as (runtime, seen):
+    async with watched(tmp_path, stub) as (runtime, entries):
         followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
         await stub.wait_for(1)
         runtime.runs.cancel(followed_run.run, "caller")
@@ -308,7 +308,7 @@ async def test_an_outcome_that_joins_after_the_end_leaves_it_where_it_was(
         await until(has_outcome)
         journal = await events(runtime, followed_run.run)
         row = await runtime.context.store.run(followed_run.run)
-    assert (journal[-2].kind, seen[-1].epoch) == (Kind.CANCELLED, None), "its own fence is enough"
+    assert (journal[-2].kind, entries[-1].epoch) == (Kind.CANCELLED, None), "its own fence is enough"
     assert (row.state, row.ended_at) == ("cancelled", journal[-2].at)
 
 

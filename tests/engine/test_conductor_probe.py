@@ -98,9 +98,9 @@ async def test_a_dead_engine_is_found_without_traffic_and_its_return_too(
             200,
             {"status": "degraded", "checks": {"store": "ok", "queue": "ok", "conductor": "degraded"}},
         )
-        asked = len(stub.requests_for("planner")) - len(probes(stub))
+        count_before = len(stub.requests_for("planner")) - len(probes(stub))
         state = (await run(runtime)).ended.state
-        assert len(stub.requests_for("planner")) - len(probes(stub)) == asked, "nobody waits for it"
+        assert len(stub.requests_for("planner")) - len(probes(stub)) == count_before, "nobody waits for it"
         assert [(proposal.mode, proposal.outage, proposal.reasons) for proposal in state.proposals] == [
             ("first", True, ("conductor_out",)),
             ("fallback", False, ()),

@@ -84,9 +84,9 @@ async def test_a_canary_conducts_some_runs_and_one_that_fails_ends_in_the_fallba
             models = [(await planned(client))[0] for _ in range(16)]
             assert set(models) == {"planner", "planner@1"}
             stub.always("planner@1", Fail(status=404))
-            found = [await planned(client) for _ in range(10)]
-            assert {run["degraded"] for model, run in found if model == "planner"} == {False}
-            assert {run["degraded"] for model, run in found if model != "planner"} == {True}
+            plans = [await planned(client) for _ in range(10)]
+            assert {run["degraded"] for model, run in plans if model == "planner"} == {False}
+            assert {run["degraded"] for model, run in plans if model != "planner"} == {True}
             counted = VERSION_CALLS.findall(runtime.context.telemetry.exposition().decode())
             assert ("ok" in counted, len(counted)) == (True, 2), counted
 
@@ -107,11 +107,11 @@ async def test_a_shadow_is_asked_what_the_live_conductor_was_asked_and_conducts_
             async for case in shadow_plans.read_cases(archive, "planner", 0.0, time(), compared):
                 await to_thread(shadow_plans.compare, server, "planner@1", case, compared)
         server.close()
-        asked = [body.json for body in stub.requests[before:]]
+        bodies = [body.json for body in stub.requests[before:]]
     assert (compared.plans, compared.valid, compared.same) == (3, 2, 1)
     assert (compared.steps, compared.steps_live) == (2, 3)
     assert shadow_plans.summary(compared.as_json()) == "2 of 3 plans valid, 1 the same as the live conductor's"
-    assert [request["model"] for request in asked] == ["planner@1"] * 3
-    assert [(request["messages"], request["response_format"]["json_schema"]["schema"]) for request in asked] == [
+    assert [request["model"] for request in bodies] == ["planner@1"] * 3
+    assert [(request["messages"], request["response_format"]["json_schema"]["schema"]) for request in bodies] == [
         (request["messages"], request["response_format"]["json_schema"]["schema"]) for request in live
     ]

@@ -42,7 +42,7 @@ CHAIN = plan(("alpha", "Begin.", ["user"]), ("beta", "Go on.", ["user", 0]))
 def away(runtime: Runtime) -> Iterator[None]:
     """The database of a house can be neither read nor written."""
     runner = cast(SqlStore, runtime.context.store)._runner
-    read, write = runner.read, runner.write
+    read_rows, write = runner.read, runner.write
 
     async def down(_: object, **_more: object) -> Any:
         raise Fault("down")
@@ -51,7 +51,7 @@ def away(runtime: Runtime) -> Iterator[None]:
     try:
         yield
     finally:
-        runner.read, runner.write = read, write  # type: ignore[method-assign]
+        runner.read, runner.write = read_rows, write  # type: ignore[method-assign]
 
 
 def metric(runtime: Runtime, name: str) -> float:
@@ -175,17 +175,17 @@ async def commit_and_pretend(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, chosen: Callable[[Entry], bool]
 ) -> list[Entry]:
     """From now on the chosen entries are committed, and the first answer to each is that they were not."""
-    append, seen = runtime.context.store.append, list[Entry]()
+    append, entries = runtime.context.store.append, list[Entry]()
 
     async def undecided(entry: Entry) -> Appended:
         appended = await append(entry)
-        if chosen(entry) and not any(entry is written for written in seen):
-            seen.append(entry)
+        if chosen(entry) and not any(entry is written for written in entries):
+            entries.append(entry)
             raise StoreUnavailable
         return appended
 
     monkeypatch.setattr(runtime.context.store, "append", undecided)
-    return seen
+    return entries
 
 
 @pytest.mark.parametrize("tier", ["baton-mini", "baton-ultra"])
@@ -194,7 +194,7 @@ async def test_a_drivers_entry_that_was_committed_unheard_is_not_written_twice(
 ) -> None:
     stub.script("planner", Reply(chunks=('{"steps": [{"worker": 0, "subtask": "Do.", "access": ["user"]}]}',)))
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
-        seen = await commit_and_pretend(
+        entries = await commit_and_pretend(
             runtime, monkeypatch, lambda entry: entry.new is None and entry.move is None and bool(entry.events)
         )
         followed_run = await runtime.runs.start(order(runtime, tier))
@@ -202,7 +202,7 @@ async def test_a_drivers_entry_that_was_committed_unheard_is_not_written_twice(
         journal = kinds(await events(runtime, followed_run.run))
         once = (Kind.PLAN_ACCEPTED, Kind.STEP_QUEUED, Kind.STEP_DONE, Kind.SUCCEEDED)
         assert [journal.count(kind) for kind in once] == [1] * len(once)
-        assert bool(seen) == (tier == "baton-ultra")
+        assert bool(entries) == (tier == "baton-ultra")
 
 
 async def test_an_outcome_that_was_committed_unheard_is_not_written_twice(
@@ -212,14 +212,14 @@ async def test_an_outcome_that_was_committed_unheard_is_not_written_twice(
     stub.script("alpha", Fail(status=500))
 
     def next_intent(entry: Entry) -> bool:
-        told = [(draft.kind, draft.to_json().get("outcome")) for draft in entry.events]
-        return told == [(Kind.CALL_FINISHED, "error"), (Kind.CALL_INTENDED, None)]
+        outcomes = [(draft.kind, draft.to_json().get("outcome")) for draft in entry.events]
+        return outcomes == [(Kind.CALL_FINISHED, "error"), (Kind.CALL_INTENDED, None)]
 
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
-        seen = await commit_and_pretend(runtime, monkeypatch, next_intent)
+        entries = await commit_and_pretend(runtime, monkeypatch, next_intent)
         followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
         assert (await finish(followed_run)).ended.error is None
-        assert len(seen) == 1
+        assert len(entries) == 1
         assert await came_to(runtime, followed_run) == ["error", "unknown", "ok"]
         assert len(stub.requests) == 2
 
@@ -257,19 +257,19 @@ def outcome(size: int = 0) -> Entry:
 
 
 @contextmanager
-def kept(shelf: Shelf, **bounds: int) -> Iterator[tuple[PendingOutcomes, list[int]]]:
+def open_buffer(shelf: Shelf, **bounds: int) -> Iterator[tuple[PendingOutcomes, list[int]]]:
     """Outcomes over a shelf, and their depth whenever it changed."""
     depths: list[int] = []
     telemetry = Telemetry()
-    made = PendingOutcomes(
-        cast(Store, shelf), telemetry, monotonic=time.monotonic, freed=lambda: depths.append(len(made)), **bounds
+    buffer = PendingOutcomes(
+        cast(Store, shelf), telemetry, monotonic=time.monotonic, freed=lambda: depths.append(len(buffer)), **bounds
     )
-    yield made, depths
+    yield buffer, depths
 
 
 async def test_outcomes_are_written_in_the_order_in_which_they_came() -> None:
     shelf = Shelf()
-    with kept(shelf) as (buffer, depths):
+    with open_buffer(shelf) as (buffer, depths):
         async with asyncio.TaskGroup() as group:
             group.create_task(buffer.keep())
             writing = []
@@ -291,7 +291,7 @@ async def test_outcomes_are_written_in_the_order_in_which_they_came() -> None:
 @pytest.mark.parametrize("bounds", [{"entries": 3}, {"size": 3 * 10_000}])
 async def test_a_full_buffer_stops_new_steps_and_loses_nothing(bounds: dict[str, int]) -> None:
     shelf = Shelf()
-    with kept(shelf, **bounds) as (buffer, depths):
+    with open_buffer(shelf, **bounds) as (buffer, depths):
         async with asyncio.TaskGroup() as group:
             group.create_task(buffer.keep())
             writing = [group.create_task(buffer.write_later(outcome(10_000), shelf.append(n))) for n in range(5)]
@@ -312,7 +312,7 @@ async def test_an_outcome_is_given_up_after_its_time_or_with_its_process(
 ) -> None:
     monkeypatch.setattr(claimed_step, "OUTCOME_WAIT_SECONDS", 60.0 if closes else 0.2)
     shelf = Shelf()
-    with kept(shelf) as (buffer, _):
+    with open_buffer(shelf) as (buffer, _):
         async with asyncio.TaskGroup() as group:
             group.create_task(buffer.keep())
             writing = group.create_task(refused(buffer.write_later(outcome(), shelf.append(1))))

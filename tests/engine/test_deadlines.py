@@ -72,10 +72,10 @@ async def test_a_worker_with_plain_deadlines_leaves_the_run_time_for_another(
 ) -> None:
     """The run's five seconds are far below what beta may take by itself."""
     stub.always("beta", Hang())
-    wanted = plan(("beta", "", ["user"]))
+    steps = plan(("beta", "", ["user"]))
     async with running_service(tmp_path, pool_text(stub)) as runtime:
         limits = limits_with(runtime, "baton-mini", seconds=5.0)
-        ordered = order(runtime, "baton-mini", limits=limits, plan=wanted, streams=streams)
+        ordered = order(runtime, "baton-mini", limits=limits, plan=steps, streams=streams)
         outcome = await finish(await runtime.runs.start(ordered))
     assert outcome.ended.answer == "Hello there."
     assert [call.worker for call in outcome.ended.state.calls.values()] == ["beta", "alpha"]
@@ -93,15 +93,15 @@ async def test_a_worker_that_says_more_than_it_was_granted_is_cut_off(stub: Prov
 
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[Deadlines]:
     """The deadlines of all calls from now on."""
-    given: list[Deadlines] = []
+    noted_deadlines: list[Deadlines] = []
     stream = OpenAIProvider.stream
 
     def note(self: OpenAIProvider, request: Request, body: bytes, deadlines: Deadlines) -> Any:
-        given.append(deadlines)
+        noted_deadlines.append(deadlines)
         return stream(self, request, body, deadlines)
 
     monkeypatch.setattr(OpenAIProvider, "stream", note)
-    return given
+    return noted_deadlines
 
 
 @pytest.mark.parametrize(
@@ -112,21 +112,21 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[Deadlines]:
 async def test_a_worker_is_silent_for_a_ninth_of_the_tiers_time_while_there_are_others(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pinned: bool, streams: bool, first: float
 ) -> None:
-    given = noted(monkeypatch)
+    deadlines = noted(monkeypatch)
     async with running_service(tmp_path, pool_text(stub).replace("seconds = 30", "seconds = 180")) as runtime:
         overrides = Overrides(pin="alpha") if pinned else Overrides()
         await finish(await runtime.runs.start(order(runtime, "baton-mini", streams=streams, overrides=overrides)))
-    assert given[0].first == pytest.approx(first)
+    assert deadlines[0].first == pytest.approx(first)
 
 
 async def test_a_conductor_is_silent_for_as_long_before_the_fallback_answers(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = noted(monkeypatch)
+    deadlines = noted(monkeypatch)
     async with running_service(tmp_path, pool_text(stub).replace("seconds = 30", "seconds = 180")) as runtime:
         await finish(await runtime.runs.start(order(runtime, "baton-ultra")))
     assert stub.requests[0].model == "planner"
-    assert given[0].first == pytest.approx(20.0)
+    assert deadlines[0].first == pytest.approx(20.0)
 
 
 @pytest.mark.parametrize(("tokens", "streams"), [(1000, True), (16, False)], ids=["long", "brief"])

@@ -167,20 +167,20 @@ async def test_reading_the_content_of_others_is_logged_and_polling_ones_own_is_n
 ) -> None:
     script_answers(stub)
     store = runtime.gateway.store
-    made = (await client.post("/v1/responses", json={"model": "baton-mini", "input": "Hello?"})).json()["id"]
-    run = made.removeprefix("resp_")
-    assert (await client.get(f"/v1/responses/{made}")).status_code == 200
+    response_id = (await client.post("/v1/responses", json={"model": "baton-mini", "input": "Hello?"})).json()["id"]
+    run = response_id.removeprefix("resp_")
+    assert (await client.get(f"/v1/responses/{response_id}")).status_code == 200
     reading = AdminEventQuery(action=CONTENT_READ)
     assert await store.admin_events(reading) == ()
     scopes = ["runs:read", "audit:read"]
     key, row = mint(runtime.gateway.pepper, tenant="acme", name="auditor", scopes=scopes, now=0.0)
     assert await store.add_key(row)
     theirs = {"authorization": f"Bearer {key}"}
-    assert (await client.get(f"/v1/responses/{made}", headers=theirs)).status_code == 200
+    assert (await client.get(f"/v1/responses/{response_id}", headers=theirs)).status_code == 200
     assert (await client.get(f"/v1/runs/{run}/steps/0", headers=theirs)).status_code == 200
     assert (await client.get(f"/v1/runs/{run}", headers=theirs)).status_code == 200
-    found = await store.admin_events(reading)
-    assert [(event.actor, event.via, event.target, event.tenant, event.after) for event in found] == [
+    admin_events = await store.admin_events(reading)
+    assert [(event.actor, event.via, event.target, event.tenant, event.after) for event in admin_events] == [
         (row.id, "key", run, "acme", {"what": "step:0"}),
         (row.id, "key", run, "acme", {"what": "response"}),
     ]

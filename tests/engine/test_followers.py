@@ -112,9 +112,9 @@ class ListStore:
         return self
 
     async def journal(self, _run: str, upto: int | None = None, after: int = 0) -> Journal:
-        read = tuple(event for event in self.committed if event.seq > after)
+        events = tuple(event for event in self.committed if event.seq > after)
         await self.meanwhile.pop("the journal is read", nothing)()
-        return Journal(SALT, read)
+        return Journal(SALT, events)
 
     async def contents(self, _run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         return {ref: {OUTPUT: ANSWER, CALLS: SAID}[ref].encode() for ref in refs}
@@ -384,20 +384,20 @@ async def test_a_caller_whose_words_were_lost_goes_on_if_the_answer_begins_with_
 async def test_words_that_were_missed_are_asked_for_again() -> None:
     """Also by the gateway that the run's admission names, to which everything is sent without its asking."""
     async with gateway() as here:
-        asked: list[Live] = []
+        requests: list[Live] = []
         follower = here.follow()
         follower.state.turn.gateway = HOME  # type: ignore[misc]
         follower.engine = "heir"
-        async with here.queue.subscribe("heir", asked.append):
+        async with here.queue.subscribe("heir", requests.append):
             await here.receive(LOST_WORDS[0])
             await here.followers._look(healthy=True)
-            assert asked == []
+            assert requests == []
             await here.receive(Delta(RUN, 1, "call_1", 9, "acht"))
             await here.followers._look(healthy=True)
-            assert asked == [Listen(RUN, HOME, "call_1", len(LOST_WORDS[0].text))]
+            assert requests == [Listen(RUN, HOME, "call_1", len(LOST_WORDS[0].text))]
             await here.receive(Delta(RUN, 1, "call_1", 0, "Fünf mal acht"))
             await here.followers._look(healthy=True)
-        assert len(asked) == 1
+        assert len(requests) == 1
         here.followers.forget(follower)
 
 
@@ -427,7 +427,7 @@ async def test_what_is_sent_again_has_all_that_was_sent_meanwhile() -> None:
         reply = cast(Reply, SimpleNamespace(text="", decoded=lambda _after: (), refuses=False))
         relay = Relay(RUN, 1, "call_1", reply, lambda _place: "")
         relay._chars, reply.text = 5, "Fünf "  # type: ignore[misc]
-        sent: list[Live] = []
+        messages: list[Live] = []
         context = SimpleNamespace(store=here.store, queue=here.queue, telemetry=Telemetry(), monotonic=lambda: 0.0)
         dispatcher = Dispatcher(cast(EngineContext, context), name="heir", slots=1, grace=0.0)
         work = ClaimedStep(Ticket(RUN, 1, "mini", "heir", 1), relay=relay)
@@ -438,13 +438,13 @@ async def test_what_is_sent_again_has_all_that_was_sent_meanwhile() -> None:
             reply.text = "Fünf mal"  # type: ignore[misc]
             relay._chars = 8
             await here.receive(LOST_WORDS[1])
-            async with here.queue.subscribe("elsewhere", sent.append):
+            async with here.queue.subscribe("elsewhere", messages.append):
                 dispatcher.listen(Listen(RUN, "elsewhere", "call_1", 5))
                 dispatcher.listen(Listen(RUN, "elsewhere", "call_1", 8))
                 dispatcher.listen(Listen(RUN, "elsewhere", "call_0", 8))
-                await until(lambda: len(sent) > 1)
+                await until(lambda: len(messages) > 1)
         assert caller.words == "Fünf mal"
-        assert sent == [Delta(RUN, 1, "call_1", 5, "mal"), Delta(RUN, 1, "call_1", 0, "Fünf mal")], (
+        assert messages == [Delta(RUN, 1, "call_1", 5, "mal"), Delta(RUN, 1, "call_1", 0, "Fünf mal")], (
             "no more than it lacks"
         )
 

@@ -22,14 +22,14 @@ STRICT, LOOSE = Form(POINT, strict=True), Form(POINT)
 GOOD, BAD = Reply(chunks=('{"x"', ": 7}")), Reply(chunks=("Seven", "!"))
 
 
-def asked(runtime: Runtime, form: Form, tier: str = "baton-mini", **more: Any) -> Any:
+def order_of(runtime: Runtime, form: Form, tier: str = "baton-mini", **more: Any) -> Any:
     """An order whose answer must have this form."""
     return order(runtime, tier, task=Task((Message("user", (Text("Where?"),)),), form=form), **more)
 
 
 async def test_a_strict_schema_is_the_providers_to_keep(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("alpha", GOOD)
-    outcome = await finish(await runtime.runs.start(asked(runtime, STRICT)))
+    outcome = await finish(await runtime.runs.start(order_of(runtime, STRICT)))
     assert json.loads(outcome.ended.answer) == {"x": 7}
     [received] = stub.requests
     assert received.json["response_format"]["json_schema"] == {"name": "answer", "strict": True, "schema": POINT}
@@ -38,13 +38,13 @@ async def test_a_strict_schema_is_the_providers_to_keep(stub: ProviderStub, runt
 
 async def test_an_answer_off_form_is_repaired_once_with_its_faults(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", BAD, GOOD)
-    outcome = await finish(await runtime.runs.start(asked(runtime, LOOSE)))
+    outcome = await finish(await runtime.runs.start(order_of(runtime, LOOSE)))
     assert json.loads(outcome.ended.answer) == {"x": 7}
     first, second = stub.requests_for("alpha")
     assert "JSON schema" in first.json["messages"][-1]["content"]
-    told = [message["content"] for message in second.json["messages"]]
-    assert told[-2] == "Seven!"
-    assert "not JSON" in told[-1]
+    contents = [message["content"] for message in second.json["messages"]]
+    assert contents[-2] == "Seven!"
+    assert "not JSON" in contents[-1]
     calls = [event.body for event in await events(runtime, outcome.ended.state.run) if event.kind is Kind.CALL_INTENDED]
     assert calls[1]["repairs"] == calls[0]["call"]
 
@@ -52,7 +52,7 @@ async def test_an_answer_off_form_is_repaired_once_with_its_faults(stub: Provide
 async def test_another_worker_is_asked_when_the_repair_fails(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("alpha", BAD)
     stub.always("beta", GOOD)
-    outcome = await finish(await runtime.runs.start(asked(runtime, LOOSE)))
+    outcome = await finish(await runtime.runs.start(order_of(runtime, LOOSE)))
     assert json.loads(outcome.ended.answer) == {"x": 7}
     assert "Seven!" not in str(stub.requests_for("beta")[0].json)
 
@@ -60,7 +60,7 @@ async def test_another_worker_is_asked_when_the_repair_fails(stub: ProviderStub,
 @pytest.mark.parametrize("streams", [True, False])
 async def test_a_run_without_a_valid_answer_fails_clearly(stub: ProviderStub, runtime: Runtime, streams: bool) -> None:
     stub.always("*", BAD)
-    outcome = await finish(await runtime.runs.start(asked(runtime, LOOSE, streams=streams)))
+    outcome = await finish(await runtime.runs.start(order_of(runtime, LOOSE, streams=streams)))
     assert outcome.ended.error is not None
     assert (outcome.ended.error.status, outcome.ended.error.public_code) == (502, "answer_off_form")
     assert outcome.texts == []
@@ -68,13 +68,13 @@ async def test_a_run_without_a_valid_answer_fails_clearly(stub: ProviderStub, ru
 
 async def test_a_stream_is_held_back_until_its_form_is_known(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", BAD, GOOD)
-    outcome = await finish(await runtime.runs.start(asked(runtime, LOOSE, streams=True)))
+    outcome = await finish(await runtime.runs.start(order_of(runtime, LOOSE, streams=True)))
     assert "".join(outcome.texts) == outcome.ended.answer == '{"x": 7}'
 
 
 async def test_what_a_constrained_worker_says_is_told_as_it_comes(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("alpha", Reply(chunks=('{"x"', ": 7}"), gap=0.1))
-    outcome = await finish(await runtime.runs.start(asked(runtime, STRICT, streams=True)))
+    outcome = await finish(await runtime.runs.start(order_of(runtime, STRICT, streams=True)))
     assert len(outcome.texts) > 1
 
 
@@ -97,7 +97,7 @@ async def test_open_schemas_are_kept_where_the_operator_says_so(
     pool = pool_text(stub).replace("options = {", 'options = { open_schemas = "true",')
     stub.always("alpha", Reply(chunks=('{"x"', ": 7}"), gap=0.1))
     async with running_service(tmp_path, pool) as runtime:
-        outcome = await finish(await runtime.runs.start(asked(runtime, form, streams=True)))
+        outcome = await finish(await runtime.runs.start(order_of(runtime, form, streams=True)))
     assert (len(outcome.texts) > 1, "".join(outcome.texts)) == (live, '{"x": 7}')
     assert len(stub.requests[0].json["messages"]) == (1 if form is STRICT else 2)
 
@@ -106,7 +106,7 @@ async def test_an_open_answer_off_form_ends_the_stream(stub: ProviderStub, tmp_p
     pool = pool_text(stub).replace("options = {", 'options = { open_schemas = "true",')
     stub.always("alpha", Reply(chunks=('{"x"', ': "7"}'), gap=0.1))
     async with running_service(tmp_path, pool) as runtime:
-        outcome = await finish(await runtime.runs.start(asked(runtime, Form(OPEN), streams=True)))
+        outcome = await finish(await runtime.runs.start(order_of(runtime, Form(OPEN), streams=True)))
     assert outcome.ended.error is not None
     assert (outcome.ended.error.public_code, len(stub.requests)) == ("answer_off_form", 1)
 
@@ -114,7 +114,7 @@ async def test_an_open_answer_off_form_ends_the_stream(stub: ProviderStub, tmp_p
 async def test_only_the_answering_step_is_asked_for_the_form(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("beta", GOOD)
     chosen = plan(("alpha", "Think.", ["user"]), ("beta", "", ["user", 0]))
-    outcome = await finish(await runtime.runs.start(asked(runtime, STRICT, "baton-ultra", plan=chosen)))
+    outcome = await finish(await runtime.runs.start(order_of(runtime, STRICT, "baton-ultra", plan=chosen)))
     assert outcome.ended.error is None
     assert "response_format" not in stub.requests_for("alpha")[0].json
     assert "response_format" in stub.requests_for("beta")[0].json
@@ -122,14 +122,14 @@ async def test_only_the_answering_step_is_asked_for_the_form(stub: ProviderStub,
 
 async def test_an_answer_that_was_cut_off_is_passed_on_as_it_is(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("alpha", Reply(chunks=('{"x"',), finish="length"))
-    outcome = await finish(await runtime.runs.start(asked(runtime, STRICT)))
+    outcome = await finish(await runtime.runs.start(order_of(runtime, STRICT)))
     assert (outcome.ended.answer, outcome.ended.finish) == ('{"x"', "length")
 
 
 async def test_a_bad_schema_of_the_callers_ejects_no_worker(stub: ProviderStub, runtime: Runtime) -> None:
     """Nothing satisfies it, which says nothing of the workers."""
     for _ in range(6):
-        await finish(await runtime.runs.start(asked(runtime, Form({"not": {}}))))
+        await finish(await runtime.runs.start(order_of(runtime, Form({"not": {}}))))
     assert runtime.context.health.ejected_workers(list(runtime.pool.catalog().workers.values())) == {}
 
 
@@ -143,10 +143,10 @@ async def test_a_json_mode_needs_no_further_message_where_the_caller_asks_for_js
     outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini", task=task)))
     assert (outcome.ended.answer, len(stub.requests)) == ('{"x": 7}', 1 + words)
     assert all(request.json["response_format"] == {"type": "json_object"} for request in stub.requests)
-    sent = []
+    bodies = []
     for request in stub.requests:
-        sent.append([message["content"] for message in request.json["messages"]])
-    first, *repairs = sent
+        bodies.append([message["content"] for message in request.json["messages"]])
+    first, *repairs = bodies
     assert first == ["Where? Answer in json."]
     assert [len(messages) for messages in repairs] == [4] * words
     calls = [event.body for event in await events(runtime, outcome.ended.state.run) if event.kind is Kind.CALL_INTENDED]
@@ -168,7 +168,7 @@ async def test_a_worker_without_a_json_mode_is_told_in_words(stub: ProviderStub,
 async def test_any_object_will_do_in_json_mode(stub: ProviderStub, runtime: Runtime) -> None:
     """OpenAI refuses the mode unless a message mentions JSON, so that one is added where none does."""
     stub.always("alpha", Reply(chunks=('{"anything": []}',)))
-    outcome = await finish(await runtime.runs.start(asked(runtime, Form())))
+    outcome = await finish(await runtime.runs.start(order_of(runtime, Form())))
     assert outcome.ended.answer == '{"anything": []}'
     assert stub.requests[0].json["response_format"] == {"type": "json_object"}
     assert "JSON object" in stub.requests[0].json["messages"][-1]["content"]

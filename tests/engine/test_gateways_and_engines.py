@@ -178,11 +178,11 @@ async def test_requests_that_come_together_wait_for_one_count_of_the_runs_that_w
     counts = []
 
     async with running_service(tmp_path, pool_text(stub), drives=False) as gateway:
-        store, asked = gateway.context.store, gateway.context.store.untaken
+        store, untaken = gateway.context.store, gateway.context.store.untaken
 
         async def counted(now: float) -> Mapping[str, int]:
             counts.append(now)
-            return await asked(now)
+            return await untaken(now)
 
         monkeypatch.setattr(store, "untaken", counted)
         await asyncio.gather(*[gateway.runs.start(order(gateway, "baton-mini")) for _ in range(8)])
@@ -242,9 +242,11 @@ async def test_a_flood_of_one_tenant_does_not_keep_anothers_run_waiting(
         engine.runs.cancel(first.run, "caller")
         assert (await finish(small)).ended.error is None
         assert [(await finish(followed_run)).ended.error for followed_run in flood] == [None] * 31
-        asked = [str(sent.json["messages"][-1]["content"]) for sent in stub.requests_for("alpha")]
-    assert len(asked) == 33
-    assert asked.index("small") <= 1 + 2 + 1, "the one that held the slot, one for each tenant, and one that was found"
+        questions = [str(request.json["messages"][-1]["content"]) for request in stub.requests_for("alpha")]
+    assert len(questions) == 33
+    assert questions.index("small") <= 1 + 2 + 1, (
+        "the one that held the slot, one for each tenant, and one that was found"
+    )
 
 
 async def test_an_undecided_admission_is_cancelled_once_the_database_takes_its_gateways_wish(
@@ -386,13 +388,13 @@ async def test_a_late_ticket_takes_no_run_from_an_engine_that_drives_it(stub: Pr
     ):
         followed_run = await engine.runs.start(order(engine, "baton-mini"))
         await stub.wait_for(1, "alpha")
-        taken = asyncio.Event()
+        taken_over = asyncio.Event()
 
         async def forget(_ticket: Ticket) -> None:
-            taken.set()
+            taken_over.set()
 
         other.drivers.take_soon(Ticket(followed_run.run, WHOLE_RUN, "baton-mini", "", 1, AGAIN), forget)
-        await taken.wait()
+        await taken_over.wait()
         row = await other.context.store.run(followed_run.run)
         assert (row.epoch, other.drivers.driver_of(followed_run.run)) == (1, None)
         engine.runs.cancel(followed_run.run, "caller")

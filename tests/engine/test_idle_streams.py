@@ -59,9 +59,9 @@ async def _hold(stack: ExitStack, url: str, request: bytes) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         await loop.sock_connect(caller, (where.hostname, where.port))
         await loop.sock_sendall(caller, request)
-        heard = b""
-        while BEGUN not in heard:
-            heard += await loop.sock_recv(caller, 4096)
+        received = b""
+        while BEGUN not in received:
+            received += await loop.sock_recv(caller, 4096)
 
 
 async def _slope(stack: ExitStack, url: str, request: bytes) -> float:
@@ -80,9 +80,9 @@ async def test_an_idle_stream_holds_little(tmp_path: Path, traced: None) -> None
         running_service(tmp_path, pool_text(stub), drives=False, audits=False) as runtime,
     ):
         key = await add_key(runtime)
-        asked = orjson.dumps(chat_body(stream=True, baton={"plan": plan(("alpha", "one", ["user"]))}))
+        request_body = orjson.dumps(chat_body(stream=True, baton={"plan": plan(("alpha", "one", ["user"]))}))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: baton\r\nauthorization: Bearer {key}\r\n"
-        request = f"{head}content-length: {len(asked)}\r\n\r\n".encode() + asked
+        request = f"{head}content-length: {len(request_body)}\r\n\r\n".encode() + request_body
         async with serving(create_app(runtime.gateway), runtime.gateway) as url:
             with ExitStack() as stack:
                 slopes = [await _slope(stack, url, request) for _ in range(3)]
@@ -108,12 +108,12 @@ async def test_renewing_holds_nothing_until_the_next_time(
 ) -> None:
     renewed, keep = asyncio.Event(), SqlStore.renew_claims
 
-    async def kept(store: SqlStore, held: Sequence[Held], until: float) -> frozenset[Held]:
-        ours = await keep(store, held, until)
+    async def renew_and_note(store: SqlStore, claims: Sequence[Held], until: float) -> frozenset[Held]:
+        ours = await keep(store, claims, until)
         renewed.set()
         return ours
 
-    monkeypatch.setattr(SqlStore, "renew_claims", kept)
+    monkeypatch.setattr(SqlStore, "renew_claims", renew_and_note)
     stub.always("*", Hang())
     followed_run = await runtime.runs.start(order(runtime, "baton-ultra", plan=plan(("alpha", "one", ["user"]))))
     await renewed.wait()

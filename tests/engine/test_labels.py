@@ -60,8 +60,8 @@ async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
 
 async def planned(runtime: Runtime, *steps: tuple[Any, str, list[Any]], labels: frozenset[str] = PHI) -> Outcome:
     """Carry out a plan of the caller's."""
-    made = order(runtime, "baton-ultra", "The patient is Jo.", plan=plan(*steps), labels=labels)
-    return await finish(await runtime.runs.start(made))
+    new_order = order(runtime, "baton-ultra", "The patient is Jo.", plan=plan(*steps), labels=labels)
+    return await finish(await runtime.runs.start(new_order))
 
 
 async def of_kind(runtime: Runtime, outcome: Outcome, kind: Kind) -> list[Any]:
@@ -74,7 +74,7 @@ def naming(*steps: tuple[str, str, list[Any]]) -> Callable[[Any], Reply]:
     def reply(received: Any) -> Reply:
         cards = received.json["messages"][0]["content"]
         ordinals = {name: int(number) for number, name in re.findall(r"Worker (\d+): strengths: I am (\w+)", cards)}
-        return Reply(chunks=(plan_text(*((ordinals[worker], said, sees) for worker, said, sees in steps)),))
+        return Reply(chunks=(plan_text(*((ordinals[worker], text, sees) for worker, text, sees in steps)),))
 
     return reply
 
@@ -90,8 +90,8 @@ async def test_a_named_worker_takes_a_label_away_and_the_journal_says_so(stub: P
     outcome = await planned(runtime, ("gamma", "Leave out the name", ["user"]), ("beta", "Answer", [0]))
     assert outcome.ended.state.state == "succeeded"
     assert "Jo" not in str(stub.requests_for("beta")[-1].json)
-    done: list[StepDone] = await of_kind(runtime, outcome, Kind.STEP_DONE)
-    assert [outcome.declassified for outcome in done] == [PHI, frozenset()]
+    done_steps: list[StepDone] = await of_kind(runtime, outcome, Kind.STEP_DONE)
+    assert [outcome.declassified for outcome in done_steps] == [PHI, frozenset()]
 
 
 async def test_a_step_that_reads_nothing_of_a_label_may_be_anybodys(stub: ProviderStub, runtime: Runtime) -> None:

@@ -17,13 +17,13 @@ CALLERS = 64
 class Counted(asyncio.Protocol):
     """In the place of the HTTP protocol."""
 
-    made = 0
+    connections = 0
 
     def __init__(self, **_given: Any) -> None:
         pass
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        Counted.made += 1
+        Counted.connections += 1
         transport.close()
 
 
@@ -47,7 +47,7 @@ async def turns_until_all_are_in() -> int:
     await server.listening.wait()
     turns = 0
     with waiting(int(server.url.rpartition(":")[2])):
-        while Counted.made < CALLERS:
+        while Counted.connections < CALLERS:
             turns += 1
             await asyncio.sleep(0)
     server.should_exit = True
@@ -56,5 +56,5 @@ async def turns_until_all_are_in() -> int:
 
 
 def test_many_are_accepted_in_one_turn_of_the_loop() -> None:
-    Counted.made = 0
+    Counted.connections = 0
     assert uvloop.run(turns_until_all_are_in()) <= 2 * CALLERS // SOCKETS_PER_ADDRESS

@@ -32,34 +32,34 @@ async def seal_a_run(runtime: Runtime) -> int:
 
 
 async def test_each_checkpoint_is_a_file_of_its_own(stub: ProviderStub, tmp_path: Path) -> None:
-    held = tmp_path / "held"
+    exported = tmp_path / "held"
     async with running_service(tmp_path, pool_text(stub)) as runtime:
-        export = CheckpointExport(runtime.context, Folder(held))
+        export = CheckpointExport(runtime.context, Folder(exported))
         sizes = []
         for _ in range(2):
             sizes.append(await seal_a_run(runtime))
             await export.look()
             await export.look()  # there is no newer one
-    assert sorted(path.name for path in held.iterdir()) == [file_name(size) for size in sizes]
-    checkpoint = open_checkpoint((held / file_name(sizes[-1])).read_text(), [SIGNER.verifier])
+    assert sorted(path.name for path in exported.iterdir()) == [file_name(size) for size in sizes]
+    checkpoint = open_checkpoint((exported / file_name(sizes[-1])).read_text(), [SIGNER.verifier])
     assert checkpoint.size == sizes[-1]
 
 
 async def test_a_log_that_was_made_anew_replaces_no_checkpoint_of_the_same_size(
     stub: ProviderStub, tmp_path: Path
 ) -> None:
-    held = tmp_path / "held"
+    exported = tmp_path / "held"
     async with running_service(tmp_path, pool_text(stub)) as runtime:
         size = await seal_a_run(runtime)
-        export = CheckpointExport(runtime.context, Folder(held))
+        export = CheckpointExport(runtime.context, Folder(exported))
         await export.look()
-        (before,) = [path.read_text() for path in held.iterdir()]
+        (before,) = [path.read_text() for path in exported.iterdir()]
         forged = sign(Checkpoint("log.example/baton", size, bytes(32)).text, [SIGNER])
         await runtime.context.store._write(  # type: ignore[attr-defined]
             lambda conn: conn.execute(update(LOG_STATE).values(checkpoint=forged))
         )
         await export.look()
-    assert {path.read_text() for path in held.iterdir()} == {before, forged}
+    assert {path.read_text() for path in exported.iterdir()} == {before, forged}
 
 
 async def test_sealing_goes_on_while_the_place_is_away_and_the_newest_is_tried_again(
@@ -83,7 +83,7 @@ async def test_sealing_goes_on_while_the_place_is_away_and_the_newest_is_tried_a
 async def test_a_witness_cosigns_each_exported_checkpoint_from_the_size_that_it_knows(
     stub: ProviderStub, tmp_path: Path
 ) -> None:
-    held = tmp_path / "held"
+    exported = tmp_path / "held"
     async with (
         running_service(tmp_path, pool_text(stub)) as runtime,
         log_authorities(SIGNER.verifier, tmp_path) as served,
@@ -92,14 +92,14 @@ async def test_a_witness_cosigns_each_exported_checkpoint_from_the_size_that_it_
         sizes = []
         for _ in range(2):  # the second engine does not know what the first one has sent
             sizes.append(await seal_a_run(runtime))
-            export = CheckpointExport(runtime.context, Folder(held), authorities)
+            export = CheckpointExport(runtime.context, Folder(exported), authorities)
             export._leadership._mine = b"one engine after the other"
             await export.look()
             await export.look()
     assert served.old_sizes == [0, 0, sizes[0]]
     key = read_key(served.verifier)
     for size in sizes:
-        checkpoint = read_checkpoint((held / file_name(size)).read_text())
+        checkpoint = read_checkpoint((exported / file_name(size)).read_text())
         assert (checkpoint.size, checkpoint.signers([key])) == (size, [NAME])
 
 
@@ -107,14 +107,14 @@ async def test_a_witness_cosigns_each_exported_checkpoint_from_the_size_that_it_
 async def test_export_goes_on_without_a_witness_and_without_stamps_and_both_are_added_later(
     stub: ProviderStub, tmp_path: Path
 ) -> None:
-    held, authority = tmp_path / "held", tmp_path / "authority"
+    exported, authority = tmp_path / "held", tmp_path / "authority"
     make_authority(authority)
     async with (
         running_service(tmp_path, pool_text(stub)) as runtime,
         log_authorities(SIGNER.verifier, authority) as served,
     ):
         witnesses = read_witnesses(f"{served.url} {served.verifier}")
-        export = CheckpointExport(runtime.context, Folder(held), Authorities(witnesses, f"{served.url}/stamp"))
+        export = CheckpointExport(runtime.context, Folder(exported), Authorities(witnesses, f"{served.url}/stamp"))
         value = runtime.context.telemetry.registry.get_sample_value
         served.away = True
         size = await seal_a_run(runtime)
@@ -128,7 +128,7 @@ async def test_export_goes_on_without_a_witness_and_without_stamps_and_both_are_
         served.forges = False
         await export.look()
         assert value("baton_log_witnessed_size", {"witness": NAME}) == value("baton_log_timestamped_size") == size
-    checkpoint, token = held / file_name(size), held / file_name(size, "tsr")
+    checkpoint, token = exported / file_name(size), exported / file_name(size, "tsr")
     assert read_checkpoint(checkpoint.read_text()).signers([read_key(served.verifier)]) == [NAME]
     assert "Verification: OK" in openssl(
         authority, "ts", "-verify", "-data", str(checkpoint), "-in", str(token), "-CAfile", "tsa.pem"

@@ -22,9 +22,9 @@ def uncollected() -> Iterator[None]:
     gc.enable()
 
 
-async def freed(runtime: Runtime, **asked: object) -> bool:
+async def freed(runtime: Runtime, **changes: object) -> bool:
     """Whether the driver of such a run is gone soon after its end."""
-    followed_run = await runtime.runs.start(order(runtime, "baton-ultra", **asked))
+    followed_run = await runtime.runs.start(order(runtime, "baton-ultra", **changes))
     driver: ref[Driver] = ref(runtime.drivers.driver_of(followed_run.run))  # type: ignore[arg-type]
     assert driver() is not None
     await finish(followed_run)

@@ -30,7 +30,7 @@ def replied(folder: Path, work: Callable[[httpx.AsyncClient], Awaitable[Any]], p
     return run_skipping(play())
 
 
-def asked(seconds: float | None, **more: Any) -> Callable[[httpx.AsyncClient], Awaitable[httpx.Response]]:
+def ask_within(seconds: float | None, **more: Any) -> Callable[[httpx.AsyncClient], Awaitable[httpx.Response]]:
     baton: dict[str, Any] = {"pool": {"pin": "rehearsal-scribe"}}
     if seconds is not None:
         baton["budget"] = {"seconds": seconds}
@@ -44,18 +44,18 @@ def asked(seconds: float | None, **more: Any) -> Callable[[httpx.AsyncClient], A
 
 def test_what_was_written_by_the_end_of_the_callers_time_is_the_answer(tmp_path: Path) -> None:
     async def work(client: httpx.AsyncClient) -> Any:
-        reply = await asked(8)(client)
-        whole = await asked(100)(client)
+        reply = await ask_within(8)(client)
+        whole = await ask_within(100)(client)
         return reply, whole, (await client.get(f"/v1/runs/{reply.headers['x-baton-run']}")).json()
 
     reply, whole, run = replied(tmp_path, work)
     value, text = reply.json(), whole.json()["choices"][0]["message"]["content"]
-    said = value["choices"][0]["message"]["content"]
+    answer_text = value["choices"][0]["message"]["content"]
     assert (reply.status_code, value["choices"][0]["finish_reason"]) == (200, "length")
     assert value["baton"]["degraded"]
-    assert said
-    assert text.startswith(said)
-    assert len(said) < len(text)
+    assert answer_text
+    assert text.startswith(answer_text)
+    assert len(answer_text) < len(text)
     [attempt] = run["steps"][0]["attempts"]
     assert (attempt["outcome"], attempt["out_of_time"], attempt["usage"]["estimated"]) == ("ok", True, True)
     assert run["ended_at"] - run["created_at"] <= 8
@@ -63,13 +63,13 @@ def test_what_was_written_by_the_end_of_the_callers_time_is_the_answer(tmp_path:
 
 
 def test_a_stream_ends_with_what_was_written_in_time(tmp_path: Path) -> None:
-    reply = replied(tmp_path, asked(8, stream=True))
-    *_, last, done = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
-    assert (json.loads(last)["choices"][0]["finish_reason"], done) == ("length", "[DONE]")
+    reply = replied(tmp_path, ask_within(8, stream=True))
+    *_, last, done_line = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
+    assert (json.loads(last)["choices"][0]["finish_reason"], done_line) == ("length", "[DONE]")
 
 
 def test_nothing_that_has_a_form_is_cut_off(tmp_path: Path) -> None:
-    reply = replied(tmp_path, asked(8, response_format=FORM))
+    reply = replied(tmp_path, ask_within(8, response_format=FORM))
     assert (reply.status_code, reply.json()["error"]["code"]) == (504, "run_expired")
 
 
@@ -77,5 +77,5 @@ def test_the_time_of_a_tier_is_no_budget(tmp_path: Path) -> None:
     """Callers who gave no time get the error that they always got."""
     pool = pool_of(SLOWER).replace("seconds = 60", "seconds = 8", 1)
     assert pool != pool_of(SLOWER)
-    reply = replied(tmp_path, asked(None), pool)
+    reply = replied(tmp_path, ask_within(None), pool)
     assert (reply.status_code, reply.json()["error"]["code"]) == (504, "run_expired")

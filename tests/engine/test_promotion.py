@@ -47,12 +47,12 @@ def run(name: str, usd: int = 100, seconds: float = 1.0, *, right: bool = True, 
 
 def pairs(count: int, rise: float) -> list[ShadowedRun]:
     """Pairs whose shadow costs more by this share; prices differ from pair to pair."""
-    found = []
+    pairs_of_runs = []
     for number in range(count):
         usd = 1_000 + number % 7 * 100
         live, shadow = run(f"live{number}", usd), run(f"shadow{number}", round(usd * (1 + rise)))
-        found.append(ShadowedRun(live, shadow))
-    return found
+        pairs_of_runs.append(ShadowedRun(live, shadow))
+    return pairs_of_runs
 
 
 def outcomes(evidence: Evidence) -> dict[str, str]:
@@ -61,9 +61,9 @@ def outcomes(evidence: Evidence) -> dict[str, str]:
 
 
 def test_without_a_pair_nothing_is_decided() -> None:
-    found = conditions(SPEC, paired([]))
-    assert {condition.outcome for condition in found} == {"open"}
-    assert (promotable(found), breaches(found), pairs_needed(found)) == (False, (), None)
+    verdict = conditions(SPEC, paired([]))
+    assert {condition.outcome for condition in verdict} == {"open"}
+    assert (promotable(verdict), breaches(verdict), pairs_needed(verdict)) == (False, (), None)
 
 
 def test_a_condition_holds_or_is_breached_only_beyond_chance() -> None:
@@ -80,15 +80,15 @@ def test_wrong_and_degraded_runs_are_breaches_in_pairs_and_apart() -> None:
     worse = [ShadowedRun(run(f"a{n}"), run(f"b{n}", right=False, degraded=True)) for n in range(60)]
     live, candidate = [run.live for run in worse], [run.shadow for run in worse]
     for evidence in (paired(worse), apart(live, candidate)):
-        found = outcomes(evidence)
-        assert (found["min_success_difference"], found["max_degraded"]) == ("breached", "breached")
+        verdict = outcomes(evidence)
+        assert (verdict["min_success_difference"], verdict["max_degraded"]) == ("breached", "breached")
     alike = outcomes(apart(live, [run(f"c{n}") for n in range(60)]))
     assert "breached" not in alike.values()
 
 
-async def changed(runtime: Runtime, *wanted: tuple[str, float]) -> None:
+async def changed(runtime: Runtime, *kinds_and_shares: tuple[str, float]) -> None:
     """Load the version `planner@1`, and make changes of it."""
-    for number, (kind, share) in enumerate((("loaded", 0.0), *wanted)):
+    for number, (kind, share) in enumerate((("loaded", 0.0), *kinds_and_shares)):
         at = runtime.context.now()
         change = Change(f"change_{number}", at, "me", "planner", kind, "planner@1", share)  # type: ignore[arg-type]
         await runtime.context.store.change(change)
@@ -98,8 +98,8 @@ async def changed(runtime: Runtime, *wanted: tuple[str, float]) -> None:
 async def runs(runtime: Runtime, first: int, count: int) -> None:
     """Let callers ask `baton-ultra` so often. The ids of the runs, which decide who conducts them, are always the
     same."""
-    asked = [order(runtime, "baton-ultra", run=f"run_{number:031x}") for number in range(first, first + count)]
-    for followed_run in [await runtime.runs.start(new_order) for new_order in asked]:
+    orders = [order(runtime, "baton-ultra", run=f"run_{number:031x}") for number in range(first, first + count)]
+    for followed_run in [await runtime.runs.start(new_order) for new_order in orders]:
         await finish(followed_run)
         await ended_row(runtime.context.store, followed_run.run)
 
@@ -114,20 +114,20 @@ async def test_no_version_is_promoted_without_evidence(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         async with running_service(tmp_path, pool_text(stub) + STATED) as runtime:
             await changed(runtime)
-            wanted = RequestedChange("planner", "promoted", "planner@1")
+            request = RequestedChange("planner", "promoted", "planner@1")
             context = runtime.context
-            found = await watch.gate(context.store, context.catalog(), wanted, context.now())
-            assert not watch.may_be_promoted(found)
-            assert watch.refusals(found) == [
+            gate = await watch.gate(context.store, context.catalog(), request, context.now())
+            assert not watch.may_be_promoted(gate)
+            assert watch.refusals(gate) == [
                 "baton-ultra: min_pairs is 2, and there are 0",
                 "baton-ultra: max_degraded is 0.05, and nothing is known of it",
             ]
-            assert json.loads(watch.evidence_note(found, forced="why"))["forced"] == "why"
+            assert json.loads(watch.evidence_note(gate, forced="why"))["forced"] == "why"
         async with running_service(tmp_path, pool_text(stub)) as runtime:
             context = runtime.context
-            found = await watch.gate(context.store, context.catalog(), wanted, context.now())
-            assert watch.may_be_promoted(found)
-            assert watch.evidence_note(found, forced=None) == ""
+            gate = await watch.gate(context.store, context.catalog(), request, context.now())
+            assert watch.may_be_promoted(gate)
+            assert watch.evidence_note(gate, forced=None) == ""
 
 
 @pytest.mark.parametrize("kind", ["canary", "promoted"])

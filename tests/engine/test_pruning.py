@@ -47,10 +47,10 @@ class Service:
         assert reply.status_code == 200, reply.text
         return str(reply.json()["id"]).removeprefix("resp_")
 
-    def retention(self, kept: Archiving | None = None, remembered: float = FORGOTTEN) -> RunRetention:
+    def retention(self, archive: Archiving | None = None, remembered: float = FORGOTTEN) -> RunRetention:
         """The task of another engine."""
         journals = partial(open_archive, self.url)
-        return RunRetention(self.runtime.context, journals, kept, seconds=MOMENT_SECONDS, claim_seconds=remembered)
+        return RunRetention(self.runtime.context, journals, archive, seconds=MOMENT_SECONDS, claim_seconds=remembered)
 
     async def exists(self, run: str) -> bool:
         """True if the run's row is there."""
@@ -67,9 +67,9 @@ class Service:
         """The number of tags of all runs, by name."""
         engine = create_engine(self.url)
         with engine.connect() as conn:
-            found = conn.execute(text("SELECT name, count(*) FROM tags GROUP BY name")).all()
+            rows = conn.execute(text("SELECT name, count(*) FROM tags GROUP BY name")).all()
         engine.dispose()
-        return dict(map(tuple, found))
+        return dict(map(tuple, rows))
 
     def metric(self, name: str) -> float | None:
         """The value of a counter."""
@@ -164,10 +164,10 @@ async def test_a_pruned_run_is_a_404_that_says_so_to_its_own_tenant_alone(servic
 async def test_nothing_is_deleted_while_the_archive_fails(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     run = await service.ask()
     service.folder.write_text("This is no folder.")
-    kept = archiving(str(service.folder), None, contents=False)
+    archive = archiving(str(service.folder), None, contents=False)
     stopping = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        group.create_task(service.retention(kept).run(stopping))
+        group.create_task(service.retention(archive).run(stopping))
         await until(lambda: service.metric("baton_archive_failures_total") == 1)
         stopping.set()
     assert await service.exists(run)

@@ -63,8 +63,8 @@ async def test_reasons_are_stored_shown_erased_and_sent_to_no_worker(
 ) -> None:
     script_plans(stub, text())
     run = (await client.post("/v1/chat/completions", json=ASK)).json()["baton"]["run"]
-    [asked] = stub.requests_for("planner")
-    schema = asked.json["response_format"]["json_schema"]["schema"]
+    [request] = stub.requests_for("planner")
+    schema = request.json["response_format"]["json_schema"]["schema"]
     assert "shape" in schema["required"]
     for worker in ("alpha", "beta", "gamma"):
         assert not any(reason in received.body.decode() for received in stub.requests_for(worker) for reason in REASONS)
@@ -99,8 +99,8 @@ async def test_a_tier_that_asks_for_none_has_the_same_journal_as_before(
     assert not [
         event for event in journal if event.kind in kinds and {"reasons", "why", "why_withheld"} & {*event.body}
     ]
-    [asked, *_] = stub.requests_for("planner")
-    assert "shape" not in asked.body.decode()
+    [request, *_] = stub.requests_for("planner")
+    assert "shape" not in request.body.decode()
     data = (await client.get(f"/v1/runs/{run}/explain")).json()
     assert data["shape"]["reason"]["state"] == "not_asked"
     assert "no reasons were asked for" in data["text"]

@@ -71,12 +71,12 @@ async def test_nothing_is_begun_or_judged_before_the_database_has_said_the_time(
     run = await abandoned(stub, tmp_path)
     clock, away = SqlStore.clock, True
 
-    async def asked(store: SqlStore) -> float:
+    async def read_clock(store: SqlStore) -> float:
         if away:
             raise StoreUnavailable
         return await clock(store)
 
-    monkeypatch.setattr(SqlStore, "clock", asked)
+    monkeypatch.setattr(SqlStore, "clock", read_clock)
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
         with pytest.raises(StoreUnavailable):
             await runtime.runs.start(order(runtime, "baton-mini"))
@@ -205,7 +205,7 @@ async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_take
 ) -> None:
     """A task that is cancelled before its first step never runs, and nobody would ever hear of it."""
     stub.script("alpha", Reply(header_delay=4 * LEASE))
-    renew, asked = SqlStore.renew_leases, 0
+    renew, count = SqlStore.renew_leases, 0
 
     async def nothing(*_: object) -> None:
         return None
@@ -217,11 +217,11 @@ async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_take
 
         async def lapsing(store: SqlStore, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
             """The first driver's lease is lost, and this process takes the run over as the second look finds that."""
-            nonlocal asked
+            nonlocal count
             if epochs.get(followed_run.run) != 1:
                 return await renew(store, driver, epochs, until)
-            asked += 1
-            if asked == 2:
+            count += 1
+            if count == 2:
                 now = runtime.context.now()
                 ours = [("baton-mini", runtime.context.code)]
                 (row,) = await store.take_over(driver, now + 60.0, now + LEASE, 1, ours)
@@ -230,7 +230,7 @@ async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_take
 
         monkeypatch.setattr(SqlStore, "renew_leases", lapsing)
         outcome = await finish(followed_run)
-        assert (outcome.ended.error, asked) == (None, 2)
+        assert (outcome.ended.error, count) == (None, 2)
         row = await runtime.context.store.run(followed_run.run)
         assert (row.state, row.epoch > 1) == ("succeeded", True)
         assert first is not runtime.drivers.driver_of(followed_run.run)
@@ -299,8 +299,8 @@ async def test_a_driver_that_is_told_nothing_learns_it_with_its_lease(stub: Prov
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
         followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
         await stub.wait_for(1, "alpha")
-        asked = fact_from_json(Kind.CANCEL_ASKED, {"by": "operator"})
-        await runtime.context.store.append(Entry(followed_run.run, runtime.context.now(), (asked,)))
+        wish = fact_from_json(Kind.CANCEL_ASKED, {"by": "operator"})
+        await runtime.context.store.append(Entry(followed_run.run, runtime.context.now(), (wish,)))
         assert (await finish(followed_run)).ended.state.state == "cancelled"
 
 

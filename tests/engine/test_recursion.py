@@ -47,7 +47,7 @@ SETTINGS = {"BATON_LEASE_SECONDS": "0.6"}
 
 
 @pytest.fixture(autouse=True)
-def said(stub: ProviderStub) -> None:
+def scripted_answers(stub: ProviderStub) -> None:
     script_answers(stub)
 
 
@@ -57,17 +57,17 @@ async def run(runtime: Runtime, **changes: Any) -> Outcome:
     return await finish(await runtime.runs.start(order(runtime, TIER, **changes)))
 
 
-def asked(stub: ProviderStub, model: str, place: int = -1) -> str:
+def prompt_of(stub: ProviderStub, model: str, place: int = -1) -> str:
     """All that a model was shown in one of its calls."""
     return "\n".join(str(message["content"]) for message in stub.requests_for(model)[place].json["messages"])
 
 
-def shown(stub: ProviderStub, subtask: str) -> str:
+def prompt_of_subtask(stub: ProviderStub, subtask: str) -> str:
     """All that the worker of this subtask was shown."""
     for name in ANSWERS:
         for place, call in enumerate(stub.requests_for(name)):
             if str(call.json["messages"][-1]["content"]).endswith(f"Your subtask:\n{subtask}"):
-                return asked(stub, name, place)
+                return prompt_of(stub, name, place)
     raise AssertionError(f"nobody was given {subtask}")
 
 
@@ -110,7 +110,11 @@ async def test_a_step_inside_sees_its_parents_view_or_nothing_of_it(stub: Provid
         (4, 1, [3]),
     ]
     draft = outcome.ended.state.steps[0].worker
-    planning, first, second = asked(stub, "planner", 1), shown(stub, "Look at it"), shown(stub, "Say it")
+    planning, first, second = (
+        prompt_of(stub, "planner", 1),
+        prompt_of_subtask(stub, "Look at it"),
+        prompt_of_subtask(stub, "Say it"),
+    )
     for text in (planning, first):
         assert "A question?" not in text
         assert ANSWERS[draft] in text
@@ -121,7 +125,7 @@ async def test_a_step_inside_sees_its_parents_view_or_nothing_of_it(stub: Provid
     assert bodies_of(journal, Kind.CALL_INTENDED, n=None)[1]["access"] == [0], (
         "the conductor reads what the step may see"
     )
-    last = shown(stub, "Put it together")
+    last = prompt_of_subtask(stub, "Put it together")
     assert ANSWERS[outcome.ended.state.steps[4].worker] in last, "what came out is the step's answer"
     assert '<step index="1"' in last
     assert '<step index="4"' not in last
@@ -158,9 +162,9 @@ async def test_two_steps_may_be_taken_at_once_and_rounds_go_on(stub: ProviderStu
     assert (outcome.ended.error, state.degraded, state.round_count, len(state.nested)) == (None, False, 2, 3)
     assert [body["round"] for body in bodies_of(journal, Kind.PLAN_OPENED)] == [1, 1, 1, 2, 2]
     assert [body["proposal"] for body in bodies_of(journal, Kind.PLAN_OPENED)] == [0, 1, 2, 3, 4]
-    assert ANSWERS[state.steps[2].worker] in asked(stub, "planner", 4), "the answer before is this step's to see"
-    assert "What is 2 + 2?" not in asked(stub, "planner", 4)
-    shown_before = asked(stub, "planner", 3)
+    assert ANSWERS[state.steps[2].worker] in prompt_of(stub, "planner", 4), "the answer before is this step's to see"
+    assert "What is 2 + 2?" not in prompt_of(stub, "planner", 4)
+    shown_before = prompt_of(stub, "planner", 3)
     assert f"- step 0, worker {ITSELF}, access user: Left" in shown_before
     assert outcome.ended.answer == ANSWERS[state.steps[6].worker]
 
@@ -194,10 +198,10 @@ async def test_it_is_offered_only_where_depth_is_left(stub: ProviderStub, runtim
     script_plans(stub, ALONE, ALONE, SIMPLE)
     outcome = await run(runtime)
     assert not outcome.ended.state.degraded
-    told = [call.json for call in stub.requests_for("planner")]
-    ordinals = [_first_step(call)["properties"]["worker"]["enum"] for call in told]
+    requests = [call.json for call in stub.requests_for("planner")]
+    ordinals = [_first_step(call)["properties"]["worker"]["enum"] for call in requests]
     assert ordinals == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2]]
-    assert ["Worker 3: you" in str(call["messages"]) for call in told] == [True, True, False]
+    assert ["Worker 3: you" in str(call["messages"]) for call in requests] == [True, True, False]
     journal = await events(runtime, outcome.ended.state.run)
     assert [body["order"][3:] for body in bodies_of(journal, Kind.PLAN_OPENED)] == [[CONDUCTOR], [CONDUCTOR], []]
 
@@ -212,7 +216,7 @@ async def test_it_is_not_offered_where_tools_are_or_to_a_callers_plan(stub: Prov
     script_plans(stub, SIMPLE)
     outcome = await run(runtime, task=Task(order(runtime, TIER).task.messages, toolbox=box))
     assert outcome.ended.state.admitted.limits.depth == 0
-    assert "Worker 3" not in asked(stub, "planner")
+    assert "Worker 3" not in prompt_of(stub, "planner")
     async with client_of(runtime) as client:
         plan = {"steps": [{"worker": CONDUCTOR, "subtask": "Do it", "access": ["user"]}]}
         question = {"model": TIER, "messages": [{"role": "user", "content": "Hello?"}], "baton": {"plan": plan}}
@@ -240,9 +244,9 @@ async def test_a_plan_inside_is_mended(stub: ProviderStub, runtime: Runtime) -> 
     state = outcome.ended.state
     assert (outcome.ended.error, state.degraded) == (None, False)
     assert [proposal.mode for proposal in state.nested[0]] == ["first", "repair"]
-    assert "worker is not an eligible worker" in asked(stub, "planner", 2)
-    assert "Nobody" in asked(stub, "planner", 2)
-    assert "Do it all" in asked(stub, "planner", 2)
+    assert "worker is not an eligible worker" in prompt_of(stub, "planner", 2)
+    assert "Nobody" in prompt_of(stub, "planner", 2)
+    assert "Do it all" in prompt_of(stub, "planner", 2)
 
 
 async def test_a_conductor_that_is_out_is_stood_in_for_inside(stub: ProviderStub, runtime: Runtime) -> None:
@@ -254,7 +258,7 @@ async def test_a_conductor_that_is_out_is_stood_in_for_inside(stub: ProviderStub
     assert [(proposal.mode, proposal.outage) for proposal in state.nested[0]] == [("first", True), ("fallback", False)]
     assert outcome.ended.answer == ANSWERS["beta"]
     assert [body["conductor"] for body in bodies_of(journal, Kind.PLAN_OPENED)] == ["model", "model", "fallback"]
-    assert "Do it all" in asked(stub, "beta")
+    assert "Do it all" in prompt_of(stub, "beta")
 
 
 async def test_a_step_whose_workflow_is_lost_is_a_failed_step(stub: ProviderStub, runtime: Runtime) -> None:
@@ -343,10 +347,10 @@ async def test_a_run_is_shown_as_a_tree(stub: ProviderStub, runtime: Runtime) ->
     async with client_of(runtime) as client:
         question = {"model": TIER, "messages": [{"role": "user", "content": "Hello?"}]}
         body = question | {"baton": {"budget": {"rounds": 1}}}
-        told = (await client.post("/v1/chat/completions", json=body)).json()["baton"]
-        assert [proposal.get("parent") for proposal in told["proposals"]] == [None, 1]
-        assert [step.get("parent") for step in told["steps"]] == [None, None, None, 1, 1]
-        run_id = told["run"]
+        baton = (await client.post("/v1/chat/completions", json=body)).json()["baton"]
+        assert [proposal.get("parent") for proposal in baton["proposals"]] == [None, 1]
+        assert [step.get("parent") for step in baton["steps"]] == [None, None, None, 1, 1]
+        run_id = baton["run"]
         whole = (await client.get(f"/v1/runs/{run_id}")).json()
         assert [proposal["parent"] for proposal in whole["proposals"]] == [None, 1]
         assert [step["parent"] for step in whole["steps"]] == [None, None, None, 1, 1]
@@ -355,9 +359,9 @@ async def test_a_run_is_shown_as_a_tree(stub: ProviderStub, runtime: Runtime) ->
         assert step["messages"][-1]["content"][0]["text"].endswith("The task:\nTake it apart")
         assert step["output"] == ANSWERS[whole["steps"][4]["worker"]]
     store = runtime.context.store
-    found, question = await run_tree.read_run(store, await store.run(run_id))
+    record, question = await run_tree.read_run(store, await store.run(run_id))
     out = StringIO()
-    Console(file=out, width=160).print(run_tree.draw(found, question, full=False))
+    Console(file=out, width=160).print(run_tree.draw(record, question, full=False))
     lines = out.getvalue().splitlines()
     at = {}
     for name in ("step 1 ", "step 3 ", "step 4 "):

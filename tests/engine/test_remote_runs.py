@@ -93,12 +93,12 @@ async def test_live_words_reach_the_callers_of_another_process(
         assert not first.done()
         rest = asyncio.create_task(stream_chat(both.there, ASKED, "one", last_event_id=str(early.numbers[-1])))
         goes_on.set()
-        heard = [await first, *[await other for other in others]]
+        streams = [await first, *[await other for other in others]]
         assert early.text + (await rest).text == ANSWER
-    assert {stream.text for stream in heard} == {ANSWER}
-    assert all(stream.chunks[-1] == heard[0].chunks[-1] for stream in [*heard, rest.result()])
+    assert {stream.text for stream in streams} == {ANSWER}
+    assert all(stream.chunks[-1] == streams[0].chunks[-1] for stream in [*streams, rest.result()])
     notes = []
-    for received_stream in heard:
+    for received_stream in streams:
         notes.append([chunk["baton"]["event"] for chunk in received_stream.chunks if "event" in chunk.get("baton", {})])
     assert notes[0] == notes[1] == notes[2]
     assert len(stub.requests) == 1
@@ -146,10 +146,10 @@ async def test_a_stream_outlives_the_process_that_drives_its_run(
         await both.end_driving()
         with pytest.raises((httpx.HTTPError, AssertionError)):
             assert (await first).done
-        heard = await listener
-        journal = kinds(await events(both.other, heard.headers["x-baton-run"]))
-    assert (heard.text, heard.error, heard.done) == (ANSWER * 20, None, True)
-    assert len([text for text in heard.texts if text]) > 40, "words came one by one, before the takeover and after it"
+        stream = await listener
+        journal = kinds(await events(both.other, stream.headers["x-baton-run"]))
+    assert (stream.text, stream.error, stream.done) == (ANSWER * 20, None, True)
+    assert len([text for text in stream.texts if text]) > 40, "words came one by one, before the takeover and after it"
     assert len(stub.requests) == 1
     assert journal.count(journal[0]) == 1
 

@@ -38,27 +38,27 @@ async def client(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
 
 async def watch(client: httpx.AsyncClient, run: str, **request: Any) -> ReceivedStream:
     """`GET /v1/runs/{id}/stream` to its end."""
-    async with open_stream(client, "GET", f"/v1/runs/{run}/stream", **request) as (heard, events):
+    async with open_stream(client, "GET", f"/v1/runs/{run}/stream", **request) as (stream, events):
         async for _ in events:
             pass
-    return heard
+    return stream
 
 
-def run_of(heard: ReceivedStream) -> str:
-    return heard.headers["x-baton-run"]
+def run_of(stream: ReceivedStream) -> str:
+    return stream.headers["x-baton-run"]
 
 
 async def test_every_event_has_a_number_that_the_journal_knows(client: httpx.AsyncClient) -> None:
-    heard = await stream_chat(client, ASKED, "one")
-    assert heard.text == ANSWER
-    assert heard.numbers[0] == 0
-    assert heard.numbers == sorted(heard.numbers)
-    assert heard.numbers[-4:] == [len(ANSWER), len(ANSWER) + FINISH, len(ANSWER) + USAGE, len(ANSWER) + DONE]
-    told = 0
-    for number, text in zip(heard.numbers, heard.texts, strict=False):
-        told += len(text)
-        assert number >= told
-        assert not text or number == told
+    stream = await stream_chat(client, ASKED, "one")
+    assert stream.text == ANSWER
+    assert stream.numbers[0] == 0
+    assert stream.numbers == sorted(stream.numbers)
+    assert stream.numbers[-4:] == [len(ANSWER), len(ANSWER) + FINISH, len(ANSWER) + USAGE, len(ANSWER) + DONE]
+    length = 0
+    for number, text in zip(stream.numbers, stream.texts, strict=False):
+        length += len(text)
+        assert number >= length
+        assert not text or number == length
 
 
 async def test_a_stream_goes_on_behind_every_event(client: httpx.AsyncClient) -> None:
@@ -102,16 +102,16 @@ async def test_a_late_listener_gets_what_was_said_at_once_and_then_what_is_said(
     [received] = await stub.wait_for(1)
     await until(lambda: received.deltas_sent == 3, what="the worker is in the middle of its answer")
     headers = {"idempotency-key": "one"}
-    async with open_stream(client, "POST", "/v1/chat/completions", json=ASKED, headers=headers) as (heard, events):
+    async with open_stream(client, "POST", "/v1/chat/completions", json=ASKED, headers=headers) as (stream, events):
         async for _ in events:
-            if heard.text:
+            if stream.text:
                 break
-        assert heard.text == "".join(PIECES[:3])
+        assert stream.text == "".join(PIECES[:3])
         goes_on.set()
         async for _ in events:
             pass
-    assert heard.text == (await first).text == ANSWER
-    assert heard.chunks[-1] == (await first).chunks[-1]
+    assert stream.text == (await first).text == ANSWER
+    assert stream.chunks[-1] == (await first).chunks[-1]
 
 
 async def test_steps_are_told_again_from_the_start_and_not_in_the_middle(
@@ -162,10 +162,10 @@ async def test_a_failed_run_ends_every_stream_with_its_error(stub: ProviderStub,
 
 async def test_a_collected_run_can_be_streamed_afterwards(client: httpx.AsyncClient) -> None:
     reply = (await post_chat(client, chat_body())).json()
-    heard = await watch(client, reply["baton"]["run"])
-    assert heard.text == ANSWER == reply["choices"][0]["message"]["content"]
-    assert heard.chunks[0]["created"] == reply["created"]
-    assert heard.chunks[-1]["baton"] == reply["baton"]
+    stream = await watch(client, reply["baton"]["run"])
+    assert stream.text == ANSWER == reply["choices"][0]["message"]["content"]
+    assert stream.chunks[0]["created"] == reply["created"]
+    assert stream.chunks[-1]["baton"] == reply["baton"]
     assert (await watch(client, reply["id"])).text == ANSWER
 
 
@@ -202,9 +202,9 @@ async def test_a_watcher_who_leaves_disturbs_nobody(stub: ProviderStub, client: 
     first = asyncio.create_task(stream_chat(client, ASKED))
     await stub.wait_for(1)
     (row,) = (await client.get("/v1/runs")).json()["data"]
-    async with open_stream(client, "GET", f"/v1/runs/{row['id']}/stream") as (heard, events):
+    async with open_stream(client, "GET", f"/v1/runs/{row['id']}/stream") as (stream, events):
         async for _ in events:
-            if heard.text:
+            if stream.text:
                 break
     assert (await first).text == ANSWER
 
@@ -249,22 +249,22 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[Any], str]]] = {
 
 def frames(text: str) -> list[tuple[int | None, Any]]:
     """The events of a stream: number and data."""
-    found: list[tuple[int | None, Any]] = []
+    numbered_events: list[tuple[int | None, Any]] = []
     for event in text.split("\n\n"):
         lines = dict(line.partition(": ")[::2] for line in event.split("\n") if line and not line.startswith(":"))
         if "data" in lines:
             data = None if lines["data"] == "[DONE]" else orjson.loads(lines["data"])
-            found.append((int(lines["id"]) if "id" in lines else None, data))
-    return found
+            numbered_events.append((int(lines["id"]) if "id" in lines else None, data))
+    return numbered_events
 
 
 @pytest.mark.parametrize("path", FORMATS)
 async def test_every_format_goes_on_behind_every_event(client: httpx.AsyncClient, path: str) -> None:
-    asked, words = FORMATS[path]
+    body, words = FORMATS[path]
 
     async def ask(after: int | None = None) -> list[tuple[int | None, Any]]:
         headers = {"idempotency-key": "one"} | ({"last-event-id": str(after)} if after is not None else {})
-        reply = await client.post(path, json=asked | {"model": "baton-mini", "stream": True}, headers=headers)
+        reply = await client.post(path, json=body | {"model": "baton-mini", "stream": True}, headers=headers)
         assert reply.status_code == 200, reply.text
         return frames(reply.text)
 
@@ -276,11 +276,11 @@ async def test_every_format_goes_on_behind_every_event(client: httpx.AsyncClient
     numbers = [number for number, _ in whole if number is not None]
     assert numbers == sorted(numbers)
     for number in sorted(set(numbers)):
-        heard = [
+        events_so_far = [
             (event_number, data) for event_number, data in whole if event_number is not None and event_number <= number
         ]
         rest = await ask(number)
-        assert text(heard) + text(rest) == ANSWER, number
+        assert text(events_so_far) + text(rest) == ANSWER, number
         assert all(event_number is None or event_number > number for event_number, _ in rest)
         assert number == numbers[-1] or rest[-1] == whole[-1]
 

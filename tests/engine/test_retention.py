@@ -62,19 +62,19 @@ async def test_content_is_erased_when_its_run_has_ended_and_its_time_is_over(
 async def test_runs_under_a_legal_hold_are_passed_over_until_it_is_released(stub: ProviderStub, tmp_path: Path) -> None:
     async with running_service(tmp_path, pool_text(stub)) as runtime, with_key(runtime) as client:
         store = runtime.context.store
-        held, free = await ask(client), await ask(client)
-        await store.place_hold(Hold("hold_1", "run", held, "", "case 12", placed_at=1.0, placed_by=""))
+        run_under_hold, free = await ask(client), await ask(client)
+        await store.place_hold(Hold("hold_1", "run", run_under_hold, "", "case 12", placed_at=1.0, placed_by=""))
         retention = ContentRetention(runtime.context, seconds=MOMENT_SECONDS)
         for _ in range(2):
             await retention.look(asyncio.Event())
-            assert [await erased(runtime, run) for run in (held, free)] == [False, True]
-        reply = await client.delete(f"/v1/runs/{held}")
+            assert [await erased(runtime, run) for run in (run_under_hold, free)] == [False, True]
+        reply = await client.delete(f"/v1/runs/{run_under_hold}")
         assert (reply.status_code, reply.json()["error"]["code"]) == (409, "legal_hold")
         assert "hold_1" in reply.json()["error"]["message"]
-        assert (await client.delete(f"/v1/responses/resp_{held}")).status_code == 409
+        assert (await client.delete(f"/v1/responses/resp_{run_under_hold}")).status_code == 409
         await store.release_hold("hold_1", 2.0)
         await retention.look(asyncio.Event())
-        assert await erased(runtime, held)
+        assert await erased(runtime, run_under_hold)
 
 
 async def test_the_class_of_a_run_says_when_its_content_is_erased(stub: ProviderStub, tmp_path: Path) -> None:

@@ -73,8 +73,8 @@ async def test_the_first_step_starts_before_the_plan_is_complete(stub: ProviderS
 
 async def test_independent_steps_run_at_the_same_time(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("*", Reply(first_delay=0.3))
-    wanted = plan(("alpha", "a", ["user"]), ("beta", "b", ["user"]), ("gamma", "join", ["user", 0, 1]))
-    outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini", plan=wanted)))
+    steps = plan(("alpha", "a", ["user"]), ("beta", "b", ["user"]), ("gamma", "join", ["user", 0, 1]))
+    outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini", plan=steps)))
     assert outcome.ended.error is None
     starts = {received.model: received.at for received in stub.requests}
     ends = [received.finished_at or 0.0 for received in stub.requests if received.model != "gamma"]
@@ -91,8 +91,8 @@ async def test_a_rejected_plan_gets_one_repair_with_all_reasons(stub: ProviderSt
     first, second = outcome.ended.state.proposals
     assert (first.state, first.mode, len(first.reasons)) == ("rejected", "first", 2)
     assert (second.state, second.mode) == ("accepted", "repair")
-    asked = stub.requests_for("planner")[1].json["messages"][-1]["content"]
-    assert all(reason in asked for reason in first.reasons)
+    question = stub.requests_for("planner")[1].json["messages"][-1]["content"]
+    assert all(reason in question for reason in first.reasons)
 
 
 async def test_a_plan_rejected_twice_falls_back_and_says_so(stub: ProviderStub, runtime: Runtime) -> None:
@@ -123,7 +123,7 @@ async def test_a_conductor_that_is_not_cleared_never_sees_the_task(stub: Provide
 
 
 @pytest.mark.parametrize(
-    ("said", "label", "seen"),
+    ("region", "label", "reads_task"),
     [
         ('region = "us"', "region:eu", False),
         ("", "region:eu", False),
@@ -133,20 +133,20 @@ async def test_a_conductor_that_is_not_cleared_never_sees_the_task(stub: Provide
     ],
 )
 async def test_a_conductor_elsewhere_or_that_keeps_it_never_sees_a_task_that_must_not_go_there(
-    stub: ProviderStub, tmp_path: Path, said: str, label: str, seen: bool
+    stub: ProviderStub, tmp_path: Path, region: str, label: str, reads_task: bool
 ) -> None:
     stub.always("planner", Reply(chunks=(plan_text((0, "Answer", ["user"])),)))
     pool = pool_text(stub).replace("[workers.gamma]\n", '[workers.gamma]\nregion = "eu"\nretention = "none"\n')
     async with running_service(
-        tmp_path, pool.replace("[workers.planner]\n", f"[workers.planner]\n{said}\n")
+        tmp_path, pool.replace("[workers.planner]\n", f"[workers.planner]\n{region}\n")
     ) as runtime:
         bound = order(runtime, "baton-ultra", labels=frozenset({label}))
         outcome = await finish(await runtime.runs.start(bound))
     assert outcome.ended.answer == "Hello there."
-    assert [received.model for received in stub.requests] == [*(["planner"] if seen else []), "gamma"]
-    assert outcome.ended.state.degraded is not seen
+    assert [received.model for received in stub.requests] == [*(["planner"] if reads_task else []), "gamma"]
+    assert outcome.ended.state.degraded is not reads_task
     assert outcome.ended.state.admitted.pool == ("gamma",)
-    assert outcome.ended.state.admitted.conductor == ("model" if seen else "fallback")
+    assert outcome.ended.state.admitted.conductor == ("model" if reads_task else "fallback")
 
 
 async def test_nobody_may_take_a_task_without_the_clearance(stub: ProviderStub, runtime: Runtime) -> None:
@@ -225,9 +225,9 @@ async def test_a_run_never_holds_more_than_its_budget(stub: ProviderStub, runtim
 
 
 async def test_an_invalid_plan_is_refused_with_all_its_faults(runtime: Runtime) -> None:
-    wanted = plan(("alpha", "a", ["user", 1]), ("nobody", "b", ["user"]), *[("beta", "c", ["user"])] * 4)
+    steps = plan(("alpha", "a", ["user", 1]), ("nobody", "b", ["user"]), *[("beta", "c", ["user"])] * 4)
     with pytest.raises(InvalidRequest) as caught:
-        await runtime.runs.start(order(runtime, "baton-mini", plan=wanted))
+        await runtime.runs.start(order(runtime, "baton-mini", plan=steps))
     assert "forward access" in caught.value.message
     assert "not an eligible worker" in caught.value.message
     assert "6 steps" in caught.value.message

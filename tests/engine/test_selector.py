@@ -71,35 +71,35 @@ async def ask(client: httpx.AsyncClient, text: str = "What is 2 + 2?", model: st
 
 async def decision(runtime: Runtime, run: str) -> dict[str, Any]:
     journal = await events(runtime, run)
-    found: dict[str, Any] = next(event.body["decision"] for event in journal if event.kind is Kind.PLAN_OPENED)
-    return found
+    decision_body: dict[str, Any] = next(event.body["decision"] for event in journal if event.kind is Kind.PLAN_OPENED)
+    return decision_body
 
 
 async def test_a_decision_is_journaled_whole_before_anything_is_executed(
     runtime: Runtime, client: httpx.AsyncClient
 ) -> None:
     run = await ask(client)
-    made = await decision(runtime, run)
-    assert (made["layer"], made["policy"]) == ("selector", "selector-3/baton-mini")
-    assert set(made["candidates"]) == ARMS
-    assert sum(made["candidates"].values()) == pytest.approx(1, abs=1e-12)
-    assert made["propensity"] == made["candidates"][made["action"]] > 0
-    assert min(made["candidates"].values()) >= 0.05 / len(ARMS)
-    assert next(iter(made["predicted"])) == made["action"]
-    assert set(made["predicted"]) <= ARMS
-    assert all(0 < prediction["success"] < 1 and prediction["usd"] > 0 for prediction in made["predicted"].values())
+    choice = await decision(runtime, run)
+    assert (choice["layer"], choice["policy"]) == ("selector", "selector-3/baton-mini")
+    assert set(choice["candidates"]) == ARMS
+    assert sum(choice["candidates"].values()) == pytest.approx(1, abs=1e-12)
+    assert choice["propensity"] == choice["candidates"][choice["action"]] > 0
+    assert min(choice["candidates"].values()) >= 0.05 / len(ARMS)
+    assert next(iter(choice["predicted"])) == choice["action"]
+    assert set(choice["predicted"]) <= ARMS
+    assert all(0 < prediction["success"] < 1 and prediction["usd"] > 0 for prediction in choice["predicted"].values())
     explained = (await client.get(f"/v1/runs/{run}/explain")).json()["shape"]["choice"]["alternatives"]
     assert len(explained) <= len(ARMS)
-    assert [candidate["success"] for candidate in explained if candidate["action"] == made["action"]] == [
-        made["predicted"][made["action"]]["success"]
+    assert [candidate["success"] for candidate in explained if candidate["action"] == choice["action"]] == [
+        choice["predicted"][choice["action"]]["success"]
     ]
     journal = await events(runtime, run)
     planned = [event.body["worker"] for event in journal if event.kind is Kind.PLAN_STEP]
-    assert planned == made["action"].split(" ")[1:]
+    assert planned == choice["action"].split(" ")[1:]
     kinds = [event.kind for event in journal]
     assert kinds.index(Kind.PLAN_OPENED) < kinds.index(Kind.CALL_INTENDED)
-    kept = await runtime.context.store.contents(run, [made["features"]])
-    assert from_json(orjson.loads(kept[made["features"]])) == features("What is 2 + 2?")
+    contents = await runtime.context.store.contents(run, [choice["features"]])
+    assert from_json(orjson.loads(contents[choice["features"]])) == features("What is 2 + 2?")
 
 
 async def test_what_is_not_eligible_is_no_arm(runtime: Runtime, client: httpx.AsyncClient) -> None:
@@ -112,17 +112,19 @@ async def test_what_is_not_eligible_is_no_arm(runtime: Runtime, client: httpx.As
 
 
 async def test_who_forbids_to_explore_gets_the_best_with_certainty(runtime: Runtime, client: httpx.AsyncClient) -> None:
-    made = [await decision(runtime, await ask(client, explore=False)) for _ in range(3)]
-    assert {decision["propensity"] for decision in made} == {1.0}
-    assert {(decision["explore"], decision["explored"]) for decision in made} == {(0.0, False)}
-    assert len({decision["action"] for decision in made}) == 1
+    choices = [await decision(runtime, await ask(client, explore=False)) for _ in range(3)]
+    assert {decision["propensity"] for decision in choices} == {1.0}
+    assert {(decision["explore"], decision["explored"]) for decision in choices} == {(0.0, False)}
+    assert len({decision["action"] for decision in choices}) == 1
 
 
 async def test_the_propensities_are_those_of_the_dice(runtime: Runtime, client: httpx.AsyncClient) -> None:
-    made = [await decision(runtime, await ask(client, model="baton-ultra", pool={"deny": []})) for _ in range(30)]
-    assert {decision["explore"] for decision in made} == {1.0}
-    assert all(set(decision["candidates"].values()) == {1 / 3} for decision in made)
-    assert len(Counter(decision["action"] for decision in made)) == 3, "the chance that one is missing is 1 in 60,000"
+    choices = [await decision(runtime, await ask(client, model="baton-ultra", pool={"deny": []})) for _ in range(30)]
+    assert {decision["explore"] for decision in choices} == {1.0}
+    assert all(set(decision["candidates"].values()) == {1 / 3} for decision in choices)
+    assert len(Counter(decision["action"] for decision in choices)) == 3, (
+        "the chance that one is missing is 1 in 60,000"
+    )
 
 
 async def test_ratings_move_the_choice_and_survive_a_restart(
@@ -135,16 +137,16 @@ async def test_ratings_move_the_choice_and_survive_a_restart(
         good = action == "answer beta"
         assert (await client.post(f"/v1/runs/{run}/feedback", json={"score": float(good)})).status_code == 200
         await runtime.ratings.learn(tier, spec_of(tier))
-    made = await decision(runtime, run := await ask(client))
-    assert max(made["candidates"], key=made["candidates"].get) == "answer beta"
-    assert made["version"].partition("-")[0] == "30"
+    choice = await decision(runtime, run := await ask(client))
+    assert max(choice["candidates"], key=choice["candidates"].get) == "answer beta"
+    assert choice["version"].partition("-")[0] == "30"
     body = (await client.get(f"/v1/runs/{run}")).json()
-    assert body["proposals"][0]["decision"] == made
+    assert body["proposals"][0]["decision"] == choice
     text = (tmp_path / "pool.toml").read_text()
     async with running_service(tmp_path, text) as again, client_of(again) as other:
         await again.ratings.learn(tier, spec_of(tier))
         anew = await decision(again, await ask(other))
-        assert anew["version"] == made["version"]
+        assert anew["version"] == choice["version"]
 
 
 async def test_a_selector_that_serves_another_tier_learns_from_the_runs_of_that(
@@ -156,13 +158,13 @@ async def test_a_selector_that_serves_another_tier_learns_from_the_runs_of_that(
     await runtime.versions.look()
     stub.always("planner", Reply(chunks=(plan_text((0, "Answer", ["user"])),)))
     run = await ask(client)
-    made = await decision(runtime, run)
-    assert (made["policy"], "model" in made["candidates"]) == ("selector-3/baton-ultra", True)
+    choice = await decision(runtime, run)
+    assert (choice["policy"], "model" in choice["candidates"]) == ("selector-3/baton-ultra", True)
     assert (await client.post(f"/v1/runs/{run}/feedback", json={"score": 1.0})).status_code == 200
     for name in ("baton-mini", "baton-ultra"):
         await runtime.ratings.learn(tiers[name], spec_of(tiers[name]))
-    found = [(await posterior_of(store, name, "acme")).ratings for name in ("baton-mini", "baton-ultra")]
-    assert found == [0, 1]
+    ratings = [(await posterior_of(store, name, "acme")).ratings for name in ("baton-mini", "baton-ultra")]
+    assert ratings == [0, 1]
 
 
 async def test_what_a_tenant_rates_stays_with_it_over_restarts(
@@ -185,8 +187,8 @@ async def test_what_a_tenant_rates_stays_with_it_over_restarts(
     assert [after[name] for name in names] == [before[name] for name in names]
     assert theirs["version"] != after["version"]
     assert theirs["predicted"] != after["predicted"]
-    shown = runtime.context.telemetry.exposition().decode()
-    assert 'baton_selector_ratings{tier="baton-mini"} 24.0' in shown
+    exposition = runtime.context.telemetry.exposition().decode()
+    assert 'baton_selector_ratings{tier="baton-mini"} 24.0' in exposition
     async with running_service(tmp_path, (tmp_path / "pool.toml").read_text()) as again, client_of(again) as caller:
         await again.ratings.learn(tier, spec_of(tier))
         anew = await decision(again, await ask(caller, explore=False))
@@ -204,8 +206,8 @@ async def test_all_tenants_learn_from_a_trusted_one_and_sources_and_keys_count_a
             body = {"score": 0.0, "source": source}
             await client.post(f"/v1/runs/{run}/feedback", json=body)
         await runtime.ratings.learn(tier, spec)
-        known = runtime.ratings._beliefs.of(tier.name, "other").published.posterior.ratings
-        assert known == min(n + 1, 1), "of each pair one counts, and of one key three ratings a day"
+        ratings = runtime.ratings._beliefs.of(tier.name, "other").published.posterior.ratings
+        assert ratings == min(n + 1, 1), "of each pair one counts, and of one key three ratings a day"
 
 
 async def test_what_was_learned_fades_without_new_ratings(runtime: Runtime, client: httpx.AsyncClient) -> None:
@@ -241,9 +243,9 @@ async def test_processes_that_learn_at_once_come_to_the_same(runtime: Runtime, c
             await client.post(f"/v1/runs/{await ask(client)}/feedback", json={"thumbs": "up"})
         await asyncio.gather(*(learner.learn(tier, spec_of(tier)) for learner in learners))
     await asyncio.gather(*(learner.learn(tier, spec_of(tier)) for learner in learners))
-    known = [belief.of(tier.name, "acme") for belief in beliefs]
-    assert len({learner.published.version for learner in known}) == 1
-    assert {learner.published.posterior.ratings for learner in known} == {6}, "each rating was learned once"
+    ratings = [belief.of(tier.name, "acme") for belief in beliefs]
+    assert len({learner.published.version for learner in ratings}) == 1
+    assert {learner.published.posterior.ratings for learner in ratings} == {6}, "each rating was learned once"
 
 
 async def test_ratings_are_learned_once_and_signs_and_labels_never(runtime: Runtime, client: httpx.AsyncClient) -> None:
@@ -266,18 +268,18 @@ async def test_the_trials_of_a_calibration_are_what_it_begins_with(runtime: Runt
             trial = Trial(worker, worker, "tasks-1", f"{n}", "numbers", "sum", 0, QUESTION, "run", at, 0, 0, 0)
             await runtime.context.store.note_trial(replace(trial, score=float(worker == "beta")))
     await runtime.ratings.learn(tier, spec_of(tier))
-    made = await decision(runtime, await ask(client, explore=False))
-    assert made["action"].split()[:2] in (["answer", "beta"], ["answer-check", "beta"])
+    choice = await decision(runtime, await ask(client, explore=False))
+    assert choice["action"].split()[:2] in (["answer", "beta"], ["answer-check", "beta"])
     await runtime.ratings.learn(tier, spec_of(tier))
-    assert (await decision(runtime, await ask(client)))["version"] == made["version"], "no trial counts twice"
+    assert (await decision(runtime, await ask(client)))["version"] == choice["version"], "no trial counts twice"
 
 
 async def test_the_models_own_plan_is_no_arm_where_the_model_may_not_read_the_task(
     client: httpx.AsyncClient, runtime: Runtime, stub: ProviderStub
 ) -> None:
     for label in ("region:eu", "retention:none", "phi"):
-        made = await decision(runtime, await ask(client, model="baton-ultra", labels=[label]))
-        assert sorted(made["candidates"]) == ["answer alpha", "answer beta"]
+        choice = await decision(runtime, await ask(client, model="baton-ultra", labels=[label]))
+        assert sorted(choice["candidates"]) == ["answer alpha", "answer beta"]
     assert stub.requests_for("planner") == []
 
 
@@ -288,10 +290,10 @@ async def test_the_models_own_plan_is_an_arm_where_it_may_be_asked(
         stub.script("planner", Reply(chunks=(plan_text((0, "Think", ["user"]), (1, "Answer", ["user", 0])),)))
         run = await ask(client, model="baton-ultra")
         stub.clear()
-        made = await decision(runtime, run)
-        if made["action"] == "model":
+        choice = await decision(runtime, run)
+        if choice["action"] == "model":
             break
-    assert made["action"] == "model"
+    assert choice["action"] == "model"
     journal = await events(runtime, run)
     assert [event.body["subtask"] != "" for event in journal if event.kind is Kind.PLAN_STEP] == [True, True]
     kinds = [event.kind for event in journal]
@@ -300,10 +302,10 @@ async def test_the_models_own_plan_is_an_arm_where_it_may_be_asked(
     assert rated.status_code == 200
     tier = runtime.pool.catalog().tiers["baton-ultra"]
     await runtime.ratings.learn(tier, spec_of(tier))
-    shown = "\n".join(why((await client.get(f"/v1/runs/{run}")).json()))
-    assert "the selector chose by what it has learned from ratings" in shown
-    assert "model, with probability 0.333 among 3 arms" in shown
-    assert "worker cards alone, before any rating" in shown
+    explanation = "\n".join(why((await client.get(f"/v1/runs/{run}")).json()))
+    assert "the selector chose by what it has learned from ratings" in explanation
+    assert "model, with probability 0.333 among 3 arms" in explanation
+    assert "worker cards alone, before any rating" in explanation
 
 
 def spec_of(tier: Tier) -> SelectorSpec:
@@ -325,8 +327,8 @@ async def test_what_becomes_of_an_answer_is_a_decision_of_its_own(
     for name in ("alpha", "beta", "gamma"):
         stub.always(name, Reply(chunks=(f"Here {name} speaks.",)))
     tier = runtime.pool.catalog().tiers["baton-twice"]
-    seen: dict[str, list[dict[str, Any]]] = {}
-    while len(seen) < 3:
+    by_action: dict[str, list[dict[str, Any]]] = {}
+    while len(by_action) < 3:
         request_body = {"model": "baton-twice", "messages": [{"role": "user", "content": QUESTION}]}
         reply = await client.post("/v1/chat/completions", json=request_body)
         run = reply.headers["x-baton-run"]
@@ -336,18 +338,18 @@ async def test_what_becomes_of_an_answer_is_a_decision_of_its_own(
         assert set(second["candidates"]) == {"accept", "recheck gamma", *(f"redo {name}" for name in others)}
         assert second["propensity"] == second["candidates"][second["action"]] == 0.25
         assert second["seed"] != first["seed"]
-        kept = await runtime.context.store.contents(run, [second["features"]])
-        looked_at = from_json(orjson.loads(kept[second["features"]]))
+        contents = await runtime.context.store.contents(run, [second["features"]])
+        looked_at = from_json(orjson.loads(contents[second["features"]]))
         assert looked_at == replace(features(QUESTION), answer=of_answer(f"Here {answering} speaks."))
-        done, _, worker = second["action"].partition(" ")
-        if done not in seen:
-            shown = [str(request.json["messages"]) for request in stub.requests_for(worker or answering)][-1]
-            assert (f"Here {answering} speaks." in shown) is (done == "recheck")
+        action, _, worker = second["action"].partition(" ")
+        if action not in by_action:
+            prompt = [str(request.json["messages"]) for request in stub.requests_for(worker or answering)][-1]
+            assert (f"Here {answering} speaks." in prompt) is (action == "recheck")
             answer = reply.json()["choices"][0]["message"]["content"]
             assert answer == f"Here {worker or answering} speaks."
             await client.post(f"/v1/runs/{run}/feedback", json={"score": 1.0})
             await runtime.ratings.learn(tier, spec_of(tier))
-            seen[done] = [first, second]
+            by_action[action] = [first, second]
     learned = (await posterior_of(runtime.context.store, "baton-twice", "acme")).weights
     assert "answered" in learned
     assert any(part.startswith("check:gamma") for part in learned)
@@ -363,5 +365,5 @@ async def test_an_answer_that_cannot_be_read_any_more_is_accepted(
         raise NotFound
 
     monkeypatch.setattr("app.engine.runs.planning.with_inputs", erased)
-    made = await decisions(runtime, await ask(client, model="baton-twice"))
-    assert (made[1]["action"], made[1]["candidates"]) == ("accept", {"accept": 1.0})
+    choices = await decisions(runtime, await ask(client, model="baton-twice"))
+    assert (choices[1]["action"], choices[1]["candidates"]) == ("accept", {"accept": 1.0})

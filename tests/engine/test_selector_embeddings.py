@@ -59,8 +59,8 @@ async def runtime(
     patience = 1.5 if "hang" in request.node.name else 25
     cleared = 'clearance = ["internal", "secret"]\nregion = "eu"\nretention = "none"\n'
     workers = "".join(WORKER.format(name=name) + cleared for name in ("alpha", "beta"))
-    made = POOL.format(url=stub.vllm_url, vectors=served.url, workers=workers, dimensions=DIMENSIONS, patience=patience)
-    async with running_service(tmp_path, made) as running:
+    pool = POOL.format(url=stub.vllm_url, vectors=served.url, workers=workers, dimensions=DIMENSIONS, patience=patience)
+    async with running_service(tmp_path, pool) as running:
         yield running
 
 
@@ -72,28 +72,28 @@ async def ask(client: httpx.AsyncClient, text: str = QUESTION, model: str = "bat
     return str(reply.headers["x-baton-run"])
 
 
-async def seen(runtime: Runtime, run: str) -> tuple[dict[str, Any], list[Event], Any]:
+async def decision_of(runtime: Runtime, run: str) -> tuple[dict[str, Any], list[Event], Any]:
     """The decision, the journal, and the features that were looked at."""
     journal = await events(runtime, run)
     decision = next(event.body["decision"] for event in journal if event.kind is Kind.PLAN_OPENED)
-    kept = await runtime.context.store.contents(run, [decision["features"]])
-    return decision, journal, from_json(orjson.loads(kept[decision["features"]]))
+    contents = await runtime.context.store.contents(run, [decision["features"]])
+    return decision, journal, from_json(orjson.loads(contents[decision["features"]]))
 
 
 async def test_an_embedding_stands_beside_the_words_and_its_call_in_the_journal(
     runtime: Runtime, client: httpx.AsyncClient, served: Embeddings
 ) -> None:
-    decision, journal, found = await seen(runtime, await ask(client))
+    decision, journal, looked_at = await decision_of(runtime, await ask(client))
     request_body = {"model": "eye-1", "input": QUESTION, "encoding_format": "float"}
     assert served.requests == [{"key": None, **request_body}]
     assert decision["embedder"] == "eye"
     assert "blind" not in decision
-    assert found.words == features(QUESTION).words
-    assert 0 < len(found.vector) <= min(SKETCH, DIMENSIONS)
-    assert sum(value * value for _, value in found.vector) == pytest.approx(1, abs=1e-3)
-    told = [(event.kind, event.body.get("worker")) for event in journal][:4]
-    assert told[:2] == [(Kind.ADMITTED, None), (Kind.CALL_INTENDED, "eye")], "the intent before the socket"
-    assert [kind for kind, _ in told[2:]] == [Kind.CALL_FINISHED, Kind.PLAN_OPENED]
+    assert looked_at.words == features(QUESTION).words
+    assert 0 < len(looked_at.vector) <= min(SKETCH, DIMENSIONS)
+    assert sum(value * value for _, value in looked_at.vector) == pytest.approx(1, abs=1e-3)
+    kinds_and_workers = [(event.kind, event.body.get("worker")) for event in journal][:4]
+    assert kinds_and_workers[:2] == [(Kind.ADMITTED, None), (Kind.CALL_INTENDED, "eye")], "the intent before the socket"
+    assert [kind for kind, _ in kinds_and_workers[2:]] == [Kind.CALL_FINISHED, Kind.PLAN_OPENED]
     assert journal[1].body["usd_held"] > 0
     assert (journal[2].body["outcome"], journal[2].body["usd"]) == ("ok", 5 * 10), "five words at ten dollars a million"
 
@@ -114,8 +114,8 @@ async def test_without_an_embedding_the_words_do_and_the_journal_says_why(
     runtime: Runtime, client: httpx.AsyncClient, served: Embeddings, fault: Fault
 ) -> None:
     served.fault = fault
-    decision, journal, found = await seen(runtime, await ask(client))
-    assert found == features(QUESTION)
+    decision, journal, looked_at = await decision_of(runtime, await ask(client))
+    assert looked_at == features(QUESTION)
     assert (decision["embedder"], decision["blind"]) == ("eye", FAULTS[fault])
     outcome = next(event.body for event in journal if event.kind is Kind.CALL_FINISHED)
     assert (outcome["outcome"], outcome["error"]) == ("error", FAULTS[fault])
@@ -127,7 +127,7 @@ async def test_an_endpoint_that_keeps_failing_is_left_alone(
 ) -> None:
     served.fault = "500"
     for _ in range(12):
-        decision, journal, _ = await seen(runtime, await ask(client))
+        decision, journal, _ = await decision_of(runtime, await ask(client))
     assert decision["blind"].startswith("conductor_")
     assert next(event.body["worker"] for event in journal if event.kind is Kind.CALL_INTENDED) != "eye"
     assert len(served.requests) < 12
@@ -137,11 +137,11 @@ async def test_an_endpoint_that_keeps_failing_is_left_alone(
 async def test_what_it_is_not_cleared_for_is_not_sent_to_it(
     runtime: Runtime, client: httpx.AsyncClient, served: Embeddings, barred: str, allowed: str
 ) -> None:
-    decision, _, found = await seen(runtime, await ask(client, labels=[allowed, barred]))
+    decision, _, looked_at = await decision_of(runtime, await ask(client, labels=[allowed, barred]))
     assert served.requests == []
-    assert found == features(QUESTION)
+    assert looked_at == features(QUESTION)
     assert decision["blind"] == "not_cleared"
-    decision, _, _ = await seen(runtime, await ask(client, labels=[allowed]))
+    decision, _, _ = await decision_of(runtime, await ask(client, labels=[allowed]))
     assert len(served.requests) == 1
     assert "blind" not in decision
 
@@ -155,7 +155,7 @@ async def test_what_was_rated_is_learned_of_the_embedding_too(
     spec = tier.conductor.selector
     assert isinstance(spec, SelectorSpec)
     await runtime.ratings.learn(tier, spec)
-    _, _, found = await seen(runtime, run)
+    _, _, looked_at = await decision_of(runtime, run)
     weights = runtime.ratings._beliefs.of("baton-mini", "acme").published.posterior.weights["base"]
     assert all(weights[place][0] != 0 for place in weights if place >= 1_000_000 or place < 1024)
-    assert len([place for place in weights if place > 10_000]) == len(found.vector)
+    assert len([place for place in weights if place > 10_000]) == len(looked_at.vector)

@@ -64,19 +64,19 @@ def pool(stub: ProviderStub, *more: str) -> str:
 async def put(runtime: Runtime, kind: ChangeKind, subject: str = "", share: float = 0.0) -> None:
     """Make a change of what serves `baton-mini`, as a command does, and let the gateway look."""
     context = runtime.context
-    wanted = RequestedChange(f"{TIER}baton-mini", kind, subject, share)
-    possible = await check_service(context.store, context.catalog(), wanted)
+    change = RequestedChange(f"{TIER}baton-mini", kind, subject, share)
+    possible = await check_service(context.store, context.catalog(), change)
     await make_change(context.store, possible, name=context.name("change"), by=PROCESS)
     await runtime.versions.look()
 
 
-async def asked(runtime: Runtime, run: str = "", **changes: Any) -> tuple[str, dict[str, Any]]:
+async def serve_caller(runtime: Runtime, run: str = "", **changes: Any) -> tuple[str, dict[str, Any]]:
     """What a caller of `baton-mini` is told, and the body of the run's admission."""
     followed_run = await runtime.runs.start(replace(order(runtime, "baton-mini", **changes), run=run))
-    said = "".join((await finish(followed_run)).texts)
+    text = "".join((await finish(followed_run)).texts)
     await ended_row(runtime.context.store, followed_run.run)
     (admitted,) = bodies_of(await events(runtime, followed_run.run), Kind.ADMITTED)
-    return said, {**admitted, "run": followed_run.run}
+    return text, {**admitted, "run": followed_run.run}
 
 
 async def test_callers_of_a_tier_are_served_by_what_was_put_in_its_place(tmp_path: Path) -> None:
@@ -84,11 +84,11 @@ async def test_callers_of_a_tier_are_served_by_what_was_put_in_its_place(tmp_pat
         script_answers(stub)
         stub.always("delta", Reply(chunks=("From delta.",)))
         async with running_service(tmp_path, pool(stub)) as runtime:
-            said, admitted = await asked(runtime)
-            assert (said, "served_by" in admitted) == (ANSWERS["alpha"], False)
+            text, admitted = await serve_caller(runtime)
+            assert (text, "served_by" in admitted) == (ANSWERS["alpha"], False)
             await put(runtime, "promoted", "tier baton-next")
-            said, admitted = await asked(runtime)
-            assert (said, admitted["served_by"]) == ("From delta.", "tier baton-next")
+            text, admitted = await serve_caller(runtime)
+            assert (text, admitted["served_by"]) == ("From delta.", "tier baton-next")
             assert (admitted["tier"], admitted["pool"]) == ("baton-mini", ["gamma", "delta"])
             again = runtime.context.tier_of(next(facts(await events(runtime, admitted["run"]), RunAdmitted)))
             assert again is not None
@@ -96,12 +96,12 @@ async def test_callers_of_a_tier_are_served_by_what_was_put_in_its_place(tmp_pat
             limits = admitted["limits"]
             assert (limits["steps"], limits["attempts"], limits["seconds"]) == (5, 2, 20), "the lower of both"
             await put(runtime, "promoted", "worker beta")
-            said, admitted = await asked(runtime)
-            assert (said, admitted["pool"], admitted["conductor"]) == (ANSWERS["beta"], ["beta"], "fixed")
+            text, admitted = await serve_caller(runtime)
+            assert (text, admitted["pool"], admitted["conductor"]) == (ANSWERS["beta"], ["beta"], "fixed")
             await put(runtime, "rolled_back")
-            assert (await asked(runtime))[0] == "From delta."
+            assert (await serve_caller(runtime))[0] == "From delta."
             await put(runtime, "rolled_back")
-            assert (await asked(runtime))[0] == ANSWERS["alpha"]
+            assert (await serve_caller(runtime))[0] == ANSWERS["alpha"]
 
 
 async def test_a_request_that_the_subject_cannot_take_is_served_by_the_tiers_own(tmp_path: Path) -> None:
@@ -117,18 +117,18 @@ async def test_a_request_that_the_subject_cannot_take_is_served_by_the_tiers_own
                 ANSWERS["beta"]: {"overrides": Overrides(pin="beta")},
                 ANSWERS["gamma"]: {"plan": plan},
             }
-            for said, changes in own.items():
-                found, admitted = await asked(runtime, **changes)
-                assert (found, "served_by" in admitted) == (said, False), changes
+            for expected, changes in own.items():
+                text, admitted = await serve_caller(runtime, **changes)
+                assert (text, "served_by" in admitted) == (expected, False), changes
             await put(runtime, "promoted", "tier baton-ultra")
-            said, admitted = await asked(runtime, labels=frozenset({"secret"}))
-            assert (said, "served_by" in admitted) == (ANSWERS["alpha"], False), "its conductor may not read the labels"
+            text, admitted = await serve_caller(runtime, labels=frozenset({"secret"}))
+            assert (text, "served_by" in admitted) == (ANSWERS["alpha"], False), "its conductor may not read the labels"
             await put(runtime, "rolled_back")
             for overrides in (Overrides(pin="delta"), Overrides(allow=frozenset({"alpha", "delta"}))):
-                found, admitted = await asked(runtime, overrides=overrides)
-                assert (found, admitted["served_by"]) == ("From delta.", "tier baton-next")
-            said, admitted = await asked(runtime, overrides=Overrides(deny=frozenset({"alpha", "delta"})))
-            assert (said, admitted["excluded"]) == (ANSWERS["gamma"], {"delta": "in the request's deny list"})
+                text, admitted = await serve_caller(runtime, overrides=overrides)
+                assert (text, admitted["served_by"]) == ("From delta.", "tier baton-next")
+            text, admitted = await serve_caller(runtime, overrides=Overrides(deny=frozenset({"alpha", "delta"})))
+            assert (text, admitted["excluded"]) == (ANSWERS["gamma"], {"delta": "in the request's deny list"})
 
 
 async def test_a_canary_serves_its_share_and_the_same_runs_everywhere(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ async def test_a_canary_serves_its_share_and_the_same_runs_everywhere(tmp_path: 
         script_answers(stub)
         async with running_service(tmp_path, pool(stub)) as runtime:
             await put(runtime, "canary", "worker gamma", 0.5)
-            found = [(await asked(runtime, f"run_{number:031x}"))[0] for number in range(12)]
-            assert set(found) == {ANSWERS["alpha"], ANSWERS["gamma"]}
+            texts = [(await serve_caller(runtime, f"run_{number:031x}"))[0] for number in range(12)]
+            assert set(texts) == {ANSWERS["alpha"], ANSWERS["gamma"]}
             now = versions_in_force(await runtime.context.store.changes())[f"{TIER}baton-mini"]
             assert (now.live, now.canary, now.share) == ("", "worker gamma", 0.5)
 
@@ -150,7 +150,7 @@ async def test_a_run_gets_no_shadow_under_what_has_served_it(tmp_path: Path) -> 
             shadows = Shadows(runtime.context, runtime.drivers)
             await shadows.look()
             await put(runtime, "promoted", "worker gamma")
-            await asked(runtime)
+            await serve_caller(runtime)
             await shadows.look()
             notes = await runtime.context.store.learned(policy_of("baton-mini"), 0)
             assert notes is not None
@@ -175,7 +175,7 @@ async def test_what_the_pool_file_lacks_is_refused_and_serves_nothing(
             await put(runtime, "promoted", "tier baton-next")
             with pytest.raises(ConfigInvalid, match="is live already"):
                 await put(runtime, "promoted", "tier baton-next")
-            assert (await asked(runtime))[1]["served_by"] == "tier baton-next"
+            assert (await serve_caller(runtime))[1]["served_by"] == "tier baton-next"
             (tmp_path / "pool.toml").write_text(pool_text(stub))
             runtime.install(
                 configure(
@@ -187,10 +187,10 @@ async def test_what_the_pool_file_lacks_is_refused_and_serves_nothing(
                 )
             )
             await runtime.versions.look()
-            (told,) = [record.fields for record in caplog.records if "The pool file lacks" in record.getMessage()]
-            assert told["reason"].startswith("tier baton-next is to serve baton-mini, and the pool file has no tier")
-            said, admitted = await asked(runtime)
-            assert (said, "served_by" in admitted) == (ANSWERS["alpha"], False)
+            (fields,) = [record.fields for record in caplog.records if "The pool file lacks" in record.getMessage()]
+            assert fields["reason"].startswith("tier baton-next is to serve baton-mini, and the pool file has no tier")
+            text, admitted = await serve_caller(runtime)
+            assert (text, "served_by" in admitted) == (ANSWERS["alpha"], False)
 
 
 async def test_the_callers_see_their_model_and_the_journal_says_who_served(tmp_path: Path) -> None:
@@ -234,19 +234,19 @@ async def test_a_tier_that_degrades_runs_is_rolled_back_by_itself(tmp_path: Path
         stub.always("planner", PLAN)
         async with running_service(tmp_path, pool(stub, STATED)) as runtime:
             await put(runtime, "canary", "tier baton-ultra", 0.5)
-            before = [(await asked(runtime, f"run_{number:031x}"))[1] for number in range(8)]
+            before = [(await serve_caller(runtime, f"run_{number:031x}"))[1] for number in range(8)]
             own = len([entry for entry in before if "served_by" not in entry])
             assert 2 <= own < 8
             await put(runtime, "rolled_back")
             await put(runtime, kind, "tier baton-ultra", share)
             watching = PromotionWatch(runtime.context)
             for number in range(8, 12):
-                await asked(runtime, f"run_{number:031x}")
+                await serve_caller(runtime, f"run_{number:031x}")
             await watching.look()
             assert "tier baton-ultra" in await live(runtime)
             stub.always("planner", Fail(status=404))
             for number in range(12, 36):
-                await asked(runtime, f"run_{number:031x}")
+                await serve_caller(runtime, f"run_{number:031x}")
             await watching.look()
             assert await live(runtime) == ("", "")
             (*_, last) = await runtime.context.store.changes()
@@ -257,15 +257,15 @@ async def test_a_tier_that_degrades_runs_is_rolled_back_by_itself(tmp_path: Path
                 assert note["tiers"][0]["conditions"][0]["count"] == own, "compared with what its own definition served"
             metrics = runtime.context.telemetry.exposition().decode()
             assert 'baton_rollbacks_total{condition="max_degraded",conductor="tier baton-mini"} 1.0' in metrics
-            known = len(await runtime.context.store.changes())
+            change_count = len(await runtime.context.store.changes())
             await watching.look()
-            assert len(await runtime.context.store.changes()) == known
+            assert len(await runtime.context.store.changes()) == change_count
             logged = await runtime.context.store.admin_events(AdminEventQuery())
             assert ("tier.rolled_back", "baton-mini", "process") in [
                 (event.action, event.target, event.via) for event in logged
             ]
             await runtime.versions.look()
-            assert (await asked(runtime))[0] == ANSWERS["alpha"]
+            assert (await serve_caller(runtime))[0] == ANSWERS["alpha"]
 
 
 async def live(runtime: Runtime) -> tuple[str, str]:

@@ -44,10 +44,10 @@ from tests.stubs import Hang, ProviderStub, Reply
 
 def tried(stub: ProviderStub, **shadow: Any) -> str:
     """A pool file in which all runs of `baton-mini` get a shadow."""
-    told = {"share": 1, "worker": "gamma"} | shadow
+    settings = {"share": 1, "worker": "gamma"} | shadow
     if "tier" in shadow or "conductor" in shadow:
-        del told["worker"]
-    lines = "".join(f"{name} = {_written(value)}\n" for name, value in told.items())
+        del settings["worker"]
+    lines = "".join(f"{name} = {_written(value)}\n" for name, value in settings.items())
     return pool_text(stub) + f"\n[tiers.baton-mini.shadow]\n{lines}"
 
 
@@ -68,9 +68,9 @@ async def answered(runtime: Runtime, tier: str = "baton-mini", **changes: Any) -
     """The id of a run, and what its caller was told."""
     tenant = changes.pop("tenant", "tenant")
     followed_run = await runtime.runs.start(replace(order(runtime, tier, **changes), tenant=tenant))
-    said = "".join((await finish(followed_run)).texts)
+    text = "".join((await finish(followed_run)).texts)
     await ended_row(runtime.context.store, followed_run.run)
-    return followed_run.run, said
+    return followed_run.run, text
 
 
 async def shadow_of(runtime: Runtime, run: str) -> RunRow:
@@ -80,17 +80,17 @@ async def shadow_of(runtime: Runtime, run: str) -> RunRow:
 
 async def counts(runtime: Runtime, tier: str = "baton-mini") -> dict[str, int]:
     """What became of the tier's runs that were drawn."""
-    found = await runtime.context.store.learned(policy_of(tier), 0)
-    assert found is not None
-    return dict(notes_from_json(found.body).since(0.0))
+    notes = await runtime.context.store.learned(policy_of(tier), 0)
+    assert notes is not None
+    return dict(notes_from_json(notes.body).since(0.0))
 
 
 async def test_a_run_is_tried_a_second_time_once_it_has_ended(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         script_answers(stub)
         async with served(tmp_path, tried(stub)) as (runtime, shadows):
-            run, said = await answered(runtime, labels=frozenset())
-            assert said == ANSWERS["alpha"]
+            run, text = await answered(runtime, labels=frozenset())
+            assert text == ANSWERS["alpha"]
             await shadows.look()
             row = await shadow_of(runtime, run)
             assert (row.origin_kind, row.origin_run, row.state, row.tenant) == ("shadow", run, "succeeded", "tenant")
@@ -100,8 +100,8 @@ async def test_a_run_is_tried_a_second_time_once_it_has_ended(tmp_path: Path) ->
             assert use[0].spent == row.spent.usd
             await shadows.look()
             await shadows.look()
-            shown = await runtime.context.store.runs(RunQuery(origin_run=run))
-            assert [run.id for run in shown] == [row.id]
+            rows = await runtime.context.store.runs(RunQuery(origin_run=run))
+            assert [run.id for run in rows] == [row.id]
             assert await counts(runtime) == {"started": 1}
 
 
@@ -114,7 +114,7 @@ async def test_a_shadow_that_hangs_or_fails_changes_nothing_for_callers(tmp_path
             first = [await answered(runtime) for _ in range(MOST_AT_ONCE + 1)]
             await shadows.look()
             await until(lambda: len(stub.requests_for("gamma")) == MOST_AT_ONCE)
-            assert [said for _, said in [*first, await answered(runtime)]] == [ANSWERS["alpha"]] * (MOST_AT_ONCE + 2)
+            assert [text for _, text in [*first, await answered(runtime)]] == [ANSWERS["alpha"]] * (MOST_AT_ONCE + 2)
             await shadows.look()
             assert len(stub.requests_for("gamma")) == MOST_AT_ONCE
             journal = await events(runtime, first[0][0])
@@ -162,7 +162,7 @@ async def test_a_full_queue_drops_shadows_and_no_run(tmp_path: Path) -> None:
         script_answers(stub)
         async with served(tmp_path, tried(stub, max_waiting=2)) as (runtime, shadows):
             runs = [await answered(runtime) for _ in range(3)]
-            assert [said for _, said in runs] == [ANSWERS["alpha"]] * 3
+            assert [text for _, text in runs] == [ANSWERS["alpha"]] * 3
             await shadows.look()
             assert await counts(runtime) == {"queue_full": 1, "started": 2}
             assert 'baton_shadows_total{outcome="queue_full",tier="baton-mini"} 1.0' in metrics(runtime)
@@ -175,10 +175,10 @@ async def test_a_spent_budget_drops_shadows_and_no_run(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         script_answers(stub)
         async with served(tmp_path, tried(stub, usd_per_day="0.000020")) as (runtime, shadows):
-            run, said = await answered(runtime)
+            run, text = await answered(runtime)
             await shadows.look()
             row = await shadow_of(runtime, run)
-            assert (said, row.state, row.spent.usd, stub.requests_for("gamma")) == (
+            assert (text, row.state, row.spent.usd, stub.requests_for("gamma")) == (
                 ANSWERS["alpha"],
                 "over_budget",
                 0,
@@ -186,9 +186,9 @@ async def test_a_spent_budget_drops_shadows_and_no_run(tmp_path: Path) -> None:
             )
         (tmp_path / "spent").mkdir()
         async with served(tmp_path / "spent", tried(stub, usd_per_day=0)) as (runtime, shadows):
-            run, said = await answered(runtime)
+            run, text = await answered(runtime)
             await shadows.look()
-            assert (said, await counts(runtime)) == (ANSWERS["alpha"], {"budget": 1})
+            assert (text, await counts(runtime)) == (ANSWERS["alpha"], {"budget": 1})
             assert not await runtime.context.store.runs(RunQuery(origin_run=run))
 
 
@@ -223,8 +223,8 @@ async def test_what_nobody_has_approved_is_shown_to_no_shadow(tmp_path: Path) ->
                 followed_run = await runtime.runs.start(order(runtime, "baton-mini", approval=True))
                 runs.append(followed_run.run)
                 await until(lambda: not len(runtime.drivers))
-                asked = bodies_of(await events(runtime, followed_run.run), Kind.AWAITING_APPROVAL)[0]
-                decision = Decision(verdict=verdict, digest=asked["digest"], by="key:boss", key="")  # type: ignore[arg-type]
+                approval = bodies_of(await events(runtime, followed_run.run), Kind.AWAITING_APPROVAL)[0]
+                decision = Decision(verdict=verdict, digest=approval["digest"], by="key:boss", key="")  # type: ignore[arg-type]
                 await runtime.runs.decide(followed_run.run, None, decision)
                 await ended_row(runtime.context.store, followed_run.run)
             await shadows.look()
@@ -298,8 +298,8 @@ async def test_nobody_is_billed_for_a_shadow_and_nothing_is_learned_from_it(tmp_
             live = (await store.run(run)).spent.usd
             await shadows.look()
             row = await shadow_of(runtime, run)
-            given = Feedback("rating", row.id, "tenant", "key", 1.0, "grader", "exact", "1", 1.0)
-            assert await store.rated([given], TOLD, looked_at) == ()
+            rating = Feedback("rating", row.id, "tenant", "key", 1.0, "grader", "exact", "1", 1.0)
+            assert await store.rated([rating], TOLD, looked_at) == ()
             (use,) = await store.budget_use("tenant/tenant/-/day", 1)
             (spent,) = await store.spending(SpendQuery(since=0.0, until=row.created_at + 1, tenant="tenant"))
             assert (use.spent, spent.usd, spent.runs) == (live, live, 1)
@@ -357,11 +357,11 @@ async def test_the_report_compares_runs_with_their_shadows(tmp_path: Path) -> No
             assert await counts(runtime) == {"started": 4, "opted_out": 1}
             rows = [await shadow_of(runtime, run) for run in runs]
             for number, (run, score) in enumerate(((runs[2], 1.0), (rows[2].id, 0.0))):
-                given = Feedback(f"rating_{number}", run, "acme", "", 1.0, "grader", "exact", "1", score)
-                await runtime.context.store.rate(given)
-            found = await reported(client)
-            (candidate,) = found["candidates"]
-            assert (found["drawn"], candidate["pairs"], candidate["unfinished"]) == (None, 3, 0)
+                rating = Feedback(f"rating_{number}", run, "acme", "", 1.0, "grader", "exact", "1", score)
+                await runtime.context.store.rate(rating)
+            report = await reported(client)
+            (candidate,) = report["candidates"]
+            assert (report["drawn"], candidate["pairs"], candidate["unfinished"]) == (None, 3, 0)
             figures = {of["name"]: of for of in candidate["figures"]}
             assert figures["agreement"]["candidate"] == 1.0
             assert (figures["agreement"]["count"], figures["agreement"]["users"]) == (2, 1)

@@ -157,8 +157,8 @@ async def test_steps_share_what_is_left(runtime: Runtime) -> None:
 
 async def test_a_cheaper_worker_answers_before_a_run_is_refused(runtime: Runtime) -> None:
     limits = limits_with(runtime, "single", usd=2_000)
-    asked = order(runtime, "single", limits=limits, plan=plan(("dear", "", ["user"])))
-    outcome = await finish(await runtime.runs.start(asked))
+    new_order = order(runtime, "single", limits=limits, plan=plan(("dear", "", ["user"])))
+    outcome = await finish(await runtime.runs.start(new_order))
     [call] = bodies_of(await events(runtime, outcome.ended.state.run), Kind.CALL_INTENDED)
     assert outcome.ended.answer == ANSWERS["beta"]
     assert call["passed_over"] == [{"worker": "dear", "reason": "over_budget"}]
@@ -191,9 +191,9 @@ async def test_a_conductor_repairs_a_plan_that_is_too_dear_and_none_of_its_steps
     assert [plan["mode"] for plan in opened_plans] == ["first", "repair"]
     assert all(plan["waits"] for plan in opened_plans)
     assert [call["n"] for call in calls] == [None, None, 5]
-    told = "".join(message["content"] for message in latest_request(stub, "planner")["messages"])
-    assert "is left: name fewer steps or cheaper workers" in told
-    assert "Time left: " in told
+    prompt = "".join(message["content"] for message in latest_request(stub, "planner")["messages"])
+    assert "is left: name fewer steps or cheaper workers" in prompt
+    assert "Time left: " in prompt
     assert (outcome.ended.state.state, outcome.ended.state.degraded) == ("succeeded", False)
 
 
@@ -227,7 +227,7 @@ async def test_the_best_answer_so_far_is_given_where_the_money_ends_in_the_middl
 
 
 @pytest.mark.parametrize(
-    "wanted",
+    "task_fields",
     [
         {"form": Form({"type": "object"})},
         {"sampling": Sampling(stop=("END",))},
@@ -235,11 +235,11 @@ async def test_the_best_answer_so_far_is_given_where_the_money_ends_in_the_middl
     ],
 )
 async def test_an_output_that_has_not_the_form_of_the_answer_does_not_stand_in_for_it(
-    runtime: Runtime, stub: ProviderStub, wanted: dict[str, Any]
+    runtime: Runtime, stub: ProviderStub, task_fields: dict[str, Any]
 ) -> None:
     steps = plan(("beta", "Give the final answer.", ["user"]), ("gamma", "Check it.", ["user", 0]))
     stub.script("beta", Reply(chunks=("The draft.",), usage=Used(input=40, output=300)))
-    task = Task((Message("user", (Text("Hello"),)),), **wanted)
+    task = Task((Message("user", (Text("Hello"),)),), **task_fields)
     limits = limits_with(runtime, "planned", usd=1_200)
     outcome = await finish(await runtime.runs.start(order(runtime, "planned", limits=limits, plan=steps, task=task)))
     assert outcome.ended.state.state == "over_budget"
@@ -290,6 +290,6 @@ async def test_a_plan_that_would_take_too_long_is_not_begun(runtime: Runtime, st
 
 def slow(runtime: Runtime, **seconds: float) -> None:
     """Let this process have seen that these workers take so many seconds."""
-    known = runtime.pool.catalog().workers
+    workers = runtime.pool.catalog().workers
     for name, took in [*seconds.items()] * 5:
-        runtime.context.health.note_reply_time(known[name], took, patience=60.0)
+        runtime.context.health.note_reply_time(workers[name], took, patience=60.0)

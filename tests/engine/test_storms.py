@@ -66,12 +66,12 @@ async def test_a_storm_gets_little_more_than_one_attempt_a_call(
     assert {outcome.ended.state.state for outcome in outcomes} == {"failed"}
     assert runs <= len(stub.requests) <= (1 + RETRY_SHARE) * runs + 3 * FREE_RETRIES
     counted = runtime.context.telemetry.registry.get_sample_value
-    made = sum(
+    attempts = sum(
         counted("baton_retries_total", {"worker": worker, "kind": kind}) or 0
         for worker in ("alpha", "beta", "gamma")
         for kind in ("retry", "replacement")
     )
-    assert made == len(stub.requests) - runs
+    assert attempts == len(stub.requests) - runs
 
 
 async def test_a_storm_ends_when_the_workers_are_back(stub: ProviderStub, runtime: Runtime) -> None:

@@ -39,8 +39,12 @@ async def test_a_step_sees_the_answers_before_it_however_little_its_ticket_lets_
     journal, ring = SqlStore.journal, MemoryQueue.enqueue
 
     async def no_more(store: SqlStore, run: str, upto: int | None = None, after: int = 0) -> Journal:
-        read = await journal(store, run, upto, after)
-        return read if upto is None else Journal(read.salt, tuple(event for event in read.events if event.seq <= upto))
+        events = await journal(store, run, upto, after)
+        return (
+            events
+            if upto is None
+            else Journal(events.salt, tuple(event for event in events.events if event.seq <= upto))
+        )
 
     async def early(queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
         await ring(queue, [replace(ticket, seq=6) for ticket in tickets])
@@ -91,12 +95,12 @@ async def test_claims_are_renewed_while_the_queue_hangs(tmp_path: Path, monkeypa
     async def hang(_queue: MemoryQueue, _tickets: Sequence[Ticket]) -> None:
         await asyncio.Event().wait()
 
-    async def seen(store: SqlStore, held: Sequence[Held], until: float) -> frozenset[Held]:
+    async def renew_and_note(store: SqlStore, claims: Sequence[Held], until: float) -> frozenset[Held]:
         renewed.set()
-        return await renew(store, held, until)
+        return await renew(store, claims, until)
 
     monkeypatch.setattr(MemoryQueue, "keep", hang)
-    monkeypatch.setattr(SqlStore, "renew_claims", seen)
+    monkeypatch.setattr(SqlStore, "renew_claims", renew_and_note)
     async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub)) as runtime:
         stub.always("*", Hang())
         followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
@@ -114,9 +118,9 @@ async def test_a_step_of_a_run_that_is_asked_to_end_calls_nobody(
         runtime.drivers.spread = True
 
         async def late(queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
-            asked = (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),)
+            wishes = (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),)
             for ticket in tickets:
-                await runtime.context.store.append(Entry(ticket.run, runtime.context.now(), asked))
+                await runtime.context.store.append(Entry(ticket.run, runtime.context.now(), wishes))
             await ring(queue, [replace(ticket, seq=ticket.seq + 1) for ticket in tickets])
 
         monkeypatch.setattr(MemoryQueue, "enqueue", late)

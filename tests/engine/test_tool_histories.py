@@ -53,9 +53,9 @@ async def test_a_loop_that_began_elsewhere_is_history(stub: ProviderStub, runtim
         await Conversation(runtime, messages=[QUESTION, Message("assistant", (), calls=(call,)), result]).take_turn()
     ).ended
     assert ended.answer == "It is 42."
-    sent = stub.requests_for("alpha")[0].json["messages"]
-    assert [message["role"] for message in sent] == ["user", "assistant", "tool"]
-    assert sent[1]["tool_calls"][0]["id"] == sent[2]["tool_call_id"] == foreign
+    messages_sent = stub.requests_for("alpha")[0].json["messages"]
+    assert [message["role"] for message in messages_sent] == ["user", "assistant", "tool"]
+    assert messages_sent[1]["tool_calls"][0]["id"] == messages_sent[2]["tool_call_id"] == foreign
 
 
 async def test_a_later_run_of_the_conversation_sees_the_earlier_ones_messages(
@@ -65,15 +65,15 @@ async def test_a_later_run_of_the_conversation_sees_the_earlier_ones_messages(
     conversation = Conversation(runtime)
     first = await conversation.take_turn()
     conversation.add_results(first, "A")
-    done = await conversation.take_turn()
-    conversation.messages += [Message("assistant", (Text(done.ended.answer),)), Message("user", (Text("And now?"),))]
+    outcome = await conversation.take_turn()
+    conversation.messages += [Message("assistant", (Text(outcome.ended.answer),)), Message("user", (Text("And now?"),))]
     third = await conversation.take_turn()
     assert third.ended.state.run != first.ended.state.run
     conversation.add_results(third, "B")
     assert (await conversation.take_turn()).ended.answer == "43."
-    sent = stub.requests_for("alpha")[2].json["messages"]
-    assert [message["role"] for message in sent] == ["user", "assistant", "tool", "assistant", "user"]
-    assert sent[1]["tool_calls"][0]["id"] == first.ended.calls[0].id
+    messages_sent = stub.requests_for("alpha")[2].json["messages"]
+    assert [message["role"] for message in messages_sent] == ["user", "assistant", "tool", "assistant", "user"]
+    assert messages_sent[1]["tool_calls"][0]["id"] == first.ended.calls[0].id
 
 
 async def test_results_for_a_run_that_has_ended_are_history_for_a_new_one(stub: ProviderStub, runtime: Runtime) -> None:
@@ -145,17 +145,17 @@ async def test_each_turn_tells_its_own_usage_and_all_add_up(stub: ProviderStub, 
     )
     stub.script("alpha", Reply(usage=bills[2]))
     conversation = Conversation(runtime)
-    told = []
+    usages = []
     for result in ("A", "B", ""):
         outcome = await conversation.take_turn()
-        told.append(outcome.ended.bill)
+        usages.append(outcome.ended.bill)
         if outcome.ended.calls:
             conversation.add_results(outcome, result)
-    assert [bill.visible.total for bill in told] == [15, 37, 59]
-    assert all(bill.orchestration == Usage() for bill in told)
-    assert summed(bill.turn for bill in told) == told[-1].total
-    assert sum(bill.turn_usd for bill in told) == told[-1].usd
-    assert (await runtime.context.store.run(outcome.ended.state.run)).spent.usd == told[-1].usd
+    assert [bill.visible.total for bill in usages] == [15, 37, 59]
+    assert all(bill.orchestration == Usage() for bill in usages)
+    assert summed(bill.turn for bill in usages) == usages[-1].total
+    assert sum(bill.turn_usd for bill in usages) == usages[-1].usd
+    assert (await runtime.context.store.run(outcome.ended.state.run)).spent.usd == usages[-1].usd
 
 
 async def test_the_budget_is_for_all_turns(stub: ProviderStub, runtime: Runtime) -> None:

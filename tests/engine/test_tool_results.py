@@ -36,12 +36,12 @@ async def test_results_of_several_calls_come_together(stub: ProviderStub, runtim
     conversation = Conversation(runtime)
     first = await conversation.take_turn()
     conversation.add_results(first, "A", "B")
-    kept = conversation.messages.pop()
+    results = conversation.messages.pop()
     with pytest.raises(InvalidRequest) as refused:
         await conversation.take_turn()
     assert code(refused) == "tool_results_missing"
     assert first.ended.calls[1].id in refused.value.message
-    conversation.messages.append(kept)
+    conversation.messages.append(results)
     assert (await conversation.take_turn()).ended.answer == "It is 42."
 
 
@@ -66,12 +66,12 @@ async def test_whoever_loses_the_race_to_a_turn_leaves_its_driver_alone(
     stub.script("alpha", tool_call_reply(look_call("a")), tool_call_reply(look_call("b")), DONE)
     conversation, looking, find = Conversation(runtime), 0, tool_results.find_resumption
 
-    async def find_together(*given: Any) -> Any:
+    async def find_together(*arguments: Any) -> Any:
         nonlocal looking
-        found, looking = await find(*given), looking + 1
+        resumption, looking = await find(*arguments), looking + 1
         with suppress(NotInTime):
             await until(lambda: looking >= 3, within=0.3)
-        return found
+        return resumption
 
     conversation.add_results(await conversation.take_turn(), "A")
     monkeypatch.setattr(tool_results, "find_resumption", find_together)
@@ -120,10 +120,10 @@ async def test_ids_that_were_not_given_to_this_caller_are_unknown(stub: Provider
     stub.script("alpha", tool_call_reply(look_call("a")))
     conversation = Conversation(runtime)
     first = await conversation.take_turn()
-    (given,) = first.ended.calls
-    nobodys = replace(given, id=mint("run_" + "0" * 31, b"x" * 9))
-    others = replace(given, id=mint(first.ended.state.run, b"x" * 9))
-    for call, tenant in ((nobodys, "tenant"), (others, "tenant"), (given, "stranger")):
+    (call_of_first_turn,) = first.ended.calls
+    nobodys = replace(call_of_first_turn, id=mint("run_" + "0" * 31, b"x" * 9))
+    others = replace(call_of_first_turn, id=mint(first.ended.state.run, b"x" * 9))
+    for call, tenant in ((nobodys, "tenant"), (others, "tenant"), (call_of_first_turn, "stranger")):
         result = Message("tool", (Text("A"),), call_id=call.id)
         stranger = Conversation(runtime, messages=[QUESTION, Message("assistant", (), calls=(call,)), result])
         with pytest.raises(InvalidRequest) as refused:
@@ -136,11 +136,11 @@ async def test_another_key_goes_on_only_in_the_same_tier(stub: ProviderStub, run
     stub.script("alpha", tool_call_reply(look_call("a")), DONE)
     conversation = Conversation(runtime)
     conversation.add_results(await conversation.take_turn(), "A")
-    asked = replace(conversation.order(), key="other")
+    new_order = replace(conversation.order(), key="other")
     with pytest.raises(InvalidRequest) as refused:
-        await runtime.runs.start(replace(asked, tier=runtime.pool.catalog().tiers["baton-ultra"]))
+        await runtime.runs.start(replace(new_order, tier=runtime.pool.catalog().tiers["baton-ultra"]))
     assert code(refused) == "unknown_tool_call"
-    assert (await finish(await runtime.runs.start(asked))).ended.answer == "It is 42."
+    assert (await finish(await runtime.runs.start(new_order))).ended.answer == "It is 42."
 
 
 async def test_labels_do_not_grow_behind_the_workers_backs(stub: ProviderStub, runtime: Runtime) -> None:

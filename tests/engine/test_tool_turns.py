@@ -53,13 +53,13 @@ async def test_a_tool_loop_is_one_run_and_one_call_a_turn(stub: ProviderStub, ru
     third = await conversation.take_turn()
     assert (third.ended.answer, third.ended.finish, third.ended.calls) == ("It is 42.", "stop", ())
     assert state.run == second.ended.state.run == third.ended.state.run
-    sent = [received.json["messages"] for received in stub.requests_for("alpha")]
-    assert len(sent) == len(stub.requests) == 3
-    assert sent[1][: len(sent[0])] == sent[0]
-    said, result = sent[1][len(sent[0]) :]
-    assert (said["content"], said["tool_calls"][0]["id"]) == ("Let me see. ", "their-1")
+    conversations_sent = [received.json["messages"] for received in stub.requests_for("alpha")]
+    assert len(conversations_sent) == len(stub.requests) == 3
+    assert conversations_sent[1][: len(conversations_sent[0])] == conversations_sent[0]
+    assistant_turn, result = conversations_sent[1][len(conversations_sent[0]) :]
+    assert (assistant_turn["content"], assistant_turn["tool_calls"][0]["id"]) == ("Let me see. ", "their-1")
     assert (result["role"], result["tool_call_id"], result["content"]) == ("tool", "their-1", "A")
-    assert [message["content"] for message in sent[2] if message["role"] == "tool"] == ["A", "B", "3"]
+    assert [message["content"] for message in conversations_sent[2] if message["role"] == "tool"] == ["A", "B", "3"]
     assert all(len(received.json["tools"]) == 2 for received in stub.requests)
     assert kinds(await events(runtime, state.run)).count(Kind.PLAN_OPENED) == 1
 
@@ -204,7 +204,7 @@ async def test_calls_that_cannot_be_handed_on_are_an_attempt_that_failed(
     stub.script("alpha", replace(wrong, gap=0.02), tool_call_reply(look_call("a")))
     conversation = Conversation(runtime, toolbox=Toolbox((LOOK,), "required"), extra={"streams": live})
     outcome = await finish(await conversation.start_turn())
-    told = live and any(call.name == "look" for call in wrong.tool_calls)
+    call_was_streamed = live and any(call.name == "look" for call in wrong.tool_calls)
     journal = await events(runtime, outcome.ended.state.run)
     first = next(event.body for event in journal if event.kind is Kind.CALL_FINISHED)
     assert (first["outcome"], first["error"], "blamed" in first) == ("error", "tool_call_malformed", False)
@@ -215,7 +215,7 @@ async def test_calls_that_cannot_be_handed_on_are_an_attempt_that_failed(
     assert (first["usage"]["input"], first["usage"]["output"]) == least or not heard_out
     assert first["usage"]["input"] >= least[0]
     assert first["usage"]["output"] >= least[1]
-    if told:
+    if call_was_streamed:
         assert outcome.ended.error is not None
         assert outcome.ended.error.public_code == "tool_call_malformed"
     else:
@@ -238,8 +238,8 @@ async def test_what_comes_with_the_end_is_told_with_it(stub: ProviderStub, runti
 def in_one_piece(arguments: str) -> Raw:
     """A whole stream in one write, with words and a call of `look`."""
     call = {"index": 0, "id": "x", "type": "function", "function": {"name": "look", "arguments": arguments}}
-    said = {"index": 0, "delta": {"content": "Hm. ", "tool_calls": [call]}, "finish_reason": "tool_calls"}
-    return Raw(body=f"data: {json.dumps({'choices': [said]})}\n\ndata: [DONE]\n\n")
+    delta = {"index": 0, "delta": {"content": "Hm. ", "tool_calls": [call]}, "finish_reason": "tool_calls"}
+    return Raw(body=f"data: {json.dumps({'choices': [delta]})}\n\ndata: [DONE]\n\n")
 
 
 async def test_one_call_at_a_time_where_the_caller_wants_that(stub: ProviderStub, runtime: Runtime) -> None:
@@ -252,10 +252,10 @@ async def test_one_call_at_a_time_where_the_caller_wants_that(stub: ProviderStub
         assert not streams or len(assembled_calls(first.tool_deltas)) == 1
         conversation.add_results(first, "A")
         await conversation.take_turn()
-        (said,) = [
+        (assistant_turn,) = [
             message for message in stub.requests_for("alpha")[-1].json["messages"] if message["role"] == "assistant"
         ]
-        assert [call["id"] for call in said["tool_calls"]] == ["x"]
+        assert [call["id"] for call in assistant_turn["tool_calls"]] == ["x"]
 
 
 async def test_a_turn_that_is_cut_off_calls_nothing(stub: ProviderStub, runtime: Runtime) -> None:
@@ -327,7 +327,7 @@ async def test_a_conductor_plans_once_for_all_turns(stub: ProviderStub, runtime:
     for result in ("A", "B"):
         conversation.add_results(await conversation.take_turn(), result)
     assert (await conversation.take_turn()).ended.answer == "It is 42."
-    (asked,) = stub.requests_for("planner")
-    assert "- look: Looks something up." in asked.json["messages"][0]["content"]
-    place = asked.json["response_format"]["json_schema"]["schema"]["properties"]["steps"]["prefixItems"][0]
+    (request,) = stub.requests_for("planner")
+    assert "- look: Looks something up." in request.json["messages"][0]["content"]
+    place = request.json["response_format"]["json_schema"]["schema"]["properties"]["steps"]["prefixItems"][0]
     assert "tools" in place["required"]

@@ -101,11 +101,11 @@ async def test_spans_have_the_attributes_of_the_conventions(
         "baton.cost_micro_usd": answered.attributes["baton.cost_micro_usd"],
     }
     port = int(stub.vllm_url.split(":")[2].split("/")[0])
-    known = attributes(answered)
-    assert known["baton.call"].startswith("call_")
-    assert known["gen_ai.response.id"]
-    assert known["gen_ai.usage.input_tokens"] * known["gen_ai.usage.output_tokens"] > 0
-    assert {name: known[name] for name in known if not name.startswith(("gen_ai.usage", "gen_ai.response"))} == {
+    expected = attributes(answered)
+    assert expected["baton.call"].startswith("call_")
+    assert expected["gen_ai.response.id"]
+    assert expected["gen_ai.usage.input_tokens"] * expected["gen_ai.usage.output_tokens"] > 0
+    assert {name: expected[name] for name in expected if not name.startswith(("gen_ai.usage", "gen_ai.response"))} == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "stub",
         "gen_ai.request.model": "alpha",
@@ -114,14 +114,14 @@ async def test_spans_have_the_attributes_of_the_conventions(
         "gen_ai.request.max_tokens": 77,
         "server.address": "127.0.0.1",
         "server.port": port,
-        "baton.call": known["baton.call"],
+        "baton.call": expected["baton.call"],
         "baton.worker": "alpha",
         "baton.step": 0,
         "baton.attempt": 2,
         "baton.outcome": "ok",
-        "baton.cost_micro_usd": known["baton.cost_micro_usd"],
+        "baton.cost_micro_usd": expected["baton.cost_micro_usd"],
     }
-    assert (known["gen_ai.response.model"], known["gen_ai.response.finish_reasons"]) == ("alpha", ("stop",))
+    assert (expected["gen_ai.response.model"], expected["gen_ai.response.finish_reasons"]) == ("alpha", ("stop",))
     assert [failed(lost), failed(answered)] == [True, False]
     assert attributes(lost, "error", "http", "baton.attempt", "baton.outcome") == {
         "error.type": "overload",
@@ -137,13 +137,13 @@ async def test_calls_are_measured_by_the_metrics_of_the_conventions(
     stub.script("alpha", Fail(status=503))
     await ask(client)
     _, answered = await spans.named("chat", 2)
-    known = attributes(answered)
+    expected = attributes(answered)
     durations = {point.attributes.get("error.type"): point for point in spans.points(OPERATION_DURATION)}
     assert {error: point.count for error, point in durations.items()} == {"overload": 1, None: 1}
     tokens = {point.attributes["gen_ai.token.type"]: point for point in spans.points(TOKEN_USAGE)}
     assert {kind: point.sum for kind, point in tokens.items()} == {
-        "input": known["gen_ai.usage.input_tokens"],
-        "output": known["gen_ai.usage.output_tokens"],
+        "input": expected["gen_ai.usage.input_tokens"],
+        "output": expected["gen_ai.usage.output_tokens"],
     }
     assert dict(tokens["input"].attributes) == {
         "gen_ai.operation.name": "chat",
@@ -152,7 +152,7 @@ async def test_calls_are_measured_by_the_metrics_of_the_conventions(
         "gen_ai.response.model": "alpha",
         "gen_ai.token.type": "input",
         "server.address": "127.0.0.1",
-        "server.port": known["server.port"],
+        "server.port": expected["server.port"],
     }
 
 
@@ -192,23 +192,23 @@ async def test_a_turn_with_tool_results_continues_the_runs_trace(
 ) -> None:
     stub.script("alpha", tool_call_reply(look_call("a")), Reply(chunks=("Done.",)))
     first = await client.post("/v1/chat/completions", json=body(tools=[LOOK]), headers=CALLER)
-    said = first.json()["choices"][0]["message"]
-    result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "A"}
-    messages = [*body()["messages"], said, result]
+    message = first.json()["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "A"}
+    messages = [*body()["messages"], message, result]
     reply = await client.post("/v1/chat/completions", json=body(tools=[LOOK], messages=messages), headers=second)
     assert reply.json()["choices"][0]["message"]["content"] == "Done."
-    begun, resumed = await spans.named("invoke_workflow", 2)
-    asked, returned = await spans.named("POST", 2)
+    first_turn, resumed = await spans.named("invoke_workflow", 2)
+    first_request, returned = await spans.named("POST", 2)
     calls = await spans.named("chat", 2)
-    assert {trace_of(call) for call in (begun, resumed, *calls)} == {TRACE_ID}
-    assert [attributes(span)["baton.turn"] for span in (begun, resumed)] == [0, 1]
-    assert attributes(begun)["baton.state"] == "awaiting_tool"
-    assert not failed(begun)
-    assert [parent_id(call) for call in calls] == [span_id(begun), span_id(resumed)]
+    assert {trace_of(call) for call in (first_turn, resumed, *calls)} == {TRACE_ID}
+    assert [attributes(span)["baton.turn"] for span in (first_turn, resumed)] == [0, 1]
+    assert attributes(first_turn)["baton.state"] == "awaiting_tool"
+    assert not failed(first_turn)
+    assert [parent_id(call) for call in calls] == [span_id(first_turn), span_id(resumed)]
     if second is CALLER:
         assert (parent_id(resumed), resumed.links, returned.links) == (span_id(returned), (), ())
     else:
-        assert (parent_id(resumed), trace_of(returned)) == (span_id(asked), OTHER["traceparent"][3:35])
+        assert (parent_id(resumed), trace_of(returned)) == (span_id(first_request), OTHER["traceparent"][3:35])
         assert [f"{link.context.span_id:016x}" for link in resumed.links] == [span_id(returned)]
         assert [f"{link.context.trace_id:032x}" for link in returned.links] == [TRACE_ID]
 
@@ -228,11 +228,11 @@ async def test_another_engine_goes_on_in_the_same_trace(stub: ProviderStub, tmp_
     stub.always("planner", Reply(chunks=(plan_text((0, "Solve", ["user"])),)))
     async with running_service(tmp_path, pool_text(stub), settings) as runtime:
         spans.record(runtime)
-        [taken] = await spans.named("invoke_workflow")
+        [workflow] = await spans.named("invoke_workflow")
         calls = [span for span in spans.ended if span.name.startswith("chat")]
-    assert attributes(taken)["baton.taken_over"] is True
-    assert attributes(taken)["baton.run"] == run
-    assert (trace_of(taken), parent_id(taken)) == (TRACE_ID, CALLERS_SPAN), "the first process exported no spans"
+    assert attributes(workflow)["baton.taken_over"] is True
+    assert attributes(workflow)["baton.run"] == run
+    assert (trace_of(workflow), parent_id(workflow)) == (TRACE_ID, CALLERS_SPAN), "the first process exported no spans"
     assert {trace_of(call) for call in calls} == {TRACE_ID}
 
 
@@ -246,8 +246,8 @@ async def test_without_an_exporter_the_callers_trace_reaches_the_record_and_the_
     assert (await client.get(f"/v1/runs/{run}")).json()["trace_id"] == TRACE_ID
     await ask(client)
     assert stub.requests_for("alpha")[1].header("traceparent") is None
-    found = (await client.get("/v1/runs", params={"trace_id": TRACE_ID})).json()["data"]
-    assert [entry["id"] for entry in found] == [run]
+    runs = (await client.get("/v1/runs", params={"trace_id": TRACE_ID})).json()["data"]
+    assert [entry["id"] for entry in runs] == [run]
     assert (await client.get("/v1/runs", params={"trace_id": "x"})).status_code == 400
 
 
@@ -255,8 +255,8 @@ async def test_headers_that_name_no_span_are_ignored(stub: ProviderStub, client:
     for headers in NAMELESS:
         reply = await client.post("/v1/chat/completions", json=body(), headers=headers)
         assert reply.status_code == 200, headers
-        sent = {name.lower() for name, _ in stub.requests_for("alpha")[-1].headers}
-        assert not sent & {"traceparent", "tracestate", "baggage"}, headers
+        header_names = {name.lower() for name, _ in stub.requests_for("alpha")[-1].headers}
+        assert not header_names & {"traceparent", "tracestate", "baggage"}, headers
         run = await client.get(f"/v1/runs/{reply.headers['x-baton-run']}")
         assert run.json()["trace_id"] is None, headers
 

@@ -27,13 +27,13 @@ async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
 
 def unanswered(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, *, lands: bool) -> None:
     """The next admission is committed or not, and the store cannot find out which."""
-    append, done = runtime.context.store.append, False
+    append, has_failed = runtime.context.store.append, False
 
     async def undecided(entry: Entry) -> Appended:
-        nonlocal done
-        if entry.new is None or done:
+        nonlocal has_failed
+        if entry.new is None or has_failed:
             return await append(entry)
-        done = True
+        has_failed = True
         if lands:
             await append(entry)
         raise StoreUnavailable(code=UNDECIDED, retry_after=1.0)
@@ -41,7 +41,7 @@ def unanswered(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, *, lands: bool
     monkeypatch.setattr(runtime.context.store, "append", undecided)
 
 
-async def asked(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
+async def send(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
     body = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
     return await client.post("/v1/chat/completions", json=body | more.pop("body", {}), **more)
 
@@ -57,7 +57,7 @@ async def test_the_caller_is_told_that_it_is_not_known_and_the_runs_id(
 ) -> None:
     unanswered(runtime, monkeypatch, lands=lands)
     async with client_of(runtime) as client:
-        reply = await asked(client)
+        reply = await send(client)
         run = reply.headers["x-baton-run"]
         error = reply.json()["error"]
         assert (reply.status_code, error["code"], int(reply.headers["retry-after"]) >= 1) == (503, UNDECIDED, True)
@@ -65,7 +65,7 @@ async def test_the_caller_is_told_that_it_is_not_known_and_the_runs_id(
         assert "nothing was started" not in error["message"]
         assert (await client.get(f"/v1/runs/{run}")).status_code == (200 if lands else 404)
         assert len(runtime.drivers) == 0
-        assert (await asked(client)).status_code == 200, "its place is free again"
+        assert (await send(client)).status_code == 200, "its place is free again"
 
 
 async def test_a_run_that_nobody_waits_for_is_cancelled(
@@ -74,14 +74,14 @@ async def test_a_run_that_nobody_waits_for_is_cancelled(
     stub.always("alpha", Hang())
     unanswered(runtime, monkeypatch, lands=True)
     async with client_of(runtime) as client:
-        reply = await asked(client)
+        reply = await send(client)
     assert (await ended(runtime, reply.headers["x-baton-run"])).state == "cancelled"
 
 
 async def test_a_run_that_is_to_be_finished_goes_on(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     unanswered(runtime, monkeypatch, lands=True)
     async with client_of(runtime) as client:
-        reply = await asked(client, body={"baton": {"on_disconnect": "finish"}})
+        reply = await send(client, body={"baton": {"on_disconnect": "finish"}})
     assert reply.status_code == 503
     assert (await ended(runtime, reply.headers["x-baton-run"])).state == "succeeded"
 
@@ -92,8 +92,8 @@ async def test_the_same_request_with_an_idempotency_key_may_simply_be_sent_again
 ) -> None:
     unanswered(runtime, monkeypatch, lands=lands)
     async with client_of(runtime) as client:
-        first = await asked(client, headers={"Idempotency-Key": "one"})
-        again = await asked(client, headers={"Idempotency-Key": "one"})
+        first = await send(client, headers={"Idempotency-Key": "one"})
+        again = await send(client, headers={"Idempotency-Key": "one"})
     assert (first.status_code, again.status_code) == (503, 200)
     assert (again.headers["x-baton-run"] == first.headers["x-baton-run"]) == lands
     assert len(stub.requests) == 1

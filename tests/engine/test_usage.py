@@ -19,19 +19,21 @@ def usage(dice: Random) -> Usage | None:
     """What a provider might report, or nothing at all."""
     if dice.random() < 0.2:
         return None
-    read, written = dice.randrange(1, 5_000), dice.randrange(1, 3_000)
-    cached = dice.choice((0, read, dice.randrange(read + 1)))
-    return Usage(input=read, cached=cached, output=written, reasoning=dice.choice((0, dice.randrange(written + 1))))
+    input_tokens, written = dice.randrange(1, 5_000), dice.randrange(1, 3_000)
+    cached = dice.choice((0, input_tokens, dice.randrange(input_tokens + 1)))
+    return Usage(
+        input=input_tokens, cached=cached, output=written, reasoning=dice.choice((0, dice.randrange(written + 1)))
+    )
 
 
 def steps(dice: Random) -> list[tuple[str, str, list[Any]]]:
     """A plan of 1 to 5 steps; whoever cannot see the caller's words reads an earlier step."""
-    made: list[tuple[str, str, list[Any]]] = []
+    planned_steps: list[tuple[str, str, list[Any]]] = []
     for place in range(dice.randrange(1, 6)):
         earlier = [n for n in range(place) if dice.random() < 0.6]
         access = [*(["user"] if dice.random() < 0.7 or not earlier else []), *earlier]
-        made.append((dice.choice(WORKERS), f"Do part {place}.", access))
-    return made
+        planned_steps.append((dice.choice(WORKERS), f"Do part {place}.", access))
+    return planned_steps
 
 
 async def ask(client: httpx.AsyncClient, body: Mapping[str, Any], stream: bool) -> tuple[dict[str, Any], str, Any]:
@@ -62,25 +64,25 @@ def seen_and_unseen(usage: Mapping[str, Any]) -> dict[str, int]:
 @pytest.mark.parametrize("seed", range(12))
 async def test_usage_is_the_journals(stub: ProviderStub, client: httpx.AsyncClient, seed: int) -> None:
     dice = Random(seed)
-    drawn, conducted = steps(dice), dice.random() < 0.5
+    planned_steps, conducted = steps(dice), dice.random() < 0.5
     alike = Reply(chunks=("Some", " words"), usage=usage(dice))
     for name in WORKERS:  # a conductor is shown them shuffled, so there it must not matter who does what
         stub.always(name, alike if conducted else Reply(chunks=("Words", " of ", name), usage=usage(dice)))
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "What is 2 + 2?" * dice.randrange(1, 50)}]}
     if conducted:
         body["model"] = "baton-ultra"
-        planned = ((n % 3, text, seen) for n, (_, text, seen) in enumerate(drawn))
+        planned = ((n % 3, text, access) for n, (_, text, access) in enumerate(planned_steps))
         stub.always("planner", plan_reply(*planned, usage=usage(dice)))
     else:
-        plan = [{"worker": worker, "subtask": text, "access": seen} for worker, text, seen in drawn]
+        plan = [{"worker": worker, "subtask": text, "access": access} for worker, text, access in planned_steps]
         body |= {"model": "baton-mini", "baton": {"plan": {"steps": plan}}}
-    told = []
+    answers = []
     for stream in (False, True):
         if seed % 3 == 0:
-            stub.script(drawn[0][0], Fail(status=500))
-        told.append(await ask(client, body, stream))
-        await _compare_with_journal(client, *told[-1])
-    (whole, text, baton), (streamed, streamed_text, streamed_baton) = told
+            stub.script(planned_steps[0][0], Fail(status=500))
+        answers.append(await ask(client, body, stream))
+        await _compare_with_journal(client, *answers[-1])
+    (whole, text, baton), (streamed, streamed_text, streamed_baton) = answers
     assert text == streamed_text
     assert whole == streamed
     assert (baton["usage"], baton["cost_usd"]) == (streamed_baton["usage"], streamed_baton["cost_usd"])
@@ -101,8 +103,8 @@ async def _compare_with_journal(client: httpx.AsyncClient, usage: dict[str, Any]
     assert {name: figure for name, figure in sums.items() if name != "reasoning"} == seen_and_unseen(usage)
     assert round(baton["cost_usd"] * 1_000_000) == sum(call["usd"] for call in calls)
     answering = next(event["body"]["step"] for event in events if event["kind"] == "run.succeeded")
-    done = {event["body"]["n"]: event["body"]["call"] for event in events if event["kind"] == "step.done"}
-    answer = next(call for call in calls if call["call"] == done[answering])
+    answering_calls = {event["body"]["n"]: event["body"]["call"] for event in events if event["kind"] == "step.done"}
+    answer = next(call for call in calls if call["call"] == answering_calls[answering])
     assert usage["completion_tokens"] == answer["usage"]["output"]
     assert usage["completion_tokens_details"]["reasoning_tokens"] == answer["usage"]["reasoning"]
     run = (await client.get(f"/v1/runs/{baton['run']}")).json()

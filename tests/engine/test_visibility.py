@@ -39,18 +39,18 @@ class Piece:
     subtask: str
     answer: str
     user: bool
-    seen: tuple[int, ...]
+    steps_read: tuple[int, ...]
 
     @property
     def access(self) -> list[str | int]:
-        return [*(["user"] if self.user else []), *self.seen]
+        return [*(["user"] if self.user else []), *self.steps_read]
 
 
 @dataclass(frozen=True)
 class Game:
     """One run: what the caller says, and a plan in which at most one step has no subtask of its own."""
 
-    said: tuple[str, ...]
+    texts: tuple[str, ...]
     pieces: tuple[Piece, ...]
 
     def plan(self, names: tuple[Any, ...], random: Random) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Game:
     def task(self) -> Task:
         """What the caller asks: a system message, a turn of each side, and the question."""
         roles = ("system", "user", "assistant", "user")
-        talk = [Message(role, (Text(f"say {said}"),)) for role, said in zip(roles, self.said, strict=True)]  # type: ignore[arg-type]
+        talk = [Message(role, (Text(f"say {text}"),)) for role, text in zip(roles, self.texts, strict=True)]  # type: ignore[arg-type]
         return Task(tuple(talk))
 
     def step_of(self, received: Received) -> int:
@@ -74,10 +74,10 @@ class Game:
     def expected(self, n: int) -> set[str]:
         """The canaries that belong into the request of step `n`."""
         piece = self.pieces[n]
-        listed = [self.pieces[seen] for seen in piece.seen]
+        listed = [self.pieces[place] for place in piece.steps_read]
         own = CANARY.findall(piece.subtask)
-        shown = {canary for piece in listed for canary in CANARY.findall(piece.subtask + piece.answer)}
-        return {*own, *shown, *(self.said if piece.user else ())}
+        canaries = {canary for piece in listed for canary in CANARY.findall(piece.subtask + piece.answer)}
+        return {*own, *canaries, *(self.texts if piece.user else ())}
 
 
 def game(random: Random) -> Game:
@@ -89,9 +89,9 @@ def game(random: Random) -> Game:
     pieces = []
     bare = random.choice((None, 0, 1, 2, 3))
     for n in range(random.randint(1, 5)):
-        seen = tuple(m for m in range(n) if random.random() < 0.5)
+        visible = tuple(m for m in range(n) if random.random() < 0.5)
         user = random.random() < 0.5 or n == bare
-        pieces.append(Piece("" if n == bare else f"Do {canary()}.", canary(), user, seen))
+        pieces.append(Piece("" if n == bare else f"Do {canary()}.", canary(), user, visible))
     return Game(tuple(canary() for _ in range(4)), tuple(pieces))
 
 
@@ -106,28 +106,30 @@ class Table:
 
     def game_of(self, received: Received) -> Game:
         """The run that a request belongs to, by any canary in it."""
-        found = set(CANARY.findall(received.body.decode()))
-        last = set(CANARY.findall(received.json["messages"][-1]["content"].rpartition(LAST)[2])) or found
-        return next(game for game in self.games if last & self.known(game))
+        canaries = set(CANARY.findall(received.body.decode()))
+        last = set(CANARY.findall(received.json["messages"][-1]["content"].rpartition(LAST)[2])) or canaries
+        return next(game for game in self.games if last & self.canaries_of(game))
 
-    def known(self, player: Game) -> set[str]:
+    def canaries_of(self, player: Game) -> set[str]:
         """Every canary of a run."""
-        return {*player.said, *CANARY.findall("".join(piece.subtask + piece.answer for piece in player.pieces))}
+        return {*player.texts, *CANARY.findall("".join(piece.subtask + piece.answer for piece in player.pieces))}
 
     def answer(self, received: Received) -> Reply:
         """Check the request of a worker, and answer with the step's canary in something like a plan."""
         player = self.game_of(received)
         n = player.step_of(received)
         self.requests.append((player, n))
-        found = set(CANARY.findall(received.body.decode())) & {c for each in self.games for c in self.known(each)}
-        if found != player.expected(n):
-            self.wrong.append(f"step {n} of {player}: {found ^ player.expected(n)}")
+        canaries = set(CANARY.findall(received.body.decode())) & {
+            c for each in self.games for c in self.canaries_of(each)
+        }
+        if canaries != player.expected(n):
+            self.wrong.append(f"step {n} of {player}: {canaries ^ player.expected(n)}")
         plan = {"steps": [{"worker": "alpha", "subtask": player.pieces[n].answer, "access": ["user"]}]}
         return Reply(chunks=(json.dumps(plan), "\n```json\n", json.dumps(plan)))
 
     def conduct(self, received: Received) -> Reply:
         """The run's plan, from its conductor; a conductor sees the caller's words."""
-        player = next(each for each in self.games if set(each.said) <= set(CANARY.findall(received.body.decode())))
+        player = next(each for each in self.games if set(each.texts) <= set(CANARY.findall(received.body.decode())))
         if any(name in received.json["messages"][0]["content"] for name in WORKERS):
             self.wrong.append("the conductor saw names")
         return Reply(chunks=(json.dumps(player.plan((0, 1, 2), self.random)),))
@@ -138,10 +140,10 @@ class Table:
         self.games.append(player)
         if self.random.random() < 0.7:
             plan = player.plan(("alpha", "beta", "gamma"), self.random)
-            asked = order(runtime, "baton-mini", task=player.task, plan=plan, streams=self.random.random() < 0.5)
+            new_order = order(runtime, "baton-mini", task=player.task, plan=plan, streams=self.random.random() < 0.5)
         else:
-            asked = order(runtime, "baton-ultra", task=player.task)
-        outcome = await finish(await runtime.runs.start(asked))
+            new_order = order(runtime, "baton-ultra", task=player.task)
+        outcome = await finish(await runtime.runs.start(new_order))
         assert outcome.ended.error is None
         assert player.pieces[-1].answer in outcome.ended.answer
         assert len(outcome.ended.state.steps) == len(player.pieces)
@@ -166,9 +168,9 @@ async def test_a_request_holds_what_its_access_list_grants_and_nothing_else(runt
     for _ in range(RUNS // AT_ONCE):
         await asyncio.gather(*(table.play(running) for _ in range(AT_ONCE)))
     assert table.wrong == []
-    asked = [(id(request), n) for request, n in table.requests]
-    assert len(asked) == len(set(asked)) == sum(len(player.pieces) for player in table.games)
-    grants = [(piece.user, bool(piece.seen)) for player in table.games for piece in player.pieces]
+    requests = [(id(request), n) for request, n in table.requests]
+    assert len(requests) == len(set(requests)) == sum(len(player.pieces) for player in table.games)
+    grants = [(piece.user, bool(piece.steps_read)) for player in table.games for piece in player.pieces]
     assert set(grants) == {(True, True), (True, False), (False, True), (False, False)}
 
 
@@ -181,8 +183,8 @@ async def test_an_ignored_access_list_would_be_noticed(
 
     async def leaky(store: Store, state: RunState, n: int, fresh: Mapping[str, bytes]) -> View:
         step = state.steps[n]
-        done = tuple(m for m, earlier in state.steps.items() if m < n and earlier.state == "done")
-        wide = Access(step.access.user or leak != "steps", done if leak != "user" else step.access.steps)
+        done_steps = tuple(m for m, earlier in state.steps.items() if m < n and earlier.state == "done")
+        wide = Access(step.access.user or leak != "steps", done_steps if leak != "user" else step.access.steps)
         return await honest(store, replace(state, steps={**state.steps, n: replace(step, access=wide)}), n, fresh)
 
     monkeypatch.setattr(execution, "view_of_step", leaky)

@@ -59,11 +59,11 @@ class Receiver:
         return [client.webhooks.unwrap(body, headers, secret=SECRET) for headers, body in self.came]
 
     def ids(self) -> list[str]:
-        found = []
+        ids = []
         for headers, _ in self.came:
             lower = {name.lower(): value for name, value in headers.items()}
-            found.append(lower["webhook-id"])
-        return found
+            ids.append(lower["webhook-id"])
+        return ids
 
     async def wait_for(self, count: int) -> list[Any]:
         """The events, once that many have come."""
@@ -73,16 +73,16 @@ class Receiver:
 
 @pytest.fixture
 async def receiver() -> AsyncIterator[Receiver]:
-    made = Receiver()
+    new_receiver = Receiver()
     application = web.Application()
-    application.router.add_post("/hook", made.take)
-    application.router.add_route("*", "/hook/elsewhere", made.wrong)
+    application.router.add_post("/hook", new_receiver.take)
+    application.router.add_route("*", "/hook/elsewhere", new_receiver.wrong)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
-    yield made
+    new_receiver.url = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
+    yield new_receiver
     await runner.cleanup()
 
 
@@ -169,8 +169,8 @@ async def test_other_ends_have_other_words(stub: ProviderStub, receiver: Receive
         runtime.runs.cancel(followed_run.run, "caller")
         assert (await finish(followed_run)).ended.state.state == "cancelled"
         events = await receiver.wait_for(2)
-    found = [(event.type, event.data.id) for event in events]
-    assert found == [("response.failed", f"resp_{failed}"), ("response.cancelled", f"resp_{followed_run.run}")]
+    types_and_ids = [(event.type, event.data.id) for event in events]
+    assert types_and_ids == [("response.failed", f"resp_{failed}"), ("response.cancelled", f"resp_{followed_run.run}")]
 
 
 async def test_each_background_turn_is_told_under_its_own_ids(
@@ -180,17 +180,17 @@ async def test_each_background_turn_is_told_under_its_own_ids(
     stub.script("alpha", *calls, Reply(chunks=("Cut",), finish="length"))
     async with opened_house(stub, receiver, tmp_path) as runtime:
         conversation = Conversation(runtime)
-        asked = await conversation.take_turn(wire=BACKGROUND)
+        outcome = await conversation.take_turn(wire=BACKGROUND)
         await none_left(runtime)
-        conversation.add_results(asked, "one")
-        asked = await conversation.take_turn(wire={"format": "responses"})  # this turn has a caller who waits for it
-        conversation.add_results(asked, "two")
+        conversation.add_results(outcome, "one")
+        outcome = await conversation.take_turn(wire={"format": "responses"})  # this turn has a caller who waits for it
+        conversation.add_results(outcome, "two")
         ended = await conversation.take_turn(wire=BACKGROUND)
         run = ended.ended.state.run
         events = await receiver.wait_for(2)
         await none_left(runtime)
-    told = [(event.type, event.data.id) for event in events]
-    assert told == [("response.completed", f"resp_{run}"), ("response.incomplete", f"resp_{run}_2")]
+    types_and_ids = [(event.type, event.data.id) for event in events]
+    assert types_and_ids == [("response.completed", f"resp_{run}"), ("response.incomplete", f"resp_{run}_2")]
     assert len(set(receiver.ids())) == 2
 
 
@@ -248,9 +248,9 @@ async def test_a_receiver_that_is_gone_is_not_tried_again(
         await receiver.wait_for(2)
         await none_left(runtime)
         assert outcomes(runtime) == [1, 0, 1], "it is that delivery alone"
-        (kept,) = await runtime.context.store.failed_notices(10)
-        assert (kept.notice.run, kept.reason) == (run, "HTTP 410")
-        assert await runtime.context.store.resend_notices([kept.notice], runtime.context.now()) == 1
+        (notice,) = await runtime.context.store.failed_notices(10)
+        assert (notice.notice.run, notice.reason) == (run, "HTTP 410")
+        assert await runtime.context.store.resend_notices([notice.notice], runtime.context.now()) == 1
         await receiver.wait_for(3)
         await none_left(runtime)
         assert (await runtime.context.store.failed_notices(10), outcomes(runtime)) == ((), [2, 0, 1])

@@ -48,15 +48,15 @@ def telemetry() -> Telemetry:
 @pytest.fixture
 def health(clock: Clock, telemetry: Telemetry) -> Health:
     """A process that has heard nothing yet."""
-    made = Health(telemetry, monotonic=clock, random=Random(1).random)
-    made.use_catalog(CATALOG)
-    return made
+    new_health = Health(telemetry, monotonic=clock, random=Random(1).random)
+    new_health.use_catalog(CATALOG)
+    return new_health
 
 
-def settle(health: Health, name: str, verdict: Verdict, times: int = 1, asked: float | None = None) -> None:
+def settle(health: Health, name: str, verdict: Verdict, times: int = 1, wait_seconds: float | None = None) -> None:
     """Calls of our own end."""
     for number in range(times):
-        health.note_own_call(f"call-{name}-{number}", WORKERS[name], verdict, 1_000.0, asked)
+        health.note_own_call(f"call-{name}-{number}", WORKERS[name], verdict, 1_000.0, wait_seconds)
 
 
 def finished(call: str, outcome: str = "error", **more: Any) -> CallFinished:
@@ -81,8 +81,8 @@ def test_nobody_is_chosen_without_time(health: Health) -> None:
 
 def test_the_worst_of_the_ejected_come_first(health: Health) -> None:
     settle(health, "ada", "misconfigured")
-    settle(health, "bob", "rate_limited", asked=2.0)
-    settle(health, "cyd", "rate_limited", asked=99.0)
+    settle(health, "bob", "rate_limited", wait_seconds=2.0)
+    settle(health, "cyd", "rate_limited", wait_seconds=99.0)
     assert list(health.ejected_workers(list(WORKERS.values())).items()) == [
         ("ada", "misconfigured"),
         ("cyd", "rate_limited"),
@@ -92,7 +92,7 @@ def test_the_worst_of_the_ejected_come_first(health: Health) -> None:
 
 
 def test_a_worker_that_may_be_probed_is_not_ejected(health: Health, clock: Clock) -> None:
-    settle(health, "ada", "rate_limited", asked=2.0)
+    settle(health, "ada", "rate_limited", wait_seconds=2.0)
     clock.seconds += 2.0
     assert health.ejected_workers([WORKERS["ada"]]) == {}
 
@@ -101,7 +101,7 @@ def test_a_call_with_an_alternative_is_refused_but_for_the_probe(health: Health,
     ada = WORKERS["ada"]
     assert health.refusal(ada, 60.0) == ""
     assert health.refusal(ada, 0.01) == "no_time"
-    settle(health, "ada", "rate_limited", asked=2.0)
+    settle(health, "ada", "rate_limited", wait_seconds=2.0)
     assert health.refusal(ada, 60.0) == "rate_limited"
     clock.seconds += 2.0
     assert [health.refusal(ada, 60.0) for _ in range(3)] == ["", "probing", "probing"]
@@ -163,10 +163,10 @@ def test_another_pool_keeps_what_is_known_of_unchanged_workers(health: Health, t
     assert health.ejected_workers(list(workers.values())) == {"adele": "misconfigured"}, (
         "the same model, under another name"
     )
-    shown = telemetry.registry.get_sample_value
-    assert shown("baton_breaker_state", {"worker": "adele"}) == 2
-    assert shown("baton_breaker_state", {"worker": "ada"}) is None
-    assert shown("baton_breaker_state", {"worker": "cyd"}) == 0
+    sample = telemetry.registry.get_sample_value
+    assert sample("baton_breaker_state", {"worker": "adele"}) == 2
+    assert sample("baton_breaker_state", {"worker": "ada"}) is None
+    assert sample("baton_breaker_state", {"worker": "cyd"}) == 0
 
 
 def test_a_worker_that_was_gone_comes_back_unknown(health: Health) -> None:

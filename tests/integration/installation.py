@@ -80,8 +80,8 @@ class Installation:
 
     def holding(self) -> Process:
         """The dispatcher that holds the one running step."""
-        found = wait_until(self.holders, what="a step is held")
-        return next(dispatcher for dispatcher in self.dispatchers if dispatcher.pid in found)
+        holders = wait_until(self.holders, what="a step is held")
+        return next(dispatcher for dispatcher in self.dispatchers if dispatcher.pid in holders)
 
 
 async def execute(url: str, statement: str) -> list[Any]:

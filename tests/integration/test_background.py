@@ -65,8 +65,8 @@ def ask(process: Process, method: str, path: str, **more: Any) -> httpx.Response
 def status(process: Process, response: str) -> str:
     reply = ask(process, "GET", f"/{response}")
     assert reply.status_code == 200, reply.text
-    found: str = reply.json()["status"]
-    return found
+    state: str = reply.json()["status"]
+    return state
 
 
 def text(response: dict[str, Any]) -> str:
@@ -77,9 +77,9 @@ def driven(database: str, response: str) -> tuple[int, int, float]:
     """A run's epoch, the process id of its driver, and the seconds from its admission to its first call."""
     run = response.removeprefix("resp_")
     (row,) = asyncio.run(execute(database, f"SELECT epoch, driver FROM runs WHERE id = '{run}'"))
-    found = asyncio.run(execute(database, f"SELECT kind, at FROM events WHERE run = '{run}' ORDER BY seq"))
-    called = next(event["at"] for event in found if event["kind"] == "call.intended")
-    return row["epoch"], int(row["driver"].split("-")[-2]), called - found[0]["at"]
+    rows = asyncio.run(execute(database, f"SELECT kind, at FROM events WHERE run = '{run}' ORDER BY seq"))
+    called = next(event["at"] for event in rows if event["kind"] == "call.intended")
+    return row["epoch"], int(row["driver"].split("-")[-2]), called - rows[0]["at"]
 
 
 @pytest.mark.parametrize(("model", "more"), [("baton-mini", {}), ("baton-ultra", {}), ("baton-ultra", {"plan": CHAIN})])
@@ -93,10 +93,10 @@ def test_a_dispatcher_drives_it_from_its_first_step(
 ) -> None:
     first_gateway, second_gateway = gateways
     stub.always("planner", TREE)
-    made = ask(first_gateway, "POST", "", json=ASKED | {"model": model, "baton": more}).json()
+    response = ask(first_gateway, "POST", "", json=ASKED | {"model": model, "baton": more}).json()
     first_gateway.kill()
-    wait_until(lambda: status(second_gateway, made["id"]) == "completed", within=SOON)
-    epoch, pid, took = driven(database, made["id"])
+    wait_until(lambda: status(second_gateway, response["id"]) == "completed", within=SOON)
+    epoch, pid, took = driven(database, response["id"])
     assert (epoch, pid) == (2, dispatcher.pid)
     assert took < TAKEN_UP
     assert len(stub.requests("planner")) == (model == "baton-ultra" and not more)
@@ -105,9 +105,9 @@ def test_a_dispatcher_drives_it_from_its_first_step(
 def test_who_streams_it_hears_its_words_as_they_come(gateways: tuple[Process, Process], stub: StubControl) -> None:
     first_gateway, _ = gateways
     stub.always("alpha", Reply(chunks=PIECES * 4, gap=0.15))
-    told = ask(first_gateway, "POST", "", json=ASKED | {"stream": True}).text
-    assert told.count("event: response.output_text.delta") > 5
-    assert "event: response.completed" in told
+    stream_text = ask(first_gateway, "POST", "", json=ASKED | {"stream": True}).text
+    assert stream_text.count("event: response.output_text.delta") > 5
+    assert "event: response.completed" in stream_text
 
 
 def test_its_next_turn_is_driven_by_a_dispatcher_too(
@@ -115,16 +115,16 @@ def test_its_next_turn_is_driven_by_a_dispatcher_too(
 ) -> None:
     first_gateway, second_gateway = gateways
     stub.script("alpha", Reply(chunks=(), tool_calls=(ToolCall("add", "{}"),)), Reply(chunks=PIECES, first_delay=0.5))
-    made = ask(first_gateway, "POST", "", json=ASKED | {"tools": [TOOL]}).json()
-    wait_until(lambda: status(second_gateway, made["id"]) == "completed", within=SOON)
-    (call,) = ask(second_gateway, "GET", f"/{made['id']}").json()["output"]
+    response = ask(first_gateway, "POST", "", json=ASKED | {"tools": [TOOL]}).json()
+    wait_until(lambda: status(second_gateway, response["id"]) == "completed", within=SOON)
+    (call,) = ask(second_gateway, "GET", f"/{response['id']}").json()["output"]
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "20"}
-    more = {"previous_response_id": made["id"], "input": [result], "tools": [TOOL]}
+    more = {"previous_response_id": response["id"], "input": [result], "tools": [TOOL]}
     again = ask(first_gateway, "POST", "", json=ASKED | more).json()
     first_gateway.kill()
     wait_until(lambda: status(second_gateway, again["id"]) == "completed", within=SOON)
     assert text(ask(second_gateway, "GET", f"/{again['id']}").json()) == "".join(PIECES)
-    assert driven(database, made["id"])[1] == dispatcher.pid
+    assert driven(database, response["id"])[1] == dispatcher.pid
     assert len(stub.requests("alpha")) == 2
 
 
@@ -134,17 +134,19 @@ def test_it_is_completed_and_served_without_the_gateway_that_accepted_it(
 ) -> None:
     first_gateway, second_gateway = gateways
     stub.always("alpha", Reply(chunks=PIECES, gap=0.05))
-    made = ask(first_gateway, "POST", "", json=ASKED).json()
-    assert made["status"] in ("queued", "in_progress")
+    response = ask(first_gateway, "POST", "", json=ASKED).json()
+    assert response["status"] in ("queued", "in_progress")
     if end == "killed":
         first_gateway.kill()
     else:
         first_gateway.stop()
-    wait_until(lambda: status(second_gateway, made["id"]) not in ("queued", "in_progress"), within=SOON)
-    whole = ask(second_gateway, "GET", f"/{made['id']}").json()
+    wait_until(lambda: status(second_gateway, response["id"]) not in ("queued", "in_progress"), within=SOON)
+    whole = ask(second_gateway, "GET", f"/{response['id']}").json()
     assert (whole["status"], text(whole)) == ("completed", "".join(PIECES))
-    told = ask(second_gateway, "GET", f"/{made['id']}", params={"stream": "true"}).text
-    events = [orjson.loads(line.removeprefix("data: ")) for line in told.splitlines() if line.startswith("data: ")]
+    stream_text = ask(second_gateway, "GET", f"/{response['id']}", params={"stream": "true"}).text
+    events = [
+        orjson.loads(line.removeprefix("data: ")) for line in stream_text.splitlines() if line.startswith("data: ")
+    ]
     assert events[-1]["response"] == whole
     assert len(stub.requests("alpha")) == 1
 
@@ -152,10 +154,10 @@ def test_it_is_completed_and_served_without_the_gateway_that_accepted_it(
 def test_a_stream_of_it_goes_on_at_another_gateway(gateways: tuple[Process, Process], stub: StubControl) -> None:
     first_gateway, second_gateway = gateways
     stub.always("alpha", Reply(chunks=PIECES * 8, gap=0.1))
-    made = ask(first_gateway, "POST", "", json=ASKED).json()
+    response = ask(first_gateway, "POST", "", json=ASKED).json()
     wait_until(lambda: stub.requests("alpha"), what="it is called")
     first_gateway.kill()
-    path = f"{second_gateway.url}/v1/responses/{made['id']}?stream=true"
+    path = f"{second_gateway.url}/v1/responses/{response['id']}?stream=true"
     numbers, deltas = [], []
     headers = {"Authorization": f"Bearer {KEY}"}
     with httpx.stream("GET", path, headers=headers, timeout=30, trust_env=False) as reply:
@@ -173,17 +175,17 @@ def test_a_stream_of_it_goes_on_at_another_gateway(gateways: tuple[Process, Proc
 def test_it_is_cancelled_at_another_gateway(gateways: tuple[Process, Process], stub: StubControl) -> None:
     first_gateway, second_gateway = gateways
     stub.always("alpha", Hang())
-    made = ask(first_gateway, "POST", "", json=ASKED).json()
-    wait_until(lambda: status(second_gateway, made["id"]) == "in_progress")
-    stopped = ask(second_gateway, "POST", f"/{made['id']}/cancel").json()
+    response = ask(first_gateway, "POST", "", json=ASKED).json()
+    wait_until(lambda: status(second_gateway, response["id"]) == "in_progress")
+    stopped = ask(second_gateway, "POST", f"/{response['id']}/cancel").json()
     assert stopped["status"] == "cancelled"
-    assert status(first_gateway, made["id"]) == "cancelled"
+    assert status(first_gateway, response["id"]) == "cancelled"
 
 
 def test_it_is_deleted_everywhere(gateways: tuple[Process, Process], stub: StubControl) -> None:
     first_gateway, second_gateway = gateways
     stub.always("alpha", Reply(chunks=PIECES))
-    made = ask(first_gateway, "POST", "", json=ASKED).json()
-    wait_until(lambda: status(second_gateway, made["id"]) == "completed", within=SOON)
-    assert ask(second_gateway, "DELETE", f"/{made['id']}").json()["deleted"] is True
-    assert ask(first_gateway, "GET", f"/{made['id']}").status_code == 404
+    response = ask(first_gateway, "POST", "", json=ASKED).json()
+    wait_until(lambda: status(second_gateway, response["id"]) == "completed", within=SOON)
+    assert ask(second_gateway, "DELETE", f"/{response['id']}").json()["deleted"] is True
+    assert ask(first_gateway, "GET", f"/{response['id']}").status_code == 404

@@ -25,26 +25,29 @@ def words(seed: int) -> str:
     return " ".join(f"{chance.getrandbits(28):x}" for _ in range(CHARS // 8)) + ' "quoted"\n'
 
 
-def spoken(asked: list[str], said: list[str]) -> list[dict[str, Any]]:
+def spoken(questions: list[str], answers: list[str]) -> list[dict[str, Any]]:
     """The conversation so far, as chat completions and Anthropic's format have it."""
-    turns = [{"role": "user", "content": asked[0]}]
-    for answer, question in zip(said, asked[1:], strict=True):
+    turns = [{"role": "user", "content": questions[0]}]
+    for answer, question in zip(answers, questions[1:], strict=True):
         turns += [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
     return turns
 
 
-async def chat(client: httpx.AsyncClient, asked: list[str], said: list[str]) -> httpx.Response:
-    body = {"model": "baton-mini", "messages": [{"role": "system", "content": "Be brief."}, *spoken(asked, said)]}
+async def chat(client: httpx.AsyncClient, questions: list[str], answers: list[str]) -> httpx.Response:
+    body = {
+        "model": "baton-mini",
+        "messages": [{"role": "system", "content": "Be brief."}, *spoken(questions, answers)],
+    }
     return await client.post("/v1/chat/completions", json=body)
 
 
-async def anthropic(client: httpx.AsyncClient, asked: list[str], said: list[str]) -> httpx.Response:
-    body = {"model": "baton-mini", "max_tokens": 900, "system": "Be brief.", "messages": spoken(asked, said)}
+async def anthropic(client: httpx.AsyncClient, questions: list[str], answers: list[str]) -> httpx.Response:
+    body = {"model": "baton-mini", "max_tokens": 900, "system": "Be brief.", "messages": spoken(questions, answers)}
     return await client.post("/v1/messages", json=body)
 
 
-async def responses(client: httpx.AsyncClient, asked: list[str], said: list[str]) -> httpx.Response:
-    body = {"model": "baton-mini", "input": spoken(asked, said)}
+async def responses(client: httpx.AsyncClient, questions: list[str], answers: list[str]) -> httpx.Response:
+    body = {"model": "baton-mini", "input": spoken(questions, answers)}
     return await client.post("/v1/responses", json=body)
 
 
@@ -52,8 +55,8 @@ def continued() -> Caller:
     """A caller of Responses that sends the last response's id instead of the conversation."""
     last: dict[str, str] = {}
 
-    async def ask(client: httpx.AsyncClient, asked: list[str], said: list[str]) -> httpx.Response:
-        reply = await client.post("/v1/responses", json={"model": "baton-mini", "input": asked[-1], **last})
+    async def ask(client: httpx.AsyncClient, questions: list[str], answers: list[str]) -> httpx.Response:
+        reply = await client.post("/v1/responses", json={"model": "baton-mini", "input": questions[-1], **last})
         last["previous_response_id"] = reply.json()["id"]
         return reply
 
@@ -78,15 +81,15 @@ CALLERS = {"chat": lambda: chat, "anthropic": lambda: anthropic, "responses": la
 
 @pytest.mark.parametrize("make", CALLERS.values(), ids=CALLERS)
 async def test_twenty_turns_store_little_more_than_their_texts(tmp_path: Path, make: Callable[[], Caller]) -> None:
-    asked, said = [words(2 * turn) for turn in range(TURNS)], [words(2 * turn + 1) for turn in range(TURNS)]
-    distinct = sum(map(len, (*asked, *said)))
+    questions, answers = [words(2 * turn) for turn in range(TURNS)], [words(2 * turn + 1) for turn in range(TURNS)]
+    distinct = sum(map(len, (*questions, *answers)))
     ask = make()
     async with ProviderStub() as stub:
-        stub.script("alpha", *[Reply(chunks=(answer,)) for answer in said])
+        stub.script("alpha", *[Reply(chunks=(answer,)) for answer in answers])
         async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
             runs = []
             for turn in range(TURNS):
-                reply = await ask(client, asked[: turn + 1], said[:turn])
+                reply = await ask(client, questions[: turn + 1], answers[:turn])
                 assert reply.status_code == 200, reply.text
                 runs.append(reply.headers["x-baton-run"])
             store = runtime.context.store
@@ -95,6 +98,6 @@ async def test_twenty_turns_store_little_more_than_their_texts(tmp_path: Path, m
             assert await store.erase_contents(runs[:-1]) == TURNS - 1
             async with open_store(runtime.pool.loaded.settings.database_url) as other:
                 _, question = await read_run(other, await other.run(runs[-1]))
-                assert question == asked[-1]
+                assert question == questions[-1]
             assert await store.erase(runs[-1])
             assert await store._read(stored) == 0

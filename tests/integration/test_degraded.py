@@ -75,8 +75,8 @@ def installation(shared: Installation) -> Installation:
 
 @pytest.fixture
 def caller(installation: Installation) -> Iterator[Caller]:
-    with open_caller(installation.gateway.url) as made:
-        yield made
+    with open_caller(installation.gateway.url) as client:
+        yield client
 
 
 @pytest.fixture
@@ -87,8 +87,8 @@ def aside() -> Iterator[Callable[..., "Future[Any]"]]:
 
 
 def readiness(process: Process) -> dict[str, Any]:
-    found: dict[str, Any] = httpx.get(f"{process.url}/readyz", timeout=PATIENCE_SECONDS, trust_env=False).json()
-    return found
+    body: dict[str, Any] = httpx.get(f"{process.url}/readyz", timeout=PATIENCE_SECONDS, trust_env=False).json()
+    return body
 
 
 def healthy(installation: Installation) -> bool:
@@ -138,8 +138,8 @@ def test_without_redis_three_steps_take_no_more_than_a_second_more_each(
 
         def seconds_of_three_steps() -> float:
             began = time.monotonic()
-            said, reply = caller.streamed("baton-mini", "Who needs a bell?", extra_body=plan)
-            assert (said, reply["baton"]["degraded"]) == ("Hello there.", False)
+            text, reply = caller.streamed("baton-mini", "Who needs a bell?", extra_body=plan)
+            assert (text, reply["baton"]["degraded"]) == ("Hello there.", False)
             return time.monotonic() - began
 
         promised = 3 * EXTRA_PER_STEP + 0.5
@@ -159,16 +159,16 @@ def test_runs_in_flight_do_not_notice_that_redis_freezes(
     wait_until(lambda: len(installation.stub.requests("beta")) == 2, what="both are in their second step")
     with frozen(redis):
         for answer in answers:
-            said, reply = answer.result(timeout=PATIENCE_SECONDS)
-            assert said == "Hello there."
+            text, reply = answer.result(timeout=PATIENCE_SECONDS)
+            assert text == "Hello there."
             steps = caller.run(reply["baton"]["run"])["steps"]
             assert [len(step["attempts"]) for step in steps] == [1, 1, 1]
     wait_until(lambda: healthy(installation), what="it mends itself")
 
 
 def conductor(installation: Installation) -> str:
-    found: str = readiness(installation.gateway)["checks"]["conductor"]
-    return found
+    check: str = readiness(installation.gateway)["checks"]["conductor"]
+    return check
 
 
 def test_a_dead_conductor_is_found_without_traffic_and_the_fallback_serves(
@@ -179,8 +179,8 @@ def test_a_dead_conductor_is_found_without_traffic_and_the_fallback_serves(
     installation.stub.always("planner", Hang())
     wait_until(lambda: conductor(installation) == "degraded", what="nobody asked it for a plan")
     assert httpx.get(f"{installation.gateway.url}/readyz", timeout=PATIENCE_SECONDS, trust_env=False).status_code == 200
-    said, reply = caller.whole("baton-ultra", "Who plans?")
-    assert (said, reply["baton"]["degraded"]) == ("Hello there.", True)
+    text, reply = caller.whole("baton-ultra", "Who plans?")
+    assert (text, reply["baton"]["degraded"]) == ("Hello there.", True)
     assert [proposal["reasons"] for proposal in reply["baton"]["proposals"]] == [["conductor_out"], []]
     installation.stub.always("planner", plan_reply((0, "Do it.", ["user"])))
     wait_until(lambda: conductor(installation) == "ok", what="it is back")
@@ -230,12 +230,12 @@ def test_runs_outlive_an_outage_of_the_database_and_new_ones_are_told_to_come_ba
     assert {model: len(installation.stub.requests(model)) for model in WORKERS} == {"alpha": 4, "beta": 0, "gamma": 0}
     postgres.start()
     for answer in answers:
-        said, reply = answer.result(timeout=PATIENCE_SECONDS)
+        text, reply = answer.result(timeout=PATIENCE_SECONDS)
         run = caller.run(reply["baton"]["run"])
-        assert (said, run["state"], run["degraded"]) == ("Hello there.", "succeeded", False)
-        found = []
+        assert (text, run["state"], run["degraded"]) == ("Hello there.", "succeeded", False)
+        refusals = []
         for step in run["steps"]:
-            found.append([attempt["outcome"] for attempt in step["attempts"]])
-        assert found == [["ok"]] * 3
+            refusals.append([attempt["outcome"] for attempt in step["attempts"]])
+        assert refusals == [["ok"]] * 3
     assert refused(installation.gateway, STRANGER)[0] == 401
     assert wait_until(lambda: readiness(installation.gateway)["status"] == "ready")

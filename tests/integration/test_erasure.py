@@ -21,9 +21,9 @@ def test_no_word_of_an_erased_user_is_left(
     if kind == "postgres":
         url = request.getfixturevalue("migrated_postgres_url")
     make_schema(url)
-    found = asyncio.run(erase_one_of_two_users(tmp_path, url, RUNS))
-    assert found.places == {}
-    assert found.files == {}
-    assert found.violations == []
-    assert found.unverifiable == {"erased": RUNS // 2}
-    assert found.others >= RUNS // 2
+    remainders = asyncio.run(erase_one_of_two_users(tmp_path, url, RUNS))
+    assert remainders.places == {}
+    assert remainders.files == {}
+    assert remainders.violations == []
+    assert remainders.unverifiable == {"erased": RUNS // 2}
+    assert remainders.others >= RUNS // 2

@@ -38,8 +38,8 @@ def play(folder: Path, environ: dict[str, str]) -> None:
             f"{gateway.url}/v1/chat/completions", json=body, headers=headers, timeout=PATIENCE_SECONDS
         ).json()
         assert reply["choices"][0]["message"]["content"] == "The answer is x = 5."
-        shown = apart(folder, "runs", "show", reply["baton"]["run"], **environ)
-        assert "its output is the answer" in shown.out
+        output = apart(folder, "runs", "show", reply["baton"]["run"], **environ)
+        assert "its output is the answer" in output.out
         assert "estimate: " in baton(folder, "plan", HARD, **environ).out
         for process in (engine, gateway):
             assert process.stop() == 0

@@ -62,10 +62,10 @@ def get(url: str, path: str, **parameters: str) -> httpx.Response | None:
     return reply if reply.status_code == httpx.codes.OK else None
 
 
-def shown(url: str) -> list[dict[str, Any]] | None:
+def exported_spans(url: str) -> list[dict[str, Any]] | None:
     """The spans of the caller's trace, once the run's own is among them, which ends last."""
-    found = get(url, "/v1/projects/default/spans", trace_id=TRACE_ID, limit="100")
-    spans: list[dict[str, Any]] = found.json()["data"] if found is not None else []
+    reply = get(url, "/v1/projects/default/spans", trace_id=TRACE_ID, limit="100")
+    spans: list[dict[str, Any]] = reply.json()["data"] if reply is not None else []
     names = {span["name"] for span in spans}
     return spans if {"invoke_workflow baton-ultra", "POST /v1/chat/completions"} <= names else None
 
@@ -83,10 +83,10 @@ def test_phoenix_shows_one_trace_over_two_processes(
             wait_until(gateway.ready)
             body = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is it?"}]}
             headers = CALLER | {"authorization": f"Bearer {KEY}"}
-            asked = f"{gateway.url}/v1/chat/completions"
-            reply = httpx.post(asked, json=body, headers=headers, timeout=60, trust_env=False)
+            chat_url = f"{gateway.url}/v1/chat/completions"
+            reply = httpx.post(chat_url, json=body, headers=headers, timeout=60, trust_env=False)
             assert reply.status_code == 200
-            spans = wait_until(lambda: shown(url), what="Phoenix shows the spans") or []
+            spans = wait_until(lambda: exported_spans(url), what="Phoenix shows the spans") or []
     by_name = {span["name"]: span for span in spans}
     own = {name: span["context"]["span_id"] for name, span in by_name.items()}
     assert {span["context"]["trace_id"] for span in spans} == {TRACE_ID}

@@ -55,8 +55,8 @@ def installation(shared: Installation) -> Installation:
 
 @pytest.fixture
 def caller(installation: Installation) -> Iterator[Caller]:
-    with open_caller(installation.gateway.url) as made:
-        yield made
+    with open_caller(installation.gateway.url) as client:
+        yield client
 
 
 @pytest.fixture
@@ -68,18 +68,19 @@ def aside() -> Iterator[Callable[..., "Future[Any]"]]:
 
 def outcomes(run: dict[str, Any]) -> list[list[str]]:
     """What the attempts of each step came to."""
-    found = []
+    outcomes_of_calls = []
     for step in run["steps"]:
-        found.append([attempt["outcome"] for attempt in step["attempts"]])
-    return found
+        outcomes_of_calls.append([attempt["outcome"] for attempt in step["attempts"]])
+    return outcomes_of_calls
 
 
 def calls(installation: Installation, model: str, count: int = 1) -> list[dict[str, Any]]:
     """The stub's records of that model, as soon as there are so many."""
-    found: list[dict[str, Any]] = wait_until(
-        lambda: found if len(found := installation.stub.requests(model)) >= count else None, what=f"{model} was called"
+    requests: list[dict[str, Any]] = wait_until(
+        lambda: requests if len(requests := installation.stub.requests(model)) >= count else None,
+        what=f"{model} was called",
     )
-    return found
+    return requests
 
 
 def disconnected(installation: Installation, model: str) -> list[dict[str, Any]]:
@@ -94,8 +95,8 @@ def test_the_official_client_gets_an_answer(caller: Caller, tier: str, shape: st
 
     def seconds_to_answer() -> float:
         began = time.monotonic()
-        said, reply = (caller.streamed if streams else caller.whole)(tier, "Is anybody there?")
-        assert said == "Hello there."
+        text, reply = (caller.streamed if streams else caller.whole)(tier, "Is anybody there?")
+        assert text == "Hello there."
         replies.append(reply)
         return time.monotonic() - began
 
@@ -111,9 +112,9 @@ def test_steps_are_shared_between_both_dispatchers(installation: Installation, c
     for name in WORKERS:
         installation.stub.always(name, Reply(first_delay=0.4))
     answers = [aside(caller.whole, "baton-ultra", "Work together.") for _ in range(8)]
-    seen: set[int] = set()
-    wait_until(lambda: seen.update(installation.holders()) or len(seen) == 2, what="both dispatchers hold a step")
-    assert seen == {dispatcher.pid for dispatcher in installation.dispatchers}
+    engines: set[int] = set()
+    wait_until(lambda: engines.update(installation.holders()) or len(engines) == 2, what="both dispatchers hold a step")
+    assert engines == {dispatcher.pid for dispatcher in installation.dispatchers}
     assert {answer.result()[1]["baton"]["state"] for answer in answers} == {"succeeded"}
 
 
@@ -141,8 +142,8 @@ def test_a_killed_dispatcher_is_replaced_and_its_call_is_unknown(
     calls(installation, "alpha")
     victim = installation.holding()
     victim.kill()
-    said, reply = answer.result()
-    assert said == "Hello there."
+    text, reply = answer.result()
+    assert text == "Hello there."
     run = caller.run(reply["baton"]["run"])
     assert outcomes(run) == [["unknown", "ok"]]
     assert run["held"] == {"usd": 0.0, "tokens": 0}
@@ -157,12 +158,12 @@ def test_an_answer_that_had_begun_is_not_mixed_with_its_successor(
     installation.stub.script("alpha", Reply(chunks=("Hello", " there"), fault=Stall(after=1)))
     installation.stub.always("alpha", Reply(chunks=("World", " over")))
     chunks = caller.client.chat.completions.create(model="baton-mini", messages=user_message("Go on."), stream=True)  # type: ignore[call-overload]
-    heard = [next(chunks).choices[0].delta.content for _ in range(2)]
+    first_pieces = [next(chunks).choices[0].delta.content for _ in range(2)]
     victim = installation.holding()
     victim.kill()
     with pytest.raises(openai.APIError, match="changed while it was streamed"):
-        heard.extend(chunk.choices[0].delta.content for chunk in chunks)
-    assert "".join(filter(None, heard)) == "Hello"
+        first_pieces.extend(chunk.choices[0].delta.content for chunk in chunks)
+    assert "".join(filter(None, first_pieces)) == "Hello"
     (row,) = caller.read("/v1/runs", limit=1)["data"]
     assert outcomes(caller.run(row["id"])) == [["unknown", "ok"]]
     victim.start()
@@ -273,8 +274,8 @@ def test_processes_may_start_before_their_servers(
             assert run_command(tmp_path, environ, "migrate").returncode == 0
             wait_until(gateway.ready, what="it is ready")
             with open_caller(gateway.url) as caller:
-                said, _ = wait_until(lambda: patient(caller), what="its first key is there")
-                assert said == "Hello there."
+                text, _ = wait_until(lambda: patient(caller), what="its first key is there")
+                assert text == "Hello there."
                 redis.stop()
                 assert caller.whole("baton-mini", "Is the bell needed?")[0] == "Hello there."
                 assert answers(gateway, "/readyz") == 200, "it serves, degraded"

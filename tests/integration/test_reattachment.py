@@ -132,9 +132,9 @@ def take(part: Part, line: str) -> None:
         chunk = orjson.loads(value)
         part.error = chunk.get("error")
         part.created |= {chunk["created"]} if "created" in chunk else set()
-        said = "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
-        part.text += said
-        part.pieces += bool(said)
+        text = "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
+        part.text += text
+        part.pieces += bool(text)
 
 
 def attempts(process: Process, run: str) -> list[str]:
@@ -175,8 +175,8 @@ def test_equal_requests_to_both_gateways_at_once_are_one_run(
     installation.stub.always("alpha", Reply(chunks=PIECES, first_delay=0.3))
     for _ in range(3):
         key, calls = uuid.uuid4().hex, len(installation.stub.requests())
-        sent = [aside(post, gateway, key) for gateway in (installation.gateway, other) * 5]
-        replies = [request.result() for request in sent]
+        requests = [aside(post, gateway, key) for gateway in (installation.gateway, other) * 5]
+        replies = [request.result() for request in requests]
         assert {(reply.status_code, reply.content) for reply in replies} == {(200, replies[0].content)}
         assert sum("idempotent-replayed" not in reply.headers for reply in replies) == 1
         assert len(installation.stub.requests()) == calls + 1
@@ -194,10 +194,10 @@ def test_a_stream_goes_on_at_another_gateway_when_its_own_is_killed(
     installation.stub.always("alpha", Reply(chunks=PIECES * 12, gap=0.15))
     key = uuid.uuid4().hex
     with revived(installation.gateway):
-        heard = aside(stream, installation.gateway, key)
+        stream_of_other = aside(stream, installation.gateway, key)
         wait_until(lambda: deltas_sent(installation) > 4, what="it is in the middle of its answer")
         installation.gateway.kill()
-        first = heard.result()
+        first = stream_of_other.result()
         assert 0 < len(first.text) < len(ANSWER * 12)
         assert not first.done
         rest = stream(other, key, first.number)
@@ -234,12 +234,12 @@ def test_words_of_a_lost_attempt_are_never_continued(installation: Installation,
     """A dispatcher killed in the middle of an answer: who heard it is told where the answer is, and gets it whole."""
     installation.stub.script("alpha", Reply(chunks=("Fünf ", "mal"), fault=Stall(after=1)))
     key = uuid.uuid4().hex
-    heard = aside(stream, installation.gateway, key)
+    stream_of_other = aside(stream, installation.gateway, key)
     wait_until(lambda: installation.stub.requests("alpha"), what="it is called")  # before the other follows its run
     half = stream(other, key, until=lambda part: part.text == "Fünf ")
     victim = installation.holding()
     victim.kill()
-    first = heard.result()
+    first = stream_of_other.result()
     victim.start()
     assert first.text == half.text == "Fünf "
     assert first.error is not None
@@ -258,13 +258,13 @@ def test_a_run_is_stopped_by_a_gateway_that_does_not_drive_it(
     installation: Installation, other: Process, aside: Any
 ) -> None:
     installation.stub.always("alpha", Hang())
-    asked = aside(post, installation.gateway, uuid.uuid4().hex)
+    request = aside(post, installation.gateway, uuid.uuid4().hex)
     wait_until(lambda: installation.stub.requests("alpha"), what="it is called")
     headers = {"Authorization": f"Bearer {KEY}"}
     with httpx.Client(base_url=other.url, headers=headers, timeout=PATIENCE_SECONDS, trust_env=False) as client:
         (row,) = client.get("/v1/runs", params={"limit": 1}).json()["data"]
         assert client.post(f"/v1/runs/{row['id']}/cancel").status_code == 200
-    assert asked.result().json()["error"]["code"] == "run_cancelled"
+    assert request.result().json()["error"]["code"] == "run_cancelled"
     (record,) = wait_until(
         lambda: [request for request in installation.stub.requests("alpha") if request["disconnected_at"]]
     )
@@ -273,9 +273,9 @@ def test_a_run_is_stopped_by_a_gateway_that_does_not_drive_it(
 
 def test_a_run_is_stopped_from_the_command_line(installation: Installation, aside: Any, tmp_path: Path) -> None:
     installation.stub.always("alpha", Hang())
-    asked = aside(post, installation.gateway, uuid.uuid4().hex)
+    request = aside(post, installation.gateway, uuid.uuid4().hex)
     wait_until(lambda: installation.stub.requests("alpha"), what="it is called")
     rows = asyncio.run(execute(installation.database, "SELECT id FROM runs ORDER BY created_at DESC LIMIT 1"))
-    done = run_command(installation.gateway.folder, installation.gateway.environ, "runs", "cancel", rows[0][0])
-    assert done.returncode == 0, done.stderr
-    assert asked.result().json()["error"]["code"] == "run_cancelled"
+    command = run_command(installation.gateway.folder, installation.gateway.environ, "runs", "cancel", rows[0][0])
+    assert command.returncode == 0, command.stderr
+    assert request.result().json()["error"]["code"] == "run_cancelled"

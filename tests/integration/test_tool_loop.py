@@ -64,15 +64,15 @@ def word(name: str, path: str) -> str:
 
 def trail() -> dict[tuple[str, str], str]:
     """What each call finds. A result names the calls of the next turn, so that one is lost without the one before."""
-    found = {}
+    results = {}
     for turn in range(TURNS):
         following = [call(turn + 1)] if turn + 1 < TURNS else []
         following = [ToolCall("search", '{"path": "src/aside.py"}'), *following] if turn + 1 == TWICE else following
         then = [{"name": call.name, "arguments": json.loads(call.arguments)} for call in following]
         name, path = call(turn).name, json.loads(call(turn).arguments)["path"]
-        found[name, path] = json.dumps({"word": word(name, path), "then": then})
-    found["search", "src/aside.py"] = json.dumps({"word": word("search", "src/aside.py"), "then": []})
-    return found
+        results[name, path] = json.dumps({"word": word(name, path), "then": then})
+    results["search", "src/aside.py"] = json.dumps({"word": word("search", "src/aside.py"), "then": []})
+    return results
 
 
 def answer() -> str:
@@ -106,14 +106,14 @@ class Coder:
 
     def _ask(self, number: int) -> Any:
         """The next message; None where the connection broke, or nobody is there yet."""
-        asked: Any = {"model": "baton-ultra", "messages": self.messages, "tools": TOOLS}
+        request_body: Any = {"model": "baton-ultra", "messages": self.messages, "tools": TOOLS}
         completions = self.caller.client.chat.completions
         try:
             if number % 2 == 0:
-                with completions.stream(**asked) as stream:
+                with completions.stream(**request_body) as stream:
                     reply: Any = stream.get_final_completion()
             else:
-                reply = completions.create(**asked)
+                reply = completions.create(**request_body)
         except (openai.APIConnectionError, httpx.TransportError):
             self.broken.append(number)
             return None
@@ -125,12 +125,12 @@ class Coder:
 def installation(tmp_path: Path, stub: StubControl, database: str, redis_server_url: str) -> Iterator[Installation]:
     environ = settings(tmp_path, stub, database, redis_server_url)
     with launched(tmp_path, environ, "gateway", "dispatcher") as (gateway, dispatcher):
-        made = Installation(stub, database, redis_server_url, gateway, [dispatcher])
-        there(made)
+        new_installation = Installation(stub, database, redis_server_url, gateway, [dispatcher])
+        there(new_installation)
         stub.always("planner", PLAN)
         for name in WORKERS:
             stub.always(name, Agent(first=call(0)))
-        yield made
+        yield new_installation
 
 
 def there(installation: Installation) -> None:
@@ -152,7 +152,7 @@ def restart(installation: Installation, kills: bool) -> None:
     there(installation)
 
 
-def asked(installation: Installation, worker: str) -> list[dict[str, Any]]:
+def requests_to(installation: Installation, worker: str) -> list[dict[str, Any]]:
     """What a worker was sent, in its tool loop only."""
     bodies = [json.loads(record["body"]) for record in installation.stub.requests(worker)]
     return [body for body in bodies if body.get("tools")]
@@ -161,17 +161,17 @@ def asked(installation: Installation, worker: str) -> list[dict[str, Any]]:
 def loop(installation: Installation, coder: Coder, aside: ThreadPoolExecutor) -> str:
     """All turns, with the two restarts; the worker that called the tools."""
     assert coder.turn(0) is None
-    (worker,) = [name for name in WORKERS if asked(installation, name)]
+    (worker,) = [name for name in WORKERS if requests_to(installation, name)]
     for number in range(1, TURNS):
         if number not in (KILLED, STOPPED):
             assert coder.turn(number) is None
             continue
-        calls = len(asked(installation, worker))
+        calls = len(requests_to(installation, worker))
         installation.stub.script(worker, Agent(first=call(0), delay=THINKING))
-        said = aside.submit(coder.turn, number)
-        wait_until(lambda calls=calls: len(asked(installation, worker)) > calls, what="the worker is asked")
+        turn = aside.submit(coder.turn, number)
+        wait_until(lambda calls=calls: len(requests_to(installation, worker)) > calls, what="the worker is asked")
         restart(installation, kills=number == KILLED)
-        assert said.result() is None
+        assert turn.result() is None
     return worker
 
 
@@ -198,6 +198,6 @@ def test_a_loop_of_twenty_turns_outlives_every_process(installation: Installatio
     outcomes.insert(KILLED, "unknown")
     assert [attempt["outcome"] for attempt in second["attempts"]] == outcomes
     assert [call["id"] for exchange in second["exchanges"] for call in exchange["calls"]] == coder.ids
-    assert sum(len(asked(installation, name)) for name in WORKERS) == len(outcomes)
+    assert sum(len(requests_to(installation, name)) for name in WORKERS) == len(outcomes)
     audit = run_command(installation.gateway.folder, installation.gateway.environ, "audit", "check", "--json")
     assert (audit.returncode, json.loads(audit.stdout)["violations"]) == (0, []), audit.stdout

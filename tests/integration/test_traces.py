@@ -62,22 +62,26 @@ def ask(installation: Installation, **more: Any) -> httpx.Response:
     return httpx.post(url, json=body, headers=headers, timeout=PATIENCE_SECONDS, trust_env=False)
 
 
-def named(collector: Collector, name: str, count: int = 1) -> list[Exported]:
+def wait_for_spans(collector: Collector, name: str, count: int = 1) -> list[Exported]:
     """So many spans whose names begin so, once they were exported."""
 
-    def found() -> list[Exported] | None:
+    def enough_spans() -> list[Exported] | None:
         spans = [span for span in collector.spans if span.name.startswith(name)]
         return spans if len(spans) >= count else None
 
-    return wait_until(found, what=f"{count} spans {name}") or []
+    return wait_until(enough_spans, what=f"{count} spans {name}") or []
 
 
 def test_one_ultra_request_is_one_trace_over_two_processes(installation: Installation, spans: Collector) -> None:
     reply = ask(installation)
     assert reply.status_code == 200
-    [server], [run], [plan] = named(spans, "POST"), named(spans, "invoke_workflow"), named(spans, "plan")
-    planning, *steps = named(spans, "chat", 4)
-    of_run, *of_steps = named(spans, "baton.queue", 4)
+    [server], [run], [plan] = (
+        wait_for_spans(spans, "POST"),
+        wait_for_spans(spans, "invoke_workflow"),
+        wait_for_spans(spans, "plan"),
+    )
+    planning, *steps = wait_for_spans(spans, "chat", 4)
+    of_run, *of_steps = wait_for_spans(spans, "baton.queue", 4)
     assert {span.trace for span in spans.spans} == {TRACE_ID}
     assert len(spans.spans) == 1 + 1 + 1 + 4 + 4
     assert (server.name, server.kind, server.parent) == ("POST /v1/chat/completions", "SERVER", CALLERS_SPAN)
@@ -92,9 +96,11 @@ def test_one_ultra_request_is_one_trace_over_two_processes(installation: Install
     assert run.process != server.process
     assert {span.process for span in spans.spans if span != server} == {run.process}
     assert not any(span.failed for span in spans.spans)
-    sent = {request["model"]: dict(request["headers"])["traceparent"] for request in installation.stub.requests()}
+    traceparents = {
+        request["model"]: dict(request["headers"])["traceparent"] for request in installation.stub.requests()
+    }
     calls = {step.attributes["gen_ai.request.model"]: step for step in (planning, *steps)}
-    assert sent == {model: f"00-{TRACE_ID}-{call.id}-01" for model, call in calls.items()}
+    assert traceparents == {model: f"00-{TRACE_ID}-{call.id}-01" for model, call in calls.items()}
 
 
 def test_a_run_whose_engine_is_killed_continues_its_trace(installation: Installation, spans: Collector) -> None:
@@ -103,13 +109,17 @@ def test_a_run_whose_engine_is_killed_continues_its_trace(installation: Installa
     with ThreadPoolExecutor(1) as aside:
         calling = aside.submit(ask, installation, baton={"plan": CHAIN})
         wait_until(lambda: installation.stub.requests("beta"), what="the last step is called")
-        [lost] = named(spans, "chat alpha")
+        [lost] = wait_for_spans(spans, "chat alpha")
         engine.kill()
         engine.start()
         assert calling.result(PATIENCE_SECONDS).status_code == 200
-    [taken], [again], [server] = named(spans, "invoke_workflow"), named(spans, "chat beta"), named(spans, "POST")
+    [workflow], [again], [server] = (
+        wait_for_spans(spans, "invoke_workflow"),
+        wait_for_spans(spans, "chat beta"),
+        wait_for_spans(spans, "POST"),
+    )
     assert {span.trace for span in spans.spans} == {TRACE_ID}
-    assert lost.process != taken.process == again.process
-    assert (taken.parent, taken.attributes["baton.taken_over"]) == (server.id, True)
-    assert again.parent in (taken.id, server.id), "the step may be taken before the run"
+    assert lost.process != workflow.process == again.process
+    assert (workflow.parent, workflow.attributes["baton.taken_over"]) == (server.id, True)
+    assert again.parent in (workflow.id, server.id), "the step may be taken before the run"
     assert again.attributes["baton.attempt"] == 2

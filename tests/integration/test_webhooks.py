@@ -72,8 +72,8 @@ def test_a_process_killed_between_commit_and_delivery_loses_nothing(
         process.start()
         stub.script("alpha", Reply(first_delay=2.0))
         with open_caller(process.url) as caller:
-            begun = caller.client.responses.create(model="baton-mini", input="What is 2 + 2?", background=True)
-            assert begun.status in ("queued", "in_progress")
+            response = caller.client.responses.create(model="baton-mini", input="What is 2 + 2?", background=True)
+            assert response.status in ("queued", "in_progress")
         wait_until(lambda: not process.alive, what="it dies with its commit")
         process.kill()
         assert one(database, "SELECT state FROM runs") == "succeeded"
@@ -85,11 +85,11 @@ def test_a_process_killed_between_commit_and_delivery_loses_nothing(
         wait_until(lambda: one(database, "SELECT count(*) FROM notices") == 0, what="and done with")
         assert process.metric('baton_webhooks_total{outcome="delivered"}') == 1
         with open_caller(process.url) as caller:
-            assert caller.client.responses.retrieve(begun.id).status == "completed"
+            assert caller.client.responses.retrieve(response.id).status == "completed"
         assert process.stop() == 0
     finally:
         process.kill()
     ((headers, body),) = came
     event = OpenAI(api_key="unused").webhooks.unwrap(body, headers, secret=SECRET)
     assert event.type == "response.completed"
-    assert event.data.id == begun.id
+    assert event.data.id == response.id

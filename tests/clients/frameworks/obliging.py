@@ -46,8 +46,8 @@ def _called(words: str, role: str, tools: Mapping[str, Any], choice: Any) -> lis
         return [choice["function"]["name"]]
     if choice == "none" or not tools:
         return []
-    named = [name for name in tools if name in words] if role == "user" or words.startswith(FOUND) else []
-    return named or ([list(tools)[-1]] if choice == "required" else [])
+    tool_names = [name for name in tools if name in words] if role == "user" or words.startswith(FOUND) else []
+    return tool_names or ([list(tools)[-1]] if choice == "required" else [])
 
 
 def _arguments(name: str, body: Mapping[str, Any], tools: Mapping[str, Any]) -> Any:
@@ -58,10 +58,12 @@ def _arguments(name: str, body: Mapping[str, Any], tools: Mapping[str, Any]) -> 
 
 
 def _form(body: Mapping[str, Any]) -> dict[str, Any] | None:
-    asked = body.get("response_format") or {"type": "text"}
-    if asked["type"] == "json_object":
+    response_format = body.get("response_format") or {"type": "text"}
+    if response_format["type"] == "json_object":
         return {"type": "object", "properties": {"city": {"type": "string"}, "degrees": {"type": "integer"}}}
-    schema: dict[str, Any] | None = asked["json_schema"]["schema"] if asked["type"] == "json_schema" else None
+    schema: dict[str, Any] | None = (
+        response_format["json_schema"]["schema"] if response_format["type"] == "json_schema" else None
+    )
     return schema
 
 

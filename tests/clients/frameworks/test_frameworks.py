@@ -60,7 +60,7 @@ async def test_langchain(drive: Drive) -> None:
     report = without_errors(await drive("langchain", "recent"))
     both = {"objects": [OBJECT, OBJECT], "objects by tools": [OBJECT, OBJECT], "object of an agent": OBJECT}
     forced = {"forced": [["weather", {"city": "Oslo"}]], "usage": [TOTAL, TOTAL]}
-    expected = {name: said for name, said in COMMON.items() if name != "object"} | both | forced
+    expected = {name: report for name, report in COMMON.items() if name != "object"} | both | forced
     assert report == alike(ROUTES["all"], expected)
 
 
@@ -110,17 +110,17 @@ async def test_litellm(drive: Drive) -> None:
     assert [report[route].pop("usage") for route in ("chat", "messages")] == [[TOTAL, TOTAL]] * 2
     assert report["like"].pop("usage")[0] == TOTAL
     assert report == alike(
-        ("chat", "like", "messages"), {name: said for name, said in COMMON.items() if name != "memory"}
+        ("chat", "like", "messages"), {name: report for name, report in COMMON.items() if name != "memory"}
     )
 
 
 async def test_litellm_on_its_other_surfaces(drive: Drive) -> None:
     report = without_errors(await drive("litellm_surfaces", "older"))
-    shown = ("text", "ultra", "streamed", "tools", "tools streamed", "tools over a workflow")
-    messaged = {name: COMMON[name] for name in shown}
+    names = ("text", "ultra", "streamed", "tools", "tools streamed", "tools over a workflow")
+    messaged = {name: COMMON[name] for name in names}
     responded = messaged | {"tools not stored": TOOLS, "object": OBJECT, "usage": [TOTAL, TOTAL]}
     followed = responded | {"followed up": "Heard: one | two"}
-    whole = {name: said for name, said in messaged.items() if "streamed" not in name}
+    whole = {name: report for name, report in messaged.items() if "streamed" not in name}
     assert report == {
         **alike(("responses by chat", "responses by like"), followed),
         "responses by messages": responded,

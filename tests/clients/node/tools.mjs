@@ -80,14 +80,14 @@ async function loop(helps) {
   }
 }
 
-const told = {};
+const results = {};
 for (const [name, choice] of Object.entries(choices)) {
   const streaming = { stream: true, stream_options: { include_usage: true } };
-  told[name] = {
+  results[name] = {
     whole: turn(await client.chat.completions.create({ ...asked, ...choice })),
     streamed: await gathered(await client.chat.completions.create({ ...asked, ...choice, ...streaming })),
   };
 }
-told.loop = await loop(false);
-told["helped loop"] = await loop(true);
-report(told);
+results.loop = await loop(false);
+results["helped loop"] = await loop(true);
+report(results);

@@ -11,7 +11,7 @@ import {
 } from "@openai/agents";
 import OpenAI from "openai";
 import { z } from "zod";
-import { BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, V1, clock, tell, told, weather } from "./report.mjs";
+import { BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, V1, clock, tell, reportOf, weather } from "./report.mjs";
 
 setTracingDisabled(true);
 const PLACE = z.object({ city: z.string(), degrees: z.number().int(), note: z.string().nullable() });
@@ -62,7 +62,7 @@ const drive = (Model, stored) => {
   };
   const newer = { "followed up": followedUp, found, "found by itself": () => found({ execution: "client" }) };
 
-  return told({
+  return reportOf({
     text: () => run("Hi"),
     ultra: () => run("Hi", ULTRA),
     streamed: () => streamed(agent(), "Hi"),

@@ -16,7 +16,7 @@ from agents import (
     function_tool,
 )
 from openai import AsyncOpenAI
-from report import BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, V1, Place, clock, publish, told, weather
+from report import BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, V1, Place, clock, publish, report_of, weather
 
 TOOLS = [function_tool(weather), function_tool(clock)]
 SILENT = RunConfig(tracing_disabled=True)
@@ -24,9 +24,9 @@ COUNTED = ModelSettings(include_usage=True)
 SEE = [{"type": "input_text", "text": "see"}, {"type": "input_image", "image_url": f"data:image/png;base64,{PIXEL}"}]
 
 
-async def streamed(agent: Agent, said: str) -> list[Any]:
+async def streamed(agent: Agent, text: str) -> list[Any]:
     """The final output, the words as they came, and the tokens."""
-    run, words = Runner.run_streamed(agent, said, run_config=SILENT), ""
+    run, words = Runner.run_streamed(agent, text, run_config=SILENT), ""
     async for event in run.stream_events():
         if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
             words += event.data.delta
@@ -38,16 +38,16 @@ async def drive(model: Callable[[str], Any], stored: bool) -> dict[str, Any]:
     def agent(tier: str = MINI, **more: Any) -> Agent:
         return Agent(name="Asker", instructions="Be brief.", model=model(tier), model_settings=COUNTED, **more)
 
-    async def run(said: Any, tier: str = MINI, **more: Any) -> Any:
-        return (await Runner.run(agent(tier, **more), said, run_config=SILENT)).final_output
+    async def run(messages: Any, tier: str = MINI, **more: Any) -> Any:
+        return (await Runner.run(agent(tier, **more), messages, run_config=SILENT)).final_output
 
     async def usage() -> int:
         return (await Runner.run(agent(), "Hi", run_config=SILENT)).context_wrapper.usage.total_tokens
 
     async def remembered() -> str:
         session = SQLiteSession("talk")
-        for said in ("weather one", "two"):
-            last = await Runner.run(agent(tools=TOOLS), said, session=session, run_config=SILENT)
+        for text in ("weather one", "two"):
+            last = await Runner.run(agent(tools=TOOLS), text, session=session, run_config=SILENT)
         return last.final_output
 
     async def followed_up() -> str:
@@ -78,9 +78,9 @@ async def drive(model: Callable[[str], Any], stored: bool) -> dict[str, Any]:
         "unknown": lambda: run("Hi", NOTHING),
         "broken": lambda: streamed(agent(BROKEN), "Hi"),
     }
-    found = [function_tool(weather, defer_loading=True), ToolSearchTool()]
-    newer = {"followed up": followed_up, "found": lambda: run("weather", tools=found)}
-    return await told(cases | (newer if stored else {}))
+    tools = [function_tool(weather, defer_loading=True), ToolSearchTool()]
+    newer = {"followed up": followed_up, "found": lambda: run("weather", tools=tools)}
+    return await report_of(cases | (newer if stored else {}))
 
 
 async def main() -> None:

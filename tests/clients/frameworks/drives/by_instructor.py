@@ -8,7 +8,7 @@ from anthropic import Anthropic
 from instructor import Mode
 from openai import OpenAI
 from pydantic import field_validator
-from report import KEY, MINI, URL, V1, Place, publish, told
+from report import KEY, MINI, URL, V1, Place, publish, report_of
 
 ASKED = {"model": MINI, "messages": [{"role": "user", "content": "Where? Answer in JSON."}]}
 MODES = {
@@ -23,10 +23,10 @@ class Elsewhere(Place):
 
     @field_validator("city")
     @classmethod
-    def once(cls, city: str, seen: list[str] = []) -> str:  # noqa: B006
+    def once(cls, city: str, cities: list[str] = []) -> str:  # noqa: B006
         """The second answer is taken."""
-        seen.append(city)
-        assert len(seen) > 1, "Say it again."
+        cities.append(city)
+        assert len(cities) > 1, "Say it again."
         return city
 
 
@@ -37,20 +37,20 @@ def client(route: str, mode: Mode) -> Any:
 
 
 async def drive(route: str) -> dict[str, Any]:
-    asked: dict[str, Any] = ASKED | ({"max_tokens": 100} if route == "messages" else {})
+    request_body: dict[str, Any] = ASKED | ({"max_tokens": 100} if route == "messages" else {})
 
     async def created(mode: Mode) -> Any:
-        return client(route, mode).create(**asked, response_model=Place)
+        return client(route, mode).create(**request_body, response_model=Place)
 
     async def in_parts(mode: Mode) -> Any:
-        return list(client(route, mode).create_partial(**asked, response_model=Place))[-1]
+        return list(client(route, mode).create_partial(**request_body, response_model=Place))[-1]
 
     async def objected() -> Any:
-        return client(route, MODES[route][0]).create(**asked, response_model=Elsewhere, max_retries=2)
+        return client(route, MODES[route][0]).create(**request_body, response_model=Elsewhere, max_retries=2)
 
     objects = {mode.value: (lambda mode=mode: created(mode)) for mode in MODES[route]}
     parts = {f"{mode.value} in parts": (lambda mode=mode: in_parts(mode)) for mode in MODES[route]}
-    return await told(objects | parts | {"objected": objected})
+    return await report_of(objects | parts | {"objected": objected})
 
 
 async def main() -> None:

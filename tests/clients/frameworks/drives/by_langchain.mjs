@@ -4,7 +4,7 @@ import { MemorySaver } from "@langchain/langgraph";
 import { ChatOpenAI } from "@langchain/openai";
 import { createAgent, providerStrategy, tool } from "langchain";
 import { z } from "zod";
-import { BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, URL, V1, clock, tell, told, weather } from "./report.mjs";
+import { BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, URL, V1, clock, tell, reportOf, weather } from "./report.mjs";
 
 const PLACE = z.object({ city: z.string(), degrees: z.int(), note: z.string().nullable() });
 const TOOLS = [
@@ -57,7 +57,7 @@ const drive = (make) => {
     return (await made.invoke({ messages: [{ role: "user", content: "weather" }] })).structuredResponse;
   };
 
-  return told({
+  return reportOf({
     text: () => text("Hi"),
     ultra: () => text("Hi", ULTRA),
     streamed: async () => (await streamed()).text,

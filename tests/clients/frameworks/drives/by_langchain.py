@@ -9,7 +9,7 @@ from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import AIMessageChunk, HumanMessage
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
-from report import BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, URL, V1, Place, clock, publish, told, weather
+from report import BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, URL, V1, Place, clock, publish, report_of, weather
 
 SEE = [{"type": "text", "text": "see"}, {"type": "image", "base64": PIXEL, "mime_type": "image/png"}]
 
@@ -28,24 +28,24 @@ def messages(tier: str = MINI) -> Any:
 
 
 async def whole(pieces: AsyncIterator[AIMessageChunk]) -> AIMessageChunk:
-    found = [piece async for piece in pieces]
-    return sum(found[1:], found[0])
+    all_pieces = [piece async for piece in pieces]
+    return sum(all_pieces[1:], all_pieces[0])
 
 
 async def agent(model: Any, words: list[str], **more: Any) -> Any:
     """The last answer of a talk with an agent that remembers."""
-    made = create_agent(model, [weather, clock], checkpointer=InMemorySaver(), **more)
+    new_agent = create_agent(model, [weather, clock], checkpointer=InMemorySaver(), **more)
     where = {"configurable": {"thread_id": "1"}}
-    for said in words:
-        last = await made.ainvoke({"messages": [{"role": "user", "content": said}]}, where)
+    for text in words:
+        last = await new_agent.ainvoke({"messages": [{"role": "user", "content": text}]}, where)
     return last.get("structured_response") or last["messages"][-1].text
 
 
 async def agent_streamed(model: Any) -> str:
-    told_ = create_agent(model, [weather, clock]).astream(
+    messages = create_agent(model, [weather, clock]).astream(
         {"messages": [{"role": "user", "content": "weather clock"}]}, stream_mode="messages"
     )
-    return "".join([piece.text async for piece, _ in told_ if isinstance(piece, AIMessageChunk)])
+    return "".join([piece.text async for piece, _ in messages if isinstance(piece, AIMessageChunk)])
 
 
 async def drive(make: Callable[..., Any]) -> dict[str, Any]:
@@ -56,8 +56,8 @@ async def drive(make: Callable[..., Any]) -> dict[str, Any]:
         return [reply.usage_metadata["total_tokens"] for reply in both]
 
     async def forced() -> list[Any]:
-        said = await model.bind_tools([weather, clock], tool_choice="weather").ainvoke("Hi")
-        return [[call["name"], call["args"]] for call in said.tool_calls]
+        message = await model.bind_tools([weather, clock], tool_choice="weather").ainvoke("Hi")
+        return [[call["name"], call["args"]] for call in message.tool_calls]
 
     async def objects(method: str) -> list[Any]:
         bound = model.with_structured_output(Place, method=method)
@@ -66,13 +66,13 @@ async def drive(make: Callable[..., Any]) -> dict[str, Any]:
             [chunk async for chunk in bound.astream("Where?")][-1].model_dump(),
         ]
 
-    async def text(said: Any, tier: str = MINI) -> str:
-        return (await make(tier).ainvoke(said)).text
+    async def text(content: Any, tier: str = MINI) -> str:
+        return (await make(tier).ainvoke(content)).text
 
     async def streamed(tier: str = MINI) -> str:
         return (await whole(make(tier).astream("Hi"))).text
 
-    return await told(
+    return await report_of(
         {
             "text": lambda: text("Hi"),
             "ultra": lambda: text("Hi", ULTRA),

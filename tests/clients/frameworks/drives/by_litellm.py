@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import litellm
-from report import BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, URL, V1, Place, clock, publish, told, weather
+from report import BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, URL, V1, Place, clock, publish, report_of, weather
 
 FUNCTIONS = {"weather": weather, "clock": clock}
 TOOLS = [
@@ -45,17 +45,17 @@ async def drive(prefix: str, base: str) -> dict[str, Any]:
 
     async def loop(tier: str, streams: bool) -> str:
         messages: list[Any] = [{"role": "user", "content": "weather clock"}]
-        while (said := (await ask(messages, tier, streams, tools=TOOLS)).choices[0].message).tool_calls:
-            messages.append(said)
-            for call in said.tool_calls:
+        while (message := (await ask(messages, tier, streams, tools=TOOLS)).choices[0].message).tool_calls:
+            messages.append(message)
+            for call in message.tool_calls:
                 result = FUNCTIONS[call.function.name](**litellm.utils.json.loads(call.function.arguments))
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-        return said.content
+        return message.content
 
     async def structured() -> Any:
         return Place.model_validate_json(await text("Where?", response_format=Place))
 
-    return await told(
+    return await report_of(
         {
             "text": lambda: text("Hi"),
             "ultra": lambda: text("Hi", ULTRA),

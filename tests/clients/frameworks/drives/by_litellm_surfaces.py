@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import litellm
-from report import BROKEN, KEY, MINI, NOTHING, ULTRA, URL, V1, Place, clock, publish, told, weather
+from report import BROKEN, KEY, MINI, NOTHING, ULTRA, URL, V1, Place, clock, publish, report_of, weather
 
 FUNCTIONS = {"weather": weather, "clock": clock}
 SCHEMAS = {
@@ -31,10 +31,10 @@ def result(name: str, arguments: str | dict[str, Any]) -> str:
 
 
 async def responded(prefix: str, base: str) -> dict[str, Any]:
-    async def ask(said: Any, tier: str = MINI, streams: bool = False, **more: Any) -> Any:
+    async def ask(content: Any, tier: str = MINI, streams: bool = False, **more: Any) -> Any:
         where = {"model": prefix + tier, "api_base": base, "api_key": KEY, "num_retries": 0, "stream": streams}
-        said = await litellm.aresponses(input=said, **where, **more)
-        return [event async for event in said][-1].response if streams else said
+        response = await litellm.aresponses(input=content, **where, **more)
+        return [event async for event in response][-1].response if streams else response
 
     async def loop(tier: str, streams: bool, **more: Any) -> str:
         items: list[Any] = [{"role": "user", "content": "weather clock"}]
@@ -61,7 +61,7 @@ async def responded(prefix: str, base: str) -> dict[str, Any]:
     async def structured() -> Place:
         return Place.model_validate_json(await text("Where?", text_format=Place))
 
-    return await told(
+    return await report_of(
         {
             "text": lambda: text("Hi"),
             "ultra": lambda: text("Hi", ULTRA),
@@ -85,17 +85,19 @@ async def blocks(streamed: Any) -> list[dict[str, Any]]:
     lines = b"".join(piece for piece in pieces if isinstance(piece, bytes)).split(b"\n")
     events = [piece for piece in pieces if isinstance(piece, dict)]
     events += [json.loads(line[5:]) for line in lines if line.startswith(b"data:")]
-    found: dict[int, dict[str, Any]] = {}
+    blocks_by_index: dict[int, dict[str, Any]] = {}
     for event in events:
         delta = event.get("delta", {})
         if event["type"] == "error":
             raise RuntimeError(event["error"]["message"])
         if event["type"] == "content_block_start":
-            found[event["index"]] = dict(event["content_block"]) | {"json": ""}
+            blocks_by_index[event["index"]] = dict(event["content_block"]) | {"json": ""}
         elif event["type"] == "content_block_delta":
-            found[event["index"]]["text"] = found[event["index"]].get("text", "") + delta.get("text", "")
-            found[event["index"]]["json"] += delta.get("partial_json", "")
-    return [_block(block) for block in found.values()]
+            blocks_by_index[event["index"]]["text"] = blocks_by_index[event["index"]].get("text", "") + delta.get(
+                "text", ""
+            )
+            blocks_by_index[event["index"]]["json"] += delta.get("partial_json", "")
+    return [_block(block) for block in blocks_by_index.values()]
 
 
 def _block(block: dict[str, Any]) -> dict[str, Any]:
@@ -107,8 +109,8 @@ def _block(block: dict[str, Any]) -> dict[str, Any]:
 async def messaged(prefix: str, base: str) -> dict[str, Any]:
     async def ask(messages: list[Any], tier: str = MINI, streams: bool = False, **more: Any) -> list[dict[str, Any]]:
         where = {"model": prefix + tier, "api_base": base, "api_key": KEY, "max_tokens": 100, "stream": streams}
-        said = await litellm.anthropic.messages.acreate(messages=messages, **where, **more)
-        return await blocks(said) if streams else said["content"]
+        message = await litellm.anthropic.messages.acreate(messages=messages, **where, **more)
+        return await blocks(message) if streams else message["content"]
 
     async def text(tier: str = MINI, streams: bool = False) -> str:
         return (await ask([{"role": "user", "content": "Hi"}], tier, streams))[0]["text"]
@@ -116,15 +118,15 @@ async def messaged(prefix: str, base: str) -> dict[str, Any]:
     async def loop(tier: str, streams: bool) -> str:
         messages: list[Any] = [{"role": "user", "content": "weather clock"}]
         while True:
-            said = await ask(messages, tier, streams, tools=BLOCKS)
-            calls = [block for block in said if block["type"] == "tool_use"]
+            message = await ask(messages, tier, streams, tools=BLOCKS)
+            calls = [block for block in message if block["type"] == "tool_use"]
             if not calls:
-                return said[0]["text"]
+                return message[0]["text"]
             results = [
                 {"type": "tool_result", "tool_use_id": call["id"], "content": result(call["name"], call["input"])}
                 for call in calls
             ]
-            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": results}]
+            messages += [{"role": "assistant", "content": message}, {"role": "user", "content": results}]
 
     own = prefix == "anthropic/"  # streams of this one need the packages of LiteLLM's gateway
     streamed = {
@@ -139,7 +141,7 @@ async def messaged(prefix: str, base: str) -> dict[str, Any]:
         "tools over a workflow": lambda: loop(ULTRA, not own),
         "unknown": lambda: text(NOTHING),
     }
-    return await told(whole | ({} if own else streamed))
+    return await report_of(whole | ({} if own else streamed))
 
 
 async def main() -> None:

@@ -10,7 +10,7 @@ from llama_index.core.llms import ChatMessage, ImageBlock, TextBlock
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike, OpenAILikeResponses
-from report import BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, V1, Place, clock, publish, told, weather
+from report import BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, V1, Place, clock, publish, report_of, weather
 
 PNG = ImageBlock(image=base64.b64decode(PIXEL), image_mimetype="image/png")
 
@@ -45,23 +45,23 @@ async def drive(make: Callable[..., Any]) -> dict[str, Any]:
 
     async def remembered() -> str:
         memory = ChatMemoryBuffer.from_defaults(token_limit=4000, tokenizer_fn=str.split)
-        made = FunctionAgent(tools=[weather], llm=model)
-        await made.run("weather one", memory=memory)
-        return str(await made.run("two", memory=memory))
+        new_agent = FunctionAgent(tools=[weather], llm=model)
+        await new_agent.run("weather one", memory=memory)
+        return str(await new_agent.run("two", memory=memory))
 
     async def forced() -> list[Any]:
         tools = [FunctionTool.from_defaults(tool) for tool in (weather, clock)]
-        said = await model.achat_with_tools(tools, user_msg="weather", tool_required=True)
-        return [[call.tool_name, call.tool_kwargs] for call in model.get_tool_calls_from_response(said)]
+        reply = await model.achat_with_tools(tools, user_msg="weather", tool_required=True)
+        return [[call.tool_name, call.tool_kwargs] for call in model.get_tool_calls_from_response(reply)]
 
     async def structured() -> Any:
         return (await model.as_structured_llm(Place).acomplete("Where?")).raw
 
     async def image() -> str:
-        seen = ChatMessage(role="user", blocks=[TextBlock(text="see"), PNG])
-        return (await model.achat([seen])).message.content
+        question = ChatMessage(role="user", blocks=[TextBlock(text="see"), PNG])
+        return (await model.achat([question])).message.content
 
-    return await told(
+    return await report_of(
         {
             "text": text,
             "ultra": lambda: text(ULTRA),

@@ -13,7 +13,7 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.native_tools._tool_search import ToolSearchTool
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
-from report import BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, URL, V1, Place, clock, publish, told, weather
+from report import BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, URL, V1, Place, clock, publish, report_of, weather
 
 PNG = BinaryContent(base64.b64decode(PIXEL), media_type="image/png")
 
@@ -22,11 +22,11 @@ async def drive(model: Callable[[str], Any], native: bool) -> dict[str, Any]:
     def agent(tier: str = MINI, **more: Any) -> Agent:
         return Agent(model(tier), instructions="Be brief.", **more)
 
-    async def run(said: Any, tier: str = MINI, **more: Any) -> Any:
-        return (await agent(tier, **more).run(said)).output
+    async def run(text: Any, tier: str = MINI, **more: Any) -> Any:
+        return (await agent(tier, **more).run(text)).output
 
-    async def streamed(said: str, tier: str = MINI, **more: Any) -> Any:
-        async with agent(tier, **more).run_stream(said) as run:
+    async def streamed(text: str, tier: str = MINI, **more: Any) -> Any:
+        async with agent(tier, **more).run_stream(text) as run:
             return [output async for output in run.stream_output(debounce_by=None)][-1]
 
     async def usage() -> list[int]:
@@ -59,7 +59,7 @@ async def drive(model: Callable[[str], Any], native: bool) -> dict[str, Any]:
     if native:
         cases["object by schema"] = lambda: run("Where?", output_type=NativeOutput(Place))
         cases["object by schema, streamed"] = lambda: streamed("Where?", output_type=NativeOutput(Place))
-    return await told(cases)
+    return await report_of(cases)
 
 
 async def searched(provider: OpenAIProvider) -> dict[str, Any]:
@@ -69,15 +69,15 @@ async def searched(provider: OpenAIProvider) -> dict[str, Any]:
     )
 
     async def both(**how: Any) -> list[str]:
-        made = Agent(model, tools=[Tool(weather, defer_loading=True)], capabilities=[ToolSearch(**how)])
-        async with made.run_stream("tool_search weather") as run:
+        new_agent = Agent(model, tools=[Tool(weather, defer_loading=True)], capabilities=[ToolSearch(**how)])
+        async with new_agent.run_stream("tool_search weather") as run:
             streamed = await run.get_output()
-        return [(await made.run("tool_search weather")).output, streamed]
+        return [(await new_agent.run("tool_search weather")).output, streamed]
 
     def all_of_them(_ctx: Any, _queries: Any, tools: Any) -> list[str]:
         return [tool.name for tool in tools]
 
-    return await told({"found": both, "found by itself": lambda: both(strategy=all_of_them)})
+    return await report_of({"found": both, "found by itself": lambda: both(strategy=all_of_them)})
 
 
 async def main() -> None:

@@ -4,7 +4,7 @@ import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { Output, ToolLoopAgent, generateObject, generateText, isStepCount, streamObject, streamText, tool } from "ai";
 import { z } from "zod";
-import { BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, V1, clock, tell, told, weather } from "./report.mjs";
+import { BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, V1, clock, tell, reportOf, weather } from "./report.mjs";
 
 const PLACE = z.object({ city: z.string(), degrees: z.int(), note: z.string().nullable() });
 const TOOLS = {
@@ -52,7 +52,7 @@ const drive = (model) => {
   const image = { type: "file", data: Buffer.from(PIXEL, "base64"), mediaType: "image/png" };
   const seen = [{ role: "user", content: [{ type: "text", text: "see" }, image] }];
 
-  return told({
+  return reportOf({
     text: () => whole(asked("Hi")),
     ultra: () => whole(asked("Hi", ULTRA)),
     streamed: async () => (await streamed(asked("Hi")))[0],
@@ -100,5 +100,5 @@ const searched = {
 
 const report = {};
 for (const [route, model] of Object.entries(ROUTES)) report[route] = await drive(model);
-Object.assign(report.responses, await told(searched));
+Object.assign(report.responses, await reportOf(searched));
 tell(report);

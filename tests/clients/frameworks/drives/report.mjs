@@ -10,7 +10,7 @@ export const weather = ({ city }) => `Sunny in ${city}.`;
 export const clock = ({ zone }) => `Noon in ${zone}.`;
 
 /** What came of each case; of one that failed, the error. */
-export async function told(cases) {
+export async function reportOf(cases) {
   const report = {};
   for (const [name, made] of Object.entries(cases)) {
     try {

@@ -42,17 +42,17 @@ def clock(zone: str) -> str:
     return f"Noon in {zone}."
 
 
-async def told(cases: Mapping[str, Callable[[], Awaitable[Any]]]) -> dict[str, Any]:
+async def report_of(cases: Mapping[str, Callable[[], Awaitable[Any]]]) -> dict[str, Any]:
     """What came of each case; of one that failed, the error."""
     return {name: await _outcome(case) for name, case in cases.items()}
 
 
 async def _outcome(case: Callable[[], Awaitable[Any]]) -> Any:
     try:
-        found = await case()
+        outcome = await case()
     except Exception as error:
         return {"error": type(error).__name__, "says": str(error)[:400]}
-    return found.model_dump() if isinstance(found, BaseModel) else found
+    return outcome.model_dump() if isinstance(outcome, BaseModel) else outcome
 
 
 def publish(report: Mapping[str, Any]) -> None:
