@@ -47,9 +47,9 @@ def lines(record: Record) -> list[Mapping[str, Any]]:
         "states": [state.state for state in states],
         "summary": summary(states[-1]),
     }
-    told = [{"seq": event.seq, "kind": event.kind.value, "at": event.at, "body": event.body} for event in events]
+    rows = [{"seq": event.seq, "kind": event.kind.value, "at": event.at, "body": event.body} for event in events]
     contents = [{"ref": ref, "content": body} for ref, body in sorted(record.contents.items())]
-    return [header, *told, *contents]
+    return [header, *rows, *contents]
 
 
 def write(path: Path, rows: list[Mapping[str, Any]]) -> None:

@@ -220,15 +220,15 @@ async def called_tools(stub: ProviderStub, runtime: Runtime) -> str:
     stub.script("beta", Reply(tool_calls=(Calls("look", "{}", "x"), Calls("look", "{}", "y")), finish="tool"))
     steps = plan(("alpha", "Look", ["user"]), ("beta", "Answer", ["user", 0]))
     steps["steps"][0]["tools"] = True
-    said = [Message("user", (Text("What is it?"),))]
+    messages = [Message("user", (Text("What is it?"),))]
     while True:
-        task = Task(tuple(said), toolbox=Toolbox((Tool("look", "Looks something up."),)))
+        task = Task(tuple(messages), toolbox=Toolbox((Tool("look", "Looks something up."),)))
         outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", task=task, plan=steps)))
         calls = outcome.ended.calls
         if not calls:
             return outcome.ended.state.run
-        said.append(Message("assistant", (), calls=calls))
-        said += [Message("tool", (Text(f"Result {call.id[-1]}"),), call_id=call.id) for call in calls]
+        messages.append(Message("assistant", (), calls=calls))
+        messages += [Message("tool", (Text(f"Result {call.id[-1]}"),), call_id=call.id) for call in calls]
 
 
 EMPTY = Reply(chunks=('{"steps": []}',))
@@ -330,10 +330,10 @@ async def replayed(stub: ProviderStub, runtime: Runtime) -> str:
 async def _decided(runtime: Runtime, verdict: Literal["approve", "refuse"]) -> str:
     """A run whose plan needed an approval, after somebody has decided."""
     run = await _run(runtime, "baton-asks")
-    asked = fold((await runtime.context.store.journal(run)).events).approval_question
-    assert asked is not None
-    made = Decision(verdict, asked.digest, "key:boss", "", reason="Because.", replacements=("gamma",))
-    await runtime.runs.decide(run, None, made)
+    approval = fold((await runtime.context.store.journal(run)).events).approval_question
+    assert approval is not None
+    decision = Decision(verdict, approval.digest, "key:boss", "", reason="Because.", replacements=("gamma",))
+    await runtime.runs.decide(run, None, decision)
     await ended_row(runtime.context.store, run)
     return run
 

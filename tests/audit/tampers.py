@@ -42,7 +42,7 @@ from app.store.sqlkit.sealing import Decrypt
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import METADATA
 from app.store.writing import log_writer
-from tests.conformance.test_store_retention import asked, ended, left_of
+from tests.conformance.test_store_retention import admission, ended, left_of
 from tests.harness.raw_facts import Raw
 
 SIGNER = Signer("log.example/baton", bytes(range(32)))
@@ -89,7 +89,7 @@ class Subject:
     """A sealed database, with the checkpoints that are held outside of it."""
 
     url: str
-    held: tuple[tuple[str, Checkpoint], ...]
+    checkpoints: tuple[tuple[str, Checkpoint], ...]
     yesterday: Path | None = None
     """A copy of the database from before its last runs, where there is one."""
 
@@ -105,7 +105,7 @@ async def seal(store: SqlStore) -> str:
 
 def played(run: str) -> tuple[Entry, Entry]:
     """The admission and the end of a run that names its text, and has the tags that its events give it."""
-    first = asked(run)
+    first = admission(run)
     body = {"tier": "mini", "labels": ["phi"], "request_id": "req", "task": first.contents[0][0]}
     assert first.new is not None
     body |= {"deadline": first.new.deadline}
@@ -129,8 +129,10 @@ async def furnish(store: SqlStore) -> None:
     await store.set_budget(Budget("acme", "key", "key1", "day", 5), by=OWNER)
     await store.place_hold(Hold("hold_1", "tenant", "acme", "", "case 12", 3.0, ""), by=OWNER)
     for number, name in enumerate(("kept", "kept", "erased")):
-        given = Feedback(f"fb{number}", f"run_{name}", "tenant", "key", 5.0, "explicit", "user", "", 0.5, "good", "why")
-        await store.rate(given)
+        rating = Feedback(
+            f"fb{number}", f"run_{name}", "tenant", "key", 5.0, "explicit", "user", "", 0.5, "good", "why"
+        )
+        await store.rate(rating)
     trial = Trial("alpha", "m", "v1", "task", "math", "sums", 1, "2+2", "run_kept", 4.0, 1.0, 10, 0.5)
     await store.note_trial(trial)
     await store._write(lambda conn: conn.execute(insert(TABLES["policies"]).values(POLICY)))
@@ -156,12 +158,16 @@ def _pruned_of(left: Any, root: bytes) -> Any:
 
 
 def verify(
-    conn: Connection, held: Sequence[tuple[str, Checkpoint]], decrypt: Decrypt | None = None, *, settled: bool = True
+    conn: Connection,
+    checkpoints: Sequence[tuple[str, Checkpoint]],
+    decrypt: Decrypt | None = None,
+    *,
+    settled: bool = True,
 ) -> Verification:
     """Verify a database, as the command does. `decrypt` decrypts contents; nothing writes to it if it is `settled`."""
     report = Verification()
     stored = SealedRows(conn, decrypt or (lambda _place, body: body))
-    check_database(LogCheck(report, held=tuple(held)), stored, settled=settled)
+    check_database(LogCheck(report, held=tuple(checkpoints)), stored, settled=settled)
     return report
 
 
@@ -531,8 +537,8 @@ RANDOM: tuple[Tamper, ...] = tuple([way(name) for name in RECORDS for way in (ed
 def drop_triggers(conn: Connection) -> None:
     """Remove the triggers that refuse changes, or that queue them for the log."""
     if conn.dialect.name == "sqlite":
-        found = conn.execute(text("SELECT name FROM sqlite_master WHERE type = 'trigger'")).scalars().all()
-        for name in found:
+        triggers = conn.execute(text("SELECT name FROM sqlite_master WHERE type = 'trigger'")).scalars().all()
+        for name in triggers:
             conn.execute(text(f"DROP TRIGGER {name}"))
         return
     conn.execute(text("SET LOCAL session_replication_role = replica"))
@@ -549,7 +555,7 @@ def attempt(
         except (DBAPIError, LookupError):
             transaction.rollback()
             return None
-        report = verify(conn, subject.held)
+        report = verify(conn, subject.checkpoints)
         transaction.rollback()
     return words, report.first
 
@@ -568,8 +574,8 @@ async def prepare(folder: Path, url: str = "") -> Subject:
         for entry in played("run_later"):
             await store.append(entry)
         notes.append(await seal(store))
-    held = tuple([(f"held-{number}", read_checkpoint(note)) for number, note in enumerate(notes)])
-    return Subject(url, held, yesterday if path.exists() else None)
+    checkpoints = tuple([(f"held-{number}", read_checkpoint(note)) for number, note in enumerate(notes)])
+    return Subject(url, checkpoints, yesterday if path.exists() else None)
 
 
 def main() -> int:
@@ -593,12 +599,12 @@ def main() -> int:
 def _report(subject: Subject, rnd: random.Random, count: int) -> int:
     """Carry out tampers and print the figures."""
     began = time.monotonic()
-    found, missed = asyncio.run(tampered(subject, rnd, count))
-    for words, number in sorted(found.items()):
+    caught, missed = asyncio.run(tampered(subject, rnd, count))
+    for words, number in sorted(caught.items()):
         print(f"{number:>5}  {words}")
     for words, number in sorted(missed.items()):
         print(f"{number:>5}  NOT FOUND: {words}")
-    print(f"{found.total():,} of {found.total() + missed.total():,} found in {time.monotonic() - began:.0f} s")
+    print(f"{caught.total():,} of {caught.total() + missed.total():,} found in {time.monotonic() - began:.0f} s")
     return 1 if missed else 0
 
 
@@ -620,19 +626,19 @@ async def tampered(subject: Subject, rnd: random.Random, count: int) -> tuple[Co
 def attempts(conn: Connection, subject: Subject, rnd: random.Random, count: int) -> tuple[Counter[str], Counter[str]]:
     """Carry out so many tampers, one after the other: each column is edited once if there are enough of them, and then
     they are random. The untouched database must be clean."""
-    found: Counter[str] = Counter()
+    caught: Counter[str] = Counter()
     missed: Counter[str] = Counter()
-    report = verify(conn, subject.held)
+    report = verify(conn, subject.checkpoints)
     conn.rollback()
     assert report.is_clean, list(report.ordered())
     first = list(EACH_COLUMN) if count > len(EACH_COLUMN) else []
-    while found.total() + missed.total() < count:
+    while caught.total() + missed.total() < count:
         tamper = first.pop() if first else rnd.choice(KNOWING if rnd.random() < KNOWING_SHARE else RANDOM)
-        done = attempt(conn, subject, tamper, rnd)
-        if done is not None:
-            words, finding = done
-            (found if finding is not None else missed)[words] += 1
-    return found, missed
+        outcome = attempt(conn, subject, tamper, rnd)
+        if outcome is not None:
+            words, finding = outcome
+            (caught if finding is not None else missed)[words] += 1
+    return caught, missed
 
 
 if __name__ == "__main__":

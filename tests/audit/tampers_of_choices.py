@@ -77,12 +77,14 @@ CASES: tuple[Case, ...] = (
     case("decision-wrong", "a sure choice that was none", "chosen", decided(lambda entry: entry.update(explore=0.0))),
     case("decision-unfollowed", "another arm", "chosen", another_arm),
     case("decision-unfollowed", "a worker outside the pool", "chosen", decided(stranger)),
-    case("mask-wrong", "an arm that could be paid", "chosen_within_means", decided(lambda made: masked(made, usd=990))),
+    case("mask-wrong", "an arm that could be paid", "chosen_within_means", decided(
+        lambda entry: masked(entry, usd=990))),
     case("mask-wrong", "at another price", "chosen_within_means", decided(lambda entry: entry["masked"].update(
         {next(iter(entry["masked"])): {"usd": 1_001}}))),
     case("mask-wrong", "more was left", "chosen_within_means", decided(lambda entry: entry["left"].update(usd=1_001))),
     case("mask-wrong", "an arm too dear is drawn", "chosen_within_means", decided(unmasked)),
-    case("mask-wrong", "a text for the arms", "chosen_within_means", decided(lambda made: made.update(masked="dear"))),
+    case("mask-wrong", "a text for the arms", "chosen_within_means", decided(
+        lambda entry: entry.update(masked="dear"))),
     case("mask-wrong", "a worker that could be paid", "single", in_first(INTENDED, put(
         passed_over=[{"worker": "beta", "reason": "over_budget"}]))),
     case("stand-in-wrong", "a step that is asked for something else", "debated", in_first(STEP, put(complete=True))),

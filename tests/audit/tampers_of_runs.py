@@ -104,8 +104,8 @@ def foreign_text(run: Forged) -> None:
 
 def rewritten_output(run: Forged) -> None:
     """Somebody who knows the salt replaces what a step said, in the store and in the journal."""
-    done = run.first(DONE, n=0)
-    run.rewrite(done["output"], b"x" * done["chars"])
+    step_done = run.first(DONE, n=0)
+    run.rewrite(step_done["output"], b"x" * step_done["chars"])
 
 
 def rewritten_task(run: Forged) -> None:

@@ -45,8 +45,8 @@ def call_again(run: Forged, place: int, number: int) -> None:
 
 
 def after_done(run: Forged) -> None:
-    done = run.all(DONE, n=0)[0]
-    call_again(run, run.events.index(done) + 1, 2)
+    step_done = run.all(DONE, n=0)[0]
+    call_again(run, run.events.index(step_done) + 1, 2)
 
 
 def beside_another(run: Forged) -> None:

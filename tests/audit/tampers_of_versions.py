@@ -9,7 +9,7 @@ from tests.audit.forgery import Case, Forged, Tamper, case, put
 INTENDED = "call.intended"
 
 
-def asked(version: str, **fields: object) -> Tamper:
+def claim_version(version: str, **fields: object) -> Tamper:
     """Somebody else is said to have been asked for the plan."""
     return lambda run: run.first(INTENDED, n=None).update(version=version, model=version, **fields)
 
@@ -54,7 +54,7 @@ def of_another(run: Forged) -> None:
 CASES: tuple[Case, ...] = tuple(
     case("version-not-in-force", name, scenes, tamper)
     for name, scenes, tamper in (
-        ("a version that was never in force", "versioned conducted nested", asked("planner@9")),
+        ("a version that was never in force", "versioned conducted nested", claim_version("planner@9")),
         ("the pool file's own model, long after a version was promoted",
          "conducted bettered", only("loaded", "promoted")),
         ("the pool file's own model is said to have been asked",

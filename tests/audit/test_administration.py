@@ -53,7 +53,7 @@ async def test_what_was_changed_through_the_service_agrees_with_its_log(database
 
 
 @pytest.mark.parametrize(
-    ("statement", "said"),
+    ("statement", "violation_text"),
     [
         ("UPDATE keys SET scopes = '[\"admin\"]' WHERE id = 'k1'", "key k1 seq 3 change-unlogged: scopes"),
         ("UPDATE keys SET digest = x'00' WHERE id = 'k1'", "key k1 seq 3 change-unlogged: digest"),
@@ -66,11 +66,11 @@ async def test_what_was_changed_through_the_service_agrees_with_its_log(database
         ("UPDATE conductor_changes SET version = 'v3'", "conductor planner seq 0 change-unlogged: the change c1"),
     ],
 )
-async def test_a_change_past_the_log_is_caught(database: Path, statement: str, said: str) -> None:
+async def test_a_change_past_the_log_is_caught(database: Path, statement: str, violation_text: str) -> None:
     with sqlite3.connect(database) as conn:
         conn.execute(statement)
     conn.close()
-    assert any(str(violation).startswith(said) for violation in (await audited(database)).violations)
+    assert any(str(violation).startswith(violation_text) for violation in (await audited(database)).violations)
 
 
 async def test_the_log_cannot_be_altered_and_contradicts_itself_where_it_was(database: Path) -> None:

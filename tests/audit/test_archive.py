@@ -27,12 +27,12 @@ PAUSE = 0.005
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    given = (
+    database_url = (
         f"sqlite:///{tmp_path}/other.db"
         if request.param == "sqlite"
         else request.getfixturevalue("migrated_postgres_url")
     )
-    return str(given)
+    return str(database_url)
 
 
 @pytest.fixture
@@ -79,17 +79,17 @@ async def test_every_run_is_read_once_whatever_the_pages(
 
 async def test_an_export_holds_all_that_the_database_does(runtime: Runtime, url: str, tmp_path: Path) -> None:
     await run_some(runtime)
-    made = [Change(f"change_{n}", n / 7, "me", "planner", "promoted", f"planner@{n}", 0.5, "fit") for n in (2, 1)]
-    for change in made:
+    changes = [Change(f"change_{n}", n / 7, "me", "planner", "promoted", f"planner@{n}", 0.5, "fit") for n in (2, 1)]
+    for change in changes:
         await runtime.context.store.change(change)
-    made.reverse()
+    changes.reverse()
     path = tmp_path / "journal.jsonl"
     async with open_archive(url) as source:
         assert await write(source, path, now=1.5) == RUNS
         export = Export(path)
         assert export.at == 1.5
         assert await export.catalogs() == await source.catalogs()
-        assert await export.changes() == list(await source.changes()) == made
+        assert await export.changes() == list(await source.changes()) == changes
         assert await all_of(export) == await all_of(source)
         run = (await all_of(source))[1].row["id"]
         assert await all_of(export, run=run) == await all_of(source, run=run)
@@ -111,17 +111,17 @@ async def test_a_journal_that_grows_is_read_as_it_stood_at_one_moment(runtime: R
 
 async def test_a_pool_is_kept_once_and_stays_as_it_was(runtime: Runtime, url: str) -> None:
     store = runtime.context.store
-    made: list[bytes] = []
+    bodies: list[bytes] = []
 
     def snapshot(body: bytes) -> bytes:
-        made.append(body)
+        bodies.append(body)
         return body
 
     await store.keep_catalog("d" * 64, lambda: snapshot(b"first"))
     await store.keep_catalog("d" * 64, lambda: snapshot(b"second"))
     async with open_archive(url) as source:
-        kept = await source.catalogs()
-    assert (kept["d" * 64], made) == (b"first", [b"first"])
+        catalogs = await source.catalogs()
+    assert (catalogs["d" * 64], bodies) == (b"first", [b"first"])
 
 
 async def test_what_cannot_be_read_is_said_so(tmp_path: Path) -> None:

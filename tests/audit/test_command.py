@@ -68,11 +68,13 @@ def test_a_falsified_journal(desk: Desk, journal: Journal) -> None:
     assert f"{run} seq 10 seq-gap: event 10 follows event 8" in out
     assert "1 x row-ledger (N-7)" in out
     status, out, _ = desk("check", "--json", "--run", run)
-    told = json.loads(out)
-    assert (status, told["clean"], told["runs"]) == (1, False, 1)
-    assert {violation["rule"] for violation in told["violations"]} == set(told["rules"]) >= {"seq-gap", "row-ledger"}
+    report = json.loads(out)
+    assert (status, report["clean"], report["runs"]) == (1, False, 1)
+    assert (
+        {violation["rule"] for violation in report["violations"]} == set(report["rules"]) >= {"seq-gap", "row-ledger"}
+    )
     assert {
-        (violation["run"], type(violation["seq"]), type(violation["what"])) for violation in told["violations"]
+        (violation["run"], type(violation["seq"]), type(violation["what"])) for violation in report["violations"]
     } == {(run, int, str)}
     assert desk("check", "--run", journal.runs["single"].row["id"])[0] == 0
 
@@ -157,7 +159,7 @@ def test_the_executor_is_not_loaded(desk: Desk, tmp_path: Path) -> None:
     (tmp_path / "app" / "process" / "wiring.py").unlink()
     shutil.rmtree(tmp_path / "app" / "engine")
     shutil.rmtree(tmp_path / "app" / "gateway")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-c", "import sys; from app.__main__ import main; sys.exit(main(['audit', 'check']))"],
         cwd=tmp_path,
         env={"PYTHONPATH": str(tmp_path), "BATON_DATABASE_URL": f"sqlite:///{tmp_path}/baton.db"},
@@ -166,5 +168,5 @@ def test_the_executor_is_not_loaded(desk: Desk, tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, f"database: sqlite:///{tmp_path}/baton.db\n")
-    assert "0 violations" in done.stdout
+    assert (process.returncode, process.stderr) == (0, f"database: sqlite:///{tmp_path}/baton.db\n")
+    assert "0 violations" in process.stdout

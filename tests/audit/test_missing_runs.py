@@ -59,9 +59,9 @@ class Desk:
         async def rest() -> bool:
             return True
 
-        kept = archiving(archive, None, contents=False)
+        archiving_to = archiving(archive, None, contents=False)
         async with open_store(self.url) as store, open_archive(self.url) as journals:
-            return await Pruning(store, journals, kept, now=lambda: 1.0, name=str, pause=rest).prune(EVERYTHING)
+            return await Pruning(store, journals, archiving_to, now=lambda: 1.0, name=str, pause=rest).prune(EVERYTHING)
 
 
 @pytest.fixture
@@ -69,9 +69,9 @@ def desk(journal: Journal, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     with sqlite3.connect(journal.folder / "baton.db") as original:
         original.execute("VACUUM INTO ?", (f"{tmp_path}/baton.db",))
     original.close()
-    made = Desk(tmp_path, capsys)
-    assert made.run("export", made.export)[0] == CLEAN
-    return made
+    new_desk = Desk(tmp_path, capsys)
+    assert new_desk.run("export", new_desk.export)[0] == CLEAN
+    return new_desk
 
 
 def some_run(journal: Journal) -> str:
@@ -79,13 +79,13 @@ def some_run(journal: Journal) -> str:
 
 
 def test_pruned_runs_are_counted_and_no_violation(desk: Desk, journal: Journal) -> None:
-    done = desk.prune(f"{desk.folder}/archive")
-    assert done.runs > 0
-    words = f"{count(done.runs, 'run')} pruned"
-    for arguments in ((), ("--against", desk.export), ("--against", done.files[0])):
-        status, said = desk.check(*arguments)
-        assert status == CLEAN, said
-        assert words in said
+    result = desk.prune(f"{desk.folder}/archive")
+    assert result.runs > 0
+    words = f"{count(result.runs, 'run')} pruned"
+    for arguments in ((), ("--against", desk.export), ("--against", result.files[0])):
+        status, output = desk.check(*arguments)
+        assert status == CLEAN, output
+        assert words in output
     assert desk.check("--run", some_run(journal)) == (CLEAN, desk.check("--run", some_run(journal))[1])
     again = f"{desk.folder}/later.jsonl"
     assert desk.run("export", again)[0] == CLEAN
@@ -94,9 +94,9 @@ def test_pruned_runs_are_counted_and_no_violation(desk: Desk, journal: Journal) 
 
 def test_a_run_whose_row_alone_is_gone_is_lost(desk: Desk, journal: Journal) -> None:
     desk.falsify("DELETE FROM runs WHERE id = ?", some_run(journal))
-    status, said = desk.check()
+    status, output = desk.check()
     assert status == VIOLATIONS
-    assert f"{some_run(journal)} seq 0 run-lost" in said
+    assert f"{some_run(journal)} seq 0 run-lost" in output
 
 
 def test_a_run_that_is_gone_altogether_is_missed_against_an_earlier_export(desk: Desk, journal: Journal) -> None:
@@ -105,10 +105,10 @@ def test_a_run_that_is_gone_altogether_is_missed_against_an_earlier_export(desk:
     for table in ("events", "contents"):
         desk.falsify(f"DELETE FROM {table} WHERE run = ?", run)
     assert desk.check("--run", run)[0] == UNREADABLE
-    status, said = desk.check("--against", desk.export)
+    status, output = desk.check("--against", desk.export)
     assert status == VIOLATIONS
-    assert said.count("run-lost (") == 1
-    assert f"{run} seq 0 run-lost" in said
+    assert output.count("run-lost (") == 1
+    assert f"{run} seq 0 run-lost" in output
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_what_is_left_of_a_pruned_run_cannot_be_changed(
 ) -> None:
     desk.prune()
     desk.falsify(statement, some_run(journal))
-    status, said = desk.check("--against", desk.export)
+    status, output = desk.check("--against", desk.export)
     assert status == VIOLATIONS
-    assert f"{some_run(journal)} seq 0 {rule}" in said
+    assert f"{some_run(journal)} seq 0 {rule}" in output
 
 
 def test_a_run_that_was_rewritten_consistently_differs_from_the_export(desk: Desk, journal: Journal) -> None:

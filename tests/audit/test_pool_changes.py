@@ -124,8 +124,8 @@ async def test_the_auditor_finds_a_call_against_a_rule(
         steps = plan(("beta", "Answer", ["user"]))
         await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=steps, labels=frozenset({"phi"}))))
         report = await audit_report(runtime.pool.loaded.settings.database_url)
-    found = [violation.what for violation in report.violations if violation.rule == "rule"]
-    assert any("keeps beta from the labels of what it reads" in words for words in found)
+    things = [violation.what for violation in report.violations if violation.rule == "rule"]
+    assert any("keeps beta from the labels of what it reads" in words for words in things)
 
 
 async def test_a_refusal_names_the_rules(stub: ProviderStub, runtime: Runtime) -> None:

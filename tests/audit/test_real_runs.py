@@ -43,9 +43,9 @@ async def test_a_conductor_that_is_shown_parts_of_a_long_message(stub: ProviderS
     task = Task((Message("user", (Text(text),)),))
     followed_run = await runtime.runs.start(order(runtime, "baton-ultra", task=task))
     await finish(followed_run)
-    asked, answered = [received.json for received in stub.requests if "messages" in received.json]
-    assert len(json.dumps(asked["messages"])) < 12_000
-    assert text[-2_000:] in asked["messages"][1]["content"]
+    planning, answered = [received.json for received in stub.requests if "messages" in received.json]
+    assert len(json.dumps(planning["messages"])) < 12_000
+    assert text[-2_000:] in planning["messages"][1]["content"]
     assert any(message["content"] == text for message in answered["messages"])
     facts = [event.body for event in await events(runtime, followed_run.run) if event.kind is Kind.CALL_INTENDED]
     assert [(fact["template"], fact.get("left_out", 0)) for fact in facts] == [

@@ -37,9 +37,9 @@ def test_an_output_that_is_not_the_one_that_is_named_is_found(
     journal: Journal, copy: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, object]
 ) -> None:
     run = str(journal.runs["replayed"].row["id"])
-    found = ["audit", "check", "--run", run]
+    arguments = ["audit", "check", "--run", run]
     environ = {"BATON_DATABASE_URL": f"sqlite:///{copy}"}
-    assert main(found, environ) == 0, capsys.readouterr().out
+    assert main(arguments, environ) == 0, capsys.readouterr().out
     rewrite(copy, run, **fields)
-    assert main(found, environ) == 1
+    assert main(arguments, environ) == 1
     assert "kept-altered" in capsys.readouterr().out

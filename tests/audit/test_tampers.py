@@ -43,8 +43,8 @@ CASES = (
 def audited(run: Forged) -> Report:
     """The audit of one falsified run."""
     report = Report()
-    kept, reigns = pools(tuple(sorted(run.catalogs.items()))), VersionHistory.from_changes(run.changes)
-    Auditor(time.time() + LATER, adapter).check(run.record(), kept, reigns, report)
+    pools_of_run, reigns = pools(tuple(sorted(run.catalogs.items()))), VersionHistory.from_changes(run.changes)
+    Auditor(time.time() + LATER, adapter).check(run.record(), pools_of_run, reigns, report)
     return report
 
 
@@ -120,10 +120,10 @@ def test_a_changed_field_is_caught_unless_nothing_else_depends_on_it(journal: Jo
         for place in range(len(record.events)):
             forged = Forged.of(record, journal)
             line = forged.events[place]
-            known = sorted(FIELDS[Kind(line.kind)].keys() & line.body.keys())
-            if not known or "origin_run" in line.body:  # compared with the other run: test_replays.py
+            names = sorted(FIELDS[Kind(line.kind)].keys() & line.body.keys())
+            if not names or "origin_run" in line.body:  # compared with the other run: test_replays.py
                 continue
-            field = chance.choice(known)
+            field = chance.choice(names)
             line.body[field] = changed(line.body[field])
             if audited(forged).is_clean:
                 silent.add((line.kind, field))

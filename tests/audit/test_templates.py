@@ -76,33 +76,35 @@ def digest(*conversations: tuple[Message, ...]) -> str:
 
 
 def steps() -> str:
-    seen = [EarlierStep(0, "Think", "Two twos."), EarlierStep(2, "", "Four.")]
+    earlier_steps = [EarlierStep(0, "Think", "Two twos."), EarlierStep(2, "", "Four.")]
     composed = [
         visibility.compose(task, subtask, earlier)
         for task in (TASK, None)
         for subtask in ("", "Answer")
-        for earlier in ((), seen)
+        for earlier in ((), earlier_steps)
     ]
     return digest(*composed)
 
 
 def nested_steps() -> str:
     """Steps of a workflow inside a step: what that one may see is their task."""
-    seen = [EarlierStep(0, "Think", "Two twos."), EarlierStep(2, "", "Four.")]
+    earlier_steps = [EarlierStep(0, "Think", "Two twos."), EarlierStep(2, "", "Four.")]
     around = [
         visibility.compose(task, subtask, earlier, opens=True)
         for task in (TASK, None)
         for subtask in ("", "Take it apart")
-        for earlier in ((), seen)
+        for earlier in ((), earlier_steps)
     ]
-    return digest(*(visibility.compose(Task(view), "Answer", steps) for view in around for steps in ((), seen)))
+    return digest(
+        *(visibility.compose(Task(view), "Answer", steps) for view in around for steps in ((), earlier_steps))
+    )
 
 
 def in_parts(brief: Brief) -> Brief:
     """The same brief with a document in the conversation, of which a conductor is shown parts."""
     lines = [f"# Part {n}\nThe {n}th part says little.\n" for n in range(400)]
-    said = Message("user", (Text("".join(lines)),))
-    return replace(brief, task=replace(brief.task, messages=(*brief.task.messages, said)), message_chars=2_000)
+    message = Message("user", (Text("".join(lines)),))
+    return replace(brief, task=replace(brief.task, messages=(*brief.task.messages, message)), message_chars=2_000)
 
 
 def plans(*, nests: bool = False, timed: bool = False, reasons: bool = False, parts: bool = False) -> str:
@@ -150,24 +152,24 @@ def looks() -> str:
 
 
 def test_a_template_is_what_it_was() -> None:
-    made = {visibility.TEMPLATE: steps(), prompt.TEMPLATE: plans(), prompt.FURTHER: further_plans()}
-    made |= {visibility.JSON_MODE: steps(), visibility.NESTED: nested_steps(), prompt.NESTING: plans(nests=True)}
-    made |= {
+    hashes = {visibility.TEMPLATE: steps(), prompt.TEMPLATE: plans(), prompt.FURTHER: further_plans()}
+    hashes |= {visibility.JSON_MODE: steps(), visibility.NESTED: nested_steps(), prompt.NESTING: plans(nests=True)}
+    hashes |= {
         prompt.NESTING_FURTHER: further_plans(nests=True),
         compact.TEMPLATE: compact_plans(),
         EMBEDDING_TEMPLATE: looks(),
     }
-    made |= {"plan-2": plans(timed=True), "further-2": further_plans(timed=True)}
-    made |= {"nesting-2": plans(nests=True, timed=True)}
-    made |= {"nesting-further-2": further_plans(nests=True, timed=True)}
+    hashes |= {"plan-2": plans(timed=True), "further-2": further_plans(timed=True)}
+    hashes |= {"nesting-2": plans(nests=True, timed=True)}
+    hashes |= {"nesting-further-2": further_plans(nests=True, timed=True)}
     for number, timed in ((1, False), (2, True)):
         for end, asks in (("-reasons", (True, False)), ("-parts", (False, True)), ("-reasons-parts", (True, True))):
             more = {"timed": timed, "reasons": asks[0], "parts": asks[1]}
-            made[f"plan-{number}{end}"] = plans(**more)
-            made[f"nesting-{number}{end}"] = plans(nests=True, **more)
-            made[f"further-{number}{end}"] = further_plans(**more)
-            made[f"nesting-further-{number}{end}"] = further_plans(nests=True, **more)
-    assert made == MADE
+            hashes[f"plan-{number}{end}"] = plans(**more)
+            hashes[f"nesting-{number}{end}"] = plans(nests=True, **more)
+            hashes[f"further-{number}{end}"] = further_plans(**more)
+            hashes[f"nesting-further-{number}{end}"] = further_plans(nests=True, **more)
+    assert hashes == MADE
     assert calibrated_plans() == CALIBRATED
 
 

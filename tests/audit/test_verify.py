@@ -63,7 +63,7 @@ def conn(subject: Subject) -> Iterator[Connection]:
 
 
 def test_what_was_sealed_is_clean_and_counted(subject: Subject, conn: Connection) -> None:
-    report = verify(conn, subject.held)
+    report = verify(conn, subject.checkpoints)
     conn.rollback()
     assert list(report.ordered()) == []
     assert (report.runs, report.pruned, report.erased, report.pending) == (3, 1, 1, 0)
@@ -82,11 +82,11 @@ async def test_erasing_all_content_changes_no_proof(subject: Subject, tmp_path: 
         assert await store.log.proof("run_kept") == before
         for _ in range(2):
             with engine.connect() as conn:
-                reports.append(verify(conn, subject.held, settled=False))
+                reports.append(verify(conn, subject.checkpoints, settled=False))
             await tampers.seal(store)
         after = await store.log.proof("run_kept")
     with engine.connect() as conn:
-        reports.append(verify(conn, subject.held))
+        reports.append(verify(conn, subject.checkpoints))
     engine.dispose()
     assert [list(report.ordered()) for report in reports] == [[], [], []]
     assert [(report.erased, report.contents, report.pending) for report in reports] == [(3, 0, 2), (3, 0, 0), (3, 0, 0)]
@@ -97,17 +97,17 @@ async def test_erasing_all_content_changes_no_proof(subject: Subject, tmp_path: 
 
 async def test_encrypted_texts_are_verified_and_those_of_destroyed_keys_are_erased(tmp_path: Path) -> None:
     url, master = f"sqlite:///{tmp_path / 'baton.db'}", bytes(32)
-    found = []
+    places = []
     async with open_store(url, content_keys=[master]) as store:
         for entry in tampers.played("run_one"):
             await store.append(entry)
         await tampers.seal(store)
         for _ in range(2):
             async with open_archive(url, [master]) as archive:
-                found.append(await archive.snapshot(lambda conn, opened: verify(conn, (), opened)))
+                places.append(await archive.snapshot(lambda conn, opened: verify(conn, (), opened)))
             await store._write(lambda conn: conn.execute(text("DELETE FROM content_keys")))
-    assert (list(found[0].ordered()), found[0].contents) == ([], 1)
-    assert [finding.rule for finding in found[1].ordered()] == ["content"]
+    assert (list(places[0].ordered()), places[0].contents) == ([], 1)
+    assert [finding.rule for finding in places[1].ordered()] == ["content"]
 
 
 REASONS = (("plan.step", "why"), ("plan.step", "why_withheld"), ("plan.accepted", "why"))
@@ -121,11 +121,11 @@ def test_a_missing_text_is_found_by_every_field_that_names_one(
     conn: Connection, subject: Subject, kind: str, name: str
 ) -> None:
     change = text("UPDATE events SET kind = :kind, body = :body WHERE run = 'run_kept' AND seq = 2")
-    named = {"kind": kind, "body": f'{{"{name}": "{"f" * 64}"}}'.encode()}
+    event = {"kind": kind, "body": f'{{"{name}": "{"f" * 64}"}}'.encode()}
     with conn.begin() as transaction:
         tampers.drop_triggers(conn)
-        conn.execute(change, named)
-        report = verify(conn, subject.held)
+        conn.execute(change, event)
+        report = verify(conn, subject.checkpoints)
         transaction.rollback()
     assert "the text ffffffffffff is not stored" in " ".join([finding.words for finding in report.findings])
 
@@ -147,10 +147,10 @@ def test_what_waits_to_be_sealed_again_is_pending_beside_a_live_service(
     with conn.begin() as transaction:
         conn.execute(text(change))
         conn.execute(text("DELETE FROM log_queue"))
-        unnoted = verify(conn, subject.held, settled=False)
+        unnoted = verify(conn, subject.checkpoints, settled=False)
         queued = {"kind": kind, "name": name, "at": time.time()}
         conn.execute(text("INSERT INTO log_queue (kind, id, xid, at) VALUES (:kind, :name, 0, :at)"), queued)
-        live = verify(conn, subject.held, settled=False)
+        live = verify(conn, subject.checkpoints, settled=False)
         transaction.rollback()
     assert [finding for finding in unnoted.findings if finding.thing == thing] != []
     beside = [
@@ -178,7 +178,7 @@ def test_a_change_that_the_service_never_makes_is_found_though_its_triggers_have
         assert conn.execute(text(change)).rowcount == 1
         if is_sealed:
             tampers.seal_again(conn)
-        report = verify(conn, subject.held, settled=False)
+        report = verify(conn, subject.checkpoints, settled=False)
         transaction.rollback()
     assert {finding.thing for finding in report.findings} == {thing}, "its state, or its time as well"
 
@@ -189,7 +189,7 @@ def test_what_claims_to_be_of_the_future_is_not_taken_for_new(conn: Connection, 
         conn.execute(text("UPDATE policies SET number = number + 1"))
         conn.execute(text("INSERT INTO log_queue (kind, id, xid, at) VALUES ('policy', 'learns', 0, 4e9)"))
         conn.execute(text("UPDATE trials SET task = 'another', at = 4e9"))
-        report = verify(conn, subject.held, settled=False)
+        report = verify(conn, subject.checkpoints, settled=False)
         transaction.rollback()
     assert {"policy learns", "trial alpha m v1 another"} <= {finding.thing for finding in report.findings}
 
@@ -206,7 +206,7 @@ def test_a_run_that_is_said_to_be_pruned_just_now_must_be_named_with_its_own_eve
             table = tampers.TABLES[name]
             conn.execute(table.delete().where(table.c.run == "run_kept"))
         conn.execute(runs.delete().where(runs.c.id == "run_kept"))
-        report = verify(conn, subject.held, settled=False)
+        report = verify(conn, subject.checkpoints, settled=False)
         transaction.rollback()
     assert [finding.words for finding in report.findings] == ["it was pruned with other events than were sealed"]
 
@@ -215,10 +215,10 @@ def test_an_altered_hold_is_compared_with_its_entry(conn: Connection, subject: S
     with conn.begin() as transaction:
         tampers.drop_triggers(conn)
         conn.execute(text("UPDATE holds SET reason = 'another'"))
-        report = verify(conn, subject.held)
+        report = verify(conn, subject.checkpoints)
         transaction.rollback()
-    found = [(finding.thing, finding.words, finding.place is not None) for finding in report.findings]
-    assert ("hold hold_1", "its row is not as it was sealed", True) in found
+    findings = [(finding.thing, finding.words, finding.place is not None) for finding in report.findings]
+    assert ("hold hold_1", "its row is not as it was sealed", True) in findings
 
 
 def test_the_ledger_of_calls_that_were_made_in_another_order_than_they_are_named_is_as_it_was_sealed(
@@ -242,7 +242,7 @@ def test_the_ledger_of_calls_that_were_made_in_another_order_than_they_are_named
         transparency_log.queue_runs(conn, ["run_kept"])
         statements = LogStatements(Statements(conn.dialect), conn.dialect, log_sources.OF_RUN)
         sealed = log_writer.seal(conn, statements, log_writer.StoredSigner(), [SIGNER], lambda: bytes(16))
-        report = verify(conn, subject.held)
+        report = verify(conn, subject.checkpoints)
         transaction.rollback()
     assert sealed is not None
     assert sealed.leaves == 1
@@ -252,12 +252,12 @@ def test_the_ledger_of_calls_that_were_made_in_another_order_than_they_are_named
 async def open_run(folder: Path) -> str:
     """Make a sealed database with a run that goes on: it shares texts, spends of a budget, and has a claim. Returns
     the URL."""
-    url, asked = f"sqlite:///{folder / 'open.db'}", turn("run_open", 2)
-    assert asked.new is not None
-    body = {"tier": "mini", "task": asked.contents[0][0], "budgets": ["account"]}
+    url, admission = f"sqlite:///{folder / 'open.db'}", turn("run_open", 2)
+    assert admission.new is not None
+    body = {"tier": "mini", "task": admission.contents[0][0], "budgets": ["account"]}
     async with open_store(url) as store:
-        new = replace(asked.new, budgets=("account",))
-        await store.append(replace(asked, events=(Raw(Kind.ADMITTED, body),), new=new))
+        new = replace(admission.new, budgets=("account",))
+        await store.append(replace(admission, events=(Raw(Kind.ADMITTED, body),), new=new))
         await store.append(queued("run_open"))
         await store.append(take("run_open", 0, "engine"))
         await tampers.seal(store)
@@ -272,12 +272,12 @@ def open_conn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
     engine.dispose()
 
 
-def found_after(conn: Connection, change: str, held: Sequence[tuple[str, Checkpoint]] = ()) -> list[Finding]:
+def found_after(conn: Connection, change: str, checkpoints: Sequence[tuple[str, Checkpoint]] = ()) -> list[Finding]:
     """The findings after a change that is rolled back."""
     with conn.begin() as transaction:
         tampers.drop_triggers(conn)
         assert conn.execute(text(change)).rowcount == 1
-        report = verify(conn, held)
+        report = verify(conn, checkpoints)
         transaction.rollback()
     return list(report.ordered())
 
@@ -296,10 +296,12 @@ async def test_a_preview_has_the_tag_by_which_it_is_found_since_0_3(
     first, last = tampers.played("run_shown")
     assert first.new is not None
     body = first.events[0].to_json() | {"preview": True}
-    kept = tuple([tag for tag in first.tags if tag[0] != "plan"])
-    shown = replace(first, events=(Raw(Kind.ADMITTED, body),), tags=(*kept, *tags), new=replace(first.new, code=code))
+    other_tags = tuple([tag for tag in first.tags if tag[0] != "plan"])
+    preview = replace(
+        first, events=(Raw(Kind.ADMITTED, body),), tags=(*other_tags, *tags), new=replace(first.new, code=code)
+    )
     async with open_store(f"sqlite:///{tmp_path / 'shown.db'}") as store:
-        for entry in (shown, last):
+        for entry in (preview, last):
             await store.append(entry)
         await tampers.seal(store)
         report = await store._read(lambda conn: verify(conn, ()))
@@ -371,7 +373,7 @@ OF_ENDED_RUNS = (
 def test_a_column_of_an_ended_run_follows_from_its_events_or_its_erasure(
     conn: Connection, subject: Subject, change: str, run: str, words: str
 ) -> None:
-    (finding,) = found_after(conn, f"UPDATE runs SET {change} WHERE id = 'run_{run}'", subject.held)
+    (finding,) = found_after(conn, f"UPDATE runs SET {change} WHERE id = 'run_{run}'", subject.checkpoints)
     assert (finding.rule, finding.thing) == ("altered", f"run run_{run}")
     assert words in finding.words
 
@@ -380,7 +382,7 @@ def test_content_that_was_deleted_without_a_date_is_a_finding_where_erasures_are
     conn: Connection, subject: Subject
 ) -> None:
     change = "UPDATE runs SET erased_at = NULL, erased_by = NULL WHERE id = 'run_erased'"
-    undated = [finding.words for finding in found_after(conn, change, subject.held)]
+    undated = [finding.words for finding in found_after(conn, change, subject.checkpoints)]
     assert "its content is gone, and its row does not say since when" in undated
 
 
@@ -509,31 +511,33 @@ OF_THE_STATE = (
 
 @pytest.mark.parametrize("change", OF_THE_STATE)
 def test_the_state_of_the_log_follows_from_its_entries(conn: Connection, subject: Subject, change: str) -> None:
-    (finding,) = found_after(conn, f"UPDATE log_state SET {change}", subject.held)
+    (finding,) = found_after(conn, f"UPDATE log_state SET {change}", subject.checkpoints)
     assert (finding.rule, finding.thing) == ("state", "the log")
     assert f"`{change.split()[0]}`" in finding.words
 
 
 def test_a_log_without_its_state_or_with_two_is_a_finding(conn: Connection, subject: Subject) -> None:
-    words = [finding.words for finding in found_after(conn, "DELETE FROM log_state", subject.held)]
+    words = [finding.words for finding in found_after(conn, "DELETE FROM log_state", subject.checkpoints)]
     assert "its state is not stored" in words
     second = "INSERT INTO log_state (id, size, xid) VALUES (2, 0, 0)"
-    assert [finding.words for finding in found_after(conn, second, subject.held)] == ["it has more than one state"]
+    assert [finding.words for finding in found_after(conn, second, subject.checkpoints)] == [
+        "it has more than one state"
+    ]
 
 
 def test_an_entry_is_about_the_run_that_its_row_names(conn: Connection, subject: Subject) -> None:
     change = "UPDATE log_leaves SET subject = 'run_later' WHERE id = 'fb0'"
-    found = [(finding.rule, finding.words) for finding in found_after(conn, change, subject.held)]
-    assert ("entry", "the columns beside the entry say something else") in found
+    findings = [(finding.rule, finding.words) for finding in found_after(conn, change, subject.checkpoints)]
+    assert ("entry", "the columns beside the entry say something else") in findings
 
 
 def test_changes_that_no_pass_would_take_are_a_finding() -> None:
     """On Postgres a pass begins with the transaction that the state names."""
-    for known, latest, passed_over, rules in ((90, 100, 0, []), (90, 100, 2, ["state"]), (900, 100, 2, [])):
+    for transaction, latest, passed_over, rules in ((90, 100, 0, []), (90, 100, 2, ["state"]), (900, 100, 2, [])):
         check = LogCheck(Verification())
-        check.check_transactions(known, latest, passed_over)
+        check.check_transactions(transaction, latest, passed_over)
         assert [finding.rule for finding in check.report.findings] == rules
-        assert bool(check.report.notes) == (known > latest), "a database that was restored elsewhere counts anew"
+        assert bool(check.report.notes) == (transaction > latest), "a database that was restored elsewhere counts anew"
 
 
 MISTYPED = (
@@ -552,27 +556,27 @@ def test_a_value_of_another_type_is_named_and_ends_nothing_with_a_traceback(
         for trigger in [name for (name,) in written.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")]:
             written.execute(f"DROP TRIGGER {trigger}")
         written.execute(f"UPDATE {table} SET {column} = {value}")
-    done = baton(data, "audit", "verify", "--settled")
-    assert (done.status, done.err.count("Traceback")) == (1, 0)
-    assert f"its column `{column}` has a value of the type {kind}" in done.out
-    assert f"{table} " in done.out
+    result = baton(data, "audit", "verify", "--settled")
+    assert (result.status, result.err.count("Traceback")) == (1, 0)
+    assert f"its column `{column}` has a value of the type {kind}" in result.out
+    assert f"{table} " in result.out
 
 
 @pytest.mark.parametrize("tamper", KNOWING, ids=[tamper.__name__ for tamper in KNOWING])
 def test_a_tamper_is_found(subject: Subject, conn: Connection, tamper: Tamper) -> None:
-    done = attempt(conn, subject, tamper, random.Random(7))
-    assert done is not None
-    words, first = done
+    outcome = attempt(conn, subject, tamper, random.Random(7))
+    assert outcome is not None
+    words, first = outcome
     assert first is not None, words
     assert first.place is not None, words
 
 
 def test_random_tampers_are_found(subject: Subject, conn: Connection) -> None:
     rnd = random.Random(3)
-    done = [attempt(conn, subject, rnd.choice(RANDOM), rnd) for _ in range(SEEDED)]
-    missed = [outcome[0] for outcome in done if outcome is not None and outcome[1] is None]
+    outcomes = [attempt(conn, subject, rnd.choice(RANDOM), rnd) for _ in range(SEEDED)]
+    missed = [outcome[0] for outcome in outcomes if outcome is not None and outcome[1] is None]
     assert missed == []
-    assert len([outcome for outcome in done if outcome is not None]) > SEEDED / 2
+    assert len([outcome for outcome in outcomes if outcome is not None]) > SEEDED / 2
 
 
 def test_every_table_is_a_record_or_listed_with_the_reason_why_it_is_none() -> None:
@@ -590,7 +594,7 @@ def test_every_table_is_a_record_or_listed_with_the_reason_why_it_is_none() -> N
 
 def test_the_row_of_a_pruned_run_is_proved_by_its_own_salt(subject: Subject, conn: Connection) -> None:
     """Whoever deletes the salt could rewrite the row afterwards, because nothing else proves its tenant and times."""
-    (finding,) = found_after(conn, "UPDATE log_leaves SET salt = NULL WHERE kind = 'pruned'", subject.held)
+    (finding,) = found_after(conn, "UPDATE log_leaves SET salt = NULL WHERE kind = 'pruned'", subject.checkpoints)
     assert (finding.rule, finding.thing) == ("altered", "pruned run_pruned")
 
 
@@ -598,7 +602,7 @@ def test_the_salt_of_an_entry_whose_row_has_changed_since_is_proved_by_the_next_
     subject: Subject, conn: Connection
 ) -> None:
     first = "(SELECT min(place) FROM log_leaves WHERE kind = 'key' AND id = 'key2')"
-    (finding,) = found_after(conn, f"UPDATE log_leaves SET salt = x'00' WHERE place = {first}", subject.held)
+    (finding,) = found_after(conn, f"UPDATE log_leaves SET salt = x'00' WHERE place = {first}", subject.checkpoints)
     assert (finding.rule, finding.thing) == ("altered", "key key2")
     assert "earlier entry" in finding.words
 
@@ -610,16 +614,16 @@ def test_a_tag_of_a_run_that_is_not_stored_is_a_finding(subject: Subject, conn: 
         conn.execute(text("INSERT INTO tags (name, value, run) VALUES ('user', 'ann', 'run_nowhere')"))
         return "a tag of no run"
 
-    done = attempt(conn, subject, tamper, random.Random(1))
-    assert done is not None
-    assert done[1] is not None
-    assert done[1].thing == "run run_nowhere"
+    outcome = attempt(conn, subject, tamper, random.Random(1))
+    assert outcome is not None
+    assert outcome[1] is not None
+    assert outcome[1].thing == "run run_nowhere"
 
 
 def test_the_run_is_named_whose_event_was_altered(subject: Subject, conn: Connection) -> None:
-    done = attempt(conn, subject, tampers.exclusions, random.Random(1))
-    assert done is not None
-    first = done[1]
+    outcome = attempt(conn, subject, tampers.exclusions, random.Random(1))
+    assert outcome is not None
+    first = outcome[1]
     assert first is not None
     assert (first.rule, first.thing.partition("_")[0]) == ("altered", "run run")
     assert "one of the events 1 to 3 is not as it was sealed" in first.words
@@ -629,12 +633,12 @@ def test_yesterdays_backup_lacks_what_a_held_checkpoint_counts(subject: Subject)
     assert subject.yesterday is not None
     engine = create_engine(f"sqlite:///{subject.yesterday}")
     with engine.connect() as conn:
-        report = verify(conn, subject.held)
+        report = verify(conn, subject.checkpoints)
     engine.dispose()
     assert report.first is not None
     assert report.first.rule == "held"
     assert "set back" in report.first.words
-    assert report.first.place == subject.held[0][1].size
+    assert report.first.place == subject.checkpoints[0][1].size
 
 
 @pytest.fixture
@@ -642,8 +646,8 @@ def data(subject: Subject, tmp_path: Path) -> Path:
     """A data folder with a copy of the database, and the last checkpoint in a file."""
     (tmp_path / "data").mkdir()
     shutil.copy(subject.url.removeprefix("sqlite:///"), tmp_path / "data" / "baton.db")
-    held = subject.held[-1][1]
-    (tmp_path / "held.txt").write_text(signed(held.text))
+    checkpoint = subject.checkpoints[-1][1]
+    (tmp_path / "held.txt").write_text(signed(checkpoint.text))
     return tmp_path
 
 
@@ -652,14 +656,14 @@ def signed(body: str) -> str:
 
 
 def test_the_command_verifies_a_database_and_saved_tiles(data: Path) -> None:
-    held, key = str(data / "held.txt"), str(SIGNER.verifier)
-    done = baton(data, "audit", "verify", "--checkpoint", held, "--key", key, "--settled")
-    assert (done.status, done.err.count("Traceback")) == (0, 0), done.out + done.err
-    assert "Nothing that was sealed is altered or missing." in done.out
+    checkpoint_file, key = str(data / "held.txt"), str(SIGNER.verifier)
+    result = baton(data, "audit", "verify", "--checkpoint", checkpoint_file, "--key", key, "--settled")
+    assert (result.status, result.err.count("Traceback")) == (0, 0), result.out + result.err
+    assert "Nothing that was sealed is altered or missing." in result.out
     assert baton(data, "audit", "tiles", str(data / "tiles")).status == 0
-    offline = baton(data, "audit", "verify", str(data / "tiles"), "--checkpoint", held, "--json")
-    found = json.loads(offline.out)
-    assert (offline.status, found["clean"], found["checkpoints"]) == (0, True, 1)
+    offline = baton(data, "audit", "verify", str(data / "tiles"), "--checkpoint", checkpoint_file, "--json")
+    report = json.loads(offline.out)
+    assert (offline.status, report["clean"], report["checkpoints"]) == (0, True, 1)
     exported = str(data / "journal.jsonl")
     assert baton(data, "audit", "export", exported).status == 0
     with_journal = baton(data, "audit", "verify", str(data / "tiles"), "--journal", exported, "--json")
@@ -676,9 +680,9 @@ def test_an_altered_bundle_is_named_offline(data: Path) -> None:
     (bundle,) = [path for path in (folder / "tile" / "entries").rglob("*") if path.is_file()]
     body = bundle.read_bytes()
     bundle.write_bytes(body.replace(b'"id":"key1"', b'"id":"key9"'))
-    done = baton(data, "audit", "verify", str(folder), "--checkpoint", str(data / "held.txt"))
-    assert done.status == 1
-    assert "The first bad place: the log (entry" in done.out
+    result = baton(data, "audit", "verify", str(folder), "--checkpoint", str(data / "held.txt"))
+    assert result.status == 1
+    assert "The first bad place: the log (entry" in result.out
 
 
 def test_a_wrong_key_and_a_missing_log_are_told_apart(data: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -686,9 +690,9 @@ def test_a_wrong_key_and_a_missing_log_are_told_apart(data: Path, tmp_path_facto
     assert baton(data, "audit", "verify", "--key", other).status == 2
     empty = tmp_path_factory.mktemp("empty")
     assert baton(empty, "migrate").status == 0
-    done = baton(empty, "audit", "verify")
-    assert done.status == 2
-    assert "Nothing was sealed" in done.err
+    result = baton(empty, "audit", "verify")
+    assert result.status == 2
+    assert "Nothing was sealed" in result.err
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 255, 256, 257, 600])

@@ -36,7 +36,7 @@ from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.tables import CONTENTS
 from tests.audit.tampers import seal, verify
 from tests.bench.verification import database
-from tests.conformance.test_store_retention import asked, ended
+from tests.conformance.test_store_retention import admission, ended
 from tests.harness.raw_facts import Raw
 
 USERS_A_PASS = 50
@@ -50,7 +50,7 @@ def user(number: int) -> str:
 
 def played(run: str, name: str | None) -> tuple[Entry, Entry]:
     """The two entries of a run that this user has asked for."""
-    first = asked(run, name, text=f"secret of {name}")
+    first = admission(run, name, text=f"secret of {name}")
     body = {"tier": "mini", "request_id": "req", "task": first.contents[0][0]}
     tags = ((REQUEST_TAG, "req"), *(((USER_TAG, name),) if name is not None else ()))
     admitted = replace(first, events=(Raw(Kind.ADMITTED, body),), tags=tags)

@@ -21,7 +21,7 @@ from app.core.run.graph import graph
 from app.core.run.instant import instant, snapshot
 from app.core.run.timeline import timeline
 from app.store.protocol import Journal
-from tests.core.play import admission, done, intent, outcome
+from tests.core.play import admission, intent, outcome, step_done
 from tests.harness.console import signed_in
 from tests.harness.stand_ins import GatewayStandIn, row_of, shelve_content
 
@@ -46,7 +46,7 @@ def facts(steps: int, rounds: int) -> list[Fact]:
         for n in own:
             failed = outcome(f"first-{n}", n, USED, usd=3, kind="error")
             found += [StepQueued(n), intent(f"first-{n}", n), failed]
-            found += [intent(f"second-{n}", n), outcome(f"second-{n}", n, USED, usd=10), done(n, f"second-{n}")]
+            found += [intent(f"second-{n}", n), outcome(f"second-{n}", n, USED, usd=10), step_done(n, f"second-{n}")]
     return found
 
 

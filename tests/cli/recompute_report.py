@@ -2,7 +2,7 @@
 """Recomputes the figures of `baton report --json` from EXPORT RATINGS OPTIONS, with nothing of Baton's code."""
 import base64, datetime, json, pathlib, sys, zoneinfo  # noqa: E401, I001
 from collections import Counter
-pools, runs, zone = {}, [], zoneinfo.ZoneInfo((wanted := json.loads(sys.argv[3]))["zone"])
+pools, runs, zone = {}, [], zoneinfo.ZoneInfo((options := json.loads(sys.argv[3]))["zone"])
 export, ratings = ([json.loads(line) for line in pathlib.Path(path).read_text().splitlines()] for path in sys.argv[1:3])
 for line in export:
     if "catalog" in line:
@@ -15,14 +15,14 @@ def of(run, kind):
     return [line["body"] for line in run["lines"] if line.get("kind") == kind]
 def verdict(run):
     mine = sorted([one for one in ratings if one["run"] == run["id"]], key=lambda one: (one["at"], one["id"]))
-    if wanted["success"] == "signals":
+    if options["success"] == "signals":
         by = of(run, "run.cancel_asked")[0]["by"] if run["state"] == "cancelled" else ""
         stopped = {"abandoned"} if by == "client" else {"cancelled"} if by == "caller" else set()
         run["sources"] = {one["source"] for one in mine if one["kind"] == "implicit"} | stopped
         return not run["sources"] if run["sources"] or run["state"] == "succeeded" else None
-    kind = {"feedback": "explicit", "graders": "grader"}[wanted["success"]]
+    kind = {"feedback": "explicit", "graders": "grader"}[options["success"]]
     run["sources"] = scores = {x["source"]: x["score"] for x in mine if x["kind"] == kind and x["score"] is not None}
-    return sum(scores.values()) / len(scores) >= wanted["threshold"] if scores else None
+    return sum(scores.values()) / len(scores) >= options["threshold"] if scores else None
 def sums(some):
     judged = [run for run in some if run["verdict"] is not None]
     won, spent = sum(run["verdict"] for run in judged), sum(run["usd"] for run in judged)
@@ -52,14 +52,14 @@ for run in runs:
         *(("worker", one) for one in workers), ("fallback", "yes" if run["degraded"] else "no"), ("tier", run["tier"]),
         ("tools", "called" if of(run, "step.awaiting_tool") else "not called"), ("topology", run["topology"] or "none")]
     fine = [(one, end["usage"]) for one, end in over if end["outcome"] == "ok"]
-    heard = next((usage["input"] for one, usage in fine if one["access"] == ["user"]), None)
+    tokens = next((usage["input"] for one, usage in fine if one["access"] == ["user"]), None)
     for one, usage in fine:
         spared.update(calls=1, input_tokens=usage["input"])
         for other in (end for end in of(run, "step.done") if end["n"] < one["n"] and end["n"] not in one["access"]):
             if steps[other["n"]]["proposal"] == steps[one["n"]]["proposal"] and (giver := ends.get(other["call"])):
                 spared["spared_output_tokens"] += giver["usage"]["output"] - giver["usage"]["reasoning"]
         if "user" not in one["access"] and steps[one["n"]].get("parent") is None:
-            spared["calls_not_measured" if heard is None else "spared_conversation_tokens"] += (heard, 1)[heard is None]
+            spared.update({"calls_not_measured": 1} if tokens is None else {"spared_conversation_tokens": tokens})
     bills = Counter({name: 0 for name in start["pool"] if over and pools[start["catalog"]][name]["priced"]})
     for name, use in ((name, end["usage"]) for name in bills for _, end in over):
         price, fresh = pools[start["catalog"]][name]["price"], {"input": use["input"] - use["cached"]}
@@ -70,15 +70,15 @@ for run in runs:
         n, error = body.get("n"), body.get("error")
         where = "plan" if n is None else str(n - opened[steps[n]["proposal"]]["base"])
         who = [one["worker"] for one in work if one["n"] == n] or [steps[n]["worker"] if n in steps else ""]
-        named = [one["worker"] for one in of(run, "call.intended") if one["call"] == body.get("call")]
+        workers_called = [one["worker"] for one in of(run, "call.intended") if one["call"] == body.get("call")]
         ended = ("run", error or run["state"], run["state"], "", "")
-        ends = {"call.finished": ("call", error or body.get("outcome"), body.get("reason", ""), where, *named),
+        ends = {"call.finished": ("call", error or body.get("outcome"), body.get("reason", ""), where, *workers_called),
                 "plan.rejected": ("plan", ("plan_rejected", "conductor_failed")[body.get("outage", 0)], "", where, ""),
                 "step.failed": ("step", error, "", where, who[-1]), "run.failed": ended, "run.cancelled": ended,
                 "run.expired": ended, "run.over_budget": ended}
-        if (found := ends.get(kind)) and body.get("outcome") not in fair:
-            clusters.setdefault((*found[:3], run["topology"] or "none", *found[3:]), []).append((at, run["id"]))
-groups = {(name, value): [run for run in runs if value in (run["by"].get(name) or [None])] for name in wanted["by"]
+        if (shape := ends.get(kind)) and body.get("outcome") not in fair:
+            clusters.setdefault((*shape[:3], run["topology"] or "none", *shape[3:]), []).append((at, run["id"]))
+groups = {(name, value): [run for run in runs if value in (run["by"].get(name) or [None])] for name in options["by"]
           for value in {one for run in runs for one in run["by"].get(name) or [None]}}
 top = sorted(runs, key=lambda run: -run["usd"])[:-(-len(runs) // 5)]
 usual, there = (Counter(one for run in some for one in run["has"]) for some in (runs, top))

@@ -25,21 +25,21 @@ def test_a_plan_is_shown_and_decided_on_at_the_command_line(tmp_path: Path) -> N
     (listed,) = json.loads(first.out)
     assert (listed["run"], listed["status"]) == (run, "waiting")
     assert run in baton(tmp_path, "approvals", "ls").out
-    shown = baton(tmp_path, "approvals", "show", run).out
-    assert listed["digest"] in shown
-    assert "step 0: alpha sees user" in shown
-    assert "estimate" not in shown, "its worker is not in the rehearsal pool, which counts where no pool file is named"
+    text = baton(tmp_path, "approvals", "show", run).out
+    assert listed["digest"] in text
+    assert "step 0: alpha sees user" in text
+    assert "estimate" not in text, "its worker is not in the rehearsal pool, which counts where no pool file is named"
     likely = r"estimate: \$\S+ \(\$\S+ to \$\S+\) and .* to execute, from prices and usual sizes; at most \$"
     assert re.search(likely, baton(tmp_path, "approvals", "show", run, "--pool", pool_file).out)
     priced = baton(tmp_path, "approvals", "show", run, "--pool", pool_file, "--json").out
     assert json.loads(priced)["estimate"]["steps"][0]["worker"] == "alpha"
-    read = json.loads(baton(tmp_path, "audit", "reads", "--json").out)
-    assert [(entry["run"], entry["via"], entry["what"]) for entry in read] == [(run, "command", "approval")], (
+    reads = json.loads(baton(tmp_path, "audit", "reads", "--json").out)
+    assert [(entry["run"], entry["via"], entry["what"]) for entry in reads] == [(run, "command", "approval")], (
         "shown thrice"
     )
     wrong = baton(tmp_path, "approvals", "approve", run, "--digest", "0" * 64, "--pool", pool_file)
     assert wrong.status == 1
-    done = baton(tmp_path, "approvals", "refuse", run, "--reason", "No.", "--pool", pool_file, "--json")
-    assert json.loads(done.out)["decision"]["reason"] == "No."
+    refusal = baton(tmp_path, "approvals", "refuse", run, "--reason", "No.", "--pool", pool_file, "--json")
+    assert json.loads(refusal.out)["decision"]["reason"] == "No."
     assert "refused" in baton(tmp_path, "approvals", "ls", "--decided").out
     assert json.loads(baton(tmp_path, "approvals", "ls", "--json").out) == []

@@ -36,9 +36,9 @@ def test_a_budget_lives_from_set_to_rm(tmp_path: Path) -> None:
     listed = baton(tmp_path, "budgets", "ls").out
     assert "$2.50 each" in listed
     assert "80%" in listed
-    shown = json.loads(baton(tmp_path, "budgets", "show", "default/user/*/day", "--of", "alice", "--json").out)
-    assert (shown["usd"], shown["per"], shown["zone"], shown["soft"]) == (2.5, "day", "Europe/Berlin", 0.8)
-    assert shown["slices"] == 4
+    account = json.loads(baton(tmp_path, "budgets", "show", "default/user/*/day", "--of", "alice", "--json").out)
+    assert (account["usd"], account["per"], account["zone"], account["soft"]) == (2.5, "day", "Europe/Berlin", 0.8)
+    assert account["slices"] == 4
     assert baton(tmp_path, "budgets", "rm", "default/user/*/day").status == 0
     assert baton(tmp_path, "budgets", "rm", "default/user/*/day").status == 1
     assert [entry["id"] for entry in json.loads(baton(tmp_path, "budgets", "ls", "--json").out)] == [
@@ -48,10 +48,10 @@ def test_a_budget_lives_from_set_to_rm(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("database_of_commands")
 def test_a_key_is_named_as_its_owner_knows_it(tmp_path: Path) -> None:
-    made = json.loads(baton(tmp_path, "keys", "add", "ci", "--json").out)
-    done = baton(tmp_path, "budgets", "set", "20", "--key", "ci")
-    assert done.out.startswith(f"default/key/{made['id']}/day")
-    assert "tenant" not in done.err
+    key = json.loads(baton(tmp_path, "keys", "add", "ci", "--json").out)
+    result = baton(tmp_path, "budgets", "set", "20", "--key", "ci")
+    assert result.out.startswith(f"default/key/{key['id']}/day")
+    assert "tenant" not in result.err
     assert "No key has the tenant defualt yet" in baton(tmp_path, "budgets", "set", "20", "--tenant", "defualt").err
 
 
@@ -69,9 +69,9 @@ def test_a_key_is_named_as_its_owner_knows_it(tmp_path: Path) -> None:
 )
 @pytest.mark.usefixtures("database_of_commands")
 def test_a_wrong_budget_is_refused_in_words(tmp_path: Path, line: str, words: str) -> None:
-    done = baton(tmp_path, "budgets", "set", *line.split())
-    assert done.status in (1, 2)
-    assert words in done.err
+    result = baton(tmp_path, "budgets", "set", *line.split())
+    assert result.status in (1, 2)
+    assert words in result.err
 
 
 @pytest.mark.parametrize("amount", ["nan", "inf", "-1", "0.0000001", "1000001", "five"])

@@ -40,16 +40,16 @@ def at(folder: Path, pool: str) -> dict[str, str]:
     return {"BATON_POOL": str(folder / "pool.toml"), "BATON_DATA_DIR": str(folder), **HERE}
 
 
-def asked(*arguments: str) -> Arguments:
+def parse_arguments(*arguments: str) -> Arguments:
     return parse(["calibrate", *arguments])
 
 
-def known(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+def stored_trials(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     """The trials that are kept."""
     capsys.readouterr()
-    assert calibrate.run(asked("--show", "--json"), environ, lambda: 2e9) == 0
-    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
-    return found
+    assert calibrate.run(parse_arguments("--show", "--json"), environ, lambda: 2e9) == 0
+    trials: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return trials
 
 
 def test_each_worker_gets_each_task_once_and_is_known_for_what_it_can(
@@ -57,7 +57,7 @@ def test_each_worker_gets_each_task_once_and_is_known_for_what_it_can(
 ) -> None:
     environ = at(tmp_path, world_text())
     two = ("--worker", "birch", "--worker", "delta")
-    assert calibrate.run(asked("--each", "1", *two, "--concurrency", "8"), environ, lambda: 2e9) == 0
+    assert calibrate.run(parse_arguments("--each", "1", *two, "--concurrency", "8"), environ, lambda: 2e9) == 0
     output = capsys.readouterr()
     assert "72 tasks for birch, delta (0 were tried before): likely $" in output.err
     for words in ("birch", "delta", "neighbours", "level 3", "72 trials, $"):
@@ -68,15 +68,15 @@ def test_each_worker_gets_each_task_once_and_is_known_for_what_it_can(
         (worker, task.name) for worker in ("birch", "delta") for task in built_in(1)
     }
     assert len(trials) == 72
-    found = rates(trials, lambda trial: f"{trial.worker} {trial.domain}")
-    assert found["birch numbers"].value > found["delta numbers"].value + 0.2
-    assert found["delta calendar"].value > found["birch calendar"].value + 0.2
+    rates_by_group = rates(trials, lambda trial: f"{trial.worker} {trial.domain}")
+    assert rates_by_group["birch numbers"].value > rates_by_group["delta numbers"].value + 0.2
+    assert rates_by_group["delta calendar"].value > rates_by_group["birch calendar"].value + 0.2
     event_loop.run(_journaled(loaded, len(trials)))
 
-    assert calibrate.run(asked("--each", "1", *two), environ, lambda: 3e9) == 0, "nothing is left"
+    assert calibrate.run(parse_arguments("--each", "1", *two), environ, lambda: 3e9) == 0, "nothing is left"
     assert "tasks for" not in capsys.readouterr().err
-    assert calibrate.run(asked("--each", "1", "--worker", "birch", "--again"), environ, lambda: 3e9) == 0
-    again = known(environ, capsys)
+    assert calibrate.run(parse_arguments("--each", "1", "--worker", "birch", "--again"), environ, lambda: 3e9) == 0
+    again = stored_trials(environ, capsys)
     assert sum(trial["at"] == 3e9 for trial in again) == 36
     assert len(again) == 72
 
@@ -106,7 +106,7 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 async def run(environ: dict[str, str], *arguments: str) -> int:
     """The command beside this loop."""
-    return await asyncio.to_thread(calibrate.run, asked(*arguments), environ, lambda: 2e9)
+    return await asyncio.to_thread(calibrate.run, parse_arguments(*arguments), environ, lambda: 2e9)
 
 
 async def test_nobody_is_asked_before_the_cost_is_agreed_to(
@@ -131,14 +131,14 @@ async def test_an_outage_is_no_wrong_answer_and_is_tried_again(
     assert f"alpha: {calibrate.OUTAGES} calls failed; they are not counted as trials" in output
     assert "got no further tasks" in output
     assert len(stub.requests_for("alpha")) == calibrate.OUTAGES
-    assert not await asyncio.to_thread(known, environ, capsys)
+    assert not await asyncio.to_thread(stored_trials, environ, capsys)
     assert not stub.requests_for("beta"), "nobody answers in its place"
     stub.always("alpha", Reply(chunks=("Answer: 46",)))
     assert await run(environ, "--worker", "alpha", "--each", "1", "--yes") == 0
-    found = await asyncio.to_thread(known, environ, capsys)
-    assert len(found) == 36
+    trials = await asyncio.to_thread(stored_trials, environ, capsys)
+    assert len(trials) == 36
     right = [task.name for task in built_in(1) if task.grader.grade("46").score]
-    assert [trial["task"] for trial in found if trial["score"]] == right
+    assert [trial["task"] for trial in trials if trial["score"]] == right
 
 
 async def test_workers_are_measured_by_the_tasks_of_a_file(
@@ -154,26 +154,26 @@ async def test_workers_are_measured_by_the_tasks_of_a_file(
     lines += [{"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Capital?"}]}]
     lines[-1] |= {"grader": rule, "family": "geography"}
     tasks.write_text("\n".join(map(json.dumps, lines)))
-    given = ("--tasks", str(tasks), "--worker", "alpha", "--worker", "beta", "--yes")
-    assert await run(environ, *given) == 0
+    arguments = ("--tasks", str(tasks), "--worker", "alpha", "--worker", "beta", "--yes")
+    assert await run(environ, *arguments) == 0
     output = capsys.readouterr()
     assert "20 tasks for alpha, beta" in output.err
     assert "geography" in output.out
     assert "tell no two of the workers apart" not in output.out
     assert json.loads(stub.requests_for("alpha")[-1].body)["messages"][0] == {"role": "system", "content": "Be brief."}
-    found = await asyncio.to_thread(known, environ, capsys)
-    assert {(trial["worker"], trial["score"]) for trial in found} == {("alpha", 1.0), ("beta", 0.0)}
-    [version] = {trial["version"] for trial in found}
-    assert await run(environ, *given) == 0
+    trials = await asyncio.to_thread(stored_trials, environ, capsys)
+    assert {(trial["worker"], trial["score"]) for trial in trials} == {("alpha", 1.0), ("beta", 0.0)}
+    [version] = {trial["version"] for trial in trials}
+    assert await run(environ, *arguments) == 0
     assert len(stub.requests_for("alpha")) == 10, "each task is given once"
     tasks.write_text("\n".join(map(json.dumps, lines[:2])))
-    assert await run(environ, *given) == 0
-    again = await asyncio.to_thread(known, environ, capsys)
+    assert await run(environ, *arguments) == 0
+    again = await asyncio.to_thread(stored_trials, environ, capsys)
     assert len({trial["version"] for trial in again} - {version}) == 1
     assert len(again) == 24
     tasks.write_text('{"question": 1}')
     with pytest.raises(ConfigInvalid, match="is no task"):
-        await run(environ, *given)
+        await run(environ, *arguments)
 
 
 async def test_it_warns_where_the_tasks_say_nothing(
@@ -183,24 +183,24 @@ async def test_it_warns_where_the_tasks_say_nothing(
     for name in ("alpha", "beta"):
         stub.always(name, Reply(chunks=("Answer: nothing",)))
     assert await run(environ, "--worker", "alpha", "--worker", "beta", "--each", "1", "--yes") == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "tell no two of the workers apart" in told
-    assert "baton calibrate --tasks FILE" in told
+    output = " ".join(capsys.readouterr().out.split())
+    assert "tell no two of the workers apart" in output
+    assert "baton calibrate --tasks FILE" in output
 
 
 async def test_it_stops_before_the_money_is_spent(
     stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     environ = at(tmp_path, pool_text(stub))
-    wanted = calibrate._assignments(configure(environ).catalog, asked("--tokens", "100"), built_in())
-    worst = max(assignment.limits.usd for assignment in wanted)
+    assignments = calibrate._assignments(configure(environ).catalog, parse_arguments("--tokens", "100"), built_in())
+    worst = max(assignment.limits.usd for assignment in assignments)
     cap = worst * 3
-    given = ("--worker", "alpha", "--tokens", "100", "--yes", "--usd", f"{cap / 1e6:.6f}", "--concurrency", "2")
-    assert await run(environ, *given) == 1
+    arguments = ("--worker", "alpha", "--tokens", "100", "--yes", "--usd", f"{cap / 1e6:.6f}", "--concurrency", "2")
+    assert await run(environ, *arguments) == 1
     assert "was not enough for the rest" in capsys.readouterr().out
-    found = await asyncio.to_thread(known, environ, capsys)
-    assert 0 < len(found) < 72
-    assert sum(trial["usd"] for trial in found) <= cap
+    trials = await asyncio.to_thread(stored_trials, environ, capsys)
+    assert 0 < len(trials) < 72
+    assert sum(trial["usd"] for trial in trials) <= cap
 
 
 def test_the_documented_commands_are_carried_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,5 +230,5 @@ async def test_conductors_are_shown_what_was_measured(stub: ProviderStub, tmp_pa
         await _followed(runtime, tmp_path)
         body = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
-        shown = stub.requests_for("planner")[0].body.decode()
-    assert shown.count("measured pass rates: calendar 0% of 9, equations ") == 1
+        prompt = stub.requests_for("planner")[0].body.decode()
+    assert prompt.count("measured pass rates: calendar 0% of 9, equations ") == 1

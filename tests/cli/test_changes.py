@@ -13,21 +13,21 @@ pytestmark = pytest.mark.usefixtures("database_of_commands")
 
 def test_the_log_names_the_user_and_what_changed(tmp_path: Path) -> None:
     assert baton(tmp_path, "audit", "changes").out == "Nothing was changed.\n"
-    made = json.loads(baton(tmp_path, "keys", "add", "ci", "--role", "auditor", "--json").out)
+    key = json.loads(baton(tmp_path, "keys", "add", "ci", "--role", "auditor", "--json").out)
     assert baton(tmp_path, "keys", "add", "cd").status == 0
     assert "a tenant has a name" in baton(tmp_path, "keys", "add", "of-nobody", "--tenant", "").err
     assert baton(tmp_path, "keys", "revoke", "ci").status == 0
-    logged = json.loads(baton(tmp_path, "audit", "changes", "--target", made["id"], "--json").out)
+    logged = json.loads(baton(tmp_path, "audit", "changes", "--target", key["id"], "--json").out)
     user = getpass.getuser()
     assert [(entry["action"], entry["actor"], entry["via"]) for entry in logged] == [
         ("key.revoked", user, "command"),
         ("key.added", user, "command"),
     ]
-    assert made["key"].split("_", 2)[2] not in json.dumps(logged)
-    shown = baton(tmp_path, "audit", "changes", "--limit", "1").out
-    assert "key.revoked" in shown
-    assert "revoked_at: None -> " in shown
-    assert "key.added" not in shown
+    assert key["key"].split("_", 2)[2] not in json.dumps(logged)
+    text = baton(tmp_path, "audit", "changes", "--limit", "1").out
+    assert "key.revoked" in text
+    assert "revoked_at: None -> " in text
+    assert "key.added" not in text
     assert baton(tmp_path, "tenants", "disable", "default").status == 0
     (tenant,) = json.loads(baton(tmp_path, "tenants", "ls", "--json").out)
     assert (tenant["name"], tenant["keys"], tenant["disabled_at"] is None) == ("default", 2, False)

@@ -55,8 +55,8 @@ class Done:
 
 def apart(folder: Path, *arguments: str, **more: str) -> Done:
     """One command to its end, in a process of its own."""
-    done = processes.run_command(folder, environment(folder, **more), *arguments)
-    return Done(done.returncode, done.stdout, done.stderr)
+    process = processes.run_command(folder, environment(folder, **more), *arguments)
+    return Done(process.returncode, process.stdout, process.stderr)
 
 
 def baton(folder: Path, *arguments: str, **more: str) -> Done:
@@ -138,25 +138,25 @@ def test_a_wrong_command_line_exits_with_2(line: str, capsys: pytest.CaptureFixt
 
 
 def test_all_faults_of_a_configuration_are_told_one_a_line(tmp_path: Path) -> None:
-    done = apart(tmp_path, "serve", BATON_PROT="1", BATON_PORT="x", BATON_LOG_LEVEL="loud")
-    assert done.status == 2
-    assert [line.split(":")[0] for line in done.err.splitlines()] == ["BATON_PROT", "BATON_PORT", "BATON_LOG_LEVEL"]
+    result = apart(tmp_path, "serve", BATON_PROT="1", BATON_PORT="x", BATON_LOG_LEVEL="loud")
+    assert result.status == 2
+    assert [line.split(":")[0] for line in result.err.splitlines()] == ["BATON_PROT", "BATON_PORT", "BATON_LOG_LEVEL"]
 
 
 @pytest.mark.parametrize("verb", ["gateway", "dispatcher"])
 def test_separate_processes_need_postgres_and_redis(tmp_path: Path, verb: str) -> None:
-    done = baton(tmp_path, verb)
-    assert done.status == 2
-    assert "BATON_REDIS_URL" in done.err
-    assert "BATON_DATABASE_URL" in done.err
+    result = baton(tmp_path, verb)
+    assert result.status == 2
+    assert "BATON_REDIS_URL" in result.err
+    assert "BATON_DATABASE_URL" in result.err
 
 
 @pytest.mark.parametrize("line", ["migrate", "runs ls", "keys ls", "plan x", "migrate --status"])
 def test_a_database_that_is_down_is_named_with_the_cause_and_without_its_password(tmp_path: Path, line: str) -> None:
-    done = baton(tmp_path, *line.split(), BATON_DATABASE_URL="postgresql://baton:secret@127.0.0.1:1/x")
+    result = baton(tmp_path, *line.split(), BATON_DATABASE_URL="postgresql://baton:secret@127.0.0.1:1/x")
     url = "postgresql://baton:********@127.0.0.1:1/x"
     words = f"database: {url}\nbaton: The database {url} cannot be used: nothing listens on 127.0.0.1:1.\n"
-    assert (done.status, done.out, done.err) == (1, "", words)
+    assert (result.status, result.out, result.err) == (1, "", words)
 
 
 @pytest.mark.parametrize(
@@ -184,12 +184,12 @@ def test_a_database_that_is_down_is_named_with_the_cause_and_without_its_passwor
     ],
 )
 def test_no_command_but_serve_and_migrate_makes_a_database(tmp_path: Path, line: str) -> None:
-    done = baton(tmp_path, *line.split())
+    result = baton(tmp_path, *line.split())
     assert not list(tmp_path.rglob("*.db*"))
     if not line.startswith(("doctor", "config", "migrate")):
-        assert done.status == (2 if line.startswith("audit") else 1)
-        assert "database: sqlite:///" in done.err
-        assert "yet; `baton serve` or `baton migrate` makes it" in done.err
+        assert result.status == (2 if line.startswith("audit") else 1)
+        assert "database: sqlite:///" in result.err
+        assert "yet; `baton serve` or `baton migrate` makes it" in result.err
 
 
 def test_what_is_no_database_is_said(tmp_path: Path) -> None:
@@ -204,10 +204,10 @@ def test_migrations_are_shown_printed_and_stopped_at_a_revision(tmp_path: Path) 
     assert (state["current"], state["head"], [entry["id"] for entry in state["pending"]]) == (None, names[-1], names)
     assert "CREATE TABLE runs" in baton(tmp_path, "migrate", "--sql").out
     assert baton(tmp_path, "migrate", "--to", names[-2]).status == 0
-    shown = baton(tmp_path, "migrate", "--status")
-    assert shown.status == 1
-    assert f"current  {names[-2]}" in shown.out
-    assert f"pending  {names[-1]}  " in shown.out
+    status = baton(tmp_path, "migrate", "--status")
+    assert status.status == 1
+    assert f"current  {names[-2]}" in status.out
+    assert f"pending  {names[-1]}  " in status.out
     assert f"version_num='{names[-1]}'" in baton(tmp_path, "migrate", "--sql").out
     assert baton(tmp_path, "migrate").status == 0
     assert baton(tmp_path, "migrate", "--status").status == 0
@@ -224,11 +224,11 @@ def test_a_database_of_a_newer_release_is_said(tmp_path: Path) -> None:
         database.execute("UPDATE alembic_version SET version_num = '9999'")
         database.commit()
     for line in ("migrate", "runs ls", "serve"):
-        done = baton(tmp_path, line.split()[0], *line.split()[1:], BATON_PORT="0")
-        assert done.status == 1
-        assert "newer than this program" in done.err
-    shown = baton(tmp_path, "migrate", "--status")
-    assert (shown.status, "newer than this program" in shown.out) == (1, True)
+        result = baton(tmp_path, line.split()[0], *line.split()[1:], BATON_PORT="0")
+        assert result.status == 1
+        assert "newer than this program" in result.err
+    status = baton(tmp_path, "migrate", "--status")
+    assert (status.status, "newer than this program" in status.out) == (1, True)
 
 
 @pytest.mark.integration
@@ -236,27 +236,27 @@ def test_each_cause_of_a_postgres_that_cannot_be_used_is_named(tmp_path: Path, p
     url = make_url(postgres_url)
     absent = url.set(database="nowhere").render_as_string(hide_password=False)
     nobody = url.set(username="nobody_here", password="secret").render_as_string(hide_password=False)
-    for given, words in (
+    for refused_url, words in (
         (absent, "the server has no database nowhere"),
         (nobody, "nobody_here"),
         (postgres_url, "no tables"),
     ):
-        for line in ("runs ls", "migrate") if given != postgres_url else ("runs ls", "doctor"):
-            done = baton(tmp_path, *line.split(), BATON_DATABASE_URL=given)
-            assert done.status == 1
-            assert words in done.err + done.out
-            assert "secret" not in done.err
+        for line in ("runs ls", "migrate") if refused_url != postgres_url else ("runs ls", "doctor"):
+            result = baton(tmp_path, *line.split(), BATON_DATABASE_URL=refused_url)
+            assert result.status == 1
+            assert words in result.err + result.out
+            assert "secret" not in result.err
 
 
 def test_a_port_that_is_taken_is_said(service: Service, tmp_path: Path) -> None:
     port = service.url.rpartition(":")[2]
-    done = apart(tmp_path, "serve", "--port", port)
-    assert done.status == 1
-    assert f"baton: 127.0.0.1:{port} is in use by another program; choose another port with --port" in done.err
-    assert "Traceback" not in done.err
-    done = apart(tmp_path, "serve", "--port", "0", BATON_METRICS_PORT=port)
-    assert done.status == 1
-    assert "is in use by another program; choose another port with BATON_METRICS_PORT" in done.err
+    result = apart(tmp_path, "serve", "--port", port)
+    assert result.status == 1
+    assert f"baton: 127.0.0.1:{port} is in use by another program; choose another port with --port" in result.err
+    assert "Traceback" not in result.err
+    result = apart(tmp_path, "serve", "--port", "0", BATON_METRICS_PORT=port)
+    assert result.status == 1
+    assert "is in use by another program; choose another port with BATON_METRICS_PORT" in result.err
 
 
 # -- serve
@@ -312,8 +312,8 @@ def test_ctrl_c_ends_a_service_quietly(tmp_path: Path) -> None:
 
 def test_show_explains_an_orchestrated_run(service: Service) -> None:
     reply = service.ask("baton-ultra", HARD)
-    done = apart(service.folder, "runs", "show", reply["id"])
-    assert done.status == 0, done.err
+    result = apart(service.folder, "runs", "show", reply["id"])
+    assert result.status == 0, result.err
     for words in (
         reply["baton"]["run"],
         "succeeded",
@@ -329,8 +329,8 @@ def test_show_explains_an_orchestrated_run(service: Service) -> None:
         "pool: rehearsal-sage",
         "limits: 5 steps",
     ):
-        assert words in done.out
-    assert f"${reply['baton']['cost_usd']:.6f}".rstrip("0") in done.out
+        assert words in result.out
+    assert f"${reply['baton']['cost_usd']:.6f}".rstrip("0") in result.out
 
 
 def test_show_finds_the_last_run_and_prefixes(service: Service) -> None:
@@ -344,10 +344,10 @@ def test_show_finds_the_last_run_and_prefixes(service: Service) -> None:
 def test_a_run_is_found_by_the_id_of_its_request(service: Service) -> None:
     run = service.ask("baton-mini", EASY)["baton"]["run"]
     (turn,) = json.loads(baton(service.folder, "runs", "show", run, "--json").out)["turns"]
-    shown = baton(service.folder, "runs", "show", turn["reply_id"]).out
-    assert run in shown
-    assert f"x-request-id: {turn['request_id']}" in shown
-    assert f"replies: {turn['reply_id']}" in shown
+    text = baton(service.folder, "runs", "show", turn["reply_id"]).out
+    assert run in text
+    assert f"x-request-id: {turn['request_id']}" in text
+    assert f"replies: {turn['reply_id']}" in text
     listed = baton(service.folder, "runs", "ls", "--json", "--request-id", turn["request_id"])
     assert [entry["id"] for entry in json.loads(listed.out)] == [run]
     assert json.loads(baton(service.folder, "runs", "ls", "--json", "--request-id", "other").out) == []
@@ -382,9 +382,9 @@ def test_a_run_is_found_by_the_id_of_its_trace(service: Service) -> None:
 def test_a_caller_plan_and_an_exclusion_are_explained(service: Service) -> None:
     plan = {"steps": [{"worker": "rehearsal-scribe", "subtask": "Answer.", "access": ["user"]}]}
     service.ask("baton-ultra", EASY, baton={"plan": plan, "pool": {"deny": ["rehearsal-lawyer"]}})
-    shown = baton(service.folder, "runs", "show").out
-    assert "the request brought its own plan" in shown
-    assert "left out: rehearsal-lawyer: in the request's deny list" in shown
+    text = baton(service.folder, "runs", "show").out
+    assert "the request brought its own plan" in text
+    assert "left out: rehearsal-lawyer: in the request's deny list" in text
 
 
 def test_ls_filters(service: Service) -> None:
@@ -398,17 +398,17 @@ def test_ls_filters(service: Service) -> None:
     assert "no such runs" in baton(service.folder, "runs", "ls", "--label", "nobody").out
     assert baton(service.folder, "runs", "ls", "--state", "nonsense").status == 2
     assert "--metadata" in baton(service.folder, "runs", "ls", "--metadata", "team").err
-    wanted = ("--user", "eve-hash", "--metadata", "team=search", "--sort", "cost", "--reverse", "--json")
-    (found,) = json.loads(baton(service.folder, "runs", "ls", *wanted).out)
-    assert found["id"] == rows[0]["id"]
+    arguments = ("--user", "eve-hash", "--metadata", "team=search", "--sort", "cost", "--reverse", "--json")
+    (row,) = json.loads(baton(service.folder, "runs", "ls", *arguments).out)
+    assert row["id"] == rows[0]["id"]
     assert "of 1 run would be erased" in baton(service.folder, "runs", "erase", "--user", "eve-hash", "--dry-run").out
 
 
 def test_watch_tells_the_journal_to_its_end(service: Service) -> None:
     service.ask("baton-ultra", HARD)
-    done = baton(service.folder, "runs", "watch")
-    assert done.status == 0
-    kinds = re.findall(r" s\s+([a-z]+\.[a-z_]+)", done.out)
+    result = baton(service.folder, "runs", "watch")
+    assert result.status == 0
+    kinds = re.findall(r" s\s+([a-z]+\.[a-z_]+)", result.out)
     assert kinds[0] == "run.admitted"
     assert kinds[-1] == "run.succeeded"
     lines = baton(service.folder, "runs", "watch", "--json").out.splitlines()
@@ -419,29 +419,29 @@ def test_cancel_stops_a_run_of_another_process(tmp_path: Path) -> None:
     with serving(tmp_path, BATON_REHEARSAL_DELAY="100") as slow, ThreadPoolExecutor() as threads:
         asking = threads.submit(slow.ask, "baton-ultra", HARD)
         rows = wait_until(lambda: json.loads(baton(tmp_path, "runs", "ls", "--json").out))
-        done = baton(tmp_path, "runs", "cancel", rows[0]["id"])
-        assert (done.status, done.out) == (0, f"{rows[0]['id']} has ended: cancelled.\n"), done.err
-        with pytest.raises(httpx.HTTPStatusError) as told:
+        result = baton(tmp_path, "runs", "cancel", rows[0]["id"])
+        assert (result.status, result.out) == (0, f"{rows[0]['id']} has ended: cancelled.\n"), result.err
+        with pytest.raises(httpx.HTTPStatusError) as failure:
             asking.result()
-        assert told.value.response.json()["error"]["code"] == "run_cancelled"
+        assert failure.value.response.json()["error"]["code"] == "run_cancelled"
         again = baton(tmp_path, "runs", "cancel", rows[0]["id"][:20])
-        assert (again.status, again.out) == (done.status, done.out)
+        assert (again.status, again.out) == (result.status, result.out)
     assert baton(tmp_path, "runs", "cancel", "run_none").status == 1
 
 
 @pytest.mark.usefixtures("database_of_commands")
 def test_without_runs_there_is_a_sentence(tmp_path: Path) -> None:
-    done = baton(tmp_path, "runs", "show")
-    assert done.status == 1
-    assert "no runs yet" in done.err
+    result = baton(tmp_path, "runs", "show")
+    assert result.status == 1
+    assert "no runs yet" in result.err
 
 
 # -- keys
 
 
 def test_a_key_lives_from_add_to_revoke(service: Service) -> None:
-    made = apart(service.folder, "keys", "add", "ci", "--tier", "baton-mini", "--usd", "0.25", "--expires", "2d")
-    key = made.out.strip()
+    added = apart(service.folder, "keys", "add", "ci", "--tier", "baton-mini", "--usd", "0.25", "--expires", "2d")
+    key = added.out.strip()
     headers = {"Authorization": f"Bearer {key}"}
     models = httpx.get(f"{service.url}/v1/models", headers=headers, timeout=PATIENCE_SECONDS).json()["data"]
     assert {model["baton"]["tier"] for model in models} == {"baton-mini"}
@@ -480,13 +480,13 @@ def test_a_rotated_key_keeps_its_name_and_limits_and_both_secrets_work_for_a_whi
         ]
 
     first = baton(service.folder, "keys", "add", "turning", "--rpm", "70").out.strip()
-    done = baton(service.folder, "keys", "rotate", "turning", "--overlap", "2h", "--json")
-    second = json.loads(done.out)["key"]
+    result = baton(service.folder, "keys", "rotate", "turning", "--overlap", "2h", "--json")
+    second = json.loads(result.out)["key"]
     assert first.split("_")[1] == second.split("_")[1]
     assert statuses(first, second) == [200, 200]
-    shown = json.loads(baton(service.folder, "keys", "show", "turning", "--json").out)
-    assert (shown["name"], shown["rpm"], shown["in_force"]) == ("turning", 70, True)
-    assert first.split("_", 2)[2] not in done.out
+    key = json.loads(baton(service.folder, "keys", "show", "turning", "--json").out)
+    assert (key["name"], key["rpm"], key["in_force"]) == ("turning", 70, True)
+    assert first.split("_", 2)[2] not in result.out
     assert "old secret until" in baton(service.folder, "keys", "show", first.split("_")[1]).out
     third = baton(service.folder, "keys", "rotate", "turning", "--no-overlap").out.strip()
     assert statuses(third) == [200]
@@ -497,14 +497,14 @@ def test_a_rotated_key_keeps_its_name_and_limits_and_both_secrets_work_for_a_whi
 
 @pytest.mark.usefixtures("database_of_commands")
 def test_names_of_keys_are_unique_among_those_in_force(tmp_path: Path) -> None:
-    made = json.loads(baton(tmp_path, "keys", "add", "ci", "--json").out)
+    key = json.loads(baton(tmp_path, "keys", "add", "ci", "--json").out)
     again = baton(tmp_path, "keys", "add", "ci")
     assert (again.status, again.out) == (2, "")
-    assert f"the key {made['id']} of the tenant default has this name" in again.err
+    assert f"the key {key['id']} of the tenant default has this name" in again.err
     assert baton(tmp_path, "keys", "add", "ci", "--tenant", "other", "--role", "auditor").status == 0
     both = baton(tmp_path, "keys", "show", "ci")
     assert (both.status, "2 keys are called ci" in both.err) == (1, True)
-    assert baton(tmp_path, "keys", "revoke", made["id"]).status == 0
+    assert baton(tmp_path, "keys", "revoke", key["id"]).status == 0
     assert baton(tmp_path, "keys", "add", "ci").status == 0
     listed = json.loads(baton(tmp_path, "keys", "ls", "--json").out)
     assert [(entry["name"], entry["in_force"]) for entry in listed].count(("ci", True)) == 2
@@ -525,21 +525,21 @@ def test_wrong_keys_are_refused_in_words(tmp_path: Path) -> None:
 def test_what_is_printed_can_be_read_by_programs(service: Service) -> None:
     lines = ("config", "doctor", "keys ls", "runs ls", "audit check", "audit rules", "conductor ls", "migrate --status")
     for line in lines:
-        done = baton(service.folder, *line.split(), "--json")
-        assert done.status == 0, done.err
-        assert json.loads(done.out) is not None
+        result = baton(service.folder, *line.split(), "--json")
+        assert result.status == 0, result.err
+        assert json.loads(result.out) is not None
     planned = json.loads(baton(service.folder, "plan", HARD, "--json").out)
     assert (planned["preview"], len(planned["steps"])) == (True, 3)
 
 
 def test_plan_executes_nothing(service: Service) -> None:
-    done = apart(service.folder, "plan", HARD)
-    assert done.status == 0, done.err
-    assert "estimate: $0.0" in done.out
-    assert "planned only, nothing executed" in done.out
-    shown = json.loads(baton(service.folder, "runs", "show", "--json").out)
-    assert shown["preview"]
-    assert [step["attempts"] for step in shown["steps"]] == [[], [], []]
+    result = apart(service.folder, "plan", HARD)
+    assert result.status == 0, result.err
+    assert "estimate: $0.0" in result.out
+    assert "planned only, nothing executed" in result.out
+    record = json.loads(baton(service.folder, "runs", "show", "--json").out)
+    assert record["preview"]
+    assert [step["attempts"] for step in record["steps"]] == [[], [], []]
     newest = json.loads(baton(service.folder, "runs", "ls", "--limit", "1", "--json").out)
     assert [(entry["preview"], entry["key_name"]) for entry in newest] == [(True, None)]
     baton(service.folder, "plans", "make", HARD)
@@ -556,21 +556,21 @@ def test_plan_executes_nothing(service: Service) -> None:
 )
 @pytest.mark.usefixtures("database_of_commands")
 def test_plan_says_why_not(tmp_path: Path, more: list[str], words: str) -> None:
-    done = baton(tmp_path, "plan", EASY, *more)
-    assert done.status in (1, 2)
-    assert words in done.err
+    result = baton(tmp_path, "plan", EASY, *more)
+    assert result.status in (1, 2)
+    assert words in result.err
 
 
 def test_doctor_is_content_with_rehearsal_and_says_so(tmp_path: Path) -> None:
-    done = apart(tmp_path, "doctor")
-    assert done.status == 0, done.out
-    assert "REHEARSAL" in done.out
-    assert "skip  redis" in done.out
-    assert "fail" not in done.out
+    result = apart(tmp_path, "doctor")
+    assert result.status == 0, result.out
+    assert "REHEARSAL" in result.out
+    assert "skip  redis" in result.out
+    assert "fail" not in result.out
 
 
 def test_doctor_finds_what_is_broken(tmp_path: Path) -> None:
-    done = baton(
+    result = baton(
         tmp_path,
         "doctor",
         OPENAI_API_KEY="sk-secret",
@@ -578,27 +578,27 @@ def test_doctor_finds_what_is_broken(tmp_path: Path) -> None:
         BATON_DATABASE_URL="postgresql://baton:secret@127.0.0.1:1/x",
         BATON_REDIS_URL="redis://127.0.0.1:1/0",
     )
-    assert done.status == 1
-    failed = re.findall(r"^fail\s+([a-z]+)", done.out, re.MULTILINE)
+    assert result.status == 1
+    failed = re.findall(r"^fail\s+([a-z]+)", result.out, re.MULTILINE)
     assert failed == ["schema", "database", "redis", "keys", "log", "tiers", "conductor", "provider"]
-    assert done.out.count("->") >= 5
-    assert "secret" not in done.out + done.err
-    assert "fraction of a cent" in done.err
+    assert result.out.count("->") >= 5
+    assert "secret" not in result.out + result.err
+    assert "fraction of a cent" in result.err
 
 
 def test_doctor_tells_faulty_settings(tmp_path: Path) -> None:
-    done = baton(tmp_path, "doctor", BATON_PROT="1")
-    assert done.status == 1
-    assert "fail  settings: BATON_PROT" in done.out
+    result = baton(tmp_path, "doctor", BATON_PROT="1")
+    assert result.status == 1
+    assert "fail  settings: BATON_PROT" in result.out
 
 
 def test_config_lists_everything_and_masks_secrets(tmp_path: Path) -> None:
-    done = apart(tmp_path, "config", BATON_REDIS_URL="redis://:hush@127.0.0.1:1/0")
-    assert done.status == 0
+    result = apart(tmp_path, "config", BATON_REDIS_URL="redis://:hush@127.0.0.1:1/0")
+    assert result.status == 0
     for words in ("BATON_PORT", "8080", "environment", "Pool: rehearsal", "baton-ultra: rehearsal-sage"):
-        assert words in done.out
-    assert KEY not in done.out
-    assert "hush" not in done.out
+        assert words in result.out
+    assert KEY not in result.out
+    assert "hush" not in result.out
 
 
 def test_migrate_makes_the_database(tmp_path: Path) -> None:
@@ -610,16 +610,16 @@ def test_migrate_makes_the_database(tmp_path: Path) -> None:
 # -- the program
 
 
-@pytest.mark.parametrize("given", [None, ["config"]])
+@pytest.mark.parametrize("arguments", [None, ["config"]])
 def test_imports_are_kept_from_the_collector_which_then_works(
-    given: list[str] | None, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[str] = []
+    calls: list[str] = []
     monkeypatch.setattr(sys, "argv", ["baton", "config"])
     monkeypatch.setattr("app.cli.operations.config.run", lambda *_: int(gc.isenabled()))
-    monkeypatch.setattr(gc, "freeze", lambda: seen.append("frozen"))
-    assert main(given, {}) == 1
-    assert seen == (["frozen"] if given is None else [])
+    monkeypatch.setattr(gc, "freeze", lambda: calls.append("frozen"))
+    assert main(arguments, {}) == 1
+    assert calls == (["frozen"] if arguments is None else [])
 
 
 def test_config_invalid_is_not_hidden_in_a_group(
@@ -675,10 +675,10 @@ async def refused(url: str) -> bool:
 
 
 async def test_a_real_server_that_refuses_a_password_is_named(locked_url: str, tmp_path: Path) -> None:
-    done = await asyncio.to_thread(baton, tmp_path, "keys", "ls", BATON_DATABASE_URL=locked_url)
-    assert done.status == 1
-    assert f"the password of the user {make_url(locked_url).username} is wrong" in done.err
-    assert "wrong@" not in done.err
+    result = await asyncio.to_thread(baton, tmp_path, "keys", "ls", BATON_DATABASE_URL=locked_url)
+    assert result.status == 1
+    assert f"the password of the user {make_url(locked_url).username} is wrong" in result.err
+    assert "wrong@" not in result.err
 
 
 def test_pruning_deletes_old_runs_alone(service: Service) -> None:
@@ -688,8 +688,8 @@ def test_pruning_deletes_old_runs_alone(service: Service) -> None:
     database.close()
     counted = baton(service.folder, "runs", "prune", "--before", "30d", "--dry-run").out
     assert "1 run with 9 events would be pruned" in counted
-    told = baton(service.folder, "runs", "prune", "--before", "30d", BATON_ARCHIVE=str(service.folder / "archive")).out
-    assert "Pruned: 1 run with 9 events." in told
-    assert "1 run, 9 events" in baton(service.folder, "audit", "check", told.splitlines()[-1]).out
+    text = baton(service.folder, "runs", "prune", "--before", "30d", BATON_ARCHIVE=str(service.folder / "archive")).out
+    assert "Pruned: 1 run with 9 events." in text
+    assert "1 run, 9 events" in baton(service.folder, "audit", "check", text.splitlines()[-1]).out
     assert "was pruned" in baton(service.folder, "runs", "show", old).err
     assert new in baton(service.folder, "runs", "show", new).out

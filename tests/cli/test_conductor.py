@@ -63,10 +63,10 @@ def described(folder: Path, base: str | None, **changes: Any) -> Manifest:
         (folder / name).write_text("{}")
     (folder / "config.json").write_text('{"max_position_embeddings": 4096}')
     name = manifest.version("planner", manifest.sha256(folder.name.encode()))
-    asked = [[{"role": "user", "content": f"question {n}"}] for n in range(10)]
+    questions = [[{"role": "user", "content": f"question {n}"}] for n in range(10)]
     golden = [
         Golden(messages=messages, workers=2, steps=3, tokens=tokens(messages[0]["content"]), plan=PLAN)
-        for messages in asked
+        for messages in questions
     ]
     facts = {"kind": kind, "name": name, "base": base or name, "tokenizer_sha256": manifest.tokenizer_sha256(folder)}
     facts |= {"prompt": "general", "template": "plan-1", "grammar": "guidance", "steps": 5, "workers": 6}
@@ -113,9 +113,9 @@ def test_a_version_is_loaded_checked_put_into_force_and_taken_back(
     assert name in bench.stub.models
     loading = next(body for path, body in bench.stub.requests if path == "/v1/load_lora_adapter")
     assert loading == {"lora_name": name, "lora_path": str(bench.folder / "adapter")}
-    asked = next(body for path, body in bench.stub.requests if path == "/v1/chat/completions")
-    assert (asked["model"], asked["temperature"]) == (name, 0)
-    assert asked["response_format"]["json_schema"]["schema"] == schema(2, 3, 600)
+    body_sent = next(body for path, body in bench.stub.requests if path == "/v1/chat/completions")
+    assert (body_sent["model"], body_sent["temperature"]) == (name, 0)
+    assert body_sent["response_format"]["json_schema"]["schema"] == schema(2, 3, 600)
     output = capsys.readouterr().out
     assert '"valid": 10, "known": 10, "agreed": 10' in output
     for words, standing in (
@@ -166,42 +166,42 @@ def test_only_versions_that_a_known_key_has_signed_are_loaded_and_put_into_force
         assert bench.run("sign", adapter, CONDUCTOR_SIGNING_KEY=signer.secret()) == 0
         assert f"BATON_CONDUCTOR_SIGNERS={signer.verifier}" in capsys.readouterr().out
 
-    def refuses(*words: str, told: str, **settings: str) -> None:
+    def refuses(*words: str, message: str, **settings: str) -> None:
         assert bench.run(*words, **settings) == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
     deploys = ("deploy", "planner", adapter)
-    refuses("sign", adapter, told="BATON_CONDUCTOR_SIGNING_KEY: is not set")
-    refuses(*deploys, told=f"{name} is not signed", **ours)
+    refuses("sign", adapter, message="BATON_CONDUCTOR_SIGNING_KEY: is not set")
+    refuses(*deploys, message=f"{name} is not signed", **ours)
     signed(OTHERS)
-    refuses(*deploys, told="No known key has signed the note", **ours)
+    refuses(*deploys, message="No known key has signed the note", **ours)
     assert name not in bench.stub.models
     assert bench.run(*deploys, CONDUCTOR_UNSIGNED="warn", **ours) == 0
     assert "Warning: the signature of planner@" in capsys.readouterr().err
-    refuses("promote", "planner", name, told="No known key has signed the note", **ours)
+    refuses("promote", "planner", name, message="No known key has signed the note", **ours)
     signed(OURS)
     assert bench.run(*deploys, **ours) == 0
     assert bench.run("canary", "planner", name, "0.5", **ours) == 0
     assert '"signed_by": ["ours"]}' in capsys.readouterr().out
-    refuses("promote", "planner", name, told="No known key", CONDUCTOR_SIGNERS=str(OTHERS.verifier))
+    refuses("promote", "planner", name, message="No known key", CONDUCTOR_SIGNERS=str(OTHERS.verifier))
     assert bench.run("promote", "planner", name, **ours) == 0
-    refuses("serve", str(bench.folder / "base"), "--dry-run", told="is not signed", **ours)
+    refuses("serve", str(bench.folder / "base"), "--dry-run", message="is not signed", **ours)
     bench.stub.models.remove(name)
     card = Path(adapter) / manifest.MANIFEST
     card.write_text(card.read_text().replace("c0ffee", "c0ffeecake"))
-    refuses("restore", "planner", told="is not the one that was signed", **ours)
+    refuses("restore", "planner", message="is not the one that was signed", **ours)
     card.write_text(card.read_text().replace("c0ffeecake", "c0ffee"))
     assert bench.run("restore", "planner", **ours) == 0
 
 
 def test_a_signature_does_not_serve_for_another_version_and_not_for_another_kind_of_note(bench: Bench) -> None:
-    name, hashed, known = bench.adapter.name, manifest.sha256(b"{}"), TrustedSigners((OURS.verifier,))
-    assert known.objection(name, signed(name, hashed, OURS), hashed) == ""
-    assert known.objection(name, signed(name, hashed, OURS)) == "", "a promotion has no folder at hand"
-    assert "is that of planner@0" in known.objection(name, signed("planner@0", hashed, OURS), hashed)
-    assert "of something else" in known.objection(name, sign(f"log\n{name}\n{hashed}\n", [OURS]), hashed)
+    name, hashed, signers = bench.adapter.name, manifest.sha256(b"{}"), TrustedSigners((OURS.verifier,))
+    assert signers.objection(name, signed(name, hashed, OURS), hashed) == ""
+    assert signers.objection(name, signed(name, hashed, OURS)) == "", "a promotion has no folder at hand"
+    assert "is that of planner@0" in signers.objection(name, signed("planner@0", hashed, OURS), hashed)
+    assert "of something else" in signers.objection(name, sign(f"log\n{name}\n{hashed}\n", [OURS]), hashed)
     broken = signed(name, hashed, OURS).replace(hashed, manifest.sha256(b"[]"))
-    assert "The signature of ours is wrong" in known.objection(name, broken)
+    assert "The signature of ours is wrong" in signers.objection(name, broken)
     assert TrustedSigners().objection(name, "") == ""
 
 
@@ -214,10 +214,10 @@ def test_a_new_manifest_has_no_signature(bench: Bench) -> None:
     assert manifest.signature(adapter) == ""
 
 
-def refused(bench: Bench, capsys: pytest.CaptureFixture[str], told: str) -> None:
+def refused(bench: Bench, capsys: pytest.CaptureFixture[str], message: str) -> None:
     """The adapter is refused with these words; nothing is left on the server or on record."""
     assert bench.deploy() != 0
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert bench.adapter.name not in bench.stub.models
     assert bench.run("promote", "planner", bench.adapter.name) == 2
     assert "is not loaded" in capsys.readouterr().err
@@ -267,7 +267,7 @@ def changed_weights(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (other_base, "the base of planner@"),
         (other_tokenizer, "golden prompt 0 has other tokens on this server"),
@@ -282,10 +282,10 @@ def changed_weights(bench: Bench) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(
-    bench: Bench, capsys: pytest.CaptureFixture[str], spoil: Callable[[Bench], None], told: str
+    bench: Bench, capsys: pytest.CaptureFixture[str], spoil: Callable[[Bench], None], message: str
 ) -> None:
     spoil(bench)
-    refused(bench, capsys, told)
+    refused(bench, capsys, message)
 
 
 def test_a_server_that_does_not_answer_in_time_is_an_error(

@@ -16,8 +16,8 @@ from tests.stubs import KEYS, Fail, ProviderStub, Reply
 
 @pytest.fixture
 async def stub() -> AsyncIterator[ProviderStub]:
-    async with ProviderStub() as made:
-        yield made
+    async with ProviderStub() as running_stub:
+        yield running_stub
 
 
 async def doctor(folder: Path, stub: ProviderStub, key: str = KEYS["openai"]) -> Done:
@@ -27,11 +27,11 @@ async def doctor(folder: Path, stub: ProviderStub, key: str = KEYS["openai"]) ->
 
 
 async def test_a_good_key_answers_one_token(tmp_path: Path, stub: ProviderStub) -> None:
-    done = await doctor(tmp_path, stub)
-    assert done.status == 0, done.out
-    assert "ok    provider openai: openai/" in done.out
-    assert "ok    conductor of baton-ultra: openai/" in done.out
-    assert "fraction of a cent" in done.err
+    result = await doctor(tmp_path, stub)
+    assert result.status == 0, result.out
+    assert "ok    provider openai: openai/" in result.out
+    assert "ok    conductor of baton-ultra: openai/" in result.out
+    assert "fraction of a cent" in result.err
     assert len(stub.requests) == 2
 
 
@@ -51,44 +51,46 @@ def test_workers_of_unknown_price_are_named(tmp_path: Path) -> None:
 
 async def test_every_worker_is_asked_where_that_is_wanted(tmp_path: Path, stub: ProviderStub) -> None:
     environ = {"OPENAI_API_KEY": KEYS["openai"], "OPENAI_BASE_URL": stub.openai_url}
-    done = await asyncio.to_thread(lambda: baton(tmp_path, "doctor", "--all", "--json", **environ))
-    verdicts = json.loads(done.out)
-    named = {verdict["name"] for verdict in verdicts if verdict["name"].startswith(("worker ", "conductor of "))}
-    asked = {json.loads(request.body)["model"] for request in stub.requests}
-    assert done.status == 0
-    assert len(named) == len(asked) == len(stub.requests) > 2
+    result = await asyncio.to_thread(lambda: baton(tmp_path, "doctor", "--all", "--json", **environ))
+    verdicts = json.loads(result.out)
+    verdict_names = {
+        verdict["name"] for verdict in verdicts if verdict["name"].startswith(("worker ", "conductor of "))
+    }
+    models = {json.loads(request.body)["model"] for request in stub.requests}
+    assert result.status == 0
+    assert len(verdict_names) == len(models) == len(stub.requests) > 2
     assert {verdict["status"] for verdict in verdicts} == {"ok", "skip"}
 
 
 async def test_a_bad_key_is_named_by_its_variable_and_never_shown(tmp_path: Path, stub: ProviderStub) -> None:
-    done = await doctor(tmp_path, stub, "sk-not-this-one")
-    assert done.status == 1
-    assert "fail  provider openai" in done.out
-    assert "check the key in OPENAI_API_KEY" in done.out
-    assert "sk-not-this-one" not in done.out + done.err
+    result = await doctor(tmp_path, stub, "sk-not-this-one")
+    assert result.status == 1
+    assert "fail  provider openai" in result.out
+    assert "check the key in OPENAI_API_KEY" in result.out
+    assert "sk-not-this-one" not in result.out + result.err
 
 
 async def test_a_limited_key_is_a_good_one(tmp_path: Path, stub: ProviderStub) -> None:
     stub.always("*", Fail(status=429))
-    done = await doctor(tmp_path, stub)
-    assert done.status == 0, done.out
-    assert "limits requests at the moment" in done.out
+    result = await doctor(tmp_path, stub)
+    assert result.status == 0, result.out
+    assert "limits requests at the moment" in result.out
 
 
 async def test_a_model_that_cannot_be_so_brief_is_asked_again(tmp_path: Path, stub: ProviderStub) -> None:
     for model in ("gpt-6-astra", "gpt-6-luna"):
         stub.script(model, Fail(status=400), Reply())
-    done = await doctor(tmp_path, stub)
-    assert done.status == 0, done.out
+    result = await doctor(tmp_path, stub)
+    assert result.status == 0, result.out
     assert len(stub.requests) == 4
 
 
 async def test_a_provider_that_fails_is_told_apart_from_a_bad_key(tmp_path: Path, stub: ProviderStub) -> None:
     stub.always("*", Fail(status=503))
-    done = await doctor(tmp_path, stub)
-    assert done.status == 1
-    assert "can be reached from here" in done.out
-    assert "OPENAI_API_KEY" not in done.out
+    result = await doctor(tmp_path, stub)
+    assert result.status == 1
+    assert "can be reached from here" in result.out
+    assert "OPENAI_API_KEY" not in result.out
 
 
 @pytest.mark.integration
@@ -105,8 +107,8 @@ async def test_a_redis_that_is_reached_but_of_no_use_is_told_apart_from_one_that
 ) -> None:
     with servers.redis(settings=settings) as redis:
         environ = {"OPENAI_API_KEY": KEYS["openai"], "OPENAI_BASE_URL": stub.openai_url, "BATON_REDIS_URL": redis.url}
-        done = await asyncio.to_thread(lambda: baton(tmp_path, "doctor", **environ))
-    assert done.status == 1
-    assert "Redis" in done.out
-    assert words in done.out
-    assert "cannot be reached" not in done.out
+        result = await asyncio.to_thread(lambda: baton(tmp_path, "doctor", **environ))
+    assert result.status == 1
+    assert "Redis" in result.out
+    assert words in result.out
+    assert "cannot be reached" not in result.out

@@ -59,8 +59,8 @@ def test_it_goes_on_where_it_was_interrupted_and_pays_for_nothing_twice(
 ) -> None:
     assert baton(*FEW, "tier,single:rehearsal-sage,static:pev", "--json") == 0
     first = rows(home / "evaluation")
-    told = {entry["arm"]: entry for entry in json.loads(capsys.readouterr().out)["standings"]}
-    assert set(told) == {
+    standings = {entry["arm"]: entry for entry in json.loads(capsys.readouterr().out)["standings"]}
+    assert set(standings) == {
         "baton-ultra",
         "baton-ultra:single:rehearsal-sage",
         "baton-ultra:static:pev",
@@ -72,8 +72,8 @@ def test_it_goes_on_where_it_was_interrupted_and_pays_for_nothing_twice(
     path.write_text("".join(lines[:4]) + lines[4][:40])  # killed while it wrote
     assert baton(*FEW, "tier,single:rehearsal-sage,static:pev") == 0
     again = evaluation.by_place(home / "evaluation")
-    known = {(row["task"], row["arm"], row["repeat"]): row["run"] for row in first}
-    assert {place: row.run for place, row in again.items()} == known, "the same runs, not others"
+    runs = {(row["task"], row["arm"], row["repeat"]): row["run"] for row in first}
+    assert {place: row.run for place, row in again.items()} == runs, "the same runs, not others"
     with closing(sqlite3.connect(home / "evaluation" / "baton.db")) as database:
         assert database.execute("SELECT count(*) FROM runs").fetchone() == (9,)
     chain = [row for row in first if row["arm"].endswith("static:pev")]
@@ -149,11 +149,11 @@ def test_the_built_in_tasks_have_right_answers_that_rehearsal_workers_can_find()
     tasks = task_set.parse(sample_tasks.lines(), "built-in", None, faults)
     assert faults == []
     assert len(tasks) == 60
-    for task, known in zip(tasks, service_tasks("fresh"), strict=False):
-        slips = "; ".join(part.slip for part in known.parts)
-        assert task.grader.grade(f"Worked out by sage. The answer is {known.answer}").score == 1.0, task.question
+    for task, world_task in zip(tasks, service_tasks("fresh"), strict=False):
+        slips = "; ".join(part.slip for part in world_task.parts)
+        assert task.grader.grade(f"Worked out by sage. The answer is {world_task.answer}").score == 1.0, task.question
         assert task.grader.grade(f"Worked out by sage. The answer is {slips}").score == 0.0, task.question
-        assert len(task.question) > 3 * DOCUMENT_TOKENS[known.document], "the document comes with the task"
+        assert len(task.question) > 3 * DOCUMENT_TOKENS[world_task.document], "the document comes with the task"
 
 
 def test_code_is_run_only_behind_walls_or_where_it_is_trusted(
@@ -165,8 +165,8 @@ def test_code_is_run_only_behind_walls_or_where_it_is_trusted(
     assert "does not allow its network to be cut off" in capsys.readouterr().err
     assert main(["grade", "--tasks", "t.jsonl"], ENVIRON | {"BATON_DATA_DIR": str(home)}) == 2
     assert "does not allow its network to be cut off" in capsys.readouterr().err
-    asked = parse(["eval", "--tasks", "t.jsonl", "--trust-code"])
-    assert len(evaluation._tasks(asked, Sandbox(trusts=True))) == 1
+    options = parse(["eval", "--tasks", "t.jsonl", "--trust-code"])
+    assert len(evaluation._tasks(options, Sandbox(trusts=True))) == 1
 
 
 def test_real_models_are_asked_only_if_they_are_named() -> None:
@@ -188,7 +188,9 @@ def error(status: int, code: str, **headers: str) -> httpx.Response:
     return httpx.Response(status, json={"error": {"code": code}}, headers=headers)
 
 
-async def asked(*replies: httpx.Response | Exception, run: httpx.Response | None = None, **changes: Any) -> Measure:
+async def measure_task(
+    *replies: httpx.Response | Exception, run: httpx.Response | None = None, **changes: Any
+) -> Measure:
     """The row of one task over a service that gives these replies, then the last one for ever."""
     left = list(replies)
 
@@ -203,13 +205,13 @@ async def asked(*replies: httpx.Response | Exception, run: httpx.Response | None
 
     tasks = tuple(task_set.parse([json.dumps(TASK)], "t", None, []))
     experiment = Experiment("id", tasks, ("arm",), 1, "t", "c", **changes)
-    found: list[Measure] = []
+    measures: list[Measure] = []
     ticks = iter(range(0, 100_000, 50))
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://baton") as client:
         await eval_requests.carry_out(
-            Bench(client, lambda: float(next(ticks)), lambda: 1.0), experiment, {}, found.append
+            Bench(client, lambda: float(next(ticks)), lambda: 1.0), experiment, {}, measures.append
         )
-    [measure] = found
+    [measure] = measures
     return measure
 
 
@@ -218,7 +220,7 @@ ADMITTED = httpx.Response(200, json=ANSWER, headers=OF_A_RUN)
 
 async def test_a_busy_service_is_asked_again() -> None:
     busy = error(429, "rate_limit_exceeded", **{"retry-after": "0"})
-    measure = await asked(busy, error(503, "overloaded", **{"retry-after": "0"}), ADMITTED)
+    measure = await measure_task(busy, error(503, "overloaded", **{"retry-after": "0"}), ADMITTED)
     assert (measure.right, measure.outcome, measure.usd, measure.degraded, measure.run) == (
         1.0,
         "answered",
@@ -227,7 +229,7 @@ async def test_a_busy_service_is_asked_again() -> None:
         "run_1",
     )
     with pytest.raises(OursError, match=r"refuses new work \(rate_limit_exceeded\)"):
-        await asked(busy)
+        await measure_task(busy)
 
 
 async def test_a_service_that_is_gone_ends_the_evaluation_and_makes_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,8 +238,8 @@ async def test_a_service_that_is_gone_ends_the_evaluation_and_makes_no_row(monke
 
     monkeypatch.setattr(eval_requests.asyncio, "sleep", at_once)
     with pytest.raises(OursError, match="cannot be reached"):
-        await asked(httpx.ConnectError("no"))
-    assert (await asked(httpx.ReadError("cut"), ADMITTED)).right == 1.0
+        await measure_task(httpx.ConnectError("no"))
+    assert (await measure_task(httpx.ReadError("cut"), ADMITTED)).right == 1.0
 
 
 @pytest.mark.parametrize(
@@ -251,7 +253,7 @@ async def test_a_service_that_is_gone_ends_the_evaluation_and_makes_no_row(monke
     ],
 )
 async def test_what_is_no_answer_is_wrong_and_says_why(reply: httpx.Response, outcome: str, reason: str) -> None:
-    measure = await asked(reply)
+    measure = await measure_task(reply)
     assert (measure.right, measure.outcome, measure.reason) == (0.0, outcome, reason)
     assert measure.usd == (0.5 if "x-baton-run" in reply.headers else 0.0), "what it cost, it cost"
 
@@ -259,17 +261,17 @@ async def test_what_is_no_answer_is_wrong_and_says_why(reply: httpx.Response, ou
 async def test_what_speaks_against_the_command_ends_it() -> None:
     for status in (401, 403, 404):
         with pytest.raises(OursError, match="refuses arm"):
-            await asked(error(status, "model_not_found"))
+            await measure_task(error(status, "model_not_found"))
     with pytest.raises(OursError, match="needs the scope runs:read"):
-        await asked(ADMITTED, run=error(403, "insufficient_scope"))
+        await measure_task(ADMITTED, run=error(403, "insufficient_scope"))
     with pytest.raises(OursError, match="The pool was changed"):
-        await asked(ADMITTED, run=httpx.Response(200, json=RUN | {"catalog": "other"}))
+        await measure_task(ADMITTED, run=httpx.Response(200, json=RUN | {"catalog": "other"}))
 
 
 async def test_the_wall_time_of_a_run_that_was_asked_before_is_the_runs_own() -> None:
     replayed = httpx.Response(200, json=ANSWER, headers={**OF_A_RUN, "idempotent-replayed": "true"})
-    assert (await asked(replayed)).wall == 3.0
-    assert (await asked(ADMITTED)).wall == 50.0 * 2
+    assert (await measure_task(replayed)).wall == 3.0
+    assert (await measure_task(ADMITTED)).wall == 50.0 * 2
 
 
 async def test_no_more_are_asked_at_one_time_than_is_allowed_and_a_late_one_is_wrong() -> None:
@@ -286,15 +288,15 @@ async def test_no_more_are_asked_at_one_time_than_is_allowed_and_a_late_one_is_w
         return ADMITTED
 
     tasks = tuple(task_set.parse([json.dumps(TASK | {"id": str(n)}) for n in range(6)], "t", None, []))
-    found: list[Measure] = []
+    measures: list[Measure] = []
     clock: Callable[[], float] = asyncio.get_running_loop().time
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://baton") as client:
         bench = Bench(client, clock, clock)
-        await eval_requests.carry_out(bench, Experiment("id", tasks, ("arm",), 2, "t", "c", 4), {}, found.append)
-        assert (len(found), most) == (12, 4)
+        await eval_requests.carry_out(bench, Experiment("id", tasks, ("arm",), 2, "t", "c", 4), {}, measures.append)
+        assert (len(measures), most) == (12, 4)
         late = Experiment("id", tasks[:1], ("late",), 1, "t", "c", 4, deadline=0.05)
-        await eval_requests.carry_out(bench, late, {}, found.append)
-    assert (found[-1].outcome, found[-1].reason) == ("failed", "too_late")
+        await eval_requests.carry_out(bench, late, {}, measures.append)
+    assert (measures[-1].outcome, measures[-1].reason) == ("failed", "too_late")
 
 
 async def test_nothing_more_is_begun_once_the_money_is_spent() -> None:
@@ -302,19 +304,19 @@ async def test_nothing_more_is_begun_once_the_money_is_spent() -> None:
         return httpx.Response(200, json=RUN) if request.method == "GET" else ADMITTED
 
     tasks = tuple(task_set.parse([json.dumps(TASK | {"id": str(n)}) for n in range(9)], "t", None, []))
-    found: list[Measure] = []
+    measures: list[Measure] = []
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://baton") as client:
         bench = Bench(client, lambda: 0.0, lambda: 1.0)
         for cap, rows in ((1.2, 3), (1.4, 3), (2.0, 4), (99.0, 9)):  # each costs half a dollar; one is asked at a time
-            done = {measure.place: measure for measure in found}
+            by_place = {measure.place: measure for measure in measures}
             experiment = Experiment("id", tasks, ("arm",), 1, "t", "c", 1, usd=cap)
             if rows < 9:
                 with pytest.raises(OursError, match="--usd is spent"):
-                    await eval_requests.carry_out(bench, experiment, done, found.append)
+                    await eval_requests.carry_out(bench, experiment, by_place, measures.append)
             else:
-                await eval_requests.carry_out(bench, experiment, done, found.append)
-            assert len(found) == rows
-    assert len({measure.place for measure in found}) == 9
+                await eval_requests.carry_out(bench, experiment, by_place, measures.append)
+            assert len(measures) == rows
+    assert len({measure.place for measure in measures}) == 9
 
 
 def drawing() -> Table:
@@ -327,9 +329,9 @@ def drawing() -> Table:
 
 
 def test_the_plot_has_every_arm_at_its_cost_and_accuracy() -> None:
-    made = drawing()
-    assert [standing.arm for standing in made.standings] == ["dear", "oracle", "cheap"]
-    lines = plot.characters(made).splitlines()
+    new_plot = drawing()
+    assert [standing.arm for standing in new_plot.standings] == ["dear", "oracle", "cheap"]
+    lines = plot.characters(new_plot).splitlines()
     assert lines[0].endswith("*"), "the dear arm and the oracle are the same point: best and dearest"
     assert lines[0].startswith(" 1.000 |")
     assert lines[plot.HEIGHT - 1] == " 0.000 |c"
@@ -342,8 +344,8 @@ def test_a_png_is_drawn_where_matplotlib_is_installed(tmp_path: Path, monkeypatc
     pyplot.subplots.return_value = (figure, axes)
     monkeypatch.setattr(plot, "resolve_name", lambda name: {"matplotlib.pyplot": pyplot}[name])
     assert plot.png(drawing(), tmp_path / "plot.png")
-    drawn = [(round(call.args[0][0], 6), call.args[1][0]) for call in axes.errorbar.call_args_list]
-    assert drawn == [(0.1, 1.0), (0.1, 1.0), (0.001, 0.0)]
+    points = [(round(call.args[0][0], 6), call.args[1][0]) for call in axes.errorbar.call_args_list]
+    assert points == [(0.1, 1.0), (0.1, 1.0), (0.001, 0.0)]
     assert figure.savefig.call_args.args == (tmp_path / "plot.png",)
 
     def missing(name: str) -> None:

@@ -39,9 +39,9 @@ async def ask(runtime: Runtime, text: str = SIX, **changes: Any) -> str:
 async def graded(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     """What the command prints as JSON."""
     environ = {"BATON_DATA_DIR": str(folder), "BATON_PEPPER": "p" * 32}
-    asked = parse(["grade", *arguments, "--json"])
+    options = parse(["grade", *arguments, "--json"])
     capsys.readouterr()
-    assert await asyncio.to_thread(grade.run, asked, environ, lambda: 2e9) == 0
+    assert await asyncio.to_thread(grade.run, options, environ, lambda: 2e9) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -55,7 +55,7 @@ def task(question: str, expected: int) -> dict[str, Any]:
     return {"id": 1, "question": question, "grader": {"kind": "numeric", "expected": expected}}
 
 
-async def kept(runtime: Runtime, run: str) -> list[Feedback]:
+async def feedback_of(runtime: Runtime, run: str) -> list[Feedback]:
     return list(await runtime.context.store.feedback(run))
 
 
@@ -65,11 +65,11 @@ async def test_answers_are_graded_by_the_rule_of_their_question(
     right, wrong, other = await ask(runtime, f" {SIX}\n"), await ask(runtime, TEN), await ask(runtime, "Who?")
     file = tasks(tmp_path, task(SIX, 6), task(TEN, 10))
     assert len(await graded(tmp_path, capsys, "--tasks", file, "--dry-run")) == 2
-    assert not await kept(runtime, right)
+    assert not await feedback_of(runtime, right)
     for _ in range(2):  # twice is once
-        told = await graded(tmp_path, capsys, "--tasks", file)
-        assert {rating["run"]: rating["score"] for rating in told} == {right: 1.0, wrong: 0.0}
-    [stored_rating] = await kept(runtime, right)
+        ratings = await graded(tmp_path, capsys, "--tasks", file)
+        assert {rating["run"]: rating["score"] for rating in ratings} == {right: 1.0, wrong: 0.0}
+    [stored_rating] = await feedback_of(runtime, right)
     assert (
         stored_rating.kind,
         stored_rating.source,
@@ -85,10 +85,10 @@ async def test_answers_are_graded_by_the_rule_of_their_question(
         "tenant",
         "",
     )
-    assert not await kept(runtime, other)
+    assert not await feedback_of(runtime, other)
     another = '{"kind": "numeric", "expected": 7}'
     await graded(tmp_path, capsys, "--grader", another, "--run", right)
-    assert sorted(rating.score or 0.0 for rating in await kept(runtime, right)) == [0.0, 1.0], (
+    assert sorted(rating.score or 0.0 for rating in await feedback_of(runtime, right)) == [0.0, 1.0], (
         "another rule, another rating"
     )
 
@@ -120,15 +120,15 @@ async def test_what_callers_did_is_kept_apart(
         await finish(followed_run)
         stopped[by] = followed_run.run
     for _ in range(2):
-        told = await graded(tmp_path, capsys, "--signs")
-        assert {rating["run"]: rating["label"] for rating in told} == {
+        ratings = await graded(tmp_path, capsys, "--signs")
+        assert {rating["run"]: rating["label"] for rating in ratings} == {
             first: "regenerated",
             stopped["client"]: "abandoned",
             stopped["caller"]: "cancelled",
         }
-    assert not await kept(runtime, again)
-    assert not await kept(runtime, other)
-    [stored_rating] = await kept(runtime, first)
+    assert not await feedback_of(runtime, again)
+    assert not await feedback_of(runtime, other)
+    [stored_rating] = await feedback_of(runtime, first)
     assert (stored_rating.kind, stored_rating.score, stored_rating.version) == ("implicit", None, "signs-1")
     assert await graded(tmp_path, capsys, "--signs", "--tier", "baton-ultra") == []
 
@@ -162,9 +162,9 @@ async def test_questions_asked_side_by_side_are_not_asked_again(
     ],
 )
 def test_faults_of_a_file_are_told_by_line(tmp_path: Path, lines: list[object], words: str) -> None:
-    asked = parse(["grade", "--tasks", tasks(tmp_path, *lines)])
+    options = parse(["grade", "--tasks", tasks(tmp_path, *lines)])
     with pytest.raises(ConfigInvalid) as caught:
-        grade.run(asked, {"BATON_DATA_DIR": str(tmp_path)}, lambda: 0.0)
+        grade.run(options, {"BATON_DATA_DIR": str(tmp_path)}, lambda: 0.0)
     assert words in caught.value.faults[0]
 
 
@@ -179,8 +179,8 @@ async def test_a_person_is_told_in_a_table(
 ) -> None:
     await ask(runtime)
     environ = {"BATON_DATA_DIR": str(tmp_path), "BATON_PEPPER": "p" * 32}
-    asked = parse(["grade", "--grader", '{"kind": "numeric", "expected": 6}', "--dry-run"])
-    assert await asyncio.to_thread(grade.run, asked, environ, lambda: 2e9) == 0
+    options = parse(["grade", "--grader", '{"kind": "numeric", "expected": 6}', "--dry-run"])
+    assert await asyncio.to_thread(grade.run, options, environ, lambda: 2e9) == 0
     output = capsys.readouterr().out
     for words in ("grader", "numeric", "grading-1", "1.000", "Nothing was stored (--dry-run)."):
         assert words in output

@@ -33,7 +33,7 @@ def test_a_hold_lives_from_add_to_release(tmp_path: Path) -> None:
 
 def test_a_hold_that_covers_nothing_or_two_things_is_refused(tmp_path: Path) -> None:
     for line in ("", "--run last --key ci", "--user a --key ci"):
-        done = baton(tmp_path, "holds", "add", "--reason", "case", *line.split())
-        assert done.status == 2, line
-        assert "name one of --run, --user, --tenant and --key" in done.err
+        result = baton(tmp_path, "holds", "add", "--reason", "case", *line.split())
+        assert result.status == 2, line
+        assert "name one of --run, --user, --tenant and --key" in result.err
     assert "no tenant of this name" in baton(tmp_path, "holds", "add", "--reason", "x", "--tenant", "acme").err

@@ -46,17 +46,19 @@ async def ask(runtime: Runtime, tier: str, score: float | None, **changes: Any) 
     worker = ended.state.steps[0].worker
     if score is not None:
         value = score if worker == "alpha" else 0.0
-        given = Feedback(f"fb_{ended.state.run}", ended.state.run, "tenant", "key", 5.0, "explicit", "user", "1", value)
-        await runtime.context.store.rate(given)
+        rating = Feedback(
+            f"fb_{ended.state.run}", ended.state.run, "tenant", "key", 5.0, "explicit", "user", "1", value
+        )
+        await runtime.context.store.rate(rating)
     return worker
 
 
-async def told(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
+async def output_of(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
     """What the command prints."""
     environ = {"BATON_POOL": str(folder / "pool.toml"), "BATON_DATA_DIR": str(folder), "BATON_PEPPER": "p" * 32}
-    asked = parse(["offpolicy", *arguments])
+    options = parse(["offpolicy", *arguments])
     capsys.readouterr()
-    assert await asyncio.to_thread(offpolicy.run, asked, environ, time.time) == status
+    assert await asyncio.to_thread(offpolicy.run, options, environ, time.time) == status
     return capsys.readouterr().out
 
 
@@ -67,7 +69,7 @@ async def test_a_models_choices_are_weighed_by_their_probabilities(
         workers = [await ask(runtime, "baton-ultra", 1.0) for _ in range(RUNS)]
         await ask(runtime, "baton-ultra", None)
         await ask(runtime, "baton-mini", 1.0)
-        printed = await told(tmp_path, capsys, "--policy", "always alpha", "--policy", "uniform", "--json")
+        printed = await output_of(tmp_path, capsys, "--policy", "always alpha", "--policy", "uniform", "--json")
         alpha, uniform = json.loads(printed)
         assert (alpha["tier"], alpha["layer"], alpha["shape"]) == ("baton-ultra", "model", '[["user"]]')
         assert alpha["rows"] == RUNS
@@ -79,13 +81,13 @@ async def test_a_models_choices_are_weighed_by_their_probabilities(
         assert (alpha["clusters"], alpha["unrated"]) == (1, 1), "all runs ask the same, and one was not rated"
         assert alpha["needed"] > RUNS
 
-        words = await told(tmp_path, capsys)
+        words = await output_of(tmp_path, capsys)
         assert f'baton-ultra, model, plans of the shape [["user"]]: {RUNS} decisions' in words
         assert "rows of that policy, and 100 are needed: about " in words
         assert "runs of baton-ultra with an answer and no score: 1;" in words
         assert "rated, but not usable: 1, because no answer, or a plan without probabilities" in words
         assert "always beta" in words or "always gamma" in words
-        assert "There are no rated runs" in await told(tmp_path, capsys, "--tier", "baton-mini", status=1)
+        assert "There are no rated runs" in await output_of(tmp_path, capsys, "--tier", "baton-mini", status=1)
 
 
 async def test_a_selectors_choices_are_weighed_by_what_was_journaled(
@@ -98,13 +100,13 @@ async def test_a_selectors_choices_are_weighed_by_what_was_journaled(
     async with running_service(tmp_path, pool(stub).replace(single, chosen, 1)) as runtime:
         workers = [await ask(runtime, "baton-mini", 1.0) for _ in range(RUNS)]
         await ask(runtime, "baton-mini", 1.0, explore=False)
-        given = ("--policy", "always answer alpha", "--policy", "greedy", "--policy", "current", "--json")
-        alpha, greedy, current = json.loads(await told(tmp_path, capsys, *given))
-        words = await told(tmp_path, capsys)
-        nobody = await told(tmp_path, capsys, "--policy", "always alpha", status=1)
+        arguments = ("--policy", "always answer alpha", "--policy", "greedy", "--policy", "current", "--json")
+        alpha, greedy, current = json.loads(await output_of(tmp_path, capsys, *arguments))
+        words = await output_of(tmp_path, capsys)
+        nobody = await output_of(tmp_path, capsys, "--policy", "always alpha", status=1)
         assert "The arms are: answer alpha, answer beta, answer gamma" in nobody
         for line in DOCUMENTED.splitlines():
-            assert await told(tmp_path, capsys, *shlex.split(line)[2:])
+            assert await output_of(tmp_path, capsys, *shlex.split(line)[2:])
     assert (alpha["layer"], alpha["shape"], alpha["rows"]) == ("selector", "", RUNS)
     halved = 0.5 * workers.count("alpha") / RUNS
     assert alpha["ips"]["value"] == pytest.approx(3 * halved)
@@ -118,7 +120,7 @@ async def test_what_a_model_decodes_greedily_was_not_drawn(
 ) -> None:
     async with running_service(tmp_path, pool(stub, 0.0)) as runtime:
         await ask(runtime, "baton-ultra", 1.0)
-        words = await told(tmp_path, capsys, status=1)
+        words = await output_of(tmp_path, capsys, status=1)
     assert "because the model decodes at a temperature other than 1" in words
 
 

@@ -31,20 +31,20 @@ def baton(tmp_path_factory: pytest.TempPathFactory) -> Baton:
     return run
 
 
-def made(baton: Baton) -> dict[str, Any]:
+def make_plan(baton: Baton) -> dict[str, Any]:
     """A plan of three steps, nothing of which was executed."""
-    status, said = baton("plans", "make", HARD, "--json")
-    assert status == 0, said
-    shown: dict[str, Any] = json.loads(said)
-    assert (shown["revision"], len(shown["plan"]["steps"])) == (1, 3)
-    return shown
+    status, output = baton("plans", "make", HARD, "--json")
+    assert status == 0, output
+    preview: dict[str, Any] = json.loads(output)
+    assert (preview["revision"], len(preview["plan"]["steps"])) == (1, 3)
+    return preview
 
 
 def test_a_plan_is_made_edited_and_executed(baton: Baton) -> None:
-    plan = made(baton)["id"]
+    plan = make_plan(baton)["id"]
     edited = json.loads(baton("plans", "edit", plan, "--change", "1", "--worker", "rehearsal-sage", "--json")[1])
     assert [step["worker"] for step in edited["plan"]["steps"]][1] == "rehearsal-sage"
-    drawn = baton("plans", "show", "last")[1]
+    text = baton("plans", "show", "last")[1]
     for words in (
         "revision 2 of 2",
         "sees: the conversation, step 0",
@@ -52,27 +52,27 @@ def test_a_plan_is_made_edited_and_executed(baton: Baton) -> None:
         "estimate: $0.0",
         edited["digest"],
     ):
-        assert words in drawn
+        assert words in text
     ran = json.loads(baton("plans", "run", plan, "--json")[1])
     assert (ran["revision"], ran["answer"]) == (2, "The answer is x = 5.")
-    asked = plan.removeprefix("plan_")
-    read = [(entry["run"], entry["what"]) for entry in json.loads(baton("audit", "reads", "--json")[1])]
-    assert read == [(ran["run"], "answer"), (asked, "plan"), (asked, "plan")]
+    run_of_plan = plan.removeprefix("plan_")
+    reads = [(entry["run"], entry["what"]) for entry in json.loads(baton("audit", "reads", "--json")[1])]
+    assert reads == [(ran["run"], "answer"), (run_of_plan, "plan"), (run_of_plan, "plan")]
     run = json.loads(baton("runs", "show", ran["run"], "--json")[1])
     assert run["origin"]["kind"] == "plan"
     assert [step["worker"] for step in run["steps"]][1] == "rehearsal-sage"
 
 
 def test_a_plan_comes_and_goes_in_the_published_form(baton: Baton, tmp_path: Path) -> None:
-    shown = made(baton)
+    preview = make_plan(baton)
     path = tmp_path / "plan.json"
-    path.write_text(baton("plans", "show", shown["id"], "--lists")[1])
-    again = json.loads(baton("plans", "edit", shown["id"], "--file", str(path), "--json")[1])
-    assert (again["revision"], again["digest"]) == (2, shown["digest"])
+    path.write_text(baton("plans", "show", preview["id"], "--lists")[1])
+    again = json.loads(baton("plans", "edit", preview["id"], "--file", str(path), "--json")[1])
+    assert (again["revision"], again["digest"]) == (2, preview["digest"])
 
 
 def test_what_cannot_be_done_is_said(baton: Baton) -> None:
-    plan = made(baton)["id"]
+    plan = make_plan(baton)["id"]
     assert (
         baton(
             "plans", "edit", plan, "--add", "0", "--worker", "rehearsal-sage", "--subtask", "Look.", "--access", "user"
@@ -87,5 +87,5 @@ def test_what_cannot_be_done_is_said(baton: Baton) -> None:
         (("show", "plan_run_none"), 1, "Nothing with this name"),
         (("run", plan, "--revision", "9"), 1, "no revision of that number"),
     ):
-        status, said = baton("plans", *arguments)
-        assert (status, words in said) == (expected, True), said
+        status, output = baton("plans", *arguments)
+        assert (status, words in output) == (expected, True), output

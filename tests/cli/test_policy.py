@@ -32,11 +32,11 @@ pool = ["sage", "scribe"]
 def test_the_policy_is_shown_compared_and_tried(tmp_path: Path) -> None:
     (tmp_path / "open.toml").write_text(SMALL_POOL)
     (tmp_path / "ruled.toml").write_text(SMALL_POOL + RULES)
-    shown = json.loads(baton(tmp_path, "policy", "check", "ruled.toml", "--json").out)
-    (secret,) = [row for row in shown["shown"] if row["labels"] == ["secret"]]
+    check = json.loads(baton(tmp_path, "policy", "check", "ruled.toml", "--json").out)
+    (secret,) = [row for row in check["shown"] if row["labels"] == ["secret"]]
     assert secret["recipients"] == ["sage"]
     assert secret["excluded"] == {"scribe": "excluded by the rule secrets-stay"}
-    assert shown["without_effect"] == ["the rule idle excludes nobody who is cleared for unheard-of"]
+    assert check["without_effect"] == ["the rule idle excludes nobody who is cleared for unheard-of"]
     narrowed = baton(tmp_path, "policy", "diff", "open.toml", "ruled.toml")
     assert (narrowed.status, narrowed.out.strip()) == (0, "Nothing is shown to anybody who did not see it before.")
     widened = baton(tmp_path, "policy", "diff", "ruled.toml", "open.toml")

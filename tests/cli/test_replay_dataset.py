@@ -50,8 +50,8 @@ def baton(*arguments: object) -> tuple[int, str, str]:
 def replayed(*arguments: object) -> dict[str, Any]:
     status, out, err = baton(*arguments, "--json")
     assert (status, err) == (0, "")
-    found: dict[str, Any] = json.loads(out)
-    return found
+    report: dict[str, Any] = json.loads(out)
+    return report
 
 
 def refused(*arguments: object) -> str:
@@ -62,14 +62,14 @@ def refused(*arguments: object) -> str:
 
 def test_routers_are_compared_over_seeds_where_all_outcomes_are_known(tmp_path: Path) -> None:
     file = full(tmp_path / "own.jsonl")
-    found = replayed(file, "--seeds", 2)
-    assert (found["cheapest"], found["best"], found["prompts"], found["feedback"]) == (
+    report = replayed(file, "--seeds", 2)
+    assert (report["cheapest"], report["best"], report["prompts"], report["feedback"]) == (
         SMALL,
         LARGE,
         ROWS,
         "full information",
     )
-    policies = found["policies"]
+    policies = report["policies"]
     assert policies["random"]["mean"]["apgr"] == pytest.approx(0.5)
     perfect = policies["perfect choice"]
     assert perfect["mean"]["apgr"] > 0.7
@@ -81,7 +81,7 @@ def test_routers_are_compared_over_seeds_where_all_outcomes_are_known(tmp_path: 
     assert 0 < selector["learning_regret"] < 0.5
     assert selector["cost_95"] < policies["random"]["mean"]["cost_95"]
     assert policies["kNN"]["mean"]["learning_regret"] is None
-    assert found == replayed(file, "--seeds", 2)
+    assert report == replayed(file, "--seeds", 2)
 
     status, out, _ = baton(file, "--seeds", 1)
     assert status == 0
@@ -96,10 +96,10 @@ def test_the_responses_of_routellm_are_read_from_its_csv_files(tmp_path: Path) -
         lines.writerow(["prompt", SMALL, LARGE, f"{SMALL}_response", f"{LARGE}_response"])
         for prompt, right in prompts():
             lines.writerow([f"{prompt},\nin two lines", right, True, "some text", "another"])
-    found = replayed(tmp_path, "--seeds", 1)
-    assert (found["cost_unit"], found["prompts"], found["cheapest"]) == ("calls", ROWS, SMALL)
-    assert sorted(found["models"]) == [LARGE, SMALL]
-    assert found["models"][SMALL]["score"] == 0.5
+    report = replayed(tmp_path, "--seeds", 1)
+    assert (report["cost_unit"], report["prompts"], report["cheapest"]) == ("calls", ROWS, SMALL)
+    assert sorted(report["models"]) == [LARGE, SMALL]
+    assert report["models"][SMALL]["score"] == 0.5
     priced = replayed(tmp_path, "--seeds", 1, "--cost", f"{SMALL}=0.001", "--cost", f"{LARGE}=0.01")
     assert priced["models"][LARGE]["cost"] == 0.01
 
@@ -114,16 +114,16 @@ def test_cached_results_of_routerarena_are_joined_by_prompt(tmp_path: Path) -> N
             line = {"global_index": f"task_{number}", "question": prompt, "llm_selected": model, "success": number != 3}
             lines.append(line | {"evaluation_result": evaluated})
         write(tmp_path / f"{model.replace('/', '_')}.jsonl", lines)
-    found = replayed(tmp_path, "--seeds", 1)
-    assert found["prompts"] == ROWS - 1
-    assert found["left_out"] == {"the call failed": 2}
-    assert found["models"][LARGE]["cost"] == pytest.approx(0.02)
-    assert found["models"][SMALL]["score"] == pytest.approx(119 / 239)
+    report = replayed(tmp_path, "--seeds", 1)
+    assert report["prompts"] == ROWS - 1
+    assert report["left_out"] == {"the call failed": 2}
+    assert report["models"][LARGE]["cost"] == pytest.approx(0.02)
+    assert report["models"][SMALL]["score"] == pytest.approx(119 / 239)
 
 
 def test_a_model_dearer_than_the_best_one_is_left_out(tmp_path: Path) -> None:
-    found = replayed(full(tmp_path / "own.jsonl", dear={"score": 0.5, "usd": 1.0}), "--seeds", 1)
-    assert {name: model["routed"] for name, model in found["models"].items()} == {
+    report = replayed(full(tmp_path / "own.jsonl", dear={"score": 0.5, "usd": 1.0}), "--seeds", 1)
+    assert {name: model["routed"] for name, model in report["models"].items()} == {
         LARGE: True,
         SMALL: True,
         "dear": False,
@@ -163,18 +163,18 @@ def logs(folder: Path, count: int = 600) -> tuple[Path, Path, Path]:
 def test_a_log_gets_off_policy_estimates_and_is_said_to_be_one(tmp_path: Path) -> None:
     litellm, openrouter, scores = logs(tmp_path)
     few = ("--seeds", 1, "--ratings", 200, "--held-out", 300)
-    found = replayed(litellm, *few)
-    assert found["feedback"] == "one outcome for each prompt"
-    assert found["left_out"] == {"the call failed": 1}
-    assert any("off-policy" in note for note in found["notes"])
-    assert any("without a propensity" in note for note in found["notes"])
-    small, large = found["policies"][f"always {SMALL}"], found["policies"][f"always {LARGE}"]
+    report = replayed(litellm, *few)
+    assert report["feedback"] == "one outcome for each prompt"
+    assert report["left_out"] == {"the call failed": 1}
+    assert any("off-policy" in note for note in report["notes"])
+    assert any("without a propensity" in note for note in report["notes"])
+    small, large = report["policies"][f"always {SMALL}"], report["policies"][f"always {LARGE}"]
     assert small["mean"] == pytest.approx(0.5 * 0.98, abs=0.1)
     assert large["mean"] == pytest.approx(0.8, abs=0.1)
-    assert found["policies"]["selector"]["mean"] > 0.8
-    assert "apgr" not in json.dumps(found)
+    assert report["policies"]["selector"]["mean"] > 0.8
+    assert "apgr" not in json.dumps(report)
 
-    assert replayed(openrouter, "--scores", scores, *few)["policies"] == found["policies"]
+    assert replayed(openrouter, "--scores", scores, *few)["policies"] == report["policies"]
     status, out, _ = baton(litellm, "--seeds", 1, "--ratings", 50, "--held-out", 50)
     assert status == 0
     assert "bandit feedback" in out
@@ -196,7 +196,7 @@ GOOD = '{"prompt": "p", "outcomes": {"a": {"score": 1}, "b": {"score": 0}}}\n'
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("x.jsonl", GOOD + "no json\n", "x.jsonl:2: the line is no JSON; write one JSON object on each line"),
         ("x.jsonl", GOOD + "[1]\n", "x.jsonl:2: the line is no JSON object; give"),
@@ -223,9 +223,9 @@ GOOD = '{"prompt": "p", "outcomes": {"a": {"score": 1}, "b": {"score": 0}}}\n'
         ("x.csv", "prompt,a,a_usd,b,b_usd\n" + "x,1,1,0,2\n" * 30, "a is the best model and the cheapest one"),
     ],
 )
-def test_garbage_is_refused_with_line_and_remedy(tmp_path: Path, name: str, text: str, said: str) -> None:
+def test_garbage_is_refused_with_line_and_remedy(tmp_path: Path, name: str, text: str, message: str) -> None:
     (tmp_path / name).write_text(text)
-    assert said in refused(tmp_path / name)
+    assert message in refused(tmp_path / name)
 
 
 def test_files_that_are_not_there_and_wrong_options_are_refused(tmp_path: Path) -> None:

@@ -57,10 +57,10 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
         "BATON_PEPPER": "p" * 32,
         "BATON_REHEARSAL_DELAY": "0",
     }
-    return Desk(environ, asyncio.run(made(folder)))
+    return Desk(environ, asyncio.run(make_runs(folder)))
 
 
-async def made(folder: Path) -> list[str]:
+async def make_runs(folder: Path) -> list[str]:
     body = {"model": "baton-ultra", "messages": [{"role": "user", "content": HARD}]}
     async with running_service(folder, pool_of(0) + CONDUCTOR, QUIET) as runtime, client_of(runtime) as client:
         return [(await client.post("/v1/chat/completions", json=body)).headers["x-baton-run"] for _ in range(RUNS)]
@@ -68,12 +68,12 @@ async def made(folder: Path) -> list[str]:
 
 def test_past_runs_are_replayed_once_and_compared(desk: Desk, tmp_path: Path) -> None:
     out = ("--out", str(tmp_path / "replayed.jsonl"))
-    found = desk.read("replay", "--since", "1h", "--tier", "baton-ultra", *out)
-    assert {pair["run"] for pair in found["pairs"]} == set(desk.runs)
-    for pair in found["pairs"]:
+    report = desk.read("replay", "--since", "1h", "--tier", "baton-ultra", *out)
+    assert {pair["run"] for pair in report["pairs"]} == set(desk.runs)
+    for pair in report["pairs"]:
         assert pair["comparison"]["same_answer"], "simulated workers answer equal requests equally"
         assert pair["comparison"]["disclosures"]["only_second"] == []
-    [cost] = [metric for metric in found["metrics"] if metric["metric"] == "cost_usd"]
+    [cost] = [metric for metric in report["metrics"] if metric["metric"] == "cost_usd"]
     assert (cost["pairs"], cost["lower"]) == (RUNS, RUNS), "nobody plans again"
     assert cost["interval_95"][0] <= cost["difference"] <= cost["interval_95"][1]
     again = desk.read("replay", "--since", "1h", *out)
@@ -81,27 +81,27 @@ def test_past_runs_are_replayed_once_and_compared(desk: Desk, tmp_path: Path) ->
 
 
 def test_two_runs_are_compared_in_words(desk: Desk) -> None:
-    status, told = desk.say("replay", desk.runs[0], "--from-step", "1", "--under", "worker=rehearsal-sage")
-    assert status == 0, told
-    assert desk.runs[0] in told
+    status, text = desk.say("replay", desk.runs[0], "--from-step", "1", "--under", "worker=rehearsal-sage")
+    assert status == 0, text
+    assert desk.runs[0] in text
     [listed] = desk.read("runs", "ls", "--origin", "replay", "--origin-run", desk.runs[0], "--limit", "1")
     assert "succeeded (replay)" in desk.say("runs", "ls", "--origin", "replay")[1]
-    told = desk.say("runs", "diff", desk.runs[0], listed["id"])[1]
-    assert "step 1.0: " in told
-    assert "(conductor) saw user" in told
+    text = desk.say("runs", "diff", desk.runs[0], listed["id"])[1]
+    assert "step 1.0: " in text
+    assert "(conductor) saw user" in text
 
 
 def test_no_replay_begins_that_the_money_does_not_suffice_for(desk: Desk) -> None:
-    found = desk.read("replay", *desk.runs, "--max-usd", "0.000001")
-    assert (found["pairs"], found["left_out"]) == ([], {"no money left": RUNS})
+    report = desk.read("replay", *desk.runs, "--max-usd", "0.000001")
+    assert (report["pairs"], report["left_out"]) == ([], {"no money left": RUNS})
 
 
 def replayed(desk: Desk, run: str, under: str) -> dict[str, Any]:
     """The one replay of a run under something else, as `runs show` has it."""
     (pair,) = desk.read("replay", run, "--under", under)["pairs"]
-    shown: dict[str, Any] = desk.read("runs", "show", pair["replay"])
-    assert (shown["origin"], shown["state"]) == ({"kind": "replay", "run": run}, "succeeded")
-    return shown
+    record: dict[str, Any] = desk.read("runs", "show", pair["replay"])
+    assert (record["origin"], record["state"]) == ({"kind": "replay", "run": run}, "succeeded")
+    return record
 
 
 def test_a_run_is_replayed_under_a_plan_from_a_file(desk: Desk, tmp_path: Path) -> None:
@@ -110,15 +110,15 @@ def test_a_run_is_replayed_under_a_plan_from_a_file(desk: Desk, tmp_path: Path) 
     plan.write_text(
         json.dumps({"steps": [dict(zip(("worker", "subtask", "access"), step, strict=True)) for step in steps]})
     )
-    shown = replayed(desk, desk.runs[0], f"plan={plan}")
-    assert [(step["worker"], step["access"]) for step in shown["steps"]] == [(step[0], step[2]) for step in steps]
-    assert [proposal["attempts"] for proposal in shown["proposals"]] == [[]], "nobody plans"
+    record = replayed(desk, desk.runs[0], f"plan={plan}")
+    assert [(step["worker"], step["access"]) for step in record["steps"]] == [(step[0], step[2]) for step in steps]
+    assert [proposal["attempts"] for proposal in record["proposals"]] == [[]], "nobody plans"
 
 
 def test_a_run_is_replayed_under_another_conductor(desk: Desk) -> None:
-    shown = replayed(desk, desk.runs[0], f"conductor={SECOND}")
-    (asked,) = shown["proposals"][0]["attempts"]
-    assert (asked["worker"], shown["model"]) == (SECOND, f"baton-ultra:conductor:{SECOND}")
+    record = replayed(desk, desk.runs[0], f"conductor={SECOND}")
+    (attempt,) = record["proposals"][0]["attempts"]
+    assert (attempt["worker"], record["model"]) == (SECOND, f"baton-ultra:conductor:{SECOND}")
 
 
 def test_a_run_is_replayed_with_the_pool_as_it_was(desk: Desk, tmp_path: Path) -> None:
@@ -148,8 +148,8 @@ async def test_a_run_is_replayed_under_another_version_of_its_conductor(tmp_path
             body = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
             run = (await client.post("/v1/chat/completions", json=body)).headers["x-baton-run"]
         environ = {"BATON_POOL": str(tmp_path / "pool.toml"), "BATON_DATA_DIR": str(tmp_path), "BATON_PEPPER": "p" * 32}
-        shown = await asyncio.to_thread(replayed, Desk(environ, [run]), run, "version=planner@1")
-        assert [attempt["version"] for attempt in shown["proposals"][0]["attempts"]] == ["planner@1"]
+        record = await asyncio.to_thread(replayed, Desk(environ, [run]), run, "version=planner@1")
+        assert [attempt["version"] for attempt in record["proposals"][0]["attempts"]] == ["planner@1"]
         assert [request.json["model"] for request in stub.requests if "planner" in request.json["model"]] == [
             "planner",
             "planner@1",
@@ -157,7 +157,7 @@ async def test_a_run_is_replayed_under_another_version_of_its_conductor(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("words", "word"),
     [
         (["--under", "moon=full"], "--under"),
         (["--under", "snapshot=0123"], "0123"),
@@ -165,8 +165,8 @@ async def test_a_run_is_replayed_under_another_version_of_its_conductor(tmp_path
         ([], "which runs"),
     ],
 )
-def test_a_wrong_command_line_says_what_is_missing(desk: Desk, words: list[str], named: str) -> None:
+def test_a_wrong_command_line_says_what_is_missing(desk: Desk, words: list[str], word: str) -> None:
     runs = desk.runs[:1] if words and words[0] == "--under" else []
-    status, told = desk.say("replay", *runs, *words)
+    status, output = desk.say("replay", *runs, *words)
     assert status == 2
-    assert named in told
+    assert word in output

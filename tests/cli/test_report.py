@@ -90,7 +90,7 @@ class Copying:
             body = self.billed(event["kind"], json.loads(event["body"]))
             self.insert("events", event | {"run": name, "at": event["at"] + shift, "body": orjson.dumps(body)})
         for content in self.rows("SELECT * FROM contents WHERE run = ?", run):
-            body = self.named(name, content["body"]) if content["ref"] == task else content["body"]
+            body = self.add_user(name, content["body"]) if content["ref"] == task else content["body"]
             self.insert("contents", content | {"run": name, "body": body})
         for content in self.rows("SELECT * FROM shared_contents WHERE run = ?", run):
             self.insert("shared_contents", content | {"run": name})
@@ -105,11 +105,16 @@ class Copying:
             return body
         if self.chance.random() < 0.2:
             body |= {"outcome": "error", "error": "worker_timeout", "reason": self.chance.choice(["slow", "silent"])}
-        sent, said = self.chance.randrange(5_000), self.chance.randrange(2_000)
-        usage = {"input": sent, "cached": sent // self.chance.randrange(1, 5), "output": said, "reasoning": said // 3}
+        input_tokens, output_tokens = self.chance.randrange(5_000), self.chance.randrange(2_000)
+        usage = {
+            "input": input_tokens,
+            "cached": input_tokens // self.chance.randrange(1, 5),
+            "output": output_tokens,
+            "reasoning": output_tokens // 3,
+        }
         return body | {"usage": usage | {"estimated": False}, "usd": self.chance.randrange(100) ** 3}
 
-    def named(self, run: str, body: bytes) -> bytes:
+    def add_user(self, run: str, body: bytes) -> bytes:
         """A task with an end user and metadata, and their tags."""
         task = json.loads(body)
         user, identifier = self.chance.choice([None, "ann", "bob"]), self.chance.choice([None, None, "ann", "hash"])
@@ -119,8 +124,8 @@ class Copying:
         }
         for name, value in tags:
             self.insert("tags", {"name": name, "value": value, "run": run})
-        named = {"user": user, "metadata": team, "echoed": {"safety_identifier": identifier}}
-        return json.dumps(task | named).encode()
+        user_fields = {"user": user, "metadata": team, "echoed": {"safety_identifier": identifier}}
+        return json.dumps(task | user_fields).encode()
 
     def rating(self, run: str, tenant: str) -> dict[str, Any]:
         kind, number = self.chance.choice(["explicit", "grader", "implicit"]), self.chance.random()
@@ -142,8 +147,8 @@ class Copying:
 def reported(seeded: Seeded, capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
     capsys.readouterr()
     by = [part for name in BY for part in ("--by", name)]
-    given = ["report", "--since", "520w", *by, *arguments]
-    assert main(given, seeded.environ) == status
+    words = ["report", "--since", "520w", *by, *arguments]
+    assert main(words, seeded.environ) == status
     return capsys.readouterr().out
 
 
@@ -162,10 +167,10 @@ SHAPE = ("level", "cause", "reason", "topology", "position", "worker")
 def test_every_figure_is_the_one_that_the_export_gives(
     seeded: Seeded, capsys: pytest.CaptureFixture[str], success: str, threshold: float, zone: str
 ) -> None:
-    given = ("--success", success, "--threshold", str(threshold), "--zone", zone, "--json")
-    figures = json.loads(reported(seeded, capsys, *given))
-    wanted = json.dumps({"by": BY, "success": success, "threshold": threshold, "zone": zone})
-    command = [sys.executable, str(SCRIPT), str(seeded.export), str(seeded.ratings), wanted]
+    arguments = ("--success", success, "--threshold", str(threshold), "--zone", zone, "--json")
+    figures = json.loads(reported(seeded, capsys, *arguments))
+    options = json.dumps({"by": BY, "success": success, "threshold": threshold, "zone": zone})
+    command = [sys.executable, str(SCRIPT), str(seeded.export), str(seeded.ratings), options]
     again = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=100).stdout)
     assert figures["total"]["runs"] > 190
     assert figures["total"]["runs"] % 5, "one fifth of them is no whole number"
@@ -212,21 +217,21 @@ def test_a_table_is_the_same_as_csv_and_as_parquet(
         rows = list(csv.DictReader(io.StringIO(reports.as_csv(table, part))))
         file.write_bytes(reports.as_parquet(table, part))
         with duckdb.connect(":memory:") as database:
-            kept = database.execute(f"SELECT * FROM '{file}'").fetchall()
-        assert len(rows) == len(kept) > 3
+            exported_table = database.execute(f"SELECT * FROM '{file}'").fetchall()
+        assert len(rows) == len(exported_table) > 3
         guarded = []
-        for row in kept:
+        for row in exported_table:
             guarded.append([as_cell(value) for value in row])
         assert [list(row.values()) for row in rows] == guarded
         assert any("'=umbrella" in row.values() for row in rows) == (part == "groups")
 
 
 def test_the_report_is_readable(seeded: Seeded, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = reported(seeded, capsys, "--success", "signals")
+    text = reported(seeded, capsys, "--success", "signals")
     for words in ("Cost of a successful query", "asked the same again", "The dearest 20%", "Access lists spared"):
-        assert words in shown
-    assert "Failures" in shown
-    assert "worker_refused" in shown
+        assert words in text
+    assert "Failures" in text
+    assert "worker_refused" in text
     assert reported(seeded, capsys, "--part", "failures", "--csv").startswith("level,cause,reason,")
     empty = reported(seeded, capsys, "--tier", "nobody's")
     assert "that have ended: 0." in empty

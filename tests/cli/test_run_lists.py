@@ -38,8 +38,8 @@ async def test_a_list_is_followed(
 
     async with open_store(url) as store:
         await store.append(admitted("run_1", at=now - 1, row=Projection(state="admitted")))
-        asked = parse(["runs", "ls", "--follow", "--json", "--tier", "mini"])
-        following = asyncio.create_task(run_list._follow(settings, asked, lambda: now))
+        options = parse(["runs", "ls", "--follow", "--json", "--tier", "mini"])
+        following = asyncio.create_task(run_list._follow(settings, options, lambda: now))
         first, second = ("run_1", "admitted"), ("run_2", "admitted")
         await until(lambda: has(first))
         await store.append(admitted("run_2", at=now, row=Projection(state="admitted")))
@@ -60,8 +60,8 @@ def test_a_list_at_80_columns_cuts_neither_times_nor_money(tier: str) -> None:
     )
     console = Console(file=StringIO(), width=80)
     console.print(run_list._table(rows, {}, frozenset({rows[0].id}), console.width))
-    said = console.file.getvalue()
-    assert max(map(len, said.splitlines())) <= 80
-    assert "run_aaaaaaaaaaaaaaa 09-09 01:46" in said
-    assert "$0.0001" in said
-    assert said.count("…") == 1, "the mark of a run that goes on"
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "run_aaaaaaaaaaaaaaa 09-09 01:46" in text
+    assert "$0.0001" in text
+    assert text.count("…") == 1, "the mark of a run that goes on"

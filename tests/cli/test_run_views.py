@@ -35,14 +35,14 @@ async def folder(tmp_path: Path, stub: ProviderStub, monkeypatch: pytest.MonkeyP
 
 async def test_a_graph_says_what_was_granted_and_what_was_withheld(folder: Path) -> None:
     words = await asyncio.to_thread(baton, folder, "runs", "show", "--view", "graph")
-    drawn = json.loads(await asyncio.to_thread(baton, folder, "runs", "show", "--view", "graph", "--json"))
+    graph = json.loads(await asyncio.to_thread(baton, folder, "runs", "show", "--view", "graph", "--json"))
     lines = words.splitlines()
     beta = next(n for n, line in enumerate(lines) if "step 1" in line and "beta" in line)
     behind = " ".join(lines[beta : beta + 4])
     assert "<== step 0: the output" in behind
     assert "x.. caller: the conversation withheld" in behind
     assert "not on the access list" in behind
-    assert words.count("<==") + words.count("x..") == len(drawn["edges"])
+    assert words.count("<==") + words.count("x..") == len(graph["edges"])
     assert "\x1b" not in words
 
 

@@ -27,13 +27,13 @@ def walls() -> tuple[str, ...]:
     result = subprocess.run([sys.executable, "-c", KERNEL], capture_output=True, text=True, check=True).stdout.split()
     if "network" not in result:
         pytest.skip("this kernel has no namespaces for us")
-    found = Sandbox().standing()
-    assert set(found) == {*result, "processes"}
-    return found
+    commands = Sandbox().standing()
+    assert set(commands) == {*result, "processes"}
+    return commands
 
 
 @pytest.mark.parametrize(
-    ("code", "tests", "said"),
+    ("code", "tests", "verdict"),
     [
         (DOUBLE, "assert double(2) == 4", "passed"),
         (DOUBLE, "def test_it():\n    assert double(2) == 5", "a test fails"),
@@ -51,8 +51,8 @@ def walls() -> tuple[str, ...]:
         ("held = [open('own%d' % n, 'w') for n in range(80)]", "", "raises OSError"),
     ],
 )
-def test_the_verdict(walls: tuple[str, ...], code: str, tests: str, said: str) -> None:
-    assert Sandbox().execute(code, tests, 0.4).text == said
+def test_the_verdict(walls: tuple[str, ...], code: str, tests: str, verdict: str) -> None:
+    assert Sandbox().execute(code, tests, 0.4).text == verdict
 
 
 def test_the_network_other_processes_and_files_are_out_of_reach(walls: tuple[str, ...], tmp_path: Path) -> None:
@@ -78,10 +78,10 @@ def test_nothing_is_run_where_the_network_cannot_be_cut_off() -> None:
     """The same program where there is no `unshare`."""
     blind = "import ctypes, runpy, sys; ctypes.CDLL = lambda *_, **__: object(); "
     shim = blind + "runpy.run_path(sys.argv[1], run_name='__main__')"
-    asked = {"code": "", "tests": "", "seconds": 1, "token": "t", "walled": True}
+    task = {"code": "", "tests": "", "seconds": 1, "token": "t", "walled": True}
     result = subprocess.run(
         [sys.executable, "-I", "-S", "-c", shim, str(Path(sandbox_child.__file__))],
-        input=json.dumps(asked),
+        input=json.dumps(task),
         capture_output=True,
         text=True,
         timeout=20,

@@ -15,12 +15,12 @@ pytestmark = pytest.mark.usefixtures("embedded_database")
 
 def test_nothing_is_known_without_a_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     environ = written(tmp_path, GOOD + TRIED) | {"BATON_DATA_DIR": str(tmp_path)}
-    asked = ["shadow", "report", "tried"]
-    assert main(asked, environ) == 0
+    arguments = ["shadow", "report", "tried"]
+    assert main(arguments, environ) == 0
     output = capsys.readouterr().out
     assert "worker large: 0 pairs" in output
     assert "Nothing is known yet" in output
-    assert main([*asked, "--gate", "--json"], environ) == 1
+    assert main([*arguments, "--gate", "--json"], environ) == 1
     (candidate,) = json.loads(capsys.readouterr().out)["candidates"]
     assert (candidate["pairs"], candidate["promotable"], candidate["conditions"][0]["outcome"]) == (0, False, "open")
     assert main(["shadow", "report", "gone"], environ) == 2

@@ -35,8 +35,8 @@ async def test_the_document_of_the_api_is_printed_and_drawn_within_80_columns(
         failed = Projection(state="failed", error="timeout")
         await store.append(replace(admitted("run_1", at=now), new=None, epoch=1, row=failed, events=ended))
     await top._top(settings, parse(["top", "--json", "--period", "hour"]), lambda: now)
-    shown = orjson.loads(capsys.readouterr().out)
-    overview = Overview.model_validate(shown)
+    document = orjson.loads(capsys.readouterr().out)
+    overview = Overview.model_validate(document)
     assert (overview.total.runs, overview.total.ended, overview.period) == (3, 1, "hour")
     assert set(overview.hidden) == {"breakers", "conductors", "service"}
     await top._top(settings, parse(["top"]), lambda: now)  # standard output is no terminal: it ends
@@ -45,9 +45,9 @@ async def test_the_document_of_the_api_is_printed_and_drawn_within_80_columns(
         assert line in printed
     assert [line.split() for line in printed.splitlines()][-1] == ["failed", "timeout", "1"]
     outcomes = {"ok": 6, "failed": 2, "open": 1}
-    shown["workers"] = [WORKER | {"worker": "w" * 70, "outcomes": outcomes}]
+    document["workers"] = [WORKER | {"worker": "w" * 70, "outcomes": outcomes}]
     narrow = Console(file=StringIO(), width=80, no_color=True, force_terminal=False)
-    narrow.print(top.draw(shown))
+    narrow.print(top.draw(document))
     assert isinstance(narrow.file, StringIO)
     drawing = narrow.file.getvalue()
     assert max(len(line) for line in drawing.splitlines()) <= 80

@@ -18,7 +18,7 @@ from tests.harness.log_authorities import NAME, LogAuthorities
 async def sealed(folder: Path, *signers: Signer) -> None:
     async with open_store(f"sqlite:///{folder}/baton.db") as store:
         await store.append(admitted("run_1"))
-        while (done := await store.log.seal(signers, fresh)) is not None and done.more:
+        while (sealing := await store.log.seal(signers, fresh)) is not None and sealing.more:
             pass
 
 
@@ -38,11 +38,11 @@ def cosigned_copy(folder: Path, note: str) -> str:
     """Write checkpoints as an engine exports them, the second one without cosignature. Returns the witness's key."""
     served = LogAuthorities(SIGNER.verifier, folder)
     text, below = note.split("\n\n")
-    held = folder / "held"
-    held.mkdir()
-    (held / file_name(1)).write_text(note + served.line(text + "\n"))
-    (held / file_name(1, "tsr")).write_bytes(b"a token")
-    (held / file_name(2)).write_text(f"{text}\n\n{below}")
+    exported = folder / "held"
+    exported.mkdir()
+    (exported / file_name(1)).write_text(note + served.line(text + "\n"))
+    (exported / file_name(1, "tsr")).write_bytes(b"a token")
+    (exported / file_name(2)).write_text(f"{text}\n\n{below}")
     return served.verifier
 
 
@@ -50,16 +50,16 @@ def test_the_export_is_shown_and_what_lacks_a_confirmation(tmp_path: Path) -> No
     environ = {"BATON_DATABASE_URL": f"sqlite:///{tmp_path}/baton.db"}
     asyncio.run(sealed(tmp_path, SIGNER))
     witness = cosigned_copy(tmp_path, asyncio.run(note_of(tmp_path)))
-    held = tmp_path / "held"
-    environ |= {"BATON_LOG_EXPORT": str(held), "BATON_LOG_WITNESS": f"http://127.0.0.1:1 {witness}"}
+    exported = tmp_path / "held"
+    environ |= {"BATON_LOG_EXPORT": str(exported), "BATON_LOG_WITNESS": f"http://127.0.0.1:1 {witness}"}
     environ |= {"BATON_LOG_TIMESTAMP_URL": "http://127.0.0.1:1"}
     state = json.loads(baton(tmp_path, "audit", "log", "--json", **environ).out)
-    assert (state["exported_size"], state["timestamped_size"], state["export"]) == (2, 1, str(held))
+    assert (state["exported_size"], state["timestamped_size"], state["export"]) == (2, 1, str(exported))
     assert state[f"witness {NAME}"]["size"] == 1
     assert f"not confirmed by {NAME}, the time-stamp authority" in " ".join(
         baton(tmp_path, "doctor", **environ).out.split()
     )
-    newest, earlier = str(held / file_name(2)), str(held / file_name(1))
+    newest, earlier = str(exported / file_name(2)), str(exported / file_name(1))
     assert baton(tmp_path, "audit", "verify", "--checkpoint", earlier, "--witness", witness, **environ).status == 0
     refused = baton(tmp_path, "audit", "verify", "--checkpoint", newest, "--witness", witness, **environ)
     assert refused.status == 1
@@ -77,9 +77,9 @@ def test_an_entry_that_was_changed_is_named(tmp_path: Path) -> None:
     database = tmp_path / "baton.db"
     forged = """CAST(replace(entry, '"events":1', '"events":2') AS BLOB)"""
     change(database, f"UPDATE log_leaves SET entry = {forged} WHERE kind = 'run'")
-    done = baton(tmp_path, "runs", "proof", "run_1", **environ)
-    assert done.status == 1
-    assert "Entry 1 is not in the tree of the checkpoint." in done.out
+    result = baton(tmp_path, "runs", "proof", "run_1", **environ)
+    assert result.status == 1
+    assert "Entry 1 is not in the tree of the checkpoint." in result.out
 
 
 def change(database: Path, statement: str) -> None:
@@ -88,9 +88,9 @@ def change(database: Path, statement: str) -> None:
 
 
 def test_a_key_is_made_and_not_stored(tmp_path: Path) -> None:
-    done = baton(tmp_path, "audit", "log", "--new-key", "log.example/baton")
-    signer = Signer.parsed(done.out.strip())
-    assert str(signer.verifier) in done.err
+    result = baton(tmp_path, "audit", "log", "--new-key", "log.example/baton")
+    signer = Signer.parsed(result.out.strip())
+    assert str(signer.verifier) in result.err
     assert baton(tmp_path, "audit", "log", "--new-key", "two words").status == 2
 
 

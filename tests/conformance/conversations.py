@@ -12,7 +12,7 @@ OWNER = "0a" * 32
 TOOLS = Toolbox((Tool("look", "Looks something up. " * 40, {"type": "object"}),))
 
 
-def said(turn: int) -> str:
+def answer_of_turn(turn: int) -> str:
     return f"Answer {turn}: " + "of some length, " * 30
 
 
@@ -20,7 +20,10 @@ def task(turns: int, name: str = "", user: str | None = "ann") -> Task:
     """The request of a turn, counted from 1, of the conversation with this name."""
     messages = [Message("system", (Text("Be brief. " * 30),)), Message("user", (Text(f"Question 0{name}?"),))]
     for turn in range(1, turns):
-        messages += [Message("assistant", (Text(said(turn)),)), Message("user", (Text(f"Question {turn}{name}?"),))]
+        messages += [
+            Message("assistant", (Text(answer_of_turn(turn)),)),
+            Message("user", (Text(f"Question {turn}{name}?"),)),
+        ]
     return Task(tuple(messages), user=user, toolbox=TOOLS)
 
 
@@ -42,10 +45,10 @@ def only_tools(run: str) -> Entry:
 
 def answer(run: str, turns: int) -> Entry:
     """The end of a turn's step."""
-    body = said(turns).encode()
+    body = answer_of_turn(turns).encode()
     ref = content_ref(SALT, body)
-    done = StepDone(n=0, call="call", output=ref, chars=len(body), finish="stop")
-    return Entry(run, 3.0, (done,), epoch=1, contents=((ref, body),))
+    step_done = StepDone(n=0, call="call", output=ref, chars=len(body), finish="stop")
+    return Entry(run, 3.0, (step_done,), epoch=1, contents=((ref, body),))
 
 
 def contents_of(run: str, turns: int, name: str = "") -> dict[str, bytes]:

@@ -11,7 +11,7 @@ import pytest
 from app.core.message.chat import Piece
 from app.core.pool.catalog import ProviderSpec
 from app.errors import WorkerError
-from tests.conformance.wire_formats import PATIENT, QUESTION, Format, Line, request, said
+from tests.conformance.wire_formats import PATIENT, QUESTION, Format, Line, request, text_of_pieces
 from tests.harness.waiting import PATIENCE_SECONDS
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -55,9 +55,9 @@ async def failure(line: Line, *behaviours: Any, deadlines: Any = PATIENT) -> tup
     with pytest.raises(WorkerError) as caught:
         await collect()
     error = caught.value
-    shown = f"{error} {error.__cause__}"
+    text = f"{error} {error.__cause__}"
     for secret in (line.format.key, QUESTION, "provider-body-canary", line.stub.url):
-        assert secret not in shown
+        assert secret not in text
     assert "w at stub" in str(error)
     assert len(line.stub.requests) == 1, "an adapter retries nothing"
-    return error, said(pieces)
+    return error, text_of_pieces(pieces)

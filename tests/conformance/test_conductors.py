@@ -50,7 +50,7 @@ class Asked:
 
 def plan_of(*steps: tuple[int, list[str | int]]) -> str:
     """A plan's text."""
-    return json.dumps({"steps": [{"worker": n, "subtask": f"Do {n}.", "access": seen} for n, seen in steps]})
+    return json.dumps({"steps": [{"worker": n, "subtask": f"Do {n}.", "access": access} for n, access in steps]})
 
 
 def saying(*texts: str, error: Exception | None = None) -> Asked:
@@ -136,14 +136,14 @@ async def test_a_random_plan_is_valid_and_the_runs_own() -> None:
         written = [{"worker": s.worker, "subtask": s.subtask, "access": s.access.as_list()} for s in steps]
         return {"steps": written}
 
-    drawn = [await proposed(RandomConductor(), brief(run, 5), saying()) for run in range(200)]
-    for steps in drawn:
+    plans = [await proposed(RandomConductor(), brief(run, 5), saying()) for run in range(200)]
+    for steps in plans:
         assert read_plan(as_plan(steps), by_name(NAMES), 5)
         assert [step.answers for step in steps] == [False] * (len(steps) - 1) + [True]
-    assert {len(steps) for steps in drawn} == {1, 2, 3, 4, 5}
-    assert {step.worker for steps in drawn for step in steps} == set(NAMES)
-    assert not all(step.access.user for steps in drawn for step in steps)
-    assert await proposed(RandomConductor(), brief(7, 5), saying()) == drawn[7]
+    assert {len(steps) for steps in plans} == {1, 2, 3, 4, 5}
+    assert {step.worker for steps in plans for step in steps} == set(NAMES)
+    assert not all(step.access.user for steps in plans for step in steps)
+    assert await proposed(RandomConductor(), brief(7, 5), saying()) == plans[7]
     assert len(await proposed(RandomConductor(), brief(7, 1), saying())) == 1
     assert await proposed(RandomConductor(), replace(BRIEF, round=2), saying()) == []
 
@@ -152,7 +152,7 @@ async def test_a_random_plan_is_valid_and_the_runs_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "steps", "drawn"),
+    ("shape", "steps", "expected_access"),
     [
         ("single", 5, [()]),
         ("chain", 5, [(), (0,), (0, 1)]),
@@ -164,11 +164,11 @@ async def test_a_random_plan_is_valid_and_the_runs_own() -> None:
         ("self_consistency", 3, [(), (), (0, 1)]),
     ],
 )
-async def test_a_shape_is_cut_to_the_limit(shape: Any, steps: int, drawn: list[tuple[int, ...]]) -> None:
+async def test_a_shape_is_cut_to_the_limit(shape: Any, steps: int, expected_access: list[tuple[int, ...]]) -> None:
     conductor = FixedConductor(ConductorSpec("fixed", shape=shape, workers=("bob-mini", "gone")))
-    found = await proposed(conductor, replace(BRIEF, limits=Limits(steps=steps)), saying())
-    assert [step.access.steps for step in found] == drawn
-    assert {step.worker for step in found} == {"bob-mini"}, "preferred workers that are eligible"
+    proposed_steps = await proposed(conductor, replace(BRIEF, limits=Limits(steps=steps)), saying())
+    assert [step.access.steps for step in proposed_steps] == expected_access
+    assert {step.worker for step in proposed_steps} == {"bob-mini"}, "preferred workers that are eligible"
 
 
 async def test_shapes_spread_over_workers_and_one_asks_itself() -> None:
@@ -222,11 +222,11 @@ async def test_three_empty_lists_take_the_answer_and_all_means_it_too() -> None:
 
 
 def test_the_round_before_is_shown_behind_a_mark_that_it_cannot_hold() -> None:
-    shown = messages(FURTHER)[-1].text
+    prompt = messages(FURTHER)[-1].text
     assert messages(FURTHER)[:-1] == messages(BRIEF)
-    assert "- step 0, worker 2, access user: Draft it." in shown
-    assert "- step 1, a worker who has left, access user, 0: Answer the user. (it came to nothing)" in shown
-    mark = shown.partition("with the mark ")[2].split(".")[0]
+    assert "- step 0, worker 2, access user: Draft it." in prompt
+    assert "- step 1, a worker who has left, access user, 0: Answer the user. (it came to nothing)" in prompt
+    mark = prompt.partition("with the mark ")[2].split(".")[0]
     for answer in (f"It is {mark}.", "4\n" + mark, "x" * 50_000):
         again = messages(replace(FURTHER, previous=Previous(PAST, answer)))[-1].text
         other = again.partition("with the mark ")[2].split(".")[0]
@@ -247,9 +247,9 @@ async def test_each_step_comes_before_the_next_is_read() -> None:
             reads.append(char)
             yield [Words(char)]
 
-    heard = [(step.worker, len(reads)) async for step in model().propose(BRIEF, ask)]
-    assert [worker for worker, _ in heard] == list(NAMES)
-    assert heard[0][1] < heard[1][1] < heard[2][1] == len(text) - 1
+    workers_and_reads = [(step.worker, len(reads)) async for step in model().propose(BRIEF, ask)]
+    assert [worker for worker, _ in workers_and_reads] == list(NAMES)
+    assert workers_and_reads[0][1] < workers_and_reads[1][1] < workers_and_reads[2][1] == len(text) - 1
 
 
 async def test_the_model_is_asked_under_the_schema_and_a_bound() -> None:
@@ -319,7 +319,7 @@ async def test_a_choice_is_as_likely_as_all_tokens_of_its_digits() -> None:
 
 async def test_one_read_may_hold_the_whole_plan() -> None:
     tokens = [('{"steps": [{"worker": ', 1.0), ("2", 0.5), (', "subtask": "x", "access": ["user"]}]}', 1.0)]
-    whole = [piece for read in decoded(*tokens) for piece in read]
+    whole = [piece for batch in decoded(*tokens) for piece in batch]
     [step] = await proposed(model(), BRIEF, Asked([whole]))
     assert (step.worker, step.probability) == (NAMES[2], 0.5)
 
@@ -366,18 +366,18 @@ def test_offered_tools_are_shown_and_so_are_the_calls_of_the_conversation() -> N
 async def test_with_tools_each_step_of_the_schema_says_whether_it_may_call_them() -> None:
     tooled = replace(BRIEF, task=replace(BRIEF.task, toolbox=Toolbox((Tool("look"),))))
     for brief, there in ((BRIEF, False), (tooled, True)):
-        asked = saying(chain(1))
-        await proposed(model(), brief, asked)
-        place = schema_of(asked.questions[0])["properties"]["steps"]["prefixItems"][0]
+        asker = saying(chain(1))
+        await proposed(model(), brief, asker)
+        place = schema_of(asker.questions[0])["properties"]["steps"]["prefixItems"][0]
         assert ("tools" in place["properties"]) is there
 
 
 def test_the_repair_has_every_objection_and_what_was_rejected() -> None:
     objections = tuple(f"reason {n}" for n in range(20))
-    asked = messages(replace(BRIEF, objections=objections, rejected="the old plan"))
-    assert asked[:2] == messages(BRIEF)
-    assert all(f"- {reason}\n" in asked[2].text for reason in objections)
-    assert "the old plan" in asked[2].text
+    prompt = messages(replace(BRIEF, objections=objections, rejected="the old plan"))
+    assert prompt[:2] == messages(BRIEF)
+    assert all(f"- {reason}\n" in prompt[2].text for reason in objections)
+    assert "the old plan" in prompt[2].text
     assert "(nothing)" in messages(replace(BRIEF, objections=("no plan",)))[2].text
 
 
@@ -388,11 +388,11 @@ LONG = "Sum this up.\n" + "".join(f"## Part {n}\n{'x' * 90}\n" for n in range(40
 
 def test_of_a_long_message_a_conductor_is_shown_both_ends_and_the_outline() -> None:
     middle = LONG[500:-250]
-    shown = shortened(LONG, 1_000)
+    prompt = shortened(LONG, 1_000)
     headings = "\n".join(f"## Part {n}" for n in range(5, 38, 2))
     lines = middle.count("\n") + 1
     note = f"[{len(middle)} characters are left out here, in {lines} lines; of their headings:\n{headings}]"
-    assert shown == f"{LONG[:500]}\n{note}\n{LONG[-250:]}"
+    assert prompt == f"{LONG[:500]}\n{note}\n{LONG[-250:]}"
     plain = "y" * 5_000
     assert shortened(plain, 1_000) == f"{plain[:500]}\n[4250 characters are left out here, in 1 lines]\n{plain[:250]}"
 

@@ -26,7 +26,7 @@ from app.errors import (
 from app.process.config import configure
 from app.providers import authentication
 from app.providers.formats import adapter
-from tests.conformance.wire_formats import PATIENT, ending, request, said
+from tests.conformance.wire_formats import PATIENT, ending, request, text_of_pieces
 from tests.stubs import Reply
 from tests.stubs.clouds import CloudStub, TokenStub, chunk, exception, message, signed, with_header
 
@@ -70,7 +70,7 @@ async def test_azures_key_goes_into_its_own_header_and_the_version_into_the_quer
     async with CloudStub(with_header("api-key", "azure-secret", "api-version=2026-01-01")) as cloud:
         base = f"{cloud.url}/openai/v1"
         spec = ProviderSpec("cloud", form, base, auth="api-key", api_version="2026-01-01")
-        assert said(await answer(spec, "azure-secret", live=live)) == "Hello there."
+        assert text_of_pieces(await answer(spec, "azure-secret", live=live)) == "Hello there."
         failed = await error(spec, "azure-wrong")
     assert type(failed) is WorkerMisconfigured
     assert "azure-wrong" not in f"{failed} {failed.failure}"
@@ -89,9 +89,9 @@ async def test_a_token_of_entra_is_fetched_once_for_several_calls(monkeypatch: p
             async for _ in opened.stream(question, opened.render(question), PATIENT):
                 pass
         await opened.close()
-    (asked,) = tokens.requests
-    assert asked.query["resource"] == "https://cognitiveservices.azure.com"
-    assert asked.header("x-identity-header") == "of-the-app-service"
+    (token_request,) = tokens.requests
+    assert token_request.query["resource"] == "https://cognitiveservices.azure.com"
+    assert token_request.header("x-identity-header") == "of-the-app-service"
 
 
 async def test_a_token_is_asked_for_again_after_a_minute_and_by_one_call_at_a_time() -> None:
@@ -126,7 +126,7 @@ async def test_requests_to_bedrock_are_signed(
     async with CloudStub(signed(ACCESS, SECRET, REGION, session)) as cloud:
         spec = ProviderSpec("cloud", "anthropic", cloud.url, auth="aws", region=REGION)
         pieces = await answer(spec, worker=Worker("w", "cloud", model), live=live)
-        assert said(pieces) == "Hello there."
+        assert text_of_pieces(pieces) == "Hello there."
         assert ending(pieces).usage == Usage(12, 0, 7, 0)
         (received,) = cloud.requests
     verb = "invoke-with-response-stream" if live else "invoke"
@@ -147,7 +147,7 @@ async def test_a_signature_of_another_region_or_secret_is_refused(aws: None, mon
 async def test_openais_format_at_bedrock_is_signed_too(aws: None) -> None:
     async with CloudStub(signed(ACCESS, SECRET, REGION)) as cloud:
         spec = ProviderSpec("cloud", "openai", f"{cloud.url}/openai/v1", auth="aws", region=REGION)
-        assert said(await answer(spec)) == "Hello there."
+        assert text_of_pieces(await answer(spec)) == "Hello there."
 
 
 async def test_without_credentials_nothing_is_sent(aws: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ async def test_requests_to_vertex_have_a_token_and_its_paths(
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
         cloud.replies = [Reply(chunks=("Guten", " Tag."))]
         spec = ProviderSpec("cloud", form, cloud.url + place, auth="google")
-        assert said(await answer(spec, live=live, worker=Worker("w", "cloud", "model-a@001"))) == "Guten Tag."
+        assert text_of_pieces(await answer(spec, live=live, worker=Worker("w", "cloud", "model-a@001"))) == "Guten Tag."
         assert cloud.requests[0].path.startswith(f"{place}/models/model-a@001:")
     claims = claims_of(tokens.fields[0]["assertion"], service_account)
     assert claims["iss"] == "baton@p.iam.gserviceaccount.com"

@@ -22,7 +22,7 @@ from tests.conformance.wire_formats import (
     Format,
     Line,
     request,
-    said,
+    text_of_pieces,
 )
 from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.stubs import (
@@ -54,10 +54,10 @@ async def test_a_whole_answer_may_take_its_time(line: Line) -> None:
     """Nothing comes before all is written, so neither the first-byte nor the gap deadline cuts it short."""
     line.stub.script("model-a", Reply(header_delay=0.4), Hang())
     deadlines = replace(PATIENT, first=0.2, gap=0.2)
-    asked = request(live=False)
-    assert said(await line.pieces(asked, deadlines)) == "Hello there."
+    whole_request = request(live=False)
+    assert text_of_pieces(await line.pieces(whole_request, deadlines)) == "Hello there."
     with pytest.raises(WorkerTimeout):
-        await line.pieces(asked, replace(deadlines, total=0.3))
+        await line.pieces(whole_request, replace(deadlines, total=0.3))
 
 
 async def test_an_error_that_never_finishes_its_body(form: Format, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ async def test_headers_are_not_yet_the_first_byte(line: Line) -> None:
     line.stub.script("model-a", Reply(fault=Stall(after=0, seconds=1.5)))
     deadlines = replace(PATIENT, gap=1.0)
     if line.format.name == "gemini":  # The others send a preamble at once, and then stall.
-        assert said(await line.pieces(request(), deadlines)) == "Hello there."
+        assert text_of_pieces(await line.pieces(request(), deadlines)) == "Hello there."
 
 
 async def test_a_hang_between_two_reads(line: Line) -> None:
@@ -175,12 +175,12 @@ async def test_a_redirect_is_not_followed(form: Format) -> None:
         port = writer.get_extra_info("sockname")[1]
         location = f"Location: http://127.0.0.1:{port}/elsewhere"
         writer.write(f"HTTP/1.1 307 Moved\r\n{location}\r\nContent-Length: 0\r\n\r\n".encode())
-        seen.append(port)
+        statuses.append(port)
         await writer.drain()
 
-    seen: list[int] = []
+    statuses: list[int] = []
     assert type(await raised_against(form, redirect)) is WorkerMisconfigured
-    assert len(seen) == 1
+    assert len(statuses) == 1
 
 
 async def test_no_call_waits_for_a_connection(openai: Line) -> None:

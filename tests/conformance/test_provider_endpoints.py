@@ -15,7 +15,7 @@ from app.process.wiring import Runtime
 from app.providers.adapters.openai import OpenAIProvider
 from app.providers.endpoints import Endpoints
 from app.providers.formats import adapter
-from tests.conformance.wire_formats import PATIENT, request, said
+from tests.conformance.wire_formats import PATIENT, request, text_of_pieces
 from tests.harness.in_process import client_of, running_service
 from tests.stubs import KEYS, Fail, ProviderStub, Reply
 
@@ -51,30 +51,30 @@ class Clock:
 
 def two(*stubs: ProviderStub, weights: tuple[float, ...] = (1, 1), tick: Clock | None = None) -> Endpoints:
     """A provider with an endpoint at each stub, called a, b, and so on."""
-    made = []
+    endpoints = []
     for name, stub, weight in zip("abc", stubs, weights, strict=False):
         spec = EndpointSpec(name, stub.openai_url, weight)
         provider_spec = ProviderSpec("stub", "openai", spec.base_url)
-        made.append((spec, OpenAIProvider(provider_spec, KEYS["openai"])))
-    return Endpoints(made, tick=tick or Clock(), chance=lambda: 0.5)
+        endpoints.append((spec, OpenAIProvider(provider_spec, KEYS["openai"])))
+    return Endpoints(endpoints, tick=tick or Clock(), chance=lambda: 0.5)
 
 
-async def asked(endpoints: Endpoints) -> tuple[str, WorkerError | None]:
+async def call_one_endpoint(endpoints: Endpoints) -> tuple[str, WorkerError | None]:
     """The endpoint of one call, and its error if it failed."""
     chosen, question = endpoints.choose(), request()
     try:
         pieces = [piece async for batch in chosen.stream(question, chosen.render(question), PATIENT) for piece in batch]
     except WorkerError as error:
         return chosen.endpoint, error
-    assert said(pieces) == "Hello there."
+    assert text_of_pieces(pieces) == "Hello there."
     return chosen.endpoint, None
 
 
 def test_calls_in_flight_are_spread_by_weight() -> None:
     endpoints = two(ProviderStub(), ProviderStub(), weights=(3, 1))
-    held = [endpoints.choose() for _ in range(8)]
-    assert Counter(call.endpoint for call in held) == {"a": 6, "b": 2}
-    del held[:]  # calls that were never made are in flight no longer
+    choices = [endpoints.choose() for _ in range(8)]
+    assert Counter(call.endpoint for call in choices) == {"a": 6, "b": 2}
+    del choices[:]  # calls that were never made are in flight no longer
     assert Counter(endpoints.choose().endpoint for _ in range(8)) == {"a": 6, "b": 2}
 
 
@@ -87,7 +87,7 @@ async def test_the_least_loaded_endpoint_takes_the_next_call() -> None:
         stream = busy.stream(question, busy.render(question), PATIENT)
         await anext(stream)
         try:
-            assert [(await asked(endpoints))[0] for _ in range(3)] == ["b", "b", "b"]
+            assert [(await call_one_endpoint(endpoints))[0] for _ in range(3)] == ["b", "b", "b"]
         finally:
             await stream.aclose()
         await near.requests[0].wait_until_gone()
@@ -103,11 +103,11 @@ async def test_an_endpoint_that_fails_is_skipped_until_a_probe_succeeds(act: Fai
     async with ProviderStub() as near, ProviderStub() as far:
         near.script("model-a", act)
         endpoints = two(near, far, tick=clock)
-        name, error = await asked(endpoints)
+        name, error = await call_one_endpoint(endpoints)
         assert (name, type(error)) == ("a", kind)
         assert error is not None
         assert error.elsewhere
-        assert [(await asked(endpoints))[0] for _ in range(4)] == ["b"] * 4
+        assert [(await call_one_endpoint(endpoints))[0] for _ in range(4)] == ["b"] * 4
         clock.now += 600
         probe = endpoints.choose()
         assert probe.endpoint == "a"
@@ -115,7 +115,7 @@ async def test_an_endpoint_that_fails_is_skipped_until_a_probe_succeeds(act: Fai
         question = request()
         async for _ in probe.stream(question, probe.render(question), PATIENT):
             pass
-        assert {(await asked(endpoints))[0] for _ in range(6)} == {"a", "b"}
+        assert {(await call_one_endpoint(endpoints))[0] for _ in range(6)} == {"a", "b"}
         await endpoints.close()
 
 
@@ -124,7 +124,7 @@ async def test_if_all_endpoints_fail_one_is_called_nevertheless_and_the_worker_i
         for stub in (near, far):
             stub.script("model-a", Fail(status=503), Fail(status=503))
         endpoints = two(near, far)
-        errors = [(await asked(endpoints))[1] for _ in range(3)]
+        errors = [(await call_one_endpoint(endpoints))[1] for _ in range(3)]
         assert [error.elsewhere for error in errors if error] == [True, False, False]
         await endpoints.close()
 
@@ -133,7 +133,7 @@ async def test_a_refused_request_says_nothing_of_its_endpoint() -> None:
     async with ProviderStub() as near, ProviderStub() as far:
         near.always("model-a", Fail(status=400))
         endpoints = two(near, far)
-        errors = [(await asked(endpoints))[1] for _ in range(4)]
+        errors = [(await call_one_endpoint(endpoints))[1] for _ in range(4)]
         assert [error is not None and error.elsewhere for error in errors] == [False] * 4
         assert len(near.requests) == 2
         await endpoints.close()
@@ -161,9 +161,9 @@ async def test_a_run_goes_on_at_the_other_endpoint_and_the_journal_names_both(tm
             ("west", "ok"),
         ]
         assert "endpoint west" in attempt(attempts[1])
-        shown = str(attempts)
-        assert KEYS["openai"] not in shown
-        assert east.url not in shown
+        attempts_text = str(attempts)
+        assert KEYS["openai"] not in attempts_text
+        assert east.url not in attempts_text
 
 
 def figures(runtime: Runtime, name: str, **labels: str) -> dict[str, float | None]:

@@ -23,7 +23,7 @@ from tests.conformance.wire_formats import (
     connected,
     ending,
     request,
-    said,
+    text_of_pieces,
 )
 from tests.stubs import (
     Drop,
@@ -214,14 +214,14 @@ async def test_a_complete_answer_needs_no_done(openai: Line, monkeypatch: pytest
     openai.stub.script("model-a", *(Reply(fault=fault) for fault in faults))
     for _ in faults:
         pieces = await openai.pieces(request())
-        assert said(pieces) == "Hello there."
+        assert text_of_pieces(pieces) == "Hello there."
         assert ending(pieces).finish == "stop"
 
 
 async def test_a_duplicate_finish_is_one_end(line: Line) -> None:
     line.stub.script("model-a", Reply(fault=DuplicateFinish()))
     pieces = await line.pieces(request())
-    assert (said(pieces), ending(pieces).finish) == ("Hello there.", "stop")
+    assert (text_of_pieces(pieces), ending(pieces).finish) == ("Hello there.", "stop")
 
 
 # --- garbage
@@ -255,14 +255,14 @@ async def test_a_whole_answer_of_50_megabytes(line: Line) -> None:
 )
 async def test_surrogates_and_nul_come_out_as_text_that_can_be_encoded(line: Line, text: str) -> None:
     line.stub.script("model-a", Reply(chunks=("x", text)))
-    answer = said(await line.pieces(request()))
+    answer = text_of_pieces(await line.pieces(request()))
     answer.encode()
     assert answer == "x" + "".join("�" if "\ud800" <= letter <= "\udfff" else letter for letter in text)
 
 
 async def test_a_broken_pair_over_two_chunks(line: Line) -> None:
     line.stub.script("model-a", Reply(chunks=("a\ud83c", "\udf0db")))
-    assert said(await line.pieces(request())) == "a��b"
+    assert text_of_pieces(await line.pieces(request())) == "a��b"
 
 
 COUNTS = [-1, 1 << 60, 0.5, "12", True, [], None, 1e300]
@@ -276,7 +276,7 @@ async def test_usage_that_cannot_be_true_is_no_usage(line: Line, count: Any) -> 
     )
     line.stub.script("model-a", Reply(raw_usage=dict.fromkeys(names.split(), count)))
     pieces = await line.pieces(request())
-    assert said(pieces) == "Hello there."
+    assert text_of_pieces(pieces) == "Hello there."
     assert ending(pieces).usage is None
 
 
@@ -301,6 +301,6 @@ async def test_usage_as_compatible_servers_write_it(
     openai: Line, usage: dict[str, Any], expected: tuple[int, ...]
 ) -> None:
     openai.stub.script("model-a", Reply(raw_usage=usage))
-    told = ending(await openai.pieces(request())).usage
-    assert told is not None
-    assert (told.input, told.cached, told.output, told.reasoning) == expected
+    reported = ending(await openai.pieces(request())).usage
+    assert reported is not None
+    assert (reported.input, reported.cached, reported.output, reported.reasoning) == expected

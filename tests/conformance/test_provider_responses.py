@@ -10,8 +10,8 @@ from app.core.message.chat import Form, Image, Message, Piece, Sampling, Text, T
 from app.core.pool.catalog import ProviderSpec
 from app.errors import WorkerError, WorkerMalformed, WorkerRateLimited, WorkerRefused, WorkerUnavailable
 from app.providers.adapters.responses import Response, ResponsesProvider
-from tests.conformance.test_provider_tools import ASK, BOX, PIXEL, TWO, gathered, kept, past
-from tests.conformance.wire_formats import FORMATS, connected, ending, request, said
+from tests.conformance.test_provider_tools import ASK, BOX, PIXEL, TWO, gathered, keepsake_of, past
+from tests.conformance.wire_formats import FORMATS, connected, ending, request, text_of_pieces
 from tests.harness.in_process import client_of, running_service
 from tests.stubs import KEYS, ProviderStub, Reply
 from tests.stubs import ToolCall as Calls
@@ -61,8 +61,8 @@ def test_sampling_tools_and_the_schema_as_the_format_spells_them() -> None:
         {"type": "function", "name": "look", "description": "Looks.", "parameters": empty, "strict": False}
     ]
     assert (body["tool_choice"], body["parallel_tool_calls"]) == ({"type": "function", "name": "look"}, False)
-    named = {"name": "answer", "description": "Empty.", "strict": True, "schema": schema}
-    assert body["text"] == {"format": {"type": "json_schema", **named}}
+    form = {"name": "answer", "description": "Empty.", "strict": True, "schema": schema}
+    assert body["text"] == {"format": {"type": "json_schema", **form}}
     adapter = ResponsesProvider(ProviderSpec("p", "responses", options={"ignore": "top_p"}), "k")
     assert adapter.unsupported == {
         "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias", "top_p",
@@ -73,9 +73,9 @@ def test_sampling_tools_and_the_schema_as_the_format_spells_them() -> None:
 async def test_reasoning_goes_back_sealed_before_what_it_led_to() -> None:
     async with ProviderStub() as stub, connected(FORMATS["responses"], stub) as line:
         stub.script("model-a", *[Reply(reasoning=("Hm", "."), tool_calls=TWO, finish="tool")] * 2)
-        keepsake = kept(await line.pieces(request(ASK, toolbox=BOX)))
+        keepsake = keepsake_of(await line.pieces(request(ASK, toolbox=BOX)))
         assert keepsake is not None
-        assert kept(await line.pieces(request(ASK, toolbox=BOX, live=False))) == keepsake
+        assert keepsake_of(await line.pieces(request(ASK, toolbox=BOX, live=False))) == keepsake
         await line.pieces(request(*past(keepsake=keepsake), toolbox=BOX))
         _, reasoning, message, *calls, first_result, second_result = stub.requests[-1].json["input"]
     assert reasoning == SEALED
@@ -97,13 +97,13 @@ def test_each_reasoning_stays_before_its_own_call() -> None:
 @pytest.mark.parametrize("model", ["gpt-4.1", "ft:gpt-4o-mini:acme", "gpt-5-chat-latest", "chatgpt-4o-latest"])
 async def test_models_that_do_not_reason_are_not_asked_for_reasoning(model: str) -> None:
     async with ProviderStub() as stub, connected(FORMATS["responses"], stub) as line:
-        assert said(await line.pieces(request(model=model))) == "Hello there."
+        assert text_of_pieces(await line.pieces(request(model=model))) == "Hello there."
 
 
 def test_images_in_questions_and_in_results_of_tools() -> None:
     picture = Message("tool", (Text("See:"), Image(PIXEL)), call_id="c-1")
-    asked = Message("user", (Text("see"), Image("https://example.org/a.png", "low")))
-    items = rendered(asked, *past(picture)[1:], toolbox=BOX)["input"]
+    question = Message("user", (Text("see"), Image("https://example.org/a.png", "low")))
+    items = rendered(question, *past(picture)[1:], toolbox=BOX)["input"]
     assert items[0]["content"][1] == {
         "type": "input_image", "image_url": "https://example.org/a.png", "detail": "low",
     }  # fmt: skip
@@ -180,13 +180,13 @@ def test_a_stream_without_deltas_gives_its_items_whole() -> None:
     message = {"type": "message", "content": [{"type": "output_text", "text": "Hi."}]}
     call = {"type": "function_call", "call_id": "a", "name": "add", "arguments": "{}"}
     end = {"type": "response.completed", "response": {"status": "completed", "output": [message, call]}}
-    done = [
+    done_events = [
         {"type": "response.output_item.done", "output_index": place, "item": item}
         for place, item in enumerate((message, call))
     ]
-    for events in ((end,), (*done, end)):
+    for events in ((end,), (*done_events, end)):
         reading, pieces = read(*events)
-        assert said(pieces) == "Hi."
+        assert text_of_pieces(pieces) == "Hi."
         assert gathered(pieces) == (ToolCall("a", "add", "{}"),)
         assert reading.end().finish == "tool_calls"
 
@@ -214,10 +214,10 @@ async def test_a_run_with_tools_over_a_worker_that_speaks_responses(tmp_path: Pa
             body["messages"] = [*body["messages"], message, result]
             answer = (await client.post("/v1/chat/completions", json=body)).json()
         assert answer["choices"][0]["message"]["content"] == "Hello there."
-        sent = stub.requests[-1].json["input"]
-    assert [item["type"] for item in sent] == ["message", "reasoning", "function_call", "function_call_output"]
-    assert sent[1]["encrypted_content"] == "c3R1Yg=="
-    assert sent[3]["output"] == "A tree."
+        items = stub.requests[-1].json["input"]
+    assert [item["type"] for item in items] == ["message", "reasoning", "function_call", "function_call_output"]
+    assert items[1]["encrypted_content"] == "c3R1Yg=="
+    assert items[3]["output"] == "A tree."
 
 
 ABLE = """
@@ -256,8 +256,10 @@ async def test_log_probabilities_reach_the_caller_from_a_worker_that_gives_them(
         (token, token, 2) for token in ("Hello", " there", ".")
     ]
     assert [len(token["top_logprobs"]) for token in bare["output"][0]["content"][0]["logprobs"]] == [0, 0, 0]
-    sent = [token for event in events if event["type"] == "response.output_text.delta" for token in event["logprobs"]]
-    assert [event["token"] for event in sent] == ["Hello", " there", "."]
+    reported_tokens = [
+        token for event in events if event["type"] == "response.output_text.delta" for token in event["logprobs"]
+    ]
+    assert [event["token"] for event in reported_tokens] == ["Hello", " there", "."]
     assert [token["token"] for token in completion["choices"][0]["logprobs"]["content"]] == ["Hello", " there", "."]
     assert plain["output"][0]["content"][0]["logprobs"] == []
     assert [request.model for request in stub.requests] == ["gpt-4.1"] * 4 + ["gpt-6-sol"]

@@ -23,7 +23,7 @@ from app.core.pool.catalog import ProviderSpec, Worker
 from app.errors import WorkerMalformed
 from app.providers.adapters.openai import Completion
 from app.providers.http import ReplyReader
-from tests.conformance.wire_formats import FORMATS, Line, connected, ending, request, said
+from tests.conformance.wire_formats import FORMATS, Line, connected, ending, request, text_of_pieces
 from tests.stubs import ProviderStub, Reply, Trickle
 from tests.stubs import ToolCall as Calls
 from tests.stubs import Usage as Billed
@@ -45,11 +45,11 @@ def gathered(pieces: list[Piece]) -> tuple[ToolCall, ...]:
     return gathering.calls
 
 
-def kept(pieces: list[Piece]) -> dict[str, Any] | None:
+def keepsake_of(pieces: list[Piece]) -> dict[str, Any] | None:
     """The keepsake of a reply."""
-    found = [piece for piece in pieces if isinstance(piece, Keepsake)]
-    assert len(found) <= 1
-    return dict(found[0].data) if found else None
+    keepsakes = [piece for piece in pieces if isinstance(piece, Keepsake)]
+    assert len(keepsakes) <= 1
+    return dict(keepsakes[0].data) if keepsakes else None
 
 
 def past(*results: Message, keepsake: dict[str, Any] | None = None, words: str = "I will.") -> tuple[Message, ...]:
@@ -68,7 +68,7 @@ def past(*results: Message, keepsake: dict[str, Any] | None = None, words: str =
 async def test_calls_come_whole_and_in_order_beside_the_words(line: Line, words: tuple[str, ...], live: bool) -> None:
     line.stub.script("model-a", Reply(chunks=words, tool_calls=TWO, finish="tool", usage=Billed(input=9, output=5)))
     pieces = await line.pieces(request(ASK, toolbox=BOX, live=live))
-    assert said(pieces) == "".join(words)
+    assert text_of_pieces(pieces) == "".join(words)
     add, look = gathered(pieces)
     assert (add.name, json.loads(add.arguments)) == ("add", {"a": 1, "b": 'é"}'})
     assert (look.name, look.arguments) == ("look", "{}")
@@ -146,8 +146,8 @@ async def test_a_conversation_with_calls_and_results_is_taken(line: Line, words:
     for messages in (past(words=words), past(picture, wrong, words=words)):
         for tail in ((), (Message("user", (Text("Go on."),)),)):
             for box in (BOX, Toolbox()):
-                asked = request(*messages, *tail, toolbox=box, model=model)
-                assert said(await line.pieces(asked)) == "Hello there."
+                request_with_tools = request(*messages, *tail, toolbox=box, model=model)
+                assert text_of_pieces(await line.pieces(request_with_tools)) == "Hello there."
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ async def test_ids_from_elsewhere_are_taken(line: Line, id_: str) -> None:
     called = Message("assistant", (), calls=(ToolCall(id_, "9lives", "not json"),))
     result = Message("tool", (Text("1"),), call_id=id_)
     box = Toolbox((Tool("9lives"),))
-    assert said(await line.pieces(request(ASK, called, result, toolbox=box))) == "Hello there."
+    assert text_of_pieces(await line.pieces(request(ASK, called, result, toolbox=box))) == "Hello there."
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ async def test_ids_from_elsewhere_are_taken(line: Line, id_: str) -> None:
     ],
 )
 async def test_every_choice_is_taken(line: Line, box: Toolbox) -> None:
-    assert said(await line.pieces(request(ASK, toolbox=box))) == "Hello there."
+    assert text_of_pieces(await line.pieces(request(ASK, toolbox=box))) == "Hello there."
 
 
 async def test_a_name_that_gemini_does_not_take_comes_back_as_it_was() -> None:
@@ -269,8 +269,8 @@ def test_mistral_gets_ids_of_nine_letters() -> None:
 async def _first_turn(line: Line, model: str = "model-a", **reply: Any) -> dict[str, Any] | None:
     act = Reply(chunks=(), tool_calls=TWO, finish="tool", **reply)
     line.stub.script(model, act, act)
-    live = kept(await line.pieces(request(ASK, toolbox=BOX, model=model)))
-    assert kept(await line.pieces(request(ASK, toolbox=BOX, model=model, live=False))) == live
+    live = keepsake_of(await line.pieces(request(ASK, toolbox=BOX, model=model)))
+    assert keepsake_of(await line.pieces(request(ASK, toolbox=BOX, model=model, live=False))) == live
     return live
 
 
@@ -344,14 +344,14 @@ def test_reasoning_details_are_put_together_and_signatures_stay_beside_their_cal
     _event(reading, {"tool_calls": calls}, pieces, "tool_calls")
     details = [{**text, "text": "Hm.", "signature": "s"}, sealed, sealed]
     assert reading.keepsake() == {"message": {"reasoning_details": details}, "extra_content": [None, google]}
-    sent = rendered("openai", *past(keepsake=reading.keepsake()))["messages"][1]
-    assert sent["reasoning_details"] == details
-    assert [call.get("extra_content") for call in sent["tool_calls"]] == [None, google]
+    message = rendered("openai", *past(keepsake=reading.keepsake()))["messages"][1]
+    assert message["reasoning_details"] == details
+    assert [call.get("extra_content") for call in message["tool_calls"]] == [None, google]
 
 
 async def test_without_calls_nothing_is_kept(line: Line) -> None:
     line.stub.script("model-a", Reply(reasoning=("hm",)))
     pieces = await line.pieces(request(ASK, toolbox=BOX, sampling=Sampling(max_tokens=9)))
-    assert kept(pieces) is None
+    assert keepsake_of(pieces) is None
     assert any(isinstance(piece, Words) for piece in pieces)
     assert Worker("w", "stub", "m").card.tools is False

@@ -16,7 +16,17 @@ from app.core.message.chat import Form, Image, Message, Piece, Sampling, Text, U
 from app.core.pool.catalog import ProviderSpec
 from app.errors import ConfigInvalid, WorkerError
 from app.providers.http import EventReader, ReplyReader
-from tests.conformance.wire_formats import FORMATS, PATIENT, Format, Line, chosen, connected, ending, request, said
+from tests.conformance.wire_formats import (
+    FORMATS,
+    PATIENT,
+    Format,
+    Line,
+    chosen,
+    connected,
+    ending,
+    request,
+    text_of_pieces,
+)
 from tests.stubs import ProviderStub, Raw, Reply, Trickle
 from tests.stubs import Usage as Billed
 
@@ -52,7 +62,7 @@ async def line(form: Format, stub: ProviderStub) -> AsyncIterator[Line]:
 async def test_text_model_and_usage_of_a_streamed_answer(line: Line) -> None:
     line.stub.script("model-a", Reply(chunks=("Hé", "llo", " 🌍"), usage=Billed(input=12, output=7)))
     pieces = await line.pieces(request())
-    assert said(pieces) == "Héllo 🌍"
+    assert text_of_pieces(pieces) == "Héllo 🌍"
     end = ending(pieces)
     assert (end.finish, end.usage, end.model, end.refused) == ("stop", Usage(12, 0, 7, 0), "model-a", False)
 
@@ -61,7 +71,7 @@ async def test_cached_and_reasoning_tokens_are_subsets_and_reasoning_is_not_part
     billed = Billed(input=100, cached=60, output=40, reasoning=25)
     line.stub.script("model-a", Reply(reasoning=("secret thoughts",), usage=billed))
     pieces = await line.pieces(request())
-    assert said(pieces) == "Hello there."
+    assert text_of_pieces(pieces) == "Hello there."
     assert ending(pieces).usage == Usage(100, 60, 40, 25)
 
 
@@ -81,7 +91,7 @@ async def test_a_refusal_is_marked(line: Line) -> None:
     pieces = await line.pieces(request())
     assert ending(pieces).refused
     if line.format.name in ("openai", "responses"):
-        assert said(pieces).strip() == "I cannot help with that."
+        assert text_of_pieces(pieces).strip() == "I cannot help with that."
 
 
 @pytest.mark.parametrize(
@@ -96,7 +106,7 @@ async def test_finish_reasons(line: Line, finish: str, expected: str) -> None:
 async def test_a_blocked_prompt_is_a_refusal_without_words(line: Line) -> None:
     line.stub.script("model-a", Reply(chunks=(), finish="blocked"))
     pieces = await line.pieces(request())
-    assert said(pieces) == ""
+    assert text_of_pieces(pieces) == ""
     assert (ending(pieces).finish, ending(pieces).refused) == ("content_filter", True)
 
 
@@ -121,26 +131,26 @@ async def test_the_headers_of_a_trace_are_sent_beside_the_adapters_own(line: Lin
 
 async def test_comments_blank_bytes_and_crlf_change_nothing(line: Line) -> None:
     line.stub.script("model-a", Reply(comments=True, newline="\r\n", trickle=Trickle(size=3)))
-    assert said(await line.pieces(request())) == "Hello there."
+    assert text_of_pieces(await line.pieces(request())) == "Hello there."
 
 
 async def test_an_empty_answer_still_ends(line: Line) -> None:
     line.stub.script("model-a", Reply(chunks=()))
     pieces = await line.pieces(request())
-    assert (said(pieces), ending(pieces).finish) == ("", "stop")
+    assert (text_of_pieces(pieces), ending(pieces).finish) == ("", "stop")
 
 
 async def test_a_server_that_answers_whole_although_asked_to_stream(line: Line) -> None:
     line.stub.script("model-a", Reply(streams="json", usage=Billed(input=9, output=3)))
     pieces = await line.pieces(request())
-    assert said(pieces) == "Hello there."
+    assert text_of_pieces(pieces) == "Hello there."
     assert ending(pieces).usage == Usage(9, 0, 3, 0)
 
 
 async def test_a_server_that_cannot_stream_is_not_asked_to(form: Format, stub: ProviderStub) -> None:
     async with connected(form, stub, streams=False) as line:
         pieces = await line.pieces(request())
-    assert (said(pieces), ending(pieces).usage) == ("Hello there.", Usage(12, 0, 7, 0))
+    assert (text_of_pieces(pieces), ending(pieces).usage) == ("Hello there.", Usage(12, 0, 7, 0))
     assert not stub.requests[0].streaming
 
 
@@ -150,7 +160,7 @@ async def test_what_nobody_watches_comes_whole_with_the_same_pieces(line: Line) 
     live = await line.pieces(request())
     batches = [batch async for batch in line.stream(request(live=False))]
     assert len(batches) == 1
-    assert (said(batches[0]), ending(batches[0])) == (said(live), ending(live))
+    assert (text_of_pieces(batches[0]), ending(batches[0])) == (text_of_pieces(live), ending(live))
     assert [received.streaming for received in line.stub.requests] == [True, False]
 
 
@@ -158,7 +168,7 @@ async def test_pieces_of_one_read_come_together(line: Line, recorded: bytes) -> 
     line.stub.script("model-a", Raw(body=recorded.decode()))
     batches = [batch async for batch in line.stream(request())]
     assert len(batches) <= 2 < len(TEXTS)
-    assert said([piece for batch in batches for piece in batch]) == "".join(TEXTS)
+    assert text_of_pieces([piece for batch in batches for piece in batch]) == "".join(TEXTS)
 
 
 async def test_log_probabilities_of_the_chosen_tokens(stub: ProviderStub) -> None:
@@ -189,13 +199,13 @@ async def test_a_connection_is_used_again(line: Line) -> None:
 
 
 async def test_what_is_sent_is_exactly_what_was_rendered(line: Line) -> None:
-    asked = request(
+    rendered_request = request(
         sampling=Sampling(max_tokens=64, temperature=0.5, stop=("END",), seed=None), form=Form(SCHEMA, strict=True)
     )
-    assert line.adapter.render(asked) == line.adapter.render(asked)
-    await line.pieces(asked)
+    assert line.adapter.render(rendered_request) == line.adapter.render(rendered_request)
+    await line.pieces(rendered_request)
     (received,) = line.stub.requests
-    assert received.body == line.adapter.render(asked)
+    assert received.body == line.adapter.render(rendered_request)
     assert received.header("accept-encoding") == "identity"
     assert received.header("cookie") is None
 
@@ -226,7 +236,7 @@ async def test_every_kind_of_conversation_is_accepted(line: Line) -> None:
         [Message("user", (Text("Finish:"),)), Message("assistant", (Text("One, two, "),))],
     ]
     for messages in conversations:
-        assert said(await line.pieces(request(*messages))) == "Hello there."
+        assert text_of_pieces(await line.pieces(request(*messages))) == "Hello there."
 
 
 def _rendered(name: str, spec: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
@@ -269,8 +279,8 @@ def test_openai_options_for_compatible_servers() -> None:
 
 def test_openai_names_and_images() -> None:
     messages = (Message("user", (Text("see"), Image("https://example.org/a.png", "low")), name="ann"),)
-    (sent,) = _rendered("openai", messages=messages)["messages"]
-    assert sent == {
+    (message,) = _rendered("openai", messages=messages)["messages"]
+    assert message == {
         "role": "user",
         "content": [
             {"type": "text", "text": "see"},
@@ -399,13 +409,13 @@ def test_any_split_of_a_stream_gives_the_same_pieces(form: Format, recorded: byt
 
 
 def test_a_stream_cut_at_any_byte_is_never_a_success_before_its_marker(form: Format, recorded: bytes) -> None:
-    whole = said(_read(form.reading("w"), [recorded]))
+    whole = text_of_pieces(_read(form.reading("w"), [recorded]))
     for end in range(len(recorded)):
         try:
             pieces = _read(form.reading("w"), [recorded[:end]])
         except WorkerError:
             continue
-        assert said(pieces) == whole
+        assert text_of_pieces(pieces) == whole
 
 
 JSON = st.recursive(

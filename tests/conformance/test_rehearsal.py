@@ -86,21 +86,25 @@ def request(model: str, messages: Iterable[Message], **more: object) -> Request:
     return Request(Worker(model, "rehearsal", model), tuple(messages), sampling, **rest)
 
 
-async def pieces(provider: RehearsalProvider, asked: Request, deadlines: Deadlines = SOON) -> list[Piece]:
-    return [piece async for batch in provider.stream(asked, provider.render(asked), deadlines) for piece in batch]
+async def pieces(provider: RehearsalProvider, request_of_worker: Request, deadlines: Deadlines = SOON) -> list[Piece]:
+    return [
+        piece
+        async for batch in provider.stream(request_of_worker, provider.render(request_of_worker), deadlines)
+        for piece in batch
+    ]
 
 
-def text(found: Iterable[Piece]) -> str:
-    return "".join(piece.text for piece in found if isinstance(piece, Words))
+def text(pieces_of_answer: Iterable[Piece]) -> str:
+    return "".join(piece.text for piece in pieces_of_answer if isinstance(piece, Words))
 
 
 def task(question: str) -> Task:
     return Task((Message("user", (Text(question),)),))
 
 
-async def ask(model: str, question: str, subtask: str = "", seen: Iterable[str] = (), **options: str) -> str:
+async def ask(model: str, question: str, subtask: str = "", earlier_answers: Iterable[str] = (), **options: str) -> str:
     """What a worker answers that sees the question and the given earlier answers."""
-    steps = [EarlierStep(n, "Solve it.", answer) for n, answer in enumerate(seen)]
+    steps = [EarlierStep(n, "Solve it.", answer) for n, answer in enumerate(earlier_answers)]
     return text(
         await pieces(RehearsalProvider(spec(**options)), request(model, compose(task(question), subtask, steps)))
     )
@@ -108,26 +112,26 @@ async def ask(model: str, question: str, subtask: str = "", seen: Iterable[str] 
 
 @pytest.mark.parametrize(("question", "answer"), EASY)
 async def test_the_generalist_is_right_on_every_easy_question(question: str, answer: str) -> None:
-    found = solve(question)
-    assert found is not None
-    assert not found.hard
+    solution = solve(question)
+    assert solution is not None
+    assert not solution.hard
     assert await ask("sage", question) == f"The answer is {answer}."
 
 
 @pytest.mark.parametrize(("question", "answer"), HARD)
 def test_hard_questions_are_solved_too(question: str, answer: str) -> None:
-    found = solve(question)
-    assert found is not None
-    assert found.hard
-    assert found.answer == answer
+    solution = solve(question)
+    assert solution is not None
+    assert solution.hard
+    assert solution.answer == answer
 
 
 @pytest.mark.parametrize("question", [question for question, _ in EASY + HARD])
 def test_wrong_answers_are_different(question: str) -> None:
-    found = solve(question)
-    assert found is not None
-    assert found.wrong
-    assert plain(found.answer) not in map(plain, found.wrong)
+    solution = solve(question)
+    assert solution is not None
+    assert solution.wrong
+    assert plain(solution.answer) not in map(plain, solution.wrong)
 
 
 @pytest.mark.parametrize(
@@ -157,14 +161,14 @@ def test_no_text_breaks_a_reading(seed: int) -> None:
         "^",
     ]
     for _ in range(100):
-        found = solve(" ".join(dice.choices(parts, k=dice.randint(1, 25))))
-        assert found is None or (found.wrong and plain(found.answer) not in map(plain, found.wrong))
+        solution = solve(" ".join(dice.choices(parts, k=dice.randint(1, 25))))
+        assert solution is None or (solution.wrong and plain(solution.answer) not in map(plain, solution.wrong))
 
 
 async def test_what_is_outside_is_answered_honestly() -> None:
-    said = await ask("sage", "What is the capital of France?")
-    assert "rehearsal pool" in said
-    assert "OPENAI_API_KEY" in said
+    answer = await ask("sage", "What is the capital of France?")
+    assert "rehearsal pool" in answer
+    assert "OPENAI_API_KEY" in answer
 
 
 def arithmetic(dice: random.Random) -> str:
@@ -222,14 +226,14 @@ SPECIALISTS: list[tuple[str, Callable[[random.Random], str]]] = [
 
 def hard_questions(make: Callable[[random.Random], str], count: int = 200) -> list[tuple[str, str]]:
     dice = random.Random(7)
-    found = []
-    while len(found) < count:
+    questions = []
+    while len(questions) < count:
         question = make(dice)
         problem = solve(question)
         assert problem is not None, question
         assert problem.hard, question
-        found.append((question, f"The answer is {problem.answer}."))
-    return found
+        questions.append((question, f"The answer is {problem.answer}."))
+    return questions
 
 
 async def score(model: str, questions: list[tuple[str, str]]) -> float:
@@ -257,27 +261,27 @@ async def test_checking_helps() -> None:
 
 async def test_a_plan_helps_and_is_no_answer() -> None:
     questions = hard_questions(calendar)
-    made = await ask("sage", questions[0][0], "Work out a plan for the task. Do not solve it yet.")
-    assert made.startswith("Plan: ")
+    plan = await ask("sage", questions[0][0], "Work out a plan for the task. Do not solve it yet.")
+    assert plan.startswith("Plan: ")
     follow = "Solve the task by following the plan. Give the complete final answer."
-    planned = [await ask("sage", question, follow, [made]) == right for question, right in questions]
+    planned = [await ask("sage", question, follow, [plan]) == right for question, right in questions]
     assert sum(planned) / len(planned) > await score("sage", questions) + 0.05
 
 
 async def test_the_majority_wins() -> None:
     question = "Compute 1234 * 56 + 789"
-    seen = ["The answer is 69893.", "The answer is 7.", "The answer is 69893."]
-    assert await ask("lawyer", question, "Weigh the answers.", seen) == "The answer is 69893."
-    blind = compose(None, "Combine the answers.", [EarlierStep(n, "", answer) for n, answer in enumerate(seen)])
+    answers = ["The answer is 69893.", "The answer is 7.", "The answer is 69893."]
+    assert await ask("lawyer", question, "Weigh the answers.", answers) == "The answer is 69893."
+    blind = compose(None, "Combine the answers.", [EarlierStep(n, "", answer) for n, answer in enumerate(answers)])
     assert text(await pieces(RehearsalProvider(spec()), request("sage", blind))) == "The answer is 69893."
 
 
 async def test_who_does_not_see_the_question_cannot_answer() -> None:
     hidden = compose(None, "Solve the task and give the final answer.", [])
-    said = text(await pieces(RehearsalProvider(spec()), request("abacus", hidden)))
-    assert "cannot know" in said
-    told = compose(None, "Compute 6 * 7.", [])
-    assert text(await pieces(RehearsalProvider(spec()), request("abacus", told))) == "The answer is 42."
+    answer = text(await pieces(RehearsalProvider(spec()), request("abacus", hidden)))
+    assert "cannot know" in answer
+    visible = compose(None, "Compute 6 * 7.", [])
+    assert text(await pieces(RehearsalProvider(spec()), request("abacus", visible))) == "The answer is 42."
 
 
 async def test_the_same_call_gets_the_same_answer() -> None:
@@ -289,7 +293,7 @@ async def test_the_same_call_gets_the_same_answer() -> None:
 
 async def test_a_conversation_is_answered_at_its_last_question() -> None:
     turns = [("system", "Be brief."), ("user", "What is 2 + 2?"), ("assistant", "4"), ("user", "What is 3 * 5?")]
-    messages = [Message(role, (Text(said),)) for role, said in turns]
+    messages = [Message(role, (Text(content),)) for role, content in turns]
     assert text(await pieces(RehearsalProvider(spec()), request("sage", messages))) == "The answer is 15."
     only = await ask("sage", "What is 3 * 5? Reply with only the number.")
     assert only == "15"
@@ -297,21 +301,21 @@ async def test_a_conversation_is_answered_at_its_last_question() -> None:
 
 async def test_render_is_deterministic_and_is_all_that_is_read() -> None:
     provider = RehearsalProvider(spec(), "ignored")
-    asked = request("sage", compose(task("What is 6 * 7?"), "", []))
-    body = provider.render(asked)
-    assert body == provider.render(asked)
+    request_to_sage = request("sage", compose(task("What is 6 * 7?"), "", []))
+    body = provider.render(request_to_sage)
+    assert body == provider.render(request_to_sage)
     assert json.loads(body)["model"] == "sage"
     other = request("sage", compose(task("What is 1 + 1?"), "", []))
-    found = [piece async for batch in provider.stream(other, body, SOON) for piece in batch]
-    assert text(found) == "The answer is 42."
-    end = found[-1]
+    pieces_of_stream = [piece async for batch in provider.stream(other, body, SOON) for piece in batch]
+    assert text(pieces_of_stream) == "The answer is 42."
+    end = pieces_of_stream[-1]
     assert isinstance(end, End)
     assert (end.finish, end.model) == ("stop", "sage")
     assert end.usage is not None
     assert (end.usage.cached, end.usage.estimated) == (0, False)
     assert end.usage.input > 5
     assert end.usage.output > 3
-    assert sum(isinstance(piece, End) for piece in found) == 1
+    assert sum(isinstance(piece, End) for piece in pieces_of_stream) == 1
     await provider.close()
 
 
@@ -333,20 +337,20 @@ async def test_max_tokens_and_stop() -> None:
 
 async def test_delays_deadlines_and_cancellation() -> None:
     provider = RehearsalProvider(ProviderSpec("r", "rehearsal", options={"first_ms": "60", "chunk_ms": "5"}))
-    asked = request("sage", compose(task("What is 6 * 7?"), "", []))
+    request_to_sage = request("sage", compose(task("What is 6 * 7?"), "", []))
     begin = time.monotonic()
-    await pieces(provider, asked)
+    await pieces(provider, request_to_sage)
     assert time.monotonic() - begin >= 0.06
     with pytest.raises(WorkerTimeout):
-        await pieces(provider, asked, replace(SOON, first=0.01))
+        await pieces(provider, request_to_sage, replace(SOON, first=0.01))
     with pytest.raises(WorkerTimeout):
-        await pieces(provider, asked, replace(SOON, total=0.01))
+        await pieces(provider, request_to_sage, replace(SOON, total=0.01))
     with pytest.raises(WorkerTimeout):
-        await pieces(provider, asked, replace(SOON, gap=0.001))
+        await pieces(provider, request_to_sage, replace(SOON, gap=0.001))
     slow = RehearsalProvider(ProviderSpec("r", "rehearsal", options={"first_ms": "60000"}))
     begin = time.monotonic()
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(pieces(slow, asked, Deadlines(99, 99, 99, 99)), 0.05)
+        await asyncio.wait_for(pieces(slow, request_to_sage, Deadlines(99, 99, 99, 99)), 0.05)
     assert time.monotonic() - begin < 30, "it does not go on waiting for the first byte"
 
 
@@ -381,16 +385,20 @@ async def test_an_answer_of_a_form_is_the_answer_to_the_question(
     provider = RehearsalProvider(spec())
     for constrained in (True, False) if form.schema is not None else (False,):
         messages = shown(form, composed, constrained=constrained, flaw=flaw)
-        asked = request("sage", messages, form=form)
-        found = text(await pieces(provider, asked))
-        assert json.loads(found) == expected
-        assert faults(form, found) == ()
-        assert json.loads(provider.render(asked))["schema"] == form.schema, "as auditors of old journals render it"
+        request_to_sage = request("sage", messages, form=form)
+        answer_text = text(await pieces(provider, request_to_sage))
+        assert json.loads(answer_text) == expected
+        assert faults(form, answer_text) == ()
+        assert json.loads(provider.render(request_to_sage))["schema"] == form.schema, (
+            "as auditors of old journals render it"
+        )
 
 
 async def test_a_schema_that_asks_for_itself_is_filled_in_as_far_as_is_reasonable() -> None:
-    found = text(await pieces(RehearsalProvider(spec()), request("sage", task("2+2").messages, form=Form(ENDLESS))))
-    assert len(found) < 100_000
+    answer_text = text(
+        await pieces(RehearsalProvider(spec()), request("sage", task("2+2").messages, form=Form(ENDLESS)))
+    )
+    assert len(answer_text) < 100_000
 
 
 def brief(question: str, steps: int = 5) -> Brief:
@@ -404,24 +412,24 @@ async def planned(of: Brief, *, positional: bool = True) -> tuple[list[Step], li
     """What the model conductor would read from the rehearsal conductor's stream."""
     names = [worker.name for worker in of.workers]
     schema = workflow.schema(len(names), of.limits.steps, 600, positional, further=of.round > 1)
-    found = await pieces(
+    pieces_of_plan = await pieces(
         RehearsalProvider(spec()), request(CONDUCTOR, prompt(of), form=Form(schema, strict=True), logprobs=5)
     )
     reader = workflow.PlanReader(workflow.by_ordinal(names), of.limits.steps, of.round > 1)
     probabilities = WorkerProbabilities()
-    probabilities.add(found)
-    steps = [*reader.feed(text(found)), *reader.finish()]
-    assert any(isinstance(piece, Chosen) for piece in found)
+    probabilities.add(pieces_of_plan)
+    steps = [*reader.feed(text(pieces_of_plan)), *reader.finish()]
+    assert any(isinstance(piece, Chosen) for piece in pieces_of_plan)
     return steps, [probabilities.next_probability(names.index(step.worker)) for step in steps]
 
 
 async def test_the_conductor_gives_reasons_where_the_schema_asks_for_them() -> None:
-    asked = brief(HARD[0][0])
-    names = [worker.name for worker in asked.workers]
-    form = Form(workflow.schema(len(names), asked.limits.steps, 600, reasons=True), strict=True)
-    found = text(await pieces(RehearsalProvider(spec()), request(CONDUCTOR, prompt(asked), form=form)))
-    reader = workflow.PlanReader(workflow.by_ordinal(names), asked.limits.steps, reasoned=True)
-    steps = [*reader.feed(found), *reader.finish()]
+    brief_of_question = brief(HARD[0][0])
+    names = [worker.name for worker in brief_of_question.workers]
+    form = Form(workflow.schema(len(names), brief_of_question.limits.steps, 600, reasons=True), strict=True)
+    plan_text = text(await pieces(RehearsalProvider(spec()), request(CONDUCTOR, prompt(brief_of_question), form=form)))
+    reader = workflow.PlanReader(workflow.by_ordinal(names), brief_of_question.limits.steps, reasoned=True)
+    steps = [*reader.feed(plan_text), *reader.finish()]
     assert steps
     assert all(step.why for step in steps)
     assert reader.why
@@ -439,13 +447,13 @@ async def test_the_conductor_gives_easy_questions_one_good_worker(question: str,
 async def run(steps: list[Step], question: str) -> str:
     """Execute a plan step by step, as the dispatcher would."""
     provider = RehearsalProvider(spec())
-    done: dict[int, EarlierStep] = {}
+    earlier_steps: dict[int, EarlierStep] = {}
     for n, step in enumerate(steps):
-        seen = [done[place] for place in step.access.steps]
-        messages = compose(task(question) if step.access.user else None, step.subtask, seen)
+        visible = [earlier_steps[place] for place in step.access.steps]
+        messages = compose(task(question) if step.access.user else None, step.subtask, visible)
         answer = text(await pieces(provider, request(step.worker.removeprefix("rehearsal-"), messages)))
-        done[n] = EarlierStep(n, step.subtask, answer)
-    return done[len(steps) - 1].answer
+        earlier_steps[n] = EarlierStep(n, step.subtask, answer)
+    return earlier_steps[len(steps) - 1].answer
 
 
 @pytest.mark.parametrize(
@@ -470,8 +478,8 @@ async def test_the_conductor_ignores_workers_and_plans_inside_the_question() -> 
 async def judged(question: str, answer: str, steps: int = 5) -> list[Step]:
     """What the conductor plans when it is shown this answer."""
     past = (PastStep("rehearsal-sage", "Solve it.", ("user",), True),)
-    shown = replace(brief(question, steps), round=2, previous=Previous(past, answer))
-    return (await planned(shown))[0]
+    brief_of_round = replace(brief(question, steps), round=2, previous=Previous(past, answer))
+    return (await planned(brief_of_round))[0]
 
 
 async def test_the_conductor_takes_a_right_answer_and_has_most_wrong_ones_mended() -> None:

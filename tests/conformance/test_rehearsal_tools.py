@@ -52,8 +52,12 @@ async def turn(
     if form is not None:
         messages = [*shown(form, tuple(messages), constrained=False, flaw=None)]
     provider = RehearsalProvider(ProviderSpec("rehearsal", "rehearsal", options={"delay": "0"}))
-    asked = Request(Worker("w", "rehearsal", "sage"), tuple(messages), Sampling(max_tokens=500), toolbox=box, form=form)
-    pieces = [piece async for batch in provider.stream(asked, provider.render(asked), SOON) for piece in batch]
+    turn_request = Request(
+        Worker("w", "rehearsal", "sage"), tuple(messages), Sampling(max_tokens=500), toolbox=box, form=form
+    )
+    pieces = [
+        piece async for batch in provider.stream(turn_request, provider.render(turn_request), SOON) for piece in batch
+    ]
     gathering = ToolCallCollector()
     for piece in pieces:
         if isinstance(piece, ToolDelta):
@@ -80,8 +84,8 @@ async def test_a_tool_that_stands_for_a_form_of_the_answer_gets_the_answer() -> 
 async def test_a_worker_that_is_asked_for_json_in_words_calls_tools_once() -> None:
     calls, _, _ = await turn("What is 17 * 23?", box=Toolbox((CALCULATE,)), form=Form())
     assert [json.loads(call.arguments) for call in calls] == [{"expression": "17 * 23"}]
-    calls, said, _ = await turn("What is 17 * 23?", "391", box=Toolbox((CALCULATE,)), form=Form())
-    assert (calls, json.loads(said)) == ([], {"answer": "391"})
+    calls, answer, _ = await turn("What is 17 * 23?", "391", box=Toolbox((CALCULATE,)), form=Form())
+    assert (calls, json.loads(answer)) == ([], {"answer": "391"})
 
 
 @pytest.mark.parametrize(
@@ -98,9 +102,9 @@ async def test_a_worker_that_is_asked_for_json_in_words_calls_tools_once() -> No
     ],
 )
 async def test_a_worker_calls_the_tool_that_fits(question: str, called: list[tuple[str, object]]) -> None:
-    calls, said, finish = await turn(question, box=Toolbox((WEATHER, CALCULATE)))
+    calls, answer, finish = await turn(question, box=Toolbox((WEATHER, CALCULATE)))
     assert [(call.name, json.loads(call.arguments)) for call in calls] == called
-    assert (finish == "tool_calls", said == "") == (bool(called), bool(called))
+    assert (finish == "tool_calls", answer == "") == (bool(called), bool(called))
     assert len({call.id for call in calls}) == len(calls)
 
 
@@ -118,8 +122,8 @@ async def test_with_the_results_it_answers(results: tuple[str, ...], answer: str
 
 
 async def test_a_failed_tool_is_told_of() -> None:
-    _, said, _ = await turn("What is 17 * 23?", "division by zero", box=Toolbox((CALCULATE,)), failed=True)
-    assert said == "The answer is The tool failed: division by zero."
+    _, answer, _ = await turn("What is 17 * 23?", "division by zero", box=Toolbox((CALCULATE,)), failed=True)
+    assert answer == "The answer is The tool failed: division by zero."
 
 
 @pytest.mark.parametrize(
@@ -132,10 +136,10 @@ async def test_a_failed_tool_is_told_of() -> None:
     ],
 )
 async def test_a_worker_does_what_is_demanded(box: Toolbox, names: list[str]) -> None:
-    calls, said, _ = await turn("What is 17 * 23?", box=box)
+    calls, answer, _ = await turn("What is 17 * 23?", box=box)
     assert [call.name for call in calls] == names
     assert all(fault_of_calls([call], box) == "" for call in calls)
-    assert said == ("" if names else "The answer is 391.")
+    assert answer == ("" if names else "The answer is 391.")
 
 
 async def test_one_at_a_time_if_the_caller_says_so() -> None:

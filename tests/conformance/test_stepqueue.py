@@ -60,16 +60,16 @@ def bare(tickets: list[Ticket]) -> list[Ticket]:
 
 async def test_a_ticket_comes_out_as_it_went_in(queue: StepQueue) -> None:
     await queue.enqueue([ticket(1)])
-    (found,) = await queue.take(4, 1.0)
-    assert bare([found]) == [ticket(1)]
-    assert found.receipt
+    (received,) = await queue.take(4, 1.0)
+    assert bare([received]) == [ticket(1)]
+    assert received.receipt
 
 
 async def test_a_ticket_keeps_its_trace(queue: StepQueue) -> None:
     traced = replace(ticket(1), trace=Trace(f"00-{'a' * 32}-{'b' * 16}-01", "vendor=opaque"), at=1_763_900_000.25)
     await queue.enqueue([traced])
-    (found,) = await queue.take(4, 1.0)
-    assert bare([found]) == [traced]
+    (received,) = await queue.take(4, 1.0)
+    assert bare([received]) == [traced]
 
 
 async def test_each_ticket_goes_to_one_taker(open_queue: Opener) -> None:
@@ -79,16 +79,16 @@ async def test_each_ticket_goes_to_one_taker(open_queue: Opener) -> None:
         ]
         for number in range(0, 60, 3):
             await first_queue.enqueue([ticket(number + index) for index in range(3)])
-        taken = [found for batch in await asyncio.gather(*takers) for found in batch]
-    assert sorted(each.step for each in taken) == list(range(60))
+        tickets = [ticket_of_batch for batch in await asyncio.gather(*takers) for ticket_of_batch in batch]
+    assert sorted(each.step for each in tickets) == list(range(60))
 
 
 async def _drain(queue: StepQueue) -> list[Ticket]:
-    taken: list[Ticket] = []
-    while found := await queue.take(3, 0.4):
-        taken += found
-        await queue.done(found)
-    return taken
+    tickets: list[Ticket] = []
+    while batch := await queue.take(3, 0.4):
+        tickets += batch
+        await queue.done(batch)
+    return tickets
 
 
 async def test_higher_tiers_come_first_and_each_in_its_order(queue: StepQueue) -> None:
@@ -140,8 +140,8 @@ async def test_a_ticket_that_waited_for_its_turn_keeps_its_trace_and_comes_back(
     trace = Trace(f"00-{'a' * 32}-{'b' * 16}-01")
     async with open_queue() as queue:
         await queue.enqueue([replace(each, trace=trace, at=5.0) for each in of("flood", *range(3), step=0)])
-        taken = await queue.take(3, 1.0)
-        assert [(each.run, each.trace, each.at) for each in taken] == [(f"run-{n}", trace, 5.0) for n in range(3)]
+        tickets = await queue.take(3, 1.0)
+        assert [(each.run, each.trace, each.at) for each in tickets] == [(f"run-{n}", trace, 5.0) for n in range(3)]
         back: list[Ticket] = []
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(back) < 3:
@@ -189,10 +189,10 @@ async def test_a_waiting_taker_wakes_at_once(open_queue: Opener) -> None:
             await assert_stays(lambda: not taking.done(), seconds=0.05)
             began = time.monotonic()
             await gateway.enqueue([ticket(1)])
-            taken = await taking
-            assert bare(taken) == [ticket(1)]
+            tickets = await taking
+            assert bare(tickets) == [ticket(1)]
             seconds = time.monotonic() - began
-            await dispatcher.done(taken)
+            await dispatcher.done(tickets)
             return seconds
 
         assert await fastest(seconds_to_wake, enough=0.15) <= 0.15
@@ -203,9 +203,9 @@ async def test_a_ticket_that_is_not_kept_comes_back(open_queue: Opener) -> None:
         await dead.enqueue([ticket(1)])
         (lost,) = await dead.take(1, 1.0)
         began = time.monotonic()
-        (found,) = await other.take(1, LEASE + PATIENCE_SECONDS)
+        (ticket_again,) = await other.take(1, LEASE + PATIENCE_SECONDS)
         assert time.monotonic() - began >= LEASE - 0.05
-        assert bare([found]) == bare([replace(lost, version=AGAIN)])
+        assert bare([ticket_again]) == bare([replace(lost, version=AGAIN)])
 
 
 async def test_lost_tickets_come_back_although_new_ones_keep_coming(queue: StepQueue) -> None:
@@ -215,9 +215,9 @@ async def test_lost_tickets_come_back_although_new_ones_keep_coming(queue: StepQ
     while time.monotonic() < began + PATIENCE_SECONDS:
         number += 1
         await queue.enqueue([ticket(number), ticket(number)])
-        found = await queue.take(1, 1.0)
-        await queue.done(found)
-        if found[0].step == 0:
+        tickets = await queue.take(1, 1.0)
+        await queue.done(tickets)
+        if tickets[0].step == 0:
             return
         await asyncio.sleep(PAUSE)
     pytest.fail("the lost ticket starved")
@@ -308,26 +308,26 @@ async def test_messages_reach_their_address_in_order(open_queue: Opener) -> None
 
 
 async def test_a_message_that_is_told_at_once_is_told_whatever_becomes_of_the_teller(open_queue: Opener) -> None:
-    heard: list[Live] = []
-    async with open_queue() as hearer, hearer.subscribe("a", heard.append), open_queue() as teller:
+    messages: list[Live] = []
+    async with open_queue() as hearer, hearer.subscribe("a", messages.append), open_queue() as teller:
         await teller.publish("a", MESSAGES, at_once=True)
         await teller.publish("a", [], at_once=True)
-        await until(lambda: len(heard) >= len(MESSAGES))
-    assert heard == MESSAGES
+        await until(lambda: len(messages) >= len(MESSAGES))
+    assert messages == MESSAGES
 
 
 async def test_tells_that_meet_keep_their_order(queue: StepQueue) -> None:
-    heard: list[Live] = []
+    messages: list[Live] = []
 
     async def stream(step: int) -> None:
         for offset in range(20):
             await queue.publish(f"address-{step % 2}", [Delta("run", step, "call", offset, "x")])
 
-    async with queue.subscribe("address-0", heard.append), queue.subscribe("address-1", heard.append):
+    async with queue.subscribe("address-0", messages.append), queue.subscribe("address-1", messages.append):
         await asyncio.gather(*map(stream, range(30)))
-        await until(lambda: len(heard) == 600)
+        await until(lambda: len(messages) == 600)
     for step in range(30):
-        mine = [each.offset for each in heard if isinstance(each, Delta) and each.step == step]
+        mine = [each.offset for each in messages if isinstance(each, Delta) and each.step == step]
         assert mine == list(range(20))
 
 
@@ -344,16 +344,16 @@ async def test_every_hearer_of_an_address_hears(queue: StepQueue) -> None:
 
 
 async def test_a_sink_that_raises_disturbs_nobody(queue: StepQueue) -> None:
-    heard: list[Live] = []
+    messages: list[Live] = []
 
     def sink(message: Live) -> None:
-        heard.append(message)
+        messages.append(message)
         raise RuntimeError("broken sink")
 
     async with queue.subscribe("a", sink):
         await queue.publish("a", [Stop("1"), Stop("2")])
         await queue.publish("a", [Stop("3")])
-        await until(lambda: len(heard) == 3)
+        await until(lambda: len(messages) == 3)
     assert queue.sink_failures == 3  # type: ignore[attr-defined]
 
 

@@ -93,8 +93,8 @@ async def test_a_body_that_is_not_json_is_the_callers_fault(store: Store) -> Non
 
 async def test_only_the_present_epoch_writes(store: Store) -> None:
     await store.append(admitted("run", lease_until=10.0))
-    (taken,) = await store.take_over("heir", now=11.0, until=20.0, limit=5, kinds=[("mini", "v1")])
-    assert (taken.epoch, taken.driver, taken.lease_until) == (2, "heir", 20.0)
+    (row,) = await store.take_over("heir", now=11.0, until=20.0, limit=5, kinds=[("mini", "v1")])
+    assert (row.epoch, row.driver, row.lease_until) == (2, "heir", 20.0)
     with pytest.raises(LeaseLost):
         await store.append(note("run", epoch=1))
     await store.append(note("run", epoch=2))
@@ -327,24 +327,24 @@ async def test_nothing_of_an_erased_run_comes_back(opener: Opener) -> None:
 
 
 async def test_what_is_read_of_a_body_in_memory_is_kept_with_it(opener: Opener) -> None:
-    read: list[bytes] = []
+    parsed: list[bytes] = []
 
     def length(body: bytes) -> int:
-        read.append(body)
+        parsed.append(body)
         return len(body)
 
     ref = content_ref(SALT, b"text")
-    wanted = {(ref, length), (ref, bytes.decode), ("none", length)}
+    expected = {(ref, length), (ref, bytes.decode), ("none", length)}
     async with opener() as store, opener() as other:
         await store.append(replace(admitted("run"), contents=((ref, b"text"),)))
-        held = store._journals._bytes
+        cached_bytes = store._journals._bytes
         for _ in range(2):
-            assert await store.records("run", wanted) == {(ref, length): 4, (ref, bytes.decode): "text"}
-        assert read == [b"text"]
-        assert store._journals._bytes == held + 2 * len(b"text")
-        assert await other.records("run", wanted) == await store.records("run", wanted)
+            assert await store.records("run", expected) == {(ref, length): 4, (ref, bytes.decode): "text"}
+        assert parsed == [b"text"]
+        assert store._journals._bytes == cached_bytes + 2 * len(b"text")
+        assert await other.records("run", expected) == await store.records("run", expected)
         assert await store.erase("run")
-        assert await store.records("run", wanted) == {}
+        assert await store.records("run", expected) == {}
 
 
 async def test_an_erased_run_begins_no_turn(opener: Opener) -> None:
@@ -399,6 +399,6 @@ async def test_an_ended_run_is_read_from_the_database(opener: Opener) -> None:
 
 
 async def test_the_databases_clock_is_told_in_seconds_since_1970(store: Store) -> None:
-    said = [await store.clock() for _ in range(2)]
-    assert said == sorted(said)
-    assert said[0] == pytest.approx(time.time(), abs=30.0), "the test's database is on this machine"
+    times = [await store.clock() for _ in range(2)]
+    assert times == sorted(times)
+    assert times[0] == pytest.approx(time.time(), abs=30.0), "the test's database is on this machine"

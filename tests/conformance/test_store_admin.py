@@ -49,8 +49,8 @@ async def test_every_change_is_logged_with_its_author_and_without_secrets(store:
     of_key = logged[:0:-1]
     assert [change.before for change in of_key] == [None, *[change.after for change in of_key[:-1]]]
     assert dict(of_key[-1].after or {})["revoked_at"] == 9.0
-    shown = repr([(event.before, event.after) for event in logged])
-    assert not [secret for secret in ("b'digest'", "second", "third") if secret in shown]
+    records = repr([(event.before, event.after) for event in logged])
+    assert not [secret for secret in ("b'digest'", "second", "third") if secret in records]
     assert await store.admin_events(AdminEventQuery(limit=2, before=logged[0].seq)) == logged[1:3]
     assert await store.admin_events(AdminEventQuery(target="k1", actor="anna")) == (logged[1], logged[4])
     assert await store.admin_events(AdminEventQuery(tenant="acme", action="key.rotated")) == (logged[3],)

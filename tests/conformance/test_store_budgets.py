@@ -64,9 +64,9 @@ def intend(run: str, call: str, usd: int) -> Entry:
     return Entry(run, 2.0, (intent,), epoch=1, hold=Ledger(usd, 1))
 
 
-def outcome(run: str, call: str, held: int, usd: int, word: str = "ok") -> Entry:
+def outcome(run: str, call: str, usd_held: int, usd: int, word: str = "ok") -> Entry:
     finished = CallFinished(call=call, n=None, outcome=word, usage=Usage(input=1), usd=usd, seconds=0.0)
-    return Entry(run, 3.0, (finished,), epoch=1, release=Ledger(held, 1), spent=Ledger(usd, 1))
+    return Entry(run, 3.0, (finished,), epoch=1, release=Ledger(usd_held, 1), spent=Ledger(usd, 1))
 
 
 async def begin(store: Store, *runs: str, budgets: tuple[Budget, ...] = (DAILY,), user: str = "alice") -> None:
@@ -111,9 +111,9 @@ async def test_runs_of_two_processes_never_hold_more_than_the_budget(opener: Ope
     async with opener() as ours, opener() as theirs:
         await begin(ours, *runs)
         holds = [(ours, theirs)[n % 2].append(intend(run, "a", 75)) for n, run in enumerate(runs)]
-        done = await settled(holds)
-        assert sum(isinstance(outcome, Appended) for outcome in done) == 13
-        refused = [outcome for outcome in done if isinstance(outcome, BudgetExhausted)]
+        outcomes = await settled(holds)
+        assert sum(isinstance(outcome, Appended) for outcome in outcomes) == 13
+        refused = [outcome for outcome in outcomes if isinstance(outcome, BudgetExhausted)]
         assert len(refused) == 11
         assert refused[0].budget == DAILY.id
         assert refused[0].until % 900 == 0
@@ -206,9 +206,9 @@ async def test_the_soft_limit_warns_once_in_a_window(store: SqlStore) -> None:
         await store.append(outcome("run", str(number), usd, usd))
     assert [(signal.kind, signal.budget) for signal in signals] == [("soft_limit", DAILY.id)]
     (notice,) = await store.take_notices(now=9e9, until=9e9, limit=10)
-    told = orjson.loads(payload(notice))
-    assert told["type"] == "budget.soft_limit"
-    assert (told["data"]["budget"], told["data"]["spent_usd"]) == (DAILY.id, 0.00085)
+    notice_body = orjson.loads(payload(notice))
+    assert notice_body["type"] == "budget.soft_limit"
+    assert (notice_body["data"]["budget"], notice_body["data"]["spent_usd"]) == (DAILY.id, 0.00085)
 
 
 async def test_a_soft_limit_below_what_is_spent_warns_at_once_and_only_once(store: SqlStore) -> None:
@@ -292,7 +292,7 @@ async def test_a_release_that_knows_no_slices_sees_what_is_in_escrow_as_held(ope
             await ours.append(outcome("ours", call, 20, 15))
             (own, *slices) = await rows_of(ours, "held", "spent", "escrow")
             assert own[2] == sum(escrow for _, _, escrow in slices)
-            assert all(held + spent <= escrow for held, spent, escrow in slices)
+            assert all(usd_held + spent <= escrow for usd_held, spent, escrow in slices)
             assert own[0] >= own[2], "so it takes no more than what is left beside the escrow"
 
 
@@ -376,8 +376,8 @@ async def test_slices_of_old_windows_are_summed_up_in_their_account(
 async def test_entries_of_a_run_stay_in_order_when_one_needs_all_slices(opener: Opener) -> None:
     async with two_processes(opener) as (ours, _):
         entries = [intend("ours", "a", 900), outcome("ours", "a", 900, 5), intend("ours", "b", 900)]
-        done = await settled([ours.append(entry) for entry in entries])
-        assert all(isinstance(outcome, Appended) for outcome in done), done
+        outcomes = await settled([ours.append(entry) for entry in entries])
+        assert all(isinstance(outcome, Appended) for outcome in outcomes), outcomes
         assert await figures(ours) == [(900, 5, 0)]
 
 
@@ -390,16 +390,16 @@ async def test_processes_with_slices_of_several_budgets_spend_each_to_its_end(op
         calls = [(f"of {user} {n}", (ours, theirs)[n % 2]) for n in range(20) for user in ("alice", "bob")]
 
         async def call(run: str, store: SqlStore) -> object:
-            (done,) = await settled([store.append(intend(run, "a", 40))])
-            if isinstance(done, Appended):
+            (outcome_of_call,) = await settled([store.append(intend(run, "a", 40))])
+            if isinstance(outcome_of_call, Appended):
                 await store.append(outcome(run, "a", 40, 40))
-            return done
+            return outcome_of_call
 
         for store in (ours, theirs):
             store.on_signal = signals.append
-        done = await settled([call(*arguments) for arguments in calls])
-        assert [type(outcome) for outcome in done if not isinstance(outcome, Appended)] == [BudgetExhausted] * 15
-        assert sum(isinstance(outcome, Appended) for outcome in done) == 25
+        outcomes = await settled([call(*arguments) for arguments in calls])
+        assert [type(outcome) for outcome in outcomes if not isinstance(outcome, Appended)] == [BudgetExhausted] * 15
+        assert sum(isinstance(outcome, Appended) for outcome in outcomes) == 25
         assert await figures(ours, tenant) == [(0, 1_000, 0)]
         assert [signal.budget for signal in signals].count(tenant.id) == 1
 

@@ -8,8 +8,8 @@ from app.store.protocol import Store
 
 async def test_changes_come_back_as_they_were_made_in_the_order_of_their_time(store: Store) -> None:
     first = Change("b", 5.0, "ann", "planner", "loaded", "v@1", note='{"valid": 24}')
-    made = [replace(first, id="a", at=9.0, kind="canary", share=0.125), first, replace(first, id="c", who="ünal")]
+    changes = [replace(first, id="a", at=9.0, kind="canary", share=0.125), first, replace(first, id="c", who="ünal")]
     assert await store.changes() == ()
-    for change in made:
+    for change in changes:
         await store.change(change)
-    assert await store.changes() == (first, made[2], made[0])
+    assert await store.changes() == (first, changes[2], changes[0])

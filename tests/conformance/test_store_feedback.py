@@ -41,12 +41,12 @@ async def test_a_run_that_is_not_there_is_not_rated(store: Store) -> None:
 async def test_ratings_come_in_order_behind_the_last_one(store: Store) -> None:
     for run in ("a", "b"):
         await store.append(admitted(run))
-    given = [replace(GOOD, id=f"fb_{n}", run="ab"[n % 2], at=float(n // 2)) for n in range(6)]
-    for rating in reversed(given):
+    ratings = [replace(GOOD, id=f"fb_{n}", run="ab"[n % 2], at=float(n // 2)) for n in range(6)]
+    for rating in reversed(ratings):
         await store.rate(rating)
-    assert await store.feedback_after((0.0, ""), 4) == tuple(given[:4])
-    assert await store.feedback_after((given[3].at, given[3].id), 4) == tuple(given[4:])
-    assert await store.feedback_after((given[5].at, given[5].id), 4) == ()
+    assert await store.feedback_after((0.0, ""), 4) == tuple(ratings[:4])
+    assert await store.feedback_after((ratings[3].at, ratings[3].id), 4) == tuple(ratings[4:])
+    assert await store.feedback_after((ratings[5].at, ratings[5].id), 4) == ()
 
 
 async def test_a_run_is_not_rated_for_ever(store: Store) -> None:
@@ -99,12 +99,14 @@ async def test_rated_runs_come_with_what_was_asked_of_them(store: Store) -> None
     await store.append(admitted("run"))
     await store.append(Entry("run", 2.0, (opened,), epoch=1, contents=(("ref", b"seen"), ("other", b"unseen"))))
     await store.append(admitted("erased"))
-    given = [GOOD, replace(GOOD, id="fb_2", source="other", at=6.0), replace(GOOD, id="fb_3", run="erased")]
-    for rating in given:
+    ratings = [GOOD, replace(GOOD, id="fb_2", source="other", at=6.0), replace(GOOD, id="fb_3", run="erased")]
+    for rating in ratings:
         await store.rate(rating)
-    found = await store.rated(given, (Kind.PLAN_OPENED,), lambda told: told[0].body["looked_at"] if told else "")
-    assert [rated.rating for rated in found] == given
-    assert [rated.seen for rated in found] == [b"seen", b"seen", None]
-    assert set(found[0].given) == set(given[:2])
-    assert [_kinds(rated.events) for rated in found] == [[Kind.PLAN_OPENED], [Kind.PLAN_OPENED], []]
-    assert not found[0].answered, "it has not ended"
+    rated_runs = await store.rated(
+        ratings, (Kind.PLAN_OPENED,), lambda plans: plans[0].body["looked_at"] if plans else ""
+    )
+    assert [rated.rating for rated in rated_runs] == ratings
+    assert [rated.seen for rated in rated_runs] == [b"seen", b"seen", None]
+    assert set(rated_runs[0].given) == set(ratings[:2])
+    assert [_kinds(rated.events) for rated in rated_runs] == [[Kind.PLAN_OPENED], [Kind.PLAN_OPENED], []]
+    assert not rated_runs[0].answered, "it has not ended"

@@ -15,7 +15,7 @@ from app.store.rows import content
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.runner import parse_url
 from tests.conformance.entries import Opener
-from tests.conformance.test_store_retention import asked, ended, fill, found, left_of
+from tests.conformance.test_store_retention import admission, ended, fill, left_of, runs_selected
 from tests.harness.waiting import PATIENCE_SECONDS
 
 CLERK = Actor("clerk", "command")
@@ -29,8 +29,8 @@ def hold(scope: HoldScope, name: str, tenant: str = "") -> Hold:
 
 async def add_runs(store: SqlStore) -> None:
     """Two runs that have ended: of ann in one tenant, and of bob in another one."""
-    tagged = replace(asked("mine"), tags=((USER_TAG, "ann"),))
-    await fill(store, [tagged, asked("other", "bob", tenant="else"), ended("mine", 2.0), ended("other", 2.0)])
+    tagged = replace(admission("mine"), tags=((USER_TAG, "ann"),))
+    await fill(store, [tagged, admission("other", "bob", tenant="else"), ended("mine", 2.0), ended("other", 2.0)])
 
 
 @pytest.mark.parametrize("scope", ["run", "user", "tenant", "key"])
@@ -44,7 +44,7 @@ async def test_what_a_hold_covers_outlasts_every_way_of_removal(store: SqlStore,
     placed = await store.place_hold(hold(scope, names[scope]), by=CLERK)
     assert placed.tenant == ("" if scope == "user" else "tenant")
     assert await store.held(["mine", "other", "none"]) == {"mine": placed.id}
-    refs = [asked("mine").contents[0][0]]
+    refs = [admission("mine").contents[0][0]]
     assert await store.erase_contents(["mine", "other"]) == 1
     with pytest.raises(LegalHold, match=placed.id):
         await store.erase("mine")
@@ -55,7 +55,7 @@ async def test_what_a_hold_covers_outlasts_every_way_of_removal(store: SqlStore,
     assert (await store.count_prunable(LATER))[0] == 1
     assert await store.prune([await left_of(store, run) for run in ("mine", "other")]) == ["other"]
     assert len(await store.contents("mine", refs)) == 1
-    assert await found(store, ContentQuery()) == ["mine"]
+    assert await runs_selected(store, ContentQuery()) == ["mine"]
 
     released = await store.release_hold(placed.id, 9.0, by=Actor("boss", "key"))
     assert (released.released_at, released.released_by) == (9.0, "boss")
@@ -75,7 +75,10 @@ KEY_ROW = text(
 
 async def test_a_run_whose_user_has_no_tag_is_held_by_its_task(store: SqlStore) -> None:
     """Releases before the tags of users wrote none, and a name may be too long for one."""
-    await fill(store, [asked("old"), asked("hashed", None, identifier="ann"), asked("bob", "bob"), ended("old", 2.0)])
+    await fill(
+        store,
+        [admission("old"), admission("hashed", None, identifier="ann"), admission("bob", "bob"), ended("old", 2.0)],
+    )
     await store.place_hold(hold("user", "ann", "tenant"), by=CLERK)
     assert set(await store.held(["old", "hashed", "bob"])) == {"old", "hashed"}
     assert await store.erase_contents(["old", "hashed", "bob"]) == 1
@@ -83,7 +86,7 @@ async def test_a_run_whose_user_has_no_tag_is_held_by_its_task(store: SqlStore) 
 
 
 async def test_a_hold_on_a_user_of_one_tenant_leaves_the_same_name_of_another(store: SqlStore) -> None:
-    await fill(store, [asked("mine"), asked("theirs", tenant="else")])
+    await fill(store, [admission("mine"), admission("theirs", tenant="else")])
     await store.place_hold(hold("user", "ann", "else"), by=CLERK)
     assert set(await store.held(["mine", "theirs"])) == {"theirs"}
 
@@ -94,7 +97,7 @@ async def test_encrypted_tasks_are_held_by_their_user(database: str) -> None:
         open_store(database, content_keys=[master]) as store,
         open_store(database, content_keys=[master]) as other,
     ):
-        await fill(store, [asked("mine"), asked("bob", "bob")])
+        await fill(store, [admission("mine"), admission("bob", "bob")])
         await other.place_hold(hold("user", "ann"), by=CLERK)
         assert await other.erase_contents(["mine", "bob"]) == 1
 
@@ -124,7 +127,7 @@ async def test_a_hold_is_placed_after_the_erasures_that_are_under_way(opener: Op
         placing = asyncio.ensure_future(store.place_hold(hold("run", "other"), by=CLERK))
         waits = text("SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not await store._read(lambda found: found.execute(waits).scalar_one()):
+            while not await store._read(lambda conn: conn.execute(waits).scalar_one()):
                 pass
         assert not placing.done()
         await conn.commit()

@@ -46,9 +46,9 @@ async def test_of_two_processes_one_gets_the_claim(opener: Opener) -> None:
             )
             assert sorted(type(answer).__name__ for answer in answers) == ["Appended"] + ["Conflict"] * 7
             (winner,) = [answer for answer in answers if isinstance(answer, Appended)]
-            held = await second_store.find_idempotency_record(f"claim-{turn}", 1.0)
-            assert held is not None
-            assert held.run == winner.events[0].run
+            record = await second_store.find_idempotency_record(f"claim-{turn}", 1.0)
+            assert record is not None
+            assert record.run == winner.events[0].run
 
 
 async def test_batches_that_claim_crosswise_do_not_block_each_other(opener: Opener) -> None:
@@ -88,13 +88,13 @@ async def test_a_claim_that_has_run_out_is_free(opener: Opener) -> None:
 async def test_a_reply_is_remembered_once(opener: Opener) -> None:
     async with opener() as first_store, opener() as second_store:
         replies = [replace(idempotency(), status=200, reply=b"%d" % n) for n in range(6)]
-        held = await settled(
+        replies_added = await settled(
             store.add_idempotency_record(reply, 1.0)
             for store, reply in zip([first_store, second_store] * 3, replies, strict=True)
         )
-        assert len(set(held)) == 1
-        assert held[0] in replies
-        assert await first_store.find_idempotency_record("claim", 1.0) == held[0]
+        assert len(set(replies_added)) == 1
+        assert replies_added[0] in replies
+        assert await first_store.find_idempotency_record("claim", 1.0) == replies_added[0]
         later = replace(replies[0], until=300.0, reply=b"later")
         assert (
             await second_store.add_idempotency_record(later, 100.0)
@@ -126,8 +126,8 @@ async def test_whoever_holds_nothing_may_only_ask_for_the_end(store: Store) -> N
     for kind in set(Kind) - WITHOUT_LEASE:
         with pytest.raises(LeaseLost):
             await store.append(Entry("run", 2.0, (Raw(Kind.CANCEL_ASKED, {}), Raw(kind, {}))))
-    asked = await store.append(Entry("run", 2.0, (Raw(Kind.CANCEL_ASKED, {"by": "caller"}),)))
-    assert [(event.seq, event.kind) for event in asked.events] == [(2, Kind.CANCEL_ASKED)]
+    wish = await store.append(Entry("run", 2.0, (Raw(Kind.CANCEL_ASKED, {"by": "caller"}),)))
+    assert [(event.seq, event.kind) for event in wish.events] == [(2, Kind.CANCEL_ASKED)]
     await store.append(Entry("run", 3.0, (Raw(Kind.CANCELLED, {}),), epoch=1))
     with pytest.raises(RunEnded):
         await store.append(Entry("run", 4.0, (Raw(Kind.CANCEL_ASKED, {"by": "caller"}),)))

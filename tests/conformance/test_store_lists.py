@@ -46,10 +46,17 @@ async def fill(store: SqlStore) -> None:
         ("b", "v", None, None, None, "conductor"),
     ]
     rows = []
-    for number, (run, recipient, outcome, read, written, kind) in enumerate(calls):
-        tokens = {"outcome": outcome, "input_tokens": read, "output_tokens": written}
-        known = {"run": run, "call": f"c{number}", "at": 20.0, "kind": kind, "recipient": recipient, "tenant": "tenant"}
-        rows.append({**SENT, **known, **tokens})
+    for number, (run, recipient, outcome, input_tokens, written, kind) in enumerate(calls):
+        tokens = {"outcome": outcome, "input_tokens": input_tokens, "output_tokens": written}
+        call_fields = {
+            "run": run,
+            "call": f"c{number}",
+            "at": 20.0,
+            "kind": kind,
+            "recipient": recipient,
+            "tenant": "tenant",
+        }
+        rows.append({**SENT, **call_fields, **tokens})
     await store._write(lambda conn: conn.execute(insert(DISCLOSURES), rows))
     await store.rate(Feedback("fb_1", "b", "tenant", "key", 40.0, "explicit", "user", "1", 1.0))
 
@@ -92,29 +99,29 @@ async def test_the_mark_changes_with_each_admission_event_and_end(store: SqlStor
 
 async def test_figures_are_of_a_tenants_runs_in_the_period(store: SqlStore) -> None:
     await fill(store)
-    found = await store.of_tenant("tenant").lists.figures(replace(PERIOD, tenant="tenant"))
-    shown = {(group.bucket, group.state, group.error): group.runs for group in found.groups}
-    assert shown == {
+    figures = await store.of_tenant("tenant").lists.figures(replace(PERIOD, tenant="tenant"))
+    runs_by_group = {(group.bucket, group.state, group.error): group.runs for group in figures.groups}
+    assert runs_by_group == {
         (0, "failed", "timeout"): 1,
         (0, "succeeded", None): 1,
         (1, "admitted", None): 1,
         (2, "admitted", None): 1,
     }
-    assert found.seconds == ((0, "mini", 30.0 - 24.9),)
-    assert sorted((call.recipient, call.outcome or "", call.calls, call.input_tokens) for call in found.calls) == [
+    assert figures.seconds == ((0, "mini", 30.0 - 24.9),)
+    assert sorted((call.recipient, call.outcome or "", call.calls, call.input_tokens) for call in figures.calls) == [
         ("v", "", 1, 0),
         ("w", "error", 1, 10),
         ("w", "ok", 1, 20),
     ]
-    assert (found.ratings, found.first_seconds, found.first_runs) == ((("w", 1, 1),), (0.5, 0.5), 4)
-    assert found.open == (("admitted", 2, 25.0),)
-    assert found.ejected == (Ejected("w", "failing", "a", 30.0),)
-    assert (found.since, found.calls_since) == (0.0, 0.0)
+    assert (figures.ratings, figures.first_seconds, figures.first_runs) == ((("w", 1, 1),), (0.5, 0.5), 4)
+    assert figures.open == (("admitted", 2, 25.0),)
+    assert figures.ejected == (Ejected("w", "failing", "a", 30.0),)
+    assert (figures.since, figures.calls_since) == (0.0, 0.0)
     everything = await store.lists.figures(PERIOD)
     assert sum(group.runs for group in everything.groups) == 5
 
 
 async def test_of_too_many_runs_the_newest_are_read(store: SqlStore) -> None:
     await fill(store)
-    found = await store.lists.figures(replace(PERIOD, most_runs=2, most_calls=1))
-    assert (found.since, sum(group.runs for group in found.groups), found.calls_since) == (60.0, 2, 20.0)
+    figures = await store.lists.figures(replace(PERIOD, most_runs=2, most_calls=1))
+    assert (figures.since, sum(group.runs for group in figures.groups), figures.calls_since) == (60.0, 2, 20.0)

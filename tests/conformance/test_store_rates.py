@@ -52,9 +52,9 @@ async def test_the_commit_that_ends_a_run_gives_its_place_and_its_tokens_back(op
 
 async def test_a_run_that_was_not_begun_is_given_back(store: Store) -> None:
     limits = RateLimits(rpm=9, concurrency=1)
-    asked = RateRequest((("key:k", limits),), run="a")
-    await store.count_requests([asked], NOW)
-    await store.give_back(asked)
+    rate_request = RateRequest((("key:k", limits),), run="a")
+    await store.count_requests([rate_request], NOW)
+    await store.give_back(rate_request)
     reply = await ask(store, limits, run="b")
     assert reply.refusal is None
     assert reply.figures[0].remaining == 9 - 2, "the request counts all the same"

@@ -46,7 +46,7 @@ from tests.harness.raw_facts import Raw
 QUESTION = "what-only-this-user-said"
 
 
-def asked(
+def admission(
     run: str,
     user: str | None = "ann",
     at: float = 1.0,
@@ -60,7 +60,7 @@ def asked(
     return replace(admitted(run, at, tenant=tenant), contents=((content_ref(SALT, body), body),))
 
 
-async def found(store: Store, query: ContentQuery, limit: int = 200) -> list[str]:
+async def runs_selected(store: Store, query: ContentQuery, limit: int = 200) -> list[str]:
     """The runs that a query selects, over all pages."""
     names: list[str] = []
     place = None
@@ -81,29 +81,29 @@ async def test_runs_are_found_by_user_tenant_and_time_until_they_are_erased(stor
     await fill(
         store,
         [
-            asked("old", at=1.0),
-            asked("new", at=9.0),
-            asked("else", tenant="other", at=2.0),
-            asked("bob", "bob", at=3.0, text='"user":"ann"'),
-            asked("nobody", None, at=4.0),
-            asked("quoted", 'a"n\\n', at=5.0),
+            admission("old", at=1.0),
+            admission("new", at=9.0),
+            admission("else", tenant="other", at=2.0),
+            admission("bob", "bob", at=3.0, text='"user":"ann"'),
+            admission("nobody", None, at=4.0),
+            admission("quoted", 'a"n\\n', at=5.0),
         ],
     )
     quotes = b'{"user":"ann"} is what ann writes'
     await store.append(note("nobody", contents=((content_ref(SALT, quotes), quotes),)))
-    await store.append(asked("hashed", None, at=6.0, identifier="ann-hash"))
+    await store.append(admission("hashed", None, at=6.0, identifier="ann-hash"))
     everything = ["old", "else", "bob", "nobody", "quoted", "hashed", "new"]
     for limit in (1, 2, 200):
-        assert await found(store, ContentQuery(), limit) == everything
-        assert await found(store, ContentQuery(user="ann"), limit) == ["old", "else", "new"]
-    assert await found(store, ContentQuery(user="ann", tenant="tenant")) == ["old", "new"]
-    assert await found(store, ContentQuery(user="ann", before=9.0)) == ["old", "else"]
-    assert await found(store, ContentQuery(user='a"n\\n')) == ["quoted"]
-    assert await found(store, ContentQuery(user="ann-hash")) == ["hashed"]
-    assert await found(store, ContentQuery(user="an")) == []
+        assert await runs_selected(store, ContentQuery(), limit) == everything
+        assert await runs_selected(store, ContentQuery(user="ann"), limit) == ["old", "else", "new"]
+    assert await runs_selected(store, ContentQuery(user="ann", tenant="tenant")) == ["old", "new"]
+    assert await runs_selected(store, ContentQuery(user="ann", before=9.0)) == ["old", "else"]
+    assert await runs_selected(store, ContentQuery(user='a"n\\n')) == ["quoted"]
+    assert await runs_selected(store, ContentQuery(user="ann-hash")) == ["hashed"]
+    assert await runs_selected(store, ContentQuery(user="an")) == []
     began = await store.clock()
     assert await store.erase_contents(["old", "nobody", "none"], "user") == 2
-    assert await found(store, ContentQuery()) == ["else", "bob", "quoted", "hashed", "new"]
+    assert await runs_selected(store, ContentQuery()) == ["else", "bob", "quoted", "hashed", "new"]
     assert await store.erase_contents(["old"], "retention") == 0
     assert await store.erase("bob")
     rows = {row.id: row for row in await store.runs(RunQuery(limit=20))}
@@ -114,8 +114,8 @@ async def test_runs_are_found_by_user_tenant_and_time_until_they_are_erased(stor
 
 async def test_runs_are_found_by_their_class(store: Store) -> None:
     phi = (("label", "phi"),)
-    await fill(store, [asked("bank", tenant="bank"), replace(asked("phi"), tags=phi)])
-    await fill(store, [replace(asked("both", tenant="bank"), tags=phi), asked("none")])
+    await fill(store, [admission("bank", tenant="bank"), replace(admission("phi"), tags=phi)])
+    await fill(store, [replace(admission("both", tenant="bank"), tags=phi), admission("none")])
     bank, labelled = RunClass(tenant="bank"), RunClass(label="phi")
     for within, without, names in (
         (bank, (), {"bank", "both"}),
@@ -125,7 +125,7 @@ async def test_runs_are_found_by_their_class(store: Store) -> None:
         (RunClass(tier="ultra"), (), set()),
         (None, (bank, labelled), {"none"}),
     ):
-        assert set(await found(store, ContentQuery(within=within, without=without), 2)) == names
+        assert set(await runs_selected(store, ContentQuery(within=within, without=without), 2)) == names
     await fill(store, [replace(ended(run, 2.0), tags=()) for run in ("bank", "phi", "both", "none")])
     query = PruneQuery(ended_before=9.0, deadline_before=9e9, within=labelled, without=(bank,))
     assert (await store.count_prunable(query))[0] == 1
@@ -134,7 +134,7 @@ async def test_runs_are_found_by_their_class(store: Store) -> None:
 async def test_words_of_callers_in_tags_are_erased_with_the_content_and_pruned_with_the_run(store: SqlStore) -> None:
     tags = ((USER_TAG, "ann"), (METADATA_TAG, metadata_tag("team", "search")), ("label", "phi"))
     for run in ("one", "two", "kept"):
-        await store.append(replace(asked(run), tags=tags))
+        await store.append(replace(admission(run), tags=tags))
         await store.append(ended(run, at=2.0))
     assert await store.erase_contents(["one"]) == 1
     assert await store.prune([await left_of(store, "two")]) == ["two"]
@@ -147,7 +147,7 @@ async def test_words_of_callers_in_tags_are_erased_with_the_content_and_pruned_w
 async def test_what_finds_plans_traces_and_approvals_is_pruned_with_the_run(store: SqlStore) -> None:
     tags = ((PLAN_TAG, FIRST_REVISION), (TRACE_TAG, "a" * 32))
     body = {"tier": "mini", "traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "wire": {"format": "plan"}}
-    await store.append(replace(asked("one"), events=(Raw(Kind.ADMITTED, body),), tags=tags))
+    await store.append(replace(admission("one"), events=(Raw(Kind.ADMITTED, body),), tags=tags))
     waits = Entry("one", 1.5, (Raw(Kind.AWAITING_APPROVAL, {}),), epoch=1, tags=((APPROVAL_TAG, ASKED),))
     await store.append(waits)
     await store.append(replace(ended("one", at=2.0), tags=()))
@@ -156,22 +156,22 @@ async def test_what_finds_plans_traces_and_approvals_is_pruned_with_the_run(stor
 
 
 async def test_a_text_is_found_by_its_ref_wherever_the_tenant_has_it(store: SqlStore) -> None:
-    await fill(store, [asked("first"), asked("again", "bob"), asked("foreign", tenant="other")])
-    await fill(store, [asked("longer", text=f"{QUESTION} and more"), asked("free", text="something else")])
+    await fill(store, [admission("first"), admission("again", "bob"), admission("foreign", tenant="other")])
+    await fill(store, [admission("longer", text=f"{QUESTION} and more"), admission("free", text="something else")])
     ref, body = content_ref(SALT, QUESTION.encode()), QUESTION.encode()
     await store.append(note("first", contents=((ref, body),)))
     assert await store.runs_with_ref(ref) == ["first"]
     ((tenant, text),) = await texts_with_ref(store, store, ref)
-    found = [row.id async for rows in runs_with_text(store, tenant, text) for row in rows]
-    assert sorted(found) == ["again", "first"]
+    runs_with_word = [row.id async for rows in runs_with_text(store, tenant, text) for row in rows]
+    assert sorted(runs_with_word) == ["again", "first"]
     with pytest.raises(NotFound):
         await texts_with_ref(store, store, "0" * 64)
 
 
 async def test_erasing_leaves_the_journal_and_nothing_else(opener: Opener) -> None:
     async with opener() as store, opener() as other:
-        await fill(store, [asked("one"), asked("two"), asked("kept")])
-        ref = asked("one").contents[0][0]
+        await fill(store, [admission("one"), admission("two"), admission("kept")])
+        ref = admission("one").contents[0][0]
         await store.rate(Feedback("fb", "one", "tenant", "key", 5.0, "explicit", "user", "", 1.0, "good", QUESTION))
         assert QUESTION.encode() in (await other.contents("one", [ref]))[ref]
         assert await other.erase_contents(["one", "two"]) == 2
@@ -191,7 +191,7 @@ async def test_one_transaction_erases_a_bounded_part(store: SqlStore, monkeypatc
     monkeypatch.setattr(retention, "ERASED_RUNS", 3)
     monkeypatch.setattr(retention, "ERASED_BYTES", 3000)
     sizes = {"a": 2000, "b": 2000, "c": 10, "d": 10, "e": 10, "f": 5000, "g": 10}
-    await fill(store, [asked(run, text="x" * size) for run, size in sizes.items()])
+    await fill(store, [admission(run, text="x" * size) for run, size in sizes.items()])
     groups = await store._read(lambda conn: retention.groups(conn, sorted(sizes)))
     assert groups == [["a"], ["b", "c", "d"], ["e"], ["f"], ["g"]]
     assert await store.erase_contents(sorted(sizes)) == len(sizes)
@@ -206,10 +206,12 @@ async def test_no_byte_is_left_in_the_files_of_sqlite(tmp_path: Path, opener: Op
 
     async with opener() as store:
         large = QUESTION * 2000
-        await fill(store, [asked(f"run-{n:03}", text=large if n % 10 == 0 else f"{QUESTION}{n}") for n in range(100)])
-        await fill(store, [asked("kept", "bob", text="what-bob-said")])
+        await fill(
+            store, [admission(f"run-{n:03}", text=large if n % 10 == 0 else f"{QUESTION}{n}") for n in range(100)]
+        )
+        await fill(store, [admission("kept", "bob", text="what-bob-said")])
         assert files_with(QUESTION)
-        await store.erase_contents(await found(store, ContentQuery(user="ann")))
+        await store.erase_contents(await runs_selected(store, ContentQuery(user="ann")))
         assert await store.overwrite_erased()
         assert files_with(QUESTION) == []
         assert files_with("what-bob-said")
@@ -243,22 +245,22 @@ async def rows_of(store: SqlStore, run: str) -> dict[str, int]:
     """The number of rows that belong to a run, by table."""
 
     def count(conn: Connection) -> dict[str, int]:
-        found = {}
+        counts = {}
         for table in METADATA.sorted_tables:
             column = table.c.id if table.name in ("runs", "pruned_runs") else table.c.get("run")
             if column is not None:
-                found[table.name] = conn.execute(select(func.count()).where(column == run)).scalar_one()
-        return {name: number for name, number in found.items() if number}
+                counts[table.name] = conn.execute(select(func.count()).where(column == run)).scalar_one()
+        return {name: number for name, number in counts.items() if number}
 
     return await store._read(count)
 
 
 async def test_pruning_leaves_one_row_of_a_run_and_nothing_of_any_other_table(opener: Opener) -> None:
     async with opener() as store, opener() as other:
-        taken = Outbox(0, "mini", "driver", holder="me", until=9.0)
+        outbox_row = Outbox(0, "mini", "driver", holder="me", until=9.0)
         for run in ("one", "kept"):
-            await store.append(replace(with_label(asked(run)), notify=True))
-            await store.append(Entry(run, 2.0, epoch=1, outbox=(taken,)))
+            await store.append(replace(with_label(admission(run)), notify=True))
+            await store.append(Entry(run, 2.0, epoch=1, outbox=(outbox_row,)))
             await store.append(ended(run, at=2.0))
             await store.rate(Feedback(f"fb-{run}", run, "tenant", "key", 5.0, "explicit", "user", "", 1.0, "good", ""))
         everything = await rows_of(store, "one")
@@ -276,17 +278,22 @@ async def test_pruning_leaves_one_row_of_a_run_and_nothing_of_any_other_table(op
 
 
 async def test_a_run_that_is_open_or_was_changed_since_it_was_read_is_not_pruned(store: SqlStore) -> None:
-    await fill(store, [asked("open"), asked("late"), asked("erased"), ended("late", 2.0), ended("erased", 2.0)])
-    read = [await left_of(store, run) for run in ("open", "late", "erased")]
+    await fill(
+        store, [admission("open"), admission("late"), admission("erased"), ended("late", 2.0), ended("erased", 2.0)]
+    )
+    revisions = [await left_of(store, run) for run in ("open", "late", "erased")]
     await store.append(note("open"))
     await store.append(Entry("late", 3.0, (Raw(Kind.CALL_FINISHED, {}),), epoch=1))
     await store.erase("erased")
-    assert await store.prune(read) == []
+    assert await store.prune(revisions) == []
     assert [len((await store.journal(run)).events) for run in ("open", "late", "erased")] == [2, 4, 3]
 
 
 async def test_only_runs_whose_time_and_deadline_are_over_are_selected(store: SqlStore) -> None:
-    await fill(store, [asked("open"), asked("short"), asked("long", at=3.0), ended("short", 5.0), ended("long", 8.0)])
+    await fill(
+        store,
+        [admission("open"), admission("short"), admission("long", at=3.0), ended("short", 5.0), ended("long", 8.0)],
+    )
     deadline = 500.0
     assert await store.count_prunable(PruneQuery(ended_before=9.0, deadline_before=deadline + 1)) == (2, 6)
     assert await store.count_prunable(PruneQuery(ended_before=8.0, deadline_before=deadline + 1)) == (1, 3)
@@ -304,7 +311,7 @@ def test_one_transaction_prunes_a_bounded_part() -> None:
 
 def copy_of(origin: str, run: str) -> Entry:
     """The admission of a replay, which has the request of its origin."""
-    entry = asked(run)
+    entry = admission(run)
     assert entry.new is not None
     return replace(entry, new=replace(entry.new, origin_kind="replay", origin_run=origin))
 
@@ -312,11 +319,11 @@ def copy_of(origin: str, run: str) -> Entry:
 async def test_a_run_that_was_erased_after_it_was_read_gets_no_copy(opener: Opener) -> None:
     """A replay and a shadow are admitted some milliseconds after the content of their origin was read."""
     async with opener() as store:
-        await store.append(asked("origin"))
+        await store.append(admission("origin"))
         copy = copy_of("origin", "copy")
         assert await store.erase("origin")
         (refused, other) = await asyncio.gather(
-            store.append(copy), store.append(asked("other")), return_exceptions=True
+            store.append(copy), store.append(admission("other")), return_exceptions=True
         )
         assert isinstance(refused, NotFound)
         assert isinstance(other, Appended)
@@ -328,7 +335,7 @@ async def test_copies_that_are_admitted_during_an_erasure_are_erased_or_refused(
     async with opener() as store, opener() as other:
         for number in range(8):
             origin, copy = f"origin{number}", f"copy{number}"
-            await store.append(asked(origin))
+            await store.append(admission(origin))
             admitted, erased = await asyncio.gather(
                 other.append(copy_of(origin, copy)), store.erase(origin), return_exceptions=True
             )
@@ -348,7 +355,7 @@ async def test_a_copy_that_is_found_at_the_second_look_is_erased_as_well(
 
     monkeypatch.setattr(content, "copies", late)
     async with opener() as store:
-        await store.append(asked("origin"))
+        await store.append(admission("origin"))
         await store.append(copy_of("origin", "copy"))
         assert await store.erase("origin")
         assert (await store.run("copy")).erased
@@ -367,7 +374,7 @@ async def test_an_erasure_leaves_sqlite_to_other_writers_between_its_transaction
 
     monkeypatch.setattr(retention, "ERASED_RUNS", 1)
     async with open_store(f"sqlite:///{tmp_path / 'baton.db'}") as store:
-        await fill(store, [asked("one"), asked("two")])
+        await fill(store, [admission("one"), admission("two")])
         monkeypatch.setattr(asyncio, "sleep", noted)
         assert await store.erase_contents(["one", "two"]) == 2
         monkeypatch.undo()
@@ -382,7 +389,7 @@ async def test_a_copy_that_is_admitted_while_a_text_is_erased_is_erased_as_well(
             await other.append(copy_of("origin", "copy"))
 
     async with opener() as store, opener() as other:
-        await store.append(asked("origin"))
+        await store.append(admission("origin"))
         ref = content_ref(SALT, QUESTION.encode())
         await store.append(note("origin", contents=((ref, QUESTION.encode()),)))
         ((tenant, text),) = await texts_with_ref(store, store, ref)

@@ -44,10 +44,10 @@ async def test_a_ticket_is_taken_held_and_finished(store: Store) -> None:
         "run", 0, "mini", "driver", version=0, claim=0, until=2.0, seq=2, tenant="tenant"
     )
     assert (await store.append(take("run", 0, "a"))).claim == 1
-    held = Due("run", 0, "mini", "driver", version=1, claim=1, until=10.0, seq=2, holder="a", tenant="tenant")
-    assert await store.due("run", 0) == held
+    due_step = Due("run", 0, "mini", "driver", version=1, claim=1, until=10.0, seq=2, holder="a", tenant="tenant")
+    assert await store.due("run", 0) == due_step
     await store.append(moved("run", "hold", 1))
-    assert await store.due("run", 0) == replace(held, version=2, seq=3)
+    assert await store.due("run", 0) == replace(due_step, version=2, seq=3)
     await store.append(moved("run", "finish", 1))
     assert await store.due("run", 0) is None
     with pytest.raises(LeaseLost):
@@ -185,8 +185,8 @@ async def test_who_has_waited_longest_comes_first(store: Store, announced: bool)
     for name, at in (("b", 21.0), ("c", 22.0), ("a", 20.0)):
         await store.append(admitted(name))
         await store.append(replace(queued(name, at=at), outbox=(Outbox(0, "mini", "driver", announced=announced),)))
-    found = [await store.overdue(60.0, 1) for _ in range(4)]
-    assert [due.run for dues in found for due in dues] == ["a", "b", "c"]
+    overdue = [await store.overdue(60.0, 1) for _ in range(4)]
+    assert [due.run for dues in overdue for due in dues] == ["a", "b", "c"]
 
 
 async def test_a_held_ticket_is_overdue_as_soon_as_its_claim_lapses(store: Store) -> None:
@@ -205,9 +205,9 @@ async def test_a_held_ticket_is_overdue_as_soon_as_its_claim_lapses(store: Store
 async def test_others_get_their_turn_while_thousands_are_renewed(store: Store, what: str) -> None:
     """A process that holds many renews them all every second or so, beside everything else that it does."""
     names = [f"run-{n}" for n in range(3000)]
-    held = [Held(name, 0, 1) for name in names]
+    claims = [Held(name, 0, 1) for name in names]
     renewing = (
-        store.renew_claims(held, 9.0)
+        store.renew_claims(claims, 9.0)
         if what == "claims"
         else store.renew_leases("driver", dict.fromkeys(names, 1), 9.0)
     )
@@ -242,16 +242,16 @@ async def test_a_lapsed_run_is_taken_over_once(opener: Opener) -> None:
             store.take_over(f"heir-{n}", 10.0, 30.0, 5, KINDS)
             for n, store in enumerate([first_store, second_store] * 3)
         ]
-        taken: list[RunRow] = [row for rows in await asyncio.gather(*calls) for row in rows]
+        taken_rows: list[RunRow] = [row for rows in await asyncio.gather(*calls) for row in rows]
         while rows := await first_store.take_over(
             "heir", 10.0, 30.0, 5, KINDS
         ):  # what one left because another was at it
-            taken += rows
-        assert sorted(row.id for row in taken) == [f"run-{n:02}" for n in range(1, 20)]
-        assert {row.epoch for row in taken} == {2}
+            taken_rows += rows
+        assert sorted(row.id for row in taken_rows) == [f"run-{n:02}" for n in range(1, 20)]
+        assert {row.epoch for row in taken_rows} == {2}
         due = await first_store.due("run-01", 0)
         assert due is not None
-        assert due.driver == next(row.driver for row in taken if row.id == "run-01")
+        assert due.driver == next(row.driver for row in taken_rows if row.id == "run-01")
 
 
 async def test_renewal_tells_which_leases_are_left(store: Store) -> None:
@@ -294,12 +294,12 @@ async def test_a_lease_changes_hands_with_an_entry(store: Store) -> None:
     row = await store.run("run")
     assert (row.epoch, row.driver, row.lease_until, row.deadline, row.seq) == (2, "", 900.0, 900.0, 2)
     assert await store.take_over("other", 899.0, 950.0, 9, [("mini", "v1")]) == ()
-    late, taken, twice = await settled(
+    late, winner, twice = await settled(
         store.append(Entry("run", 3.0, (Raw(Kind.RESUMED, {}),), epoch=epoch, lease=Lease("home", 9.0, 70.0)))
         for epoch in (1, 2, 2)
     )
     assert isinstance(late, LeaseLost)
-    assert isinstance(taken, Appended)
+    assert isinstance(winner, Appended)
     assert isinstance(twice, LeaseLost)
     row = await store.run("run")
     assert (row.epoch, row.driver, row.lease_until, row.deadline, row.seq) == (3, "home", 9.0, 70.0, 3)
@@ -374,8 +374,8 @@ async def test_the_backlog_is_the_work_that_nobody_has_taken(store: Store) -> No
     assert [row.id for row in await store.runs(RunQuery(untaken_at=50.0))] == ["run"]
     assert {row.id for row in await store.runs(RunQuery(untaken_at=200.0))} == {"run", "taken"}
     await store.append(replace(admitted("taken"), new=None, epoch=1, events=(Raw(Kind.CANCELLED, {"step": None}),)))
-    found = await store.backlog(200.0, 10)  # and so has the lease of the run
-    assert (found.waiting, found.oldest_since) == (4, 20.0)
+    backlog = await store.backlog(200.0, 10)  # and so has the lease of the run
+    assert (backlog.waiting, backlog.oldest_since) == (4, 20.0)
     assert (await store.backlog(200.0, 2)).waiting == 3
 
 
@@ -425,20 +425,25 @@ async def test_lists_filter_by_every_column(store: Store) -> None:
     for expected, queries in cases.items():
         for query in queries:
             assert "".join([row.id for row in await store.runs(query)]) == expected, query
-    shown = await store.run("b")
-    assert (shown.state, shown.topology, shown.steps, shown.degraded) == ("running", "chain", 3, False)
+    stored_row = await store.run("b")
+    assert (stored_row.state, stored_row.topology, stored_row.steps, stored_row.degraded) == (
+        "running",
+        "chain",
+        3,
+        False,
+    )
     assert ((await store.run("a")).error, (await store.run("a")).state) == ("no_worker", "failed")
 
 
 async def test_pages_hold_every_row_once_while_others_come_in(store: Store) -> None:
     await asyncio.gather(*(store.append(admitted(f"run-{n:03}", float(n // 5))) for n in range(60)))
-    seen: list[str] = []
+    listed_ids: list[str] = []
     before = None
     while rows := await store.runs(RunQuery(before=before, limit=7)):
-        seen += [row.id for row in rows]
+        listed_ids += [row.id for row in rows]
         before = (rows[-1].created_at, rows[-1].id)
-        await store.append(admitted(f"later-{len(seen)}", 1000.0))
-    assert seen == [f"run-{n:03}" for n in reversed(range(60))]
+        await store.append(admitted(f"later-{len(listed_ids)}", 1000.0))
+    assert listed_ids == [f"run-{n:03}" for n in reversed(range(60))]
 
 
 @pytest.mark.parametrize("ascending", [False, True])
@@ -451,14 +456,14 @@ async def test_pages_by_cost_hold_every_ended_run_once_while_others_end(store: S
     await asyncio.gather(*(spend(f"run-{n:02}", 100 + n // 4) for n in range(24)))
     await spend("open", 50, ends=False)
     passed = 100 if ascending else 105
-    seen: list[str] = []
+    listed_ids: list[str] = []
     before = None
     while rows := await store.runs(RunQuery(sort="cost", ascending=ascending, before=before, limit=5)):
-        seen += [row.id for row in rows]
+        listed_ids += [row.id for row in rows]
         before = (rows[-1].spent.usd, rows[-1].id)
-        await spend(f"behind-us-{len(seen)}", passed - 50 if ascending else passed + 50)
+        await spend(f"behind-us-{len(listed_ids)}", passed - 50 if ascending else passed + 50)
     names = [f"run-{n:02}" for n in range(24)]
-    assert seen == (names if ascending else names[::-1])
+    assert listed_ids == (names if ascending else names[::-1])
 
 
 # Keys, readiness

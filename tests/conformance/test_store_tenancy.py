@@ -29,11 +29,11 @@ async def test_a_tenant_writes_to_its_own_runs(store: Store) -> None:
     assert await ours.erase("run")
 
 
-@pytest.mark.parametrize("made", [note("run"), next_turn("run", 1)], ids=["a wish", "a turn on cached rows"])
-async def test_nothing_is_written_to_a_run_of_another_tenant(store: Store, made: Entry) -> None:
+@pytest.mark.parametrize("entry", [note("run"), next_turn("run", 1)], ids=["a wish", "a turn on cached rows"])
+async def test_nothing_is_written_to_a_run_of_another_tenant(store: Store, entry: Entry) -> None:
     await store.append(admitted("run"))
     with pytest.raises(NotFound):
-        await store.of_tenant(THEIRS).append(made)
+        await store.of_tenant(THEIRS).append(entry)
     assert (await store.run("run")).seq == 1
     assert len((await store.journal("run")).events) == 1
 
@@ -72,9 +72,9 @@ async def test_a_report_reads_the_runs_of_its_tenant_with_all_that_belongs_to_th
         await store.rate(replace(RATING, id=f"fb_{run}", run=run, tenant=tenant, comment="not for reports"))
     query = RunQuery(ascending=True)
     assert [run.id for run in await store.journaled_runs(query)] == ["a", "b", "c"]
-    found = await store.of_tenant(OURS).journaled_runs(replace(query, tenant=THEIRS))
-    assert [run.id for run in found] == ["a", "c"]
-    first = found[0]
+    journaled = await store.of_tenant(OURS).journaled_runs(replace(query, tenant=THEIRS))
+    assert [run.id for run in journaled] == ["a", "c"]
+    first = journaled[0]
     assert ([event.seq for event in first.events], first.ended) == ([1], False)
     assert (first.users, first.metadata) == (("ann",), ("team=search",))
     assert first.ratings == (replace(RATING, id="fb_a", run="a"),)

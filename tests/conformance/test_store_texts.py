@@ -34,8 +34,8 @@ async def rows(store: SqlStore) -> dict[str, int]:
 
 async def complete(store: Store, run: str, turns: int, name: str = "") -> bool:
     """True if a run has all of its contents."""
-    wanted = contents_of(run, turns, name)
-    return await store.contents(run, list(wanted)) == wanted
+    expected = contents_of(run, turns, name)
+    return await store.contents(run, list(expected)) == expected
 
 
 async def test_turns_share_their_texts_and_each_is_read_as_it_was_written(opener: Opener) -> None:
@@ -123,10 +123,10 @@ async def test_turns_that_begin_while_others_are_erased_lose_nothing(opener: Ope
     """Several processes write turns of one conversation, and erase them at once."""
     chance = random.Random(7)
     async with opener() as first_store, opener() as second_store:
-        kept: dict[str, int] = {}
+        live_runs: dict[str, int] = {}
         for wave in range(4):
             turns = {f"{wave}-{n}": chance.randint(1, 6) for n in range(6)}
-            doomed = [run for run in kept if chance.random() < 0.7]
+            doomed = [run for run in live_runs if chance.random() < 0.7]
             writes = [
                 chance.choice((first_store, second_store)).append(turn(run, number)) for run, number in turns.items()
             ]
@@ -135,14 +135,14 @@ async def test_turns_that_begin_while_others_are_erased_lose_nothing(opener: Ope
             ]
             both: list[Awaitable[Any]] = [*writes, *erasures]
             chance.shuffle(both)
-            assert not [found for found in await settled(both) if isinstance(found, Exception)]
-            kept = {run: number for run, number in (kept | turns).items() if run not in doomed}
+            assert not [outcome for outcome in await settled(both) if isinstance(outcome, Exception)]
+            live_runs = {run: number for run, number in (live_runs | turns).items() if run not in doomed}
             async with opener() as fresh:
-                for run, number in kept.items():
-                    wanted = dict(turn(run, number).contents)
-                    assert await fresh.contents(run, list(wanted)) == wanted
+                for run, number in live_runs.items():
+                    expected = dict(turn(run, number).contents)
+                    assert await fresh.contents(run, list(expected)) == expected
             assert await first_store._read(unused) == 0
-        await first_store.erase_contents(list(kept))
+        await first_store.erase_contents(list(live_runs))
         assert await rows(first_store) == {"contents": 0, "shared_contents": 0, "texts": 0}
 
 
@@ -186,11 +186,11 @@ async def test_a_turn_and_an_erasure_wait_for_each_other(opener: Opener, databas
     async with disposing(create_async_engine(parse_url(database))) as engine, opener() as store, opener() as other:
         old, new = (only_tools("old"), only_tools("new")) if way == "tools" else (turn("old", 3), turn("new", 4))
         await store.append(old)
-        begun = transaction_of(store, new, optimistic=way != "transaction")
+        begin_turn = transaction_of(store, new, optimistic=way != "transaction")
         erased: Work = partial(
             content.erase, statements=store._statements, runs=["old"], decrypt=store._decrypt, by="operator"
         )
-        works = {"erasure": erased, "turn": begun}
+        works = {"erasure": erased, "turn": begin_turn}
         (second,) = works.keys() - {first}
         async with engine.connect() as conn:
             await conn.begin()
@@ -200,7 +200,7 @@ async def test_a_turn_and_an_erasure_wait_for_each_other(opener: Opener, databas
             assert not waiting.done()
             await conn.commit()
         await waiting
-        wanted = dict(new.contents)
-        assert await store.contents("new", list(wanted)) == wanted
+        expected = dict(new.contents)
+        assert await store.contents("new", list(expected)) == expected
         assert await store._read(unused) == 0
         assert (await rows(store))["shared_contents"] == 1

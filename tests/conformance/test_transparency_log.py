@@ -33,20 +33,20 @@ def fresh() -> bytes:
 
 async def seal(store: SqlStore) -> int:
     """Seal all that waits. Returns the number of new entries."""
-    made = 0
+    count = 0
     while (sealed := await store.log.seal([SIGNER], fresh)) is not None:
-        made += sealed.leaves
+        count += sealed.leaves
         if not sealed.more:
             break
-    return made
+    return count
 
 
 async def leaves(store: SqlStore) -> list[Leaf]:
     """All entries, bundle by bundle."""
-    found: list[bytes] = []
-    while len(found) % 256 == 0 and (bundle := await store.log.entries(len(found) // 256)):
-        found += bundle
-    return [parse_leaf(entry) for entry in found]
+    entries: list[bytes] = []
+    while len(entries) % 256 == 0 and (bundle := await store.log.entries(len(entries) // 256)):
+        entries += bundle
+    return [parse_leaf(entry) for entry in entries]
 
 
 async def sealed_runs(store: SqlStore) -> dict[str, list[int]]:
@@ -66,10 +66,10 @@ async def checkpoint(store: SqlStore, verifier: Verifier = SIGNER.verifier) -> C
 
 async def fetched(store: SqlStore, query: Any) -> list[dict[str, Any]]:
     rows = await store._read(lambda conn: conn.execute(query).mappings().all())
-    found = []
+    mappings = []
     for row in rows:
-        found.append({str(name): value for name, value in row.items()})
-    return found
+        mappings.append({str(name): value for name, value in row.items()})
+    return mappings
 
 
 async def test_a_run_is_proven_by_its_events_and_its_row(store: SqlStore) -> None:
@@ -100,10 +100,10 @@ async def test_events_that_are_committed_after_the_row_was_read_are_sealed_with_
     store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On Postgres each statement of a pass sees what was committed before it."""
-    read = log_sources.run_rows
+    read_run_rows = log_sources.run_rows
 
-    def earlier(*given: Any) -> Any:
-        return {run: {**row, "seq": 1} for run, row in read(*given).items()}
+    def earlier(*arguments: Any) -> Any:
+        return {run: {**row, "seq": 1} for run, row in read_run_rows(*arguments).items()}
 
     await store.append(admitted("run"))
     await store.append(note("run"))
@@ -172,8 +172,8 @@ async def test_a_key_is_sealed_with_each_of_its_changes(store: SqlStore) -> None
 
 async def test_a_comment_is_sealed_apart_from_its_rating(store: SqlStore) -> None:
     await store.append(admitted("run"))
-    given = Feedback("f1", "run", "tenant", "key", 2.0, "explicit", "api", "", 1.0, "", "It was fine.")
-    await store.rate(given)
+    rating = Feedback("f1", "run", "tenant", "key", 2.0, "explicit", "api", "", 1.0, "", "It was fine.")
+    await store.rate(rating)
     await seal(store)
     (row,) = await fetched(store, select(FEEDBACK))
     (entry,) = await fetched(store, select(LOG_LEAVES).where(LOG_LEAVES.c.kind == "feedback"))

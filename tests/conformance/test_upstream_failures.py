@@ -37,8 +37,8 @@ async def test_every_kind_has_its_reason_code_and_status(form: Format) -> None:
         for kind in KINDS:
             stub.script("model-a", kind.act)
             error = await failed(line, QUICK if isinstance(kind.act, Hang) else PATIENT)
-            found = error.failure.reason, error.public_code, error.failure.status
-            assert found == (kind.reason, kind.code, kind.http), kind.name
+            reason_code_status = error.failure.reason, error.public_code, error.failure.status
+            assert reason_code_status == (kind.reason, kind.code, kind.http), kind.name
 
 
 async def test_the_providers_words_and_its_id_of_the_request_are_kept(form: Format) -> None:
@@ -86,7 +86,7 @@ def test_the_providers_code_is_finer_than_its_status(status: int, document: obje
 
 
 @pytest.mark.parametrize(
-    ("message", "kept"),
+    ("message", "excerpt_expected"),
     [
         (
             "This model's maximum context length is 128000 tokens.",
@@ -101,8 +101,8 @@ def test_the_providers_code_is_finer_than_its_status(status: int, document: obje
         ("dG9rZW4tb2YtYS1jYWxsZXItMTIzNDU2Nzg5MA==", "[...]"),
     ],
 )
-def test_an_excerpt_has_nothing_of_the_request_and_no_key(message: str, kept: str) -> None:
-    assert excerpt(message, BODY, ["Bearer the-secret-key"]) == kept
+def test_an_excerpt_has_nothing_of_the_request_and_no_key(message: str, excerpt_expected: str) -> None:
+    assert excerpt(message, BODY, ["Bearer the-secret-key"]) == excerpt_expected
 
 
 def test_an_excerpt_is_bounded_and_of_a_huge_request_only_ordinary_words_are_kept() -> None:

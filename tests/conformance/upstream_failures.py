@@ -83,20 +83,20 @@ INBOUND: Final = ("chat", "responses", "messages")
 async def received(client: httpx.AsyncClient, inbound: str, *, streams: bool, pin: str = "") -> tuple[Any, str]:
     """Ask one question; return what `Kind.seen_by` tells of the reply, and its run."""
     paths = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
-    asked: dict[str, Any] = {"model": "baton-mini", "stream": streams, "max_tokens": 64}
-    asked |= {"baton": {"pool": {"pin": pin}}} if pin else {}
-    asked["input" if inbound == "responses" else "messages"] = [{"role": "user", "content": "What is 2 + 2?"}]
+    request_body: dict[str, Any] = {"model": "baton-mini", "stream": streams, "max_tokens": 64}
+    request_body |= {"baton": {"pool": {"pin": pin}}} if pin else {}
+    request_body["input" if inbound == "responses" else "messages"] = [{"role": "user", "content": "What is 2 + 2?"}]
     if inbound == "responses":
-        del asked["max_tokens"]
-    reply = await client.post(paths[inbound], json=asked)
+        del request_body["max_tokens"]
+    reply = await client.post(paths[inbound], json=request_body)
     document = _last_event(reply.text) if streams else reply.json()
     error = document.get("response", document)["error"]
-    shown = error["type"] if inbound == "messages" else error["code"]
+    code = error["type"] if inbound == "messages" else error["code"]
     names = [name for name in ("retry-after", "x-should-retry") if name in reply.headers]
     retry = ", ".join(f"{name}: {reply.headers[name]}" for name in names)
     run = reply.headers["x-baton-run"]
     assert run in error["message"], error["message"]
-    return (reply.status_code, shown, retry), run
+    return (reply.status_code, code, retry), run
 
 
 def _last_event(text: str) -> dict[str, Any]:

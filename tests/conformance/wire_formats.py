@@ -84,11 +84,11 @@ async def connected(form: Format, stub: ProviderStub, *, key: str | None = None,
 
 def request(*messages: Message, model: str = "model-a", **changes: Any) -> Request:
     """A short question to a worker named w."""
-    asked = messages or (Message("user", (Text(QUESTION),)),)
-    return replace(Request(Worker("w", "stub", model), asked, Sampling(max_tokens=64)), **changes)
+    conversation = messages or (Message("user", (Text(QUESTION),)),)
+    return replace(Request(Worker("w", "stub", model), conversation, Sampling(max_tokens=64)), **changes)
 
 
-def said(pieces: list[Piece]) -> str:
+def text_of_pieces(pieces: list[Piece]) -> str:
     """The answer's text."""
     return "".join(piece.text for piece in pieces if isinstance(piece, Words))
 

@@ -11,10 +11,10 @@ from app.core.run.events import PlanAccepted, PlanOpened, PlanStep, StepQueued
 from app.core.run.graph import graph
 from app.core.run.instant import instant
 from app.core.run.timeline import timeline
-from tests.core.play import admission, done, intent, numbered, outcome
+from tests.core.play import admission, intent, numbered, outcome, step_done
 
 FAILED = (intent("f", 0), outcome("f", 0, usd=3, kind="error"))
-CALLS = (StepQueued(0), *FAILED, intent("c", 0), outcome("c", 0, usd=7), done(0, "c"))
+CALLS = (StepQueued(0), *FAILED, intent("c", 0), outcome("c", 0, usd=7), step_done(0, "c"))
 
 
 def run_of(count: int) -> Any:

@@ -131,8 +131,8 @@ class Run:
     def calls(self, worker: Worker, *texts: str) -> None:
         """Note a call in which a worker reads these texts."""
         self.flows.calls += 1
-        read = labels(*texts)
-        if not self.allowed(self.catalog, worker.name, read, marks(*texts) - read):
+        labels_read = labels(*texts)
+        if not self.allowed(self.catalog, worker.name, labels_read, marks(*texts) - labels_read):
             self.flows.leaks.append((worker.name, marks(*texts)))
 
     # -- plans
@@ -162,10 +162,10 @@ class Run:
             listed = tuple(n for n in range(place) if self.chance.random() < 0.5)
             again = before is not None and self.chance.random() < 0.5
             access = Access(self.chance.random() < 0.4, listed, again)
-            said = subtask if self.chance.random() < 0.7 or not access.user else ""
-            ref, previous = self.keep(said), before.step.n if before is not None else None
+            text = subtask if self.chance.random() < 0.7 or not access.user else ""
+            ref, previous = self.keep(text), before.step.n if before is not None else None
             for worker in self.chance.sample(self.workers, len(self.workers)):
-                step = Step(worker.name, said, access, answers=place == last)
+                step = Step(worker.name, text, access, answers=place == last)
                 draft = drafts.plan_step(
                     Propose(number, base, "first"), place, drafts.WrittenStep(step, ref, declassified=lost), previous
                 )
@@ -193,11 +193,13 @@ class Run:
         step, call = self.state.steps[n], f"call{len(self.state.calls)}"
         self.write(CallIntended(call, n, worker.name, step.access, 0, 0))
         earlier = [self.state.steps[m] for m in step.access.steps if self.state.steps[m].state == "done"]
-        done = {step.n: EarlierStep(step.n, self.texts[step.subtask], self.texts[step.output]) for step in earlier}
+        earlier_steps = {
+            step.n: EarlierStep(step.n, self.texts[step.subtask], self.texts[step.output]) for step in earlier
+        }
         task = self.task if step.access.user else None
-        seen = visible_steps(step.access, done)
-        shown = compose(task, self.texts[step.subtask], seen, self.used.get(n, ()), worker.name)
-        texts = [message.text for message in shown]
+        visible = visible_steps(step.access, earlier_steps)
+        messages = compose(task, self.texts[step.subtask], visible, self.used.get(n, ()), worker.name)
+        texts = [message.text for message in messages]
         self.calls(worker, *texts)
         self.write(CallFinished(call, n, "ok", Usage(), 0, 0.0))
         if n not in self.used and self.chance.random() < 0.2:
@@ -207,12 +209,12 @@ class Run:
         lost = worker.declassifies & reading.labels
         self.write(StepDone(n, call, self.keep(output), len(output), "stop", declassified=lost))
 
-    def use_a_tool(self, n: int, call: str, worker: Worker, read: frozenset[str]) -> None:
+    def use_a_tool(self, n: int, call: str, worker: Worker, labels_read: frozenset[str]) -> None:
         """Let the worker call a tool of the caller's, whose result has labels of its own; then go on."""
         own = frozenset(label for label in LABELS if self.chance.random() < 0.2)
-        said = Message("assistant", (Text(marked(read)),), calls=(ToolCall("theirs", "look"),))
+        assistant_turn = Message("assistant", (Text(marked(labels_read)),), calls=(ToolCall("theirs", "look"),))
         came = Message("tool", (Text(marked(own, {TOOL})),), call_id="ours")
-        self.used[n] = [ToolUse(worker.name, said, ("ours",), (came,))]
+        self.used[n] = [ToolUse(worker.name, assistant_turn, ("ours",), (came,))]
         turn = self.state.turn.number
         self.write(
             StepAwaitingTool(n, call, "said", 0, (NamedCall("ours", "look"),)),

@@ -76,8 +76,8 @@ def admission(**changes: Any) -> Fact:
 
 def intent(call: str, n: int | None, *, access: tuple[str | int, ...] = ("user",), worker: str = "ada") -> Fact:
     """`call.intended`."""
-    seen = Access("user" in access, tuple(place for place in access if isinstance(place, int)))
-    return CallIntended(call=call, n=n, worker=worker, access=seen, usd_held=9, tokens_held=90)
+    step_access = Access("user" in access, tuple(place for place in access if isinstance(place, int)))
+    return CallIntended(call=call, n=n, worker=worker, access=step_access, usd_held=9, tokens_held=90)
 
 
 def outcome(call: str, n: int | None, usage: Usage = Usage(), *, usd: int = 0, kind: str = "ok") -> Fact:
@@ -85,7 +85,7 @@ def outcome(call: str, n: int | None, usage: Usage = Usage(), *, usd: int = 0, k
     return CallFinished(call=call, n=n, outcome=kind, usage=usage, usd=usd, seconds=0.5)
 
 
-def done(n: int, call: str, chars: int = 5) -> Fact:
+def step_done(n: int, call: str, chars: int = 5) -> Fact:
     """`step.done`."""
     return StepDone(n, call, output=f"ref-{n}" if chars else "", chars=chars, finish="stop")
 
@@ -171,8 +171,8 @@ class Play:
             assert whole or not step.answers, "the answering step waits for the whole plan"
             assert not step.opens_workflow, "what is the conductor's is for no dispatcher"
             if (parent := parent_of(state, step)) is not None:
-                seen = {n for n in step.access.steps if state.steps[n].proposal != step.proposal}
-                assert seen <= set(parent.access.steps), "authority never widens"
+                reads_of_other_plans = {n for n in step.access.steps if state.steps[n].proposal != step.proposal}
+                assert reads_of_other_plans <= set(parent.access.steps), "authority never widens"
                 assert parent.access.user or not step.access.user
         if isinstance(draft, PlanOpened) and state.round > 1 and draft.parent is None:
             assert state.previous_answer is not None, "a round follows an answer"
@@ -180,8 +180,8 @@ class Play:
         assert state.round <= state.admitted.limits.rounds
         busy = [step for step in state.active_steps if step.state in ("queued", "running") and not step.opens_workflow]
         assert len(busy) <= state.admitted.limits.fan_out
-        made = [proposal.number for proposal in state.all_proposals if proposal.state == "accepted"]
-        workers = [step for step in state.active_steps if step.proposal in made and not step.opens_workflow]
+        accepted = [proposal.number for proposal in state.all_proposals if proposal.state == "accepted"]
+        workers = [step for step in state.active_steps if step.proposal in accepted and not step.opens_workflow]
         assert len(workers) <= state.admitted.limits.steps, "nested steps count to their round's"
         assert all(nesting_depth(state, n) <= state.admitted.limits.depth for n in state.nested)
         assert [proposal.number for proposal in state.all_proposals] == list(range(state.proposal_count))
@@ -282,10 +282,10 @@ class Play:
             return (drafts.plan_accepted(proposal.number, "", access),)
         if proposal.round > 1 and not inner and not place and not self.insists and random.random() < 0.5:
             return (drafts.plan_accepted(proposal.number, "", []),)
-        seen = tuple(n for n in range(place) if random.random() < 0.5)
+        steps_read = tuple(n for n in range(place) if random.random() < 0.5)
         subtask = random.choice(("ref", ""))
         before = state.previous_answer.step.n if state.previous_answer is not None and not inner else None
-        access = Access(random.random() < 0.5 or not subtask, seen, before is not None and random.random() < 0.5)
+        access = Access(random.random() < 0.5 or not subtask, steps_read, before is not None and random.random() < 0.5)
         last = place + 1 >= (proposal.room or 5) or proposal.mode == "fallback" or random.random() < 0.4
         deeper = may_nest(state, proposal.parent) and proposal.mode != "fallback" and random.random() < self.itself
         step = Step(
@@ -317,7 +317,7 @@ class Play:
         tools = not self.state.admitted.limits.depth  # what can be nested has none of the caller's tools
         if good and tools and random.random() < 0.3 and len(self.state.steps[n].exchanges) < 4:
             return (*written, called(n, call.id, f"{call.id}-a", f"{call.id}-b"))
-        return (*written, done(n, call.id, random.choice((0, 7)))) if good else written
+        return (*written, step_done(n, call.id, random.choice((0, 7)))) if good else written
 
     def _called(self, step: StepState) -> bool:
         return any(call.step == step.n for call in self.state.open_calls)

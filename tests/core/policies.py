@@ -35,24 +35,24 @@ or (true) in what is derived from a conversation."""
 
 def pool(chance: random.Random, workers: int = 6, *, further: bool = False) -> Catalog:
     """A random pool: workers, rules, and two tiers."""
-    made = [_worker(f"w{number}", chance, further=further) for number in range(workers)]
-    names = [worker.name for worker in made]
+    all_workers = [_worker(f"w{number}", chance, further=further) for number in range(workers)]
+    names = [worker.name for worker in all_workers]
     tiers = [
         _tier(name, chance.sample(names, chance.randint(1, workers)), chance.choice((None, None, names[0])))
         for name in ("mini", "ultra")
     ]
     rules = tuple(_rule(f"r{number}", names, chance) for number in range(chance.randint(0, 4)))
     endpoints = {name: ProviderSpec(name, "openai", base_url=f"https://{name}.example") for name in PROVIDERS}
-    workers_by_name = {worker.name: worker for worker in made}
+    workers_by_name = {worker.name: worker for worker in all_workers}
     return compiled(Catalog(endpoints, workers_by_name, {tier.name: tier for tier in tiers}, {}, "", rules=rules))
 
 
 def compiled(catalog: Catalog) -> Catalog:
     """Compile the rules into the workers again, as reading a pool file does."""
-    known = {
+    with_bars = {
         name: replace(worker, bars=bars(catalog.rules, attributes(worker))) for name, worker in catalog.workers.items()
     }
-    return replace(catalog, workers=known)
+    return replace(catalog, workers=with_bars)
 
 
 def _worker(name: str, chance: random.Random, *, further: bool) -> Worker:
@@ -86,8 +86,8 @@ def _match(workers: list[str], chance: random.Random) -> Match:
         "retention": ("none", "30d"),
         "clearance": LABELS,
     }
-    asked = chance.sample(ATTRIBUTES, chance.randint(1, 2))
-    return Match(**{name: frozenset(chance.sample(values[name], chance.randint(1, 2))) for name in asked})
+    chosen_attributes = chance.sample(ATTRIBUTES, chance.randint(1, 2))
+    return Match(**{name: frozenset(chance.sample(values[name], chance.randint(1, 2))) for name in chosen_attributes})
 
 
 # -- the evaluator
@@ -131,7 +131,7 @@ def label_sets(labels: tuple[str, ...] = LABELS) -> Iterator[Names]:
 
 def reach(catalog: Catalog, sources: tuple[str, ...] = ()) -> Reach:
     """Everything that the pool shows to anybody, with each set of these sources."""
-    found: Reach = set()
+    reached: Reach = set()
     for tier in catalog.tiers.values():
         readers = [("worker", name) for name in tier.pool]
         if tier.conductor.worker is not None:
@@ -140,13 +140,13 @@ def reach(catalog: Catalog, sources: tuple[str, ...] = ()) -> Reach:
             who = (tier.name, role, name, catalog.workers[name].provider)
             for labels in label_sets():
                 for origin in label_sets(sources):
-                    seen = origin if role == "worker" else origin | {CALLER}
-                    if allowed(catalog, name, labels, seen):
-                        found.add((*who, False, labels | origin))
+                    all_origins = origin if role == "worker" else origin | {CALLER}
+                    if allowed(catalog, name, labels, all_origins):
+                        reached.add((*who, False, labels | origin))
         for labels in label_sets():
             for name in _sees_some_of(catalog, tier, labels):
-                found.add((tier.name, "worker", name, catalog.workers[name].provider, True, labels))
-    return found
+                reached.add((tier.name, "worker", name, catalog.workers[name].provider, True, labels))
+    return reached
 
 
 def _sees_some_of(catalog: Catalog, tier: Tier, labels: Names) -> set[str]:
@@ -155,7 +155,7 @@ def _sees_some_of(catalog: Catalog, tier: Tier, labels: Names) -> set[str]:
     model = tier.conductor.worker
     if model is not None and allowed(catalog, model, labels, frozenset({CALLER})):
         words.add((labels - catalog.workers[model].declassifies, CONDUCTOR))
-    seen: set[str] = set()
+    readers: set[str] = set()
     while True:
         now = [
             (name, carried)
@@ -163,17 +163,17 @@ def _sees_some_of(catalog: Catalog, tier: Tier, labels: Names) -> set[str]:
             for carried, origin in words
             if allowed(catalog, name, carried, frozenset({origin}))
         ]
-        made = {(carried - catalog.workers[name].declassifies, STEP) for name, carried in now}
-        seen |= {name for name, _ in now}
-        if made <= words:
-            return seen
-        words |= made
+        derived = {(carried - catalog.workers[name].declassifies, STEP) for name, carried in now}
+        readers |= {name for name, _ in now}
+        if derived <= words:
+            return readers
+        words |= derived
 
 
 def named_sources(*catalogs: Catalog) -> tuple[str, ...]:
     """The sources that the rules of the pools name."""
-    named = {label for catalog in catalogs for rule in catalog.rules for label in rule.labels}
-    return tuple(sorted(named.intersection(SOURCES)))
+    rule_labels = {label for catalog in catalogs for rule in catalog.rules for label in rule.labels}
+    return tuple(sorted(rule_labels.intersection(SOURCES)))
 
 
 def widens(old: Catalog, new: Catalog) -> Reach:
@@ -187,10 +187,10 @@ def widens(old: Catalog, new: Catalog) -> Reach:
 
 def change(catalog: Catalog, chance: random.Random) -> Catalog:
     """One random change of the file, in either direction."""
-    made = chance.choice(
+    make_change = chance.choice(
         (_without_a_rule, _other_clearance, _other_pool, _other_rule, _other_provider, _other_declassifier)
     )
-    return compiled(made(catalog, chance))
+    return compiled(make_change(catalog, chance))
 
 
 def _without_a_rule(catalog: Catalog, chance: random.Random) -> Catalog:
@@ -203,8 +203,10 @@ def _without_a_rule(catalog: Catalog, chance: random.Random) -> Catalog:
 def _other_clearance(catalog: Catalog, chance: random.Random) -> Catalog:
     worker = chance.choice(list(catalog.workers.values()))
     card = replace(worker.card, clearance=worker.card.clearance ^ {chance.choice(LABELS)})
-    kept = worker.declassifies & card.cleared
-    return replace(catalog, workers={**catalog.workers, worker.name: replace(worker, card=card, declassifies=kept)})
+    declassified = worker.declassifies & card.cleared
+    return replace(
+        catalog, workers={**catalog.workers, worker.name: replace(worker, card=card, declassifies=declassified)}
+    )
 
 
 def _other_declassifier(catalog: Catalog, chance: random.Random) -> Catalog:
@@ -227,21 +229,21 @@ def _other_pool(catalog: Catalog, chance: random.Random) -> Catalog:
 
 def _other_rule(catalog: Catalog, chance: random.Random) -> Catalog:
     rule = _rule(f"r{len(catalog.rules)}", sorted(catalog.workers), chance)
-    kept = catalog.rules[: chance.randint(0, len(catalog.rules))]
-    return replace(catalog, rules=(*kept, rule, *catalog.rules[len(kept) + 1 :]))
+    rules_before = catalog.rules[: chance.randint(0, len(catalog.rules))]
+    return replace(catalog, rules=(*rules_before, rule, *catalog.rules[len(rules_before) + 1 :]))
 
 
-def changes(chance: random.Random, wanted: int, *, widen: bool) -> Iterator[tuple[Catalog, Catalog]]:
+def changes(chance: random.Random, count_wanted: int, *, widen: bool) -> Iterator[tuple[Catalog, Catalog]]:
     """Pairs of an old and a new pool of which the evaluator says that the new one shows something more, or that it
     shows less and nothing more."""
-    found = 0
-    while found < wanted:
+    count = 0
+    while count < count_wanted:
         old = pool(chance)
         new = change(old, chance)
         shows_more = bool(widens(old, new))
         fits = shows_more if widen else not shows_more and bool(widens(new, old))
         if fits:
-            found += 1
+            count += 1
             yield old, new
 
 
@@ -253,8 +255,8 @@ def disagreements(chance: random.Random, pools: int) -> int:
         origin = frozenset(chance.sample(SOURCES, chance.randint(0, 2)))
         for name, worker in catalog.workers.items():
             for labels in label_sets():
-                right, read = allowed(catalog, name, labels, origin), Reading(labels, origin)
-                differ += permits(worker, read) is not right or bool(exclusion(worker, read)) is right
+                right, reading = allowed(catalog, name, labels, origin), Reading(labels, origin)
+                differ += permits(worker, reading) is not right or bool(exclusion(worker, reading)) is right
     return differ
 
 
@@ -262,16 +264,16 @@ def decision_microseconds(chance: random.Random) -> float:
     """The time of the decisions about one request for fifty workers, the median of many requests."""
     workers = list(pool(chance, workers=50, further=True).workers.values())
     requests = [Reading(frozenset(chance.sample(LABELS, 2)), frozenset({CALLER})) for _ in range(2_000)]
-    taken = []
+    durations = []
     for request in requests:
-        taken.append(_timed(lambda request=request: [permits(worker, request) for worker in workers]))
-    return statistics.median_high(taken) * 1e6
+        durations.append(_timed(lambda request=request: [permits(worker, request) for worker in workers]))
+    return statistics.median_high(durations) * 1e6
 
 
 def _timed(act: Callable[[], object]) -> float:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     act()
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def main() -> int:

@@ -42,8 +42,10 @@ def waiting(terms: ApprovalTerms, **chosen: Any) -> RunState:
     state = run_of(terms, **chosen)
     (command,) = decide(state, SOON)
     assert command == AwaitApproval(0)
-    asked = drafts.run_awaiting_approval(state, state.proposals[0], SOON + terms.seconds, 30.0, CATALOG, notifies=False)
-    return run_of(terms, asked, **chosen)
+    request = drafts.run_awaiting_approval(
+        state, state.proposals[0], SOON + terms.seconds, 30.0, CATALOG, notifies=False
+    )
+    return run_of(terms, request, **chosen)
 
 
 @pytest.mark.parametrize(
@@ -86,36 +88,38 @@ def test_what_is_not_approved_in_time_may_be_replaced_by_what_needs_no_approval(
         assert isinstance(end, Finish), "nothing of it needs no approval"
     state = waiting(falls_back)
     dropped = drafts.plan_dropped(state, DropPlan(0), LATE)
-    asked = state.approval_question
-    assert asked is not None
-    gone = run_of(falls_back, asked, *dropped)
-    assert (gone.state, gone.turn.deadline) == ("admitted", LATE + asked.seconds)
+    approval_request = state.approval_question
+    assert approval_request is not None
+    gone = run_of(falls_back, approval_request, *dropped)
+    assert (gone.state, gone.turn.deadline) == ("admitted", LATE + approval_request.seconds)
     assert [command.mode for command in decide(gone, LATE) if isinstance(command, Propose)] == ["fallback"]
 
 
 def test_an_approval_gives_the_turn_its_time_back_and_caps_what_is_spent() -> None:
     terms = ApprovalTerms(("tier",), above_usd=5)
     state = waiting(terms)
-    asked = state.approval_question
-    assert asked is not None
+    approval_request = state.approval_question
+    assert approval_request is not None
     assert spendable_by_steps(state).usd == 5, "what needs no approval"
-    given = RunApproved(0, asked.digest, "", "key:boss", LATE + 30, {"ada": asked.workers["ada"]}, 70)
-    after = run_of(terms, asked, given)
+    approval = RunApproved(
+        0, approval_request.digest, "", "key:boss", LATE + 30, {"ada": approval_request.workers["ada"]}, 70
+    )
+    after = run_of(terms, approval_request, approval)
     assert (after.state, after.turn.deadline, spendable_by_steps(after).usd) == ("running", LATE + 30, 70)
     assert decide(after, LATE) == (Queue((0,)),)
-    for other in (replace(given, digest="other"), RunRefused(0, "other", "key:boss")):
+    for other in (replace(approval, digest="other"), RunRefused(0, "other", "key:boss")):
         with pytest.raises(ValueError, match="another plan"):
-            run_of(terms, asked, other)
+            run_of(terms, approval_request, other)
 
 
 def test_only_workers_that_are_approved_as_they_are_may_be_called() -> None:
     terms, everybody = ApprovalTerms(workers=("cyd",)), list(WORKERS.values())
     marks = approvals.fingerprints(CATALOG, ["ada", "bob"])
-    given = approvals.Approval("digest", marks, 5)
-    left, others = approvals.permitted_workers(everybody, terms, given, CATALOG)
+    approval = approvals.Approval("digest", marks, 5)
+    left, others = approvals.permitted_workers(everybody, terms, approval, CATALOG)
     assert ([worker.name for worker in left], others) == (["ada", "bob"], (("cyd", "not_approved"),))
     moved = [replace(everybody[0], model="another"), everybody[1]]
-    assert [worker.name for worker in approvals.permitted_workers(moved, terms, given, CATALOG)[0]] == ["bob"]
+    assert [worker.name for worker in approvals.permitted_workers(moved, terms, approval, CATALOG)[0]] == ["bob"]
     assert [worker.name for worker in approvals.permitted_workers(everybody, terms, None, CATALOG)[0]] == ["ada", "bob"]
     free = [replace(everybody[0], priced=False), everybody[1]]
     assert [
@@ -128,9 +132,9 @@ def test_terms_follow_from_the_tier_the_rules_and_the_request() -> None:
     assert terms_of(CATALOG, TIER, frozenset({"phi"}), requested=False) is None
     assert terms_of(CATALOG, TIER, frozenset(), requested=True) == ApprovalTerms(("requested",))
     rule = ApprovalRule(labels=frozenset({"phi"}), providers=("stub",), seconds=9.0, four_eyes=False)
-    found = terms_of(CATALOG, replace(TIER, approval=rule), frozenset({"phi", "x"}), requested=False)
-    assert found == ApprovalTerms(("label:phi",), workers=("ada", "bob", "cyd"), seconds=9.0, four_eyes=False)
+    terms = terms_of(CATALOG, replace(TIER, approval=rule), frozenset({"phi", "x"}), requested=False)
+    assert terms == ApprovalTerms(("label:phi",), workers=("ada", "bob", "cyd"), seconds=9.0, four_eyes=False)
     ruled = replace(CATALOG, rules=(Rule("r", frozenset({"phi"}), approve=Match(worker=frozenset({"bob"}))),))
     assert terms_of(ruled, TIER, frozenset({"phi"}), requested=False) == ApprovalTerms(workers=("bob",))
     assert terms_of(ruled, TIER, frozenset(), requested=False) is None
-    assert ApprovalTerms.from_json((found or ApprovalTerms()).to_json()) == found
+    assert ApprovalTerms.from_json((terms or ApprovalTerms()).to_json()) == terms

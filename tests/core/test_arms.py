@@ -18,9 +18,9 @@ CATALOG = sealed(
 
 
 def arm(model: str) -> Tier:
-    found = tier_for(CATALOG, model)
-    assert found is not None
-    return found
+    tier = tier_for(CATALOG, model)
+    assert tier is not None
+    return tier
 
 
 @pytest.mark.parametrize(
@@ -39,23 +39,23 @@ def arm(model: str) -> Tier:
 def test_a_fixed_arm_has_its_shape_over_the_workers_that_it_names(
     model: str, shape: str, workers: tuple[str, ...], width: int
 ) -> None:
-    found = arm(model)
-    assert (found.conductor.shape, found.conductor.workers, steps_needed(found.conductor)) == (shape, workers, width)
-    assert (found.name, found.conductor.whole) == ("ultra", True)
-    assert set(found.pool) == set(workers), "nobody else answers in its name"
-    assert found.fallback in found.pool
-    assert {name: limits.steps for name, limits in found.efforts.items()} == {"low": 2, "medium": 5}
-    assert {limits.rounds for limits in found.efforts.values()} == {1}
+    tier = arm(model)
+    assert (tier.conductor.shape, tier.conductor.workers, steps_needed(tier.conductor)) == (shape, workers, width)
+    assert (tier.name, tier.conductor.whole) == ("ultra", True)
+    assert set(tier.pool) == set(workers), "nobody else answers in its name"
+    assert tier.fallback in tier.pool
+    assert {name: limits.steps for name, limits in tier.efforts.items()} == {"low": 2, "medium": 5}
+    assert {limits.rounds for limits in tier.efforts.values()} == {1}
 
 
 def test_a_conducted_arm_differs_by_the_model_alone() -> None:
-    found = arm("ultra:conductor:trained")
-    assert found == replace(ULTRA, conductor=ConductorSpec("model", "trained", temperature=0.3))
+    tier = arm("ultra:conductor:trained")
+    assert tier == replace(ULTRA, conductor=ConductorSpec("model", "trained", temperature=0.3))
     assert arm("ultra:conductor:planner") == ULTRA
     compact = replace(MINI, name="compact", conductor=ConductorSpec("model", "trained", prompt="compact"))
     served = replace(CATALOG, tiers={**CATALOG.tiers, "compact": compact})
-    found = tier_for(served, "ultra:conductor:trained")
-    assert found == replace(ULTRA, conductor=compact.conductor), "it is asked as the tier that names it asks it"
+    tier = tier_for(served, "ultra:conductor:trained")
+    assert tier == replace(ULTRA, conductor=compact.conductor), "it is asked as the tier that names it asks it"
     assert arm("mini:conductor:trained").conductor == ConductorSpec("model", "trained")
     assert arm("ultra:random").conductor == ConductorSpec("random")
     assert arm("ultra:random").pool == ULTRA.pool
@@ -85,10 +85,10 @@ def test_arms_are_there_only_where_the_operator_wants_them() -> None:
 
 def test_whatever_is_listed_is_served_and_fits() -> None:
     for tier in (ULTRA, MINI):
-        found = list(listed(CATALOG, tier))
-        for model in found:
+        names = list(listed(CATALOG, tier))
+        for model in names:
             assert steps_needed(arm(model).conductor) <= tier.efforts[tier.effort].steps
-    assert found == ["mini:single:a", "mini:conductor:trained", "mini:random"]
+    assert names == ["mini:single:a", "mini:conductor:trained", "mini:random"]
     chosen = replace(MINI, conductor=ConductorSpec("selector", "planner"))
     served = replace(CATALOG, tiers={"mini": chosen})
     assert "mini:conductor:planner" in listed(served, chosen), "the model itself is another arm than who may choose it"

@@ -26,7 +26,7 @@ from app.core.run.fold import advance, fold
 from app.core.run.kinds import AFTER_THE_END, ENDED, OUTCOMES, RUN_ARROWS, RUN_STATES, STEP_ARROWS
 from app.core.run.progress import Propose
 from app.core.run.state import Call, Exchange, Proposal, RunState, StepState
-from tests.core.play import POOL, admission, called, done, failed, intent, numbered, outcome, resumed
+from tests.core.play import POOL, admission, called, failed, intent, numbered, outcome, resumed, step_done
 
 STEP_KINDS = {
     Kind.STEP_QUEUED: "queued",
@@ -65,7 +65,7 @@ DRAFTS = {
     Kind.CALL_FINISHED: outcome("open", 0),
     Kind.STEP_AWAITING: called(0, "open", "id"),
     Kind.STEP_RESULTS: StepToolResults(0, "results", ("id",)),
-    Kind.STEP_DONE: done(0, "open"),
+    Kind.STEP_DONE: step_done(0, "open"),
     Kind.STEP_FAILED: failed(0),
     Kind.STEP_SKIPPED: fact_from_json(Kind.STEP_SKIPPED, {"n": 0, "reason": "inputs_lost"}),
     Kind.AWAITING: RunAwaitingTool(turn=0, until=7.0),
@@ -82,10 +82,10 @@ EXCHANGE = Exchange("open", "ada", "said", ("id",), 0)
 
 def in_state(run: str = "running", *, step: str = "waiting", proposal: str = "accepted") -> RunState:
     """A run that stands like this, with one step, one proposal and one open call."""
-    begun = fold(numbered(admission()))
+    admitted_state = fold(numbered(admission()))
     plan = Proposal(0, 0, "first", "model", state=proposal)  # type: ignore[arg-type]
     return replace(
-        begun,
+        admitted_state,
         seq=9,
         state=run,
         proposals=(plan,),
@@ -116,7 +116,7 @@ def test_every_kind_is_walked() -> None:
 
 
 def test_steps_take_every_legal_arrow_and_no_other() -> None:
-    seen = set()
+    arrows_taken = set()
     for (kind, target), start in product(STEP_KINDS.items(), STEP_ARROWS):
         came = after(in_state(step=start), DRAFTS[kind])
         if start in SETTLED:
@@ -124,18 +124,18 @@ def test_steps_take_every_legal_arrow_and_no_other() -> None:
             assert came.steps[0] == in_state(step=start).steps[0]
         elif (kind, start) == (Kind.STEP_DONE, "waiting"):
             assert came is None, "an output without a call is one of an earlier run"
-            came = after(in_state(step=start), replace(done(0, ""), origin_run="earlier", origin_step=4))
+            came = after(in_state(step=start), replace(step_done(0, ""), origin_run="earlier", origin_step=4))
             assert came is not None
             assert came.steps[0].state == target
-            seen.add((start, target))
+            arrows_taken.add((start, target))
         elif target in STEP_ARROWS[start] and start in LEAVES.get(kind, STEP_ARROWS):
             assert came is not None
             assert came.steps[0].state == target
-            seen.add((start, target))
+            arrows_taken.add((start, target))
         else:
             assert came is None or (start, came.steps[0].state) == ("running", "running"), (start, kind)
-    drawn = {(start, end) for start, ends in STEP_ARROWS.items() for end in ends}
-    assert seen == drawn
+    arrows_allowed = {(start, end) for start, ends in STEP_ARROWS.items() for end in ends}
+    assert arrows_taken == arrows_allowed
 
 
 def test_other_kinds_leave_a_step_alone() -> None:
@@ -145,20 +145,20 @@ def test_other_kinds_leave_a_step_alone() -> None:
 
 
 def test_runs_take_every_legal_arrow_and_no_other() -> None:
-    seen = set()
+    arrows_taken = set()
     for kind, start, step, plan in product(Kind, RUN_STATES, ("waiting", "queued"), ("open", "accepted", "rejected")):
         came = after(in_state(start, step=step, proposal=plan), DRAFTS[kind])
         if came is None or came.state == start:
             continue
         assert came.state in RUN_ARROWS[start], (start, kind)
-        seen.add((start, came.state))
+        arrows_taken.add((start, came.state))
     for kind, start in product(Kind, RUN_STATES):
         came = after(gated(start), DRAFTS[kind])
         if came is not None and came.state != start:
             assert came.state in RUN_ARROWS[start], (start, kind)
-            seen.add((start, came.state))
-    drawn = {(start, end) for start, ends in RUN_ARROWS.items() for end in ends}
-    assert seen == drawn
+            arrows_taken.add((start, came.state))
+    arrows_allowed = {(start, end) for start, ends in RUN_ARROWS.items() for end in ends}
+    assert arrows_taken == arrows_allowed
 
 
 def test_a_terminal_event_ends_any_open_run_once() -> None:

@@ -40,16 +40,16 @@ NEW = Breaker()
 PLACES = st.sampled_from(["first", "retry", "replacement"])
 
 
-def told(known: Breaker, verdict: Verdict, now: float, *, took: float = 0.0, chance: float = 0.5) -> Breaker:
+def end_call(breaker: Breaker, verdict: Verdict, now: float, *, took: float = 0.0, chance: float = 0.5) -> Breaker:
     """A call of `took` seconds ends now."""
-    return after_call(known, verdict, began=now - took, now=now, chance=chance)
+    return after_call(breaker, verdict, began=now - took, now=now, chance=chance)
 
 
-def failing(times: int, now: float = 0.0, known: Breaker = NEW, chance: float = 0.5) -> Breaker:
+def failing(times: int, now: float = 0.0, breaker: Breaker = NEW, chance: float = 0.5) -> Breaker:
     """So many failures in a row."""
     for _ in range(times):
-        known = told(known, "failing", now, chance=chance)
-    return known
+        breaker = end_call(breaker, "failing", now, chance=chance)
+    return breaker
 
 
 def open_for(seconds: float, reason: str = "failing") -> Breaker:
@@ -63,42 +63,44 @@ def open_for(seconds: float, reason: str = "failing") -> Breaker:
 def test_failures_in_a_row_eject_and_one_success_between_them_does_not() -> None:
     assert failing(FAILURES_IN_A_ROW - 1).state(0.0) == "closed"
     assert failing(FAILURES_IN_A_ROW).state(0.0) == "open"
-    mixed = failing(FAILURES_IN_A_ROW - 1, known=told(failing(FAILURES_IN_A_ROW - 1), "good", 0.0))
+    mixed = failing(FAILURES_IN_A_ROW - 1, breaker=end_call(failing(FAILURES_IN_A_ROW - 1), "good", 0.0))
     assert mixed.state(0.0) == "closed"
 
 
 def test_half_of_enough_calls_eject_though_never_many_in_a_row() -> None:
-    known = Breaker()
+    breaker = Breaker()
     for _ in range(OUTLIER_CALLS // 2 - 1):
-        known = told(told(known, "failing", 1.0), "good", 1.0)
-    assert known.state(1.0) == "closed"
-    assert failing(1, 1.0, told(known, "good", 1.0)).state(1.0) == "open"
-    assert failing(1, 1.0, told(told(known, "good", 1.0), "good", 1.0)).state(1.0) == "closed"
+        breaker = end_call(end_call(breaker, "failing", 1.0), "good", 1.0)
+    assert breaker.state(1.0) == "closed"
+    assert failing(1, 1.0, end_call(breaker, "good", 1.0)).state(1.0) == "open"
+    assert failing(1, 1.0, end_call(end_call(breaker, "good", 1.0), "good", 1.0)).state(1.0) == "closed"
 
 
 def test_what_is_older_than_the_window_does_not_count_in_the_ratio() -> None:
-    known = Breaker()
+    breaker = Breaker()
     for _ in range(OUTLIER_CALLS // 2 - 1):
-        known = told(told(known, "failing", 1.0), "good", 1.0)
-    later = told(told(known, "good", WINDOW_SECONDS + 6.0), "failing", WINDOW_SECONDS + 6.0)
+        breaker = end_call(end_call(breaker, "failing", 1.0), "good", 1.0)
+    later = end_call(end_call(breaker, "good", WINDOW_SECONDS + 6.0), "failing", WINDOW_SECONDS + 6.0)
     assert later.state(WINDOW_SECONDS + 6.0) == "closed"
 
 
 @pytest.mark.parametrize("verdict", ["failing", "rate_limited"])
 def test_a_rate_limit_without_a_time_counts_like_any_failure(verdict: Verdict) -> None:
-    known = Breaker()
+    breaker = Breaker()
     for _ in range(FAILURES_IN_A_ROW):
-        assert known.state(0.0) == "closed"
-        known = told(known, verdict, 0.0)
-    assert known.objection(0.0) == verdict
+        assert breaker.state(0.0) == "closed"
+        breaker = end_call(breaker, verdict, 0.0)
+    assert breaker.objection(0.0) == verdict
 
 
-@pytest.mark.parametrize(("asked", "seconds"), [(0.5, 0.5), (20.0, 20.0), (86_400.0, LONGEST_RATE_LIMIT_SECONDS)])
-def test_a_rate_limit_ejects_at_once_for_as_long_as_it_says(asked: float, seconds: float) -> None:
-    known = after_call(Breaker(), "rate_limited", began=0.0, now=1.0, chance=0.9, retry_after=asked)
-    assert known.objection(1.0) == "rate_limited"
-    assert known.until == 1.0 + seconds
-    assert known.ejections == 0, "the next outlier's ejection is a first one"
+@pytest.mark.parametrize(
+    ("wait_seconds", "seconds"), [(0.5, 0.5), (20.0, 20.0), (86_400.0, LONGEST_RATE_LIMIT_SECONDS)]
+)
+def test_a_rate_limit_ejects_at_once_for_as_long_as_it_says(wait_seconds: float, seconds: float) -> None:
+    breaker = after_call(Breaker(), "rate_limited", began=0.0, now=1.0, chance=0.9, retry_after=wait_seconds)
+    assert breaker.objection(1.0) == "rate_limited"
+    assert breaker.until == 1.0 + seconds
+    assert breaker.ejections == 0, "the next outlier's ejection is a first one"
 
 
 def test_a_rate_limit_of_no_time_at_all_is_a_failure() -> None:
@@ -106,16 +108,16 @@ def test_a_rate_limit_of_no_time_at_all_is_a_failure() -> None:
 
 
 def test_a_late_rate_limit_makes_an_ejection_longer_and_never_shorter() -> None:
-    known = open_for(10.0)
-    longer = after_call(known, "rate_limited", began=-5.0, now=1.0, chance=0.0, retry_after=60.0)
+    breaker = open_for(10.0)
+    longer = after_call(breaker, "rate_limited", began=-5.0, now=1.0, chance=0.0, retry_after=60.0)
     assert (longer.reason, longer.until) == ("failing", 61.0)
     assert after_call(longer, "rate_limited", began=-5.0, now=2.0, chance=0.0, retry_after=1.0).until == 61.0
 
 
 def test_a_wrong_key_ejects_at_once_and_for_longer() -> None:
-    known = told(Breaker(), "misconfigured", 0.0, chance=1.0)
-    assert known.objection(0.0) == "misconfigured"
-    assert known.until == FIRST_MISCONFIGURED_SECONDS > FIRST_CEILING_SECONDS
+    breaker = end_call(Breaker(), "misconfigured", 0.0, chance=1.0)
+    assert breaker.objection(0.0) == "misconfigured"
+    assert breaker.until == FIRST_MISCONFIGURED_SECONDS > FIRST_CEILING_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -129,19 +131,19 @@ def test_a_wrong_key_ejects_at_once_and_for_longer() -> None:
 def test_an_ejection_lasts_a_random_time_below_a_ceiling_that_doubles(
     verdict: Verdict, first: float, last: float, chance: float, times: int
 ) -> None:
-    known, now = told(failing(FAILURES_IN_A_ROW - 1), verdict, 0.0, chance=chance), 0.0
+    breaker, now = end_call(failing(FAILURES_IN_A_ROW - 1), verdict, 0.0, chance=chance), 0.0
     for number in range(1, times):
-        now = known.until
-        known = told(before_call(known, "first", now), verdict, now, chance=chance)
-        assert known.ejections == number + 1
+        now = breaker.until
+        breaker = end_call(before_call(breaker, "first", now), verdict, now, chance=chance)
+        assert breaker.ejections == number + 1
     ceiling = min(first * 2 ** (times - 1), last)
-    assert known.until - now == pytest.approx(
+    assert breaker.until - now == pytest.approx(
         SHORTEST_EJECTION_SECONDS + chance * (ceiling - SHORTEST_EJECTION_SECONDS)
     )
 
 
 def test_after_a_calm_time_the_next_ejection_is_a_first_one() -> None:
-    back = told(replace(open_for(1.0), ejections=4), "good", 2.0)
+    back = end_call(replace(open_for(1.0), ejections=4), "good", 2.0)
     assert failing(FAILURES_IN_A_ROW, 2.0 + RECOVERED_SECONDS, back).ejections == 5
     assert failing(FAILURES_IN_A_ROW, 2.1 + RECOVERED_SECONDS, back).ejections == 1
 
@@ -151,52 +153,52 @@ def test_after_a_calm_time_the_next_ejection_is_a_first_one() -> None:
 
 @given(VERDICTS, st.floats(-5, 5))
 def test_news_from_before_the_last_change_changes_nothing(verdict: Verdict, now: float) -> None:
-    known = replace(Breaker(), since=6.0, failures=FAILURES_IN_A_ROW - 1)
-    assert after_call(known, verdict, began=now, now=7.0, chance=0.0) == known
+    breaker = replace(Breaker(), since=6.0, failures=FAILURES_IN_A_ROW - 1)
+    assert after_call(breaker, verdict, began=now, now=7.0, chance=0.0) == breaker
 
 
 def test_cancelled_and_refused_calls_never_count() -> None:
-    known = failing(FAILURES_IN_A_ROW - 1)
+    breaker = failing(FAILURES_IN_A_ROW - 1)
     for _ in range(100):
-        assert told(known, "silent", 0.0) == known
+        assert end_call(breaker, "silent", 0.0) == breaker
 
 
 def test_a_failure_while_it_is_ejected_is_no_news() -> None:
-    known = open_for(10.0)
-    assert failing(20, 5.0, known) == known
+    breaker = open_for(10.0)
+    assert failing(20, 5.0, breaker) == breaker
 
 
 # -- the way back
 
 
 def test_only_one_call_probes_a_half_open_breaker() -> None:
-    known = open_for(10.0)
-    assert known.objection(9.9) == "failing"
-    assert (known.state(10.0), known.objection(10.0)) == ("half_open", "")
-    probing = before_call(known, "first", 10.0)
+    breaker = open_for(10.0)
+    assert breaker.objection(9.9) == "failing"
+    assert (breaker.state(10.0), breaker.objection(10.0)) == ("half_open", "")
+    probing = before_call(breaker, "first", 10.0)
     assert probing.objection(10.1) == "probing"
     assert probing.objection(10.0 + PROBE_SECONDS) == "", "a probe that takes for ever keeps nobody out for ever"
 
 
 def test_a_probe_that_succeeds_closes_it_and_forgets_what_was_before() -> None:
-    known = before_call(failing(FAILURES_IN_A_ROW), "first", 9.0)
-    back = told(before_call(known, "retry", known.until), "good", known.until + 1.0, took=1.0)
+    breaker = before_call(failing(FAILURES_IN_A_ROW), "first", 9.0)
+    back = end_call(before_call(breaker, "retry", breaker.until), "good", breaker.until + 1.0, took=1.0)
     assert (back.state(back.since), back.failures, back.unanswered, back.ejections) == ("closed", 0, 0, 1)
     assert failing(FAILURES_IN_A_ROW - 1, back.since, back).state(back.since) == "closed"
 
 
 def test_what_led_to_an_ejection_does_not_lead_to_the_next_one() -> None:
-    known = Breaker()
+    breaker = Breaker()
     for _ in range(OUTLIER_CALLS // 2):
-        known = told(told(known, "good", 0.0), "failing", 0.0)
-    assert known.state(0.0) == "open"
-    back = told(before_call(known, "first", known.until), "good", known.until)
+        breaker = end_call(end_call(breaker, "good", 0.0), "failing", 0.0)
+    assert breaker.state(0.0) == "open"
+    back = end_call(before_call(breaker, "first", breaker.until), "good", breaker.until)
     assert failing(1, back.since, back).state(back.since) == "closed"
 
 
 def test_a_probe_that_fails_opens_it_again() -> None:
     probing = before_call(open_for(10.0), "first", 10.0)
-    again = told(probing, "failing", 11.0, took=1.0, chance=1.0)
+    again = end_call(probing, "failing", 11.0, took=1.0, chance=1.0)
     assert (again.state(11.0), again.until) == ("open", 11.0 + 2 * FIRST_CEILING_SECONDS)
 
 
@@ -208,7 +210,7 @@ def test_a_rate_limited_probe_opens_it_for_as_long_as_it_says() -> None:
 
 def test_a_probe_that_says_nothing_lets_the_next_one_through() -> None:
     probing = before_call(open_for(10.0), "first", 10.0)
-    assert told(probing, "silent", 11.0, took=1.0).objection(11.0) == ""
+    assert end_call(probing, "silent", 11.0, took=1.0).objection(11.0) == ""
     assert call_not_made(probing).objection(10.5) == ""
 
 
@@ -221,50 +223,50 @@ def test_the_end_of_an_older_call_does_not_end_the_probe() -> None:
 
 def test_a_success_while_it_is_ejected_takes_it_back() -> None:
     """It was called as the least bad one, and it works."""
-    assert told(open_for(10.0), "good", 5.0, took=1.0).state(5.0) == "closed"
+    assert end_call(open_for(10.0), "good", 5.0, took=1.0).state(5.0) == "closed"
 
 
 # -- the retry budget
 
 
 def test_first_calls_need_no_budget() -> None:
-    known = Breaker()
+    breaker = Breaker()
     for _ in range(100):
-        assert known.within_retry_budget("first", 0.0)
-        known = before_call(known, "first", 0.0)
+        assert breaker.within_retry_budget("first", 0.0)
+        breaker = before_call(breaker, "first", 0.0)
 
 
 @pytest.mark.parametrize("place", ["retry", "replacement"])
 def test_low_traffic_may_retry_a_few_times(place: Place) -> None:
-    known = Breaker()
+    breaker = Breaker()
     for _ in range(FREE_RETRIES):
-        assert known.within_retry_budget(place, 0.0)
-        known = before_call(known, place, 0.0)
-    assert not known.within_retry_budget(place, 0.0)
-    assert known.within_retry_budget(place, WINDOW_SECONDS + 6.0), "and again, a window later"
+        assert breaker.within_retry_budget(place, 0.0)
+        breaker = before_call(breaker, place, 0.0)
+    assert not breaker.within_retry_budget(place, 0.0)
+    assert breaker.within_retry_budget(place, WINDOW_SECONDS + 6.0), "and again, a window later"
 
 
 def test_nobody_waits_for_scouts_that_came_back_without_a_word() -> None:
     """They were refused for what was asked of them, or not sent at all: that is no news, and there will be none."""
-    known = Breaker()
+    breaker = Breaker()
     for _ in range(FREE_RETRIES):
-        known = before_call(known, "replacement", 0.0)
+        breaker = before_call(breaker, "replacement", 0.0)
     for left in range(FREE_RETRIES, 0, -1):
-        assert known.awaits_scouts(1.0), f"{left} are out"
-        known = (
-            after_call(known, "silent", began=0.0, now=1.0, chance=0.0, extra=True)
+        assert breaker.awaits_scouts(1.0), f"{left} are out"
+        breaker = (
+            after_call(breaker, "silent", began=0.0, now=1.0, chance=0.0, extra=True)
             if left > 1
-            else call_not_made(known, extra=True)
+            else call_not_made(breaker, extra=True)
         )
-    assert not known.awaits_scouts(1.0)
-    assert not known.within_retry_budget("replacement", 1.0), "they have cost what they have cost"
+    assert not breaker.awaits_scouts(1.0)
+    assert not breaker.within_retry_budget("replacement", 1.0), "they have cost what they have cost"
 
 
 def test_a_success_of_a_scout_lets_others_follow_but_buys_no_retry() -> None:
-    known = Breaker()
+    breaker = Breaker()
     for _ in range(FREE_RETRIES):
-        known = before_call(known, "replacement", 0.0)
-    followed = told(known, "good", 1.0)
+        breaker = before_call(breaker, "replacement", 0.0)
+    followed = end_call(breaker, "good", 1.0)
     assert followed.within_retry_budget("replacement", 1.0)
     assert not followed.within_retry_budget("retry", 1.0)
 
@@ -272,40 +274,40 @@ def test_a_success_of_a_scout_lets_others_follow_but_buys_no_retry() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(PLACES, st.floats(0, 2), st.booleans()), max_size=300))
 def test_in_a_storm_attempts_beyond_the_first_stay_within_the_share(
-    asked: list[tuple[Place, float, bool]],
+    attempts: list[tuple[Place, float, bool]],
 ) -> None:
     """Nothing succeeds; every call that the budget lets through is made. Within every window, whatever is asked for."""
-    known, now = Breaker(), 0.0
+    breaker, now = Breaker(), 0.0
     firsts: list[float] = []
     extras: list[float] = []
-    for place, pause, fails in asked:
+    for place, pause, fails in attempts:
         now += pause
-        if known.within_retry_budget(place, now):
+        if breaker.within_retry_budget(place, now):
             (firsts if place == "first" else extras).append(now)
-            known = before_call(known, place, now)
+            breaker = before_call(breaker, place, now)
             within = sum(at > now - WINDOW_SECONDS + 5.0 for at in extras)
             assert place == "first" or within <= max(
                 FREE_RETRIES, RETRY_SHARE * sum(at > now - WINDOW_SECONDS for at in firsts)
             )
         if fails:
-            known = after_call(known, "failing", began=now, now=now, chance=0.0)
+            breaker = after_call(breaker, "failing", began=now, now=now, chance=0.0)
 
 
 def test_at_high_traffic_the_share_is_exact() -> None:
-    known, extras = Breaker(), 0
+    breaker, extras = Breaker(), 0
     for number in range(1_000):
-        known = before_call(known, "first", number / 100)
-        while known.within_retry_budget("retry", number / 100):
-            known, extras = before_call(known, "retry", number / 100), extras + 1
+        breaker = before_call(breaker, "first", number / 100)
+        while breaker.within_retry_budget("retry", number / 100):
+            breaker, extras = before_call(breaker, "retry", number / 100), extras + 1
     assert extras == RETRY_SHARE * 1_000
 
 
 # -- which one
 
 
-def offer(worker: str, known: Breaker = NEW, place: Place = "first") -> Offer:
+def offer(worker: str, breaker: Breaker = NEW, place: Place = "first") -> Offer:
     """An offer."""
-    return Offer(worker, place, known)
+    return Offer(worker, place, breaker)
 
 
 def test_the_first_without_an_objection_is_picked_and_the_others_are_accounted_for() -> None:
@@ -343,10 +345,10 @@ def test_nobody_is_picked_without_time_or_budget() -> None:
 
 
 def test_what_the_pool_file_states_counts_until_enough_successes_are_known() -> None:
-    def picked(known: int, left: float) -> str | None:
+    def picked(successes: int, left: float) -> str | None:
         slow = Breaker()
-        for number in range(known):
-            slow = told(slow, "good", 10.0 * number, took=0.5)
+        for number in range(successes):
+            slow = end_call(slow, "good", 10.0 * number, took=0.5)
         return pick([replace(offer("slow", slow), stated=1.0)], now=0.0, seconds_left=left).worker
 
     assert [picked(0, left) for left in (0.9, 1.0)] == [None, "slow"]
@@ -355,12 +357,12 @@ def test_what_the_pool_file_states_counts_until_enough_successes_are_known() -> 
 
 
 @pytest.mark.parametrize(
-    ("known", "hopeless"), [(ENOUGH_SUCCESSES - 1, SHORTEST_ANSWER_SECONDS), (ENOUGH_SUCCESSES, 2.0), (100, 2.0)]
+    ("successes", "hopeless"), [(ENOUGH_SUCCESSES - 1, SHORTEST_ANSWER_SECONDS), (ENOUGH_SUCCESSES, 2.0), (100, 2.0)]
 )
-def test_a_worker_is_hopeless_below_the_quickest_of_its_latest_successes(known: int, hopeless: float) -> None:
+def test_a_worker_is_hopeless_below_the_quickest_of_its_latest_successes(successes: int, hopeless: float) -> None:
     slow = Breaker()
-    for number in range(known):
-        slow = told(slow, "good", 10.0 * number, took=2.0 + number % 2)
+    for number in range(successes):
+        slow = end_call(slow, "good", 10.0 * number, took=2.0 + number % 2)
     assert slow.least_seconds() == hopeless
     assert pick([offer("slow", slow)], now=0.0, seconds_left=1.9).worker == (None if hopeless == 2.0 else "slow")
 
@@ -383,30 +385,32 @@ BREAKERS = st.builds(
 def test_some_eligible_worker_is_always_called_while_there_is_time_and_budget(
     offered: list[tuple[Breaker, Place]],
 ) -> None:
-    offers = [offer(str(number), known, place) for number, (known, place) in enumerate(offered)]
-    found = pick(offers, now=50.0, seconds_left=100.0)
+    offers = [offer(str(number), breaker, place) for number, (breaker, place) in enumerate(offered)]
+    choice = pick(offers, now=50.0, seconds_left=100.0)
     affordable = [offer for offer in offers if offer.breaker.within_retry_budget(offer.place, 50.0)]
-    assert (found.worker is not None) == bool(affordable)
-    assert found.worker not in {name for name, _ in found.passed_over}
+    assert (choice.worker is not None) == bool(affordable)
+    assert choice.worker not in {name for name, _ in choice.passed_over}
     well = [offer.worker for offer in affordable if not offer.breaker.objection(50.0)]
     if well:
-        assert (found.worker, found.despite) == (well[0], "")
-    elif found.worker is not None:
-        assert found.despite
+        assert (choice.worker, choice.despite) == (well[0], "")
+    elif choice.worker is not None:
+        assert choice.despite
 
 
 # -- waiting for news
 
 
 def test_a_step_waits_while_scouts_are_out_and_nothing_bad_was_heard() -> None:
-    known = Breaker()
+    breaker = Breaker()
     for _ in range(FREE_RETRIES):
-        known = before_call(known, "replacement", 0.0)
-    offers = [offer("dead", open_for(9.0), "replacement"), offer("well", known, "replacement")]
+        breaker = before_call(breaker, "replacement", 0.0)
+    offers = [offer("dead", open_for(9.0), "replacement"), offer("well", breaker, "replacement")]
     assert worth_waiting(offers[1:], now=1.0, seconds_left=9.0)
     assert worth_waiting(offers, now=1.0, seconds_left=9.0), "rather than call one that is ejected"
-    assert not worth_waiting([offer("well", told(known, "failing", 1.0), "replacement")], now=1.0, seconds_left=9.0)
-    assert not worth_waiting([offer("well", told(known, "good", 1.0), "replacement")], now=1.0, seconds_left=9.0)
+    assert not worth_waiting(
+        [offer("well", end_call(breaker, "failing", 1.0), "replacement")], now=1.0, seconds_left=9.0
+    )
+    assert not worth_waiting([offer("well", end_call(breaker, "good", 1.0), "replacement")], now=1.0, seconds_left=9.0)
     assert not worth_waiting(offers[:1], now=1.0, seconds_left=9.0)
     assert not worth_waiting([*offers, offer("idle", Breaker(), "replacement")], now=1.0, seconds_left=9.0)
     assert not worth_waiting(offers, now=1.0, seconds_left=SHORTEST_ANSWER_SECONDS / 2)
@@ -429,16 +433,20 @@ ARROWS = {"closed": {"closed", "open"}, "open": {"open", "closed"}, "half_open":
 def test_every_history_keeps_to_the_arrows(
     story: list[tuple[Verdict, float, float, float, bool]],
 ) -> None:
-    known, now = Breaker(), 0.0
+    worker_breaker, now = Breaker(), 0.0
     for verdict, pause, took, chance, asks in story:
         now += pause
-        before = known.state(now)
-        asked = 9.0 if asks else None
-        known = before_call(known, "first", now) if pause else known
-        known = after_call(known, verdict, began=now - took, now=now, chance=chance, retry_after=asked)
-        after = known.state(now)
+        before = worker_breaker.state(now)
+        wait_seconds = 9.0 if asks else None
+        worker_breaker = before_call(worker_breaker, "first", now) if pause else worker_breaker
+        worker_breaker = after_call(
+            worker_breaker, verdict, began=now - took, now=now, chance=chance, retry_after=wait_seconds
+        )
+        after = worker_breaker.state(now)
         assert after in ARROWS[before]
         assert before == "closed" or after != "closed" or verdict == "good"
-        assert known.until - now <= max(LAST_CEILING_SECONDS, LAST_MISCONFIGURED_SECONDS, LONGEST_RATE_LIMIT_SECONDS)
-        assert len(known.slices) <= breaker.WINDOW_SLICES + 1
-        assert len(known.seconds) <= breaker.REMEMBERED_SUCCESSES
+        assert worker_breaker.until - now <= max(
+            LAST_CEILING_SECONDS, LAST_MISCONFIGURED_SECONDS, LONGEST_RATE_LIMIT_SECONDS
+        )
+        assert len(worker_breaker.slices) <= breaker.WINDOW_SLICES + 1
+        assert len(worker_breaker.seconds) <= breaker.REMEMBERED_SUCCESSES

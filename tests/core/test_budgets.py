@@ -30,15 +30,15 @@ def test_a_window_is_that_of_the_clocks_of_its_zone(
     period: Period, start: tuple[int, ...], end: tuple[int, ...]
 ) -> None:
     at = seconds(2026, 11, 23, 17) + 1799.5
-    found = window(period, "Europe/Berlin", at)
-    assert (found.start, found.end) == (seconds(*start), seconds(*end))
+    window_at = window(period, "Europe/Berlin", at)
+    assert (window_at.start, window_at.end) == (seconds(*start), seconds(*end))
 
 
 def test_a_day_on_which_the_clocks_are_changed_has_another_length() -> None:
     hours = [
-        (found.end - found.start) / 3600
+        (window_at.end - window_at.start) / 3600
         for at in (seconds(2026, 3, 29, 12), seconds(2026, 10, 25, 12))
-        for found in [window("day", "Europe/Berlin", at)]
+        for window_at in [window("day", "Europe/Berlin", at)]
     ]
     assert hours == [23, 25]
 
@@ -49,26 +49,26 @@ def test_windows_follow_each_other_without_a_gap_through_a_year(zone: str) -> No
     first = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
     counts: dict[Period, int] = {"hour": 8_800, "day": 400, "month": 14}
     for period, count in counts.items():
-        found = window(period, zone, first)
+        window_at = window(period, zone, first)
         for _ in range(count):
-            following = window(period, zone, found.end)
-            assert following.start == found.end
+            following = window(period, zone, window_at.end)
+            assert following.start == window_at.end
             assert following == window(period, zone, following.end - 1)
-            found = following
+            window_at = following
 
 
 def test_a_budget_of_ones_own_replaces_that_of_everybody_for_the_same_period() -> None:
     everybody, alice = Budget("acme", "user", "*", "day", 5), Budget("acme", "user", "alice", "day", 9)
     hourly, whole = Budget("acme", "user", "*", "hour", 1), Budget("acme", "tenant", "", "month", 90)
-    given = [everybody, alice, hourly, whole]
-    hers, his, nobodys = (accounts(given, {"user": name}) for name in ("alice", "bob", ""))
+    budgets = [everybody, alice, hourly, whole]
+    hers, his, nobodys = (accounts(budgets, {"user": name}) for name in ("alice", "bob", ""))
     assert [name.partition("#")[0] for name in hers] == [
         "acme/tenant/-/month",
         "acme/user/*/hour",
         "acme/user/alice/day",
     ]
     assert [name.partition("#")[0] for name in his] == ["acme/tenant/-/month", "acme/user/*/day", "acme/user/*/hour"]
-    assert len({his[1], nobodys[1], accounts(given, {"user": "*"})[1]}) == 3  # each has an account of its own
+    assert len({his[1], nobodys[1], accounts(budgets, {"user": "*"})[1]}) == 3  # each has an account of its own
     assert "bob" not in "".join(his)
 
 
@@ -81,7 +81,7 @@ def test_what_is_wrong_with_a_budget_is_said_all_at_once() -> None:
 def test_time_zones_are_known_where_the_host_has_none() -> None:
     """A zone that one engine cannot read would fail each batch with an entry of that budget."""
     program = "from app.core.pool.budgets import window; print(window('day', 'Europe/Berlin', 1_700_000_000.0).start)"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | {"PYTHONTZPATH": ""},
         capture_output=True,
@@ -89,4 +89,4 @@ def test_time_zones_are_known_where_the_host_has_none() -> None:
         timeout=60,
         check=True,
     )
-    assert int(done.stdout) == seconds(2023, 11, 14, 0)
+    assert int(result.stdout) == seconds(2023, 11, 14, 0)

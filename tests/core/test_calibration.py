@@ -33,28 +33,30 @@ def test_the_interval_is_wilsons(passed: int, tried: int, low: float, high: floa
 
 
 def test_rates_are_counted_by_group() -> None:
-    found = rates([trial("sum-0-0", 1.0), trial("sort-0-0", 0.0), trial("sum-0-1", 0.5)], lambda trial: trial.family)
-    assert found == {"sum": Rate(1.5, 2), "sort": Rate(0.0, 1)}
+    rates_by_group = rates(
+        [trial("sum-0-0", 1.0), trial("sort-0-0", 0.0), trial("sum-0-1", 0.5)], lambda trial: trial.family
+    )
+    assert rates_by_group == {"sum": Rate(1.5, 2), "sort": Rate(0.0, 1)}
 
 
 def test_trials_of_another_model_or_of_older_tasks_say_nothing_of_a_worker() -> None:
-    told = [
+    trials = [
         trial("sum-0-0", 1.0, at=9.0),
         trial("sum-0-1", 1.0, model="gpt-5-luna", at=10.0),
         trial("sum-0-2", 1.0, version="calibration-0", at=3.0),
         trial("sum-0-3", 1.0, worker="sol", model="sol"),
     ]
-    assert of_worker(told, LUNA) == told[:1]
+    assert of_worker(trials, LUNA) == trials[:1]
     assert of_worker([], LUNA) == []
 
 
 def test_cards_say_what_was_measured_and_nothing_else_changes() -> None:
-    told = [trial("sort-0-0", 0.0, domain="words"), trial("sum-0-0", 1.0), trial("sum-0-1", 0.0)]
-    found = measured(CATALOG, told)
-    assert found.workers["luna"].card.measured == (Measured("numbers", 1.0, 2), Measured("words", 0.0, 1))
-    assert found.workers["sol"] == CATALOG.workers["sol"]
-    assert found.digest != CATALOG.digest
-    assert measured(found, told) == found
-    assert measured(found, []) == CATALOG
+    trials = [trial("sort-0-0", 0.0, domain="words"), trial("sum-0-0", 1.0), trial("sum-0-1", 0.0)]
+    measured_catalog = measured(CATALOG, trials)
+    assert measured_catalog.workers["luna"].card.measured == (Measured("numbers", 1.0, 2), Measured("words", 0.0, 1))
+    assert measured_catalog.workers["sol"] == CATALOG.workers["sol"]
+    assert measured_catalog.digest != CATALOG.digest
+    assert measured(measured_catalog, trials) == measured_catalog
+    assert measured(measured_catalog, []) == CATALOG
     assert measured(CATALOG, []) is CATALOG
-    assert restored(snapshot(found)) == found, "an auditor finds the cards as they were shown"
+    assert restored(snapshot(measured_catalog)) == measured_catalog, "an auditor finds the cards as they were shown"

@@ -25,8 +25,8 @@ def test_a_number_is_read_back(attempt: int, chars: int) -> None:
 
 
 def test_numbers_never_fall() -> None:
-    told = [Position(attempt, chars).number for attempt in (1, 2, 3) for chars in (1, 5, 10**9 + DONE)]
-    assert told == sorted(set(told))
+    numbers = [Position(attempt, chars).number for attempt in (1, 2, 3) for chars in (1, 5, 10**9 + DONE)]
+    assert numbers == sorted(set(numbers))
 
 
 def running(outcomes: list[str | None]) -> RunState:
@@ -37,7 +37,7 @@ def running(outcomes: list[str | None]) -> RunState:
     return replace(state, state="running", calls=calls)
 
 
-def done(state: RunState, call: str) -> RunState:
+def with_answer(state: RunState, call: str) -> RunState:
     """The same once that call has given the answer."""
     step: StepState = replace(state.steps[1], state="done", call=call, chars=5)
     return replace(state, steps={**state.steps, 1: step})
@@ -57,7 +57,7 @@ def test_a_lost_attempt_cannot_be_continued() -> None:
         with pytest.raises(Conflict, match="not part of the answer"):
             caller_view.check_position(running([went, None]), Position(1, 3))
     with pytest.raises(Conflict, match="Run run is not affected"):
-        caller_view.check_position(done(running(["unknown", "ok"]), "call_2"), Position(1, 3))
+        caller_view.check_position(with_answer(running(["unknown", "ok"]), "call_2"), Position(1, 3))
 
 
 def test_nothing_told_can_always_be_continued() -> None:
@@ -71,7 +71,7 @@ def test_nothing_told_can_always_be_continued() -> None:
     [
         (fold(journal_of("run", TEXTS)[:1]), Position(1, 1)),
         (running([None]), Position(2, 1)),
-        (done(running(["ok"]), "call_1"), Position(1, 5 + DONE + 1)),
+        (with_answer(running(["ok"]), "call_1"), Position(1, 5 + DONE + 1)),
         (state_of("run"), Position(1, 5 + DONE + 1)),
         (state_of("run"), Position(2, 1)),
     ],
@@ -104,8 +104,8 @@ def test_attempts_are_counted_on_over_the_rounds() -> None:
         caller_view.check_position(state, Position(1, 3))
     lost = [outcome("second", 1, kind="cancelled"), failed(1)]
     gone = second_round(*lost)
-    kept = second_round(*lost, drafts.run_ended(gone, give_up(gone, Kind.EXPIRED, "run_expired")))
-    assert caller_view.end_position(kept) == Position(1, 5)
-    caller_view.check_position(kept, Position(1, 3))
+    second_state = second_round(*lost, drafts.run_ended(gone, give_up(gone, Kind.EXPIRED, "run_expired")))
+    assert caller_view.end_position(second_state) == Position(1, 5)
+    caller_view.check_position(second_state, Position(1, 3))
     with pytest.raises((Conflict, InvalidRequest)):
-        caller_view.check_position(kept, Position(2, 3))
+        caller_view.check_position(second_state, Position(2, 3))

@@ -7,7 +7,7 @@ from app.core.plan.workflow import Access
 from app.core.rating.comparison import Comparison, Recipient, compare, figures, paired, unknown
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Event, Fact, PlanAccepted, PlanOpened, PlanRejected, PlanStep, RunSucceeded, StepQueued
-from tests.core.play import admission, done, intent, numbered, outcome
+from tests.core.play import admission, intent, numbered, outcome, step_done
 
 
 def opened(proposal: int, base: int) -> Fact:
@@ -15,8 +15,8 @@ def opened(proposal: int, base: int) -> Fact:
 
 
 def planned(n: int, worker: str, *access: str | int, proposal: int = 0, answers: bool = False) -> Fact:
-    seen = Access("user" in access, tuple(place for place in access if isinstance(place, int)))
-    return PlanStep(proposal=proposal, n=n, worker=worker, subtask=f"subtask-{n}", access=seen, answers=answers)
+    step_access = Access("user" in access, tuple(place for place in access if isinstance(place, int)))
+    return PlanStep(proposal=proposal, n=n, worker=worker, subtask=f"subtask-{n}", access=step_access, answers=answers)
 
 
 def chain(second_worker: str = "bob", usd: int = 300, base: int = 0) -> tuple[Event, ...]:
@@ -28,9 +28,9 @@ def chain(second_worker: str = "bob", usd: int = 300, base: int = 0) -> tuple[Ev
     written += [opened(base, base), planned(base, "ada", "user", proposal=base)]
     written += [planned(base + 1, second_worker, "user", base, proposal=base, answers=True)]
     written += [PlanAccepted(base, "", 2, "chain"), StepQueued(base), intent("c1", base), outcome("c1", base, usd=100)]
-    written += [done(base, "c1"), StepQueued(base + 1)]
+    written += [step_done(base, "c1"), StepQueued(base + 1)]
     written += [intent("c2", base + 1, access=("user", base), worker=second_worker)]
-    written += [outcome("c2", base + 1, Usage(7, 0, 5), usd=usd), done(base + 1, "c2")]
+    written += [outcome("c2", base + 1, Usage(7, 0, 5), usd=usd), step_done(base + 1, "c2")]
     written += [RunSucceeded(step=base + 1, usd=100 + usd, answer=f"ref-{base + 1}", finish="stop")]
     return numbered(*written)
 
@@ -44,33 +44,36 @@ def compared(first: Sequence[Event], second: Sequence[Event]) -> Comparison:
 
 
 def test_equal_runs_have_no_difference() -> None:
-    found = compared(chain(), chain())
-    assert found.same_answer is True
-    assert not found.only_first
-    assert not found.only_second
-    assert all(step.same_output and step.same_subtask for step in found.steps)
-    assert found.difference("usd") == 0.0
+    comparison = compared(chain(), chain())
+    assert comparison.same_answer is True
+    assert not comparison.only_first
+    assert not comparison.only_second
+    assert all(step.same_output and step.same_subtask for step in comparison.steps)
+    assert comparison.difference("usd") == 0.0
 
 
 def test_steps_are_aligned_by_their_place_whatever_was_rejected_before() -> None:
-    found = compared(chain(), chain(base=1))
-    assert [step.place for step in found.steps] == ["1.0", "1.1"]
-    assert [(step.first.n, step.second.n) for step in found.steps if step.first and step.second] == [(0, 1), (1, 2)]
-    assert not found.only_first
-    assert not found.only_second
+    comparison = compared(chain(), chain(base=1))
+    assert [step.place for step in comparison.steps] == ["1.0", "1.1"]
+    assert [(step.first.n, step.second.n) for step in comparison.steps if step.first and step.second] == [
+        (0, 1),
+        (1, 2),
+    ]
+    assert not comparison.only_first
+    assert not comparison.only_second
 
 
 def test_who_saw_what_in_one_run_only_is_named() -> None:
-    found = compared(chain(), chain("cyd", usd=900))
-    assert found.only_first == (Recipient("bob", "worker", "1.1", ("user", "1.0")),)
-    assert found.only_second == (Recipient("cyd", "worker", "1.1", ("user", "1.0")),)
-    told = found.to_json()
-    assert told["difference"]["cost_usd"] == 0.0006
-    assert told["disclosures"]["both"] == 1
-    assert told["disclosures"]["only_second"] == [
+    comparison = compared(chain(), chain("cyd", usd=900))
+    assert comparison.only_first == (Recipient("bob", "worker", "1.1", ("user", "1.0")),)
+    assert comparison.only_second == (Recipient("cyd", "worker", "1.1", ("user", "1.0")),)
+    body = comparison.to_json()
+    assert body["difference"]["cost_usd"] == 0.0006
+    assert body["disclosures"]["both"] == 1
+    assert body["disclosures"]["only_second"] == [
         {"recipient": "cyd", "role": "worker", "step": "1.1", "saw": ["user", "1.0"]}
     ]
-    assert told["steps"][1]["second"]["planned_worker"] == "cyd"
+    assert body["steps"][1]["second"]["planned_worker"] == "cyd"
 
 
 def test_a_planning_call_is_a_disclosure_to_the_conductor() -> None:
@@ -80,17 +83,17 @@ def test_a_planning_call_is_a_disclosure_to_the_conductor() -> None:
 
 
 def test_without_texts_nothing_is_said_of_answers_and_outputs() -> None:
-    found = compare(figures(chain()), figures(chain()), unknown)
-    assert found.same_answer is None
-    assert found.steps[1].same_output is None
+    comparison = compare(figures(chain()), figures(chain()), unknown)
+    assert comparison.same_answer is None
+    assert comparison.steps[1].same_output is None
 
 
 def test_scores_are_the_latest_of_each_source_and_those_of_graders_count_first() -> None:
-    given = [rated("explicit", "user", 0.2, 1), rated("grader", "number", 0.0, 2), rated("grader", "number", 1.0, 3)]
-    found = figures(chain(), [*given, rated("grader", "judge", 0.5, 4)])
-    assert found.scores == {"explicit": 0.2, "grader": 0.75}
-    assert found.score == 0.75
-    assert figures(chain(), given[:1]).score == 0.2
+    ratings = [rated("explicit", "user", 0.2, 1), rated("grader", "number", 0.0, 2), rated("grader", "number", 1.0, 3)]
+    run_figures = figures(chain(), [*ratings, rated("grader", "judge", 0.5, 4)])
+    assert run_figures.scores == {"explicit": 0.2, "grader": 0.75}
+    assert run_figures.score == 0.75
+    assert figures(chain(), ratings[:1]).score == 0.2
     assert figures(chain()).score is None
 
 

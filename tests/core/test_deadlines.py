@@ -81,8 +81,8 @@ def test_silence_is_borne_for_a_share_of_the_tiers_time_while_there_is_another_w
 
 def test_a_worker_that_was_silent_for_all_of_that_time_is_blamed() -> None:
     own, patience = Deadlines(), Deadlines().patience(180.0, 0.0)
-    given = own.within(180.0, live=True, spare=True, patience=patience)
-    assert own.fair(given, patience, patience, patience)
+    bounds = own.within(180.0, live=True, spare=True, patience=patience)
+    assert own.fair(bounds, patience, patience, patience)
     short = own.within(20.0, live=True, spare=True, patience=patience)
     assert not own.fair(short, 12.0, 12.0, patience)
 

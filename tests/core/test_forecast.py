@@ -35,57 +35,59 @@ def chain(worker: Worker = ALPHA, size: int = 9) -> list[PlannedStep]:
     return [PlannedStep(worker, size, (), False, 100), PlannedStep(worker, size, (0,), True, 100)]
 
 
-def made(steps: list[PlannedStep], runs: int) -> Forecast:
+def forecast_for(steps: list[PlannedStep], runs: int) -> Forecast:
     return forecast(steps, Limits(), History([past(f"run_{n}") for n in range(runs)]))
 
 
 def test_without_history_it_follows_from_prices_and_says_so() -> None:
-    found = made(chain(), 0)
-    assert (found.basis, found.runs) == ("prices", 0)
-    assert [(step.basis, step.samples) for step in found.steps] == [("prices", 0)] * 2
-    assert 0 < found.usd.p10 <= found.usd.p50 <= found.usd.p90 <= found.usd.most <= Limits().usd
-    assert 0 < found.seconds.p50 < found.seconds.most == Limits().seconds
+    expected = forecast_for(chain(), 0)
+    assert (expected.basis, expected.runs) == ("prices", 0)
+    assert [(step.basis, step.samples) for step in expected.steps] == [("prices", 0)] * 2
+    assert 0 < expected.usd.p10 <= expected.usd.p50 <= expected.usd.p90 <= expected.usd.most <= Limits().usd
+    assert 0 < expected.seconds.p50 < expected.seconds.most == Limits().seconds
 
 
 def test_it_expects_what_steps_at_the_same_place_took() -> None:
-    found = made(chain(), 5)
-    assert (found.basis, found.runs) == ("history", 5)
-    assert [(step.basis, step.samples) for step in found.steps] == [("shape", 5)] * 2
-    assert [step.output.p50 for step in found.steps] == [6, 7]
-    assert [step.seconds.p50 for step in found.steps] == [2, 2], "from the intent of its call to its end"
+    expected = forecast_for(chain(), 5)
+    assert (expected.basis, expected.runs) == ("history", 5)
+    assert [(step.basis, step.samples) for step in expected.steps] == [("shape", 5)] * 2
+    assert [step.output.p50 for step in expected.steps] == [6, 7]
+    assert [step.seconds.p50 for step in expected.steps] == [2, 2], "from the intent of its call to its end"
     events = past().events
     first = next(event for event in events if event.kind is Kind.CALL_INTENDED)
     took = events[-1].at - first.at
-    assert found.seconds.p50 == pytest.approx(took), "with what came between the steps, and without the planning"
+    assert expected.seconds.p50 == pytest.approx(took), "with what came between the steps, and without the planning"
 
 
 def test_a_step_at_another_place_is_compared_with_those_in_its_role() -> None:
     alone = [PlannedStep(ALPHA, 9, (), True, 100)]
-    assert [step.basis for step in made(alone, 5).steps] == ["worker"], "no past step answers without reading another"
+    assert [step.basis for step in forecast_for(alone, 5).steps] == ["worker"], (
+        "no past step answers without reading another"
+    )
     fan = [
         PlannedStep(ALPHA, 9, (), False, 100),
         PlannedStep(ALPHA, 9, (), False, 100),
         PlannedStep(ALPHA, 9, (0, 1), True, 100),
     ]
-    assert [step.basis for step in made(fan, 5).steps] == ["role"] * 3
-    strangers = made(chain(OTHER), 5)
+    assert [step.basis for step in forecast_for(fan, 5).steps] == ["role"] * 3
+    strangers = forecast_for(chain(OTHER), 5)
     assert ([step.basis for step in strangers.steps], strangers.basis) == (["others"] * 2, "mixed")
-    assert [step.basis for step in made(chain(), 4).steps] == ["worker"] * 2, "four of a shape are not enough"
+    assert [step.basis for step in forecast_for(chain(), 4).steps] == ["worker"] * 2, "four of a shape are not enough"
 
 
 def test_a_little_is_known_from_a_few_steps_and_nothing_from_a_card() -> None:
     """A card says how fast a model writes at its usual provider; a simulated worker, or one on another machine, takes
     a tenth of that."""
-    few = made(chain(), 2)
+    few = forecast_for(chain(), 2)
     assert [(step.basis, step.samples) for step in few.steps] == [("worker", 4)] * 2
-    assert few.seconds.p90 == pytest.approx(made(chain(), 5).seconds.p90)
+    assert few.seconds.p90 == pytest.approx(forecast_for(chain(), 5).seconds.p90)
     lonely = [PlannedStep(OTHER, 9, (), True, 100)]
-    assert [(step.basis, step.samples) for step in made(lonely, 3).steps] == [("others", 6)], "in another role"
-    assert made(lonely, 2).basis == "prices", "four steps of others are not enough"
+    assert [(step.basis, step.samples) for step in forecast_for(lonely, 3).steps] == [("others", 6)], "in another role"
+    assert forecast_for(lonely, 2).basis == "prices", "four steps of others are not enough"
 
 
 def test_input_tokens_follow_the_bytes_of_what_is_sent() -> None:
-    short, long = made(chain(size=90), 5).steps[0], made(chain(size=900), 5).steps[0]
+    short, long = forecast_for(chain(size=90), 5).steps[0], forecast_for(chain(size=900), 5).steps[0]
     assert long.input.p50 == pytest.approx(10 * short.input.p50)
     assert long.usd.p50 > short.usd.p50
 
@@ -101,4 +103,4 @@ def test_steps_side_by_side_take_the_time_of_the_longest() -> None:
 
 def test_the_output_is_never_more_than_the_limit() -> None:
     capped = [replace(step, most_tokens=3) for step in chain()]
-    assert [step.output.p90 for step in made(capped, 5).steps] == [3, 3]
+    assert [step.output.p90 for step in forecast_for(capped, 5).steps] == [3, 3]

@@ -16,16 +16,16 @@ def test_the_intervals_hold_at_all_looks_together() -> None:
         signs = [float(random.choices((-1, 0, 1), (0.1, 0.75, 0.15))[0]) for _ in range(LOOKS[-1])]
         costs = [random.expovariate(1.0) for _ in signs]
         dearer = [1.2 * cost + random.expovariate(5.0) for cost in costs]
-        found = {"bounded": True, "mean": True, "ratio": True}
+        within = {"bounded": True, "mean": True, "ratio": True}
         for count in LOOKS:
             success, cost = bounded(signs[:count], -1, 1), mean(costs[:count])
             rise = ratio(costs[:count], dearer[:count])
             assert rise is not None
-            found["bounded"] &= success.low <= 0.05 <= success.high
-            found["mean"] &= cost.low <= 1.0 <= cost.high
-            found["ratio"] &= rise.low <= 0.4 <= rise.high
-        for name, held in found.items():
-            missed[name] += not held
+            within["bounded"] &= success.low <= 0.05 <= success.high
+            within["mean"] &= cost.low <= 1.0 <= cost.high
+            within["ratio"] &= rise.low <= 0.4 <= rise.high
+        for name, holds in within.items():
+            missed[name] += not holds
     assert max(missed.values()) <= 9, missed
 
 
@@ -51,9 +51,9 @@ def test_runs_of_two_kinds_are_compared_without_pairs() -> None:
     random = Random(3)
     before = [random.uniform(0.9, 1.1) for _ in range(400)]
     after = [random.uniform(1.35, 1.65) for _ in range(300)]
-    found = ratio_apart(before, after)
-    assert found is not None
-    assert 0.4 < found.low < found.value < found.high < 0.6
+    interval = ratio_apart(before, after)
+    assert interval is not None
+    assert 0.4 < interval.low < interval.value < interval.high < 0.6
 
 
 def test_a_user_counts_once() -> None:

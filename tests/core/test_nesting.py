@@ -27,7 +27,7 @@ from app.core.run.progress import (
     parent_of,
 )
 from app.core.run.state import DRIVER_LOST, ROUND_OVER, RunState
-from tests.core.play import POOL, done, failed, intent, outcome
+from tests.core.play import POOL, failed, intent, outcome, step_done
 from tests.core.test_progress import answered, planned, queued, state_of
 
 ITSELF = Step(CONDUCTOR, "take it apart", Access(True))
@@ -108,11 +108,11 @@ def test_its_answer_is_the_steps() -> None:
     over = after(nested, *answered(2), *answered(3))
     [command] = decide(over, 0.0)
     assert isinstance(command, Conclude)
-    told = drafts.steps_settled(over, command)
-    assert [(fact.kind, fact.to_json()["n"], fact.to_json()["from"], fact.to_json()["output"]) for fact in told] == [
+    settled = drafts.steps_settled(over, command)
+    assert [(fact.kind, fact.to_json()["n"], fact.to_json()["from"], fact.to_json()["output"]) for fact in settled] == [
         (Kind.STEP_DONE, 1, 3, "ref-3")
     ]
-    closed = after(over, *told)
+    closed = after(over, *settled)
     assert (closed.steps[1].state, closed.steps[1].call) == ("done", "call-3")
     assert decide(closed, 0.0) == (Finish(Kind.SUCCEEDED, 1),)
     assert [step.n for step in closed.planned_steps] == [0, 1, 2, 3]
@@ -121,7 +121,7 @@ def test_its_answer_is_the_steps() -> None:
 
 def test_what_is_told_of_an_answer_is_told_of_the_step() -> None:
     nested = inside(OPENED, 1, Step("bob"))
-    body = done(2, "call-2").to_json() | {"logprobs": "ref-l", "refusal": True}
+    body = step_done(2, "call-2").to_json() | {"logprobs": "ref-l", "refusal": True}
     over = after(nested, *queued(2), intent("call-2", 2), outcome("call-2", 2), fact_from_json(Kind.STEP_DONE, body))
     [command] = decide(over, 0.0)
     closed = after(over, *drafts.steps_settled(over, command))  # type: ignore[arg-type]
@@ -189,7 +189,7 @@ def test_an_end_that_was_decided_on_is_not_taken_back_for_a_step_that_could_go_o
     broke = turned_down(inside(running, 0, Step("bob"), mode="fallback", close=False), "run_over_budget")
     (end,) = decide(broke, 0.0)
     assert end == Finish(Kind.OVER_BUDGET, error="run_over_budget")
-    later = after(broke, outcome("c", 1), done(1, "c"))
+    later = after(broke, outcome("c", 1), step_done(1, "c"))
     assert decide(later, 0.0) == (Queue((2,)),)
     assert decide_end_again(end, later, 0.0) == end
 

@@ -35,10 +35,10 @@ def signed(secrets: str, body: bytes, now: float | None = None) -> dict[str, str
     return headers(read_secrets(secrets), NOTICE.id, body, int(time.time() if now is None else now))
 
 
-@pytest.mark.parametrize("known", [OLD, NEW])
-def test_the_official_client_takes_it_under_either_secret_of_a_rotation(client: OpenAI, known: str) -> None:
+@pytest.mark.parametrize("secret", [OLD, NEW])
+def test_the_official_client_takes_it_under_either_secret_of_a_rotation(client: OpenAI, secret: str) -> None:
     body = payload(NOTICE)
-    event = client.webhooks.unwrap(body, signed(f"{NEW} {OLD}", body), secret=known)
+    event = client.webhooks.unwrap(body, signed(f"{NEW} {OLD}", body), secret=secret)
     assert event.type == "response.completed"
     assert (event.id, event.created_at, event.data.id) == ("evt_0123_2", 1_700_000_000, "resp_run_0123_2")
     assert event.to_dict() == {
@@ -53,21 +53,21 @@ def test_the_official_client_takes_it_under_either_secret_of_a_rotation(client: 
 @pytest.mark.parametrize("change", ["body", "id", "timestamp", "secret", "old", "early"])
 def test_what_was_changed_or_kept_is_refused_by_the_official_client(client: OpenAI, change: str) -> None:
     body, age = payload(NOTICE), {"old": -301, "early": 310}.get(change, 0)
-    sent = signed(NEW, body, time.time() + age)
+    headers_sent = signed(NEW, body, time.time() + age)
     if change == "body":
         body = body.replace(b"completed", b"cancelled")
     elif change in ("id", "timestamp"):
-        sent[f"webhook-{change}"] += "0" if change == "id" else ""
-        sent["webhook-timestamp"] = str(int(sent["webhook-timestamp"]) - (change == "timestamp"))
+        headers_sent[f"webhook-{change}"] += "0" if change == "id" else ""
+        headers_sent["webhook-timestamp"] = str(int(headers_sent["webhook-timestamp"]) - (change == "timestamp"))
     with pytest.raises(InvalidWebhookSignatureError):
-        client.webhooks.unwrap(body, sent, secret=OLD if change == "secret" else NEW)
+        client.webhooks.unwrap(body, headers_sent, secret=OLD if change == "secret" else NEW)
 
 
 def test_the_specification_s_own_example() -> None:
     """https://github.com/standard-webhooks/standard-webhooks, the libraries' shared test vector."""
     secrets = read_secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
-    given = headers(secrets, "msg_p5jXN8AQM9LWM0D4loKWxJek", b'{"test": 2432232314}', 1614265330)
-    assert given["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+    expected_headers = headers(secrets, "msg_p5jXN8AQM9LWM0D4loKWxJek", b'{"test": 2432232314}', 1614265330)
+    assert expected_headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_ids_differ_by_turn_and_are_those_of_the_response() -> None:
 
 def test_every_end_has_a_word() -> None:
     words = {kind: word(draft) for kind, draft in DRAFTS.items()}
-    assert {kind for kind, found in words.items() if found} == {*TERMINAL, Kind.AWAITING}
-    assert {kind.value: found for kind, found in words.items() if found} == {
+    assert {kind for kind, word_of_end in words.items() if word_of_end} == {*TERMINAL, Kind.AWAITING}
+    assert {kind.value: word_of_end for kind, word_of_end in words.items() if word_of_end} == {
         "run.awaiting_tool": "completed",
         "run.succeeded": "completed",
         "run.failed": "failed",
@@ -141,14 +141,14 @@ def test_pauses_grow_until_three_days_are_over() -> None:
 
 
 def test_pauses_are_spread_and_heed_the_receiver_within_bounds() -> None:
-    def pause(tries: int, chance: float, asked: float = 0.0) -> float:
-        again = next_try(Notice("run_1", 0, "failed", 100.0, tries), 100.0, chance, asked)
+    def pause(tries: int, chance: float, wait_seconds: float = 0.0) -> float:
+        again = next_try(Notice("run_1", 0, "failed", 100.0, tries), 100.0, chance, wait_seconds)
         assert again is not None
         return again - 100.0
 
     assert pause(3, 0.0) == 10.0
     assert 29.9 < pause(3, 0.999) < 30.0
-    assert pause(1, 0.5, asked=120.0) == 120.0
-    assert pause(1, 0.5, asked=1.0) == 5.0
-    assert pause(1, 0.5, asked=1e9) == LONGEST
+    assert pause(1, 0.5, wait_seconds=120.0) == 120.0
+    assert pause(1, 0.5, wait_seconds=1.0) == 5.0
+    assert pause(1, 0.5, wait_seconds=1e9) == LONGEST
     assert pause(10_000, 0.5) == LONGEST

@@ -49,9 +49,9 @@ def test_a_journal_of_a_release_folds_to_what_it_recorded(path: Path) -> None:
     header, lines = read(path)
     journal = events(lines)
     assert [fold(journal[:upto]).state for upto in range(1, len(journal) + 1)] == header["states"]
-    found, told = json.loads(json.dumps(summary(fold(journal)))), header["summary"]
-    assert found["limits"].items() >= told.pop("limits").items()
-    assert {name: found[name] for name in told} == told
+    summary_now, summary_then = json.loads(json.dumps(summary(fold(journal)))), header["summary"]
+    assert summary_now["limits"].items() >= summary_then.pop("limits").items()
+    assert {name: summary_now[name] for name in summary_then} == summary_then
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name} {path.stem}")

@@ -236,9 +236,9 @@ def test_control_characters_in_a_subtask_are_kept() -> None:
     ],
 )
 def test_other_text_is_rejected(text: str, reason: str) -> None:
-    found = reasons_of(read, text)
-    assert any(reason in problem for problem in found)
-    assert reasons_of(read, *[text[at : at + 97] for at in range(0, len(text), 97)]) == found
+    reasons = reasons_of(read, text)
+    assert any(reason in problem for problem in reasons)
+    assert reasons_of(read, *[text[at : at + 97] for at in range(0, len(text), 97)]) == reasons
 
 
 def test_no_step_is_given_behind_an_invalid_one() -> None:

@@ -61,10 +61,10 @@ WORDY_TOOLS = replace(SHORT, toolbox=Toolbox((Tool("look", "x" * 1_000),)))
 def test_every_exclusion_has_its_reason(
     task: Task, labels: tuple[str, ...], overrides: Overrides, excluded: dict[str, Any]
 ) -> None:
-    found = eligible(CATALOG, TIER, task, Reading(frozenset(labels)), overrides)
-    assert set(found.excluded) == set(excluded)
-    assert all(reason in found.excluded[name] for name, reason in excluded.items())
-    assert [worker.name for worker in found.workers] == [name for name in TIER.pool if name not in excluded]
+    choice = eligible(CATALOG, TIER, task, Reading(frozenset(labels)), overrides)
+    assert set(choice.excluded) == set(excluded)
+    assert all(reason in choice.excluded[name] for name, reason in excluded.items())
+    assert [worker.name for worker in choice.workers] == [name for name in TIER.pool if name not in excluded]
 
 
 def test_names_that_the_pool_does_not_hold_are_told() -> None:
@@ -105,7 +105,7 @@ def test_a_model_id_means_a_tier_or_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ejected", "kept"),
+    ("ejected", "remaining"),
     [
         ((), "abcd"),
         (("b",), "acd"),
@@ -114,11 +114,15 @@ def test_a_model_id_means_a_tier_or_nothing() -> None:
         (("d", "c", "b", "a"), "ab"),
     ],
 )
-def test_ejected_workers_are_left_out_the_worst_first_while_two_remain(ejected: tuple[str, ...], kept: str) -> None:
+def test_ejected_workers_are_left_out_the_worst_first_while_two_remain(
+    ejected: tuple[str, ...], remaining: str
+) -> None:
     choice = Eligible(tuple(Worker(name, "stub", name) for name in "abcd"), {"e": "not cleared for phi"})
-    found = healthy(choice, dict.fromkeys(ejected, "failing"))
-    assert "".join(worker.name for worker in found.workers) == kept
-    assert found.excluded == {"e": "not cleared for phi"} | dict.fromkeys(set("abcd") - set(kept), "ejected: failing")
+    healthy_choice = healthy(choice, dict.fromkeys(ejected, "failing"))
+    assert "".join(worker.name for worker in healthy_choice.workers) == remaining
+    assert healthy_choice.excluded == {"e": "not cleared for phi"} | dict.fromkeys(
+        set("abcd") - set(remaining), "ejected: failing"
+    )
 
 
 def test_a_small_choice_is_never_narrowed() -> None:

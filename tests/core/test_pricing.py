@@ -21,13 +21,13 @@ TASK = Task((Message("user", (Text("What is 2 + 2?"),)),))
     into=RATES,
     out=RATES,
     size=st.integers(0, 100_000),
-    wanted=st.integers(1, 9_000),
+    output_wanted=st.integers(1, 9_000),
     floor=st.integers(1, 9_000),
     usd=st.integers(0, 2_000_000),
     tokens=st.integers(0, 200_000),
 )
 def test_an_output_is_as_long_as_the_money_allows(
-    into: int, out: int, size: int, wanted: int, floor: int, usd: int, tokens: int
+    into: int, out: int, size: int, output_wanted: int, floor: int, usd: int, tokens: int
 ) -> None:
     worker = Worker("w", "p", "m", Price(into, out))
 
@@ -35,13 +35,13 @@ def test_an_output_is_as_long_as_the_money_allows(
         hold = worst_case(worker, size, output)
         return hold[0] <= usd and hold[1] <= tokens
 
-    found = affordable_output(worker, size, wanted, floor=floor, usd=usd, tokens=tokens)
-    if found == 0:
-        assert not fits(min(floor, wanted))
+    output = affordable_output(worker, size, output_wanted, floor=floor, usd=usd, tokens=tokens)
+    if output == 0:
+        assert not fits(min(floor, output_wanted))
     else:
-        assert min(floor, wanted) <= found <= wanted
-        assert fits(found)
-        assert found == wanted or not fits(found + 1)
+        assert min(floor, output_wanted) <= output <= output_wanted
+        assert fits(output)
+        assert output == output_wanted or not fits(output + 1)
 
 
 def test_a_plan_costs_its_steps_at_the_floor_and_what_they_read_of_each_other() -> None:

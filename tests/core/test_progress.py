@@ -19,7 +19,7 @@ from app.core.run.fold import advance, apply_facts, fold
 from app.core.run.kinds import ENDED, Mode
 from app.core.run.progress import Finish, Propose, Queue, Skip, decide, decide_end_again
 from app.core.run.state import DRIVER_LOST, ROUND_OVER, RUN_ENDED, RunState, answer_of
-from tests.core.play import DEADLINE, POOL, Play, admission, called, done, failed, intent, numbered, outcome
+from tests.core.play import DEADLINE, POOL, Play, admission, called, failed, intent, numbered, outcome, step_done
 from tests.harness.ends import end_of
 
 OVER = "run_over_budget"
@@ -38,9 +38,9 @@ def planned(*steps: Step, mode: Mode = "first", number: int = 0, base: int = 0, 
     return [*written, drafts.plan_accepted(number, "", [step.access.steps for step in steps])] if close else written
 
 
-def seeing(*seen: int, user: bool = True) -> Step:
+def seeing(*inputs: int, user: bool = True) -> Step:
     """A step with this access list."""
-    return Step("ada", "do it", Access(user, seen))
+    return Step("ada", "do it", Access(user, inputs))
 
 
 def state_of(*written: Fact, **changes: Any) -> RunState:
@@ -56,7 +56,7 @@ def queued(*steps: int) -> list[Fact]:
 def answered(n: int, chars: int = 5, usage: Usage = Usage(), access: tuple[str | int, ...] = ("user",)) -> list[Fact]:
     """A step from its ticket to its answer."""
     call = f"call-{n}"
-    return [*queued(n), intent(call, n, access=access), outcome(call, n, usage), done(n, call, chars)]
+    return [*queued(n), intent(call, n, access=access), outcome(call, n, usage), step_done(n, call, chars)]
 
 
 def rejected(number: int = 0, reason: str = "no", *, outage: bool = False, mode: Mode = "first") -> list[Fact]:
@@ -88,19 +88,21 @@ def test_every_history_ends_in_exactly_one_terminal_state(seed: int) -> None:
         )
         assert end_of(end).fell_back == (answer is not workflow[-1])
         last = end.proposals[-1]
-        taken = answer in end.current_steps or (last.state == "accepted" and not end.current_steps)
+        is_accepted = answer in end.current_steps or (last.state == "accepted" and not end.current_steps)
         if end_of(end).stopped and end.round == 1:
             assert answer.complete, "it stands in for the answering step, which had no money or time"
             assert workflow[-1].state != "done"
         else:
             assert workflow[-1].state == "done"
-            assert bool(end_of(end).stopped) != taken
+            assert bool(end_of(end).stopped) != is_accepted
     for proposal in end.proposals:
         access = [step.access.steps for step in end.steps.values() if step.proposal == proposal.number]
         before = end.answer_of_round(proposal.round - 1)
-        known = {before.step.n} if before is not None else set()
+        earlier_answers = {before.step.n} if before is not None else set()
         assert all(
-            n in known or proposal.base <= n < proposal.base + at for at, seen in enumerate(access) for n in seen
+            n in earlier_answers or proposal.base <= n < proposal.base + at
+            for at, inputs in enumerate(access)
+            for n in inputs
         )
 
 
@@ -326,7 +328,7 @@ def test_a_run_without_money_or_time_for_its_answer_ends_with_the_best_output_so
     [end] = decide(state, now)
     assert end == Finish(Kind.SUCCEEDED, 0, True, stopped=OVER if error == OVER else "run_expired")
     assert decide_end_again(end, state, now) == end
-    later = apply_facts(state, [intent("call-3", 3), outcome("call-3", 3), done(3, "call-3")])
+    later = apply_facts(state, [intent("call-3", 3), outcome("call-3", 3), step_done(3, "call-3")])
     assert decide_end_again(end, later, now) == replace(end, step=3), "a better one has come meanwhile"
     ended = apply_facts(later, [drafts.run_ended(later, end)])
     assert (ended.degraded, ended.end and ended.end.fell_back) == (True, True)
@@ -422,10 +424,10 @@ def test_a_further_round_that_cannot_be_planned_leaves_the_answer_before() -> No
     once = state_of(*FIRST_ROUND, opened, no, limits=ROUNDS)
     assert decide(once, 0.0) == (Propose(2, 1, "repair", 2),)
     out = state_of(*FIRST_ROUND, opened, drafts.plan_rejected(1, "", ["conductor_out"], True), limits=ROUNDS)
-    kept = Finish(Kind.SUCCEEDED, 0, stopped="plan_rejected")
-    assert decide(out, 0.0) == (kept,), "no worker answers in place of an answer that is there"
-    assert drafts.run_ended(out, kept).stopped == "plan_rejected"
-    assert drafts.run_ended(out, kept).degraded is True
+    end_with_kept_answer = Finish(Kind.SUCCEEDED, 0, stopped="plan_rejected")
+    assert decide(out, 0.0) == (end_with_kept_answer,), "no worker answers in place of an answer that is there"
+    assert drafts.run_ended(out, end_with_kept_answer).stopped == "plan_rejected"
+    assert drafts.run_ended(out, end_with_kept_answer).degraded is True
     lost = state_of(*FIRST_ROUND, opened, drafts.plan_rejected(1, "", [DRIVER_LOST], True), limits=ROUNDS)
     assert decide(lost, 0.0) == (Propose(2, 1, "first", 2),)
 
@@ -453,21 +455,21 @@ def test_an_answer_that_comes_before_the_end_is_written_is_the_end() -> None:
     (stopped,) = decide(running, DEADLINE)
     assert stopped == Finish(Kind.SUCCEEDED, 0, stopped="run_expired")
     assert decide_end_again(stopped, running, DEADLINE) == stopped
-    empty = [*late, intent("a", 1), intent("b", 2), outcome("b", 2), done(2, "b", 0)]
+    empty = [*late, intent("a", 1), intent("b", 2), outcome("b", 2), step_done(2, "b", 0)]
     (silent,) = decide(state_of(*empty, limits=ROUNDS), DEADLINE)
     assert silent == Finish(Kind.SUCCEEDED, 2)
-    spoken = state_of(*empty, outcome("a", 1), done(1, "a"), limits=ROUNDS)
+    spoken = state_of(*empty, outcome("a", 1), step_done(1, "a"), limits=ROUNDS)
     for first in (stopped, silent):
         assert decide_end_again(first, spoken, DEADLINE) == Finish(Kind.SUCCEEDED, 1, fell_back=True)
         assert decide_end_again(first, spoken, DEADLINE - 9) == Finish(Kind.SUCCEEDED, 1, fell_back=True)
-    asked = state_of(*late, fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}), limits=ROUNDS)
-    assert decide_end_again(stopped, asked, DEADLINE).kind is Kind.CANCELLED
+    state_with_wish = state_of(*late, fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}), limits=ROUNDS)
+    assert decide_end_again(stopped, state_with_wish, DEADLINE).kind is Kind.CANCELLED
 
 
 def test_what_a_round_did_not_need_is_settled_before_the_next() -> None:
     """A step that waits for the caller's tools and whose round has its answer keeps nobody waiting."""
     journal = [*planned(seeing(), seeing()), *queued(0, 1), intent("a", 0), outcome("a", 0), called(0, "a", "id")]
-    journal += [intent("b", 1), outcome("b", 1), done(1, "b")]
+    journal += [intent("b", 1), outcome("b", 1), step_done(1, "b")]
     state = state_of(*journal, limits=ROUNDS)
     assert decide(state, 0.0) == (Skip(0, ROUND_OVER),)
     skipped = state_of(*journal, *drafts.steps_skipped([state.steps[0]], ROUND_OVER), limits=ROUNDS)
@@ -520,7 +522,7 @@ def test_where_no_step_saw_the_user_the_first_good_call_counts() -> None:
 def test_failed_calls_are_orchestration_and_estimates_mark_everything() -> None:
     broken = Usage(50, 0, 9, 0, estimated=True)
     lost = [*queued(0), intent("lost", 0), outcome("lost", 0, broken, kind="error")]
-    retried = [intent("again", 0), outcome("again", 0, SEEN), done(0, "again")]
+    retried = [intent("again", 0), outcome("again", 0, SEEN), step_done(0, "again")]
     visible, rest = split_of(*planned(seeing()), *lost, *retried, step=0)
     assert (visible, rest) == (replace(SEEN, estimated=True), broken)
 

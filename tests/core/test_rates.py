@@ -30,8 +30,8 @@ class Key:
 
     def ask(self, now: float, *, run: str = "", tokens: int = 0, resumes: str = "") -> RateReply:
         window = Window.read(self.body)
-        asked = RateRequest((("key", self.limits),), run=run, tokens=tokens, resumes=resumes)
-        (reply,) = decide({"key": window}, [asked], self.runs, now)
+        request = RateRequest((("key", self.limits),), run=run, tokens=tokens, resumes=resumes)
+        (reply,) = decide({"key": window}, [request], self.runs, now)
         self.body = window.written()
         return reply
 
@@ -56,10 +56,10 @@ def test_no_minute_has_more_requests_than_its_limit(pauses: Sequence[float], rpm
     st.lists(st.tuples(st.floats(0.0, 20.0), st.integers(0, 40), st.integers(0, 100)), min_size=1, max_size=40),
     st.integers(20, 60),
 )
-def test_no_minute_has_more_tokens_than_its_limit(asked: Sequence[tuple[float, int, int]], tpm: int) -> None:
+def test_no_minute_has_more_tokens_than_its_limit(requests: Sequence[tuple[float, int, int]], tpm: int) -> None:
     """Each run is over before the next request comes, and uses no more than was reserved for it."""
     key, now, used = Key(tpm=tpm), NOW, []
-    for number, (pause, reserved, share) in enumerate(asked):
+    for number, (pause, reserved, share) in enumerate(requests):
         now += pause
         if key.ask(now, run=f"run_{number}", tokens=reserved).refusal is None:
             tokens = min(reserved, tpm) * share // 100
@@ -155,8 +155,8 @@ def test_a_new_run_with_tool_results_of_an_ended_run_holds_its_place_from_the_be
 
 def test_a_request_counts_in_all_of_its_windows_or_in_none() -> None:
     windows = {"key": Window(), "tenant": Window()}
-    asked = RateRequest((("key", RateLimits(rpm=5)), ("tenant", RateLimits(rpm=1))))
-    first, second = decide(windows, [asked, asked], {}, NOW)
+    request = RateRequest((("key", RateLimits(rpm=5)), ("tenant", RateLimits(rpm=1))))
+    first, second = decide(windows, [request, request], {}, NOW)
     assert first.refusal is None
     assert second.refusal is not None
     assert second.refusal.window == "tenant"

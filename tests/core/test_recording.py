@@ -24,20 +24,20 @@ from tests.core.test_comparison import chain, opened, planned
 def test_a_plan_is_read_in_its_own_numbers_with_the_workers_as_planned() -> None:
     events = chain(base=2)
     state = fold(events)
-    kept = {2: KeptOutput(2, "ref-2", "Said.", "stop", labels=frozenset({"phi"}))}
+    kept_outputs = {2: KeptOutput(2, "ref-2", "Said.", "stop", labels=frozenset({"phi"}))}
     texts = {"subtask-2": "Draft it", "subtask-3": "Answer it"}
-    plan = recorded_plan(state.proposals[-1], events, texts, kept)
+    plan = recorded_plan(state.proposals[-1], events, texts, kept_outputs)
     assert plan.steps == (
         Step("ada", "Draft it", Access(True)),
         Step("bob", "Answer it", Access(True, (0,)), answers=True),
     )
-    assert plan.kept_outputs == {0: kept[2]}
+    assert plan.kept_outputs == {0: kept_outputs[2]}
     recording = Recording("run", {"1": plan, "1.0": RecordedPlan((), instant=True)})
     assert Recording.from_json(json.loads(json.dumps(recording.to_json()))) == recording
     assert (recording.rounds, recording.nests, recording.workers) == (1, True, frozenset({"bob"}))
 
 
-def said(*calls: tuple[str, str]) -> Message:
+def turn_with_calls(*calls: tuple[str, str]) -> Message:
     return Message("assistant", (), calls=tuple([ToolCall(f"c{n}", *call) for n, call in enumerate(calls)]))
 
 
@@ -47,26 +47,26 @@ def result(text: str) -> Message:
 
 def test_results_are_given_for_equal_calls_under_the_new_ids() -> None:
     came = [result("One."), Message("user", (Text("Go on."),))]
-    first = record_tool_use(said(("look", '{"q": 1, "r": 2}')), came, "1.0", frozenset())
-    second = record_tool_use(said(("look", '{"q":1,"r":2}')), [result("Two.")], "1.0", frozenset({"phi"}))
+    first = record_tool_use(turn_with_calls(("look", '{"q": 1, "r": 2}')), came, "1.0", frozenset())
+    second = record_tool_use(turn_with_calls(("look", '{"q":1,"r":2}')), [result("Two.")], "1.0", frozenset({"phi"}))
     recording = Recording("run", tools=(first, second))
     assert Recording.from_json(json.loads(json.dumps(recording.to_json()))) == recording
-    same = said(("look", '{"r":2,"q":1}'))
-    found = [
+    same = turn_with_calls(("look", '{"r":2,"q":1}'))
+    results = [
         results_for_calls(recording, place, index, same, ["new"])
         for place, index in (("1.0", 0), ("1.0", 1), ("2.5", 0))
     ]
-    assert [kept.results[0].text for kept in found if kept] == ["One.", "Two.", "One."]
-    assert [kept.results[0].call_id for kept in found if kept] == ["new"] * 3
-    assert found[0] is not None
-    assert found[0].results[1].text == "Go on."
-    assert results_for_calls(recording, "1.0", 0, said(("look", '{"q":2}')), ["new"]) is None
+    assert [recorded.results[0].text for recorded in results if recorded] == ["One.", "Two.", "One."]
+    assert [recorded.results[0].call_id for recorded in results if recorded] == ["new"] * 3
+    assert results[0] is not None
+    assert results[0].results[1].text == "Go on."
+    assert results_for_calls(recording, "1.0", 0, turn_with_calls(("look", '{"q":2}')), ["new"]) is None
     assert canonical_arguments("no JSON") == "no JSON"
 
 
 def test_an_output_that_is_taken_over_keeps_the_labels_that_it_carried() -> None:
     """Those of tool results, for one, which nothing else in the replay says."""
-    kept = KeptOutput(4, "ref-4", "Said.", "stop", labels=frozenset({"record"}))
+    kept_output = KeptOutput(4, "ref-4", "Said.", "stop", labels=frozenset({"record"}))
     state = fold(
         numbered(
             admission(labels=[]),
@@ -74,7 +74,7 @@ def test_an_output_that_is_taken_over_keeps_the_labels_that_it_carried() -> None
             planned(0, "ada", "user"),
             planned(1, "bob", 0, answers=True),
             PlanAccepted(0, "", 2, "chain"),
-            drafts.step_taken_over("run_x", 0, "ref-0", kept),
+            drafts.step_taken_over("run_x", 0, "ref-0", kept_output),
         )
     )
     assert (state.steps[0].state, state.state) == ("done", "planned")

@@ -45,5 +45,5 @@ def test_records_are_compared_and_hashed_by_value() -> None:
 def test_the_type_checker_lets_nobody_assign_to_a_record(tmp_path: Path) -> None:
     assigns = tmp_path / "assigns.py"
     assigns.write_text("from app.core.plan.workflow import Access\n\nAccess().user = True\n")
-    found = run([sys.executable, "-m", "mypy", "--strict", str(assigns)], cwd=ROOT, capture_output=True, text=True)
-    assert 'assigns.py:3: error: Property "user" defined in "Access" is read-only' in found.stdout
+    result = run([sys.executable, "-m", "mypy", "--strict", str(assigns)], cwd=ROOT, capture_output=True, text=True)
+    assert 'assigns.py:3: error: Property "user" defined in "Access" is read-only' in result.stdout

@@ -40,8 +40,8 @@ def test_what_validates_has_no_faults(text: str) -> None:
     ],
 )
 def test_every_fault_names_its_place(text: str, fault: str) -> None:
-    [found] = faults(Form(POINT), text)
-    assert fault in found
+    [only_fault] = faults(Form(POINT), text)
+    assert fault in only_fault
 
 
 def test_without_a_schema_any_object_will_do() -> None:
@@ -51,9 +51,9 @@ def test_without_a_schema_any_object_will_do() -> None:
 
 def test_what_is_told_is_bounded() -> None:
     form = Form({"type": "array", "items": {"type": "integer"}})
-    found = faults(form, json.dumps(["x" * 10_000] * 100))
-    assert len(found) == FAULTS
-    assert all(len(fault) <= FAULT_CHARS for fault in found)
+    all_faults = faults(form, json.dumps(["x" * 10_000] * 100))
+    assert len(all_faults) == FAULTS
+    assert all(len(fault) <= FAULT_CHARS for fault in all_faults)
 
 
 def test_a_pattern_cannot_hold_the_service_up() -> None:
@@ -93,18 +93,18 @@ def test_a_constrained_worker_is_asked_nothing_more() -> None:
 
 
 def test_any_other_is_told_the_form() -> None:
-    first, told = shown(Form(POINT, description="A place."), ASKED, constrained=False, flaw=None)
+    first, instruction = shown(Form(POINT, description="A place."), ASKED, constrained=False, flaw=None)
     assert first == ASKED[0]
-    assert json.dumps(POINT, sort_keys=True) in told.text
-    assert "A place." in told.text
+    assert json.dumps(POINT, sort_keys=True) in instruction.text
+    assert "A place." in instruction.text
     assert "JSON object" in shown(Form(), ASKED, constrained=False, flaw=None)[-1].text
 
 
 @pytest.mark.parametrize("constrained", [True, False])
 def test_a_repair_shows_the_answer_and_its_faults(constrained: bool) -> None:
     flaw = Flaw("{}", faults(Form(POINT), "{}"))
-    *_, said, objection = shown(Form(POINT), ASKED, constrained=constrained, flaw=flaw)
-    assert (said.role, said.text) == ("assistant", "{}")
+    *_, answer, objection = shown(Form(POINT), ASKED, constrained=constrained, flaw=flaw)
+    assert (answer.role, answer.text) == ("assistant", "{}")
     assert flaw.faults[0] in objection.text
 
 

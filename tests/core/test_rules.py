@@ -20,9 +20,9 @@ def test_decisions_are_those_of_the_text(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_every_widening_has_a_true_witness(seed: int) -> None:
     for old, new in policies.changes(random.Random(f"widenings {seed}"), 20, widen=True):
-        found = list(widenings(old, new))
-        assert found
-        for widening in found:
+        all_widenings = list(widenings(old, new))
+        assert all_widenings
+        for widening in all_widenings:
             who = (widening.tier, widening.recipient.role, widening.recipient.worker, widening.recipient.provider)
             assert (*who, bool(widening.through), frozenset(widening.labels)) in policies.widens(old, new)
 

@@ -47,16 +47,16 @@ SEEN = features("What is 2 + 2?")
 
 
 def test_every_template_is_an_arm_for_each_worker_as_the_one_who_answers() -> None:
-    found = arms(SPEC, POOL, 5)
-    assert Counter(arm.template for arm in found) == dict.fromkeys(TEMPLATES, 3)
-    for arm in found:
+    all_arms = arms(SPEC, POOL, 5)
+    assert Counter(arm.template for arm in all_arms) == dict.fromkeys(TEMPLATES, 3)
+    for arm in all_arms:
         assert [step.answers for step in arm.steps] == [False] * (len(arm.steps) - 1) + [True]
         assert arm.name.split()[1:] == [step.worker for step in arm.steps]
-    named = {arm.name: arm for arm in found}
-    assert named["plan-reason-check bee ant cat"].aids == ("plan:bee", "check:cat")
-    assert named["plan-reason-check bee ant cat"].steps[2].access == Access(True, (1,))
-    assert named["mixture ant bee cat cat"].main == "ant"
-    assert arm_of_workers("mixture", ["ant", "bee", "cat", "cat"]) == named["mixture ant bee cat cat"]
+    arms_by_name = {arm.name: arm for arm in all_arms}
+    assert arms_by_name["plan-reason-check bee ant cat"].aids == ("plan:bee", "check:cat")
+    assert arms_by_name["plan-reason-check bee ant cat"].steps[2].access == Access(True, (1,))
+    assert arms_by_name["mixture ant bee cat cat"].main == "ant"
+    assert arm_of_workers("mixture", ["ant", "bee", "cat", "cat"]) == arms_by_name["mixture ant bee cat cat"]
 
 
 def test_arms_fit_into_the_steps_and_name_whom_the_pool_file_names() -> None:
@@ -71,12 +71,12 @@ def test_arms_fit_into_the_steps_and_name_whom_the_pool_file_names() -> None:
 
 
 def test_features_are_of_length_one_and_know_numbers_only_by_their_shape() -> None:
-    seen = features("Sum 12 and 99, please; sum them.")
-    assert math.isclose(sum(value * value for _, value in seen.words), 1)
-    assert all(0 <= place < WIDTH for place, _ in seen.words)
-    assert features("Sum 18 and 90, please; sum them.") == seen
-    assert features("Sum 45 and 90, please; sum them.") != seen
-    assert features("Sum 181 and 90, please; sum them.") != seen
+    sentence = features("Sum 12 and 99, please; sum them.")
+    assert math.isclose(sum(value * value for _, value in sentence.words), 1)
+    assert all(0 <= place < WIDTH for place, _ in sentence.words)
+    assert features("Sum 18 and 90, please; sum them.") == sentence
+    assert features("Sum 45 and 90, please; sum them.") != sentence
+    assert features("Sum 181 and 90, please; sum them.") != sentence
     assert features("On 3 May 1871") == features("On 3 May 1802")
     assert features("On 3 May 1871") != features("On 3 May 1971"), "of a year the century is seen"
 
@@ -104,8 +104,8 @@ def test_of_a_long_text_the_beginning_and_the_end_are_seen() -> None:
 
 def rate(posterior: Posterior, arm: str, score: float, **more: Any) -> Posterior:
     played = arm_of_workers(arm.split()[0], arm.split()[1:])
-    given = {"seen": SEEN, "usd": 100, "at": DAY} | more
-    return learned(posterior, SPEC, POOL, Rating(played, score=score, **given))
+    fields = {"seen": SEEN, "usd": 100, "at": DAY} | more
+    return learned(posterior, SPEC, POOL, Rating(played, score=score, **fields))
 
 
 def mean(posterior: Posterior, arm: str) -> Estimate:
@@ -128,64 +128,64 @@ def test_a_rating_moves_its_arm_and_what_shares_a_part_with_it() -> None:
 def test_what_makes_one_kind_of_question_hard_is_not_held_against_another() -> None:
     poems, sums = "Write a poem, {}please", "Add these, {}thanks"
     longer = "and then again with all of the same care as before, and with more of it, "
-    told = Posterior()
+    posterior = Posterior()
     for n in range(120):  # long poems fail, long sums do not
         text, long = (poems, sums)[n % 2], n % 4 >= 2
-        seen = features(text.format(longer if long else ""))
-        told = rate(told, "answer ant", float(text == sums or not long), seen=seen)
+        sight = features(text.format(longer if long else ""))
+        posterior = rate(posterior, "answer ant", float(text == sums or not long), seen=sight)
     arm = arms(SPEC, POOL, 5)[:1]
     short, lengthy = {}, {}
     for kind in (poems, sums):
-        short[kind] = estimates(told, SPEC, arm, POOL, features(kind.format("")))[0].mean
-        lengthy[kind] = estimates(told, SPEC, arm, POOL, features(kind.format(longer)))[0].mean
+        short[kind] = estimates(posterior, SPEC, arm, POOL, features(kind.format("")))[0].mean
+        lengthy[kind] = estimates(posterior, SPEC, arm, POOL, features(kind.format(longer)))[0].mean
     assert lengthy[poems] < 0 < min(short[poems], short[sums], lengthy[sums])
 
 
 def test_who_changes_their_mind_moves_the_belief_and_makes_it_no_surer() -> None:
-    told = rate(Posterior(), "answer ant", 0.0)
-    mended = rate(told, "answer ant", 1.0, before=0.0)
-    assert mean(mended, "answer ant").mean > mean(told, "answer ant").mean
-    assert mean(mended, "answer ant").deviation == mean(told, "answer ant").deviation
-    assert (mended.ratings, mended.bills) == (1, told.bills)
+    posterior = rate(Posterior(), "answer ant", 0.0)
+    mended = rate(posterior, "answer ant", 1.0, before=0.0)
+    assert mean(mended, "answer ant").mean > mean(posterior, "answer ant").mean
+    assert mean(mended, "answer ant").deviation == mean(posterior, "answer ant").deviation
+    assert (mended.ratings, mended.bills) == (1, posterior.bills)
 
 
 def test_what_was_learned_fades_back_to_the_prior() -> None:
-    told = Posterior()
+    posterior = Posterior()
     for _ in range(50):
-        told = rate(told, "answer ant", 0.0)
-    later = faded(told, 0.995, DAY + 140 * DAY)
-    nearly_all, prior = mean(faded(told, 0.995, DAY + 4_000 * DAY), "answer ant"), mean(Posterior(), "answer ant")
-    assert mean(told, "answer ant").mean < mean(later, "answer ant").mean < nearly_all.mean
+        posterior = rate(posterior, "answer ant", 0.0)
+    later = faded(posterior, 0.995, DAY + 140 * DAY)
+    nearly_all, prior = mean(faded(posterior, 0.995, DAY + 4_000 * DAY), "answer ant"), mean(Posterior(), "answer ant")
+    assert mean(posterior, "answer ant").mean < mean(later, "answer ant").mean < nearly_all.mean
     assert nearly_all.mean == pytest.approx(prior.mean, abs=1e-3)
     assert nearly_all.deviation == pytest.approx(prior.deviation, abs=1e-3)
-    kept = faded(told, 0.995, DAY + 4_000 * DAY).weights["base"]
-    assert all(mean_ == pytest.approx(0.0, abs=1e-3) for mean_, _ in kept.values())
-    assert max(variance for _, variance in kept.values()) == pytest.approx(1.0, abs=1e-3), "of the bias"
+    weights = faded(posterior, 0.995, DAY + 4_000 * DAY).weights["base"]
+    assert all(mean_ == pytest.approx(0.0, abs=1e-3) for mean_, _ in weights.values())
+    assert max(variance for _, variance in weights.values()) == pytest.approx(1.0, abs=1e-3), "of the bias"
     assert later.bills["answer ant=ant"][0] == pytest.approx(50 * 0.995**140)
-    assert faded(told, 0.995, DAY + 60) is told
+    assert faded(posterior, 0.995, DAY + 60) is posterior
 
 
 def test_another_model_under_a_workers_name_starts_from_its_prior_and_the_first_one_stays_known() -> None:
-    told = Posterior()
+    posterior = Posterior()
     for _ in range(20):
-        told = rate(told, "answer ant", 0.0)
+        posterior = rate(posterior, "answer ant", 0.0)
     fresh = replace(POOL[0], model="ant-2")
     pools = POOL, (fresh, *POOL[1:])
-    known, exchanged = (estimates(told, SPEC, arms(SPEC, pool, 1)[:1], pool, SEEN)[0] for pool in pools)
+    usual, exchanged = (estimates(posterior, SPEC, arms(SPEC, pool, 1)[:1], pool, SEEN)[0] for pool in pools)
     untaught = mean(Posterior(), "answer ant")
-    assert known.mean < exchanged.mean
-    assert known.deviation < exchanged.deviation < untaught.deviation, "of the template something is known"
-    before = rate(told, "answer ant", 1.0, models={"ant": "ant-0"})
-    assert before.weights["main:ant=ant"] == told.weights["main:ant=ant"], "an older model answered"
+    assert usual.mean < exchanged.mean
+    assert usual.deviation < exchanged.deviation < untaught.deviation, "of the template something is known"
+    before = rate(posterior, "answer ant", 1.0, models={"ant": "ant-0"})
+    assert before.weights["main:ant=ant"] == posterior.weights["main:ant=ant"], "an older model answered"
 
 
 def shifted(alarm: float) -> tuple[Posterior, Estimate]:
     """The posterior of a worker that was right 150 times, and then wrong 12 times."""
-    told = Posterior()
+    posterior = Posterior()
     with patch.multiple(posterior_of_arms, CHANGE_EVIDENCE=alarm, DROP_EVIDENCE=alarm):
         for n in range(162):
-            told = rate(told, "answer ant", float(n < 150))
-    return told, mean(told, "answer ant")
+            posterior = rate(posterior, "answer ant", float(n < 150))
+    return posterior, mean(posterior, "answer ant")
 
 
 def test_a_worker_that_has_changed_is_noticed_and_its_beliefs_are_reset() -> None:
@@ -201,21 +201,21 @@ def test_a_worker_that_has_changed_is_noticed_and_its_beliefs_are_reset() -> Non
 
 def test_a_worker_that_gets_worse_than_usual_is_noticed_although_predictions_have_followed() -> None:
     """Predictions learn from the very ratings that differ from them, so that a fall to the half is soon no surprise."""
-    random, told, patient = Random(5), Posterior(), Posterior()
+    random, posterior, patient = Random(5), Posterior(), Posterior()
     for n in range(260):
         score = float(random.random() < (0.85 if n < 200 else 0.45))
-        told = rate(told, "answer ant", score)
+        posterior = rate(posterior, "answer ant", score)
         with patch.object(posterior_of_arms, "DROP_EVIDENCE", math.inf):
             patient = rate(patient, "answer ant", score)
-    assert (told.changes, patient.changes) == (1, 0)
-    assert read(told.to_json()) == told
-    count, usual, fall = told.usual["main:ant=ant"]
+    assert (posterior.changes, patient.changes) == (1, 0)
+    assert read(posterior.to_json()) == posterior
+    count, usual, fall = posterior.usual["main:ant=ant"]
     assert 0 < count < 60, "what is usual is learned anew"
     assert usual < 0.7
     assert fall < posterior_of_arms.DROP_EVIDENCE
-    before = json.loads(told.to_json())
+    before = json.loads(posterior.to_json())
     del before["usual"]
-    assert read(json.dumps(before).encode()) == replace(told, usual={}), "an earlier release has written it"
+    assert read(json.dumps(before).encode()) == replace(posterior, usual={}), "an earlier release has written it"
 
 
 def test_a_rating_that_counts_for_less_moves_the_beliefs_by_less() -> None:
@@ -228,38 +228,40 @@ def test_the_dearer_worker_is_expected_to_gain_with_the_length_of_a_request() ->
     long = features("Explain and then explain and then explain again what and how and why. " * 8)
     pool = worker("free", 0), worker("dear", 4_000_000)
     edges = []
-    for seen in (SEEN, long):
+    for sight in (SEEN, long):
         free, dear = (
-            estimate.mean for estimate in begun(SPEC, pool, seen).values() if estimate.arm.template == "answer"
+            estimate.mean
+            for estimate in first_estimates(SPEC, pool, sight).values()
+            if estimate.arm.template == "answer"
         )
         edges.append(dear - free)
     assert 0 < edges[0] < edges[1], "a worker without a price is the cheapest"
 
 
 def test_a_posterior_is_the_same_after_it_was_stored() -> None:
-    told = rate(rate(Posterior(), "answer ant", 0.3), "plan-reason bee cat", 1.0)
-    assert read(told.to_json()) == told
+    posterior = rate(rate(Posterior(), "answer ant", 0.3), "plan-reason bee cat", 1.0)
+    assert read(posterior.to_json()) == posterior
     assert read(b'{"version": "posterior-0"}') == Posterior()
 
 
-def begun(spec: SelectorSpec, pool: tuple[Worker, ...], seen: Features) -> dict[str, Estimate]:
+def first_estimates(spec: SelectorSpec, pool: tuple[Worker, ...], sight: Features) -> dict[str, Estimate]:
     """The estimates of single steps before any rating."""
-    return {estimate.arm.name: estimate for estimate in estimates(Posterior(), spec, arms(spec, pool, 1), pool, seen)}
+    return {estimate.arm.name: estimate for estimate in estimates(Posterior(), spec, arms(spec, pool, 1), pool, sight)}
 
 
 def test_cards_decide_before_any_rating_and_costs_take_their_share() -> None:
     poet, sage = worker("poet", 1_000_000, "poems"), worker("sage", 4_000_000)
-    found = begun(SPEC, (poet, sage), SEEN)
-    assert found["answer sage"].mean > found["answer poet"].mean, "the dearer is held for a little better"
-    asked = features("Write poems")
-    found = {
+    by_name = first_estimates(SPEC, (poet, sage), SEEN)
+    assert by_name["answer sage"].mean > by_name["answer poet"].mean, "the dearer is held for a little better"
+    sight = features("Write poems")
+    by_name = {
         estimate.arm.name: estimate
-        for estimate in estimates(Posterior(), SPEC, arms(SPEC, (poet, sage), 1), (poet, sage), asked)
+        for estimate in estimates(Posterior(), SPEC, arms(SPEC, (poet, sage), 1), (poet, sage), sight)
     }
-    assert found["answer poet"].mean > found["answer sage"].mean, "but who is good at it is better"
+    assert by_name["answer poet"].mean > by_name["answer sage"].mean, "but who is good at it is better"
     dear = replace(SPEC, cost=0.5, full_usd=1_000)
-    found = begun(dear, (poet, sage), SEEN)
-    assert found["answer sage"].left < found["answer poet"].left < 1
+    by_name = first_estimates(dear, (poet, sage), SEEN)
+    assert by_name["answer sage"].left < by_name["answer poet"].left < 1
     billed = rate(Posterior(), "answer ant", 1.0, usd=10**9)
     assert next(iter(estimates(billed, dear, arms(SPEC, POOL, 1), POOL, SEEN))).left == 0.5
 
@@ -271,47 +273,47 @@ def arm(name: str) -> Arm:
 def choice(*beliefs: tuple[float, float], share: float | None = 0.05, seed: int = 0) -> ArmChoice:
     """A choice among arms of these log-odds and deviations."""
     random = Random(seed)
-    found = [Estimate(arm(str(n)), *belief, 1.0) for n, belief in enumerate(beliefs)]
-    return decide(found, share, lambda count: [random.gauss(0, 1) for _ in range(count)], random.random)
+    all_estimates = [Estimate(arm(str(n)), *belief, 1.0) for n, belief in enumerate(beliefs)]
+    return decide(all_estimates, share, lambda count: [random.gauss(0, 1) for _ in range(count)], random.random)
 
 
 def test_probabilities_add_up_and_every_arm_keeps_its_share() -> None:
-    made = choice((1.0, 0.1), (0.9, 0.1), (-3.0, 0.1))
-    assert math.isclose(sum(made.candidates.values()), 1)
-    assert made.candidates["2"] == pytest.approx(0.05 / 3)
-    assert made.candidates["0"] > made.candidates["1"] > made.candidates["2"]
-    assert made.best == "0"
+    decision = choice((1.0, 0.1), (0.9, 0.1), (-3.0, 0.1))
+    assert math.isclose(sum(decision.candidates.values()), 1)
+    assert decision.candidates["2"] == pytest.approx(0.05 / 3)
+    assert decision.candidates["0"] > decision.candidates["1"] > decision.candidates["2"]
+    assert decision.best == "0"
     unsure = choice((1.0, 1.0), (0.9, 1.0), (-3.0, 3.0))
     assert unsure.candidates["2"] > 0.05 / 3, "who might be good is tried"
 
 
 def test_actions_are_drawn_from_the_probabilities_that_are_told() -> None:
     expected: Counter[str] = Counter()
-    drawn: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for seed in range(500):
-        made = choice((1.0, 0.5), (0.8, 0.5), (0.0, 0.5), seed=seed)
-        drawn[made.action] += 1
-        expected.update(made.candidates)
+        decision = choice((1.0, 0.5), (0.8, 0.5), (0.0, 0.5), seed=seed)
+        counts[decision.action] += 1
+        expected.update(decision.candidates)
     for name, probability in expected.items():
-        assert abs(drawn[name] - probability) < 4 * math.sqrt(probability)
+        assert abs(counts[name] - probability) < 4 * math.sqrt(probability)
 
 
 def test_without_leave_to_explore_the_best_is_certain() -> None:
-    made = choice((1.0, 2.0), (1.1, 0.1), share=None)
-    assert (made.action, made.propensity, dict(made.candidates)) == ("1", 1.0, {"0": 0.0, "1": 1.0})
+    decision = choice((1.0, 2.0), (1.1, 0.1), share=None)
+    assert (decision.action, decision.propensity, dict(decision.candidates)) == ("1", 1.0, {"0": 0.0, "1": 1.0})
 
 
-def given(at: float, score: float | None, source: str = "user", kind: str = "explicit") -> Feedback:
+def feedback_at(at: float, score: float | None, source: str = "user", kind: str = "explicit") -> Feedback:
     return Feedback(f"fb_{at}", "run", "acme", "", at, kind, source, "", score, "" if score is not None else "label")  # type: ignore[arg-type]
 
 
 def test_a_run_is_worth_the_mean_of_what_its_sources_said_last() -> None:
     ratings = [
-        given(1, 0.0),
-        given(2, 1.0),
-        given(3, 0.5, "rule", "grader"),
-        given(4, None),
-        given(5, 0.9, kind="implicit"),
+        feedback_at(1, 0.0),
+        feedback_at(2, 1.0),
+        feedback_at(3, 0.5, "rule", "grader"),
+        feedback_at(4, None),
+        feedback_at(5, 0.9, kind="implicit"),
     ]
     assert scores(ratings, ratings[0]) == (None, 0.0)
     assert scores(ratings, ratings[1]) == (0.0, 1.0)
@@ -321,21 +323,21 @@ def test_a_run_is_worth_the_mean_of_what_its_sources_said_last() -> None:
 
 def journal(*workers: str, called: tuple[str, ...] = (), action: str = "", fallback: bool = False) -> tuple[Event, ...]:
     """What was planned and called for a selector's run."""
-    made = ArmChoice({action: 1.0}, action, action)
-    body = Decision(made, "policy", "1-x", "ref", 0.05, "seed").body()
-    told: list[Fact] = [PlanOpened(0, 0, "first", "selector", decision=body)]
-    told += [PlanOpened(1, 0, "fallback", "fallback")] if fallback else []
-    last = len(told) - 1
-    told += [PlanStep(last, n, name, "", Access(), answers=False) for n, name in enumerate(workers)]
-    told += [PlanAccepted(last, "", len(workers), "chain")]
+    arm_choice = ArmChoice({action: 1.0}, action, action)
+    body = Decision(arm_choice, "policy", "1-x", "ref", 0.05, "seed").body()
+    all_facts: list[Fact] = [PlanOpened(0, 0, "first", "selector", decision=body)]
+    all_facts += [PlanOpened(1, 0, "fallback", "fallback")] if fallback else []
+    last = len(all_facts) - 1
+    all_facts += [PlanStep(last, n, name, "", Access(), answers=False) for n, name in enumerate(workers)]
+    all_facts += [PlanAccepted(last, "", len(workers), "chain")]
     calls = enumerate(called or workers)
-    told += [CallIntended(f"call-{n}", n, name, Access(), usd_held=0, tokens_held=0) for n, name in calls]
-    return tuple(Event.of("run", seq, 0.0, fact) for seq, fact in enumerate(told, 1))
+    all_facts += [CallIntended(f"call-{n}", n, name, Access(), usd_held=0, tokens_held=0) for n, name in calls]
+    return tuple(Event.of("run", seq, 0.0, fact) for seq, fact in enumerate(all_facts, 1))
 
 
-def rated(events: tuple[Event, ...], *, answered: bool = True, seen: bytes | None = None) -> Rating | None:
-    known = json.dumps(SEEN.to_json()).encode() if seen is None else seen or None
-    return rating(Rated(given(1, 1.0), "tier", answered, 7, (given(1, 1.0),), events, known))
+def rated(events: tuple[Event, ...], *, answered: bool = True, features_json: bytes | None = None) -> Rating | None:
+    stored_features = json.dumps(SEEN.to_json()).encode() if features_json is None else features_json or None
+    return rating(Rated(feedback_at(1, 1.0), "tier", answered, 7, (feedback_at(1, 1.0),), events, stored_features))
 
 
 def test_a_rating_teaches_of_what_was_really_played() -> None:
@@ -355,17 +357,17 @@ def in_two_rounds(action: str, called: str = "") -> tuple[Event, ...]:
     """The cat answers, and then something is done with its answer."""
     first = {"action": "answer cat", "features": "ref"}
     _, _, worker = action.partition(" ")
-    told: list[Fact] = [
+    all_facts: list[Fact] = [
         PlanOpened(0, 0, "first", "selector", decision=first),
         PlanStep(0, 0, "cat", "", Access(), answers=True),
         PlanAccepted(0, "", 1, "single"),
         CallIntended("c0", 0, "cat", Access(), usd_held=0, tokens_held=0),
         PlanOpened(1, 1, "first", "selector", round=2, decision={"action": action, "features": "ref"}),
     ]
-    told += [PlanStep(1, 1, worker, "", Access(), answers=True)] if worker else []
-    told += [PlanAccepted(1, "", 1, "")]
-    told += [CallIntended("c1", 1, called or worker, Access(), usd_held=0, tokens_held=0)] if worker else []
-    return tuple(Event.of("run", seq, 0.0, fact) for seq, fact in enumerate(told, 1))
+    all_facts += [PlanStep(1, 1, worker, "", Access(), answers=True)] if worker else []
+    all_facts += [PlanAccepted(1, "", 1, "")]
+    all_facts += [CallIntended("c1", 1, called or worker, Access(), usd_held=0, tokens_held=0)] if worker else []
+    return tuple(Event.of("run", seq, 0.0, fact) for seq, fact in enumerate(all_facts, 1))
 
 
 def test_what_became_of_an_answer_teaches_of_what_was_done_with_it() -> None:
@@ -385,23 +387,23 @@ def test_what_became_of_an_answer_teaches_of_what_was_done_with_it() -> None:
 def test_it_learns_from_an_answers_words_when_to_ask_somebody_else() -> None:
     """The ant is right as often as not, and its answers show when; the bee is right in three of four cases."""
     sure, unsure = "It is clearly 4.", "I am not certain, perhaps 5."
-    random, told = Random(3), Posterior()
+    random, posterior = Random(3), Posterior()
     first = arm_of_workers("answer", ["ant"])
     spec = replace(SPEC, cost=0.1, full_usd=1_000)
 
     def choose(answer: str) -> str:
-        seen = replace(SEEN, answer=of_answer(answer))
-        found = estimates(told, spec, further_arms(spec, POOL[:2], first), POOL[:2], seen)
-        return max(found, key=lambda estimate: estimate.worth).arm.name
+        sight = replace(SEEN, answer=of_answer(answer))
+        all_estimates = estimates(posterior, spec, further_arms(spec, POOL[:2], first), POOL[:2], sight)
+        return max(all_estimates, key=lambda estimate: estimate.worth).arm.name
 
     for _ in range(400):
         answer = random.choice((sure, unsure))
-        done = random.choice(further_arms(spec, POOL[:2], first))
-        right = random.random() < (0.75 if done.name.endswith("bee") else 0.95 if answer == sure else 0.1)
-        seen = replace(SEEN, answer=of_answer(answer))
-        told = learned(told, spec, POOL[:2], Rating(done, seen, float(right), None, DAY))
+        arm_played = random.choice(further_arms(spec, POOL[:2], first))
+        right = random.random() < (0.75 if arm_played.name.endswith("bee") else 0.95 if answer == sure else 0.1)
+        sight = replace(SEEN, answer=of_answer(answer))
+        posterior = learned(posterior, spec, POOL[:2], Rating(arm_played, sight, float(right), None, DAY))
     assert (choose(sure), choose(unsure)) == ("accept", "redo bee")
-    assert told.bills == {}
+    assert posterior.bills == {}
 
 
 def test_an_arm_is_known_again_by_its_steps() -> None:
@@ -417,7 +419,7 @@ def test_what_teaches_nothing() -> None:
     assert rated(journal("ant", action="answer ant"), answered=False) is None, "an outage is no wrong answer"
     assert rated(journal("ant", action="answer ant", fallback=True)) is None
     assert rated(journal("ant", action="plan-reason bee ant")) is None
-    assert rated(journal("ant", action="answer ant"), seen=b"") is None, "its content was erased"
+    assert rated(journal("ant", action="answer ant"), features_json=b"") is None, "its content was erased"
     assert decision(journal("ant", action="answer ant", fallback=True)) is None
 
 
@@ -444,15 +446,15 @@ def test_an_embedding_is_sketched_to_few_numbers_that_keep_what_is_alike() -> No
 
 def test_what_was_learned_of_an_embedding_is_of_its_model_alone_and_the_words_know_it_too() -> None:
     vector = sketched([1.0, -2.0, 0.5] * 50)
-    seen = features("What is 2 + 2?", placed(vector, "eye-1"))
-    told = Posterior()
+    sight = features("What is 2 + 2?", placed(vector, "eye-1"))
+    posterior = Posterior()
     for _ in range(20):
-        told = rate(told, "answer ant", 0.0, seen=seen)
+        posterior = rate(posterior, "answer ant", 0.0, seen=sight)
     arm = arms(SPEC, POOL, 5)[:1]
-    asked = (seen, features("What is 2 + 2?", placed(vector, "eye-2")), SEEN)
-    same, other_model, words_alone = (estimates(told, SPEC, arm, POOL, features)[0].mean for features in asked)
+    sights = (sight, features("What is 2 + 2?", placed(vector, "eye-2")), SEEN)
+    same, other_model, words_alone = (estimates(posterior, SPEC, arm, POOL, features)[0].mean for features in sights)
     assert same < other_model == pytest.approx(words_alone)
     assert words_alone < estimates(Posterior(), SPEC, arm, POOL, SEEN)[0].mean
-    assert from_json(seen.to_json()) == seen
-    faded_away = faded(told, 0.995, DAY + 4_000 * DAY)
-    assert estimates(faded_away, SPEC, arm, POOL, seen)[0].mean == pytest.approx(FIRST_LOG_ODDS, abs=0.01)
+    assert from_json(sight.to_json()) == sight
+    faded_away = faded(posterior, 0.995, DAY + 4_000 * DAY)
+    assert estimates(faded_away, SPEC, arm, POOL, sight)[0].mean == pytest.approx(FIRST_LOG_ODDS, abs=0.01)

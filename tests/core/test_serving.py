@@ -40,36 +40,36 @@ POOL = Catalog(
 
 
 def test_a_tier_keeps_its_name_and_its_rules_while_another_one_serves_it() -> None:
-    found = served(POOL, OWN, "tier next")
-    assert found is not None
-    assert (found.pool, found.conductor, found.fallback) == (NEXT.pool, NEXT.conductor, NEXT.fallback)
-    assert (found.name, found.effort, found.description) == ("own", "medium", "Their own.")
-    assert (found.shadow, found.promotion, found.served_by) == (OWN.shadow, OWN.promotion, "tier next")
-    assert found.learns_as == "next"
+    tier = served(POOL, OWN, "tier next")
+    assert tier is not None
+    assert (tier.pool, tier.conductor, tier.fallback) == (NEXT.pool, NEXT.conductor, NEXT.fallback)
+    assert (tier.name, tier.effort, tier.description) == ("own", "medium", "Their own.")
+    assert (tier.shadow, tier.promotion, tier.served_by) == (OWN.shadow, OWN.promotion, "tier next")
+    assert tier.learns_as == "next"
 
 
 def test_the_limits_are_the_lower_ones_of_both_at_each_level_of_the_tier() -> None:
-    found = served(POOL, OWN, "tier next")
-    assert found is not None
-    assert set(found.efforts) == {"low", "medium"}
-    assert [(effort.steps, effort.usd, effort.rounds) for effort in found.efforts.values()] == [(1, 10, 1), (3, 100, 1)]
+    tier = served(POOL, OWN, "tier next")
+    assert tier is not None
+    assert set(tier.efforts) == {"low", "medium"}
+    assert [(effort.steps, effort.usd, effort.rounds) for effort in tier.efforts.values()] == [(1, 10, 1), (3, 100, 1)]
 
 
 def test_an_approval_is_the_tiers_own_or_else_the_subjects() -> None:
     asks, other = ApprovalRule(always=True), ApprovalRule(above_usd=5)
     careful = replace(POOL, tiers={"own": OWN, "next": replace(NEXT, approval=other)})
     for own, expected in ((None, other), (asks, asks)):
-        found = served(careful, replace(OWN, approval=own), "tier next")
-        assert found is not None
-        assert found.approval == expected
+        tier = served(careful, replace(OWN, approval=own), "tier next")
+        assert tier is not None
+        assert tier.approval == expected
 
 
 def test_a_worker_answers_alone_and_once() -> None:
-    found = served(POOL, OWN, "worker c")
-    assert found is not None
-    assert (found.pool, found.fallback, found.learns_as) == (("c",), "c", "own")
-    assert (found.conductor.kind, found.conductor.workers) == ("fixed", ("c",))
-    assert [effort.rounds for effort in found.efforts.values()] == [1, 1]
+    tier = served(POOL, OWN, "worker c")
+    assert tier is not None
+    assert (tier.pool, tier.fallback, tier.learns_as) == (("c",), "c", "own")
+    assert (tier.conductor.kind, tier.conductor.workers) == ("fixed", ("c",))
+    assert [effort.rounds for effort in tier.efforts.values()] == [1, 1]
 
 
 @pytest.mark.parametrize("subject", ["tier gone", "worker gone", "conductor c", "next", ""])
@@ -80,8 +80,8 @@ def test_without_the_subject_the_tiers_own_definition_counts(subject: str) -> No
 
 
 def test_names_alone_are_tiers_or_else_workers() -> None:
-    named = {name: subject_named(POOL, name) for name in ("next", "a", "gone", "worker next")}
-    assert named == {"next": "tier next", "a": "worker a", "gone": "tier gone", "worker next": "worker next"}
+    subjects = {name: subject_named(POOL, name) for name in ("next", "a", "gone", "worker next")}
+    assert subjects == {"next": "tier next", "a": "worker a", "gone": "tier gone", "worker next": "worker next"}
     assert (tier_in("tier own"), tier_in("planner")) == ("own", "")
 
 
@@ -96,13 +96,13 @@ def test_names_alone_are_tiers_or_else_workers() -> None:
     ],
 )
 def test_a_subject_must_be_able_to_answer(subject: str, words: str) -> None:
-    found = objection(POOL, "own", subject)
-    assert (words in found, bool(found)) == (True, bool(words))
+    reason = objection(POOL, "own", subject)
+    assert (words in reason, bool(reason)) == (True, bool(words))
 
 
 def test_a_choice_of_workers_is_about_the_subject_only_if_it_has_one_of_them() -> None:
-    def chosen(**given: object) -> Overrides | None:
-        return overridden(OWN, NEXT, Overrides(**given))  # type: ignore[arg-type]
+    def chosen(**overrides: object) -> Overrides | None:
+        return overridden(OWN, NEXT, Overrides(**overrides))  # type: ignore[arg-type]
 
     assert chosen() == Overrides()
     assert chosen(allow=frozenset("ab")) == Overrides(allow=frozenset("b"))

@@ -16,7 +16,7 @@ DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 def catalogs() -> list[Catalog]:
     keys = dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "MISTRAL_API_KEY", "GEMINI_API_KEY"), "sk-secret")
     files = [{"BATON_POOL": str(DEPLOY / name)} for name in ("pool.example.toml", "pool.eu.toml")]
-    return [configure(keys | given).catalog for given in ({}, *files)] + [configure({}).catalog]
+    return [configure(keys | further).catalog for further in ({}, *files)] + [configure({}).catalog]
 
 
 @pytest.mark.parametrize("catalog", catalogs())

@@ -24,17 +24,19 @@ QUESTIONS = ("Sum 2 and 3", "Write a poem", "Name the day after 3 May 2024", "So
 
 def ratings(count: int, good: str, at: float = DAY, step: float = 60.0) -> list[Rating]:
     """Ratings of both workers in turn: one of them is always right."""
-    found = []
+    all_ratings = []
     for n in range(count):
         name = POOL[n % 2].name
-        seen = features(QUESTIONS[n // 2 % len(QUESTIONS)])
-        found.append(Rating(arm_of_workers("answer", [name]), seen, float(name == good), 100, at + step * n))
-    return found
+        sight = features(QUESTIONS[n // 2 % len(QUESTIONS)])
+        all_ratings.append(Rating(arm_of_workers("answer", [name]), sight, float(name == good), 100, at + step * n))
+    return all_ratings
 
 
 def means(posterior: Posterior, question: str = "Sum 4 and 7") -> list[float]:
-    found = estimates(posterior, SPEC, arms(SPEC, POOL, 1), POOL, features(question))
-    return [round(estimate.mean, 9) for estimate in found] + [round(estimate.deviation, 9) for estimate in found]
+    all_estimates = estimates(posterior, SPEC, arms(SPEC, POOL, 1), POOL, features(question))
+    return [round(estimate.mean, 9) for estimate in all_estimates] + [
+        round(estimate.deviation, 9) for estimate in all_estimates
+    ]
 
 
 @pytest.mark.parametrize("step", [60.0, 7_000.0])
@@ -43,11 +45,11 @@ def test_a_tenants_own_part_and_the_shared_posterior_are_what_was_learned_from_b
     for rating in ratings(10, "ant"):
         shared = learned(shared, SPEC, POOL, rating)
     own = Posterior()
-    given = ratings(20, "bee", at=shared.at, step=step)
-    for first in range(0, len(given), 7):
-        own = taught(shared, own, SPEC, POOL, given[first : first + 7])
+    own_ratings = ratings(20, "bee", at=shared.at, step=step)
+    for first in range(0, len(own_ratings), 7):
+        own = taught(shared, own, SPEC, POOL, own_ratings[first : first + 7])
     whole = shared
-    for given_rating in given:
+    for given_rating in own_ratings:
         whole = learned(whole, SPEC, POOL, given_rating)
     close = 1e-9 if step < 3_600 else 0.02
     assert means(joined(shared, own)) == pytest.approx(means(whole), abs=close)
@@ -80,10 +82,10 @@ def standing(good: str) -> PublishedPosterior:
 @pytest.mark.parametrize("count", [1, 3, 49, 50, 51, 300])
 def test_each_other_tenant_decides_at_most_its_share_however_many_there_are(count: int) -> None:
     peers = (standing("ant"),) * count
-    fresh, known = (Beliefs(PublishedPosterior(), ratings, peers) for ratings in (0, OWN_RATINGS))
+    fresh, experienced = (Beliefs(PublishedPosterior(), ratings, peers) for ratings in (0, OWN_RATINGS))
     assert fresh.lent(0.02) / count <= 0.02 + 1e-12
     assert fresh.lent(0.02) <= 1
-    assert known.lent(0.02) == fresh.lent(0.02) / 2, "who has rated enough needs the others less"
+    assert experienced.lent(0.02) == fresh.lent(0.02) / 2, "who has rated enough needs the others less"
     assert Beliefs().lent(0.02) == 0
 
 
@@ -95,9 +97,11 @@ def brief(tenant: str) -> Brief:
 def chosen(beliefs: Beliefs, spec: SelectorSpec, count: int, *, explores: bool = True) -> tuple[float, set[str]]:
     """The share of choices of `answer bee`, and the posteriors that decided."""
     selector = Selector("tier", spec, lambda _: beliefs)
-    found = [selector.choose(brief("acme"), f"{n}", explores=explores, asks=False, sight=SIGHT) for n in range(count)]
-    bees = sum(decision.choice.action == "answer bee" for decision in found)
-    return bees / count, {decision.version for decision in found}
+    decisions = [
+        selector.choose(brief("acme"), f"{n}", explores=explores, asks=False, sight=SIGHT) for n in range(count)
+    ]
+    bees = sum(decision.choice.action == "answer bee" for decision in decisions)
+    return bees / count, {decision.version for decision in decisions}
 
 
 def test_inverted_ratings_of_another_tenant_move_the_choices_by_no_more_than_its_share() -> None:

@@ -20,7 +20,7 @@ from app.core.run.events import Fact, Kind, StepToolResults, fact_from_json
 from app.core.run.progress import Await, Finish, Queue, decide, decide_end_again
 from app.core.run.state import NO_RESULTS, RunState
 from app.errors import InvalidRequest
-from tests.core.play import called, done, failed, intent, outcome, resumed
+from tests.core.play import called, failed, intent, outcome, resumed, step_done
 from tests.core.test_progress import FIRST_ROUND, MENDING, ROUNDS, answered, further, planned, queued, seeing, state_of
 
 UNTIL = 60.0
@@ -55,7 +55,7 @@ def test_a_run_waits_once_nothing_goes_on_by_itself() -> None:
     assert decide(state_of(*PARALLEL, *wanting(0, ONE)), 0.0) == ()
     assert decide(state_of(*PARALLEL, *wanting(0, ONE), intent("x", 1)), 0.0) == ()
     assert decide(state_of(*PARALLEL, *wanting(0, ONE), *wanting(1, TWO)), 0.0) == (Await((0, 1)),)
-    one_done = [*PARALLEL, *wanting(0, ONE), intent("x", 1), outcome("x", 1), done(1, "x")]
+    one_done = [*PARALLEL, *wanting(0, ONE), intent("x", 1), outcome("x", 1), step_done(1, "x")]
     assert decide(state_of(*one_done), 0.0) == (Await((0,)),)
     open_plan = [*planned(seeing(), close=False)[:-1]]
     assert decide(state_of(*open_plan), 0.0) == ()
@@ -76,7 +76,9 @@ def test_a_call_that_is_not_accounted_for_yet_is_waited_for() -> None:
 
 def test_a_run_does_not_wait_for_what_its_answer_does_not_need() -> None:
     apart = [*planned(seeing(), seeing()), *queued(0, 1), *wanting(0, ONE)]
-    assert decide(state_of(*apart, intent("x", 1), outcome("x", 1), done(1, "x")), 0.0) == (Finish(Kind.SUCCEEDED, 1),)
+    assert decide(state_of(*apart, intent("x", 1), outcome("x", 1), step_done(1, "x")), 0.0) == (
+        Finish(Kind.SUCCEEDED, 1),
+    )
     (end,) = decide(state_of(*apart, failed(1)), 0.0)
     assert isinstance(end, Finish)
     assert end.kind is Kind.FAILED
@@ -93,8 +95,8 @@ def test_while_it_waits_only_results_a_wish_or_time_move_it() -> None:
     assert (state.state, state.turn.until) == ("awaiting_tool", UNTIL)
     assert decide(state, UNTIL - 1) == ()
     assert decide(state, UNTIL) == (Finish(Kind.EXPIRED, error="tool_results_missing"),)
-    asked = state_of(*waiting, fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}))
-    assert decide(asked, 0.0) == (Finish(Kind.CANCELLED, error="run_cancelled"),)
+    state_with_wish = state_of(*waiting, fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}))
+    assert decide(state_with_wish, 0.0) == (Finish(Kind.CANCELLED, error="run_cancelled"),)
     again = state_of(*waiting, *back((0, (ONE, TWO))))
     assert (again.state, again.turn.number, again.turn.deadline, again.turn.streams) == ("running", 1, 2_000.0, True)
     assert (again.steps[0].state, again.steps[0].exchanges[0].results) == ("running", "results-0")
@@ -103,7 +105,14 @@ def test_while_it_waits_only_results_a_wish_or_time_move_it() -> None:
 
 
 def test_the_same_step_goes_on_and_answers() -> None:
-    again = [*SINGLE, waits(0), *back((0, (ONE, TWO))), intent("second", 0), outcome("second", 0), done(0, "second")]
+    again = [
+        *SINGLE,
+        waits(0),
+        *back((0, (ONE, TWO))),
+        intent("second", 0),
+        outcome("second", 0),
+        step_done(0, "second"),
+    ]
     assert decide(state_of(*again), 0.0) == (Finish(Kind.SUCCEEDED, 0),)
     assert state_of(*again).calls["second"].turn == 1
 
@@ -147,7 +156,7 @@ def test_each_turn_is_billed_by_itself_and_the_turns_add_up() -> None:
     assert (split.turn, split.total, split.turn_usd, split.usd) == (split.total, Usage(13, 4, 7, 1), 5, 5)
     body = drafts.run_awaiting_tool(state_of(*waiting), Await((1,)), UNTIL).to_json()
     assert (body["visible"]["output"], body["usage"]["input"], body["usd"], body["turn"]) == (5, 13, 5, 0)
-    again = [*waiting, waits(1), *back((1, (ONE,))), intent("2", 1), outcome("2", 1, second, usd=9), done(1, "2")]
+    again = [*waiting, waits(1), *back((1, (ONE,))), intent("2", 1), outcome("2", 1, second, usd=9), step_done(1, "2")]
     end = state_of(*again, fact_from_json(Kind.SUCCEEDED, {"step": 1}))
     split = bill(end)
     assert (split.visible, split.orchestration, split.turn, split.turn_usd) == (second, Usage(), second, 9)
@@ -164,7 +173,7 @@ def test_the_calls_of_several_steps_are_all_visible_output() -> None:
 def test_an_answer_of_an_earlier_turn_was_paid_for_there() -> None:
     """The last step said nothing, so what an earlier one said in the first turn is the answer."""
     head = [*planned(seeing(), seeing(0)), *answered(0, usage=Usage(9, 0, 8)), *queued(1), *wanting(1, ONE)]
-    again = [*head, waits(1), *back((1, (ONE,))), intent("2", 1), outcome("2", 1, Usage(4, 0, 1)), done(1, "2", 0)]
+    again = [*head, waits(1), *back((1, (ONE,))), intent("2", 1), outcome("2", 1, Usage(4, 0, 1)), step_done(1, "2", 0)]
     split = bill(state_of(*again, fact_from_json(Kind.SUCCEEDED, {"step": 0})))
     assert (split.visible, split.orchestration) == (Usage(4, 0, 0), Usage(0, 0, 1))
 

@@ -81,18 +81,18 @@ def test_mixed_deltas_become_whole_calls_in_the_order_in_which_they_began() -> N
 
 
 @given(st.integers(0, 9), st.integers(0, 3))
-def test_what_was_told_and_what_is_left_make_the_whole(chars: int, begun: int) -> None:
+def test_what_was_told_and_what_is_left_make_the_whole(chars: int, calls_begun: int) -> None:
     calls = tuple(ToolCall(f"id-{n}", f"tool-{n}", "x" * (3 * n)) for n in range(3))
-    told = []
-    for index, call in enumerate(calls[:begun]):
-        told += [ToolDelta(index, call.id, call.name), ToolDelta(index, arguments=call.arguments[:chars])]
+    deltas = []
+    for index, call in enumerate(calls[:calls_begun]):
+        deltas += [ToolDelta(index, call.id, call.name), ToolDelta(index, arguments=call.arguments[:chars])]
     whole = ToolCallCollector()
-    for delta in (*told, *unsent_deltas(calls, told)):
+    for delta in (*deltas, *unsent_deltas(calls, deltas)):
         whole.take(delta)
     assert [(call.id, call.name, call.arguments.removesuffix("{}")) for call in whole.calls] == [
         (call.id, call.name, call.arguments) for call in calls
     ]
-    assert unsent_deltas(calls, (*told, *unsent_deltas(calls, told))) == ()
+    assert unsent_deltas(calls, (*deltas, *unsent_deltas(calls, deltas))) == ()
 
 
 def test_where_one_call_is_allowed_the_first_one_counts() -> None:

@@ -149,9 +149,9 @@ def test_other_paths_are_no_tiles(path: str) -> None:
 
 
 def test_the_tiles_of_a_tree_are_those_of_the_example_in_the_specification() -> None:
-    found = [tile for tile in tiles_of(70_000) if tile.level is not None]
-    assert len([tile for tile in found if tile.level == 0 and tile.width == 256]) == 273
-    assert [tile for tile in found if tile.width != 256] == [Tile(0, 273, 112), Tile(1, 1, 17), Tile(2, 0, 1)]
+    tiles = [tile for tile in tiles_of(70_000) if tile.level is not None]
+    assert len([tile for tile in tiles if tile.level == 0 and tile.width == 256]) == 273
+    assert [tile for tile in tiles if tile.width != 256] == [Tile(0, 273, 112), Tile(1, 1, 17), Tile(2, 0, 1)]
     assert [tile.path for tile in tiles_of(256)] == ["tile/entries/000", "tile/0/000", "tile/1/000.p/1"]
 
 
@@ -198,10 +198,10 @@ def test_an_entry_names_the_state_of_a_run_by_hashes_alone() -> None:
     salt = b"s" * leaves.SALT_BYTES
     parts = leaves.events_part(7, node_hash(b"a", b"b")) | {leaves.ROW: leaves.commitment(salt, leaves.ROW, row)}
     entry = leaves.leaf(leaves.RUN, "run_1", 1_790_000_000.125, parts)
-    found = leaves.parse_leaf(entry)
-    assert (found.kind, found.id, found.at, found.events) == ("run", "run_1", 1_790_000_000.125, 7)
-    assert found.root == node_hash(b"a", b"b")
-    assert found.parts == {"row": parts["row"]}
+    leaf = leaves.parse_leaf(entry)
+    assert (leaf.kind, leaf.id, leaf.at, leaf.events) == ("run", "run_1", 1_790_000_000.125, 7)
+    assert leaf.root == node_hash(b"a", b"b")
+    assert leaf.parts == {"row": parts["row"]}
     assert b"acme" not in entry
     assert leaves.canonical(row) == b'{"created_at":1.5,"id":"run_1","salt":"AAE=","tenant":"acme"}'
     # Each of salt, part and values counts; a column that is NULL does not, so that later releases may add some.

@@ -32,12 +32,12 @@ def test_rolling_back_ends_the_canary_then_goes_back_one_by_one() -> None:
     steps: list[tuple[ChangeKind, str] | tuple[ChangeKind, str, float]] = [
         ("loaded", "a"), ("promoted", "a"), ("loaded", "b"), ("promoted", "b"), ("loaded", "c"), ("canary", "c", 0.5),
     ]  # fmt: skip
-    found = []
+    in_force = []
     for _ in range(3):
         steps.append(("rolled_back", ""))
         now = stands(*steps)
-        found.append((now.live, now.canary))
-    assert found == [("b", ""), ("a", ""), ("", "")]
+        in_force.append((now.live, now.canary))
+    assert in_force == [("b", ""), ("a", ""), ("", "")]
     assert "nothing to roll back" in refusal(now, "rolled_back", "")
 
 
@@ -72,10 +72,10 @@ def test_only_what_is_loaded_ever_conducts() -> None:
 
 
 def test_a_canary_gets_its_share_of_the_runs_and_each_run_the_same_version() -> None:
-    known = {"planner": stands(("loaded", "a"), ("promoted", "a"), ("loaded", "b"), ("canary", "b", 0.2))}
+    versions_by_name = {"planner": stands(("loaded", "a"), ("promoted", "a"), ("loaded", "b"), ("canary", "b", 0.2))}
     runs = [f"run_{n}" for n in range(4_000)]
-    versions = [chosen(known, "planner", run) for run in runs]
+    versions = [chosen(versions_by_name, "planner", run) for run in runs]
     assert set(versions) == {"a", "b"}
     assert versions.count("b") / len(runs) == pytest.approx(0.2, abs=0.025)
-    assert versions == [chosen(known, "planner", run) for run in runs]
-    assert chosen(known, "another", "run_1") == ""
+    assert versions == [chosen(versions_by_name, "planner", run) for run in runs]
+    assert chosen(versions_by_name, "another", "run_1") == ""

@@ -15,7 +15,7 @@ from app.core.run.instant import Instant, instant, snapshot
 from app.core.run.layout import Place, layout
 from app.core.run.recipients import seen_steps
 from app.core.run.timeline import WITHOUT_MONEY, Span, timeline
-from tests.core.play import Play, admission, done, failed, intent, outcome
+from tests.core.play import Play, admission, failed, intent, outcome, step_done
 
 RUNS = 20
 PAUSE = 0.25
@@ -40,13 +40,13 @@ def planned(*steps: PlanStep, conductor: str = "model") -> list[Fact]:
 
 
 def step(n: int, *access: str | int, worker: str = "ada") -> PlanStep:
-    seen = Access("user" in access, tuple(place for place in access if isinstance(place, int)))
-    return PlanStep(proposal=0, n=n, worker=worker, subtask=f"sub-{n}", access=seen, answers=False)
+    step_access = Access("user" in access, tuple(place for place in access if isinstance(place, int)))
+    return PlanStep(proposal=0, n=n, worker=worker, subtask=f"sub-{n}", access=step_access, answers=False)
 
 
-def edges(drawn: Graph, target: str) -> Sequence[Edge]:
+def edges(whole: Graph, target: str) -> Sequence[Edge]:
     """The edges to a node, without that of its subtask."""
-    return [edge for edge in drawn.edges if edge.target == target and edge.what != "subtask"]
+    return [edge for edge in whole.edges if edge.target == target and edge.what != "subtask"]
 
 
 def test_a_node_keeps_its_place_when_the_streamed_plan_adds_another_one() -> None:
@@ -54,8 +54,8 @@ def test_a_node_keeps_its_place_when_the_streamed_plan_adds_another_one() -> Non
         events = played(seed)
         before: dict[str, Place] = {}
         for seq in range(1, len(events) + 1):
-            drawn = graph(instant(events, 0.0, seq=seq))
-            places = {node.id: node.place for node in drawn.nodes}
+            whole = graph(instant(events, 0.0, seq=seq))
+            places = {node.id: node.place for node in whole.nodes}
             assert before.items() <= places.items()
             assert len(set(places.values())) == len(places), "two nodes have the same place"
             before = places
@@ -63,9 +63,9 @@ def test_a_node_keeps_its_place_when_the_streamed_plan_adds_another_one() -> Non
 
 def test_outputs_go_to_the_right_and_every_column_begins_at_the_mean_of_what_it_reads() -> None:
     for seed in range(RUNS):
-        drawn = graph(instant(played(seed), 0.0))
-        places = {node.id: node.place for node in drawn.nodes}
-        for edge in drawn.edges:
+        whole = graph(instant(played(seed), 0.0))
+        places = {node.id: node.place for node in whole.nodes}
+        for edge in whole.edges:
             if edge.kind == "granted":
                 assert places[edge.source].x < places[edge.target].x, edge
     fan = [("plan", []), ("a", ["plan"]), ("b", ["plan"]), ("c", ["plan"]), ("join", ["a", "b", "c"])]
@@ -75,22 +75,22 @@ def test_outputs_go_to_the_right_and_every_column_begins_at_the_mean_of_what_it_
 def test_a_sent_edge_is_drawn_for_exactly_what_a_call_contained() -> None:
     for seed in range(RUNS):
         events = played(seed)
-        drawn = graph(instant(events, 0.0))
+        whole = graph(instant(events, 0.0))
         for event in events:
             fact = event.fact
             if not isinstance(fact, CallIntended) or fact.n is None:
                 continue
-            sent = {edge.source for edge in edges(drawn, f"step:{fact.n}") if edge.sent}
-            assert {f"step:{n}" for n in seen_steps(fact)} <= sent
-            assert ("caller" in sent) is fact.access.user
-        assert not any(edge.sent for edge in drawn.edges if edge.kind == "withheld")
+            sources = {edge.source for edge in edges(whole, f"step:{fact.n}") if edge.sent}
+            assert {f"step:{n}" for n in seen_steps(fact)} <= sources
+            assert ("caller" in sources) is fact.access.user
+        assert not any(edge.sent for edge in whole.edges if edge.kind == "withheld")
 
 
 def test_what_is_left_off_the_access_list_is_withheld_by_whoever_planned() -> None:
-    drawn = graph(instant(timed(*planned(step(0, "user"), step(1), step(2, 1), conductor="caller")), 0.0))
-    assert edges(drawn, "step:0") == [Edge("caller", "step:0", "granted", "conversation")]
-    kept = [(edge.source, edge.kind, edge.reason, edge.by) for edge in edges(drawn, "step:2")]
-    assert kept == [
+    whole = graph(instant(timed(*planned(step(0, "user"), step(1), step(2, 1), conductor="caller")), 0.0))
+    assert edges(whole, "step:0") == [Edge("caller", "step:0", "granted", "conversation")]
+    withheld = [(edge.source, edge.kind, edge.reason, edge.by) for edge in edges(whole, "step:2")]
+    assert withheld == [
         ("step:1", "granted", "", ""),
         ("caller", "withheld", "not_listed", "caller"),
         ("step:0", "withheld", "not_listed", "caller"),
@@ -98,8 +98,8 @@ def test_what_is_left_off_the_access_list_is_withheld_by_whoever_planned() -> No
 
 
 def test_an_output_without_words_is_withheld_because_there_is_none() -> None:
-    begun = planned(step(0, "user"), step(1, "user", 0))
-    facts = [*begun, intent("c0", 0), outcome("c0", 0, kind="error"), failed(0)]
+    facts_planned = planned(step(0, "user"), step(1, "user", 0))
+    facts = [*facts_planned, intent("c0", 0), outcome("c0", 0, kind="error"), failed(0)]
     [edge] = [
         edge for edge in edges(graph(instant(timed(*queued(facts, 0)), 0.0)), "step:1") if edge.source == "step:0"
     ]
@@ -107,18 +107,18 @@ def test_an_output_without_words_is_withheld_because_there_is_none() -> None:
 
 
 def test_a_worker_that_may_not_read_the_labels_is_named_with_the_reason() -> None:
-    begun = planned(step(0, "user", worker="bob"))
+    facts_planned = planned(step(0, "user", worker="bob"))
     passed = (("bob", "not cleared for phi"), ("cyd", "misconfigured"), ("eve", "excluded by the rule r-7"))
     call = replace(intent("c0", 0), passed_over=passed)  # type: ignore[type-var]
-    drawn = graph(instant(timed(*queued([*begun, call], 0)), 0.0))
-    found = [
-        (edge.worker, edge.reason, edge.by, edge.detail) for edge in edges(drawn, "step:0") if edge.kind == "withheld"
+    whole = graph(instant(timed(*queued([*facts_planned, call], 0)), 0.0))
+    withheld = [
+        (edge.worker, edge.reason, edge.by, edge.detail) for edge in edges(whole, "step:0") if edge.kind == "withheld"
     ]
-    assert found == [
+    assert withheld == [
         ("bob", "policy", "clearance", "not cleared for phi"),
         ("eve", "policy", "rule", "excluded by the rule r-7"),
     ]
-    node = drawn.nodes[-1]
+    node = whole.nodes[-1]
     assert (node.worker, node.planned_worker, [attempt.worker for attempt in node.attempts]) == ("ada", "bob", ["ada"])
 
 
@@ -134,11 +134,11 @@ def test_spans_lie_in_each_other_and_add_up_to_the_money_of_the_run() -> None:
         state = fold(events)
         for seq in sorted({1, len(events) // 2, len(events)}):
             at = instant(events, 0.0, seq=seq)
-            drawn = timeline(at)
-            spans = {span.id: span for span in drawn.spans}
-            assert len(spans) == len(drawn.spans), "every span has an id of its own"
-            path = [drawn.spans[0].id]
-            for span in drawn.spans[1:]:
+            whole = timeline(at)
+            spans = {span.id: span for span in whole.spans}
+            assert len(spans) == len(whole.spans), "every span has an id of its own"
+            path = [whole.spans[0].id]
+            for span in whole.spans[1:]:
                 around = spans[span.parent or ""]
                 assert around.id in path, "what is in a span follows it, before the next beside it"
                 path = [*path[: around.depth + 1], span.id]
@@ -146,8 +146,8 @@ def test_spans_lie_in_each_other_and_add_up_to_the_money_of_the_run() -> None:
                 assert around.end is None or _end(span, at) <= around.end or span.kind in AFTER_THE_END
                 assert span.depth == around.depth + 1
                 assert span.end is None or span.end >= span.start
-            assert drawn.spans[0].usd == at.state.usd
-            attempts = [span for span in drawn.spans if span.kind == "attempt"]
+            assert whole.spans[0].usd == at.state.usd
+            attempts = [span for span in whole.spans if span.kind == "attempt"]
             assert {span.call for span in attempts} == set(at.state.calls)
             assert sum(span.usd for span in attempts) == at.state.usd
         assert all(span.end is not None for span in timeline(instant(events, 0.0)).spans), state.state
@@ -163,10 +163,10 @@ def _end(span: Span, at: Instant) -> float:
 
 def test_areas_by_money_lie_side_by_side_inside_the_area_around_them() -> None:
     for seed in range(RUNS):
-        drawn = timeline(instant(played(seed), 0.0))
-        spans = {span.id: span for span in drawn.spans}
+        whole = timeline(instant(played(seed), 0.0))
+        spans = {span.id: span for span in whole.spans}
         reached: dict[str, int] = {}
-        for span in drawn.spans[1:]:
+        for span in whole.spans[1:]:
             if span.kind in WITHOUT_MONEY:
                 continue
             around = spans[span.parent or ""]
@@ -177,7 +177,7 @@ def test_areas_by_money_lie_side_by_side_inside_the_area_around_them() -> None:
 
 def test_a_call_has_the_time_until_its_first_word_and_that_of_its_stream() -> None:
     end = CallFinished("c0", 0, "ok", Usage(10, 0, 5), usd=7, seconds=0.25, first=0.1, output="out")
-    events = timed(*queued([*planned(step(0, "user")), intent("c0", 0), end, done(0, "c0")], 0))
+    events = timed(*queued([*planned(step(0, "user")), intent("c0", 0), end, step_done(0, "c0")], 0))
     spans = {span.kind: span for span in timeline(instant(events, 0.0)).spans if span.step == 0}
     assert spans["queue"].seconds == pytest.approx(PAUSE)
     assert spans["first_word"].seconds == pytest.approx(0.1)
@@ -186,7 +186,7 @@ def test_a_call_has_the_time_until_its_first_word_and_that_of_its_stream() -> No
 
 
 def test_the_pause_between_two_calls_of_a_step_is_a_span_of_its_own() -> None:
-    calls = [intent("c0", 0), outcome("c0", 0, kind="error"), intent("c1", 0), outcome("c1", 0), done(0, "c1")]
+    calls = [intent("c0", 0), outcome("c0", 0, kind="error"), intent("c1", 0), outcome("c1", 0), step_done(0, "c1")]
     spans = timeline(instant(timed(*queued([*planned(step(0, "user")), *calls], 0)), 0.0)).spans
     [retry] = [span for span in spans if span.kind == "retry"]
     assert retry.seconds == pytest.approx(PAUSE)
@@ -200,11 +200,15 @@ def test_the_state_at_an_instant_is_the_fold_of_the_events_until_then() -> None:
             at = instant(events, 0.0, seq=seq)
             assert at.state == fold(events[:seq])
             assert instant(events, 0.0, seconds=round(events[seq - 1].at - events[0].at, 6)).state.seq == seq
-            shown = snapshot(at)
-            assert {step["n"]: step["state"] for step in shown["steps"]} == {
+            state_shown = snapshot(at)
+            assert {step["n"]: step["state"] for step in state_shown["steps"]} == {
                 step.n: step.state for step in at.state.steps.values()
             }
-            assert (shown["seq"], shown["last_seq"], shown["state"]) == (seq, len(events), at.state.state)
+            assert (state_shown["seq"], state_shown["last_seq"], state_shown["state"]) == (
+                seq,
+                len(events),
+                at.state.state,
+            )
         assert instant(events, 0.0, seconds=10_000.0).seconds == pytest.approx(events[-1].at - events[0].at)
 
 

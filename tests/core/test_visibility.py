@@ -52,9 +52,9 @@ def test_without_a_subtask_the_final_answer_is_asked_for() -> None:
 
 
 def test_only_listed_steps_that_said_something_are_granted() -> None:
-    done = {0: PLAN, 1: CHECK, 2: EarlierStep(2, "x", "")}
-    assert visible_steps(Access(True, (1, 0, 1, 2, 7)), done) == (PLAN, CHECK)
-    assert visible_steps(Access(True, ()), done) == ()
+    earlier_steps = {0: PLAN, 1: CHECK, 2: EarlierStep(2, "x", "")}
+    assert visible_steps(Access(True, (1, 0, 1, 2, 7)), earlier_steps) == (PLAN, CHECK)
+    assert visible_steps(Access(True, ()), earlier_steps) == ()
 
 
 def test_a_fence_that_stands_in_a_text_is_not_used() -> None:
@@ -67,16 +67,16 @@ def test_the_fence_is_drawn_again_until_no_text_holds_it() -> None:
     """A collision cannot be found by trying, so the texts here hold every fence but those of a second draw."""
 
     class Anything(str):
-        asked = 0
+        lookups = 0
 
         def __contains__(self, _key: object) -> bool:
-            Anything.asked += 1
-            return Anything.asked == 1
+            Anything.lookups += 1
+            return Anything.lookups == 1
 
     plain = words(compose(None, "x", (PLAN,)))
-    drawn = words(compose(None, Anything("x"), (PLAN,)))
-    assert Anything.asked == 2
-    assert re.findall(r'id="(\w{16})"', plain)[0] != re.findall(r'id="(\w{16})"', drawn)[0]
+    with_collision = words(compose(None, Anything("x"), (PLAN,)))
+    assert Anything.lookups == 2
+    assert re.findall(r'id="(\w{16})"', plain)[0] != re.findall(r'id="(\w{16})"', with_collision)[0]
 
 
 CALLS = (ToolCall("theirs-1", "look", '{"q":"a"}'), ToolCall("theirs-2", "look", "{}"))
@@ -90,9 +90,9 @@ USED = ToolUse("ada", SAID, ("ours-1", "ours-2"), CAME)
 
 
 def test_a_step_goes_on_with_its_own_transcript_under_the_ids_that_its_worker_knows() -> None:
-    *before, said, first_result, second_result, hurry = compose(TASK, "Solve it.", (PLAN,), (USED,), "ada")
+    *before, assistant_turn, first_result, second_result, hurry = compose(TASK, "Solve it.", (PLAN,), (USED,), "ada")
     assert tuple(before) == compose(TASK, "Solve it.", (PLAN,))
-    assert said is SAID
+    assert assistant_turn is SAID
     assert (first_result.call_id, first_result.text, second_result.call_id, second_result.failed) == (
         "theirs-1",
         "found",
@@ -104,8 +104,8 @@ def test_a_step_goes_on_with_its_own_transcript_under_the_ids_that_its_worker_kn
 
 
 def test_another_worker_gets_the_transcript_without_what_the_first_ones_provider_wants_back() -> None:
-    said = compose(TASK, "", (), (USED, USED), "bob")[2]
-    assert said == replace(SAID, keepsake=None)
+    assistant_turn = compose(TASK, "", (), (USED, USED), "bob")[2]
+    assert assistant_turn == replace(SAID, keepsake=None)
 
 
 def test_without_user_the_users_words_after_the_results_are_left_out() -> None:
@@ -121,13 +121,13 @@ def test_no_byte_of_another_steps_transcript_is_seen(seed: int, user: bool, step
     used = {}
     for step in range(steps):
         used[step] = _used(*(secrets[step, what] for what in PARTS))
-    done = {n: EarlierStep(n, f"subtask {n}", f"answer {n}") for n in range(steps - 1)}
+    earlier_steps = {n: EarlierStep(n, f"subtask {n}", f"answer {n}") for n in range(steps - 1)}
     me = steps - 1
     task = TASK if user else None
-    access = Access(user, tuple(n for n in done if random.random() < 0.7))
-    seen = repr(compose(task, "Go on.", visible_steps(access, done), (used[me], used[me]), "ada"))
+    access = Access(user, tuple(n for n in earlier_steps if random.random() < 0.7))
+    prompt = repr(compose(task, "Go on.", visible_steps(access, earlier_steps), (used[me], used[me]), "ada"))
     for (n, what), secret in secrets.items():
-        assert (secret in seen) == (n == me and (user or what != "user")), (n, what)
+        assert (secret in prompt) == (n == me and (user or what != "user")), (n, what)
 
 
 PARTS = ("text", "id", "name", "arguments", "result", "keepsake", "user")
@@ -135,9 +135,9 @@ PARTS = ("text", "id", "name", "arguments", "result", "keepsake", "user")
 
 def _used(text: str, id_: str, name: str, arguments: str, result: str, keepsake: str, user: str) -> ToolUse:
     call = ToolCall(id_, name, arguments)
-    said = Message("assistant", (Text(text),), calls=(call,), keepsake={"x": keepsake})
+    assistant_turn = Message("assistant", (Text(text),), calls=(call,), keepsake={"x": keepsake})
     came = Message("tool", (Text(result),), call_id="ours")
-    return ToolUse("ada", said, ("ours",), (came, Message("user", (Text(user),))))
+    return ToolUse("ada", assistant_turn, ("ours",), (came, Message("user", (Text(user),))))
 
 
 @settings(max_examples=40, deadline=None)
@@ -145,14 +145,14 @@ def _used(text: str, id_: str, name: str, arguments: str, result: str, keepsake:
 def test_what_is_not_listed_is_not_seen(seed: int, user: bool, texts: list[str]) -> None:
     random = Random(seed)
     canaries = [f"{random.getrandbits(128):032x}" for _ in texts]
-    done = {
+    earlier_steps = {
         n: EarlierStep(n, f"s-{canary}", text + canary)
         for n, (text, canary) in enumerate(zip(texts, canaries, strict=True))
     }
-    listed = tuple(n for n in done if random.random() < 0.5)
+    listed = tuple(n for n in earlier_steps if random.random() < 0.5)
     access = Access(user, listed)
     task = Task((Message("user", (Text("user-canary"),)),)) if user else None
-    seen = compose(task, "Go on.", visible_steps(access, done))
-    assert seen == compose(task, "Go on.", visible_steps(access, done))
-    assert ("user-canary" in words(seen)) == user
-    assert [n for n, canary in enumerate(canaries) if canary in words(seen)] == list(listed)
+    prompt = compose(task, "Go on.", visible_steps(access, earlier_steps))
+    assert prompt == compose(task, "Go on.", visible_steps(access, earlier_steps))
+    assert ("user-canary" in words(prompt)) == user
+    assert [n for n, canary in enumerate(canaries) if canary in words(prompt)] == list(listed)

@@ -26,15 +26,15 @@ from app.core.plan.workflow import Access, Step, Workflow, access_from_list, top
 )
 def test_access_lists_draw_a_shape(inputs: list[tuple[int, ...]], shape: str) -> None:
     assert topology(inputs) == shape
-    assert Workflow(tuple(Step("ada", access=Access(True, seen)) for seen in inputs)).topology == shape
+    assert Workflow(tuple(Step("ada", access=Access(True, steps_read)) for steps_read in inputs)).topology == shape
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sets(st.integers(0, 6)), min_size=1, max_size=7))
-def test_every_acyclic_graph_has_one(drawn: list[set[int]]) -> None:
+def test_every_acyclic_graph_has_one(inputs_drawn: list[set[int]]) -> None:
     inputs = []
-    for place, seen in enumerate(drawn):
-        inputs.append(sorted(n for n in seen if n < place))
+    for place, steps_read in enumerate(inputs_drawn):
+        inputs.append(sorted(n for n in steps_read if n < place))
     assert topology(inputs) in {"single", "chain", "fan-out", "tree", "debate"}
 
 

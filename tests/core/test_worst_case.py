@@ -28,10 +28,10 @@ TALK = (Message("system", (Text("é"),)), Message("user", (Text("hello"), Image(
 @settings(max_examples=40, deadline=None)
 @given(RATES, RATES, RATES, TOKENS, TOKENS, TOKENS)
 def test_a_cost_is_the_exact_fraction_rounded_up(
-    into: int, out: int, cached: int, fresh: int, kept: int, said: int
+    into: int, out: int, cached: int, fresh: int, cached_tokens: int, output_tokens: int
 ) -> None:
-    cost = Price(into, out, cached).cost(Usage(fresh + kept, kept, said))
-    exact = Fraction(fresh * into + kept * cached + said * out, MILLION)
+    cost = Price(into, out, cached).cost(Usage(fresh + cached_tokens, cached_tokens, output_tokens))
+    exact = Fraction(fresh * into + cached_tokens * cached + output_tokens * out, MILLION)
     assert 0 <= cost - exact < 1
     assert isinstance(cost, int)
 
@@ -42,7 +42,7 @@ def test_a_sum_of_costs_is_never_below_the_cost_of_the_sum(
     into: int, out: int, cached: int, calls: list[tuple[int, int]]
 ) -> None:
     price = Price(into, out, cached)
-    usages = [Usage(read, read // 2, said) for read, said in calls]
+    usages = [Usage(input_tokens, input_tokens // 2, output_tokens) for input_tokens, output_tokens in calls]
     assert sum(map(price.cost, usages)) >= price.cost(summed(usages))
 
 
@@ -54,8 +54,10 @@ def test_the_worst_case_covers_every_usage_within_its_bounds(
     worker = Worker("ada", "stub", "ada", Price(into, out, cached))
     most_in, most_out = data.draw(TOKENS), data.draw(TOKENS)
     usd, tokens = worst_case(worker, most_in, most_out)
-    read, said = data.draw(st.integers(0, most_in)), data.draw(st.integers(0, most_out))
-    usage = Usage(read, data.draw(st.integers(0, read)), said, data.draw(st.integers(0, said)))
+    input_tokens, output_tokens = data.draw(st.integers(0, most_in)), data.draw(st.integers(0, most_out))
+    usage = Usage(
+        input_tokens, data.draw(st.integers(0, input_tokens)), output_tokens, data.draw(st.integers(0, output_tokens))
+    )
     assert worker.price.cost(usage) <= usd
     assert usage.total <= tokens
 
@@ -66,15 +68,21 @@ OTHER_RATES = st.none() | RATES
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_the_worst_case_covers_cache_writes_reasoning_and_the_price_of_long_prompts(data: st.DataObject) -> None:
-    def drawn(**more: Any) -> Price:
+    def draw_price(**more: Any) -> Price:
         rates = [data.draw(RATES) for _ in range(3)]
         return Price(*rates, data.draw(OTHER_RATES), data.draw(OTHER_RATES), **more)
 
-    price = drawn(long_after=data.draw(TOKENS), long=drawn())
+    price = draw_price(long_after=data.draw(TOKENS), long=draw_price())
     most_in, most_out = data.draw(TOKENS), data.draw(TOKENS)
-    read, said = data.draw(st.integers(0, most_in)), data.draw(st.integers(0, most_out))
-    kept = data.draw(st.integers(0, read))
-    usage = Usage(read, kept, said, data.draw(st.integers(0, said)), written=data.draw(st.integers(0, read - kept)))
+    input_tokens, output_tokens = data.draw(st.integers(0, most_in)), data.draw(st.integers(0, most_out))
+    cached_tokens = data.draw(st.integers(0, input_tokens))
+    usage = Usage(
+        input_tokens,
+        cached_tokens,
+        output_tokens,
+        data.draw(st.integers(0, output_tokens)),
+        written=data.draw(st.integers(0, input_tokens - cached_tokens)),
+    )
     assert price.cost(usage) <= worst_case(Worker("ada", "stub", "ada", price), most_in, most_out)[0]
 
 

@@ -16,7 +16,7 @@ from app.network import http_client, tls
 from app.providers.adapters.openai import OpenAIProvider
 from app.providers.excerpt import excerpt
 from app.providers.vllm import Management
-from tests.conformance.wire_formats import PATIENT, request, said
+from tests.conformance.wire_formats import PATIENT, request, text_of_pieces
 from tests.harness.authority import Authority
 from tests.harness.forward_proxy import ForwardProxy
 from tests.harness.in_process import finish, order, running_service
@@ -57,7 +57,7 @@ async def provider(stub: ProviderStub, route: Route, credentials: str | None = N
 async def answer(opened: OpenAIProvider) -> str:
     asked = request()
     stream = opened.stream(asked, opened.render(asked), PATIENT)
-    return said([piece async for pieces in stream for piece in pieces])
+    return text_of_pieces([piece async for pieces in stream for piece in pieces])
 
 
 async def test_a_provider_with_a_certificate_authority_of_its_own(authority: Authority) -> None:
