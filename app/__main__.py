@@ -47,19 +47,25 @@ def _command(module: str, *, alone: bool) -> Callable[[Arguments, Mapping[str, s
 
 def _complain(error: BatonError | ExceptionGroup[Exception]) -> int:
     """Say what went wrong; of a group its first expected error, and the group is raised if it has none."""
-    found: BaseException = error
-    while isinstance(found, BaseExceptionGroup):
-        found = next(
-            (exception for exception in found.exceptions if isinstance(exception, BatonError)), found.exceptions[0]
-        )
-    if isinstance(found, ConfigInvalid):
-        for fault in found.faults:
+    cause: BaseException = error
+    while isinstance(cause, BaseExceptionGroup):
+        cause = _first_expected(cause.exceptions)
+    if isinstance(cause, ConfigInvalid):
+        for fault in cause.faults:
             print(fault, file=sys.stderr)
         return 2
-    if not isinstance(found, BatonError):
+    if not isinstance(cause, BatonError):
         raise error
-    print(f"baton: {found.message}", file=sys.stderr)
+    print(f"baton: {cause.message}", file=sys.stderr)
     return 1
+
+
+def _first_expected(exceptions: Sequence[BaseException]) -> BaseException:
+    """Return the first error that Baton raises itself; the first one if there is none."""
+    for exception in exceptions:
+        if isinstance(exception, BatonError):
+            return exception
+    return exceptions[0]
 
 
 if __name__ == "__main__":

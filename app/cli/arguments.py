@@ -19,7 +19,11 @@ class Arguments(SimpleNamespace):
 
 def arguments(module: str, verb: str, options: Mapping[str, Any]) -> Arguments:
     """Return the arguments of one command. An option whose parameter is called `baton_...` replaces that setting."""
-    setting_options = {name: value for name, value in options.items() if name.startswith("baton_")}
-    own = {name: value for name, value in options.items() if name not in setting_options}
-    variables = {name.upper(): str(value) for name, value in setting_options.items() if value is not None}
+    variables: dict[str, str] = {}
+    own: dict[str, Any] = {}
+    for name, value in options.items():
+        if not name.startswith("baton_"):
+            own[name] = value
+        elif value is not None:
+            variables[name.upper()] = str(value)
     return Arguments(module=module, verb=verb, settings=variables, **own)

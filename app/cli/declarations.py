@@ -36,8 +36,9 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by section, then the examples. The arguments stand above them."""
         sections: dict[str, list[tuple[str, str]]] = {}
-        options = [parameter for parameter in self.get_params(ctx) if not isinstance(parameter, click.Argument)]
-        for parameter in options:
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, click.Argument):
+                continue
             record = parameter.get_help_record(ctx)
             if record is not None:
                 sections.setdefault(title(parameter), []).append(record)
@@ -146,7 +147,9 @@ class Dollars(click.ParamType[int]):
         if self._or_nothing and amount == 0:
             return 0
         if not 0.000001 <= amount <= 1_000_000:
-            least = "from 0" if self._or_nothing else "above 0"
+            least = "above 0"
+            if self._or_nothing:
+                least = "from 0"
             self.fail(f"must be a number of dollars {least} to 1,000,000, in steps of 0.000001", param, ctx)
         return round(amount * 1_000_000)
 

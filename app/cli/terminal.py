@@ -101,6 +101,14 @@ def table(*columns: str, title: str | None = None) -> Table:
     return Table(*columns, title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
 
 
+def print_table(table: Table, without_rows: str) -> None:
+    """Print a table on standard output; in place of one that has no rows, the sentence `without_rows`."""
+    if table.row_count:
+        stdout().print(table)
+    else:
+        stdout().print(without_rows)
+
+
 def add_row(table: Table, cells: Iterable[str]) -> None:
     """Add a row of texts that may be those of callers or workers. Long ones are folded."""
     table.add_row(*[Text(clean(cell), overflow="fold") for cell in cells])
@@ -150,7 +158,10 @@ class PlainLines(logging.Formatter):
 def log_to_stderr(level: str) -> None:
     """Send log lines to standard error, as JSON unless it is a terminal. Called once, at start-up."""
     stream = logging.StreamHandler(sys.stderr)
-    stream.setFormatter(PlainLines() if sys.stderr.isatty() else JsonLines())
+    if sys.stderr.isatty():
+        stream.setFormatter(PlainLines())
+    else:
+        stream.setFormatter(JsonLines())
     root = logging.getLogger()
     root.handlers[:] = [stream]
     root.setLevel(level.upper())

@@ -109,7 +109,7 @@ async def _list(settings: Settings, args: Arguments, _now: float) -> None:
         table.add_column(column, overflow="fold")
     for budget, uses in rows:
         terminal.add_row(table, _cells(budget, uses, clock))
-    terminal.stdout().print(table if rows else "There are no budgets; `baton budgets set USD` makes one.")
+    terminal.print_table(table, "There are no budgets; `baton budgets set USD` makes one.")
 
 
 async def _current_windows(store: Store, budget: Budget, clock: float) -> list[BudgetUse]:
@@ -159,7 +159,7 @@ async def _show(settings: Settings, args: Arguments, _now: float) -> None:
         table.add_column(column, overflow="fold")
     for use in uses:
         terminal.add_row(table, _window_cells(budget, use))
-    terminal.stdout().print(table if uses else "Nothing was spent.")
+    terminal.print_table(table, "Nothing was spent.")
 
 
 def _window_cells(budget: Budget, use: BudgetUse) -> tuple[str, ...]:
@@ -195,16 +195,17 @@ def budget_record(budget: Budget, uses: Sequence[BudgetUse]) -> dict[str, Any]:
         "soft": budget.soft,
         "slices": budget.slices,
         "created_at": budget.created_at,
-        "windows": [
-            {
-                "account": use.account,
-                "start": use.start,
-                "end": use.end,
-                "spent_usd": use.spent / MILLION,
-                "held_usd": use.held / MILLION,
-                "overrun_usd": use.overrun / MILLION,
-                "warned_at": use.warned_at,
-            }
-            for use in uses
-        ],
+        "windows": [_window_record(use) for use in uses],
+    }
+
+
+def _window_record(use: BudgetUse) -> dict[str, Any]:
+    return {
+        "account": use.account,
+        "start": use.start,
+        "end": use.end,
+        "spent_usd": use.spent / MILLION,
+        "held_usd": use.held / MILLION,
+        "overrun_usd": use.overrun / MILLION,
+        "warned_at": use.warned_at,
     }

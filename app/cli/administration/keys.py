@@ -52,7 +52,9 @@ def find_key(rows: Sequence[KeyRow], name: str, now: float) -> KeyRow:
         if row.id == public_id:
             return row
     namesakes = [row for row in rows if row.name == name]
-    matches = [row for row in namesakes if is_in_force(row, now)] or namesakes
+    matches = [row for row in namesakes if is_in_force(row, now)]
+    if not matches:
+        matches = namesakes
     if not matches:
         raise NotFound("There is no key of that id or name; `baton keys ls` lists them.")
     if len(matches) > 1:
@@ -151,7 +153,7 @@ async def _list(settings: Settings, args: Arguments, now: float) -> None:
         table.add_column(column, overflow="fold")
     for row in rows:
         terminal.add_row(table, _cells(row, settings, now))
-    terminal.stdout().print(table if rows else "There are no keys; `baton keys add NAME` makes one.")
+    terminal.print_table(table, "There are no keys; `baton keys add NAME` makes one.")
 
 
 async def _show(settings: Settings, args: Arguments, now: float) -> None:

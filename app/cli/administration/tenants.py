@@ -26,7 +26,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     table = terminal.table("tenant", "created", "keys", "state")
     for row in rows:
         terminal.add_row(table, _cells(row))
-    terminal.stdout().print(table if rows else "There are no tenants; a key or `baton tenants add NAME` makes one.")
+    terminal.print_table(table, "There are no tenants; a key or `baton tenants add NAME` makes one.")
     return 0
 
 

@@ -37,7 +37,7 @@ async def _failed(settings: Settings, args: Arguments) -> None:
         table.add_column(column, overflow="fold")
     for message in messages:
         terminal.add_row(table, _cells(message))
-    terminal.stdout().print(table if messages else "No message was given up.")
+    terminal.print_table(table, "No message was given up.")
 
 
 def _record(message: FailedNotice) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         at = terminal.second(change.at)
         cells = (at, change.actor, change.via, change.action, change.target, change.tenant, changed_fields(change))
         terminal.add_row(table, cells)
-    terminal.stdout().print(table if changes else "Nothing was changed.")
+    terminal.print_table(table, "Nothing was changed.")
     return 0
 
 

@@ -148,8 +148,10 @@ def _print(report: Report) -> None:
         f"{count(report.pending, 'outcome')} still to come",
     )
     console.print("; ".join(looked_at), markup=False, soft_wrap=True)
-    total = report.rules.total()
-    console.print(count(total, "violation"), style="green" if report.is_clean else "bold red")
+    style = "bold red"
+    if report.is_clean:
+        style = "green"
+    console.print(count(report.rules.total(), "violation"), style=style)
 
 
 def _rules(*, as_json: bool) -> int:

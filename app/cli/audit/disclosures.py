@@ -80,8 +80,10 @@ async def _list(settings: Settings, args: Arguments, query: DisclosureQuery) -> 
     row_count = 0
     async with storage.open_configured_store(settings) as store:
         if not args.json and not args.csv:
-            all_rows = [row async for page in read_pages(store, query) for row in page]
-            terminal.stdout().print(_table(all_rows) if all_rows else "Nothing was disclosed.")
+            rows: list[Disclosure] = []
+            async for page in read_pages(store, query):
+                rows += page
+            terminal.print_table(_table(rows), "Nothing was disclosed.")
             return 0
         async for page in read_pages(store, query):
             if args.json:

@@ -58,7 +58,9 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         terminal.print_json(_json(report, check))
     else:
         _print(report, time.monotonic() - began)
-    return CLEAN if report.is_clean else ALTERED
+    if report.is_clean:
+        return CLEAN
+    return ALTERED
 
 
 def _keys(texts: tuple[str, ...], option: str) -> tuple[Key, ...]:

@@ -20,14 +20,14 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     with storage.named_failures(settings):
         if args.drop:
             revisions.change(settings.database_url, audit_views.drop)
+            views, words = [], f"The views {names} are dropped."
         else:
             revisions.change(settings.database_url, lambda conn: audit_views.make(conn, args.role))
+            views, words = list(audit_views.VIEWS), f"The views {names} are made."
     if args.json:
-        terminal.print_json({"views": [] if args.drop else list(audit_views.VIEWS), "role": args.role})
+        terminal.print_json({"views": views, "role": args.role})
         return 0
-    outcome = "dropped" if args.drop else "made"
-    grant = ""
     if args.role and not args.drop:
-        grant = f" The role {args.role} may read them."
-    terminal.stdout().print(f"The views {names} are {outcome}.{grant}", markup=False, soft_wrap=True)
+        words += f" The role {args.role} may read them."
+    terminal.stdout().print(words, markup=False, soft_wrap=True)
     return 0

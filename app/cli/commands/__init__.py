@@ -39,7 +39,9 @@ def parse(argv: Sequence[str] | None = None) -> Arguments:
 
     Raises `SystemExit` with 2 for a faulty one, and with 0 after it has printed help, the version or a completion.
     """
-    words = None if argv is None else list(argv)
+    words = None
+    if argv is not None:
+        words = list(argv)
     try:
         outcome = command_line().main(words, prog_name="baton", standalone_mode=False)
     except click.ClickException as error:

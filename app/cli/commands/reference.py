@@ -54,7 +54,9 @@ def _table(command: Command, ctx: click.Context) -> list[str]:
     for parameter in command.params:
         name, meaning = parameter.get_help_record(ctx) or ("", "")
         section = title(parameter)
-        where = f" ({section})" if section not in ("Arguments", "Options") else ""
+        where = ""
+        if section not in ("Arguments", "Options"):
+            where = f" ({section})"
         rows.append(f"| `{_cell(name)}` | {_cell(meaning)}{where} |")
     if not rows:
         return []

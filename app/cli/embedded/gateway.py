@@ -40,7 +40,9 @@ async def embedded_service(loaded: Loaded, folder: Path, concurrency: int) -> As
 
     The cards of its workers have the calibration of the configured database.
     """
-    trials = await _calibration_results(loaded.settings) if revisions.exists(loaded.settings.database_url) else ()
+    trials: tuple[Trial, ...] = ()
+    if revisions.exists(loaded.settings.database_url):
+        trials = await _calibration_results(loaded.settings)
     async with start_engine(move_to_folder(loaded, folder), concurrency, dispatches=True) as runtime:
         for trial in trials:
             await runtime.gateway.store.note_trial(trial)

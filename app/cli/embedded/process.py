@@ -31,7 +31,7 @@ def service_process(pool: str, environ: Mapping[str, str], *, runs: int) -> Iter
     with TemporaryDirectory(prefix="baton-") as place:
         folder, key = Path(place), f"bt_training_{secrets.token_hex(16)}"
         variables = {
-            **{name: value for name, value in environ.items() if not name.startswith("BATON_")},
+            **without_settings(environ),
             **_pool_variables(pool, environ, folder),
             "PYTHONPATH": _search_path(environ),
             "BATON_DATA_DIR": str(folder / "data"),
@@ -53,6 +53,11 @@ def service_process(pool: str, environ: Mapping[str, str], *, runs: int) -> Iter
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without Baton's settings."""
+    return {name: value for name, value in environ.items() if not name.startswith("BATON_")}
 
 
 def _search_path(environ: Mapping[str, str]) -> str:
@@ -77,9 +82,11 @@ def _wait_for_url(process: "subprocess.Popen[bytes]", log: Path) -> str:
     """Wait until the service is ready, and return its URL."""
     mark, until = "Baton is listening on ", time.monotonic() + START_SECONDS
     while time.monotonic() < until and process.poll() is None:
-        _, found, rest = log.read_text().partition(mark)
-        if found and " " in rest and _is_ready(url := rest.split()[0]):
-            return url
+        _, _, text = log.read_text().partition(mark)
+        if " " in text:  # the line has been written at least up to the end of the URL
+            url = text.split()[0]
+            if _is_ready(url):
+                return url
         time.sleep(0.1)
     raise ConfigInvalid([f"the service that carries out plans could not be started: {log.read_text()[-TAIL_CHARS:]}"])
 

@@ -146,10 +146,11 @@ def _assignments(catalog: Catalog, args: Arguments, tasks: Sequence[BuiltIn]) ->
     tiers: dict[str, Tier] = {}
     for tier in reversed(list(catalog.tiers.values())):
         tiers |= dict.fromkeys(tier.pool, tier)
-    unknown = sorted(set(args.worker) - set(tiers))
+    requested = set(args.worker) or set(tiers)
+    unknown = sorted(requested - set(tiers))
     if unknown:
         raise ConfigInvalid([f"--worker: no tier has {', '.join(unknown)}; there are {', '.join(sorted(tiers))}"])
-    worker_names = [name for name in catalog.workers if name in tiers and (not args.worker or name in args.worker)]
+    worker_names = [name for name in catalog.workers if name in requested]
     for task in tasks:
         for name in worker_names:
             worker = catalog.workers[name]
@@ -295,7 +296,10 @@ def _print(args: Arguments, catalog: Catalog, trials: Sequence[Trial], progress:
         if own_trials:
             by_worker[name] = own_trials
     console = terminal.stdout()
-    console.print(_table(by_worker) if by_worker else "Nothing was measured yet.")
+    if by_worker:
+        console.print(_table(by_worker))
+    else:
+        console.print("Nothing was measured yet.")
     if alike(by_worker):
         console.print(SAYS_NOTHING)
     if progress.trials:
@@ -318,10 +322,10 @@ def _table(by_worker: Mapping[str, Sequence[Trial]]) -> Table:
     overall = [rates(own, lambda trial: "") for own in by_worker.values()]
     by_level = [rates(own, lambda trial: str(trial.level)) for own in by_worker.values()]
     for domain, family in sorted({(trial.domain, trial.family) for trial in trials}):
-        table.add_row(domain, family, *[_cell(found.get(family)) for found in by_family])
-    table.add_row("", "all", *[_cell(found.get("")) for found in overall])
+        table.add_row(domain, family, *[_cell(worker_rates.get(family)) for worker_rates in by_family])
+    table.add_row("", "all", *[_cell(worker_rates.get("")) for worker_rates in overall])
     for level in sorted({trial.level for trial in trials}):
-        table.add_row("", f"level {level + 1}", *[_cell(found.get(str(level))) for found in by_level])
+        table.add_row("", f"level {level + 1}", *[_cell(worker_rates.get(str(level))) for worker_rates in by_level])
     return table
 
 

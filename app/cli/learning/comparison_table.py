@@ -1,7 +1,7 @@
 """The table of an evaluation for a terminal."""
 
 from rich.console import Group
-from rich.table import Table as Drawn
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from app.cli import terminal
@@ -29,10 +29,13 @@ def draw(table: Table) -> Group:
     return Group(Text(_head(table)), first, Text("\nmeans for each task, and counts of rows"), second, Text(""))
 
 
-def _columns(*names: str) -> Drawn:
+def _columns(*names: str) -> RichTable:
     table = terminal.table()
     for name in names:
-        table.add_column(name, justify="left" if name in ("", "arm") else "right")
+        if name in ("", "arm"):
+            table.add_column(name)
+        else:
+            table.add_column(name, justify="right")
     return table
 
 
@@ -50,12 +53,19 @@ def _head(table: Table) -> str:
 
 
 def _value_cells(arm: Standing, reference: str) -> tuple[str, ...]:
+    ahead, p_value, front = _span(arm.ahead, "{:+.3f}"), "", ""
+    if arm.arm == reference:
+        ahead = "reference"
+    if arm.p is not None:
+        p_value = f"{arm.p:.4f}"
+    if arm.front:
+        front = "*"
     return (
         _span(arm.accuracy, "{:.3f}"),
-        "reference" if arm.arm == reference else _span(arm.ahead, "{:+.3f}"),
-        "" if arm.p is None else f"{arm.p:.4f}",
+        ahead,
+        p_value,
         terminal.dollars(arm.usd * MILLION),
-        "*" if arm.front else "",
+        front,
         _span(arm.bought, "{:+.3f}"),
         "/".join(f"{reward:.3f}" for reward in arm.rewards),
     )

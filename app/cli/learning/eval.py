@@ -127,10 +127,15 @@ async def _read_tier(client: httpx.AsyncClient, tier: str, effort: str | None) -
         raise OursError("The list of models cannot be read; check --url and --key.") from None
     if tier not in models or models[tier]["tier"] != tier:
         raise ConfigInvalid([f"--tier: the service has no tier {tier}, or the key may not use it"])
-    limits = models[tier]["efforts"]
-    seconds = limits.get(effort or models[tier]["effort"], limits[models[tier]["effort"]])["seconds"]
-    arms = tuple(name for name, model in models.items() if model["tier"] == tier and name.startswith(f"{tier}:"))
-    return ServedTier((tier, *arms), models[tier]["catalog"], seconds, models[tier]["rehearsal"])
+    description = models[tier]
+    limits = description["efforts"][description["effort"]]
+    if effort in description["efforts"]:
+        limits = description["efforts"][effort]
+    names = [tier]
+    for name, model in models.items():
+        if model["tier"] == tier and name.startswith(f"{tier}:"):
+            names.append(name)
+    return ServedTier(tuple(names), description["catalog"], limits["seconds"], description["rehearsal"])
 
 
 def _arms(args: Arguments, tier: ServedTier) -> tuple[str, ...]:
@@ -162,6 +167,9 @@ def _short(model: str) -> str:
 
 
 def _experiment(args: Arguments, tasks: Sequence[GradedTask], tier: ServedTier, name: str) -> Experiment:
+    usd = None
+    if args.usd is not None:
+        usd = args.usd / MILLION
     return Experiment(
         id=name,
         tasks=tuple(tasks),
@@ -171,7 +179,7 @@ def _experiment(args: Arguments, tasks: Sequence[GradedTask], tier: ServedTier, 
         catalog=tier.catalog,
         concurrency=args.concurrency,
         deadline=tier.seconds + SPARE,
-        usd=args.usd / MILLION if args.usd is not None else None,
+        usd=usd,
         options=_options(args),
     )
 
@@ -206,9 +214,9 @@ def _evaluation_id(args: Arguments, tasks: Sequence[GradedTask], tier: ServedTie
         "grading": "other graders",
         "options": "other options",
     }
-    other = [words for name, words in names.items() if record.get(name) != description[name]]
-    if other:
-        raise ConfigInvalid([f"--out: {out} holds rows of {' and '.join(other)}; name another folder"])
+    differences = [words for name, words in names.items() if record.get(name) != description[name]]
+    if differences:
+        raise ConfigInvalid([f"--out: {out} holds rows of {' and '.join(differences)}; name another folder"])
     return str(record["id"])
 
 

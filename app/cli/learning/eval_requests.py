@@ -68,7 +68,11 @@ async def carry_out(
 ) -> None:
     """Send the requests that `measures` has no row of, several at a time. `take` gets each row. Raises `OursError`."""
     spent_usd, is_over_budget = sum(row.usd for row in measures.values()), False
-    places = iter([place for place in experiment.places() if (place[0].id, place[1], place[2]) not in measures])
+    missing = []
+    for task, arm, repeat in experiment.places():
+        if (task.id, arm, repeat) not in measures:
+            missing.append((task, arm, repeat))
+    places = iter(missing)
 
     async def one_after_the_other() -> None:
         nonlocal spent_usd, is_over_budget
@@ -84,10 +88,18 @@ async def carry_out(
         async with asyncio.TaskGroup() as group:
             for _ in range(experiment.concurrency):
                 group.create_task(one_after_the_other())
-    except BaseExceptionGroup as found:
-        raise next((exception for exception in found.exceptions if isinstance(exception, OursError)), found) from None
+    except BaseExceptionGroup as failures:
+        raise _expected_error(failures) from None
     if is_over_budget:
         raise OursError("The money of --usd is spent; the rows so far are kept, and a larger one goes on from them.")
+
+
+def _expected_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first `OursError` of a group; a group without one is returned itself."""
+    for exception in failures.exceptions:
+        if isinstance(exception, OursError):
+            return exception
+    return failures
 
 
 async def _measure(bench: Bench, experiment: Experiment, task: GradedTask, arm: str, repeat: int) -> Measure:

@@ -231,7 +231,7 @@ def _print(report: GradedRuns, *, is_stored: bool) -> None:
             mean = f"{sum(scores) / len(scores):.3f}"
         table.add_row(*names, str(len(ratings)), mean)
     console = terminal.stdout()
-    console.print(table if groups else "Nothing was found.")
+    terminal.print_table(table, "Nothing was found.")
     for reason, count in sorted(report.skip_counts.items()):
         console.print(f"not graded: {count}, because {reason}", markup=False)
     if not is_stored and groups:

@@ -70,7 +70,9 @@ class RewardedDecision:
         return replace(first, further=self._of(self.decision.further, self.further_features))
 
     def _of(self, decision: LoggedDecision, request_features: Features | None) -> Logged:
-        hashes = hashed_features(request_features) if request_features is not None else ()
+        hashes: tuple[float, ...] = ()
+        if request_features is not None:
+            hashes = hashed_features(request_features)
         return Logged(hashes, decision.action, decision.propensity, self.reward, self.conversation)
 
 

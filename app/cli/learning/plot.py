@@ -42,9 +42,11 @@ def characters(table: Table) -> str:
 
 def _scale(costs: Sequence[float]) -> tuple[Callable[[float], float], str]:
     """Return a function from a cost to its place between 0 and 1, and the label of the axis."""
-    bend = math.log if _wide(costs) else float
+    bend: Callable[[float], float] = float
+    kind = ""
+    if _wide(costs):
+        bend, kind = math.log, ", logarithmic"
     low, high = bend(min(costs)), bend(max(costs))
-    kind = ", logarithmic" if _wide(costs) else ""
     words = f"{terminal.dollars(min(costs) * MILLION)} to {terminal.dollars(max(costs) * MILLION)} for each task{kind}"
     return (lambda cost: (bend(cost) - low) / ((high - low) or 1.0)), words
 
@@ -62,7 +64,9 @@ def png(table: Table, path: Path) -> bool:
     figure, axes = pyplot.subplots(figsize=(7, 5))
     for place, arm in enumerate(table.standings):
         below, above = arm.accuracy.value - arm.accuracy.low, arm.accuracy.high - arm.accuracy.value
-        form, label = "o" if arm.front else "x", f"{mark(place)}  {arm.arm}"
+        form, label = "x", f"{mark(place)}  {arm.arm}"
+        if arm.front:
+            form = "o"
         axes.errorbar([arm.usd], [arm.accuracy.value], yerr=[[below], [above]], fmt=form, label=label)
         axes.annotate(mark(place), (arm.usd, arm.accuracy.value), xytext=(4, 4), textcoords="offset points")
     if _wide([arm.usd for arm in table.standings]):

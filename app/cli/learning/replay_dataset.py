@@ -46,7 +46,9 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         raise ConfigInvalid(["--cost-weight: write a share from 0 to 1"])
     plan = Plan(args.ratings, args.held_out, list(range(args.seeds)), args.cost_weight)
     try:
-        scores = read_scores(Path(args.scores)) if args.scores else {}
+        scores: Mapping[str, float] = {}
+        if args.scores:
+            scores = read_scores(Path(args.scores))
         data = read([Path(name) for name in args.files], scores, _costs(args.cost))
         open_ = routes(data, plan.cost_weight)
         if data.full:
@@ -109,8 +111,9 @@ def _summary(figures: Sequence[Figures]) -> dict[str, dict[str, float | None]]:
         numbers = [value for value in values if value is not None]
         mean[key] = worst[key] = None
         if numbers:
-            mean[key] = fmean(numbers)
-            worst[key] = min(numbers) if rising else max(numbers)
+            mean[key], worst[key] = fmean(numbers), max(numbers)
+        if numbers and rising:
+            worst[key] = min(numbers)
     return {"mean": mean, "worst": worst}
 
 
@@ -148,9 +151,11 @@ def _log(args: Arguments, data: Dataset, open_: Routes, plan: Plan) -> None:
         reward = _in_words(judgement["mean"], judgement["worst"])
         table.add_row(name, reward, f"{judgement['ahead']:+.3f}", f"{judgement['least_ess']:.0f}", verdicts)
     console.print(table)
-    refusals = {report.refusal for reports in reports_by_policy.values() for report in reports if report.refusal}
-    for refusal in sorted(refusals)[:1]:
-        console.print(f"refused, for example: {refusal}", markup=False)
+    refusals: set[str] = set()
+    for reports in reports_by_policy.values():
+        refusals |= {report.refusal for report in reports if report.refusal}
+    if refusals:
+        console.print(f"refused, for example: {min(refusals)}", markup=False)
 
 
 def _summarize_reports(reports: Sequence[Report]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
             "held_out": counts["held-out"],
         }
         terminal.print_json({**summary, "rated": rated_count, "left_out": dict(skip_counts.most_common())})
-        return 0 if rollouts else 1
+        return int(not rollouts)
     console = terminal.stdout()
     console.print(
         f"Wrote {terminal.count(len(rollouts), 'rollout')} to {path} ({counts['train']:,} to train, "
@@ -48,7 +48,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     )
     for reason, count in skip_counts.most_common():
         console.print(f"left out: {count:,}, because {reason}", markup=False, soft_wrap=True)
-    return 0 if rollouts else 1
+    return int(not rollouts)
 
 
 def rollout_filter(args: Arguments) -> RolloutFilter:

@@ -58,7 +58,9 @@ class Sandbox:
     def run(self, code: str, tests: str, seconds: float) -> str | None:
         """Run code and tests for a grader. Returns None if they passed, else the reason."""
         verdict = self.execute(code, tests, seconds)
-        return None if verdict.passed else verdict.text
+        if verdict.passed:
+            return None
+        return verdict.text
 
     def ready(self, graders: Iterable[Grader]) -> tuple[str, ...]:
         """Return the isolations under which these graders run code, or nothing if none of them does.

@@ -44,7 +44,9 @@ def main() -> None:
     os.close(writing)
     verdict = _wait(child, reading, request["seconds"])
     files, _, text = verdict.partition(":")
-    _say(out, request["token"], text, [*walls, *(["files"] if files == "files" else [])])
+    if files == "files":
+        walls.append(files)
+    _say(out, request["token"], text, walls)
 
 
 def _say(out: int, token: str, verdict: str, walls: list[str]) -> None:
@@ -84,7 +86,9 @@ def _child(request: dict[str, Any], writing: int) -> None:
     }
     for limit, most in limits.items():
         resource.setrlimit(limit, (most, most))
-    files = "files" if _restrict_files(os.getcwd()) else ""
+    files = ""
+    if _restrict_files(os.getcwd()):
+        files = "files"
     verdict = _verdict(request["code"], request["tests"])
     os.write(writing, f"{files}:{verdict}".encode())
     os._exit(0)

@@ -94,13 +94,17 @@ def _task(line: str, place: str, number: str, execute: Execute | None, faults: l
         task = json.loads(line[:LINE_BYTES])
     except (ValueError, RecursionError):
         task = None
-    messages = _messages(task) if isinstance(task, dict) else None
-    if messages is None or not isinstance(name := task.get("id", number), str | int):
+    messages, name = None, None
+    if isinstance(task, dict):
+        messages, name = _messages(task), task.get("id", number)
+    if messages is None or not isinstance(name, str | int):
         faults.append(f'{place}: is no task; write {{"question": "...", "grader": {{...}}}}')
         return
+    family = task.get("family", "")
+    if not isinstance(family, str):
+        family = ""
     for grader, grader_text in rule(json.dumps(task.get("grader")), place, execute, faults):
-        family = task.get("family", "")
-        yield GradedTask(str(name), messages, grader, grader_text, family if isinstance(family, str) else "")
+        yield GradedTask(str(name), messages, grader, grader_text, family)
 
 
 def _messages(task: Mapping[str, Any]) -> tuple[Mapping[str, str], ...] | None:

@@ -18,16 +18,25 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         import_object("app.cli.learning.train_chat:run")(args, environ, import_object("app.lab.train_grpo"), _say)
         return 0
     if args.rounds > 1:
-        if idle := [name for name in ONE_ROUND if getattr(args, name) not in (None, False)]:
-            raise ConfigInvalid(
-                [f"--{name.replace('_', '-')}: has no effect with --rounds 2; remove it" for name in idle]
-            )
+        _check_rounds(args)
         import_object("app.lab.train_rounds:run")(args, _say)
         return 0
-    rollouts = import_object("app.cli.learning.train_chat:imitation_rollouts")(args, environ) if args.warm_start else ()
+    rollouts = ()
+    if args.warm_start:
+        rollouts = import_object("app.cli.learning.train_chat:imitation_rollouts")(args, environ)
     if import_object("app.lab.train:run")(args, _say, rollouts):
         return 0
     return 1
+
+
+def _check_rounds(args: Arguments) -> None:
+    """Raise `ConfigInvalid` for options that do not apply to second rounds."""
+    faults: list[str] = []
+    for name in ONE_ROUND:
+        if getattr(args, name) not in (None, False):
+            faults.append(f"--{name.replace('_', '-')}: has no effect with --rounds 2; remove it")
+    if faults:
+        raise ConfigInvalid(faults)
 
 
 def import_object(name: str) -> Any:

@@ -63,7 +63,9 @@ def run(args: Arguments, environ: Mapping[str, str], trainer: Any, say: Say) -> 
     }
     with _place(args, environ, tier, pool) as place:
         reach = chat_export.of_questions(questions)
-        cache = Path(args.cache) if args.cache is not None else None
+        cache = None
+        if args.cache is not None:
+            cache = Path(args.cache)
         more = {
             "reach": reach,
             "questions": questions,
@@ -142,7 +144,7 @@ def _pool(args: Arguments, environ: Mapping[str, str], out: Path) -> tuple[Loade
         return replace(loaded, catalog=event_loop.run(_calibrated_catalog(loaded))), ""
     text = world_file.pool_file(tuple(profiles().values()))
     (out / "pool.toml").write_text(text)
-    others = {name: value for name, value in environ.items() if not name.startswith("BATON_")}
+    others = process.without_settings(environ)
     return configure({**others, "BATON_POOL": str(out / "pool.toml"), "BATON_DATA_DIR": str(out)}), text
 
 

@@ -18,7 +18,9 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         return 0
     table = terminal.table("setting", "value", "default", "from", "meaning")
     for row in describe(loaded.settings):
-        style = "bold" if row.origin != "default" else ""
+        style = ""
+        if row.origin != "default":
+            style = "bold"
         cells = (row.name, row.value, row.default, row.origin, row.meaning)
         table.add_row(*(Text(cell, style=style, overflow="fold") for cell in cells))
     console = terminal.stdout()
@@ -33,9 +35,9 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 
 def _record(loaded: Loaded) -> dict[str, Any]:
-    rows = [
-        {"name": row.name, "value": row.value, "default": row.default, "from": row.origin, "meaning": row.meaning}
-        for row in describe(loaded.settings)
-    ]
+    rows: list[dict[str, Any]] = []
+    for row in describe(loaded.settings):
+        record = {"name": row.name, "value": row.value, "default": row.default}
+        rows.append(record | {"from": row.origin, "meaning": row.meaning})
     tiers = {tier.name: list(tier.pool) for tier in loaded.catalog.tiers.values()}
     return {"settings": rows, "pool": {"from": loaded.origin, "tiers": tiers}, "notes": list(loaded.notes)}

@@ -127,12 +127,13 @@ async def check_parts(loaded: Loaded, runtime: Runtime, *, every: bool, exists: 
     """
     catalog = loaded.catalog
     conductors = _tiers_by_conductor(catalog)
-    database = _check_database(loaded, runtime) if exists else _missing_database(loaded)
-    pending = [database, _check_queue(loaded, runtime)]
     if exists:
+        pending = [_check_database(loaded, runtime), _check_queue(loaded, runtime)]
         pending += [_check_keys(runtime), _check_log(runtime), _check_tiers(runtime)]
         if loaded.settings.log_export:
             pending.append(_check_exported_checkpoints(loaded, runtime))
+    else:
+        pending = [_missing_database(loaded), _check_queue(loaded, runtime)]
     for name, tiers in conductors.items():
         pending.append(_check_generation(f"conductor of {tiers}", catalog.workers[name], runtime))
     if every:

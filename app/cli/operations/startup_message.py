@@ -29,7 +29,9 @@ PYTHON = """\
 
 def announcement_text(verb: str, announcement: Announcement, program: str) -> str:
     """Return the announcement. `program` is the command by which the program can be called from here."""
-    where = f"is listening on {announcement.url}" if announcement.url else "is ready to take runs"
+    where = "is ready to take runs"
+    if announcement.url:
+        where = f"is listening on {announcement.url}"
     head = [f"\nBaton {where}  ({ROLE_TEXTS[verb]})", f"Pool: {announcement.origin}"]
     if announcement.admin is not None:
         head.append(f"Administration: {announcement.admin}/console  (its API: {announcement.admin}/docs)")
@@ -63,10 +65,9 @@ def _key(key: str | None) -> list[str]:
 
 def _requests(url: str, key: str | None) -> list[str]:
     body = json.dumps({"model": "baton-mini", "messages": [{"role": "user", "content": QUESTION}]})
-    key_code = f'"{key}"' if key else 'os.environ["BATON_API_KEY"]'
-    imports = "import os; from openai import OpenAI"
+    imports, key_code = "import os; from openai import OpenAI", 'os.environ["BATON_API_KEY"]'
     if key:
-        imports = "from openai import OpenAI"
+        imports, key_code = "from openai import OpenAI", f'"{key}"'
     return [
         "Ask something:\n\n" + CURL.format(url=url, key=key or "$BATON_API_KEY", body=body),
         "Or in Python, by the official client (pip install openai):\n\n"

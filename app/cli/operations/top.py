@@ -126,4 +126,6 @@ def _failures(overview: Json) -> Table | None:
 
 
 def _share(rate: float | None) -> str:
-    return "-" if rate is None else f"{rate:.1%}"
+    if rate is None:
+        return "-"
+    return f"{rate:.1%}"

@@ -101,7 +101,8 @@ async def _edit(loaded: Loaded, args: Arguments) -> dict[str, Any]:
 
 def _change(args: Arguments) -> dict[str, Any]:
     """Return the body that `PATCH /v1/plans/{id}` would be sent; its revision is looked up later."""
-    edits = {name: getattr(args, name) for name in EDITS if getattr(args, name) is not None}
+    edits = {name: getattr(args, name) for name in EDITS}
+    edits = {name: place for name, place in edits.items() if place is not None}
     if len(edits) + (args.file is not None) != 1:
         raise ConfigInvalid(["give one of --change, --add, --remove, --move and --file"])
     if args.file is not None:
@@ -109,7 +110,8 @@ def _change(args: Arguments) -> dict[str, Any]:
     ((op, step),) = edits.items()
     fields = {"worker": args.worker, "subtask": args.subtask, "to": args.to}
     if args.access is not None:
-        fields["access"] = [_entry(entry.strip()) for entry in args.access.split(",") if entry.strip()]
+        words = [word.strip() for word in args.access.split(",")]
+        fields["access"] = [_entry(word) for word in words if word]
     values = {name: value for name, value in fields.items() if value is not None}
     return {"revision": 1, "edits": [{"op": op, "step": step, **values}]}
 

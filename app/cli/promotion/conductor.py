@@ -81,8 +81,11 @@ def _export(args: Arguments) -> int:
 def _describe(args: Arguments) -> int:
     fields = ("title", "prompt", "grammar", "steps", "workers", "reward", "commit")
     facts = {name: getattr(args, name) for name in fields}
-    base = Path(args.base) if args.base is not None else None
-    golden = Path(args.golden) if args.golden is not None else None
+    base, golden = None, None
+    if args.base is not None:
+        base = Path(args.base)
+    if args.golden is not None:
+        golden = Path(args.golden)
     card = manifest.describe(Path(args.folder), base, golden, **facts)
     if args.json:
         terminal.print_json({"version": card.name, "base": card.base, "folder": args.folder})
@@ -150,12 +153,11 @@ def _restore(loaded: Loaded, args: Arguments) -> int:
 
 def _deployed_from(changes: Sequence[Change], conductor: str, version: str) -> tuple[Path, str]:
     """Return the folder from which a version was deployed last, as seen from here and from its server."""
-    notes = [
-        change.note
-        for change in changes
-        if (change.conductor, change.kind, change.version) == (conductor, "loaded", version)
-    ]
-    record = json.loads(notes[-1] or "{}")
+    note = ""
+    for change in changes:
+        if (change.conductor, change.kind, change.version) == (conductor, "loaded", version):
+            note = change.note
+    record = json.loads(note or "{}")
     if "folder" not in record:
         raise ConfigInvalid([f"{version}: was deployed by an older Baton, which kept no folder; deploy it once more"])
     return Path(record["folder"]), record["path"]

@@ -111,9 +111,11 @@ def _quoted(word: str) -> str:
 def check_fit(card: Manifest, loaded: Loaded, conductor: str) -> None:
     """Raise `ConfigInvalid` with every reason why a version cannot conduct in this worker's name."""
     tiers = conducted_tiers(loaded, conductor)
-    faults = [fault for tier in tiers for fault in _adapter_faults(card, tier)]
     if not tiers:
-        faults = [f"{conductor}: conducts no tier of the pool file"]
+        raise ConfigInvalid([f"{conductor}: conducts no tier of the pool file"])
+    faults: list[str] = []
+    for tier in tiers:
+        faults += _adapter_faults(card, tier)
     if faults:
         raise ConfigInvalid(faults)
 

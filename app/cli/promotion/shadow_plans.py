@@ -90,7 +90,9 @@ def _case(run: AuditedRun, call: Call, proposal: Proposal, catalogs: Mapping[str
 def compare(server: Management, version: str, case: Case, comparison: PlanComparison) -> None:
     """Ask the version for its plan, and note the differences."""
     comparison.plans += 1
-    schema = case.request.form.schema if case.request.form is not None else None
+    schema = None
+    if case.request.form is not None:
+        schema = case.request.form.schema
     messages = [{"role": message.role, "content": message.text} for message in case.request.messages]
     text = server.plan(version, messages, schema or {}, case.request.sampling.max_tokens or 0)
     plan = _plan(text, case.names, case.steps)

@@ -30,7 +30,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         terminal.print_json(figures)
     else:
         _print(figures)
-    return 1 if args.gate and not _holds(figures) else 0
+    return int(args.gate and not _holds(figures))
 
 
 def _holds(figures: Mapping[str, Any]) -> bool:
@@ -42,7 +42,9 @@ def _holds(figures: Mapping[str, Any]) -> bool:
 async def _read(settings: Settings, tier: Tier, since: float, until: float) -> dict[str, Any]:
     async with storage.open_configured_store(settings) as store:
         notes = await store.learned(policy_of(tier.name), 0)
-        draws = notes_from_json(notes.body).since(since) if notes is not None else {}
+        draws: Mapping[str, int] = {}
+        if notes is not None:
+            draws = notes_from_json(notes.body).since(since)
         return await trials.report(store, tier, since, until, draws)
 
 
@@ -82,7 +84,9 @@ def _print_candidate(candidate: Mapping[str, Any]) -> None:
         outlook = ""
         if candidate["pairs_needed"]:
             outlook = f"; about {candidate['pairs_needed']:,} pairs decide"
-        verdict = "all hold" if candidate["promotable"] else "not promotable"
+        verdict = "not promotable"
+        if candidate["promotable"]:
+            verdict = "all hold"
         console.print(f"Conditions of promotion: {verdict}{outlook}.", markup=False)
 
 

@@ -36,7 +36,9 @@ def _change(loaded: Loaded, args: Arguments, now: Callable[[], float]) -> int:
     if tier is None:
         raise ConfigInvalid([f"{args.tier}: there is no such tier; use one of {', '.join(catalog.tiers)}"])
     kind = KINDS[args.verb]
-    subject = subject_named(catalog, args.to) if kind != "rolled_back" else ""
+    subject = ""
+    if kind != "rolled_back":
+        subject = subject_named(catalog, args.to)
     request = RequestedChange(f"{TIER}{tier.name}", kind, subject, getattr(args, "share", 0.0))
 
     async def check(store: Store) -> RequestedChange:
@@ -62,6 +64,11 @@ def _words(catalog: Catalog, tier: str, now: VersionsInForce) -> str:
     """Return in words what serves a tier; a subject that the pool file does not have serves nothing."""
     if tier not in catalog.tiers:
         return f"{tier}: is not in the pool file any more"
-    missing = [objection(catalog, tier, subject) for subject in (now.live, now.canary) if subject]
-    reasons = "".join([f"; its own definition serves instead, because {reason}" for reason in missing if reason])
+    reasons = ""
+    for subject in (now.live, now.canary):
+        reason = None
+        if subject:
+            reason = objection(catalog, tier, subject)
+        if reason:
+            reasons += f"; its own definition serves instead, because {reason}"
     return f"{tier}: {now.live or 'its own definition'}{version_changes.canary_text(now)}{reasons}"

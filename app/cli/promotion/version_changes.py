@@ -84,7 +84,9 @@ def show(
     table = terminal.table("at", "who", "of", "change", "version", "share", "found")
     for change in history[-limit:]:
         at = terminal.second(change.at)
-        share = f"{change.share:.0%}" if change.kind == "canary" else ""
+        share = ""
+        if change.kind == "canary":
+            share = f"{change.share:.0%}"
         cells = (
             at,
             change.who,
@@ -118,4 +120,5 @@ def signed_findings(note: str) -> str:
 async def read_changes(settings: Settings, *, of_tiers: bool) -> tuple[Change, ...]:
     """Return the changes of what serves tiers, or those of conductors' versions."""
     async with storage.open_configured_store(settings) as store:
-        return tuple([change for change in await store.changes() if bool(tier_in(change.conductor)) == of_tiers])
+        changes = await store.changes()
+    return tuple([change for change in changes if bool(tier_in(change.conductor)) == of_tiers])

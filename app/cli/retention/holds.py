@@ -27,7 +27,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     table = terminal.table(*COLUMNS)
     for hold in holds:
         terminal.add_row(table, _cells(hold))
-    terminal.stdout().print(table if holds else "No legal hold is in force.")
+    terminal.print_table(table, "No legal hold is in force.")
     return 0
 
 

@@ -29,7 +29,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         terminal.print_json({**record, "files": list(result.files), "damaged": list(result.damaged)})
     else:
         _report(settings, result)
-    return 1 if result.damaged else 0
+    return int(bool(result.damaged))
 
 
 async def _count(settings: Settings, query: PruneQuery) -> tuple[int, int]:

@@ -156,7 +156,7 @@ async def _watch(settings: Settings, args: Arguments, now: Callable[[], float]) 
                         console.print(*line, soft_wrap=True)
                     if event.kind in TERMINAL:
                         status.stop()
-                        return 0 if event.kind is Kind.SUCCEEDED else 1
+                        return int(event.kind is not Kind.SUCCEEDED)
                 await asyncio.sleep(POLL_SECONDS)
 
 
@@ -171,7 +171,7 @@ async def _watch_view(settings: Settings, args: Arguments, now: Callable[[], flo
                 lines = _draw(args, _document(args.view, at), console.width)
                 live.update(Group(*lines), refresh=True)
                 if at.state.state in ENDED:
-                    return 0 if at.state.state == "succeeded" else 1
+                    return int(at.state.state != "succeeded")
                 await asyncio.sleep(POLL_SECONDS)
 
 

@@ -71,7 +71,9 @@ class ReplayedRun:
 
     def to_json(self) -> dict[str, Any]:
         """Return the pair as a line of the file of `--out`."""
-        comparison = self.comparison.to_json() if self.comparison is not None else None
+        comparison = None
+        if self.comparison is not None:
+            comparison = self.comparison.to_json()
         return {
             "run": self.run,
             "replay": self.replay or None,

@@ -28,8 +28,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Make the report. Returns 0, also where there are no runs."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    unknown = [name for name in args.by if not known_grouping(name)]
-    if unknown:
+    if not all(known_grouping(name) for name in args.by):
         raise ConfigInvalid([f"--by: there are {', '.join(GROUPINGS)} and {METADATA}FIELD"])
     if sum(map(bool, (args.json, args.csv, args.parquet))) > 1:
         raise ConfigInvalid(["choose one of --json, --csv and --parquet"])
@@ -111,8 +110,9 @@ def _print_rows(console: Console, title: str, rows: Sequence[Mapping[str, str]])
 
 
 def _group_rows(groups: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[dict[str, str]]:
-    return [
-        {
+    rows: list[dict[str, str]] = []
+    for group in groups:
+        row = {
             "by": str(group["by"]),
             "group": _group(group["by"], group["group"], names),
             "runs": f"{group['runs']:,}",
@@ -123,8 +123,8 @@ def _group_rows(groups: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -
             "cost of judged": _dollars(group["judged_cost_usd"]),
             "cost of a success": _dollars(group["cost_per_success_usd"]),
         }
-        for group in groups
-    ]
+        rows.append(row)
+    return rows
 
 
 def _group(by: str, group: str | None, names: Mapping[str, str]) -> str:
@@ -142,16 +142,16 @@ def _print_dearest(console: Console, dearest: Mapping[str, Any]) -> None:
         share = f"{dearest['share_of_cost']:.1%}"
     words = f"The dearest {dearest['share_of_runs']:.0%} ({dearest['runs']:,} runs) make up {share} of the cost"
     console.print(f"\n{words}; each costs {_dollars(dearest['from_cost_usd'])} or more.", markup=False)
-    rows = [
-        {
+    rows: list[dict[str, str]] = []
+    for feature in dearest["features"]:
+        row = {
             "feature": str(feature["feature"]),
             "value": str(feature["value"]),
             "runs": f"{feature['runs']:,}",
             "of all": f"{feature['of_runs']:,}",
             "lift": f"{feature['lift']:.2f}",
         }
-        for feature in dearest["features"]
-    ]
+        rows.append(row)
     _print_rows(console, "More frequent among them than among all runs", rows)
 
 

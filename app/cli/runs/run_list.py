@@ -112,7 +112,11 @@ def query_of(args: Arguments, keys: Sequence[KeyRow], now: float) -> RunQuery:
     origin = getattr(args, "origin", None)
     if origin == "none":
         origin = ""
-    tags = [(name, getattr(args, name)) for name in TAGS if getattr(args, name)]
+    tags = []
+    for name in TAGS:
+        value = getattr(args, name)
+        if value:
+            tags.append((name, value))
     return RunQuery(
         min_usd=getattr(args, "min_cost", None),
         max_usd=getattr(args, "max_cost", None),

@@ -166,7 +166,8 @@ def exchange(record: Record, *, full: bool) -> str:
         return f"{shown_calls} → waits for the caller"
     results = ERASED
     if record.get("results") is not None:
-        results = ", ".join([_result(message) for message in record["results"] if message["role"] == "tool"])
+        messages = [message for message in record["results"] if message["role"] == "tool"]
+        results = ", ".join(map(_result, messages))
     wait = duration(record["answered_at"] - record["at"])
     return f"{shown_calls} → {_cut(results, full)} (after {wait})"
 
@@ -195,7 +196,9 @@ def turns(run: Record) -> str | None:
     many = count(len(run["turns"]), "turn")
     if run["state"] == "awaiting_tool":
         return f"{many}, waits for tool results until {moment(run['turns'][-1]['results_until'])}"
-    return many if len(run["turns"]) > 1 else None
+    if len(run["turns"]) <= 1:
+        return None
+    return many
 
 
 def requests(run: Record) -> str:
@@ -309,29 +312,39 @@ def decision(record: Record) -> list[str]:
 
 def why(run: Record) -> list[str]:
     """Return one or two sentences that say why this run was routed as it was."""
-    own = [proposal for proposal in run["proposals"] if proposal.get("parent") is None]
+    own, decisions, parents = [], [], set()
+    for plan in run["proposals"]:
+        if plan.get("parent") is None:
+            own.append(plan)
+        else:
+            parents.add(plan["parent"])
+        if plan.get("decision"):
+            decisions.append(plan["decision"])
     if not own:
         return ["no plan was made"]
     last = own[-1]
     sentences = [CONDUCTORS.get(last["conductor"], str(last["conductor"])) + _rejections(own[:-1])]
-    decisions = [proposal["decision"] for proposal in run["proposals"] if proposal.get("decision")]
     if decisions and last["conductor"] == "selector":
         sentences += decision(decisions[-1])
     if run["rounds"] > 1:
         sentences.append(f"{run['rounds']} rounds: each was shown the previous answer")
-    parents = {proposal.get("parent") for proposal in run["proposals"]} - {None}
     if parents:
         steps = count(len(parents), "step")
         sentences.append(f"{steps} taken by the conductor itself, each with a workflow of its own")
+    return sentences + _degradation(run)
+
+
+def _degradation(run: Record) -> list[str]:
+    """Return the sentence that says why a run is degraded; none where it is not."""
     stop_reason = run["end"].get("stopped")
     if stop_reason:
         sentence = STOPPED
         if run["end"].get("fell_back") and run["rounds"] == 1:
             sentence = STOPPED_SHORT
-        sentences.append(sentence.format(stopped=stop_reason))
-    elif run["degraded"] and not run["preview"]:
-        sentences.append("degraded: a fallback decided, or a step that others needed was lost")
-    return sentences
+        return [sentence.format(stopped=stop_reason)]
+    if run["degraded"] and not run["preview"]:
+        return ["degraded: a fallback decided, or a step that others needed was lost"]
+    return []
 
 
 def _rejections(proposals: Sequence[Record]) -> str:
