@@ -232,8 +232,10 @@ def _path(source: Data, target: Data, *, is_withheld: bool) -> str:
         offset = 5
     y1, y2 = y1 + NODE_HEIGHT // 2 + offset, y2 + NODE_HEIGHT // 2 + offset
     if columns > 1:
-        gutter += 4 if is_withheld else -4
-        return _curve_through_gutter(x1 + NODE_WIDTH, y1, x2, y2, gutter)
+        lane = -4
+        if is_withheld:
+            lane = 4
+        return _curve_through_gutter(x1 + NODE_WIDTH, y1, x2, y2, gutter + lane)
     if columns > 0:
         x1 += NODE_WIDTH
         bend = max((x2 - x1) // 2, 24)
@@ -353,6 +355,9 @@ def _row(span: Data, pane_id: str, link: Link) -> dict[str, Any]:
     """Return the row of a span, still without bars. The rows of plans and of steps lead to their nodes."""
     kind = span["kind"]
     name = SPAN_TEXTS[kind]
+    least = MIN_WAIT_SECONDS
+    if kind in ROW_KINDS:
+        least = 0.0
     node: str | None = None
     href: str | None = None
     worker: str | None = None
@@ -377,7 +382,7 @@ def _row(span: Data, pane_id: str, link: Link) -> dict[str, Any]:
         "chosen": node == pane_id,
         "seconds": span["seconds"],
         "cost_usd": span["cost_usd"],
-        "least": 0 if kind in ROW_KINDS else MIN_WAIT_SECONDS,
+        "least": least,
         "bars": [],
     }
 

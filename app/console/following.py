@@ -14,6 +14,7 @@ import orjson
 
 from app.console import request_form
 from app.console.api import Api, ApiError, Event, Session, path_segment, timeout_error
+from app.console.live import changed_regions
 from app.console.pages import Pages
 from app.console.request_form import Refusal
 
@@ -142,7 +143,7 @@ class FollowedRun:
         `ApiError` where the run cannot be read."""
         view = await self.view()
         regions = {f"run-{name}": self._pages.region(f"playground_{name}.html", view=view) for name in REGIONS}
-        changes = {name: html for name, html in regions.items() if self._sent_regions.get(name) != html}
+        changes = changed_regions(self._sent_regions, regions)
         self._sent_regions = regions
         return changes
 
@@ -189,10 +190,10 @@ class FollowedRun:
 
 def _assistant_message(words: str, calls: list[dict[str, str]]) -> dict[str, Any]:
     """Return the assistant's message with its calls of tools, as the request with their results repeats it."""
-    tool_calls = [
-        {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
-        for call in calls
-    ]
+    tool_calls: list[dict[str, Any]] = []
+    for call in calls:
+        function = {"name": call["name"], "arguments": call["arguments"]}
+        tool_calls.append({"id": call["id"], "type": "function", "function": function})
     return {"role": "assistant", "content": words or None, "tool_calls": tool_calls}
 
 

@@ -115,14 +115,20 @@ def _is_refusal(error: ApiError) -> bool:
     return error.status < 500 and error.status != 429
 
 
+def changed_regions(earlier: Regions, now: Regions) -> dict[str, str]:
+    """Return the regions that are not as they were."""
+    return {name: html for name, html in now.items() if earlier.get(name) != html}
+
+
 def patch(event_id: str, regions: Regions) -> str:
     """Return the text of one event that puts these regions in place of those of the same ids."""
-    whole = "\n".join(
-        f'<hx-partial hx-target="#{name}" hx-swap="outerMorph">{html}</hx-partial>' for name, html in regions.items()
-    )
-    lines = "\n".join(f"data: {line}" for line in LINE_END.split(whole))
-    head = f"id: {event_id}\n" if event_id else ""
-    return f"{head}{lines}\n\n"
+    partials: list[str] = []
+    for name, html in regions.items():
+        partials.append(f'<hx-partial hx-target="#{name}" hx-swap="outerMorph">{html}</hx-partial>')
+    lines = [f"data: {line}" for line in LINE_END.split("\n".join(partials))]
+    if event_id:
+        lines.insert(0, f"id: {event_id}")
+    return "\n".join(lines) + "\n\n"
 
 
 async def _send(send: Send, text: str) -> None:

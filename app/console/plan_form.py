@@ -124,7 +124,10 @@ def edits(before: Sequence[Step], form_steps: Sequence[Step], button: Button, li
 
 def _changes(old: Step, new: Step) -> dict[str, Any]:
     """Return the fields of a step that the form has changed."""
-    fields = {name: new[name] for name in ("worker", "subtask") if new[name] != old.get(name, "")}
+    fields: dict[str, Any] = {}
+    for name in ("worker", "subtask"):
+        if new[name] != old.get(name, ""):
+            fields[name] = new[name]
     if set(new["access"]) != set(old.get("access", ())):
         fields["access"] = new["access"]
     if new["tools"] != bool(old.get("tools", False)):
@@ -148,7 +151,8 @@ def _added_step(lists: Lists, count: int) -> dict[str, Any]:
         raise FormFault({f"subtask-{NEW}": "Write the instruction of the new step."})
     if place is None or place > count:
         place = count
-    later = [str(entry) for entry in step["access"] if isinstance(entry, int) and entry >= place]
+    steps = [entry for entry in step["access"] if isinstance(entry, int)]
+    later = [str(entry) for entry in steps if entry >= place]
     if later:
         fault = f"At that place it cannot be shown step {', '.join(later)}, which comes later."
         raise FormFault({f"access-{NEW}": fault})
@@ -284,7 +288,9 @@ def _entry_text(entry: int | str) -> str:
 
 
 def _yes(flag: object) -> str:
-    return "yes" if flag else "no"
+    if flag:
+        return "yes"
+    return "no"
 
 
 def compare_texts(first: str, second: str) -> tuple[Piece, ...]:

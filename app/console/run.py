@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from app.console import drawing, step_pane
 from app.console.api import ApiError, Event, Session, path_segment
-from app.console.live import Live, Regions
+from app.console.live import Live, Regions, changed_regions
 from app.console.pages import HEADERS, Pages, form, redirect_to
 from app.console.session import PATH
 from app.core.records import record
@@ -309,7 +309,7 @@ def _live(pages: Pages, reader: _Reader, session: Session, cursor: Cursor, reque
     async def render(event: Event) -> Regions:
         values = await reader.read(session, cursor, int(event.id), cache)
         regions = {name: pages.region(template, **values) for name, template in REGIONS.items()}
-        changes = {name: html for name, html in regions.items() if last_regions.get(name) != html}
+        changes = changed_regions(last_regions, regions)
         last_regions.update(changes)
         return changes
 

@@ -95,14 +95,20 @@ with client.messages.stream(
 
 def to_messages(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments by which Anthropic's client sends the same request."""
-    system = [str(message["content"]) for message in body["messages"] if message["role"] == "system"]
+    system: list[str] = []
+    conversation: list[Mapping[str, Any]] = []
+    for message in body["messages"]:
+        if message["role"] == "system":
+            system.append(str(message["content"]))
+        else:
+            conversation.append(message)
     arguments: dict[str, Any] = {
         "model": body["model"],
         "max_tokens": body.get("max_completion_tokens", ANTHROPIC_TOKENS),
     }
     if system:
         arguments["system"] = "\n\n".join(system)
-    arguments["messages"] = _turns([message for message in body["messages"] if message["role"] != "system"])
+    arguments["messages"] = _turns(conversation)
     tools = [_tool(tool["function"]) for tool in body.get("tools", ())]
     if tools:
         arguments["tools"] = tools
@@ -194,7 +200,9 @@ def _literal_text(value: object, words: Sequence[str]) -> str:
     if value is None:
         return words[0]
     if isinstance(value, bool):
-        return words[1] if value else words[2]
+        if value:
+            return words[1]
+        return words[2]
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, Mapping):

@@ -28,7 +28,9 @@ MAX_MESSAGES: Final = 50
 def pane(views: Data, pane_step: str) -> dict[str, Any] | None:
     """Return the pane of the chosen step or plan at the instant of the views; None if nothing is chosen. The views have
     the `content` of the step."""
-    name = f"step:{pane_step}" if pane_step.isdecimal() else pane_step
+    name = pane_step
+    if pane_step.isdecimal():
+        name = f"step:{pane_step}"
     whole, graph = views["run"], views["graph"]
     node = next((node for node in graph["nodes"] if node["id"] == name), None)
     if node is None or node["kind"] == "caller":

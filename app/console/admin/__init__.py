@@ -21,5 +21,7 @@ def routes(pages: Pages) -> list[Route]:
     async def start(request: Request, session: Session) -> Response:
         return await administration.show(request, session, "start.html")
 
-    sections = (keys, tenants, budgets, policy, pool, holds, log)
-    return [pages.route("/admin", start), *[route for section in sections for route in section.routes(administration)]]
+    section_routes: list[Route] = []
+    for section in (keys, tenants, budgets, policy, pool, holds, log):
+        section_routes += section.routes(administration)
+    return [pages.route("/admin", start), *section_routes]

@@ -67,7 +67,10 @@ def change_facts(change: Fields) -> str:
     facts = after
     if facts is None:
         facts = before or {}
-    lines = [_fact_line(name, value) for name, value in facts.items() if _says_something(name, value)]
+    lines: list[str] = []
+    for name, value in facts.items():
+        if _says_something(name, value):
+            lines.append(_fact_line(name, value))
     return "\n".join(lines) or NOTHING
 
 
@@ -98,11 +101,17 @@ def _name(name: str) -> str:
     return words[:1].upper() + words[1:]
 
 
+def _yes_or_no(value: bool) -> str:
+    if value:
+        return "yes"
+    return "no"
+
+
 def _value(name: str, value: Any) -> str:
     if value in (None, "", []):
         return "none"
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        return _yes_or_no(value)
     if isinstance(value, list):
         return ", ".join([str(item) for item in value])
     if name in MONEY:

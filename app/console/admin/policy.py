@@ -78,15 +78,7 @@ def _answer(reply: Mapping[str, Any]) -> tuple[str, Table]:
         return _difference(reply)
     if reply["object"] == "policy.trial":
         return _trial_table(reply)
-    rows = [
-        [
-            Cell(row["tier"]),
-            Cell(", ".join(row["labels"]) or "none"),
-            Cell(", ".join(row["recipients"]) or "nobody"),
-            Cell(_reasons(row["excluded"]) or "nobody"),
-        ]
-        for row in reply["shown"]
-    ]
+    rows = [_permission_cells(row) for row in reply["shown"]]
     notes = "; ".join(reply["without_effect"])
     words = "Every rule of the file keeps somebody away."
     if notes:
@@ -95,16 +87,17 @@ def _answer(reply: Mapping[str, Any]) -> tuple[str, Table]:
     return words, table
 
 
-def _difference(reply: Mapping[str, Any]) -> tuple[str, Table]:
-    rows = [
-        [
-            Cell(witness["tier"]),
-            Cell(", ".join(witness["labels"]) or "none"),
-            Cell(f"{witness['worker']} ({witness['role']}, {witness['provider']})"),
-            Cell(str(witness["before"])),
-        ]
-        for witness in reply["witnesses"]
+def _permission_cells(row: Mapping[str, Any]) -> list[Cell]:
+    return [
+        Cell(row["tier"]),
+        Cell(", ".join(row["labels"]) or "none"),
+        Cell(", ".join(row["recipients"]) or "nobody"),
+        Cell(_reasons(row["excluded"]) or "nobody"),
     ]
+
+
+def _difference(reply: Mapping[str, Any]) -> tuple[str, Table]:
+    rows = [_witness_cells(witness) for witness in reply["witnesses"]]
     words = "The file shows nothing to anybody who does not see it now."
     if reply["widens"]:
         words = "The file widens who sees what; there is a witness for each tier and recipient."
@@ -112,22 +105,32 @@ def _difference(reply: Mapping[str, Any]) -> tuple[str, Table]:
     return words, Table("Table of witnesses", columns, rows, "There are no witnesses: nothing is widened.")
 
 
-def _trial_table(reply: Mapping[str, Any]) -> tuple[str, Table]:
-    rows = [
-        [
-            Cell(run["run"], f"{PATH}/runs/{run['run']}"),
-            Cell(run["tier"]),
-            Cell(", ".join(run["labels"]) or "none"),
-            Cell(_reasons(run["refused"])),
-        ]
-        for run in reply["refused"]
+def _witness_cells(witness: Mapping[str, Any]) -> list[Cell]:
+    return [
+        Cell(witness["tier"]),
+        Cell(", ".join(witness["labels"]) or "none"),
+        Cell(f"{witness['worker']} ({witness['role']}, {witness['provider']})"),
+        Cell(str(witness["before"])),
     ]
+
+
+def _trial_table(reply: Mapping[str, Any]) -> tuple[str, Table]:
+    rows = [_refused_run_cells(run) for run in reply["refused"]]
     more = ""
     if not reply["all"]:
         more = " There are older ones in that time, which were not looked at."
     words = f"Of {reply['runs']:,} runs {len(rows):,} have calls that the file would have refused.{more}"
     columns = ("Run", "Tier", "Labels", "Refused calls, and why")
     return words, Table("Table of runs with refused calls", columns, rows, "No call would have been refused.")
+
+
+def _refused_run_cells(run: Mapping[str, Any]) -> list[Cell]:
+    return [
+        Cell(run["run"], f"{PATH}/runs/{run['run']}"),
+        Cell(run["tier"]),
+        Cell(", ".join(run["labels"]) or "none"),
+        Cell(_reasons(run["refused"])),
+    ]
 
 
 def _reasons(reasons: Mapping[str, str]) -> str:
