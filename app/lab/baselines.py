@@ -47,20 +47,30 @@ def searched_arms(setting: Setting) -> SearchedArms:
     """Search this pool."""
     everything = search.search(setting)
     shapes = {"best single worker": _single, "best planner-executor-checker": _chain, "mixture of agents": _mixture}
-    found = {name: search.search(setting, only=shape).fixed for name, shape in shapes.items()}
-    return SearchedArms(found | {FIXED: everything.fixed}, everything.best, everything.tried)
+    fixed = {FIXED: everything.fixed}
+    for name, is_of_arm in shapes.items():
+        fixed[name] = search.search(setting, only=is_of_arm).fixed
+    return SearchedArms(fixed, everything.best, everything.tried)
 
 
 @lru_cache(256)
 def best_named_plans(setting: Setting) -> tuple[Plan, ...]:
     """Return the best plan for each class where every subtask names the right kind of task."""
-    pool = tuple(world.shift_skills(worker, NAMED) for worker in setting.pool)
-    found = search.search(Setting(pool, setting.weights)).best
-    return tuple(_name_subjects(plan, domain) for plan, (domain, _) in zip(found, CLASSES, strict=True))
+    pool = [world.shift_skills(worker, NAMED) for worker in setting.pool]
+    best = search.search(Setting(tuple(pool), setting.weights)).best
+    plans = []
+    for plan, (domain, _) in zip(best, CLASSES, strict=True):
+        plans.append(_name_subjects(plan, domain))
+    return tuple(plans)
 
 
 def _name_subjects(plan: Plan, domain: int) -> Plan:
-    return tuple(step._replace(text=PHRASES[step.role][0].format(it=SUBJECTS[domain][0])) for step in plan)
+    """Return the plan with subtasks in words that name the kind of task of this domain."""
+    steps = []
+    for step in plan:
+        text = PHRASES[step.role][0].format(it=SUBJECTS[domain][0])
+        steps.append(step._replace(text=text))
+    return tuple(steps)
 
 
 def _single(shape: search.Shape) -> bool:
@@ -69,14 +79,18 @@ def _single(shape: search.Shape) -> bool:
 
 def _chain(shape: search.Shape) -> bool:
     """Return True for three steps: a plan, an answer by it, and a check of that answer."""
-    return shape[0][0] == "plan" and [seen for _, seen in shape] == [(), (0,), (1,)] and shape[2][0] == "check"
+    roles = [role for role, _ in shape]
+    accesses = [sees for _, sees in shape]
+    return accesses == [(), (0,), (1,)] and roles[0] == "plan" and roles[2] == "check"
 
 
 def _mixture(shape: search.Shape) -> bool:
     """Return True if all steps but the last answer on their own and the last one combines their answers."""
-    *before, (role, seen) = shape
-    alone = all(not sees and other in ("solve", "reason") for other, sees in before)
-    return role == "combine" and alone and len(seen) == len(before)
+    *others, (last_role, last_sees) = shape
+    for role, sees in others:
+        if sees or role not in ("solve", "reason"):
+            return False
+    return last_role == "combine" and len(last_sees) == len(others)
 
 
 def plans_of_arm(arm: str, lessons: Sequence[Lesson], weights: Weights, seed: int, form: Form = ROLES) -> list[Plan]:
@@ -89,12 +103,14 @@ def plans_of_arm(arm: str, lessons: Sequence[Lesson], weights: Weights, seed: in
     settings = [Setting(lesson.pool, weights) for lesson in lessons]
     if arm not in (OPTIMUM, UNWORDED):
         return [searched_arms(setting).fixed[arm] for setting in settings]
-    names_subjects = arm == OPTIMUM and form is WORDS
-    chosen = []
+    plans = []
     for lesson, setting in zip(lessons, settings, strict=True):
-        by_class = best_named_plans(setting) if names_subjects else searched_arms(setting).optimum
-        chosen.append(by_class[CLASSES.index(lesson.problem.kind)])
-    return chosen
+        if arm == OPTIMUM and form is WORDS:
+            plan_of_class = best_named_plans(setting)
+        else:
+            plan_of_class = searched_arms(setting).optimum
+        plans.append(plan_of_class[CLASSES.index(lesson.problem.kind)])
+    return plans
 
 
 def _draw_any_plan(random: Random, workers: int, form: Form) -> Plan:

@@ -6,8 +6,12 @@ for the same money, dealing tasks out among two of them by lot. The oracle takes
 have answered: a ceiling, and with few repeats a flattering one, since it picks luck as well.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from operator import attrgetter
 from random import Random
 from statistics import fmean
 
@@ -87,98 +91,123 @@ def table(measures: Sequence[Measure], arms: Sequence[str], reference: str, seed
     for measure in measures:
         if measure.arm in rows:
             rows[measure.arm].setdefault(measure.task, []).append(measure)
-    every = list(dict.fromkeys(measure.task for measure in measures))
+    every = list(dict.fromkeys([measure.task for measure in measures]))
     shared = set(every).intersection(*rows.values())
     tasks = [task for task in every if task in shared]
     if not tasks:
         raise ValueError("no task has a row of every arm")
-    full = max(_mean(rows[arm], tasks, lambda row: row.usd) for arm in arms) or 1.0
-    series = {f"right {arm}": _series(rows[arm], tasks, lambda row: row.right) for arm in arms}
-    series |= {f"usd {arm}": _series(rows[arm], tasks, lambda row: row.usd) for arm in arms}
+    series: dict[str, list[float]] = {}
+    for arm in arms:
+        series[f"right {arm}"] = _series(rows[arm], tasks, attrgetter("right"))
+        series[f"usd {arm}"] = _series(rows[arm], tasks, attrgetter("usd"))
+    full_usd = max([fmean(series[f"usd {arm}"]) for arm in arms])
+    if not full_usd:
+        full_usd = 1.0
     series |= _oracle(series, arms, len(tasks))
     means = paired_bootstrap(series, Random(seed), resamples)
-    found = _standings(rows, tasks, means, reference, full)
-    found.sort(key=lambda standing: (-standing.accuracy.value, standing.usd))
-    return Table(reference, len(tasks), len(every) - len(tasks), full, resamples, tuple(found))
+    standings = _standings(rows, tasks, means, reference, full_usd)
+    standings.sort(key=lambda standing: (-standing.accuracy.value, standing.usd))
+    return Table(reference, len(tasks), len(every) - len(tasks), full_usd, resamples, tuple(standings))
 
 
 def _series(rows: Mapping[str, Sequence[Measure]], tasks: Sequence[str], of: Callable[[Measure], float]) -> list[float]:
     return [fmean(map(of, rows[task])) for task in tasks]
 
 
-def _mean(rows: Mapping[str, Sequence[Measure]], tasks: Sequence[str], of: Callable[[Measure], float]) -> float:
-    return fmean(_series(rows, tasks, of))
-
-
 def _oracle(series: Mapping[str, Sequence[float]], arms: Sequence[str], tasks: int) -> dict[str, list[float]]:
     """Return the series of the oracle: each task's best arm, and the cheapest of several that are equally good."""
-    best = [min(arms, key=lambda arm: (-series[f"right {arm}"][n], series[f"usd {arm}"][n])) for n in range(tasks)]
-    found = {}
-    for what in ("right", "usd"):
-        found[f"{what} {ORACLE}"] = [series[f"{what} {arm}"][n] for n, arm in enumerate(best)]
-    return found
+    right: list[float] = []
+    usd: list[float] = []
+    for n in range(tasks):
+        loss, cost = min([(-series[f"right {arm}"][n], series[f"usd {arm}"][n]) for arm in arms])
+        right.append(-loss)
+        usd.append(cost)
+    return {f"right {ORACLE}": right, f"usd {ORACLE}": usd}
 
 
 def _standings(
-    rows: Rows, tasks: Sequence[str], means: Sequence[Mapping[str, float]], reference: str, full: float
+    rows: Rows, tasks: Sequence[str], means: Sequence[Mapping[str, float]], reference: str, full_usd: float
 ) -> list[Standing]:
+    """Return the standings of all arms and of the oracle; `means` are those of `paired_bootstrap`."""
     arms = list(rows)
     points = {arm: (means[0][f"usd {arm}"], means[0][f"right {arm}"]) for arm in arms}
     front = pareto(points)
-    ahead: dict[str, list[float]] = {}
-    for arm in (*arms, ORACLE):
-        if arm != reference:
-            ahead[arm] = [mean[f"right {arm}"] - mean[f"right {reference}"] for mean in means]
-    corrected = holm({arm: p_value(ahead[arm]) for arm in arms if arm != reference})
-    found = []
+    differences: dict[str, list[float]] = {}
+    p_values: dict[str, float] = {}
     for arm in arms:
+        if arm != reference:
+            differences[arm] = _differences(means, arm, reference)
+            p_values[arm] = p_value(differences[arm])
+    corrected = holm(p_values)
+    standings = []
+    for arm in arms:
+        ahead = None
+        if arm in differences:
+            ahead = interval(differences[arm])
         compared = _Comparison(
             arm=arm,
-            accuracy=interval([mean[f"right {arm}"] for mean in means]),
-            ahead=interval(ahead[arm]) if arm in ahead else None,
+            accuracy=_accuracy(means, arm),
+            ahead=ahead,
             p=corrected.get(arm),
             bought=_gain_at_equal_cost(arm, arms, means),
             front=arm in front,
         )
-        found.append(_standing(compared, rows[arm], tasks, full))
-    return [
-        *found,
-        _oracle_standing(means, interval(ahead[ORACLE]), sum(len(rows[arm][task]) for arm in arms for task in tasks)),
-    ]
+        standings.append(_standing(compared, rows[arm], tasks, full_usd))
+    count = sum([standing.rows for standing in standings])
+    standings.append(_oracle_standing(means, interval(_differences(means, ORACLE, reference)), count))
+    return standings
+
+
+def _accuracy(means: Sequence[Mapping[str, float]], arm: str) -> Interval:
+    return interval([mean[f"right {arm}"] for mean in means])
+
+
+def _differences(means: Sequence[Mapping[str, float]], arm: str, reference: str) -> list[float]:
+    """Return the accuracy of an arm less the reference's, in each resample."""
+    return [mean[f"right {arm}"] - mean[f"right {reference}"] for mean in means]
 
 
 def _standing(
-    compared: _Comparison, rows: Mapping[str, Sequence[Measure]], tasks: Sequence[str], full: float
+    compared: _Comparison, rows: Mapping[str, Sequence[Measure]], tasks: Sequence[str], full_usd: float
 ) -> Standing:
-    """Return the standing of an arm; `full` is a full cost in dollars."""
-    flat = [row for task in tasks for row in rows[task]]
-    weights = [Weights(cost=share, wait=0.0, full_usd=full) for share in LAMBDAS]
+    """Return the standing of an arm; `full_usd` is a full cost in dollars."""
+    rewards = []
+    for share in LAMBDAS:
+        weights = Weights(cost=share, wait=0.0, full_usd=full_usd)
+        rewards.append(fmean(_series(rows, tasks, partial(_reward, weights=weights))))
 
-    def mean(of: Callable[[Measure], float]) -> float:
-        return _mean(rows, tasks, of)
+    def mean(name: str) -> float:
+        return fmean(_series(rows, tasks, attrgetter(name)))
 
+    flat = list(chain.from_iterable([rows[task] for task in tasks]))
+    outcomes = Counter([row.outcome for row in flat])
+    plans = {row.plan for row in flat}
     return Standing(
         arm=compared.arm,
         rows=len(flat),
         accuracy=compared.accuracy,
         ahead=compared.ahead,
         p=compared.p,
-        usd=mean(lambda row: row.usd),
+        usd=mean("usd"),
         bought=compared.bought,
         front=compared.front,
-        rewards=tuple(mean(lambda row, by=by: row.right * by.worth(row.usd, 0.0)) for by in weights),  # type: ignore[misc]
-        conductor_tokens=mean(lambda row: row.conductor_input + row.conductor_output),
-        worker_tokens=mean(lambda row: row.worker_input + row.worker_output),
-        wall=mean(lambda row: row.wall),
-        path=mean(lambda row: row.path),
-        calls=mean(lambda row: row.calls),
-        steps=mean(lambda row: row.steps),
-        plans=len({row.plan for row in flat} - {""}),
-        outages=sum(row.outcome == "outage" for row in flat),
-        failures=sum(row.outcome == "failed" for row in flat),
-        degraded=sum(row.degraded for row in flat),
-        invalid=sum(row.invalid for row in flat),
+        rewards=tuple(rewards),
+        conductor_tokens=mean("conductor_tokens"),
+        worker_tokens=mean("worker_tokens"),
+        wall=mean("wall"),
+        path=mean("path"),
+        calls=mean("calls"),
+        steps=mean("steps"),
+        plans=len(plans - {""}),
+        outages=outcomes["outage"],
+        failures=outcomes["failed"],
+        degraded=sum([row.degraded for row in flat]),
+        invalid=sum([row.invalid for row in flat]),
     )
+
+
+def _reward(row: Measure, weights: Weights) -> float:
+    return row.right * weights.worth(row.usd, 0.0)
 
 
 def _gain_at_equal_cost(arm: str, arms: Sequence[str], means: Sequence[Mapping[str, float]]) -> Interval | None:
@@ -188,11 +217,11 @@ def _gain_at_equal_cost(arm: str, arms: Sequence[str], means: Sequence[Mapping[s
     gains: list[float] = []
     for mean in means:
         points = [(mean[f"usd {other}"], mean[f"right {other}"]) for other in others]
-        rest = at_cost(points, mean[f"usd {arm}"])
-        if rest is None and not gains:
+        accuracy_of_others = at_cost(points, mean[f"usd {arm}"])
+        if accuracy_of_others is not None:
+            gains.append(mean[f"right {arm}"] - accuracy_of_others)
+        elif not gains:
             return None
-        if rest is not None:
-            gains.append(mean[f"right {arm}"] - rest)
     if len(gains) > 1:
         return interval(gains)
     return None
@@ -200,11 +229,10 @@ def _gain_at_equal_cost(arm: str, arms: Sequence[str], means: Sequence[Mapping[s
 
 def _oracle_standing(means: Sequence[Mapping[str, float]], ahead: Interval, rows: int) -> Standing:
     """Return the standing of the oracle. It has no rows of its own, so it has only an accuracy and a cost."""
-    accuracy = interval([mean[f"right {ORACLE}"] for mean in means])
     return Standing(
         arm=ORACLE,
         rows=rows,
-        accuracy=accuracy,
+        accuracy=_accuracy(means, ORACLE),
         ahead=ahead,
         p=None,
         usd=means[0][f"usd {ORACLE}"],

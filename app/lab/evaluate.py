@@ -6,6 +6,8 @@ the choice of tasks (and pools) alone; it is the percentile interval of a paired
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
+from operator import attrgetter
 from random import Random
 from typing import Any
 
@@ -67,11 +69,11 @@ def draw_exam(split: Split, count: int, seed: int) -> list[Lesson]:
     if split != "random pools":
         return lessons
     pools = [draw_pool(random, unseen=True) for _ in range(min(POOLS, max(1, count // PER_POOL)))]
-    return [_over_pool(random, lesson, pools[n % len(pools)]) for n, lesson in enumerate(lessons)]
-
-
-def _over_pool(random: Random, lesson: Lesson, pool: Pool) -> Lesson:
-    return Lesson(lesson.problem, pool, tuple(random.sample(range(len(pool)), len(pool))))
+    over_unseen_pools = []
+    for lesson, pool in zip(lessons, cycle(pools), strict=False):
+        order = random.sample(range(len(pool)), len(pool))
+        over_unseen_pools.append(Lesson(lesson.problem, pool, tuple(order)))
+    return over_unseen_pools
 
 
 def compare(
@@ -80,25 +82,26 @@ def compare(
     """Return the whole table of one split; `trained` holds the conductor's plan for each lesson."""
     chosen = {arm: plans_of_arm(arm, lessons, weights, seed, form) for arm in arm_names(form)}
     if form is WORDS:
-        chosen[WITHOUT_TEXT] = [_without_text(plan) for plan in trained]
+        chosen[WITHOUT_TEXT] = list(map(_without_text, trained))
     chosen[TRAINED] = list(trained)
-    outcomes_of_arm = {arm: exact_outcomes(lessons, plans_, weights) for arm, plans_ in chosen.items()}
+    outcomes_of_arm: dict[str, list[Outcome]] = {}
     rewards: dict[str, list[float]] = {}
-    for arm, outcomes in outcomes_of_arm.items():
-        rewards[arm] = [result.reward for result in outcomes]
+    for arm, plans in chosen.items():
+        outcomes_of_arm[arm] = exact_outcomes(lessons, plans, weights)
+        rewards[arm] = [result.reward for result in outcomes_of_arm[arm]]
     means = paired_bootstrap(rewards, Random(seed), RESAMPLES)
     rows = []
     for arm, outcomes in outcomes_of_arm.items():
         behind = interval([mean[TRAINED] - mean[arm] for mean in means])
         rows.append(_row(arm, outcomes, chosen[arm], behind))
-    share = interval([gap_closed(mean) for mean in means])
+    share = interval(list(map(gap_closed, means)))
     constant = _constant(lessons, trained, weights, seed)
     return Table(split, len(lessons), tuple(rows), share, len(set(trained)), constant)
 
 
 def _without_text(plan: Plan) -> Plan:
     """Return the plan with empty subtasks."""
-    return tuple(step._replace(text="") for step in plan)
+    return tuple([step._replace(text="") for step in plan])
 
 
 def gap_closed(mean: Mapping[str, float]) -> float:
@@ -106,35 +109,43 @@ def gap_closed(mean: Mapping[str, float]) -> float:
     return (mean[TRAINED] - mean[FIXED]) / (mean[OPTIMUM] - mean[FIXED])
 
 
-def exact_outcomes(lessons: Sequence[Lesson], plans_: Sequence[Plan], weights: Weights) -> list[Outcome]:
+def exact_outcomes(lessons: Sequence[Lesson], plans: Sequence[Plan], weights: Weights) -> list[Outcome]:
     """Return the exact outcome of the plan for each lesson."""
     outcomes = []
-    for lesson, plan in zip(lessons, plans_, strict=True):
+    for lesson, plan in zip(lessons, plans, strict=True):
         outcomes.append(outcome(plan, lesson.problem.kind, Setting(lesson.pool, weights)))
     return outcomes
 
 
-def _row(arm: str, outcomes: Sequence[Outcome], plans_: Sequence[Plan], ahead: Interval) -> Row:
-    count = len(outcomes)
+def mean_of(outcomes: Sequence[Outcome], name: str) -> float:
+    """Return the mean of a figure of `Outcome` by its name: `reward`, `right`, `usd` or `seconds`."""
+    total: float = sum(map(attrgetter(name), outcomes))
+    return total / len(outcomes)
+
+
+def _row(arm: str, outcomes: Sequence[Outcome], plans: Sequence[Plan], ahead: Interval) -> Row:
     return Row(
-        arm,
-        sum(result.reward for result in outcomes) / count,
-        sum(result.right for result in outcomes) / count,
-        sum(result.usd for result in outcomes) / count,
-        sum(result.seconds for result in outcomes) / count,
-        sum(map(len, plans_)) / count,
-        ahead,
+        arm=arm,
+        reward=mean_of(outcomes, "reward"),
+        accuracy=mean_of(outcomes, "right"),
+        usd=mean_of(outcomes, "usd"),
+        seconds=mean_of(outcomes, "seconds"),
+        steps=sum(map(len, plans)) / len(plans),
+        ahead=ahead,
     )
 
 
 def _constant(lessons: Sequence[Lesson], trained: Sequence[Plan], weights: Weights, seed: int) -> float:
     """Return the most that one of the conductor's plans, given to all classes of its pool, gains over the pool's best
     fixed plan; it is never above 0."""
-    from_pool = {(lesson.pool, plan) for lesson, plan in zip(lessons, trained, strict=True)}
-    fixed = dict(zip((lesson.pool for lesson in lessons), plans_of_arm(FIXED, lessons, weights, seed), strict=True))
-    settings = {pool: Setting(pool, weights) for pool in fixed}
-    worth = {pool: mean_reward(plan, settings[pool]) for pool, plan in fixed.items()}
-    return max(mean_reward(plan, settings[pool]) - worth[pool] for pool, plan in from_pool)
+    pools = [lesson.pool for lesson in lessons]
+    reward_of_fixed: dict[Pool, float] = {}
+    for pool, plan in set(zip(pools, plans_of_arm(FIXED, lessons, weights, seed), strict=True)):
+        reward_of_fixed[pool] = mean_reward(plan, Setting(pool, weights))
+    gains = []
+    for pool, plan in set(zip(pools, trained, strict=True)):
+        gains.append(mean_reward(plan, Setting(pool, weights)) - reward_of_fixed[pool])
+    return max(gains)
 
 
 def format_table(table: Table) -> str:
@@ -142,7 +153,9 @@ def format_table(table: Table) -> str:
     head = f"{table.split}: {table.lessons} lessons, {table.distinct} different plans"
     lines = [head, f"{'':31}reward  accuracy  cost m$  seconds  steps  trained is ahead by [95 %]"]
     for row in table.rows:
-        ahead = "" if row.arm == TRAINED else f"{row.ahead.value:+.3f} [{row.ahead.low:+.3f}, {row.ahead.high:+.3f}]"
+        ahead = ""
+        if row.arm != TRAINED:
+            ahead = f"{row.ahead.value:+.3f} [{row.ahead.low:+.3f}, {row.ahead.high:+.3f}]"
         figures = f"{row.reward:.3f}    {row.accuracy:.3f}  {1000 * row.usd:7.3f}  {row.seconds:7.2f}  {row.steps:5.2f}"
         lines.append(f"{row.arm:31}{figures:>42}  {ahead}".rstrip())
     share = table.closed

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from app.conductor import compact
 from app.errors import ConfigInvalid
 from app.lab import manifest, prompt, reward, tokenizer, training_record, world
-from app.lab.evaluate import draw_exam, exact_outcomes
+from app.lab.evaluate import draw_exam, exact_outcomes, mean_of
 from app.lab.lessons import SPLITS, Lesson, Split
 from app.lab.manifest import Golden, Manifest
 from app.lab.plan_grammar import FORMS, Form
@@ -103,11 +103,11 @@ def _low_rank(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], rank: int
     for name in base:
         if not name.endswith("_proj.weight"):
             continue
-        left, sizes, right = torch.linalg.svd(tuned[name].float() - base[name])
-        kept = min(rank, len(sizes))
-        roots = sizes[:kept].sqrt()
+        u, s, vh = torch.linalg.svd(tuned[name].float() - base[name])
+        count = min(rank, len(s))
+        roots = s[:count].sqrt()
         up, down = torch.zeros(base[name].shape[0], rank), torch.zeros(rank, base[name].shape[1])
-        up[:, :kept], down[:kept] = left[:, :kept] * roots, roots[:, None] * right[:kept]
+        up[:, :count], down[:count] = u[:, :count] * roots, roots[:, None] * vh[:count]
         peft = f"base_model.model.{name.removesuffix('.weight')}"
         for half, factor in (("lora_A", down), ("lora_B", up)):
             parts[f"{peft}.{half}.weight"] = factor.to(torch.bfloat16)
@@ -137,8 +137,10 @@ def load_conductor(folder: Path) -> Conductor:
 
 def _has_sizes_of(conductor: Conductor, weights: Mapping[str, Tensor]) -> bool:
     """Return True if these are weights of a model of this size."""
-    sizes = {name: parameter.shape for name, parameter in conductor.weights.items()}
-    return sizes == {name: tensor.shape for name, tensor in weights.items()}
+    own = conductor.weights
+    if own.keys() != weights.keys():
+        return False
+    return all([own[name].shape == weights[name].shape for name in own])
 
 
 def _write_manifest(
@@ -165,14 +167,12 @@ def _write_manifest(
 def golden_prompts(conductor: Conductor) -> list[Golden]:
     """Return prompts with this conductor's likeliest plans. Half of them are over the standard pool, half over unseen
     ones."""
-    lessons = draw_exam("held-out tasks", GOLDEN // 2, GOLDEN_SEED) + draw_exam(
-        "random pools", GOLDEN // 2, GOLDEN_SEED
-    )
-    plans = greedy(conductor, lessons)
-    return [
-        _golden_prompt(lesson, prompt.over_ordinals(plan, lesson.order), conductor.form)
-        for lesson, plan in zip(lessons, plans, strict=True)
-    ]
+    lessons = draw_exam("held-out tasks", GOLDEN // 2, GOLDEN_SEED)
+    lessons += draw_exam("random pools", GOLDEN // 2, GOLDEN_SEED)
+    golden = []
+    for lesson, plan in zip(lessons, greedy(conductor, lessons), strict=True):
+        golden.append(_golden_prompt(lesson, prompt.over_ordinals(plan, lesson.order), conductor.form))
+    return golden
 
 
 def _golden_prompt(lesson: Lesson, plan: Plan, form: Form) -> Golden:
@@ -190,9 +190,7 @@ def evaluate_split(conductor: Conductor, split: Split, weighing: Weights) -> dic
     """Return the mean reward, accuracy and dollars a task of the conductor's likeliest plans for a split's tasks."""
     lessons = draw_exam(split, TASKS, TASKS_SEED)
     outcomes = exact_outcomes(lessons, greedy(conductor, lessons), weighing)
-    means = {}
-    for name in ("reward", "right", "usd"):
-        means[name] = round(sum(getattr(result, name) for result in outcomes) / TASKS, 6)
+    means = {name: round(mean_of(outcomes, name), 6) for name in ("reward", "right", "usd")}
     return {"tasks": TASKS, "seed": TASKS_SEED, **means}
 
 

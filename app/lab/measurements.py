@@ -38,6 +38,16 @@ class Figures:
     catalog: str = ""
     """Digest of the pool that the run was admitted with."""
 
+    @property
+    def conductor_tokens(self) -> int:
+        """Return the tokens that the conductor read and wrote."""
+        return self.conductor_input + self.conductor_output
+
+    @property
+    def worker_tokens(self) -> int:
+        """Return the tokens that the workers read and wrote."""
+        return self.worker_input + self.worker_output
+
 
 @dataclass(frozen=True, slots=True)
 class Measure(Figures):
@@ -65,15 +75,18 @@ class Measure(Figures):
 
 def of_json(value: Mapping[str, Any]) -> Measure:
     """Return a row as it was written; fields that this version does not know are left out."""
-    known = {field.name for field in fields(Measure)}
-    return Measure(**{name: figure for name, figure in value.items() if name in known})
+    columns = {}
+    for field in fields(Measure):
+        if field.name in value:
+            columns[field.name] = value[field.name]
+    return Measure(**columns)
 
 
 def figures(run: Mapping[str, Any]) -> Figures:
     """Return the figures of a run as `GET /v1/runs/{id}` shows it."""
     proposals, steps = run["proposals"], run["steps"]
-    planning = [call for proposal in proposals for call in proposal["attempts"]]
-    working = [call for step in steps for call in step["attempts"]]
+    planning = _calls(proposals)
+    working = _calls(steps)
     return Figures(
         conductor_input=_tokens(planning, "input"),
         conductor_output=_tokens(planning, "output"),
@@ -86,9 +99,25 @@ def figures(run: Mapping[str, Any]) -> Figures:
         rounds=run["rounds"],
         plan=_plan_hash(proposals, steps),
         degraded=bool(run["degraded"]),
-        invalid=any(proposal["state"] == "rejected" and not proposal["outage"] for proposal in proposals),
+        invalid=_has_invalid_plan(proposals),
         catalog=run["catalog"],
     )
+
+
+def _calls(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the calls of proposals or of steps, one after the other."""
+    calls: list[Mapping[str, Any]] = []
+    for entry in entries:
+        calls += entry["attempts"]
+    return calls
+
+
+def _has_invalid_plan(proposals: Iterable[Mapping[str, Any]]) -> bool:
+    """Return True if a plan was rejected for what it said."""
+    for proposal in proposals:
+        if proposal["state"] == "rejected" and not proposal["outage"]:
+            return True
+    return False
 
 
 def _tokens(calls: Iterable[Mapping[str, Any]], kind: str) -> int:
@@ -96,25 +125,28 @@ def _tokens(calls: Iterable[Mapping[str, Any]], kind: str) -> int:
 
 
 def _path(proposals: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> float:
+    """Return the seconds of planning, and of the longest chain of steps of each round."""
+    round_of_step = {step["n"]: step["round"] for step in steps}
     ends: dict[int, float] = {}
     longest: dict[int, float] = {}
     for step in steps:
-        seen = [ends.get(n, 0.0) for n in step["access"] if isinstance(n, int) and _round(steps, n) == step["round"]]
-        ends[step["n"]] = max(seen, default=0.0) + step["seconds"]
+        begin = 0.0
+        for entry in step["access"]:
+            if round_of_step.get(entry) == step["round"]:
+                begin = max(begin, ends.get(entry, 0.0))
+        ends[step["n"]] = begin + step["seconds"]
         longest[step["round"]] = max(longest.get(step["round"], 0.0), ends[step["n"]])
-    plans = sum(call.get("seconds", 0.0) for proposal in proposals for call in proposal["attempts"])
-    return float(plans + sum(longest.values()))
-
-
-def _round(steps: Sequence[Mapping[str, Any]], n: int) -> int | None:
-    return next((step["round"] for step in steps if step["n"] == n), None)
+    planning = sum([call.get("seconds", 0.0) for call in _calls(proposals)])
+    return float(planning + sum(longest.values()))
 
 
 def _plan_hash(proposals: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> str:
-    taken = {proposal["number"]: proposal for proposal in proposals if proposal["state"] == "accepted"}
-    plan = [
-        [step["round"], step["planned_worker"], step["access"]] for step in steps if step["proposal"] in taken
-    ]  # fmt: skip
+    """Return the hash of the accepted plans' workers and access lists; empty if no plan was accepted."""
+    accepted = {proposal["number"] for proposal in proposals if proposal["state"] == "accepted"}
+    plan = []
+    for step in steps:
+        if step["proposal"] in accepted:
+            plan.append([step["round"], step["planned_worker"], step["access"]])
     if not plan:
         return ""
     return hashlib.sha256(json.dumps(plan).encode()).hexdigest()[:16]
@@ -123,12 +155,12 @@ def _plan_hash(proposals: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[s
 def incompatibilities(measures: Iterable[Measure]) -> list[str]:
     """Return the reasons why these rows cannot be compared with each other; empty if they can. A row without a run has
     no pool."""
-    found = list(measures)
+    rows = list(measures)
     names = {"tasks": "task sets", "catalog": "pools", "grading": "versions of the graders"}
     faults = []
     for name, plural in names.items():
-        digests = sorted({getattr(row, name) for row in found} - {""})
+        digests = sorted({getattr(row, name) for row in rows} - {""})
         if len(digests) > 1:
-            shown = ", ".join(digest[:12] for digest in digests)
-            faults.append(f"rows of {len(digests)} {plural} cannot be compared: {shown}")
+            beginnings = ", ".join([digest[:12] for digest in digests])
+            faults.append(f"rows of {len(digests)} {plural} cannot be compared: {beginnings}")
     return faults

@@ -7,7 +7,7 @@ chosen on validation lessons, which no table uses: half over the standard pool, 
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 from app.errors import ConfigInvalid
 from app.lab import plan_samples, prompt, reward, world
 from app.lab.baselines import FIXED, OPTIMUM, plans_of_arm, searched_arms
-from app.lab.evaluate import Table, compare, draw_exam, exact_outcomes, format_table
+from app.lab.evaluate import Table, compare, draw_exam, exact_outcomes, format_table, mean_of
 from app.lab.journal_imitation import JournaledExample, digest_of, examples_for
 from app.lab.lessons import SPLITS, Lesson, draw_lesson
 from app.lab.plan_grammar import FORMS, WORDS, Form
@@ -57,7 +57,9 @@ def train(order: Order, say: Callable[[str], None]) -> tuple[Table, ...]:
     """Train, or go on from the folder's checkpoint, and compare."""
     torch.set_num_threads(order.threads)
     order.out.mkdir(parents=True, exist_ok=True)
-    trainer = Regressor(order.recipe, order.weights, order.runs) if order.runs else Trainer(order.recipe, order.weights)
+    trainer = Trainer(order.recipe, order.weights)
+    if order.runs:
+        trainer = Regressor(order.recipe, order.weights, order.runs)
     rows = restore_checkpoint(order, trainer, say)
     standard, pools = draw_exam("held-out tasks", VALIDATION, -1), _draw_pool_lessons(VALIDATION)
     while trainer.step < trainer.total:
@@ -69,9 +71,14 @@ def train(order: Order, say: Callable[[str], None]) -> tuple[Table, ...]:
             row = {"step": trainer.step, "plans": trainer.executed, **_curve_row(*halves)}
             rows.append(row | {name: round(value, 4) for name, value in measured.items()})
             save_checkpoint(order, trainer, rows)
-            say(" ".join(f"{name} {value}" for name, value in rows[-1].items()))
+            say(format_row(rows[-1]))
     load_best_weights(order, trainer)
     return _compare_on_splits(order, trainer, rows, say)
+
+
+def format_row(row: Mapping[str, Any]) -> str:
+    """Return a row of the curve as a line: the names of its figures with their values."""
+    return " ".join([f"{name} {value}" for name, value in row.items()])
 
 
 def _draw_pool_lessons(count: int) -> list[Lesson]:
@@ -83,11 +90,10 @@ def _draw_pool_lessons(count: int) -> list[Lesson]:
 def _validation_means(lessons: list[Lesson], chosen: list[Plan], weights: Weights) -> dict[str, float]:
     """Return the means of these plans over the lessons, and the number of different plans."""
     outcomes = exact_outcomes(lessons, chosen, weights)
-    count = len(lessons)
     return {
-        "reward": sum(result.reward for result in outcomes) / count,
-        "accuracy": sum(result.right for result in outcomes) / count,
-        "steps": sum(map(len, chosen)) / count,
+        "reward": mean_of(outcomes, "reward"),
+        "accuracy": mean_of(outcomes, "right"),
+        "steps": sum(map(len, chosen)) / len(chosen),
         "different": len(set(chosen)),
     }
 
@@ -99,7 +105,8 @@ def _curve_row(standard: dict[str, float], pools: dict[str, float]) -> dict[str,
         "validation": round((standard["reward"] + pools["reward"]) / 2, 4),
         "standard": round(standard["reward"], 4),
         "pools": round(pools["reward"], 4),
-        **{name: round((standard[name] + pools[name]) / 2, 4) for name in ("accuracy", "steps")},
+        "accuracy": round((standard["accuracy"] + pools["accuracy"]) / 2, 4),
+        "steps": round((standard["steps"] + pools["steps"]) / 2, 4),
         "different": standard["different"],
     }
 
@@ -118,7 +125,8 @@ def restore_checkpoint(order: Order, trainer: Trainer, say: Callable[[str], None
 def save_checkpoint(order: Order, trainer: Trainer, rows: list[dict[str, Any]]) -> None:
     """Save the state, and the weights apart if no validation was better. Each file is written aside first, so that a
     kill is harmless."""
-    if rows[-1]["validation"] >= max(row["validation"] for row in rows):
+    best = max([row["validation"] for row in rows])
+    if rows[-1]["validation"] >= best:
         _write_aside(order.out / "model.pt", trainer.state()["averaged"])
     _write_aside(order.out / "checkpoint.pt", {"trainer": trainer.state(), "rows": rows})
 
@@ -137,19 +145,20 @@ def load_best_weights(order: Order, trainer: Trainer) -> None:
 def _compare_on_splits(
     order: Order, trainer: Trainer, rows: list[dict[str, Any]], say: Callable[[str], None]
 ) -> tuple[Table, ...]:
+    """Compare the trained conductor with the baselines on every split, and write curve, card and report."""
     tables: list[Table] = []
-    written: list[tuple[Lesson, Plan]] = []
+    samples: list[tuple[Lesson, Plan]] = []
     for split in SPLITS:
         lessons = draw_exam(split, order.lessons, 1)
         chosen = greedy(trainer.averaged, lessons)
-        written += zip(lessons, chosen, strict=True)
+        samples += zip(lessons, chosen, strict=True)
         tables.append(compare(split, lessons, chosen, order.weights, order.recipe.seed, trainer.form))
         say(f"\n{format_table(tables[-1])}")
     _write_curve(order, trainer.form, rows, draw_exam("held-out tasks", VALIDATION, -1))
     (order.out / "card.json").write_text(json.dumps(_card(order, trainer, tables), indent=1) + "\n")
     parts = [f"seed {order.recipe.seed}. {CAVEAT}", *map(format_table, tables)]
     if trainer.form is WORDS:
-        parts.append(plan_samples.format_samples(trainer.form, written))
+        parts.append(plan_samples.format_samples(trainer.form, samples))
         say(f"\n{parts[-1]}")
     (order.out / "report.txt").write_text("\n\n".join(parts) + "\n")
     return tuple(tables)
@@ -173,7 +182,16 @@ def _write_curve(order: Order, form: Form, rows: list[dict[str, Any]], validatio
 
 
 def _card(order: Order, trainer: Trainer, tables: list[Table]) -> dict[str, Any]:
+    """Return the run's card."""
     model = (order.out / "model.pt").read_bytes()
+    tasks_sha256 = {}
+    for split in SPLITS:
+        lessons = draw_exam(split, order.lessons, 1)
+        tasks_sha256[split] = hashlib.sha256(repr(lessons).encode()).hexdigest()
+    families = dict.fromkeys([family.name for family in FAMILIES], "trained")
+    for family in FAMILIES:
+        if family.held_out:
+            families[family.name] = "held out"
     return {
         "caveat": CAVEAT,
         "backend": "builtin",
@@ -184,10 +202,8 @@ def _card(order: Order, trainer: Trainer, tables: list[Table]) -> dict[str, Any]
         "model_sha256": hashlib.sha256(model).hexdigest(),
         "parameters": trainer.conductor.model.num_parameters(),
         "vocabulary_sha256": hashlib.sha256("\n".join(prompt.words(trainer.form)).encode()).hexdigest(),
-        "tasks_sha256": {
-            split: hashlib.sha256(repr(draw_exam(split, order.lessons, 1)).encode()).hexdigest() for split in SPLITS
-        },
-        "families": {family.name: "held out" if family.held_out else "trained" for family in FAMILIES},
+        "tasks_sha256": tasks_sha256,
+        "families": families,
         "pool": [asdict(worker) for worker in standard_pool()],
         "everyone": [asdict(worker) for worker in profiles().values()],
         "plans_carried_out": trainer.executed,
@@ -202,11 +218,11 @@ def _export(out: Path, say: Callable[[str], None]) -> None:
     """Export the folder to be served. The manifest needs Baton's own dependencies, which need not be installed with
     torch."""
     try:
-        made = resolve_name("app.lab.export").export_beside(out)
+        version = resolve_name("app.lab.export").export_beside(out)
     except ModuleNotFoundError as error:
         say(f"{error.name} is not installed, so there is nothing to serve yet: `baton conductor export {out}` makes it")
         return
-    say(f"{made.name} is in {out / 'served'}: `baton conductor serve` takes it as it is")
+    say(f"{version.name} is in {out / 'served'}: `baton conductor serve` takes it as it is")
 
 
 def _device_context(recipe: Recipe) -> AbstractContextManager[Any]:
@@ -220,13 +236,18 @@ def _device_context(recipe: Recipe) -> AbstractContextManager[Any]:
 
 def run(options: Any, say: Callable[[str], None], rollouts: Sequence[Rollout] = ()) -> bool:
     """Train for the command line; return True if every target that was asked for is met."""
-    given = {name: getattr(options, name) for name in ("drill_steps", "warm_steps", "steps")}
-    steps = {name: count for name, count in given.items() if count is not None}
-    recipe = replace(RECIPES[options.recipe], seed=options.seed, **steps)
+    recipe = replace(RECIPES[options.recipe], seed=options.seed)
+    for name in ("drill_steps", "warm_steps", "steps"):
+        if getattr(options, name) is not None:
+            recipe = replace(recipe, **{name: getattr(options, name)})
     if rollouts and recipe.form != "roles":
         raise ConfigInvalid(["--warm-start: journaled plans are imitated by role; remove --recipe, or the file"])
-    weights = world.DEAR if options.dear else Weights()
-    runs = examples_for(rollouts, weights, options.beta, say) if rollouts else []
+    weights = Weights()
+    if options.dear:
+        weights = world.DEAR
+    runs: list[JournaledExample] = []
+    if rollouts:
+        runs = examples_for(rollouts, weights, options.beta, say)
     recipe = replace(recipe, remembered=digest_of(runs))
     order = Order(Path(options.out), recipe, weights, options.lessons, options.threads, runs)
     say(CAVEAT)

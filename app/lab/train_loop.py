@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -76,10 +76,19 @@ RECIPES: Mapping[str, Recipe] = {
 """By name: what ships; plans in words at a size for a CPU (0.14 million parameters) and at one for a GPU (26)."""
 
 
+LESSONS_AT_A_TIME = 64
+"""The lessons for which the likeliest plans are written together."""
+
+
 def untrained(recipe: Recipe) -> Conductor:
     """Return the model that a recipe begins with."""
     form = FORMS[recipe.form]
     return Conductor.fresh(config(form, recipe.hidden, recipe.layers, recipe.heads), recipe.seed, form)
+
+
+Tokens: TypeAlias = tuple[int, ...]
+ScoredPlan: TypeAlias = tuple[Tokens, float, float]
+"""A plan's tokens, its advantage, and its weight: how often it was sampled."""
 
 
 class Group(NamedTuple):
@@ -87,8 +96,7 @@ class Group(NamedTuple):
 
     prompt: list[int]
     workers: int
-    plans: list[tuple[tuple[int, ...], float, float]]
-    """Tokens, advantage, and how often it was sampled."""
+    plans: list[ScoredPlan]
 
 
 class Trainer:
@@ -153,9 +161,7 @@ class Trainer:
         """Teach reading cards: the prompt names one, the plan is its worker alone. Nothing is said of who is good at
         what."""
         lessons = self._draw_lessons(self.recipe.warm_lessons)
-        ordinals = [self._random.randrange(len(lesson.pool)) for lesson in lessons]
-        prompts = [self._drill_prompt(lesson, ordinal) for lesson, ordinal in zip(lessons, ordinals, strict=True)]
-        logprobs = self._logprobs_of(lessons, prompts, [self._drill_plan(ordinal) for ordinal in ordinals])
+        logprobs = self._logprobs_of(lessons, *self._drills(lessons))
         self._update(-logprobs.mean(), self.recipe.drill_rate * min((self.step + 1) / 10, 1.0))
         return {"imitation": float(logprobs.detach().mean())}
 
@@ -171,91 +177,116 @@ class Trainer:
             orders = [lesson.shuffled(self._random) for _ in range(recipe.warm_orders)]
             lessons += orders
             if place % 8 == 0:
-                ordinals = [self._random.randrange(len(lesson.pool)) for _ in orders]
-                prompts += [self._drill_prompt(other, n) for other, n in zip(orders, ordinals, strict=True)]
-                plans += [self._drill_plan(ordinal) for ordinal in ordinals]
+                drill_prompts, drill_plans = self._drills(orders)
+                prompts += drill_prompts
+                plans += drill_plans
                 continue
-            worth = partial(self._reward, lesson, weights=weights)
-            plan, found = teacher.search_best_plan(self._random, len(lesson.pool), worth, recipe.warm_draws)
-            targets = [plan] * len(orders)
-            if self.form is WORDS:
-                targets, found = teacher.put_in_words(self._random, plan, worth, len(orders))
+            targets, best_reward = self._imitation_targets(lesson, len(orders), weights)
             prompts += self._prompts(orders, hide=True)
             for target, other in zip(targets, orders, strict=True):
                 plans.append(prompt.over_ordinals(prompt.over_places(target, lesson.order), other.order))
-            rewards.append(found)
+            rewards.append(best_reward)
         logprobs = self._logprobs_of(lessons, prompts, plans)
         slope = rate_factor(self.step - recipe.drill_steps, recipe.warm_steps)
         self._update(-logprobs.mean(), recipe.warm_rate * slope)
         return {"reward": sum(rewards) / len(rewards), "imitation": float(logprobs.detach().mean())}
 
-    def _drill_prompt(self, lesson: Lesson, ordinal: int) -> list[int]:
-        return prompt.drill_prompt(lesson.pool, lesson.order, ordinal, self.form)
+    def _imitation_targets(self, lesson: Lesson, count: int, weights: Weights) -> tuple[list[Plan], float]:
+        """Return the best plan that the teacher found for a lesson, `count` times, and its reward. In the form of words
+        each time has words of its own."""
+        worth = partial(self._reward, lesson, weights=weights)
+        plan, best_reward = teacher.search_best_plan(self._random, len(lesson.pool), worth, self.recipe.warm_draws)
+        if self.form is WORDS:
+            return teacher.put_in_words(self._random, plan, worth, count)
+        return [plan] * count, best_reward
+
+    def _drills(self, lessons: Sequence[Lesson]) -> tuple[list[list[int]], list[Plan]]:
+        """Return for each lesson a prompt that names one worker's card, and the plan of this worker alone."""
+        ordinals = [self._random.randrange(len(lesson.pool)) for lesson in lessons]
+        prompts: list[list[int]] = []
+        plans: list[Plan] = []
+        for lesson, ordinal in zip(lessons, ordinals, strict=True):
+            prompts.append(prompt.drill_prompt(lesson.pool, lesson.order, ordinal, self.form))
+            plans.append(self._drill_plan(ordinal))
+        return prompts, plans
 
     def _drill_plan(self, ordinal: int) -> Plan:
         """Return the plan that answers a drill."""
-        text = subtask_wording.phrase(self._random, "solve", subtask_wording.GENERAL) if self.form is WORDS else ""
+        text = ""
+        if self.form is WORDS:
+            text = subtask_wording.phrase(self._random, "solve", subtask_wording.GENERAL)
         return (PlanStep(ordinal, "solve", text=text),)
 
     def _logprobs_of(
         self, lessons: Sequence[Lesson], prompts: Sequence[Sequence[int]], plans: Sequence[Plan]
     ) -> Tensor:
-        """Return the log-probability of each lesson's plan."""
-        workers = torch.tensor([len(lesson.pool) for lesson in lessons])
+        """Return the log-probability of each lesson's plan: [lessons]."""
         tokens = [self.form.encode(plan) for plan in plans]
-        logprobs, _ = self._logprobs(prompts, workers, one_plan_each(tokens))
+        logprobs, _ = self._logprobs(prompts, worker_counts(lessons), one_plan_each(tokens))
         return logprobs[:, 0]
 
     def _ramped_weights(self) -> Weights:
-        done = (self.step - self.recipe.drill_steps) / max(1, self.total - self.recipe.drill_steps)
-        return reward.ramped(self.weights, done, self.recipe.ramp)
+        """Return the weights of cost and wait as the progress of training has ramped them in."""
+        progress = (self.step - self.recipe.drill_steps) / max(1, self.total - self.recipe.drill_steps)
+        return reward.ramped(self.weights, progress, self.recipe.ramp)
 
     def _policy(self) -> dict[str, float]:
+        """Take one step of policy gradients over groups of sampled plans."""
         recipe, lessons = self.recipe, self._draw_lessons(self.recipe.lessons)
         weights = self._ramped_weights()
-        workers = torch.tensor([len(lesson.pool) for lesson in lessons])
-        prompts = self._prompts(lessons, hide=True)
-        written = self.conductor.write(self._prompts(lessons), workers, recipe.group, self._generator).tolist()
-        kept: list[Group] = []
-        rewards: list[float] = []
-        for lesson, hidden_prompt, group in zip(lessons, prompts, written, strict=True):
-            counted = Counter(map(tuple, group))
-            found = {plan: self._reward(lesson, self.form.decode(cut_at_end(plan)), weights) for plan in counted}
-            mean = sum(found[plan] * count for plan, count in counted.items()) / recipe.group
-            rewards.append(mean)
-            if len(counted) > 1:
-                scored = [(plan, found[plan] - mean, float(count)) for plan, count in counted.items()]
-                kept.append(Group(hidden_prompt, len(lesson.pool), scored))
-        measured = {"reward": sum(rewards) / len(rewards), "distinct": len({p for g in written for p in map(tuple, g)})}
-        if not kept:
+        workers = worker_counts(lessons)
+        hidden_prompts = self._prompts(lessons, hide=True)
+        samples = self.conductor.write(self._prompts(lessons), workers, recipe.group, self._generator).tolist()
+        groups: list[Group] = []
+        mean_rewards: list[float] = []
+        distinct: set[Tokens] = set()
+        for lesson, hidden_prompt, sampled_plans in zip(lessons, hidden_prompts, samples, strict=True):
+            counts: Counter[Tokens] = Counter(map(tuple, sampled_plans))
+            distinct.update(counts)
+            rewards: dict[Tokens, float] = {}
+            for tokens in counts:
+                rewards[tokens] = self._reward(lesson, self.form.decode(cut_at_end(tokens)), weights)
+            mean_rewards.append(group_mean(rewards, counts))
+            if len(counts) > 1:
+                groups.append(Group(hidden_prompt, len(lesson.pool), scored_plans(rewards, counts)))
+        measured = {"reward": sum(mean_rewards) / len(mean_rewards), "distinct": len(distinct)}
+        if not groups:
             return measured | {"entropy": 0.0}
         slope = rate_factor(self.step - recipe.drill_steps - recipe.warm_steps, recipe.steps)
-        loss, entropy = self._objective(kept, recipe.entropy * slope)
+        loss, entropy = self._objective(groups, recipe.entropy * slope)
         self._update(loss, recipe.rate * slope)
         return measured | {"entropy": entropy}
 
-    def _objective(self, kept: Sequence["Group"], bonus: float) -> tuple[Tensor, float]:
+    def _objective(self, groups: Sequence[Group], bonus: float) -> tuple[Tensor, float]:
         """Return minus the weighted log-probability of the groups' plans, less the bonus; and the mean entropy of a
         choice.
 
         The rollout has read whole tasks, the loss reads them with words hidden: what came of knowing all is to be done
         knowing less. (Hiding the same words in both was tried; `deploy/docs/learning.md` has the figures.)
         """
-        wide = max(len(group.plans) for group in kept)
-        empty = ((0,) * self.form.longest, 0.0, 0)
-        filled = [[*group.plans, *[empty] * (wide - len(group.plans))] for group in kept]
-        columns = [list(zip(*group, strict=True)) for group in filled]
-        plans = torch.tensor([plans for plans, _, _ in columns])
-        counts = torch.tensor([counts for _, _, counts in columns], dtype=torch.float32)
-        advantages = torch.tensor([advantages for _, advantages, _ in columns])
+        plans, advantages, counts = self._as_tensors(groups)
         longest = int((plans != 0).sum(-1).max()) + 1
-        workers = torch.tensor([group.workers for group in kept])
-        logprobs, entropies = self._logprobs([group.prompt for group in kept], workers, plans[:, :, :longest])
+        workers = torch.tensor([group.workers for group in groups])
+        logprobs, entropies = self._logprobs([group.prompt for group in groups], workers, plans[:, :, :longest])
         norm = self.recipe.lessons * self.recipe.group
         spread = (entropies * counts).sum()
         loss = -((logprobs * advantages * counts).sum() + bonus * spread) / norm
         choices = ((plans != 0).sum(-1) * counts).sum()
         return loss, float(spread.detach() / choices)
+
+    def _as_tensors(self, groups: Sequence[Group]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the plans [groups, most plans, longest], and their advantages and counts [groups, most plans]. Smaller
+        groups are filled up with empty plans, which count 0 times."""
+        most_plans = max([len(group.plans) for group in groups])
+        empty_plan: ScoredPlan = ((0,) * self.form.longest, 0.0, 0.0)
+        plan_rows, advantage_rows, count_rows = [], [], []
+        for group in groups:
+            padding = [empty_plan] * (most_plans - len(group.plans))
+            plans, advantages, counts = zip(*group.plans, *padding, strict=True)
+            plan_rows.append(plans)
+            advantage_rows.append(advantages)
+            count_rows.append(counts)
+        return torch.tensor(plan_rows), torch.tensor(advantage_rows), torch.tensor(count_rows, dtype=torch.float32)
 
     def _logprobs(self, prompts: Sequence[Sequence[int]], workers: Tensor, plans: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-probability of each plan, and the entropies of its choices summed: both [prompts, group]."""
@@ -273,10 +304,10 @@ class Trainer:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
         self._optimizer.step()
-        kept = min(self.recipe.average, self.step / (self.step + 10))
+        decay = min(self.recipe.average, self.step / (self.step + 10))
         with torch.no_grad():
             for mean, parameter in zip(self.averaged.model.parameters(), self._parameters, strict=True):
-                mean.lerp_(parameter, 1 - kept)
+                mean.lerp_(parameter, 1 - decay)
 
     # Lessons and their rewards.
 
@@ -284,36 +315,66 @@ class Trainer:
         return [draw_lesson(self._random, "train", self.recipe.standard) for _ in range(count)]
 
     def _prompts(self, lessons: Sequence[Lesson], *, hide: bool = False) -> list[list[int]]:
-        share = self.recipe.unknown if hide else 0.0
-        return [lesson.prompt(self._random if hide else None, share, self.form) for lesson in lessons]
+        """Return the tokens that the conductor reads of each lesson; with `hide`, some words are hidden from it."""
+        if not hide:
+            return [lesson.prompt(form=self.form) for lesson in lessons]
+        return [lesson.prompt(self._random, self.recipe.unknown, self.form) for lesson in lessons]
 
     def _reward(self, lesson: Lesson, plan: Plan, weights: Weights) -> float:
+        """Return the reward of a plan over ordinals: its exact expectation, or the mean of some executions."""
         placed = prompt.over_places(plan, lesson.order)
-        found = outcome(placed, lesson.problem.kind, Setting(lesson.pool, weights))
+        expected = outcome(placed, lesson.problem.kind, Setting(lesson.pool, weights))
         self.executed += max(1, self.recipe.executions)
         if not self.recipe.executions:
-            return reward.expected(found, weights)
-        right = sum(self._random.random() < found.right for _ in range(self.recipe.executions))
-        return right / self.recipe.executions * found.worth
+            return reward.expected(expected, weights)
+        successes = 0
+        for _ in range(self.recipe.executions):
+            if self._random.random() < expected.right:
+                successes += 1
+        return successes / self.recipe.executions * expected.worth
 
 
 def greedy(conductor: Conductor, lessons: Sequence[Lesson]) -> list[Plan]:
     """Return the most likely plan of each lesson, over places of its pool."""
     plans: list[Plan] = []
     form = conductor.form
-    for start in range(0, len(lessons), 64):
-        some = lessons[start : start + 64]
-        workers = torch.tensor([len(lesson.pool) for lesson in some])
-        written = conductor.write([lesson.prompt(form=form) for lesson in some], workers, 1, None)[:, 0].tolist()
-        for lesson, tokens in zip(some, written, strict=True):
+    for start in range(0, len(lessons), LESSONS_AT_A_TIME):
+        batch = lessons[start : start + LESSONS_AT_A_TIME]
+        prompts = [lesson.prompt(form=form) for lesson in batch]
+        plans_as_tokens = conductor.write(prompts, worker_counts(batch), 1, None)[:, 0].tolist()
+        for lesson, tokens in zip(batch, plans_as_tokens, strict=True):
             plans.append(prompt.over_places(form.decode(cut_at_end(tokens)), lesson.order))
     return plans
+
+
+def group_mean(rewards: Mapping[Tokens, float], counts: Counter[Tokens]) -> float:
+    """Return the mean reward of a group's plans, each counted as often as it was sampled."""
+    return sum([rewards[plan] * count for plan, count in counts.items()]) / counts.total()
+
+
+def scored_plans(rewards: Mapping[Tokens, float], counts: Counter[Tokens], share: float = 1.0) -> list[ScoredPlan]:
+    """Return the different plans of a group with their advantages: their rewards less the group's mean. The weight of
+    each is how often it was sampled, times `share`."""
+    mean = group_mean(rewards, counts)
+    plans = []
+    for plan, count in counts.items():
+        plans.append((plan, rewards[plan] - mean, count * share))
+    return plans
+
+
+def worker_counts(lessons: Sequence[Lesson]) -> Tensor:
+    """Return the number of workers of each lesson's pool: [lessons]."""
+    return torch.tensor([len(lesson.pool) for lesson in lessons])
 
 
 def one_plan_each(plans: Sequence[Sequence[int]]) -> Tensor:
     """Return the tokens of one plan for each prompt, filled up with 0: [prompts, 1, longest]."""
     longest = max(map(len, plans))
-    return torch.tensor([[[*tokens, *[0] * (longest - len(tokens))]] for tokens in plans])
+    rows = []
+    for tokens in plans:
+        padding = [0] * (longest - len(tokens))
+        rows.append([[*tokens, *padding]])
+    return torch.tensor(rows)
 
 
 def _detached(conductor: Conductor) -> dict[str, Tensor]:

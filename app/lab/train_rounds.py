@@ -30,8 +30,21 @@ from app.lab.outcome import outcome
 from app.lab.paired_statistics import Interval, interval, paired_bootstrap
 from app.lab.plans import SLOTS, Plan, from_tokens
 from app.lab.second_round import SIGNS, TAKE, RunOutcome
-from app.lab.train import CAVEAT, VALIDATION, Order, load_best_weights, restore_checkpoint, save_checkpoint
-from app.lab.train_loop import Group, Recipe, Trainer, cut_at_end, greedy, one_plan_each, rate_factor
+from app.lab.train import CAVEAT, VALIDATION, Order, format_row, load_best_weights, restore_checkpoint, save_checkpoint
+from app.lab.train_loop import (
+    LESSONS_AT_A_TIME,
+    Group,
+    Recipe,
+    Tokens,
+    Trainer,
+    cut_at_end,
+    greedy,
+    group_mean,
+    one_plan_each,
+    rate_factor,
+    scored_plans,
+    worker_counts,
+)
 from app.lab.train_model import Conductor, Tensor
 from app.lab.training_record import write_card, write_rows
 from app.lab.world import Setting, Weights
@@ -43,20 +56,22 @@ TEACHING, RATE = 1e-3, 3e-4
 EVERY = 20
 """Steps between validations and checkpoints."""
 BEFORE, ALONE, BOTH = "the checkpoint, one round", "its first round, two learned", "two rounds"
-Tokens = tuple[int, ...]
 
 
 class _Answer(NamedTuple):
-    """An answer that the conductor is shown: its lesson and first plan, how often that was written, and the sign."""
+    """An answer that the conductor is shown, with the sign, and the prompt that shows it."""
 
     place: int
+    """The place of its lesson in the batch."""
     lesson: Lesson
     first: Tokens
+    """The first plan, which led to it."""
     sign: int
     share: float
-    read: list[int]
-    hidden: list[int]
-    """The prompt, and the same with words hidden."""
+    """How often the first plan was written, as a share of its group."""
+    prompt: list[int]
+    hidden_prompt: list[int]
+    """The same prompt with words hidden."""
 
 
 class Rounds(Trainer):
@@ -69,45 +84,51 @@ class Rounds(Trainer):
             own.load(checkpoint)
 
     def _warm(self) -> dict[str, float]:
+        """Imitate the best second plans to the answers of own first plans, and the checkpoint's own first plans."""
         recipe, lessons = self.recipe, self._draw_lessons(self.recipe.warm_lessons)
-        read = self._prompts(lessons, hide=True)
-        sampled = self._sample_plans(lessons, self._prompts(lessons), 1, 0)
-        firsts = [from_tokens(next(iter(counted))) for counted in sampled]
+        hidden_prompts = self._prompts(lessons, hide=True)
+        first_counts = self._sample_plans(lessons, self._prompts(lessons), 1, 0)
         signs = [self._random.choice(SIGNS) for _ in lessons]
-        best = [self._best_second_plan(*case) for case in zip(lessons, firsts, signs, strict=True)]
-        prompts = [second_round.second_prompt(*case) for case in zip(read, lessons, firsts, signs, strict=True)]
-        written = [second_round.second_plan_tokens(plan) for plan in best]
-        seconds, _ = self._logprobs(prompts, _mask_rows(lessons, SLOTS), one_plan_each(written))
-        kept = []
+        second_prompts: list[list[int]] = []
+        second_plans: list[list[int]] = []
+        for lesson, hidden_prompt, counts, sign in zip(lessons, hidden_prompts, first_counts, signs, strict=True):
+            first = from_tokens(next(iter(counts)))
+            best = self._best_second_plan(lesson, first, sign)
+            second_prompts.append(second_round.second_prompt(hidden_prompt, lesson, first, sign))
+            second_plans.append(second_round.second_plan_tokens(best))
+        seconds, _ = self._logprobs(second_prompts, _mask_rows(lessons, SLOTS), one_plan_each(second_plans))
+        checkpoint_plans: list[Plan] = []
         for plan, lesson in zip(greedy(self.base, lessons), lessons, strict=True):
-            kept.append(prompt.over_ordinals(plan, lesson.order))
-        anchored = self._logprobs_of(lessons, read, kept)
+            checkpoint_plans.append(prompt.over_ordinals(plan, lesson.order))
+        anchored = self._logprobs_of(lessons, hidden_prompts, checkpoint_plans)
         rate = recipe.warm_rate * rate_factor(self.step, recipe.warm_steps)
         self._update(-(seconds.mean() + anchored.mean()) / 2, rate)
         return {"imitation": float(seconds.detach().mean())}
 
     def _best_second_plan(self, lesson: Lesson, first: Plan, sign: int) -> Plan:
-        """Return, over ordinals, the empty plan or the best of some that are tried."""
-        tried = [
-            TAKE,
-            *(second_round.draw_second_plan(self._random, len(lesson.pool)) for _ in range(self.recipe.warm_draws)),
-        ]
-        return max(tried, key=lambda second: self._outcome_given_sign(lesson, first, second, sign).reward)
+        """Return, over ordinals, the best of the empty plan and of some second plans that are drawn."""
+        candidates = [TAKE]
+        for _ in range(self.recipe.warm_draws):
+            candidates.append(second_round.draw_second_plan(self._random, len(lesson.pool)))
+        return max(candidates, key=lambda second: self._outcome_given_sign(lesson, first, second, sign).reward)
 
     def _policy(self) -> dict[str, float]:
+        """Take one step of policy gradients over first and second plans."""
         recipe, lessons = self.recipe, self._draw_lessons(self.recipe.lessons)
-        read, hidden = self._prompts(lessons), self._prompts(lessons, hide=True)
-        firsts = self._sample_plans(lessons, read, recipe.group, 0)
+        prompts, hidden_prompts = self._prompts(lessons), self._prompts(lessons, hide=True)
+        first_counts = self._sample_plans(lessons, prompts, recipe.group, 0)
         groups: list[Group] = []
-        rewards = []
-        answers = self._answers(lessons, firsts, read, hidden)
-        worth = self._second_groups(answers, groups)
-        for place, (lesson, counted) in enumerate(zip(lessons, firsts, strict=True)):
-            values = {first: self._first_plan_reward(lesson, first, worth[place, first]) for first in counted}
-            mean = sum(values[first] * count for first, count in counted.items()) / recipe.group
-            scored = [(first, values[first] - mean, float(count)) for first, count in counted.items()]
-            groups.append(Group(hidden[place], len(lesson.pool), scored))
-            rewards.append(sum(worth[place, first] * count for first, count in counted.items()) / recipe.group)
+        rewards: list[float] = []
+        answers = self._answers(lessons, first_counts, prompts, hidden_prompts)
+        run_rewards = self._second_groups(answers, groups)
+        for place, (lesson, counts) in enumerate(zip(lessons, first_counts, strict=True)):
+            rewards_of_runs: dict[Tokens, float] = {}
+            rewards_of_firsts: dict[Tokens, float] = {}
+            for first in counts:
+                rewards_of_runs[first] = run_rewards[place, first]
+                rewards_of_firsts[first] = self._first_plan_reward(lesson, first, run_rewards[place, first])
+            groups.append(Group(hidden_prompts[place], len(lesson.pool), scored_plans(rewards_of_firsts, counts)))
+            rewards.append(group_mean(rewards_of_runs, counts))
         slope = rate_factor(self.step - recipe.warm_steps, recipe.steps)
         loss, entropy = self._objective(groups, recipe.entropy * slope)
         self._update(loss, recipe.rate * slope)
@@ -116,44 +137,51 @@ class Rounds(Trainer):
     def _answers(
         self,
         lessons: Sequence[Lesson],
-        firsts: Sequence[Counter[Tokens]],
-        read: Sequence[list[int]],
-        hidden: Sequence[list[int]],
+        first_counts: Sequence[Counter[Tokens]],
+        prompts: Sequence[list[int]],
+        hidden_prompts: Sequence[list[int]],
     ) -> list[_Answer]:
         """Return every different answer of these first plans with either sign."""
         answers = []
-        for place, (lesson, counted) in enumerate(zip(lessons, firsts, strict=True)):
-            for (first, count), sign in product(counted.items(), SIGNS):
-                prompts = _second_prompts(lesson, first, sign, read[place], hidden[place])
-                answers.append(_Answer(place, lesson, first, sign, count / self.recipe.group, *prompts))
+        for place, (lesson, counts) in enumerate(zip(lessons, first_counts, strict=True)):
+            for (tokens, count), sign in product(counts.items(), SIGNS):
+                first = from_tokens(tokens)
+                answer = _Answer(
+                    place=place,
+                    lesson=lesson,
+                    first=tokens,
+                    sign=sign,
+                    share=count / self.recipe.group,
+                    prompt=second_round.second_prompt(prompts[place], lesson, first, sign),
+                    hidden_prompt=second_round.second_prompt(hidden_prompts[place], lesson, first, sign),
+                )
+                answers.append(answer)
         return answers
 
     def _second_groups(self, answers: Sequence[_Answer], groups: list[Group]) -> dict[tuple[int, Tokens], float]:
-        """Add a group of second plans for each answer; what the runs of each lesson's first plans are worth."""
+        """Add a group of second plans to `groups` for each answer. Return the expected rewards of the runs of each
+        first plan, by the place of its lesson and its tokens."""
         lessons = [answer.lesson for answer in answers]
-        written = self._sample_plans(lessons, [answer.read for answer in answers], self.recipe.group, SLOTS)
-        worth: dict[tuple[int, Tokens], float] = defaultdict(float)
-        for answer, counted in zip(answers, written, strict=True):
+        second_counts = self._sample_plans(lessons, [answer.prompt for answer in answers], self.recipe.group, SLOTS)
+        run_rewards: dict[tuple[int, Tokens], float] = defaultdict(float)
+        for answer, counts in zip(answers, second_counts, strict=True):
             first = from_tokens(answer.first)
-            found = {}
-            for plan in counted:
+            chance_of_sign = 0.0  # it is the same whatever the second plan
+            rewards: dict[Tokens, float] = {}
+            for plan in counts:
                 second = second_round.second_plan_of(plan)
-                found[plan] = self._outcome_given_sign(answer.lesson, first, second, answer.sign)
-            mean = sum(found[plan].reward * count for plan, count in counted.items()) / self.recipe.group
-            likely = next(iter(found.values())).again
-            worth[answer.place, answer.first] += likely * mean
-            share = answer.share * likely
-            scored = [(plan, found[plan].reward - mean, count * share) for plan, count in counted.items()]
-            groups.append(Group(answer.hidden, len(answer.lesson.pool) + SLOTS, scored))
-        return worth
+                run = self._outcome_given_sign(answer.lesson, first, second, answer.sign)
+                chance_of_sign = run.again
+                rewards[plan] = run.reward
+            run_rewards[answer.place, answer.first] += chance_of_sign * group_mean(rewards, counts)
+            scored = scored_plans(rewards, counts, answer.share * chance_of_sign)
+            groups.append(Group(answer.hidden_prompt, len(answer.lesson.pool) + SLOTS, scored))
+        return run_rewards
 
     def _first_plan_reward(self, lesson: Lesson, first: Tokens, run: float) -> float:
         """Return the discounted reward of a first plan whose runs are worth `run`."""
-        alone = outcome(
-            prompt.over_places(from_tokens(first), lesson.order),
-            lesson.problem.kind,
-            Setting(lesson.pool, self.weights),
-        )
+        plan = prompt.over_places(from_tokens(first), lesson.order)
+        alone = outcome(plan, lesson.problem.kind, Setting(lesson.pool, self.weights))
         return DISCOUNT * reward.expected(alone, self.weights) + (1 - DISCOUNT) * run
 
     def _outcome_given_sign(self, lesson: Lesson, first: Plan, second: Plan, sign: int) -> RunOutcome:
@@ -164,38 +192,44 @@ class Rounds(Trainer):
     def _sample_plans(
         self, lessons: Sequence[Lesson], prompts: Sequence[Sequence[int]], group: int, row: int
     ) -> list[Counter[Tokens]]:
-        """Return sampled plans for each prompt, counted; `row` is where the masks of this round begin."""
-        found = self.conductor.write(prompts, _mask_rows(lessons, row), group, self._generator).tolist()
-        return [Counter(map(tuple, plans)) for plans in found]
-
-
-def _second_prompts(lesson: Lesson, first: Tokens, sign: int, *prompts: list[int]) -> list[list[int]]:
-    return [second_round.second_prompt(read, lesson, from_tokens(first), sign) for read in prompts]
+        """Return for each prompt how often each plan was sampled; `row` is where the masks of this round begin."""
+        plans_of_prompt = self.conductor.write(prompts, _mask_rows(lessons, row), group, self._generator).tolist()
+        return [Counter(map(tuple, plans)) for plans in plans_of_prompt]
 
 
 def _mask_rows(lessons: Sequence[Lesson], row: int) -> Tensor:
-    return torch.tensor([len(lesson.pool) + row for lesson in lessons])
+    """Return the row of the grammar's masks for each lesson's pool, if those of the round begin at `row`."""
+    return worker_counts(lessons) + row
 
 
 def both_rounds(conductor: Conductor, lessons: Sequence[Lesson]) -> list[tuple[Plan, list[Plan]]]:
     """Return the likeliest first plan of each lesson and the likeliest second one to each sign, over places of its
     pool."""
     firsts = greedy(conductor, lessons)
-    seconds: list[list[Plan]] = [[] for _ in lessons]
+    seconds_by_sign = []
     for sign in SIGNS:
-        for start in range(0, len(lessons), 64):
-            some = range(start, min(start + 64, len(lessons)))
-            prompts = []
-            for n in some:
-                first = prompt.over_ordinals(firsts[n], lessons[n].order)
-                prompts.append(second_round.second_prompt(lessons[n].prompt(), lessons[n], first, sign))
-            rows = _mask_rows([lessons[n] for n in some], SLOTS)
-            written = conductor.write(prompts, rows, 1, None)[:, 0].tolist()
-            for n, tokens in zip(some, written, strict=True):
-                seconds[n].append(
-                    second_round.placed(second_round.second_plan_of(cut_at_end(tokens)), lessons[n].order)
-                )
-    return list(zip(firsts, seconds, strict=True))
+        seconds: list[Plan] = []
+        for start in range(0, len(lessons), LESSONS_AT_A_TIME):
+            batch = slice(start, start + LESSONS_AT_A_TIME)
+            seconds += _likeliest_second_plans(conductor, lessons[batch], firsts[batch], sign)
+        seconds_by_sign.append(seconds)
+    return list(zip(firsts, map(list, zip(*seconds_by_sign, strict=True)), strict=True))
+
+
+def _likeliest_second_plans(
+    conductor: Conductor, lessons: Sequence[Lesson], firsts: Sequence[Plan], sign: int
+) -> list[Plan]:
+    """Return the likeliest second plan to one sign for each lesson and first plan, over places of its pool."""
+    prompts = []
+    for lesson, plan in zip(lessons, firsts, strict=True):
+        first = prompt.over_ordinals(plan, lesson.order)
+        prompts.append(second_round.second_prompt(lesson.prompt(), lesson, first, sign))
+    plans_as_tokens = conductor.write(prompts, _mask_rows(lessons, SLOTS), 1, None)[:, 0].tolist()
+    plans = []
+    for lesson, tokens in zip(lessons, plans_as_tokens, strict=True):
+        second = second_round.second_plan_of(cut_at_end(tokens))
+        plans.append(second_round.placed(second, lesson.order))
+    return plans
 
 
 # -- one run
@@ -210,16 +244,23 @@ def train(order: Order, trainer: Rounds, say: Callable[[str], None]) -> dict[Spl
     while trainer.step < trainer.total:
         measured = trainer.advance()
         if trainer.step % EVERY == 0 or trainer.step == trainer.total:
-            runs = list(second_round.run_outcomes(validation, both_rounds(trainer.averaged, validation), order.weights))
-            reward_mean = round(sum(run.reward for run in runs) / len(runs), 5)
-            again_mean = round(sum(run.again for run in runs) / len(runs), 5)
-            rows.append({"step": trainer.step, "validation": reward_mean, "again": again_mean})
-            rows[-1] |= {name: round(value, 4) for name, value in measured.items()}
+            plans = both_rounds(trainer.averaged, validation)
+            means = _mean_run(list(second_round.run_outcomes(validation, plans, order.weights)))
+            row = {"step": trainer.step, "validation": round(means["reward"], 5), "again": round(means["again"], 5)}
+            for name, value in measured.items():
+                row[name] = round(value, 4)
+            rows.append(row)
             save_checkpoint(order, trainer, rows)
-            say(" ".join(f"{name} {value}" for name, value in rows[-1].items()))
+            say(format_row(row))
     load_best_weights(order, trainer)
     write_rows(order.out / "curve.csv", rows)
     return {split: compare(order, trainer, draw_exam(split, order.lessons, 1)) for split in SPLITS}
+
+
+def _mean_run(runs: Sequence[RunOutcome]) -> dict[str, float]:
+    """Return the means of all figures over these runs, by name."""
+    means = [sum(column) / len(runs) for column in zip(*runs, strict=True)]
+    return dict(zip(RunOutcome._fields, means, strict=True))
 
 
 def compare(order: Order, trainer: Rounds, lessons: Sequence[Lesson]) -> dict[str, Any]:
@@ -227,18 +268,14 @@ def compare(order: Order, trainer: Rounds, lessons: Sequence[Lesson]) -> dict[st
     means, and the advantage of the last in reward and accuracy, paired over lessons."""
     runs: dict[str, list[RunOutcome]] = {}
     for arm, conductor in ((BEFORE, trainer.base), (ALONE, trainer.averaged)):
-        outcomes = exact_outcomes(lessons, greedy(conductor, lessons), order.weights)
-        runs[arm] = [RunOutcome(result.reward, result.right, result.usd, result.seconds, 0.0) for result in outcomes]
+        runs[arm] = []
+        for result in exact_outcomes(lessons, greedy(conductor, lessons), order.weights):
+            runs[arm].append(RunOutcome(result.reward, result.right, result.usd, result.seconds, 0.0))
     runs[BOTH] = list(second_round.run_outcomes(lessons, both_rounds(trainer.averaged, lessons), order.weights))
-    arms = {}
-    for arm, of_arm in runs.items():
-        means = [sum(column) / len(lessons) for column in zip(*of_arm, strict=True)]
-        arms[arm] = dict(zip(RunOutcome._fields, means, strict=True))
-    ahead = {name: _advantage(runs, name, order.recipe.seed) for name in ("reward", "right")}
     return {
         "lessons": len(lessons),
-        "arms": arms,
-        "ahead": ahead,
+        "arms": {arm: _mean_run(of_arm) for arm, of_arm in runs.items()},
+        "ahead": {name: _advantage(runs, name, order.recipe.seed) for name in ("reward", "right")},
     }
 
 
@@ -251,17 +288,16 @@ def _advantage(runs: Mapping[str, Sequence[RunOutcome]], name: str, seed: int) -
     return interval([mean[BOTH] - mean[BEFORE] for mean in means])
 
 
-def format_comparison(split: str, found: Mapping[str, Any]) -> str:
+def format_comparison(split: str, comparison: Mapping[str, Any]) -> str:
     """Return a comparison as text, for a terminal or a document."""
-    lines = [f"{split}: {found['lessons']} lessons", f"{'':31}reward  accuracy  cost m$  seconds  second rounds"]
-    for arm, means in found["arms"].items():
+    lines = [f"{split}: {comparison['lessons']} lessons", f"{'':31}reward  accuracy  cost m$  seconds  second rounds"]
+    for arm, means in comparison["arms"].items():
         figures = f"{means['reward']:.3f}     {means['right']:.3f}  {1000 * means['usd']:7.3f}  {means['seconds']:7.2f}"
         lines.append(f"{arm:31}{figures}  {means['again']:13.0%}")
-    told = (
-        f"{name} {advantage.value:+.3f} [{advantage.low:+.3f}, {advantage.high:+.3f}]"
-        for name, advantage in found["ahead"].items()
-    )
-    return "\n".join([*lines, f"two rounds are ahead of the checkpoint: {', '.join(told)}"])
+    advantages = []
+    for name, advantage in comparison["ahead"].items():
+        advantages.append(f"{name} {advantage.value:+.3f} [{advantage.low:+.3f}, {advantage.high:+.3f}]")
+    return "\n".join([*lines, f"two rounds are ahead of the checkpoint: {', '.join(advantages)}"])
 
 
 def read_checkpoint(folder: Path) -> tuple[Recipe, Weights, Mapping[str, Tensor]]:
@@ -290,19 +326,22 @@ def run(options: Any, say: Callable[[str], None]) -> None:
     order = Order(Path(options.out), recipe, weights, options.lessons, options.threads)
     trainer = Rounds(recipe, weights, start)
     say(CAVEAT)
-    tables = train(order, trainer, say)
-    written = [format_comparison(split, found) for split, found in tables.items()]
-    (order.out / "report.txt").write_text("\n\n".join([f"seed {recipe.seed}. {CAVEAT}", *written]) + "\n")
-    for table in written:
+    comparisons = train(order, trainer, say)
+    paragraphs = [f"seed {recipe.seed}. {CAVEAT}"]
+    for split, comparison in comparisons.items():
+        paragraphs.append(format_comparison(split, comparison))
+    (order.out / "report.txt").write_text("\n\n".join(paragraphs) + "\n")
+    for table in paragraphs[1:]:
         say(f"\n{table}")
-    write_card(order.out, _card(order, trainer, Path(options.checkpoint), tables))
+    write_card(order.out, _card(order, trainer, Path(options.checkpoint), comparisons))
 
 
-def _card(order: Order, trainer: Rounds, start: Path, tables: Mapping[Split, dict[str, Any]]) -> dict[str, Any]:
-    shown = {}
-    for split, found in tables.items():
-        ahead = {name: asdict(advantage) for name, advantage in found["ahead"].items()}
-        shown[split] = {**found, "ahead": ahead}
+def _card(order: Order, trainer: Rounds, start: Path, comparisons: Mapping[Split, dict[str, Any]]) -> dict[str, Any]:
+    """Return the run's card; `start` is the folder of the checkpoint that it went on from."""
+    tables = {}
+    for split, comparison in comparisons.items():
+        ahead = {name: asdict(advantage) for name, advantage in comparison["ahead"].items()}
+        tables[split] = {**comparison, "ahead": ahead}
     return {
         "caveat": CAVEAT,
         "backend": "builtin",
@@ -315,5 +354,5 @@ def _card(order: Order, trainer: Rounds, start: Path, tables: Mapping[Split, dic
         "reward": reward.VERSION,
         "model_sha256": hashlib.sha256((order.out / "model.pt").read_bytes()).hexdigest(),
         "plans_carried_out": trainer.executed,
-        "tables": shown,
+        "tables": tables,
     }

@@ -18,15 +18,16 @@ from numpy.typing import NDArray
 
 from app.lab.world2.constants import DOCUMENT_TOKENS, TRAITS, Constants, constants
 from app.lab.world2.rules import (
-    ANSWERING,
     LANGUAGE,
     PARTIAL,
     Size,
+    answers_seen,
     combine_logit,
     contributing_steps,
     input_tokens_of_step,
     output_tokens_of_step,
     parts_handed_over,
+    shows_plan,
     size_of,
 )
 from app.lab.world2.shapes import Plan, Shape, catalogue
@@ -39,21 +40,21 @@ Array: TypeAlias = NDArray[np.float64]
 class Rewards:
     """The expected rewards of all plans over one pool. What recurs from task to task is computed once.
 
-    `known` are the world's constants; a policy that believes in others can ask what would be best if they were true.
-    `others` are the same workers with other skills: rewards are then means over `pool` and all of these, so that a
-    policy that does not know the skills can ask what is best on average over what they may be. `worths` are what right
-    answers are worth: whoever asks for several beliefs over one pool can let them share these, since they follow from
-    the cards alone.
+    `world` holds the world's constants; a policy that believes in other ones can ask what would be best if they were
+    true. `others` are the same workers with other skills: rewards are then means over `pool` and all of these, so that
+    a policy that does not know the skills can ask what is best on average over what they may be. `worths` are what
+    right answers are worth: whoever asks for several beliefs over one pool can let them share these, since they follow
+    from the cards alone.
     """
 
     def __init__(
         self,
         pool: Pool,
-        known: Constants | None = None,
+        world: Constants | None = None,
         others: Sequence[Pool] = (),
         worths: dict[tuple[str, Size], Array] | None = None,
     ) -> None:
-        self.pool, self._constants = pool, known or constants()
+        self.pool, self._constants = pool, world or constants()
         abilities, edges = [], []
         for offered in (pool, *others):
             abilities.append([worker.ability for worker in offered])
@@ -67,7 +68,9 @@ class Rewards:
         self._parts: dict[tuple[str, str, int, int, int, int, int], Array] = {}
         self._chances: dict[tuple[str, bool, int, int, int, int], Array] = {}
         self._hints: dict[tuple[str, str, int, int], Array] = {}
-        self._worths = {} if worths is None else worths
+        self._worths: dict[tuple[str, Size], Array] = {}
+        if worths is not None:
+            self._worths = worths
         self._kind: tuple[tuple[str, ...], int] = ((), 0)
         self._means: dict[str, Array] = {}
 
@@ -115,9 +118,9 @@ class Rewards:
         key = (shape, size)
         if key not in self._worths:
             _, seconds, disclosed = self.bill(shape, size)
-            cost, known = self.share_of_cost(shape, size), self._constants
-            wait = known.wait * np.minimum(1.0, seconds / known.full_seconds)
-            self._worths[key] = 1 - cost - wait - known.disclosure * disclosed
+            cost, world = self.share_of_cost(shape, size), self._constants
+            wait = world.wait * np.minimum(1.0, seconds / world.full_seconds)
+            self._worths[key] = 1 - cost - wait - world.disclosure * disclosed
         return self._worths[key]
 
     def share_of_cost(self, shape: str, size: Size) -> Array:
@@ -128,62 +131,69 @@ class Rewards:
 
     def bill(self, shape: str, size: Size) -> tuple[Array, Array, Array]:
         """Return dollars, seconds on the critical path, and 1 where a confidential task is read by who retains it."""
-        steps, known = catalogue()[shape], self._constants
+        steps, world = catalogue()[shape], self._constants
         usd: Array = np.zeros([1] * len(steps))
         disclosed: Array = np.zeros([1] * len(steps))
         ends: list[Array] = []
         for place, step in enumerate(steps):
             reads = np.minimum(self._context, input_tokens_of_step(steps, step, size))
             writes = output_tokens_of_step(steps, step, size.parts)
-            usd = usd + self._axis(self._price * (writes + known.input_share * reads) / 1e6, place, len(steps))
-            lasts = known.overhead_seconds + reads / known.read_per_second + writes / self._speed
+            usd = usd + self._axis(self._price * (writes + world.input_share * reads) / 1e6, place, len(steps))
+            lasts = world.overhead_seconds + reads / world.read_per_second + writes / self._speed
             begins: Array = np.zeros([1] * len(steps))
-            for seen in step.sees:
-                begins = np.maximum(begins, ends[seen])
+            for earlier in step.sees:
+                begins = np.maximum(begins, ends[earlier])
             ends.append(begins + self._axis(lasts, place, len(steps)))
             if step.user and size.confidential:
                 disclosed = np.maximum(disclosed, self._axis(self._retains.astype(float), place, len(steps)))
-        shown = [len(self.pool)] * len(steps)
+        all_axes = [len(self.pool)] * len(steps)
         last = ends[0]
         for end in ends:
             last = np.maximum(last, end)
-        return np.broadcast_to(usd, shown), np.broadcast_to(last, shown), np.broadcast_to(disclosed, shown)
+        return np.broadcast_to(usd, all_axes), np.broadcast_to(last, all_axes), np.broadcast_to(disclosed, all_axes)
 
     def tokens(self, shape: str, size: Size) -> Array:
         """Return the tokens that the workers of a plan read and write."""
         steps = catalogue()[shape]
         total: Array = np.zeros([1] * len(steps))
         for place, step in enumerate(steps):
-            shown = np.minimum(self._context, input_tokens_of_step(steps, step, size))
-            total = total + self._axis(shown + output_tokens_of_step(steps, step, size.parts), place, len(steps))
+            reads = np.minimum(self._context, input_tokens_of_step(steps, step, size))
+            total = total + self._axis(reads + output_tokens_of_step(steps, step, size.parts), place, len(steps))
         return np.broadcast_to(total, [len(self.pool)] * len(steps))
 
     def _axis(self, values: Array, place: int, steps: int) -> Array:
         """Return values by worker, laid along the axis of the step at `place`."""
-        return values.reshape([len(self.pool) if n == place else 1 for n in range(steps)])
+        return values.reshape(self._lengths(place, steps))
 
     def _by_case(self, values: Array, place: int, steps: int) -> Array:
         """Return values by pool and worker, laid along the axes of the case and of the step at `place`."""
         repeated = np.repeat(values, len(TRAITS), axis=0)
-        return repeated.reshape([self._cases, *[len(self.pool) if n == place else 1 for n in range(steps)]])
+        return repeated.reshape([self._cases, *self._lengths(place, steps)])
+
+    def _lengths(self, place: int, steps: int) -> list[int]:
+        """Return the lengths of the steps' axes in an array that depends on the worker of the step at `place` alone."""
+        lengths = [1] * steps
+        lengths[place] = len(self.pool)
+        return lengths
 
     def _chance_of(self, shape: str, role: str, good: int, document: int) -> Array:
         """Return the chance that the plan, or the digest, is as `good` says."""
         key = (shape, role, good, document)
         if key not in self._hints:
             steps = catalogue()[shape]
-            place = [step.role for step in steps].index(role)
-            chance = self._by_case(self._hint_chance(role, document), place, len(steps))
-            self._hints[key] = chance if good else 1 - chance
+            chance = self._by_case(self._hint_chance(role, document), _roles(steps).index(role), len(steps))
+            if not good:
+                chance = 1 - chance
+            self._hints[key] = chance
         return self._hints[key]
 
     def _hint_chance(self, role: str, document: int) -> Array:
         """Return the chance that each worker's plan, or digest, is good, by case."""
-        known = self._constants
+        world = self._constants
         if role == "plan":
-            return _logistic(known.plan_skill + known.check_skill * (self._ability - known.ability_mean))
+            return _logistic(world.plan_skill + world.check_skill * (self._ability - world.ability_mean))
         return _logistic(
-            known.digest_keeps + known.check_skill * self._edges[:, :, LANGUAGE] + self._truncation(document)
+            world.digest_keeps + world.check_skill * self._edges[:, :, LANGUAGE] + self._truncation(document)
         )
 
     def _truncation(self, document: int) -> Array:
@@ -194,8 +204,9 @@ class Rewards:
         """Return the chance that one part is right in the end, by case and assignment."""
         steps, family = catalogue()[shape], task.parts[place].family
         parts, document = len(task.parts), task.document
-        works_apart = any([step.role in PARTIAL for step in steps])
-        place = min(place, len(PARTIAL)) if works_apart else len(PARTIAL)
+        if set(PARTIAL).isdisjoint(_roles(steps)):
+            place = len(PARTIAL)  # all parts are worked on together, so that their places make no difference
+        place = min(place, len(PARTIAL))
         key = (shape, family.name, place, parts, document, _as_key(plan), _as_key(digest))
         if key not in self._parts:
             query = _PartQuery(steps, family, place, parts, document, plan, digest)
@@ -209,62 +220,72 @@ class Rewards:
             return self._part_checked(args, at)
         if step.role == "combine":
             return self._part_combined(args, at)
-        handed = parts_handed_over(args.steps, step, args.parts)
-        if args.place in handed:
-            return self._constants.handover * self._part_right_at(args, handed[args.place])
-        return self._part_solved(args, at, step.role, len(handed))
+        step_of_part = parts_handed_over(args.steps, step, args.parts)
+        if args.place in step_of_part:
+            return self._constants.handover * self._part_right_at(args, step_of_part[args.place])
+        return self._part_solved(args, at, step.role, len(step_of_part))
 
     def _part_solved(self, args: "_PartQuery", at: int, role: str, handed: int) -> Array:
         """Return the chance that the worker of a step solves the part, `handed` others being worked out already."""
         step = args.steps[at]
-        planned = any([args.steps[seen].role == "plan" for seen in step.sees])
-        at_once = 1 if role in PARTIAL else args.parts - handed
-        plan = args.plan if planned else None
-        digest = None if step.user else args.digest
+        at_once = args.parts - handed
+        if role in PARTIAL:
+            at_once = 1
+        plan = digest = None
+        if shows_plan(args.steps, step):
+            plan = args.plan
+        if not step.user:
+            digest = args.digest
         key = (args.family.name, role != "solve", at_once, _as_key(plan), _as_key(digest), args.document)
         if key not in self._chances:
             self._chances[key] = self._chance(args, role != "solve", at_once, plan, digest)
-        shown = [len(self.pool) if place == at else 1 for place in range(len(args.steps))]
-        return self._chances[key].reshape([self._cases, *shown])
+        return self._chances[key].reshape([self._cases, *self._lengths(at, len(args.steps))])
 
     def _chance(self, args: "_PartQuery", reasons: bool, at_once: int, plan: int | None, digest: int | None) -> Array:
-        """Return the chance that each worker (column) solves the part in each case (row).
+        """Return the chance that each worker solves the part in each case: [cases, workers].
 
-        `digest` is 1 if the digest that the step reads is good and 0 if it is not, None where the step sees the task.
+        `plan` and `digest` are 1 if the plan or digest that the step reads is good and 0 if it is not. `plan` is None
+        where the step reads no plan, `digest` where it sees the task itself.
         """
-        known, domain = self._constants, args.family.domain
-        logits = self._ability + self._edges[:, :, domain] - args.family.difficulty - known.load * (at_once - 1)
-        logits = logits + (known.reason[domain] if reasons else 0.0)
-        if plan is not None:
-            logits = logits + (known.plan_good if plan else known.plan_bad)
+        world, domain = self._constants, args.family.domain
+        logits = self._ability + self._edges[:, :, domain] - args.family.difficulty - world.load * (at_once - 1)
+        if reasons:
+            logits = logits + world.reason[domain]
+        if plan == 1:
+            logits = logits + world.plan_good
+        elif plan == 0:
+            logits = logits + world.plan_bad
         if digest is None:
-            logits = logits - known.length[args.document] + self._truncation(args.document)
+            logits = logits - world.length[args.document] + self._truncation(args.document)
         elif not digest:
-            logits = logits + known.digest_lost
-        traits = known.trait_sd * np.array(TRAITS)
+            logits = logits + world.digest_lost
+        traits = world.trait_sd * np.array(TRAITS)
         return _logistic(logits[:, None, :] - traits[:, None]).reshape(self._cases, len(self.pool))
 
     def _part_checked(self, args: "_PartQuery", at: int) -> Array:
-        known, steps = self._constants, args.steps
-        (seen,) = [place for place in steps[at].sees if steps[place].role in ANSWERING]
-        skill = known.check_skill * (self._ability - known.ability_mean)
-        before = self._part_right_at(args, seen)
-        keeps = self._by_case(_logistic(known.keeps + skill), at, len(steps))
-        other = self._by_case(_logistic(known.finds_other + skill), at, len(steps))
-        own = self._by_case(_logistic(known.finds_own + skill), at, len(steps))
-        finds = np.where(self._is_one_of(steps, at, contributing_steps(steps, seen, args.parts)), own, other)
+        """Return the chance that the part is right after a check, which keeps a right answer or finds a wrong one and
+        solves it anew."""
+        world, steps = self._constants, args.steps
+        (answer,) = answers_seen(steps, steps[at])
+        skill = world.check_skill * (self._ability - world.ability_mean)
+        before = self._part_right_at(args, answer)
+        keeps = self._by_case(_logistic(world.keeps + skill), at, len(steps))
+        other = self._by_case(_logistic(world.finds_other + skill), at, len(steps))
+        own = self._by_case(_logistic(world.finds_own + skill), at, len(steps))
+        finds = np.where(self._is_one_of(steps, at, contributing_steps(steps, answer, args.parts)), own, other)
         return before * keeps + (1 - before) * finds * self._part_solved(args, at, "reason", 0)
 
     def _part_combined(self, args: "_PartQuery", at: int) -> Array:
-        known, steps = self._constants, args.steps
-        branches = [self._part_right_at(args, place) for place in steps[at].sees if steps[place].role in ANSWERING]
-        skill = known.check_skill * (self._ability - known.ability_mean)
+        """Return the chance that the part is right in the answer that a step chooses among those that it sees."""
+        world, steps = self._constants, args.steps
+        branches = [self._part_right_at(args, place) for place in answers_seen(steps, steps[at])]
+        skill = world.check_skill * (self._ability - world.ability_mean)
         counts: list[Array] = [np.ones(())]
         for branch in branches:
             counts = _add_branch(counts, branch)
         chosen: Array = np.zeros(())
         for right in range(1, len(counts)):
-            logits = combine_logit(right, len(branches), known) + np.where(right < len(branches), skill, 0.0)
+            logits = combine_logit(right, len(branches), world) + np.where(right < len(branches), skill, 0.0)
             chosen = chosen + counts[right] * self._by_case(_logistic(logits), at, len(steps))
         return chosen
 
@@ -272,10 +293,10 @@ class Rewards:
         """Return True where the worker of step `at` is the worker of one of the others."""
         places = np.arange(float(len(self.pool)))
         mine = self._axis(places, at, len(steps))
-        found = np.zeros([1] * len(steps), dtype=bool)
+        is_same = np.zeros([1] * len(steps), dtype=bool)
         for other in others:
-            found = found | (mine == self._axis(places, other, len(steps)))
-        return found
+            is_same = is_same | (mine == self._axis(places, other, len(steps)))
+        return is_same
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,10 +314,11 @@ class _PartQuery:
 
 def all_plans(workers: int) -> list[Plan]:
     """Return all plans over a pool of so many workers, in the order of `rewards_of_all_plans`."""
-    found = []
+    plans = []
     for name, steps in catalogue().items():
-        found += [Plan(name, chosen) for chosen in product(range(workers), repeat=len(steps))]
-    return found
+        for chosen in product(range(workers), repeat=len(steps)):
+            plans.append(Plan(name, chosen))
+    return plans
 
 
 def rewards_of_all_plans(rewards: Rewards, task: Task) -> NDArray[np.float32]:
@@ -345,18 +367,28 @@ def expected_reward(plan: Plan, task: Task, rewards: Rewards) -> float:
 def _add_branch(counts: Sequence[Array], branch: Array) -> list[Array]:
     """Return the chances of 0, 1, 2... right answers, from those without this branch."""
     nought: Array = np.zeros(())
-    fewer, more = [*counts, nought], [nought, *counts]
-    return [stays * (1 - branch) + gains * branch for stays, gains in zip(fewer, more, strict=True)]
+    chances: list[Array] = []
+    for same_count, one_less in zip([*counts, nought], [nought, *counts], strict=True):
+        chances.append(same_count * (1 - branch) + one_less * branch)
+    return chances
+
+
+def _roles(steps: Shape) -> list[str]:
+    return [step.role for step in steps]
 
 
 def _bit_values(steps: Shape, role: str) -> tuple[int | None, ...]:
-    if any([step.role == role for step in steps]):
+    """Return whether the plan or digest of a shape may be good (1) or not (0); None for a shape without one."""
+    if role in _roles(steps):
         return (0, 1)
     return (None,)
 
 
 def _as_key(bit: int | None) -> int:
-    return -1 if bit is None else bit
+    """Return a bit as a part of a key; -1 for none."""
+    if bit is None:
+        return -1
+    return bit
 
 
 def _logistic(logits: Array) -> Array:

@@ -24,8 +24,8 @@ class Size:
     @property
     def tokens(self) -> float:
         """Return the input tokens of the task with its document."""
-        known = constants()
-        return known.question_tokens + known.part_tokens * self.parts + DOCUMENT_TOKENS[self.document]
+        world = constants()
+        return world.question_tokens + world.part_tokens * self.parts + DOCUMENT_TOKENS[self.document]
 
 
 def size_of(task: Task) -> Size:
@@ -35,30 +35,45 @@ def size_of(task: Task) -> Size:
 
 def parts_handed_over(shape: Shape, step: ShapeStep, parts: int) -> dict[int, int]:
     """Return the place of the earlier step of `step.sees` that has worked out each part apart."""
-    found = {}
+    step_of_part = {}
     for place in step.sees:
         role = shape[place].role
         if role in PARTIAL and PARTIAL.index(role) < parts:
-            found[PARTIAL.index(role)] = place
-    return found
+            step_of_part[PARTIAL.index(role)] = place
+    return step_of_part
+
+
+def shows_plan(shape: Shape, step: ShapeStep) -> bool:
+    """Return True if a step sees the plan of an earlier one."""
+    for place in step.sees:
+        if shape[place].role == "plan":
+            return True
+    return False
+
+
+def answers_seen(shape: Shape, step: ShapeStep) -> list[int]:
+    """Return the places of the earlier steps with a whole answer that a step sees."""
+    return [place for place in step.sees if shape[place].role in ANSWERING]
 
 
 def output_tokens(role: str, parts: int, handed: int) -> float:
     """Return the output tokens of a step for a task of so many parts, of which so many were handed to it."""
-    known = constants()
-    brief = known.solve_tokens / 2
+    world = constants()
+    brief = world.solve_tokens / 2
     if role in PARTIAL:
         if PARTIAL.index(role) < parts:
-            return known.reason_tokens
+            return world.reason_tokens
         return brief
-    fixed = {"plan": known.plan_tokens, "digest": known.digest_tokens}
+    fixed = {"plan": world.plan_tokens, "digest": world.digest_tokens}
     if role in fixed:
         return fixed[role]
-    judged = {"check": known.check_tokens, "combine": known.combine_tokens}
+    judged = {"check": world.check_tokens, "combine": world.combine_tokens}
     if role in judged:
         return judged[role] + brief * parts
-    each = known.reason_tokens if role == "reason" else known.solve_tokens
-    return each * (parts - handed) + brief * handed
+    tokens_of_part = world.solve_tokens
+    if role == "reason":
+        tokens_of_part = world.reason_tokens
+    return tokens_of_part * (parts - handed) + brief * handed
 
 
 def output_tokens_of_step(shape: Shape, step: ShapeStep, parts: int) -> float:
@@ -69,35 +84,37 @@ def output_tokens_of_step(shape: Shape, step: ShapeStep, parts: int) -> float:
 def tokens_passed_on(role: str, parts: int) -> float:
     """Return the input tokens of a step that is shown to a later one: results are passed on, the thoughts behind them
     are not."""
-    known = constants()
+    world = constants()
     if role in ("plan", "digest"):
         return output_tokens(role, parts, 0)
     if role in PARTIAL:
         if PARTIAL.index(role) < parts:
-            return known.solve_tokens
-        return known.solve_tokens / 2
-    return known.solve_tokens * parts
+            return world.solve_tokens
+        return world.solve_tokens / 2
+    return world.solve_tokens * parts
 
 
 def input_tokens_of_step(shape: Shape, step: ShapeStep, size: Size) -> float:
     """Return the input tokens of a step, were its worker's context long enough."""
-    shown = sum([tokens_passed_on(shape[place].role, size.parts) for place in step.sees])
-    return (size.tokens if step.user else constants().question_tokens / 2) + shown
+    earlier_tokens = sum([tokens_passed_on(shape[place].role, size.parts) for place in step.sees])
+    if step.user:
+        return size.tokens + earlier_tokens
+    return constants().question_tokens / 2 + earlier_tokens
 
 
 def contributing_steps(steps: Shape, at: int, parts: int) -> list[int]:
     """Return the steps whose workers had a hand in the answer of the step `at`, for a task of so many parts."""
-    found = [at]
-    for seen in steps[at].sees:
-        role = steps[seen].role
+    places = [at]
+    for place in steps[at].sees:
+        role = steps[place].role
         if role in ANSWERING or (role in PARTIAL and PARTIAL.index(role) < parts):
-            found += contributing_steps(steps, seen, parts)
-    return found
+            places += contributing_steps(steps, place, parts)
+    return places
 
 
-def combine_logit(right: int, count: int, known: Constants) -> float:
+def combine_logit(right: int, count: int, world: Constants) -> float:
     """Return the logit of choosing a right answer for a part, if `right` of `count` are, for a worker of mean
     ability."""
     if right == count:
-        return known.unanimous
-    return known.pair + known.majority * (2 * right - count)
+        return world.unanimous
+    return world.pair + world.majority * (2 * right - count)

@@ -96,7 +96,7 @@ class PolicyGroup:
 def baseline_group() -> PolicyGroup:
     """Return the policies that are given exact rewards, the mark and the optimum among them."""
 
-    def make(seen: Sequence[Setting], seed: int) -> Sequence[Policy]:
+    def make(settings: Sequence[Setting], seed: int) -> Sequence[Policy]:
         constant = [*fixed_plans(), *domain_plans(seed), true_domain_plans(), NearestOutcomes()]
         return [RandomPlan(seed), *constant, Optimum()]
 
@@ -107,38 +107,38 @@ def baseline_group() -> PolicyGroup:
 def selector_group(sizes: Sizes) -> PolicyGroup:
     """Return the baseline that is taught by verdicts over the very pool that it serves."""
 
-    def make(seen: Sequence[Setting], seed: int) -> Sequence[Policy]:
+    def make(settings: Sequence[Setting], seed: int) -> Sequence[Policy]:
         return [ProductSelector(seed, sizes.ratings)]
 
     return PolicyGroup((ProductSelector.name,), make)
 
 
-def run_seed(seed: int, sizes: Sizes, groups: Sequence[PolicyGroup], found: SeedResults | None = None) -> SeedResults:
-    """Compare policies under one seed. Groups whose figures `found` has already are not made again."""
-    found = found or SeedResults(seed)
-    missing = [group for group in groups if not set(group.names) <= set(found.splits.get(SPLITS[0], {}))]
+def run_seed(seed: int, sizes: Sizes, groups: Sequence[PolicyGroup], results: SeedResults | None = None) -> SeedResults:
+    """Compare policies under one seed. Groups whose figures `results` has already are not made again."""
+    results = results or SeedResults(seed)
+    names = set(results.splits.get(SPLITS[0], {}))
+    missing = [group for group in groups if not names.issuperset(group.names)]
     if not missing:
-        return found
+        return results
     training = composed.draw_tasks("train", f"{seed}", sizes.training)
     validation = composed.draw_tasks("train", f"{seed}|validation", sizes.validation)
     random = Random(f"world-2|pools|{seed}")
-    seen = [Setting(draw_pool(random), training, validation) for _ in range(sizes.pools)]
+    settings = [Setting(draw_pool(random), training, validation) for _ in range(sizes.pools)]
     policies: list[Policy] = []
     for group in missing:
-        policies += group.make(seen, seed)
-    tests = {
+        policies += group.make(settings, seed)
+    tasks_of_split: dict[Name, list[Task]] = {
         "fresh tasks": composed.draw_tasks("fresh", f"{seed}", sizes.tested),
         "unseen phrasings": composed.draw_tasks("phrasings", f"{seed}", sizes.tested),
         "unseen families": composed.draw_tasks("families", f"{seed}", sizes.tested),
     }
-    compared = {split: _compare(seen, policies, tests[split]) for split in SPLITS[:3]}
-    fresh = tests["fresh tasks"]
+    compared = {split: _compare(settings, policies, tasks) for split, tasks in tasks_of_split.items()}
     for split, pools in _draw_unseen_pools(random, sizes.pools).items():
-        settings = [Setting(unseen, training, validation) for unseen in pools]
-        compared[split] = _compare(settings, policies, fresh)
-    for split, rows in compared.items():
-        found.splits[split] = found.splits.get(split, {}) | rows
-    return found
+        unseen_settings = [Setting(pool, training, validation) for pool in pools]
+        compared[split] = _compare(unseen_settings, policies, tasks_of_split["fresh tasks"])
+    for split, figures_of_policy in compared.items():
+        results.splits[split] = results.splits.get(split, {}) | figures_of_policy
+    return results
 
 
 def _draw_unseen_pools(random: Random, count: int) -> dict[Name, list[Pool]]:
@@ -149,6 +149,8 @@ def _draw_unseen_pools(random: Random, count: int) -> dict[Name, list[Pool]]:
 
 
 def _compare(settings: Sequence[Setting], policies: Sequence[Policy], tasks: Sequence[Task]) -> dict[str, Figures]:
+    """Return the figures of these policies over the same tasks, with a row for the pool of each setting. The
+    clairvoyant's rewards come with those of the optimum."""
     rows: dict[str, list[tuple[Matrix, Matrix, Matrix]]] = {policy.name: [] for policy in policies}
     above: list[tuple[Matrix, Matrix, Matrix]] = []
     for setting in settings:
@@ -162,10 +164,11 @@ def _compare(settings: Sequence[Setting], policies: Sequence[Policy], tasks: Seq
             above.append((clairvoyant_rewards(setting, tasks), unknown, unknown))
     if OPTIMUM in rows:
         rows[CLAIRVOYANT] = above
-    found = {}
+    figures_of_policy = {}
     for name, by_pool in rows.items():
-        found[name] = Figures(*[np.stack(part) for part in zip(*by_pool, strict=True)])
-    return found
+        rewards, rights, dollars = zip(*by_pool, strict=True)
+        figures_of_policy[name] = Figures(np.stack(rewards), np.stack(rights), np.stack(dollars))
+    return figures_of_policy
 
 
 def _bills(setting: Setting, tasks: Sequence[Task], chosen: NDArray[np.int64]) -> tuple[Matrix, Matrix]:
@@ -173,8 +176,8 @@ def _bills(setting: Setting, tasks: Sequence[Task], chosen: NDArray[np.int64]) -
     right, usd = [], []
     for task, place in zip(tasks, chosen, strict=True):
         plan = setting.plans[int(place)]
-        by_trait = setting.rewards.right(plan.shape, task)
-        right.append(np.mean([chances[plan.workers] for chances in by_trait]))
+        right_by_trait = setting.rewards.right(plan.shape, task)
+        right.append(np.mean([chances[plan.workers] for chances in right_by_trait]))
         usd.append(setting.rewards.bill(plan.shape, size_of(task))[0][plan.workers])
     return np.array(right), np.array(usd)
 
@@ -182,10 +185,10 @@ def _bills(setting: Setting, tasks: Sequence[Task], chosen: NDArray[np.int64]) -
 # Keeping.
 
 
-def save_results(found: SeedResults, path: Path) -> None:
+def save_results(results: SeedResults, path: Path) -> None:
     """Write the figures of a seed, so that an interrupted comparison can go on."""
     arrays = {}
-    for split, rows in found.splits.items():
+    for split, rows in results.splits.items():
         for name, row in rows.items():
             arrays[f"{split}|{name}"] = np.stack([row.reward, row.right, row.usd])
     with path.open("wb") as file:
@@ -194,12 +197,12 @@ def save_results(found: SeedResults, path: Path) -> None:
 
 def load_results(seed: int, path: Path) -> SeedResults:
     """Read the figures of a seed."""
-    found = SeedResults(seed, {split: {} for split in SPLITS})
+    results = SeedResults(seed, {split: {} for split in SPLITS})
     with np.load(path) as arrays:
         for key in arrays.files:
             split, name = key.split("|")
-            found.splits[split][name] = Figures(*arrays[key])
-    return found
+            results.splits[split][name] = Figures(*arrays[key])
+    return results
 
 
 # Intervals.
@@ -233,55 +236,69 @@ def format_interval(draws: Matrix) -> str:
 # The report.
 
 
-def report(found: Sequence[SeedResults], sizes: Sizes) -> str:
+def report(results: Sequence[SeedResults], sizes: Sizes) -> str:
     """Return the tables: by split all policies over all seeds, then the gap of each seed, worst first."""
     lines = [
-        f"{len(found)} seeds (worst first), {sizes.pools} pools and {sizes.tested} test tasks for each split and seed; "
-        f"{sizes.training} training and {sizes.validation} validation tasks; constants {figures.FROZEN[:12]}. The mark "
-        "is the best plan by domain; differences have 95 % intervals over seeds, pools and tasks.",
+        f"{len(results)} seeds (worst first), {sizes.pools} pools and {sizes.tested} test tasks for each split and "
+        f"seed; {sizes.training} training and {sizes.validation} validation tasks; constants {figures.FROZEN[:12]}. "
+        "The mark is the best plan by domain; differences have 95 % intervals over seeds, pools and tasks.",
     ]
     for split in SPLITS:
-        lines += ["", f"### {split.capitalize()}", "", *_split_table(found, split)]
-    lines += ["", "### The gap by seed", "", *_gap_table(found)]
-    names = list(found[0].splits[SPLITS[0]])
-    learned = [name for name in names if name.startswith("learned")][-1:]
-    for name in learned + [name for name in names if name.startswith("thrifty")]:
-        lines += ["", f"### The share of the gap by seed: {name}", "", *_share_table(found, name)]
+        lines += ["", f"### {split.capitalize()}", "", *_split_table(results, split)]
+    lines += ["", "### The gap by seed", "", *_gap_table(results)]
+    names = list(results[0].splits[SPLITS[0]])
+    learned = [name for name in names if name.startswith("learned")]
+    thrifty = [name for name in names if name.startswith("thrifty")]
+    for name in learned[-1:] + thrifty:
+        lines += ["", f"### The share of the gap by seed: {name}", "", *_share_table(results, name)]
     return "\n".join(lines) + "\n"
 
 
-def _split_table(found: Sequence[SeedResults], split: Name) -> list[str]:
+def _split_table(results: Sequence[SeedResults], split: Name) -> list[str]:
     lines = [
         "| policy | reward | worst seed | less the mark | share of the gap | accuracy | m$ |",
         "|---|---|---|---|---|---|---|",
     ]
-    gap = float(np.mean([result.gap(split).mean() for result in found]))
-    own = [result.splits[split] for result in found]
-    for name in _policies_of_all_seeds(own):
-        random = np.random.default_rng(1)
-        means = [float(by_policy[name].reward.mean()) for by_policy in own]
-        lead = [by_policy[name].reward - by_policy[best_domain_plan(by_policy)].reward for by_policy in own]
-        draws = bootstrap_seeds([bootstrap_pools_and_tasks(tasks, random) for tasks in lead], random)
-        less = float(np.mean([tasks.mean() for tasks in lead]))
-        accuracy = float(np.mean([by_policy[name].right.mean() for by_policy in own]))
-        usd = float(np.mean([by_policy[name].usd.mean() for by_policy in own]))
-        bill = "" if np.isnan(usd) else f"{accuracy:.3f} | {1e3 * usd:.2f}"
-        lines.append(
-            f"| {name} | {np.mean(means):.3f} | {min(means):.3f} | {less:+.3f} {format_interval(draws)} | "
-            f"{100 * less / gap:.0f} % | {bill or ' | '} |"
-        )
+    gap = float(np.mean([result.gap(split).mean() for result in results]))
+    seeds = [result.splits[split] for result in results]
+    for name in _policies_of_all_seeds(seeds):
+        lines.append(_policy_line(name, seeds, gap))
     return lines
 
 
-def _policies_of_all_seeds(rows: Sequence[Mapping[str, Figures]]) -> list[str]:
+def _policy_line(name: str, seeds: Sequence[Mapping[str, Figures]], gap: float) -> str:
+    """Return the line of one policy, from the figures of all policies under each seed; `gap` is the mean gap."""
+    rewards, accuracies, dollars = [], [], []
+    leads: list[Matrix] = []
+    for by_policy in seeds:
+        own, mark = by_policy[name], by_policy[best_domain_plan(by_policy)]
+        rewards.append(float(own.reward.mean()))
+        accuracies.append(own.right.mean())
+        dollars.append(own.usd.mean())
+        leads.append(own.reward - mark.reward)
+    random = np.random.default_rng(1)
+    draws = bootstrap_seeds([bootstrap_pools_and_tasks(lead, random) for lead in leads], random)
+    less = float(np.mean([lead.mean() for lead in leads]))
+    usd = float(np.mean(dollars))
+    bill = " | "
+    if not np.isnan(usd):
+        bill = f"{float(np.mean(accuracies)):.3f} | {1e3 * usd:.2f}"
+    return (
+        f"| {name} | {np.mean(rewards):.3f} | {min(rewards):.3f} | {less:+.3f} {format_interval(draws)} | "
+        f"{100 * less / gap:.0f} % | {bill} |"
+    )
+
+
+def _policies_of_all_seeds(seeds: Sequence[Mapping[str, Figures]]) -> list[str]:
     """Return the policies that all seeds have, those with the least reward first."""
-    names = set(rows[0]).intersection(*rows)
-    return sorted(names, key=lambda name: float(np.mean([by_policy[name].reward.mean() for by_policy in rows])))
+    names = set(seeds[0]).intersection(*seeds)
+    return sorted(names, key=lambda name: float(np.mean([by_policy[name].reward.mean() for by_policy in seeds])))
 
 
-def _gap_table(found: Sequence[SeedResults]) -> list[str]:
+def _gap_table(results: Sequence[SeedResults]) -> list[str]:
+    """Return the gap by seed and split with its interval, the seed with the smallest gap first."""
     lines = [f"| seed | {' | '.join(SPLITS)} |", "|---" * (1 + len(SPLITS)) + "|"]
-    for result in sorted(found, key=lambda each: float(each.gap("fresh tasks").mean())):
+    for result in sorted(results, key=lambda each: float(each.gap("fresh tasks").mean())):
         cells = []
         for split in SPLITS:
             draws = bootstrap_pools_and_tasks(result.gap(split), np.random.default_rng(1))
@@ -290,11 +307,11 @@ def _gap_table(found: Sequence[SeedResults]) -> list[str]:
     return lines
 
 
-def _share_table(found: Sequence[SeedResults], name: str) -> list[str]:
+def _share_table(results: Sequence[SeedResults], name: str) -> list[str]:
     """Return the share of the gap that a policy closes under each seed."""
     lines = [f"| seed | {' | '.join(SPLITS)} |", "|---" * (1 + len(SPLITS)) + "|"]
     rows = []
-    for result in found:
+    for result in results:
         shares = []
         for split in SPLITS:
             figures = result.splits[split]
@@ -302,5 +319,6 @@ def _share_table(found: Sequence[SeedResults], name: str) -> list[str]:
             shares.append(float(lead.mean()) / float(result.gap(split).mean()))
         rows.append((shares, result.seed))
     for shares, seed in sorted(rows):
-        lines.append(f"| {seed} | {' | '.join(f'{100 * share:.0f} %' for share in shares)} |")
+        cells = [f"{100 * share:.0f} %" for share in shares]
+        lines.append(f"| {seed} | {' | '.join(cells)} |")
     return lines
