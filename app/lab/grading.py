@@ -16,7 +16,7 @@ run by the caller's function (`execute`), since this module runs no processes.
 
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Protocol
@@ -80,14 +80,16 @@ class Exact:
 
     def grade(self, answer: str) -> Grade:
         """Return the grade 1 for a match, else 0."""
-        wanted = {self._plain(accepted) for accepted in self.expected}
+        accepted = set(map(self._plain, self.expected))
         text = answer[-MOST_CHARS:]
-        return _grade(self._plain(text) in wanted or self._plain(conclusion(text) or text) in wanted)
+        return _grade(self._plain(text) in accepted or self._plain(conclusion(text) or text) in accepted)
 
     def _plain(self, text: str) -> str:
         words = " ".join(unicodedata.normalize("NFC", text).split())
         words = words.strip(_QUOTES).removesuffix(".").strip(_QUOTES)
-        return words if self.case else words.casefold()
+        if self.case:
+            return words
+        return words.casefold()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +108,10 @@ class Numeric:
 
     def grade(self, answer: str) -> Grade:
         """Return the grade 1 for a number that is near enough, else 0."""
-        found = number_in(answer)
-        if found is None:
+        number = number_in(answer)
+        if number is None:
             return Grade(0.0, "no number")
-        return _grade(abs(found - self.expected) <= max(self.tolerance, self.relative * abs(self.expected)))
+        return _grade(abs(number - self.expected) <= max(self.tolerance, self.relative * abs(self.expected)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,21 +132,44 @@ class Choice:
         return _grade(chosen == self.expected)
 
     def _chosen(self, answer: str) -> str | None:
+        """Return the letter of the option that an answer is or states: its whole text or conclusion, else the first
+        letter of the conclusion, else the last letter that the answer marks as a choice."""
         stated = conclusion(answer)
-        letters = LETTERS[: len(self.options)] if self.options else LETTERS
-        for text in (stated, answer.strip()) if stated is not None else (answer.strip(),):
+        letters = letters_of(self.options)
+        texts = [answer.strip()]
+        if stated is not None:
+            texts.insert(0, stated)
+        for text in texts:
             for place, option in enumerate(self.options):
                 if Exact((option,)).grade(text).score:
                     return LETTERS[place]
-            if len(alone := text.strip("*`()[].: \n")) == 1 and alone.upper() in letters:
-                return alone.upper()
-        marked: list[str] = [next(filter(None, found.groups())) for found in _MARKED.finditer(stated or answer)]
+            alone = text.strip("*`()[].: \n").upper()
+            if len(alone) == 1 and alone in letters:
+                return alone
+        marked = _marked_letters(stated or answer)
         if stated is not None and not marked:
-            marked = [found.upper() for found in _LETTER.findall(stated)][:1]
+            marked = [letter.upper() for letter in _LETTER.findall(stated)[:1]]
         marked = [letter for letter in marked if letter in letters]
         if not marked:
             return None
-        return marked[-1] if stated is None else marked[0]
+        if stated is None:
+            return marked[-1]
+        return marked[0]
+
+
+def letters_of(options: Sequence[str]) -> str:
+    """Return the letters of a choice's options; all letters where the options are not given."""
+    if not options:
+        return LETTERS
+    return LETTERS[: len(options)]
+
+
+def _marked_letters(text: str) -> list[str]:
+    """Return the letters that a text marks as choices, such as `(B)`, `**B**` or `option B`."""
+    letters = []
+    for match in _MARKED.finditer(text):
+        letters.append("".join([group for group in match.groups() if group]))
+    return letters
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +197,11 @@ class Schema:
         """Return the grade 1 for an answer that validates, else 0."""
         if len(answer) > MOST_CHARS:
             return Grade(0.0, "too long")
+        document = answer
         fenced = re.fullmatch(r"\s*```(?:json)?[ \t]*\n(.*?)\n?```\s*", answer, re.DOTALL)
-        return _grade(not faults(Form(self.schema), fenced.group(1) if fenced else answer))
+        if fenced:
+            document = fenced.group(1)
+        return _grade(not faults(Form(self.schema), document))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +223,14 @@ class UnitTests:
 
 def code_in(answer: str) -> str:
     """Return the last fenced block that says it is Python, else the last one, else the whole answer."""
-    text = answer[-MOST_CHARS:]
-    found = _FENCED.findall(text)
-    python = [code for language, code in found if language.lower() in ("python", "py", "python3")]
-    return str((python or [code for _, code in found] or [text])[-1])
+    chosen = text = answer[-MOST_CHARS:]
+    has_python = False
+    for language, code in _FENCED.findall(text):
+        is_python = language.lower() in ("python", "py", "python3")
+        if is_python or not has_python:
+            chosen = code
+        has_python = has_python or is_python
+    return str(chosen)
 
 
 def grader(spec: object, execute: Execute | None = None) -> Grader:
@@ -206,7 +238,8 @@ def grader(spec: object, execute: Execute | None = None) -> Grader:
     if not isinstance(spec, Mapping) or spec.get("kind") not in FIELDS:
         raise ValueError(f"a grader must be an object whose kind is one of {', '.join(FIELDS)}")
     kind = spec["kind"]
-    if unknown := sorted(str(name) for name in set(spec) - FIELDS[kind] - {"kind"}):
+    unknown = sorted(map(str, set(spec) - FIELDS[kind] - {"kind"}))
+    if unknown:
         raise ValueError(f"a {kind} grader has no field {unknown[0][:40]}; it has {', '.join(sorted(FIELDS[kind]))}")
     if kind == "tests":
         return _tests(spec, execute)
@@ -220,8 +253,10 @@ def conclusion(answer: str) -> str | None:
         return boxed
     if hashes := _HASHES.findall(text):
         return str(hashes[-1]).strip()
-    ends = [found.end() for found in _SAID.finditer(text)]
-    stated = text[ends[-1] :].partition("\n")[0].strip() if ends else ""
+    matches = list(_SAID.finditer(text))
+    if not matches:
+        return None
+    stated = text[matches[-1].end() :].partition("\n")[0].strip()
     return stated or None
 
 
@@ -231,18 +266,23 @@ def number_in(answer: str) -> Fraction | None:
     stated = conclusion(text)
     if stated is not None and "=" in stated:
         stated = stated.rpartition("=")[2]
-    found = _NUMBER.findall(stated) if stated is not None else []
-    if found:
-        return _fraction(found[0])
-    found = _NUMBER.findall(text)
-    return _fraction(found[-1]) if found else None
+    if stated is not None:
+        number = _NUMBER.search(stated)
+        if number:
+            return _fraction(number.group())
+    numbers = _NUMBER.findall(text)
+    if not numbers:
+        return None
+    return _fraction(numbers[-1])
 
 
 def _boxed(text: str) -> str | None:
     """Return the content of the last box; its braces may nest."""
     start = text.rfind(_BOXED)
+    if start < 0:
+        return None
     depth, begin = 1, start + len(_BOXED)
-    for at in range(begin, len(text) if start >= 0 else begin):
+    for at in range(begin, len(text)):
         depth += {"{": 1, "}": -1}.get(text[at], 0)
         if not depth:
             return text[begin:at]
@@ -251,9 +291,11 @@ def _boxed(text: str) -> str | None:
 
 def _fraction(text: str) -> Fraction | None:
     over, _, under = text.replace(",", "").replace(" ", "").partition("/")
-    if under and not int(under):
+    if not under:
+        return Fraction(over)
+    if not int(under):
         return None
-    return Fraction(over) / (int(under) if under else 1)
+    return Fraction(over) / int(under)
 
 
 def _grade(right: bool) -> Grade:
@@ -263,16 +305,18 @@ def _grade(right: bool) -> Grade:
 
 
 def _as_json(text: str) -> str:
-    escaped = "".join(char if char not in '"\\' and char >= " " else f"\\u{ord(char):04x}" for char in text)
-    return f'{{"text": "{escaped}"}}'
+    """Return JSON whose field `text` is this text."""
+    escapes = {ord(char): f"\\u{ord(char):04x}" for char in ['"', "\\", *map(chr, range(32))]}
+    return f'{{"text": "{text.translate(escapes)}"}}'
 
 
 # -- from data
 
 
 def _exact(spec: Mapping[str, Any]) -> Grader:
-    given = spec.get("expected")
-    expected = [given] if isinstance(given, str) else given
+    expected = spec.get("expected")
+    if isinstance(expected, str):
+        expected = [expected]
     if not isinstance(expected, list) or not 0 < len(expected) <= ALTERNATIVES or not _texts(expected):
         raise ValueError(f"an exact grader needs expected: a text, or a list of at most {ALTERNATIVES} of them")
     if not isinstance(spec.get("case", False), bool):
@@ -281,12 +325,14 @@ def _exact(spec: Mapping[str, Any]) -> Grader:
 
 
 def _numeric(spec: Mapping[str, Any]) -> Grader:
-    figures = {name: _figure(spec[name]) for name in ("expected", "tolerance", "relative") if name in spec}
-    if "expected" not in figures or any(figure is None for figure in figures.values()):
+    expected = _figure(spec.get("expected"))
+    tolerance = _figure(spec.get("tolerance", 0))
+    relative = _figure(spec.get("relative", 0))
+    if expected is None or tolerance is None or relative is None:
         raise ValueError("a numeric grader needs expected, a number; tolerance and relative are numbers too")
-    if any(figures[name] < 0 for name in figures if name != "expected"):  # type: ignore[operator]
+    if tolerance < 0 or relative < 0:
         raise ValueError("tolerance and relative of a numeric grader must not be negative")
-    return Numeric(**figures)  # type: ignore[arg-type]
+    return Numeric(expected, tolerance, relative)
 
 
 def _figure(value: object) -> Fraction | None:
@@ -303,7 +349,7 @@ def _choice(spec: Mapping[str, Any]) -> Grader:
     if not isinstance(options, list) or not _texts(options) or len(options) > len(LETTERS):
         raise ValueError(f"options of a choice grader must be a list of at most {len(LETTERS)} texts")
     expected = spec.get("expected")
-    letters = LETTERS[: len(options)] if options else LETTERS
+    letters = letters_of(options)
     if not isinstance(expected, str) or len(expected) != 1 or expected.upper() not in letters:
         raise ValueError(f"expected of a choice grader must be one letter from A to {letters[-1]}")
     return Choice(expected.upper(), tuple(options))
@@ -337,7 +383,8 @@ def _tests(spec: Mapping[str, Any], execute: Execute | None) -> Grader:
 
 
 def _texts(value: list[object]) -> bool:
-    return all(isinstance(text, str) and text for text in value)
+    """Return True for a list of texts, none of which is empty."""
+    return all([isinstance(text, str) and text for text in value])
 
 
 FIELDS: Mapping[str, frozenset[str]] = {

@@ -45,11 +45,11 @@ class _StepFacts(NamedTuple):
     crowd: int
     hands: tuple[int, ...]
     """For a check, the steps that contributed to the checked answer."""
-    seen: tuple[tuple[int, ...], ...]
+    input_bits: tuple[tuple[int, ...], ...]
     """For each combination of the earlier bits, those that it works on."""
-    written: int
-    read: int
-    """Tokens; of reading without the question."""
+    output_tokens: int
+    input_tokens: int
+    """The tokens that it reads apart from the question."""
     user: bool
     sees: tuple[int, ...]
 
@@ -60,11 +60,14 @@ def _layout(shape: tuple[tuple[str, bool, tuple[int, ...]], ...]) -> tuple[tuple
     plan = tuple([PlanStep(0, role, user, sees) for role, user, sees in shape])
     results = results_of_steps(plan)
     used = [steps_used(plan, place, results) for place in range(len(plan))]
-    written: list[int] = []
+    output_tokens: list[int] = []
     parts: list[_StepFacts] = []
     for place, step in enumerate(plan):
         works = results[place] != "nothing"
-        written.append(OUTPUT[step.role] if works else OUTPUT["nothing"])
+        output = step.role
+        if not works:
+            output = "nothing"
+        output_tokens.append(OUTPUT[output])
         hands: tuple[int, ...] = ()
         if step.role == "check" and used[place]:
             hands = tuple(contributing_steps(used, results, used[place][0]))
@@ -73,9 +76,9 @@ def _layout(shape: tuple[tuple[str, bool, tuple[int, ...]], ...]) -> tuple[tuple
             works=works,
             crowd=len(step.sees) - len(used[place]),
             hands=hands,
-            seen=tuple([bits_at(used[place], bits) for bits in range(1 << place)]),
-            written=written[place],
-            read=sum([written[n] for n in step.sees]),
+            input_bits=tuple([bits_at(used[place], bits) for bits in range(1 << place)]),
+            output_tokens=output_tokens[place],
+            input_tokens=sum([output_tokens[n] for n in step.sees]),
             user=step.user,
             sees=step.sees,
         )
@@ -119,32 +122,45 @@ def _right_given_trait(
         if not part.works:
             odds += [0.0] * len(odds)
             continue
-        own = any([plan[n].worker == step.worker for n in part.hands])
+        own = step.worker in [plan[n].worker for n in part.hands]
         worker = pool[step.worker]
         if step.text:
             worker = world.shift_skills(worker, shift(step.text, kind[0]))
-        chances = {}
-        for seen in set(part.seen):
-            chances[seen] = step_chance(worker, kind, trait, part.role, seen, own, part.crowd)
-        good = [p * chances[seen] for p, seen in zip(odds, part.seen, strict=True)]
-        bad = [p - g for p, g in zip(odds, good, strict=True)]
-        odds = bad + good
+        good = chances_with_good_step(odds, worker, kind, trait, part, own)
+        odds = chances_with_bad_step(odds, good) + good
     return sum(odds[len(odds) // 2 :])
+
+
+def chances_with_good_step(
+    odds: Sequence[float], worker: Profile, kind: tuple[int, int], trait: float, part: _StepFacts, own: bool
+) -> list[float]:
+    """Return for each combination of the earlier bits, whose chances are `odds`, the chance of it together with a good
+    step."""
+    chances = {}
+    for bits in set(part.input_bits):
+        chances[bits] = step_chance(worker, kind, trait, part.role, bits, own, part.crowd)
+    return [p * chances[bits] for p, bits in zip(odds, part.input_bits, strict=True)]
+
+
+def chances_with_bad_step(odds: Sequence[float], good: Sequence[float]) -> list[float]:
+    """Return for each combination of the earlier bits the chance of it together with a step that is not good."""
+    return [p - g for p, g in zip(odds, good, strict=True)]
 
 
 @lru_cache(50_000)
 def step_chance(
-    worker: Profile, kind: tuple[int, int], trait: float, role: str, seen: tuple[int, ...], own: bool, crowd: int
+    worker: Profile, kind: tuple[int, int], trait: float, role: str, bits: tuple[int, ...], own: bool, crowd: int
 ) -> float:
+    """Return the chance that a step is good, or right, given the bits of the steps that it works on."""
     if role == "plan":
         return world.plan_chance(worker, kind[1], crowd)
     if role == "check":
-        return world.check_chance(worker, kind, trait, seen[0], own, crowd)
+        return world.check_chance(worker, kind, trait, bits[0], own, crowd)
     if role == "combine":
-        return world.combine_chance(worker, kind, trait, sum(seen), len(seen), crowd)
+        return world.combine_chance(worker, kind, trait, sum(bits), len(bits), crowd)
     plan_is_good = None
-    if seen:
-        plan_is_good = seen[0]
+    if bits:
+        plan_is_good = bits[0]
     return world.solve_chance(worker, kind, trait, role, plan_is_good, crowd)
 
 
@@ -157,10 +173,10 @@ def bill(plan: Plan, level: int, pool: tuple[Profile, ...], *, finished: int = 0
     dollars = 0.0
     for step, part in zip(plan[finished:], parts_of(plan)[0][finished:], strict=True):
         worker = pool[step.worker]
-        read = part.read
+        input_tokens = part.input_tokens
         if part.user:
-            read += QUESTION + PER_LEVEL * level
-        dollars += world.usd(worker, read, part.written)
+            input_tokens += QUESTION + PER_LEVEL * level
+        dollars += world.usd(worker, input_tokens, part.output_tokens)
         begins = max([ends[n] for n in part.sees], default=0.0)
-        ends.append(begins + world.seconds(worker, part.written))
+        ends.append(begins + world.seconds(worker, part.output_tokens))
     return dollars, max(ends)

@@ -30,7 +30,9 @@ class WorldProvider:
         self._seed = spec.options.get("seed", "")
         self._delay = float(spec.options.get("delay", "1"))
         self._calls = count()
-        self._second = SecondWorld(self._seed) if spec.options.get("world") == "2" else None
+        self._second: SecondWorld | None = None
+        if spec.options.get("world") == "2":
+            self._second = SecondWorld(self._seed)
         self.unsupported = inner.unsupported
 
     def render(self, request: Request) -> bytes:
@@ -40,8 +42,10 @@ class WorldProvider:
     async def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
         """Answer from `body`, after as long as the worker takes, with the tokens that the world counts."""
         call = json.loads(body)
-        messages = tuple(message_from_json(message) for message in call["messages"])
-        answer = None if call["schema"] else self._answer(call["model"], messages, **_limits(call["sampling"]))
+        answer = None
+        if not call["schema"]:
+            messages = tuple(map(message_from_json, call["messages"]))
+            answer = self._answer(call["model"], messages, **_limits(call["sampling"]))
         if answer is None:
             async for pieces in self._inner.stream(request, body, deadlines):
                 yield pieces
@@ -51,7 +55,7 @@ class WorldProvider:
         if pause > allowed:
             raise WorkerTimeout
         yield [Words(answer.text)]
-        yield [End(answer.finish, Usage(input=answer.read, output=answer.written), call["model"])]
+        yield [End(answer.finish, Usage(input=answer.input_tokens, output=answer.output_tokens), call["model"])]
 
     def _answer(
         self, model: str, messages: Sequence[Message], *, seed: int | None, most: int | None
@@ -62,9 +66,12 @@ class WorldProvider:
         worker = profiles().get(model)
         if worker is None:
             return None
-        draw = f"call {next(self._calls)}" if seed is None else str(seed)
+        draw = str(seed)
+        if seed is None:
+            draw = f"call {next(self._calls)}"
         answer = reply(worker, messages, f"{self._seed}|{draw}")
-        return ServedReply(answer.text, answer.read, answer.written, seconds(worker, answer.written))
+        duration = seconds(worker, answer.output_tokens)
+        return ServedReply(answer.text, answer.input_tokens, answer.output_tokens, duration)
 
     async def close(self) -> None:
         """Close the provider behind this one."""

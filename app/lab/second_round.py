@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from app.lab import world
 from app.lab.lessons import Lesson, draw_sensible_plan
-from app.lab.outcome import bill, parts_of, right_given_trait, step_chance
+from app.lab.outcome import bill, chances_with_bad_step, chances_with_good_step, parts_of, right_given_trait
 from app.lab.plans import FURTHER, Plan, PlanStep, from_tokens, shift_by_one_step, to_tokens
+from app.lab.prompt import over_places
 from app.lab.rounds import ACCEPTS, PLANS, doubt_chance, judging_usd, writers
 from app.lab.world import TRAITS, Pool, Profile, Setting, Weights
 
@@ -57,15 +58,16 @@ def judging_worker(pool: Pool) -> Profile:
 def first_answers(first: Plan, kind: Kind, pool: Pool, sign: int) -> tuple[FirstAnswer, ...]:
     """Return the ways in which a first plan may have ended with this sign; their chances add up to that of the sign."""
     judge = judging_worker(pool)
-    own = any(pool[place] == judge for place in writers(first))
-    found = []
+    own = judge in [pool[place] for place in writers(first)]
+    answers = []
     for trait in TRAITS:
-        good = right_given_trait(first, kind, trait, pool)
-        for right in (0, 1):
-            doubts = doubt_chance(judge, right=right, own=own)
-            chance_of_sign = doubts if sign == DOUBT else 1 - doubts
-            found.append(FirstAnswer(chance_of_sign * (good if right else 1 - good) / len(TRAITS), trait, right))
-    return tuple(found)
+        right_chance = right_given_trait(first, kind, trait, pool)
+        for right, chance in ((0, 1 - right_chance), (1, right_chance)):
+            chance_of_sign = doubt_chance(judge, right=right, own=own)
+            if sign == TRUST:
+                chance_of_sign = 1 - chance_of_sign
+            answers.append(FirstAnswer(chance_of_sign * chance / len(TRAITS), trait, right))
+    return tuple(answers)
 
 
 @lru_cache(100_000)
@@ -74,17 +76,20 @@ def outcome_given_sign(first: Plan, second: Plan, kind: Kind, setting: Setting, 
     the sign, and the other figures are given that sign."""
     pool, hands = setting.pool, writers(first)
     answers = first_answers(first, kind, pool, sign)
-    likely = sum(case.chance for case in answers)
+    chance_of_sign = sum([case.chance for case in answers])
     right = 0.0
-    if likely:
-        right = sum(case.chance * right_after_second_plan(second, kind, case, pool, hands) for case in answers) / likely
+    if chance_of_sign:
+        rights = [case.chance * right_after_second_plan(second, kind, case, pool, hands) for case in answers]
+        right = sum(rights) / chance_of_sign
     usd, seconds = bill(first, kind[1], pool)
-    judge, written = judging_worker(pool), ACCEPTS if second == TAKE else PLANS
-    usd += judging_usd(judge, kind[1], written)
-    seconds += world.seconds(judge, written)
+    judge, output_tokens = judging_worker(pool), PLANS
+    if second == TAKE:
+        output_tokens = ACCEPTS
+    usd += judging_usd(judge, kind[1], output_tokens)
+    seconds += world.seconds(judge, output_tokens)
     second_usd, second_seconds = bill(second, kind[1], pool, finished=1)
     usd, seconds = usd + second_usd, seconds + second_seconds
-    return RunOutcome(right * setting.weights.worth(usd, seconds), right, usd, seconds, likely)
+    return RunOutcome(right * setting.weights.worth(usd, seconds), right, usd, seconds, chance_of_sign)
 
 
 def right_after_second_plan(second: Plan, kind: Kind, case: FirstAnswer, pool: Pool, hands: frozenset[int]) -> float:
@@ -98,39 +103,46 @@ def right_after_second_plan(second: Plan, kind: Kind, case: FirstAnswer, pool: P
             odds += [0.0] * len(odds)
             continue
         if step.role in ("solve", "reason") and step.worker in hands:
-            good = [p * (place & 1) for place, p in enumerate(odds)]
+            good = [p * (place & 1) for place, p in enumerate(odds)]  # it says the first answer again: bit 0
         else:
-            own = any(step.worker in hands if n == 0 else second[n].worker == step.worker for n in part.hands)
-            worker = pool[step.worker]
-            chances = {}
-            for seen in set(part.seen):
-                chances[seen] = step_chance(worker, kind, case.trait, part.role, seen, own, part.crowd)
-            good = [p * chances[seen] for p, seen in zip(odds, part.seen, strict=True)]
-        odds = [p - g for p, g in zip(odds, good, strict=True)] + good
+            own = _is_own_work(second, step.worker, part.hands, hands)
+            good = chances_with_good_step(odds, pool[step.worker], kind, case.trait, part, own)
+        odds = chances_with_bad_step(odds, good) + good
     return sum(odds[len(odds) // 2 :])
+
+
+def _is_own_work(second: Plan, worker: int, steps: Sequence[int], hands: frozenset[int]) -> bool:
+    """Return True if a worker had a hand in one of these steps; `hands` are those of step 0, the first answer."""
+    for n in steps:
+        if n == 0 and worker in hands:
+            return True
+        if n > 0 and worker == second[n].worker:
+            return True
+    return False
 
 
 def run_outcome(first: Plan, seconds: Sequence[Plan], kind: Kind, setting: Setting) -> RunOutcome:
     """Return the outcome of a run whose conductor answers each of `SIGNS` with the plan at its place."""
-    found = [
-        outcome_given_sign(first, second, kind, setting, sign) for sign, second in zip(SIGNS, seconds, strict=True)
-    ]
-    sums = []
-    for place in range(4):
-        sums.append(sum(run.again * run[place] for run in found))
-    worth, right, usd, waited = sums
-    again = sum(run.again for run, second in zip(found, seconds, strict=True) if second != TAKE)
-    return RunOutcome(worth, right, usd, waited, again)
+    reward = right = usd = waited = again = 0.0
+    for sign, second in zip(SIGNS, seconds, strict=True):
+        run = outcome_given_sign(first, second, kind, setting, sign)
+        reward += run.again * run.reward
+        right += run.again * run.right
+        usd += run.again * run.usd
+        waited += run.again * run.seconds
+        if second != TAKE:
+            again += run.again
+    return RunOutcome(reward, right, usd, waited, again)
 
 
 # -- prompts and plans as tokens
 
 
-def second_prompt(read: Sequence[int], lesson: Lesson, first: Plan, sign: int) -> list[int]:
-    """Return the second prompt: what was read before, and behind the task the first plan, over ordinals, and at the end
-    the sign."""
+def second_prompt(prompt: Sequence[int], lesson: Lesson, first: Plan, sign: int) -> list[int]:
+    """Return the second prompt: the first one, with the first plan, over ordinals, between the task and the cards, and
+    with the sign at the end."""
     cards = 3 * len(lesson.pool) + 1
-    return [*read[:-cards], *to_tokens(first), *read[-cards:], sign]
+    return [*prompt[:-cards], *to_tokens(first), *prompt[-cards:], sign]
 
 
 def second_plan_tokens(second: Plan) -> list[int]:
@@ -149,7 +161,7 @@ def second_plan_of(tokens: Sequence[int]) -> Plan:
 
 def placed(second: Plan, order: Sequence[int]) -> Plan:
     """Return a second plan over ordinals as the same over places of the pool."""
-    return (BEFORE, *(step._replace(worker=order[step.worker]) for step in second[1:]))
+    return (BEFORE, *over_places(second[1:], order))
 
 
 def draw_second_plan(random: Random, workers: int) -> Plan:
@@ -158,9 +170,9 @@ def draw_second_plan(random: Random, workers: int) -> Plan:
         plan = draw_sensible_plan(random, workers)
         if len(plan) <= FURTHER and random.random() < 0.5:
             return (BEFORE, *map(shift_by_one_step, plan))
-        head, *rest = plan
-        if rest and head.role in ("solve", "reason"):
-            return (BEFORE, *rest)
+        head, *others = plan
+        if others and head.role in ("solve", "reason"):
+            return (BEFORE, *others)
 
 
 def run_outcomes(

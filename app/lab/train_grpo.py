@@ -23,6 +23,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer
 
+from app.core.pool.catalog import Worker
 from app.errors import ConfigInvalid
 from app.lab import chat_export, manifest, reward, training_record, world
 from app.lab.manifest import Manifest
@@ -68,23 +69,42 @@ def train(order: Order, say: Callable[[str], None]) -> Path:
     training_record.same_or_new(order.out, _identity(order))
     model = load_model(order.recipe)
     base = chat_export.base_of(model_folder(order.recipe.model))
-    last = get_last_checkpoint(str(order.out / "checkpoints")) if (order.out / "checkpoints").is_dir() else None
+    last: str | None = None
+    if (order.out / "checkpoints").is_dir():
+        last = get_last_checkpoint(str(order.out / "checkpoints"))
     if order.examples and last is None:
         rows = imitate(model, order.examples, order.held_out, order.recipe, say)
         training_record.write_curve(order.out, rows, {"imitation": "imitation"}, "imitation")
     scorer, history = None, []
     if order.questions and order.place is not None:
-        every, cache = (*order.questions, *order.asked), PlanCache(order.cache) if order.cache is not None else None
-        weights, ramp = order.recipe.weights, order.recipe.ramp
-        scorer = Scorer(every, order.place, weights, ramp, say, held_out=len(order.asked), cache=cache)
-        say(f"going on from {Path(last).name}" if last else f"{order.recipe.steps} steps of policy gradients")
+        scorer = _scorer(order, order.place, say)
+        if last is None:
+            say(f"{order.recipe.steps} steps of policy gradients")
+        else:
+            say(f"going on from {Path(last).name}")
         history = _train_policy(model, order, scorer, last)
-        training_record.write_curve(order.out, history, {name: name for name in COLUMNS})
+        training_record.write_curve(order.out, history, dict(zip(COLUMNS, COLUMNS, strict=True)))
     folder = save(model, order.out)
-    made = _write_manifest(order, folder, base, model, history)
+    card = _write_manifest(order, folder, base, model, history)
     training_record.write_card(order.out, _card(order, folder, scorer))
-    say("\n  ".join([f"saved {folder}: {made.name}; next:", *chat_export.next_steps(folder, base, made)]))
+    say("\n  ".join([f"saved {folder}: {card.name}; next:", *chat_export.next_steps(folder, base, card)]))
     return folder
+
+
+def _scorer(order: Order, place: Place, say: Callable[[str], None]) -> Scorer:
+    """Return the rewards of the order's questions, the held-out ones last."""
+    cache = None
+    if order.cache is not None:
+        cache = PlanCache(order.cache)
+    return Scorer(
+        questions=(*order.questions, *order.asked),
+        place=place,
+        weights=order.recipe.weights,
+        ramp=order.recipe.ramp,
+        tell=say,
+        held_out=len(order.asked),
+        cache=cache,
+    )
 
 
 def _write_manifest(
@@ -92,17 +112,21 @@ def _write_manifest(
 ) -> Manifest:
     """Write the manifest, with what is known of how good the model is."""
     last = history[-LAST:]
-    found: dict[str, Any] = {}
+    evaluation: dict[str, Any] = {}
     if last:
         gradients: dict[str, Any] = {"steps": len(last)}
         for name in COLUMNS[:-1]:
-            gradients[name] = round(sum(row[name] for row in last) / len(last), 6)
-        found["policy gradients"] = gradients
-    held_out_rewards = [row[HELD_OUT] for row in history if HELD_OUT in row]
-    if held_out_rewards:
-        found["held-out questions"] = {"questions": len(order.asked), "reward": round(max(held_out_rewards), 6)}
+            gradients[name] = round(sum([row[name] for row in last]) / len(last), 6)
+        evaluation["policy gradients"] = gradients
+    rewards = [row[HELD_OUT] for row in history if HELD_OUT in row]
+    if rewards:
+        count = len(order.asked)
+        evaluation["held-out questions"] = {"questions": count, "reward": round(max(rewards), 6)}
     if order.examples:
-        found["imitation"] = _imitation_figures(order)
+        evaluation["imitation"] = _imitation_figures(order)
+    world_version = ""
+    if order.origin.get("questions") == world.VERSION:
+        world_version = world.VERSION
     return chat_export.describe(
         folder,
         base,
@@ -110,19 +134,22 @@ def _write_manifest(
         model,
         order.recipe.completion,
         title=manifest.title_of(order.out),
-        world=world.VERSION if order.origin.get("questions") == world.VERSION else "",
-        evaluation=found,
+        world=world_version,
+        evaluation=evaluation,
     )
 
 
 def _train_policy(model: ChatModel, order: Order, scorer: Scorer, last: str | None) -> list[dict[str, Any]]:
     """Train with policy gradients; return the curve, from the first step on."""
+    eval_dataset = None
+    if order.asked:
+        eval_dataset = _data(order.asked, len(order.questions))
     trainer = GRPOTrainer(
         model=model.model,
         reward_funcs=scorer.executor_reward,
         args=GRPOConfig(**grpo_settings(order.recipe, order.out, watched=bool(order.asked))),
         train_dataset=_data(order.questions, 0),
-        eval_dataset=_data(order.asked, len(order.questions)) if order.asked else None,
+        eval_dataset=eval_dataset,
         processing_class=model.tokenizer,
     )
     trainer.remove_callback(PrinterCallback)
@@ -135,7 +162,9 @@ def _train_policy(model: ChatModel, order: Order, scorer: Scorer, last: str | No
 
 def _data(questions: Sequence[Question], first: int) -> Dataset:
     """Return the questions as TRL reads them; `row` is the place among those of the scorer."""
-    rows = [{"prompt": list(map(dict, question.prompt)), "row": row} for row, question in enumerate(questions, first)]
+    rows = []
+    for row, question in enumerate(questions, first):
+        rows.append({"prompt": list(map(dict, question.prompt)), "row": row})
     return Dataset.from_list(rows)
 
 
@@ -146,7 +175,9 @@ def _curve(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for logged in history:
         if "reward" in logged:
             row = {name: value for name, value in logged.items() if not isinstance(value, dict)}
-            curve.append(row | ({HELD_OUT: held_out_rewards[row["step"]]} if row["step"] in held_out_rewards else {}))
+            if row["step"] in held_out_rewards:
+                row[HELD_OUT] = held_out_rewards[row["step"]]
+            curve.append(row)
     return curve
 
 
@@ -228,18 +259,24 @@ def _questions_digest(questions: Sequence[Question]) -> str:
 
 
 def _card(order: Order, folder: Path, scorer: Scorer | None) -> dict[str, Any]:
-    base = Path(order.recipe.model)
+    """Return the run's card; `folder` has the weights."""
+    base_sha256: dict[str, str] = {}
+    if Path(order.recipe.model).is_dir():
+        base_sha256 = training_record.files(Path(order.recipe.model))
+    plans_carried_out: dict[str, int] = {}
+    if scorer is not None:
+        plans_carried_out = dict(scorer.carried)
     return {
         **_identity(order),
         "backend": "trl" if order.questions else "imitation",
         "base": order.recipe.model,
-        "base_sha256": training_record.files(base) if base.is_dir() else {},
+        "base_sha256": base_sha256,
         "weights": folder.name,
         "weights_sha256": training_record.files(folder),
         "reward": reward.VERSION,
         "rollouts": SCHEMA,
         "imitated": _imitation_figures(order),
-        "plans_carried_out": dict(scorer.carried) if scorer is not None else {},
+        "plans_carried_out": plans_carried_out,
         "pool": _workers(order.questions),
         "software": training_record.software(),
     }
@@ -256,5 +293,8 @@ def _imitation_figures(order: Order) -> dict[str, Any]:
 
 def _workers(questions: Sequence[Question]) -> list[dict[str, Any]]:
     """Return everybody who stood in a prompt, with price and card."""
-    everyone = {worker.name: worker for question in questions for worker in question.workers}
+    everyone: dict[str, Worker] = {}
+    for question in questions:
+        for worker in question.workers:
+            everyone[worker.name] = worker
     return [training_record.worker_entry(everyone[name]) for name in sorted(everyone)]

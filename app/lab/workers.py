@@ -44,8 +44,8 @@ class Reply:
     """A worker's words, and the tokens that the world counts for reading and writing."""
 
     text: str
-    read: int
-    written: int
+    input_tokens: int
+    output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +60,24 @@ class _EarlierStep:
 
 def reply(worker: Profile, messages: Sequence[Message], seed: str) -> Reply:
     """Return this worker's answer to these messages."""
-    problem, role, subtask, shown = _read(messages)
-    read_tokens = (QUESTION + PER_LEVEL * problem.level if problem else 0) + sum(OUTPUT[step.role] for step in shown)
-    shifted = world.shift_skills(worker, shift(subtask, problem.domain)) if problem else worker
-    text = _answer(shifted, problem, role, shown, seed) if problem else CANNOT_KNOW
-    return Reply(text, read_tokens, OUTPUT["nothing" if text == CANNOT_KNOW else role])
+    problem, role, subtask, steps = _read(messages)
+    input_tokens = sum([OUTPUT[step.role] for step in steps])
+    text = CANNOT_KNOW
+    if problem is not None:
+        input_tokens += QUESTION + PER_LEVEL * problem.level
+        shifted = world.shift_skills(worker, shift(subtask, problem.domain))
+        text = _answer(shifted, problem, role, steps, seed)
+    if text == CANNOT_KNOW:
+        return Reply(text, input_tokens, OUTPUT["nothing"])
+    return Reply(text, input_tokens, OUTPUT[role])
 
 
 def final_answer(text: str) -> str:
     """Return the answer that a text states, or an empty string."""
     match = ANSWER.fullmatch(text)
-    return match.group("answer") if match else ""
+    if match is None:
+        return ""
+    return match.group("answer")
 
 
 def _read(messages: Sequence[Message]) -> tuple[Problem | None, str, str, list[_EarlierStep]]:
@@ -79,11 +86,14 @@ def _read(messages: Sequence[Message]) -> tuple[Problem | None, str, str, list[_
     user_texts = [message.text for message in messages if message.role == "user"]
     last = user_texts[-1] if user_texts else ""
     steps = list(STEP.finditer(last))
-    assigned = SUBTASK.search(last[steps[-1].end() :] if steps else last)
+    end_of_steps = steps[-1].end() if steps else 0
+    assigned = SUBTASK.search(last[end_of_steps:])
     if assigned is None:
         return read(last), "solve", "", []
-    problem = read(user_texts[-2]) if len(user_texts) > 1 else None
-    return problem, role_of(assigned.group(1)), assigned.group(1), [_read_step(step) for step in steps]
+    problem = None
+    if len(user_texts) > 1:
+        problem = read(user_texts[-2])
+    return problem, role_of(assigned.group(1)), assigned.group(1), list(map(_read_step, steps))
 
 
 def _read_step(step: re.Match[str]) -> _EarlierStep:
@@ -99,42 +109,56 @@ def _hands(text: str) -> tuple[str, ...]:
     return tuple(text.casefold().split(", then "))
 
 
-def _answer(worker: Profile, problem: Problem, role: str, shown: Sequence[_EarlierStep], seed: str) -> str:
+def _answer(worker: Profile, problem: Problem, role: str, steps: Sequence[_EarlierStep], seed: str) -> str:
     trait = TRAITS[_dice(f"trait|{problem.text}") < 0.5]
-    luck = _dice(f"{seed}|{worker.name}|{role}|{problem.text}|{shown}")
-    answers = [step for step in shown if step.answer]
+    luck = _dice(f"{seed}|{worker.name}|{role}|{problem.text}|{steps}")
+    answers = [step for step in steps if step.answer]
     if role == "plan":
-        good = luck < world.plan_chance(worker, problem.level, len(shown))
-        return f"Plan: {METHODS[DOMAINS[(problem.domain + (0 if good else 1)) % len(DOMAINS)]]}."
+        domain = problem.domain
+        if luck >= world.plan_chance(worker, problem.level, len(steps)):
+            domain = (domain + 1) % len(DOMAINS)
+        return f"Plan: {METHODS[DOMAINS[domain]]}."
     if role == "check" and answers:
-        return _check(worker, problem, trait, answers[-1], len(shown) - 1, luck)
+        return _check(worker, problem, trait, answers[-1], len(steps) - 1, luck)
     if role == "combine" and len(answers) > 1:
-        return _combine(worker, problem, trait, answers, len(shown) - len(answers), luck)
+        return _combine(worker, problem, trait, answers, len(steps) - len(answers), luck)
     if role in ("check", "combine"):
         return CANNOT_KNOW
-    methods = [step.method for step in shown if step.method]
-    plan = int(methods[-1] == METHODS[DOMAINS[problem.domain]]) if methods else None
-    crowd = len(shown) - bool(methods)
-    chance = world.solve_chance(worker, problem.kind, trait, role, plan, crowd)
-    return _say(worker, (), problem.answer if luck < chance else problem.slip)
+    methods = [step.method for step in steps if step.method]
+    plan = None
+    if methods:
+        plan = int(methods[-1] == METHODS[DOMAINS[problem.domain]])
+    crowd = len(steps) - bool(methods)
+    if luck < world.solve_chance(worker, problem.kind, trait, role, plan, crowd):
+        return _say(worker, (), problem.answer)
+    return _say(worker, (), problem.slip)
 
 
-def _check(worker: Profile, problem: Problem, trait: float, seen: _EarlierStep, crowd: int, luck: float) -> str:
-    right = seen.answer == problem.answer
-    own = HANDS[worker.name] in seen.hands
-    chance = world.check_chance(worker, problem.kind, trait, right, own, crowd)
-    wrong = problem.slip if right else seen.answer
-    return _say(worker, seen.hands, problem.answer if luck < chance else wrong)
+def _check(worker: Profile, problem: Problem, trait: float, answer: _EarlierStep, crowd: int, luck: float) -> str:
+    right = answer.answer == problem.answer
+    own = HANDS[worker.name] in answer.hands
+    if luck < world.check_chance(worker, problem.kind, trait, right, own, crowd):
+        return _say(worker, answer.hands, problem.answer)
+    if right:
+        return _say(worker, answer.hands, problem.slip)
+    return _say(worker, answer.hands, answer.answer)
 
 
 def _combine(
     worker: Profile, problem: Problem, trait: float, answers: Sequence[_EarlierStep], crowd: int, luck: float
 ) -> str:
-    wrong = [answer.answer for answer in answers if answer.answer != problem.answer]
+    wrong: list[str] = []
+    hands: list[str] = []
+    for answer in answers:
+        hands += answer.hands
+        if answer.answer != problem.answer:
+            wrong.append(answer.answer)
     right = len(answers) - len(wrong)
-    chance = world.combine_chance(worker, problem.kind, trait, right, len(answers), crowd)
-    hands = tuple(hand for answer in answers for hand in answer.hands)
-    return _say(worker, hands, problem.answer if luck < chance else (wrong or [problem.slip])[0])
+    if luck < world.combine_chance(worker, problem.kind, trait, right, len(answers), crowd):
+        return _say(worker, hands, problem.answer)
+    if wrong:
+        return _say(worker, hands, wrong[0])
+    return _say(worker, hands, problem.slip)
 
 
 def _say(worker: Profile, before: Sequence[str], answer: str) -> str:

@@ -104,8 +104,8 @@ def standard_pool() -> Pool:
 
 def held_out(names: Sequence[str]) -> bool:
     """Return True if a pool of these workers is held out from training: one in four, and never the standard one."""
-    known = list(profiles())
-    mask = sum(1 << known.index(name) for name in names)
+    everyone = list(profiles())
+    mask = sum([1 << everyone.index(name) for name in names])
     return mask != 0b111111 and mask * 2_654_435_761 % 2**32 % 4 == 0
 
 
@@ -116,8 +116,14 @@ def draw_pool(random: Random, *, unseen: bool) -> Pool:
         names = random.sample(list(profiles()), random.randint(SMALLEST, 6))
         if held_out(names) == unseen:
             break
-    prices = HELD_OUT_PRICES if unseen else PRICES
-    return tuple(replace(profiles()[name], price=profiles()[name].price * random.choice(prices)) for name in names)
+    prices: tuple[float, ...] = PRICES
+    if unseen:
+        prices = HELD_OUT_PRICES
+    workers = []
+    for name in names:
+        worker = profiles()[name]
+        workers.append(replace(worker, price=worker.price * random.choice(prices)))
+    return tuple(workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +157,14 @@ def solve_chance(
     worker: Profile, kind: tuple[int, int], trait: float, role: str, plan: int | None, crowd: int
 ) -> float:
     """Return the chance that it solves a task; `plan` is None, 0 for a bad one, 1 for a good one."""
-    helped = REASON_HELPS if role == "reason" else 0.0
-    guided = 0.0
-    if plan is not None:
-        guided = PLAN_HELPS if plan else PLAN_MISLEADS
-    return logistic(SLOPE * (_margin(worker, kind, trait) + helped + guided + CROWDS * crowd))
+    reason_effect = plan_effect = 0.0
+    if role == "reason":
+        reason_effect = REASON_HELPS
+    if plan == 1:
+        plan_effect = PLAN_HELPS
+    elif plan == 0:
+        plan_effect = PLAN_MISLEADS
+    return logistic(SLOPE * (_margin(worker, kind, trait) + reason_effect + plan_effect + CROWDS * crowd))
 
 
 def check_chance(worker: Profile, kind: tuple[int, int], trait: float, right: int, own: bool, crowd: int) -> float:
@@ -163,7 +172,10 @@ def check_chance(worker: Profile, kind: tuple[int, int], trait: float, right: in
     anew."""
     if right:
         return logistic(2.2 + 0.7 * worker.checks + SLOPE * CROWDS * crowd)
-    finds = logistic(worker.checks - 0.5 + (SELF if own else 0.0))
+    logit = worker.checks - 0.5
+    if own:
+        logit += SELF
+    finds = logistic(logit)
     return finds * logistic(SLOPE * (_margin(worker, kind, trait) + REASON_HELPS + CROWDS * crowd))
 
 
@@ -172,24 +184,25 @@ def combine_chance(worker: Profile, kind: tuple[int, int], trait: float, right: 
     majority."""
     if not right:
         return 0.0
-    spoiled = SLOPE * CROWDS * crowd
     majority = 1.5 * (2 * right - count) / count
-    judged = SLOPE * (0.5 * worker.checks + 0.5 * _margin(worker, kind, trait) + majority)
-    return logistic((max(judged, UNANIMOUS) if right == count else judged) + spoiled)
+    logit = SLOPE * (0.5 * worker.checks + 0.5 * _margin(worker, kind, trait) + majority)
+    if right == count:
+        logit = max(logit, UNANIMOUS)
+    return logistic(logit + SLOPE * CROWDS * crowd)
 
 
 def _margin(worker: Profile, kind: tuple[int, int], trait: float) -> float:
     return worker.skills[kind[0]] - DIFFICULTY[kind[1]] - trait
 
 
-def usd(worker: Profile, read: int, written: int) -> float:
+def usd(worker: Profile, input_tokens: int, output_tokens: int) -> float:
     """Return the cost of one call, in dollars."""
-    return worker.price * (written + INPUT_SHARE * read) / 1e6
+    return worker.price * (output_tokens + INPUT_SHARE * input_tokens) / 1e6
 
 
-def seconds(worker: Profile, written: int) -> float:
+def seconds(worker: Profile, output_tokens: int) -> float:
     """Return the duration of one call, in seconds."""
-    return OVERHEAD + written / worker.pace
+    return OVERHEAD + output_tokens / worker.pace
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,19 +11,17 @@ TIER = "baton-world"
 def pool_file(workers: Sequence[Profile], delay: float = 0.0, conductor: str = "", model: str = "conductor") -> str:
     """Return the TOML text. `delay` is the factor on the workers' seconds; `conductor` is the base URL of a server
     whose `model` plans, else the first worker answers alone."""
-    names = ", ".join(f'"{worker.name}"' for worker in workers)
-    planner = (
-        '{ kind = "model", worker = "planner", probe = 0 }'
-        if conductor
-        else f'{{ kind = "fixed", workers = [{names}] }}'
-    )
+    names = ", ".join([f'"{worker.name}"' for worker in workers])
+    planner = f'{{ kind = "fixed", workers = [{names}] }}'
     parts = [WORLD.format(delay=delay), *map(_worker, workers)]
-    parts += [CONDUCTOR.format(url=conductor, model=model)] if conductor else []
+    if conductor:
+        planner = '{ kind = "model", worker = "planner", probe = 0 }'
+        parts.append(CONDUCTOR.format(url=conductor, model=model))
     return "".join([*parts, TIERS.format(tier=TIER, names=names, planner=planner, steps=STEPS)])
 
 
 def _worker(worker: Profile) -> str:
-    strengths = ", ".join(f'"{word}"' for word in worker.strengths.split())
+    strengths = ", ".join([f'"{word}"' for word in worker.strengths.split()])
     return WORKER.format(
         name=worker.name, input=worker.price * INPUT_SHARE, output=worker.price, strengths=strengths, speed=worker.pace
     )

@@ -58,7 +58,8 @@ class Stage:
         answering = end_of(self._state).step
         answer = self._replies[answering].text if answering is not None else ""
         dollars = sum(
-            usd(self._workers[self._steps[n].worker], reply.read, reply.written) for n, reply in self._replies.items()
+            usd(self._workers[self._steps[n].worker], reply.input_tokens, reply.output_tokens)
+            for n, reply in self._replies.items()
         )
         return Played(final_answer(answer) == self._answer, dollars, max(self._ends.values()))
 
@@ -90,14 +91,16 @@ class Stage:
         messages = compose(self._task if step.access.user else None, step.subtask, seen)
         worker = self._workers[step.worker]
         said = reply(worker, messages, f"{self._seed}|{n}")
-        call, usage = f"call-{n}", Usage(input=said.read, output=said.written)
+        call, usage = f"call-{n}", Usage(input=said.input_tokens, output=said.output_tokens)
         self._write(CallIntended(call, n, worker.name, step.access, usd_held=9, tokens_held=9))
         self._write(
             CallFinished(call, n, "ok", usage, usd=0, seconds=0.0),
             StepDone(n, call, output=call, chars=len(said.text), finish="stop"),
         )
         self._replies[n], self._done[n] = said, EarlierStep(n, step.subtask, said.text)
-        self._ends[n] = max((self._ends[k] for k in step.access.steps), default=0.0) + seconds(worker, said.written)
+        self._ends[n] = max((self._ends[k] for k in step.access.steps), default=0.0) + seconds(
+            worker, said.output_tokens
+        )
 
     def _write(self, *written: Fact) -> None:
         for draft in written:

@@ -127,7 +127,7 @@ def test_cards_agree_with_hidden_skill_only_as_far_as_their_samples_reach() -> N
     for worker in worker_profiles(unseen=False) + worker_profiles(unseen=True):
         for domain, right in enumerate(worker.card.right):
             rate = pass_rate(worker.ability, worker.edges[domain], domain)
-            misses[worker.card.asked] += (right / worker.card.asked - rate) ** 2
-            spread[worker.card.asked] += rate * (1 - rate) / worker.card.asked
+            misses[worker.card.questions] += (right / worker.card.questions - rate) ** 2
+            spread[worker.card.questions] += rate * (1 - rate) / worker.card.questions
     for asked in misses:
         assert 0.6 <= misses[asked] / spread[asked] <= 1.5

@@ -41,7 +41,7 @@ def learner() -> Learner:
 @pytest.fixture(scope="module")
 def trial() -> Environment:
     """A few tasks over pools of training."""
-    return Environment([], 0, texts=120, posed=60)
+    return Environment([], 0, texts=120, count=60)
 
 
 def _chances_of_domains(reader: Reader, task: composed.Task) -> np.ndarray:
@@ -148,7 +148,7 @@ def test_what_a_learner_fits_is_what_it_then_expects_of_every_shape(learner: Lea
 def test_verdicts_teach_what_workers_can_do_beyond_their_cards(learner: Learner) -> None:
     """After 300 executions that pass for one worker and fail for all others, that one is believed in; their cards are
     of few questions."""
-    chosen = tuple([worker for worker in worker_profiles(unseen=False) if worker.card.asked == 8][:3])
+    chosen = tuple([worker for worker in worker_profiles(unseen=False) if worker.card.questions == 8][:3])
     learner = copy(learner)
     learner._executions = []
     names = [worker.name for worker in worker_profiles(unseen=False)]
@@ -194,7 +194,7 @@ def test_cards_alone_tell_who_is_good_at_what_and_many_questions_tell_more(learn
     card = worker_profiles(unseen=True)[0].card
     edges = []
     for asked in (8, 60):
-        changed_card = replace(card, asked=asked, right=(asked, *[asked // 2] * 4))
+        changed_card = replace(card, questions=asked, right=(asked, *[asked // 2] * 4))
         edges.append(posterior_by_card(changed_card, learner.figures, spreads)[1])
         assert edges[-1].argmax() == 0
     assert edges[1][0] > edges[0][0] > 0
@@ -242,7 +242,7 @@ def test_what_learns_without_a_model_gets_better_by_verdicts(learn: object, tria
         ("learned", policy.best),
         ("chance", lambda case: policy.copy().sample_plan(case, Random(0))),
     ):
-        got = [float(case.rewards.table(plans(case).shape, case.posed)[plans(case).workers]) for case in trial.held_out]
+        got = [float(case.rewards.table(plans(case).shape, case.task)[plans(case).workers]) for case in trial.held_out]
         reached[name] = np.mean(got)
     assert reached["learned"] > reached["chance"]
 

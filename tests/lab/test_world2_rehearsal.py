@@ -117,7 +117,7 @@ def test_a_worker_of_the_pool_answers_by_its_profile_and_is_asked_the_rest_as_be
     assert len(said) == 1, "a request with a seed of its own always gets the same answer"
     cut = world.answer("lawyer", asked, most=10)
     assert cut is not None
-    assert (cut.finish, cut.written) == ("length", 10)
+    assert (cut.finish, cut.output_tokens) == ("length", 10)
     assert world.answer("lawyer", (Message("user", (Text("What is 17 * 23?"),)),)) is None
 
 

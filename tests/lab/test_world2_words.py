@@ -104,7 +104,7 @@ def _without_rates(worker: Worker) -> catalog.Worker:
 def _trials(worker: Worker) -> list[Trial]:
     found = []
     for domain, right in zip(DOMAINS, worker.card.right, strict=True):
-        for number in range(worker.card.asked):
+        for number in range(worker.card.questions):
             score = float(number < right)
             task = f"{domain} {number}"
             found.append(Trial(worker.name, worker.name, "1", task, domain, domain, 0, "", "", 1.0, score, 0, 1.0))

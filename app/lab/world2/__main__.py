@@ -77,14 +77,14 @@ def _compare(options: argparse.Namespace) -> int:
     What a kept seed has already is not run again.
     """
     sizes = Sizes(options.pools, options.training, options.training // 2, options.tested)
-    quick, rest = (
+    quick, slow = (
         [baseline_group(), *_learner(options.learn)],
         [*_bounds(options.learn), selector_group(sizes), *_free(options.learn), *_evolved(options.learn)],
     )
     results: dict[int, SeedResults] = {}
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
-    for groups in (quick, [*quick, *rest]):
+    for groups in (quick, [*quick, *slow]):
         for seed in range(options.first, options.first + options.seeds):
             path = options.keep / f"seed-{seed}.npz" if options.keep else None
             if seed not in results and path is not None and path.exists():
@@ -106,22 +106,22 @@ def _learner(most: int) -> list[PolicyGroup]:
         return []
     budgets = [budget for budget in BUDGETS if budget <= most]
     names = (*map(learned_name, budgets), thrifty_name(budgets[-1]))
-    return [PolicyGroup(names, lambda seen, seed: learn_policies(seen, seed, most))]
+    return [PolicyGroup(names, lambda settings, seed: learn_policies(settings, seed, most))]
 
 
 def _free(most: int) -> list[PolicyGroup]:
     """Return what learns from up to so many verdicts without one."""
     if most < BUDGETS[0]:
         return []
-    return [PolicyGroup(tuple(model_free_names(most)), lambda seen, seed: train_model_free(seen, seed, most))]
+    return [PolicyGroup(tuple(model_free_names(most)), lambda settings, seed: train_model_free(settings, seed, most))]
 
 
 def _evolved(most: int) -> list[PolicyGroup]:
     """Return prompts that are evolved with up to so many verdicts."""
     budgets = [budget for budget in BUDGETS if budget <= most]
 
-    def make(seen: Sequence[Setting], seed: int) -> Sequence[Policy]:
-        return [EvolvedPrompt(seen, seed, budget) for budget in budgets]
+    def make(settings: Sequence[Setting], seed: int) -> Sequence[Policy]:
+        return [EvolvedPrompt(settings, seed, budget) for budget in budgets]
 
     if not budgets:
         return []
@@ -131,7 +131,7 @@ def _evolved(most: int) -> list[PolicyGroup]:
 def _bounds(most: int) -> list[PolicyGroup]:
     """Return the bounds of what can be known, where anything learns."""
 
-    def make(seen: Sequence[Setting], seed: int) -> Sequence[Policy]:
+    def make(settings: Sequence[Setting], seed: int) -> Sequence[Policy]:
         return [OptimumByCards(), OptimumAsRead(seed, READ_TASKS), *optima_of_partial_knowledge()]
 
     if most < BUDGETS[0]:

@@ -51,7 +51,7 @@ class Setting:
         self.pool, self.training, self.validation = pool, training, validation
         self.rewards = Rewards(pool)
         self.plans: list[Plan] = all_plans(len(pool))
-        self._known: dict[object, Table] = {}
+        self._rewards_of_kind: dict[object, Table] = {}
 
     @cached_property
     def training_rewards(self) -> Table:
@@ -66,9 +66,9 @@ class Setting:
     def table(self, tasks: Sequence[Task]) -> Table:
         """Return one row for each task, with the expected reward of every plan."""
         for task in tasks:
-            if task.kind not in self._known:
-                self._known[task.kind] = rewards_of_all_plans(self.rewards, task)
-        return np.stack([self._known[task.kind] for task in tasks])
+            if task.kind not in self._rewards_of_kind:
+                self._rewards_of_kind[task.kind] = rewards_of_all_plans(self.rewards, task)
+        return np.stack([self._rewards_of_kind[task.kind] for task in tasks])
 
     def sample_reward(self, plan: Plan, task: Task, random: Random) -> float:
         """Execute a plan once, and return the worth of its answer if a judge, who errs, takes it for right; else 0."""
@@ -78,7 +78,7 @@ class Setting:
 
     def indices_of(self, shapes: Callable[[Plan], bool]) -> PlanIndices:
         """Return the places of the plans that `shapes` lets pass."""
-        return np.array([place for place, plan in enumerate(self.plans) if shapes(plan)])
+        return np.flatnonzero(list(map(shapes, self.plans)))
 
 
 class Policy(Protocol):
@@ -144,12 +144,11 @@ class ByCluster:
         best, chosen = -1.0, np.zeros(len(tasks), dtype=np.int64)
         for count in CLUSTERS:
             classify = texts.clusters(setting.training, count, self.seed)
-            trained = classify(setting.training)
-            reached = _mean_reward(
-                setting.validation_rewards, _best_plans_by_group(setting, trained, classify(setting.validation))
-            )
-            if reached > best:
-                best, chosen = reached, _best_plans_by_group(setting, trained, classify(tasks))
+            training_groups = classify(setting.training)
+            validation_plans = _best_plans_by_group(setting, training_groups, classify(setting.validation))
+            reward = _mean_reward(setting.validation_rewards, validation_plans)
+            if reward > best:
+                best, chosen = reward, _best_plans_by_group(setting, training_groups, classify(tasks))
         return chosen
 
 
@@ -163,12 +162,14 @@ class NearestOutcomes:
         """Return the plan of each task."""
         vocabulary = texts.Vocabulary(setting.training)
         rows = vocabulary.weighted(setting.training)
-        orders = [np.argsort(-(vocabulary.weighted(of) @ rows.T), axis=1) for of in (setting.validation, tasks)]
+        validation_orders = np.argsort(-(vocabulary.weighted(setting.validation) @ rows.T), axis=1)
+        orders = np.argsort(-(vocabulary.weighted(tasks) @ rows.T), axis=1)
         best, chosen = -1.0, np.zeros(len(tasks), dtype=np.int64)
         for count in NEAREST:
-            reached = _mean_reward(setting.validation_rewards, _best_plans_of_neighbours(setting, orders[0], count))
-            if reached > best:
-                best, chosen = reached, _best_plans_of_neighbours(setting, orders[1], count)
+            validation_plans = _best_plans_of_neighbours(setting, validation_orders, count)
+            reward = _mean_reward(setting.validation_rewards, validation_plans)
+            if reward > best:
+                best, chosen = reward, _best_plans_of_neighbours(setting, orders, count)
         return chosen
 
 
@@ -185,15 +186,15 @@ class Optimum:
 
 def clairvoyant_rewards(setting: Setting, tasks: Sequence[Task]) -> NDArray[np.float64]:
     """Return the reward of the best plan for each task if the hidden trait were known as well, over all traits."""
-    known: dict[object, float] = {}
+    reward_of_kind: dict[object, float] = {}
     for task in tasks:
-        if task.kind not in known:
+        if task.kind not in reward_of_kind:
             tables = []
             for name in catalogue():
                 rewards = setting.rewards.right(name, task) * setting.rewards.worth(name, size_of(task))
                 tables.append(rewards.reshape(len(rewards), -1).max(axis=1))
-            known[task.kind] = float(np.stack(tables).max(axis=0).mean())
-    return np.array([known[task.kind] for task in tasks])
+            reward_of_kind[task.kind] = float(np.stack(tables).max(axis=0).mean())
+    return np.array([reward_of_kind[task.kind] for task in tasks])
 
 
 def fixed_plans() -> list[Policy]:
@@ -232,14 +233,15 @@ def is_self_consistent(plan: Plan) -> bool:
     return combines_answers(plan) and len(set(plan.workers[:-1])) == 1
 
 
-def _best_plans_by_group(setting: Setting, trained: texts.Groups, groups: texts.Groups) -> PlanIndices:
-    """Return the plan of the best mean for each asked group, shrunk towards the mean over all."""
+def _best_plans_by_group(setting: Setting, training_groups: texts.Groups, groups: texts.Groups) -> PlanIndices:
+    """Return for each of `groups` the plan with the best mean over the group's training tasks; the means are shrunk
+    towards the mean over all tasks. `training_groups` are the groups of the training tasks."""
     mean = setting.training_rewards.mean(axis=0)
-    best: dict[int, int] = {}
+    plans = np.zeros(len(groups), dtype=np.int64)
     for group in np.unique(groups):
-        own = setting.training_rewards[trained == group]
-        best[int(group)] = int((own.sum(axis=0) + PRIOR * mean).argmax())
-    return np.array([best[int(group)] for group in groups])
+        own = setting.training_rewards[training_groups == group]
+        plans[groups == group] = (own.sum(axis=0) + PRIOR * mean).argmax()
+    return plans
 
 
 def _best_plans_of_neighbours(setting: Setting, orders: NDArray[np.int64], count: int) -> PlanIndices:

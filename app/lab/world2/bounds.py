@@ -43,7 +43,7 @@ class OptimumByCards:
         """Return the best plan for each task."""
         first, *others = _sample_pools(setting.pool)
         rewards = Rewards(first, others=others)
-        return np.array([int(rewards_of_all_plans(rewards, posed).argmax()) for posed in tasks])
+        return np.array([int(rewards_of_all_plans(rewards, task).argmax()) for task in tasks])
 
 
 class OptimumAsRead:
@@ -57,13 +57,13 @@ class OptimumAsRead:
 
     def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return the best plan for each task."""
-        return np.array([self._best(setting.rewards, posed) for posed in tasks])
+        return np.array([self._best(setting.rewards, task) for task in tasks])
 
     def _best(self, rewards: Rewards, task: Task) -> int:
         readings = []
-        for read in self._reader.readings(task):
-            parts = tuple(Part(self._reader.families[place], "", " ") for place in read.families)
-            readings.append((read.weight, replace(task, parts=parts, confidential=read.confidential)))
+        for reading in self._reader.readings(task):
+            parts = tuple(Part(self._reader.families[place], "", " ") for place in reading.families)
+            readings.append((reading.weight, replace(task, parts=parts, confidential=reading.confidential)))
         return int(mean_rewards_of_all_plans(rewards, readings).argmax())
 
 
@@ -110,11 +110,11 @@ def _with_mean_difficulty(task: Task) -> list[tuple[float, Task]]:
 @cache
 def _mean_difficulties() -> list[float]:
     """Return the mean difficulty of training's families, by domain."""
-    found = []
+    means = []
     for domain in range(len(DOMAINS)):
         own = [family.difficulty for family in families() if family.domain == domain and not family.held_out]
-        found.append(sum(own) / len(own))
-    return found
+        means.append(sum(own) / len(own))
+    return means
 
 
 def _sample_pools(chosen: Pool) -> list[Pool]:
@@ -151,15 +151,15 @@ def _stratified_sample(weights: NDArray[np.float64], random: np.random.Generator
 def _posterior(card: Card) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]]:
     """Return the weights of abilities, and for each domain those of skills (columns) at each ability (rows), given pass
     rates and speed. Speed tells the worker's place in the range of prices, which the prices of pools do not."""
-    known = constants()
-    z = (GRID - known.ability_mean) / known.ability_sd
+    world = constants()
+    z = (GRID - world.ability_mean) / world.ability_sd
     logs = -(z**2) / 2 + _log_likelihood_of_speed(card.speed, z)
-    near = np.exp(-(((GRID[None, :] - GRID[:, None]) / known.edge_sd) ** 2) / 2)
+    near = np.exp(-(((GRID[None, :] - GRID[:, None]) / world.edge_sd) ** 2) / 2)
     near /= near.sum(axis=1, keepdims=True)
     by_domain = []
     for domain, right in enumerate(card.right):
         rate = _pass_rates(domain)
-        likelihood = right * np.log(rate) + (card.asked - right) * np.log(1 - rate)
+        likelihood = right * np.log(rate) + (card.questions - right) * np.log(1 - rate)
         joint = near * np.exp(likelihood - likelihood.max())
         by_domain.append(joint)
         logs = logs + np.log(joint.sum(axis=1))
@@ -169,8 +169,8 @@ def _posterior(card: Card) -> tuple[NDArray[np.float64], list[NDArray[np.float64
 def _log_likelihood_of_speed(speed: float, z: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the log likelihood of a speed at each ability in deviations. The ends of the range stand for all beyond
     them."""
-    known = constants()
-    rank = math.log(speed / known.speed_high) / math.log(known.speed_low / known.speed_high)
+    world = constants()
+    rank = math.log(speed / world.speed_high) / math.log(world.speed_low / world.speed_high)
     deviations = (rank - 0.5 - PRICE_SLOPE * z) / PRICE_NOISE
     if 0 < rank < 1:
         return np.asarray(-(deviations**2) / 2)
@@ -180,7 +180,7 @@ def _log_likelihood_of_speed(speed: float, z: NDArray[np.float64]) -> NDArray[np
 
 def _pass_rates(domain: int) -> NDArray[np.float64]:
     """Return the pass rate at each skill of the grid."""
-    known = constants()
-    logits = GRID[None, :] + known.reason[domain] - known.trait_sd * np.array(TRAITS)[:, None]
+    world = constants()
+    logits = GRID[None, :] + world.reason[domain] - world.trait_sd * np.array(TRAITS)[:, None]
     rates: NDArray[np.float64] = (1 / (1 + np.exp(-logits))).mean(axis=0)
     return rates

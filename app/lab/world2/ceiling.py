@@ -17,7 +17,7 @@ from app.lab.world2.baselines import Setting, domain_plans
 from app.lab.world2.bounds import OptimumByCards
 from app.lab.world2.standings import Matrix, bootstrap_pools_and_tasks
 from app.lab.world2.tasks import Task
-from app.lab.world2.workers import Pool, draw_pool, pass_rate
+from app.lab.world2.workers import Pool, draw_pass_counts, draw_pool
 
 TRAINING, TESTED = 60, 30
 QUESTIONS_BY_DOMAIN = (20, 60, 240)
@@ -49,14 +49,11 @@ def report(pools: int) -> str:
 
 def measure_again(chosen: Pool, questions: int, random: Random) -> Pool:
     """Return the same workers with cards of so many questions of each domain."""
-    found = []
+    workers = []
     for worker in chosen:
-        right = []
-        for domain, edge in enumerate(worker.edges):
-            rate = pass_rate(worker.ability, edge, domain)
-            right.append(sum([random.random() < rate for _ in range(questions)]))
-        found.append(replace(worker, card=replace(worker.card, right=tuple(right), asked=questions)))
-    return tuple(found)
+        right = draw_pass_counts(random, worker.ability, worker.edges, questions)
+        workers.append(replace(worker, card=replace(worker.card, right=right, questions=questions)))
+    return tuple(workers)
 
 
 def _rewards_by_policy(chosen: Pool, tasks: Sequence[Task], random: Random) -> dict[str, Matrix]:
@@ -65,14 +62,16 @@ def _rewards_by_policy(chosen: Pool, tasks: Sequence[Task], random: Random) -> d
     validation = composed.draw_tasks("train", "ceiling|validation", TRAINING // 2)
     setting = Setting(chosen, training, validation)
     table = setting.table(tasks).astype(float)
-    found = {"optimum": table.max(axis=1)}
+    rewards = {"optimum": table.max(axis=1)}
     places = np.arange(len(tasks))
     for policy in domain_plans(0):
-        found[policy.name] = table[places, policy.choose(setting, tasks)]
-    pools = {AS_THEY_ARE: chosen} | {str(asked): measure_again(chosen, asked, random) for asked in QUESTIONS_BY_DOMAIN}
-    for name, offered in pools.items():
-        found[name] = table[places, OptimumByCards().choose(Setting(offered, [], []), tasks)]
-    return found
+        rewards[policy.name] = table[places, policy.choose(setting, tasks)]
+    pools = {AS_THEY_ARE: chosen}
+    for questions in QUESTIONS_BY_DOMAIN:
+        pools[str(questions)] = measure_again(chosen, questions, random)
+    for name, pool in pools.items():
+        rewards[name] = table[places, OptimumByCards().choose(Setting(pool, [], []), tasks)]
+    return rewards
 
 
 def _bootstrap_shares(closed: Matrix, gap: Matrix) -> Matrix:

@@ -281,7 +281,7 @@ def _best_worker(choice: Choice, pool: Sequence[Worker]) -> int:
     for place, worker in enumerate(pool):
         card = worker.card
         right = card.right[choice.domain] if choice.domain is not None else sum(card.right) / len(card.right)
-        rate = (right + 0.6 * SHRINK) / (card.asked + SHRINK)
+        rate = (right + 0.6 * SHRINK) / (card.questions + SHRINK)
         mark = rate - choice.aversion * float(np.log2(card.price / cheapest))
         mark -= 1.0 if choice.discreet and card.retains else 0.0
         mark -= 1.0 if choice.long and card.context < DOCUMENT_TOKENS[-1] else 0.0

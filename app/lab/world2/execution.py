@@ -46,7 +46,9 @@ class Library:
     """The tasks that are posed, by their text and by the key with which digests quote them."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
-        self._by_key = {key_of(task.text): task for task in tasks}
+        self._by_key: dict[str, Task] = {}
+        for task in tasks:
+            self._by_key[key_of(task.text)] = task
 
     def find(self, text: str) -> Task | None:
         """Return the task of this text, or of this key."""
@@ -58,8 +60,8 @@ class Reply:
     """The words of a worker, and the tokens that the world counts for reading and writing."""
 
     text: str
-    read: float
-    written: float
+    input_tokens: float
+    output_tokens: float
 
 
 @dataclass(slots=True)
@@ -72,8 +74,8 @@ class _Context:
     complete: bool = True
     """False for a digest that lacks something."""
     plan: str | None = None
-    handed: dict[int, str] = field(default_factory=dict)
-    """The answers of parts that were worked out apart."""
+    part_answers: dict[int, str] = field(default_factory=dict)
+    """The answers of parts that were worked out apart, by the place of the part."""
     answers: list[tuple[tuple[str, ...], list[str]]] = field(default_factory=list)
     """Whole answers: the hands that each went through, and its parts."""
     makers: list[str] = field(default_factory=list)
@@ -98,7 +100,7 @@ def key_of(text: str) -> str:
 
 def execute_plan(plan: Plan, task: Task, pool: Pool, random: Random, library: Library | None = None) -> Execution:
     """Carry a plan out once: the executor's composer writes what each worker is shown, and workers answer."""
-    known, library = constants(), library or Library([task])
+    world, library = constants(), library or Library([task])
     by_name = {worker.name: worker for worker in pool}
     request = Request((Message("user", (Text(task.text),)),))
     earlier: dict[int, EarlierStep] = {}
@@ -106,26 +108,37 @@ def execute_plan(plan: Plan, task: Task, pool: Pool, random: Random, library: Li
     usd, disclosed, text = 0.0, False, ""
     for n, step in enumerate(workflow(plan, tuple(by_name)).steps):
         worker = by_name[step.worker]
-        messages = compose(request if step.access.user else None, step.subtask, visible_steps(step.access, earlier))
+        granted = None
+        if step.access.user:
+            granted = request
+        messages = compose(granted, step.subtask, visible_steps(step.access, earlier))
         answer = reply(worker, messages, library, random)
         text = answer.text
         earlier[n] = EarlierStep(n, step.subtask, text)
-        usd += worker.price * (answer.written + known.input_share * answer.read) / 1e6
-        duration = known.overhead_seconds + answer.read / known.read_per_second + answer.written / worker.card.speed
-        ends[n] = max([ends[seen] for seen in step.access.steps], default=0.0) + duration
+        usd += worker.price * (answer.output_tokens + world.input_share * answer.input_tokens) / 1e6
+        begin = max([ends[place] for place in step.access.steps], default=0.0)
+        ends[n] = begin + seconds_of(answer, worker)
         disclosed = disclosed or (step.access.user and task.confidential and worker.card.retains)
     right = final_answer(text) == task.answer
     seconds = max(ends.values())
-    worth = 1 - known.cost * min(1.0, usd / known.full_usd) - known.wait * min(1.0, seconds / known.full_seconds)
-    return Execution(right, usd, seconds, (worth - known.disclosure * disclosed) * right)
+    worth = 1 - world.cost * min(1.0, usd / world.full_usd) - world.wait * min(1.0, seconds / world.full_seconds)
+    return Execution(right, usd, seconds, (worth - world.disclosure * disclosed) * right)
+
+
+def seconds_of(answer: Reply, worker: Worker) -> float:
+    """Return how long a worker takes to read and to answer."""
+    world = constants()
+    reading = answer.input_tokens / world.read_per_second
+    writing = answer.output_tokens / worker.card.speed
+    return world.overhead_seconds + reading + writing
 
 
 def draw_verdict(right: bool, random: Random) -> bool:
     """Return what a judge says of an answer: it takes some wrong ones for right, and some right ones for wrong."""
-    known = constants()
+    world = constants()
     if right:
-        return random.random() >= known.judge_false_fail
-    return random.random() < known.judge_false_pass
+        return random.random() >= world.judge_false_fail
+    return random.random() < world.judge_false_pass
 
 
 def final_answer(text: str) -> str:
@@ -138,144 +151,191 @@ def final_answer(text: str) -> str:
 
 def reply(worker: Worker, messages: Sequence[Message], library: Library, random: Random) -> Reply:
     """Return what this worker answers to these messages. Every call draws from `random`, so that two are not alike."""
-    shown = _read_messages(messages, library)
-    if shown.task is None:
-        return Reply(CANNOT_KNOW, shown.tokens, constants().solve_tokens / 2)
-    parts = len(shown.task.parts)
-    tokens = output_tokens(shown.role, parts, len(shown.handed))
-    task_tokens = size_of(shown.task).tokens if shown.user else constants().question_tokens / 2
-    read = min(float(worker.card.context), task_tokens + shown.tokens)
-    return Reply(_answer(worker, shown, shown.task, random), read, tokens)
+    context = _read_messages(messages, library)
+    if context.task is None:
+        return Reply(CANNOT_KNOW, context.tokens, constants().solve_tokens / 2)
+    parts = len(context.task.parts)
+    writes = output_tokens(context.role, parts, len(context.part_answers))
+    task_tokens = constants().question_tokens / 2
+    if context.user:
+        task_tokens = size_of(context.task).tokens
+    reads = min(float(worker.card.context), task_tokens + context.tokens)
+    return Reply(_answer(worker, context, context.task, random), reads, writes)
 
 
 def _read_messages(messages: Sequence[Message], library: Library) -> _Context:
-    """Read the messages."""
+    """Return what a worker takes from its messages."""
     user_texts = [message.text for message in messages if message.role == "user"]
     last = user_texts[-1] if user_texts else ""
     steps = list(STEP.finditer(last))
-    assigned = SUBTASK.search(last[steps[-1].end() :] if steps else last)
+    end_of_steps = steps[-1].end() if steps else 0
+    assigned = SUBTASK.search(last[end_of_steps:])
     if assigned is None:
         return _Context("solve", library.find(last), user=True)
-    shown = _Context(role_of(assigned[1]))
+    context = _Context(role_of(assigned[1]))
     if len(user_texts) > 1:
-        shown.task, shown.user = library.find(user_texts[-2]), True
+        context.task, context.user = library.find(user_texts[-2]), True
     for step in steps:
-        _add_earlier_step(shown, role_of(step["subtask"] or ""), step["answer"], library)
-    return shown
+        _add_earlier_step(context, role_of(step["subtask"] or ""), step["answer"], library)
+    return context
 
 
 def role_of(subtask: str) -> str:
     """Return the role that a subtask asks for; a plain solver for words that ask for no other."""
-    named = next((role for role, words in SUBTASKS.items() if words == subtask.strip()), None)
-    return named or next((role for role, words in ROLES if words.search(subtask)), "solve")
+    for role, words in SUBTASKS.items():
+        if words == subtask.strip():
+            return role
+    for role, pattern in ROLES:
+        if pattern.search(subtask):
+            return role
+    return "solve"
 
 
-def _add_earlier_step(shown: _Context, role: str, text: str, library: Library) -> None:
-    """Note what an earlier step says."""
+def _add_earlier_step(context: _Context, role: str, text: str, library: Library) -> None:
+    """Add what an earlier step says to what a worker has before it."""
     if match := DIGEST.fullmatch(text):
-        shown.task = shown.task or library.find(match["key"])
-        shown.complete = match["state"] == "complete"
+        context.task = context.task or library.find(match["key"])
+        context.complete = match["state"] == "complete"
     if match := PLAN.fullmatch(text):
-        shown.plan = match["kinds"]
+        context.plan = match["kinds"]
     if match := RESULTS.fullmatch(text):
         makers = match["hands"].split(", ")
         if match["part"] == WHOLE:
-            shown.answers.append((tuple(makers), match["text"].split(SEPARATOR)))
+            context.answers.append((tuple(makers), match["text"].split(SEPARATOR)))
         else:
-            shown.handed[PARTIAL.index(match["part"].split()[0])] = match["text"]
-            shown.makers += makers
-    shown.tokens += tokens_passed_on(role, len(shown.task.parts) if shown.task else 1)
+            context.part_answers[PARTIAL.index(match["part"].split()[0])] = match["text"]
+            context.makers += makers
+    parts = len(context.task.parts) if context.task else 1
+    context.tokens += tokens_passed_on(role, parts)
 
 
-def _answer(worker: Worker, shown: _Context, task: Task, random: Random) -> str:
-    known = constants()
-    skill = known.check_skill * (worker.ability - known.ability_mean)
-    short = known.truncated if worker.card.context < DOCUMENT_TOKENS[task.document] else 0.0
-    if shown.role == "plan":
-        kinds = [DOMAINS[part.family.domain] for part in task.parts]
-        good = random.random() < logistic(known.plan_skill + skill)
-        return f"Plan: {', '.join(kinds if good else [_next_domain(kind) for kind in kinds])}."
-    if shown.role == "digest":
-        keeps = known.digest_keeps + known.check_skill * worker.edges[LANGUAGE] + short
-        state = "complete" if random.random() < logistic(keeps) else "incomplete"
-        return f"Digest {key_of(task.text)}: {state}."
-    if shown.role in PARTIAL:
-        return _answer_one_part(worker, shown, task, random)
-    return _answer_all_parts(worker, shown, task, random)
+def _answer(worker: Worker, context: _Context, task: Task, random: Random) -> str:
+    """Return the words of a worker that knows the task: a plan, a digest, or results of one part or of all parts."""
+    if context.role == "plan":
+        return _plan_text(worker, task, random)
+    if context.role == "digest":
+        return _digest_text(worker, task, random)
+    if context.role in PARTIAL:
+        return _answer_one_part(worker, context, task, random)
+    return _answer_all_parts(worker, context, task, random)
 
 
-def _next_domain(kind: str) -> str:
-    return DOMAINS[(DOMAINS.index(kind) + 1) % len(DOMAINS)]
+def _plan_text(worker: Worker, task: Task, random: Random) -> str:
+    """Return a plan. A good one names the domain of each part, a bad one names the domain after it."""
+    shift = 1
+    if random.random() < logistic(constants().plan_skill + _check_skill(worker)):
+        shift = 0
+    kinds = [DOMAINS[(part.family.domain + shift) % len(DOMAINS)] for part in task.parts]
+    return f"Plan: {', '.join(kinds)}."
 
 
-def _answer_one_part(worker: Worker, shown: _Context, task: Task, random: Random) -> str:
-    place = PARTIAL.index(shown.role)
+def _digest_text(worker: Worker, task: Task, random: Random) -> str:
+    world = constants()
+    keeps = world.digest_keeps + world.check_skill * worker.edges[LANGUAGE] + _truncation(worker, task)
+    state = "incomplete"
+    if random.random() < logistic(keeps):
+        state = "complete"
+    return f"Digest {key_of(task.text)}: {state}."
+
+
+def _check_skill(worker: Worker) -> float:
+    """Return by how much, in logits, a worker plans, checks and chooses better than one of mean ability."""
+    world = constants()
+    return world.check_skill * (worker.ability - world.ability_mean)
+
+
+def _truncation(worker: Worker, task: Task) -> float:
+    """Return the loss, in logits, of a worker whose context is shorter than the document."""
+    if worker.card.context < DOCUMENT_TOKENS[task.document]:
+        return constants().truncated
+    return 0.0
+
+
+def _answer_one_part(worker: Worker, context: _Context, task: Task, random: Random) -> str:
+    place = PARTIAL.index(context.role)
     if place >= len(task.parts):
         return "There is no such part."
-    text = _solve_part(worker, shown, task, place, random)
-    return f"Worked out by {worker.name}. {shown.role} part: {text}"
+    text = _solve_part(worker, context, task, place, random)
+    return f"Worked out by {worker.name}. {context.role} part: {text}"
 
 
-def _answer_all_parts(worker: Worker, shown: _Context, task: Task, random: Random) -> str:
+def _answer_all_parts(worker: Worker, context: _Context, task: Task, random: Random) -> str:
     """Return the results for all parts."""
-    if shown.role in ("check", "combine") and not shown.answers:
+    if context.role in ("check", "combine") and not context.answers:
         return CANNOT_KNOW
-    makers = [*shown.makers, *[maker for hands, _ in shown.answers for maker in hands]]
+    makers = list(context.makers)
+    for hands, _ in context.answers:
+        makers += hands
+    makers.append(worker.name)
     results = []
     for place in range(len(task.parts)):
-        if shown.role == "check":
-            results.append(_check_part(worker, shown, task, place, random))
-        elif shown.role == "combine":
-            results.append(_combine_part(worker, shown, task, place, random))
-        elif place in shown.handed:
-            spoiled = random.random() >= constants().handover
-            results.append(task.parts[place].slip if spoiled else shown.handed[place])
+        if context.role == "check":
+            results.append(_check_part(worker, context, task, place, random))
+        elif context.role == "combine":
+            results.append(_combine_part(worker, context, task, place, random))
+        elif place in context.part_answers:
+            results.append(_take_over_part(context, task, place, random))
         else:
-            results.append(_solve_part(worker, shown, task, place, random))
-    hands = ", ".join(dict.fromkeys([*makers, worker.name]))
-    return f"Worked out by {hands}. {WHOLE} {SEPARATOR.join(results)}"
+            results.append(_solve_part(worker, context, task, place, random))
+    return f"Worked out by {', '.join(dict.fromkeys(makers))}. {WHOLE} {SEPARATOR.join(results)}"
 
 
-def _solve_part(worker: Worker, shown: _Context, task: Task, place: int, random: Random) -> str:
-    known, part = constants(), task.parts[place]
+def _take_over_part(context: _Context, task: Task, place: int, random: Random) -> str:
+    """Return the answer of a part that was worked out apart, which is now and then spoiled when it is taken over."""
+    if random.random() < constants().handover:
+        return context.part_answers[place]
+    return task.parts[place].slip
+
+
+def _solve_part(worker: Worker, context: _Context, task: Task, place: int, random: Random) -> str:
+    world, part = constants(), task.parts[place]
     domain = part.family.domain
-    logits = worker.ability + worker.edges[domain] - part.family.difficulty - known.trait_sd * TRAITS[task.trait]
-    logits += known.reason[domain] if shown.role != "solve" else 0.0
-    if shown.plan is not None:
-        good = shown.plan.split(", ")[place] == DOMAINS[domain]
-        logits += known.plan_good if good else known.plan_bad
-    at_once = 1 if shown.role in PARTIAL else len(task.parts) - len(shown.handed)
-    logits -= known.load * (at_once - 1)
-    if shown.user:
-        logits -= known.length[task.document]
-        logits += known.truncated if worker.card.context < DOCUMENT_TOKENS[task.document] else 0.0
-    elif not shown.complete:
-        logits += known.digest_lost
+    logits = worker.ability + worker.edges[domain] - part.family.difficulty - world.trait_sd * TRAITS[task.trait]
+    if context.role != "solve":
+        logits += world.reason[domain]
+    if context.plan is not None:
+        if context.plan.split(", ")[place] == DOMAINS[domain]:
+            logits += world.plan_good
+        else:
+            logits += world.plan_bad
+    at_once = len(task.parts) - len(context.part_answers)
+    if context.role in PARTIAL:
+        at_once = 1
+    logits -= world.load * (at_once - 1)
+    if context.user:
+        logits -= world.length[task.document]
+        logits += _truncation(worker, task)
+    elif not context.complete:
+        logits += world.digest_lost
     if random.random() < logistic(logits):
         return part.answer
     return part.slip
 
 
-def _check_part(worker: Worker, shown: _Context, task: Task, place: int, random: Random) -> str:
-    known, part = constants(), task.parts[place]
-    skill = known.check_skill * (worker.ability - known.ability_mean)
-    hands, results = shown.answers[-1]
+def _check_part(worker: Worker, context: _Context, task: Task, place: int, random: Random) -> str:
+    world, part = constants(), task.parts[place]
+    skill = _check_skill(worker)
+    hands, results = context.answers[-1]
     if results[place] == part.answer:
-        if random.random() < logistic(known.keeps + skill):
+        if random.random() < logistic(world.keeps + skill):
             return part.answer
         return part.slip
-    finds = (known.finds_own if worker.name in hands else known.finds_other) + skill
+    finds = world.finds_other + skill
+    if worker.name in hands:
+        finds = world.finds_own + skill
     if random.random() < logistic(finds):
-        return _solve_part(worker, shown, task, place, random)
+        return _solve_part(worker, context, task, place, random)
     return results[place]
 
 
-def _combine_part(worker: Worker, shown: _Context, task: Task, place: int, random: Random) -> str:
-    known, part = constants(), task.parts[place]
-    right = sum([results[place] == part.answer for _, results in shown.answers])
-    logits = combine_logit(right, len(shown.answers), known) if right else float("-inf")
-    if 0 < right < len(shown.answers):
-        logits += known.check_skill * (worker.ability - known.ability_mean)
-    if right and random.random() < logistic(logits):
+def _combine_part(worker: Worker, context: _Context, task: Task, place: int, random: Random) -> str:
+    part = task.parts[place]
+    right = sum([results[place] == part.answer for _, results in context.answers])
+    if not right:
+        return part.slip
+    logits = combine_logit(right, len(context.answers), constants())
+    if right < len(context.answers):
+        logits += _check_skill(worker)
+    if random.random() < logistic(logits):
         return part.answer
     return part.slip

@@ -45,9 +45,9 @@ class Value:
         rows = np.arange(len(places))
 
         def spread(passed: Array) -> Array:
-            found = np.zeros_like(self.array)
-            found[rows, places] = passed
-            return found
+            gradient = np.zeros_like(self.array)
+            gradient[rows, places] = passed
+            return gradient
 
         return Value(self.array[rows, places], [(self, spread)])
 
@@ -75,8 +75,8 @@ class Value:
     def backward(self, passed: Array) -> None:
         """Give every array that this one was computed from its derivative, from the derivative of this one."""
         order: list[Value] = []
-        seen: set[int] = set()
-        _order(self, order, seen)
+        visited: set[int] = set()
+        _order(self, order, visited)
         self.gradient = passed
         for value in reversed(order):
             if value.gradient is None:
@@ -86,13 +86,13 @@ class Value:
                 source.gradient = part if source.gradient is None else source.gradient + part
 
 
-def _order(value: Value, order: list[Value], seen: set[int]) -> None:
+def _order(value: Value, order: list[Value], visited: set[int]) -> None:
     """Append the nodes to the order, sources before what is computed from them."""
-    if id(value) in seen:
+    if id(value) in visited:
         return
-    seen.add(id(value))
+    visited.add(id(value))
     for source, _ in value.sources:
-        _order(source, order, seen)
+        _order(source, order, visited)
     order.append(value)
 
 

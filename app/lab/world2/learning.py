@@ -55,7 +55,17 @@ from app.lab.world2.outcome import (
     rewards_of_all_plans,
 )
 from app.lab.world2.reading import Reader, Reading
-from app.lab.world2.rules import ANSWERING, LANGUAGE, PARTIAL, Size, contributing_steps, parts_handed_over, size_of
+from app.lab.world2.rules import (
+    ANSWERING,
+    LANGUAGE,
+    PARTIAL,
+    Size,
+    answers_seen,
+    contributing_steps,
+    parts_handed_over,
+    shows_plan,
+    size_of,
+)
 from app.lab.world2.sentences import pretrained
 from app.lab.world2.shapes import Plan, Shape, catalogue
 from app.lab.world2.tasks import Family, Part, Task, draw_task
@@ -102,7 +112,7 @@ class LoggedExecution:
     """One execution as it is learned from."""
 
     shape: str
-    read: Reading
+    reading: Reading
     members: tuple[int, ...]
     """The places of the workers of its steps among all workers of training."""
     passed: bool
@@ -119,16 +129,16 @@ class Beliefs:
 
     def rewards(self, chosen: Pool, worths: dict[tuple[str, Size], Array] | None = None) -> Rewards:
         """Return the rewards that would be true if what is believed were; `worths` as in `Rewards`."""
-        return Rewards(tuple([self.worker(worker) for worker in chosen]), self.constants(), worths=worths)
+        return Rewards(tuple(map(self.worker, chosen)), self.constants(), worths=worths)
 
-    def task_as_read(self, task: Task, read: Reading) -> Task:
+    def task_as_read(self, task: Task, reading: Reading) -> Task:
         """Return a task as this reading has it, with families as hard as is believed."""
         parts = []
-        for place in read.families:
+        for place in reading.families:
             family = self.families[place]
             difficulty = float(self.figures["families"][place])
             parts.append(Part(Family(family.name, family.domain, difficulty, (), held_out=False), "", " "))
-        return replace(task, parts=tuple(parts), confidential=read.confidential)
+        return replace(task, parts=tuple(parts), confidential=reading.confidential)
 
     def worker(self, worker: Worker) -> Worker:
         """Return a worker as able as is believed."""
@@ -186,12 +196,12 @@ class _Evidence(NamedTuple):
 class Learner:
     """Beliefs, and the executions that they rest on."""
 
-    def __init__(self, seed: int, seen: Sequence[Pool], texts: int = READ_TASKS) -> None:
+    def __init__(self, seed: int, pools: Sequence[Pool], texts: int = READ_TASKS) -> None:
         self._random = Random(f"world-2|learner|{seed}")
         self._noise = np.random.default_rng(seed)
         labelled = [draw_task(self._random, "train") for _ in range(texts)]
         self.reader = Reader(labelled, pretrained())
-        self._seen_pools, self._other_pools = list(seen), [draw_pool(self._random) for _ in range(POOLS)]
+        self._seen_pools, self._other_pools = list(pools), [draw_pool(self._random) for _ in range(POOLS)]
         self._labelled = labelled
         self._executions: list[LoggedExecution] = []
         self._tasks: list[tuple[Task, Reading]] = []
@@ -223,9 +233,9 @@ class Learner:
         """Return the rewards that would be true if the most probable figures were."""
         return self.posterior_mode().rewards(chosen)
 
-    def task_as_read(self, task: Task, read: Reading) -> Task:
+    def task_as_read(self, task: Task, reading: Reading) -> Task:
         """Return a task as this reading has it, with families as hard as is most probable."""
-        return self.posterior_mode().task_as_read(task, read)
+        return self.posterior_mode().task_as_read(task, reading)
 
     def sample_beliefs(self) -> Beliefs:
         """Return a draw from what is believed."""
@@ -236,22 +246,22 @@ class Learner:
 
     def _execute_until(self, executions: int) -> None:
         """Execute plans until there are so many."""
-        seen = [(pool, self._thompson_plans(pool, TASKS_OF_SEEN_POOL)) for pool in self._seen_pools]
-        others = [(pool, self._thompson_plans(pool, TASKS_OF_OTHER_POOL)) for pool in self._other_pools]
+        seen_plans = [self._thompson_plans(pool, TASKS_OF_SEEN_POOL) for pool in self._seen_pools]
+        other_plans = [self._thompson_plans(pool, TASKS_OF_OTHER_POOL) for pool in self._other_pools]
         while len(self._executions) < executions:
-            candidates = others
-            if seen and self._random.random() < SEEN_SHARE:
-                candidates = seen
-            pool, thompson_plans = self._random.choice(candidates)
-            self._execute(pool, thompson_plans)
+            pools, plans = self._other_pools, other_plans
+            if self._seen_pools and self._random.random() < SEEN_SHARE:
+                pools, plans = self._seen_pools, seen_plans
+            place = self._random.randrange(len(pools))
+            self._execute(pools[place], plans[place])
 
     def _execute(self, pool: Pool, thompson_plans: Sequence[Plan]) -> None:
         """Execute a plan once and keep the verdict."""
-        task, read = self._next_task()
+        task, reading = self._next_task()
         plan = self._draw_plan(pool, thompson_plans)
         passed = draw_verdict(execute_plan(plan, task, pool, self._random).right, self._random)
-        members = tuple([_worker_indices()[pool[worker].name] for worker in plan.workers])
-        self._executions.append(LoggedExecution(plan.shape, read, members, passed))
+        members = [_worker_indices()[pool[worker].name] for worker in plan.workers]
+        self._executions.append(LoggedExecution(plan.shape, reading, tuple(members), passed))
 
     def _draw_plan(self, pool: Pool, thompson_plans: Sequence[Plan]) -> Plan:
         """Return one of these plans, or one of its workers alone; or any plan over the pool."""
@@ -299,7 +309,7 @@ class Learner:
         before. A step after which the posterior is lower is halved."""
         groups: dict[Group, list[LoggedExecution]] = defaultdict(list)
         for row in self._executions:
-            groups[row.shape, len(row.read.families)].append(row)
+            groups[row.shape, len(row.reading.families)].append(row)
         columns = {group: self._columns(rows) for group, rows in groups.items()}
         accepted, log_likelihood = self._flat(), -math.inf
         step = np.zeros(len(accepted))
@@ -335,14 +345,14 @@ class Learner:
 
     def _evidence(self, columns: Mapping[Group, Columns]) -> Iterator[_Evidence]:
         """Yield the evidence of each batch of verdicts, and then that of the cards."""
-        known = constants()
-        slack = 1 - known.judge_false_pass - known.judge_false_fail
+        world = constants()
+        slack = 1 - world.judge_false_pass - world.judge_false_fail
         for (name, parts), batch in _batches(columns):
             passed = batch["passed"]
             figures = self._values_by_row(len(passed))
             right = _RightProbability(figures, catalogue()[name], parts, batch).right()
             right.backward(np.full(len(passed), slack))
-            chance = np.clip(known.judge_false_pass + slack * right.array, 1e-6, 1 - 1e-6)
+            chance = np.clip(world.judge_false_pass + slack * right.array, 1e-6, 1 - 1e-6)
             variance = chance * (1 - chance)
             log_likelihood = float(np.log(np.where(passed == 1, chance, 1 - chance)).sum())
             yield _Evidence(log_likelihood, (passed - chance) / variance, self._jacobian(figures), 1 / variance)
@@ -357,7 +367,7 @@ class Learner:
         traits = figures["trait"].exponential().column() * np.array(TRAITS)[None, :]
         chance = (logits.column() - traits).logistic().mean_of_rows()
         chance.backward(np.ones(len(members)))
-        questions = np.array([card.asked for card in cards])[members]
+        questions = np.array([card.questions for card in cards])[members]
         right = np.concatenate([card.right for card in cards])
         variance = chance.array * (1 - chance.array)
         log_likelihood = float((right * np.log(chance.array) + (questions - right) * np.log(1 - chance.array)).sum())
@@ -365,10 +375,12 @@ class Learner:
         return _Evidence(log_likelihood, scores, self._jacobian(figures), questions / variance)
 
     def _columns(self, rows: Sequence[LoggedExecution]) -> Columns:
-        families = np.array([row.read.families for row in rows])
+        """Return the executions of one group as arrays with a row for each: of parts [rows, parts], of workers [rows,
+        steps], else [rows]."""
+        families = np.array([row.reading.families for row in rows])
         domains = np.array([family.domain for family in self.reader.families])
         members = np.array([row.members for row in rows])
-        document = np.array([row.read.document for row in rows])
+        document = np.array([row.reading.document for row in rows])
         short = self._context[members] < np.array(DOCUMENT_TOKENS)[document][:, None]
         return {
             "families": families, "domains": domains[families], "members": members, "document": document,
@@ -394,20 +406,22 @@ class Learner:
         return np.concatenate([self.figures[name] for name in self._names()])
 
     def _unflattened(self, flat: Array) -> Figures:
-        found, start = dict(self.figures), 0
+        figures, start = dict(self.figures), 0
         for name in self._names():
             size = len(self.figures[name])
-            found[name] = flat[start : start + size]
+            figures[name] = flat[start : start + size]
             start += size
-        return found
+        return figures
 
     def _values_by_row(self, rows: int) -> dict[str, Value]:
         """Return the figures with a copy for each row, so that derivatives are those of each row."""
-        found = {}
+        values = {}
         for name in self._names():
             copies = np.broadcast_to(self.figures[name], (rows, len(self.figures[name])))
-            found[name] = Value(copies[:, 0] if name in PRIORS else copies)
-        return found
+            if name in PRIORS:
+                copies = copies[:, 0]
+            values[name] = Value(copies)
+        return values
 
     def _jacobian(self, figures: Mapping[str, Value]) -> Array:
         """Return the derivatives of each row by the p figures: [rows, p]."""
@@ -465,8 +479,8 @@ class LearnedPolicy:
         families = [{"name": family.name, "domain": DOMAINS[family.domain]} for family in self.beliefs.families]
         skills = {}
         for worker in worker_profiles(unseen=False):
-            known = self.beliefs.worker(worker)
-            skills[worker.name] = [known.ability + edge for edge in known.edges]
+            believed = self.beliefs.worker(worker)
+            skills[worker.name] = [believed.ability + edge for edge in believed.edges]
         figures = {name: array.tolist() for name, array in self.beliefs.figures.items()}
         return {
             "format": "world-2 policy 2", "figures": figures, "families": families, "workers": skills,
@@ -507,8 +521,8 @@ def posterior_by_card(
         chances = 1 / (1 + np.exp(-((offset + design @ effects)[:, None] - traits)))
         rate = chances.mean(axis=1)
         slope = (chances * (1 - chances)).mean(axis=1)
-        weight = card.asked * slope**2 / (rate * (1 - rate))
-        score = (right - card.asked * rate) * slope / (rate * (1 - rate))
+        weight = card.questions * slope**2 / (rate * (1 - rate))
+        score = (right - card.questions * rate) * slope / (rate * (1 - rate))
         information = np.diag(precision) + design.T @ (weight[:, None] * design)
         effects = effects + np.linalg.solve(information, design.T @ score - precision * effects)
     if random is not None:
@@ -562,8 +576,11 @@ def _initial_figures(families: int) -> Figures:
     count = len(worker_profiles(unseen=False))
     figures = {name: np.array([mean]) for name, (mean, _) in PRIORS.items()}
     sizes = {"reason": len(DOMAINS), "families": families, "abilities": count, "edges": count * len(DOMAINS)}
-    figures |= {name: np.zeros(sizes[name]) for name in SPREADS}
-    return figures | {f"spread {name}": np.array([SPREADS[name]]) for name in ESTIMATED_SPREADS}
+    for name in SPREADS:
+        figures[name] = np.zeros(sizes[name])
+    for name in ESTIMATED_SPREADS:
+        figures[f"spread {name}"] = np.array([SPREADS[name]])
+    return figures
 
 
 def _batches(columns_of_group: Mapping[Group, Columns]) -> Iterator[tuple[Group, Columns]]:
@@ -597,14 +614,15 @@ class _RightProbability:
 
     def right(self) -> Value:
         """Return the chance by execution."""
-        places = [place for place, step in enumerate(self._steps) if step.role == "digest"]
-        if not places:
+        roles = [step.role for step in self._steps]
+        if "digest" not in roles:
             return self._all_parts_right(complete=True)
-        at = places[0]
+        at = roles.index("digest")
         logits = self._figures["kept"] + self._figures["truncated"] * self._batch["short"][:, at]
         edge = self._figures["edges"].at(len(DOMAINS) * self._batch["members"][:, at] + LANGUAGE)
-        kept = (logits + self._figures["skill"] * edge).logistic()
-        return kept * self._all_parts_right(complete=True) + (1 - kept) * self._all_parts_right(complete=False)
+        is_complete = (logits + self._figures["skill"] * edge).logistic()
+        if_complete = self._all_parts_right(complete=True)
+        return is_complete * if_complete + (1 - is_complete) * self._all_parts_right(complete=False)
 
     def _all_parts_right(self, *, complete: bool) -> Value:
         total: Value = Value(np.ones((1, 1)))
@@ -618,11 +636,11 @@ class _RightProbability:
             return self._part_checked(at, part, complete=complete)
         if step.role == "combine":
             return self._part_combined(at, part, complete=complete)
-        handed = parts_handed_over(self._steps, step, self._parts)
-        if part in handed:
+        step_of_part = parts_handed_over(self._steps, step, self._parts)
+        if part in step_of_part:
             fidelity = self._figures["handover"].logistic().column()
-            return fidelity * self._part_right_at(handed[part], part, complete=complete)
-        return self._part_solved(at, part, step.role, len(handed), complete=complete)
+            return fidelity * self._part_right_at(step_of_part[part], part, complete=complete)
+        return self._part_solved(at, part, step.role, len(step_of_part), complete=complete)
 
     def _part_solved(self, at: int, part: int, role: str, handed: int, *, complete: bool) -> Value:
         figures, batch, step = self._figures, self._batch, self._steps[at]
@@ -630,7 +648,7 @@ class _RightProbability:
         logits = _skills(figures, batch["members"][:, at], domains) - figures["families"].at(batch["families"][:, part])
         if role != "solve":
             logits = logits + figures["reason"].at(domains)
-        if any([self._steps[seen].role == "plan" for seen in step.sees]):
+        if shows_plan(self._steps, step):
             logits = logits + figures["plan"]
         parts_at_once = self._parts - handed
         if role in PARTIAL:
@@ -653,37 +671,33 @@ class _RightProbability:
         return effect
 
     def _part_checked(self, at: int, part: int, *, complete: bool) -> Value:
-        (seen,) = self._answers_seen(at)
-        before = self._part_right_at(seen, part, complete=complete)
+        (answer,) = answers_seen(self._steps, self._steps[at])
+        before = self._part_right_at(answer, part, complete=complete)
         members = self._batch["members"]
-        others = contributing_steps(self._steps, seen, self._parts)
+        others = contributing_steps(self._steps, answer, self._parts)
         own = (members[:, others] == members[:, [at]]).any(axis=1).astype(float)
         skill = self._helper_effect(at)
         keeps = (self._figures["keeps"] + skill).logistic().column()
         finds = self._figures["finds_own"] * own + self._figures["finds_other"] * (1 - own)
-        found = (finds + skill).logistic().column()
+        doubts = (finds + skill).logistic().column()
         anew = self._part_solved(at, part, "reason", 0, complete=complete)
-        after: Value = before * keeps + (1 - before) * found * anew
+        after: Value = before * keeps + (1 - before) * doubts * anew
         return after
 
     def _part_combined(self, at: int, part: int, *, complete: bool) -> Value:
-        branches = [self._part_right_at(place, part, complete=complete) for place in self._answers_seen(at)]
+        answers = answers_seen(self._steps, self._steps[at])
         by_count = [Value(np.ones((1, 1)))]
         """The chance that so many of the answers so far are right, by their number."""
-        for branch in branches:
+        for branch in [self._part_right_at(place, part, complete=complete) for place in answers]:
             zero = Value(np.zeros((1, 1)))
             without, with_one_less = [*by_count, zero], [zero, *by_count]
             by_count = []
-            for stays, grows in zip(without, with_one_less, strict=True):
-                by_count.append(stays * (1 - branch) + grows * branch)
+            for same_count, one_less in zip(without, with_one_less, strict=True):
+                by_count.append(same_count * (1 - branch) + one_less * branch)
         chosen: Value = Value(np.zeros((1, 1)))
         for right in range(1, len(by_count)):
-            chosen = chosen + by_count[right] * self._pick_chance(at, right, len(branches))
+            chosen = chosen + by_count[right] * self._pick_chance(at, right, len(answers))
         return chosen
-
-    def _answers_seen(self, at: int) -> list[int]:
-        """Return the steps with an answer that a step sees."""
-        return [place for place in self._steps[at].sees if self._steps[place].role in ANSWERING]
 
     def _pick_chance(self, at: int, right: int, count: int) -> Value:
         """Return the chance of choosing a right answer where `right` of `count` are."""
@@ -705,9 +719,9 @@ def thrifty_name(executions: int) -> str:
     return f"thrifty after {executions:,} verdicts"
 
 
-def learn_policies(seen: Sequence[Setting], seed: int, most: int) -> list[LearnedPolicy]:
+def learn_policies(settings: Sequence[Setting], seed: int, most: int) -> list[LearnedPolicy]:
     """Return what one learner chooses after each of `BUDGETS` up to `most` executions, and in the end with thrift."""
-    learner = Learner(seed, [setting.pool for setting in seen])
+    learner = Learner(seed, [setting.pool for setting in settings])
     policies = []
     for budget in BUDGETS:
         if budget <= most:

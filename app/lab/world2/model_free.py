@@ -36,6 +36,8 @@ DECAY = 1e-3
 REGRESSION_RATE, EXPLORATION, TEMPERATURE, MAX_WEIGHT, EPOCHS = 0.06, 0.2, 0.1, 10.0, 3
 """Of advantage-weighted regression: the rate, the share of plans at random, the advantage that makes a
 weight e times as large, the largest weight, and the passes over the journal whenever it has doubled."""
+JOURNAL_SIZES = (250, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000)
+"""The numbers of executions after which it is fitted again; before the first all plans are at random."""
 GRADIENT_RATE, GROUP, GROUPS = 0.03, 8, 16
 """Of the policy gradient: the rate, the plans of a group, and the groups of a step."""
 MIN_PASS_RATE, MAX_PASS_RATE, LEAST_EXECUTIONS = 0.1, 0.9, 16
@@ -48,11 +50,12 @@ CHECK_INTERVAL = 2_000
 class Case:
     """A task over a pool, as the policy sees it."""
 
-    posed: Task
+    task: Task
     rewards: Rewards
-    task: Array
-    workers: Array
-    """A row for each worker."""
+    task_figures: Array
+    """[TASK_FIGURES]"""
+    worker_figures: Array
+    """[workers, WORKER_FIGURES]"""
 
 
 class Softmax:
@@ -68,12 +71,13 @@ class Softmax:
 
     def best(self, case: Case) -> Plan:
         """Return the most probable shape and workers."""
-        name = SHAPES[int((case.task @ self.shapes).argmax())]
-        return Plan(name, tuple([int(self._chances(case, step.role).argmax()) for step in catalogue()[name]]))
+        name = SHAPES[int((case.task_figures @ self.shapes).argmax())]
+        workers = [int(self._chances(case, step.role).argmax()) for step in catalogue()[name]]
+        return Plan(name, tuple(workers))
 
     def sample_plan(self, case: Case, random: Random) -> Plan:
         """Return a plan by chance."""
-        name = random.choices(SHAPES, _softmax(case.task @ self.shapes).tolist())[0]
+        name = random.choices(SHAPES, _softmax(case.task_figures @ self.shapes).tolist())[0]
         chosen = []
         for step in catalogue()[name]:
             chances = self._chances(case, step.role)
@@ -84,12 +88,12 @@ class Softmax:
         """Take one step that makes plans of positive weight more probable, and others less (Adam)."""
         slopes = [-DECAY * self.shapes, -DECAY * self.roles]
         for case, plan, weight in zip(cases, plans, weights, strict=True):
-            gradient = -_softmax(case.task @ self.shapes)
+            gradient = -_softmax(case.task_figures @ self.shapes)
             gradient[SHAPES.index(plan.shape)] += 1
-            slopes[0] = slopes[0] + weight / len(cases) * np.outer(case.task, gradient)
+            slopes[0] = slopes[0] + weight / len(cases) * np.outer(case.task_figures, gradient)
             for step, worker in zip(catalogue()[plan.shape], plan.workers, strict=True):
                 chances = self._chances(case, step.role)
-                figures = case.workers[: len(chances)]
+                figures = case.worker_figures[: len(chances)]
                 slopes[1][ROLES.index(step.role)] += weight / len(cases) * (figures[worker] - chances @ figures)
         self._steps += 1
         for values, slope, first_moment, second_moment in zip(
@@ -107,7 +111,7 @@ class Softmax:
         return copy
 
     def _chances(self, case: Case, role: str) -> Array:
-        return _softmax(case.workers @ self.roles[ROLES.index(role)])
+        return _softmax(case.worker_figures @ self.roles[ROLES.index(role)])
 
 
 class ModelFree:
@@ -119,66 +123,73 @@ class ModelFree:
     def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return the policy's most probable plan for each task."""
         places = {plan: place for place, plan in enumerate(setting.plans)}
-        cases = [_make_case(self._reader, posed, setting.rewards) for posed in tasks]
-        return np.array([places[self._policy.best(case)] for case in cases])
+        chosen = []
+        for task in tasks:
+            case = _make_case(self._reader, task, setting.rewards)
+            chosen.append(places[self._policy.best(case)])
+        return np.array(chosen)
 
 
 class Environment:
     """Tasks over pools of training, and how plans for them come out, one verdict each."""
 
-    def __init__(self, seen: Sequence[Pool], seed: int, texts: int = READ_TASKS, posed: int = TASK_COUNT) -> None:
+    def __init__(self, pools: Sequence[Pool], seed: int, texts: int = READ_TASKS, count: int = TASK_COUNT) -> None:
+        """Draw `count` tasks, each over one of these pools or of `POOLS` others; the reader learns from `texts`."""
         self.random = Random(f"world-2|model-free|{seed}")
         self.reader = Reader([draw_task(self.random, "train") for _ in range(texts)], pretrained())
         other_pools = [draw_pool(self.random) for _ in range(POOLS)]
-        pools = [Rewards(offered) for offered in (*seen, *other_pools)]
+        rewards = list(map(Rewards, [*pools, *other_pools]))
         cases = []
-        for _ in range(posed + HELD_OUT):
-            cases.append(_make_case(self.reader, draw_task(self.random, "train"), self.random.choice(pools)))
-        self.cases, self.held_out = cases[:posed], cases[posed:]
+        for _ in range(count + HELD_OUT):
+            cases.append(_make_case(self.reader, draw_task(self.random, "train"), self.random.choice(rewards)))
+        self.cases, self.held_out = cases[:count], cases[count:]
 
     def sample_reward(self, case: Case, plan: Plan) -> float:
         """Execute a plan once, by messages: the worth of its answer if the judge takes it for right, else 0."""
-        passed = draw_verdict(execute_plan(plan, case.posed, case.rewards.pool, self.random).right, self.random)
-        return float(case.rewards.worth(plan.shape, size_of(case.posed))[plan.workers]) * passed
+        passed = draw_verdict(execute_plan(plan, case.task, case.rewards.pool, self.random).right, self.random)
+        return float(case.rewards.worth(plan.shape, size_of(case.task))[plan.workers]) * passed
 
 
 def policy_names(most: int) -> list[str]:
     """Return the names of the policies of up to so many executions."""
-    found = []
+    names = []
     for budget in BUDGETS:
         if budget <= most:
-            found += [f"advantage-weighted, {budget:,} verdicts", f"policy gradient, {budget:,} verdicts"]
-    return found
+            names += [f"advantage-weighted, {budget:,} verdicts", f"policy gradient, {budget:,} verdicts"]
+    return names
 
 
-def train_model_free(seen: Sequence[Setting], seed: int, most: int) -> list[ModelFree]:
+def train_model_free(settings: Sequence[Setting], seed: int, most: int) -> list[ModelFree]:
     """Return both policies at each of `BUDGETS` up to `most` executions."""
-    found = []
+    policies = []
     ways: dict[str, Callable[[Environment, int], list[tuple[int, Softmax]]]] = {
         "advantage-weighted": train_advantage_weighted, "policy gradient": train_policy_gradient,
     }  # fmt: skip
     for name, learn in ways.items():
-        trial = Environment([setting.pool for setting in seen], seed)
+        trial = Environment([setting.pool for setting in settings], seed)
         for budget, policy in learn(trial, most):
-            found.append(ModelFree(f"{name}, {budget:,} verdicts", trial.reader, policy))
-    return sorted(found, key=lambda policy: policy_names(most).index(policy.name))
+            policies.append(ModelFree(f"{name}, {budget:,} verdicts", trial.reader, policy))
+    return sorted(policies, key=lambda policy: policy_names(most).index(policy.name))
 
 
 def train_advantage_weighted(trial: Environment, most: int) -> list[tuple[int, Softmax]]:
     """Return the regression's policies: refitted whenever the journal has doubled, and then used to choose plans."""
-    policy, uniform, found = Softmax(REGRESSION_RATE), Softmax(REGRESSION_RATE), []
+    policy, uniform, snapshots = Softmax(REGRESSION_RATE), Softmax(REGRESSION_RATE), []
     cases: list[Case] = []
     plans: list[Plan] = []
     rewards: list[float] = []
-    sizes = (250, 500, *[1_000 * 2**n for n in range(7)])
-    for size in [size for size in sizes if size <= most]:
+    for size in JOURNAL_SIZES:
+        if size > most:
+            break
         while len(cases) < size:
             case = trial.random.choice(trial.cases)
-            behaviour = uniform if len(cases) < 250 or trial.random.random() < EXPLORATION else policy
+            behaviour = policy
+            if len(cases) < JOURNAL_SIZES[0] or trial.random.random() < EXPLORATION:
+                behaviour = uniform
             cases.append(case)
             plans.append(behaviour.sample_plan(case, trial.random))
             rewards.append(trial.sample_reward(case, plans[-1]))
-        figures, returns = np.array([case.task for case in cases]), np.array(rewards)
+        figures, returns = np.array([case.task_figures for case in cases]), np.array(rewards)
         expected = figures @ np.linalg.lstsq(figures, returns, rcond=None)[0]
         weights = np.minimum(MAX_WEIGHT, np.exp((returns - expected) / TEMPERATURE))
         weights /= weights.mean()
@@ -188,68 +199,80 @@ def train_advantage_weighted(trial: Environment, most: int) -> list[tuple[int, S
                 batch = order[begin : begin + 256]
                 policy.improve([cases[n] for n in batch], [plans[n] for n in batch], weights[batch].tolist())
         if size in BUDGETS:
-            found.append((size, policy.copy()))
-    return found
+            snapshots.append((size, policy.copy()))
+    return snapshots
 
 
 def train_policy_gradient(trial: Environment, most: int) -> list[tuple[int, Softmax]]:
     """Return the policies of group-relative gradients: at each budget the weights that were best when held out."""
-    policy, found, executions, last_check = Softmax(GRADIENT_RATE), [], 0, 0
+    policy, snapshots, executions, last_check = Softmax(GRADIENT_RATE), [], 0, 0
     best, best_reward = policy.copy(), -1.0
     passed = {id(case): [0.0, 0.0] for case in trial.cases}
-    for budget in [budget for budget in BUDGETS if budget <= most]:
+    for budget in BUDGETS:
+        if budget > most:
+            break
         while executions + GROUP * GROUPS <= budget:
-            cases: list[Case] = []
-            plans: list[Plan] = []
-            weights: list[float] = []
-            for case in _draw_informative_cases(trial, passed, GROUPS):
-                group = [policy.sample_plan(case, trial.random) for _ in range(GROUP)]
-                rewards = np.array([trial.sample_reward(case, plan) for plan in group])
-                executions += GROUP
-                passed[id(case)][0] += GROUP
-                passed[id(case)][1] += float((rewards > 0).sum())
-                if rewards.std() > 0:
-                    cases += [case] * GROUP
-                    plans += group
-                    weights += (rewards - rewards.mean()).tolist()
-            if cases:
-                policy.improve(cases, plans, weights)
+            _improve_by_groups(policy, trial, passed)
+            executions += GROUP * GROUPS
             if executions - last_check >= CHECK_INTERVAL and executions + HELD_OUT <= budget:
                 held_out = [trial.sample_reward(case, policy.best(case)) for case in trial.held_out]
                 held_out_reward = float(np.mean(held_out))
                 executions, last_check = executions + HELD_OUT, executions
                 if held_out_reward >= best_reward:
                     best, best_reward = policy.copy(), held_out_reward
-        found.append((budget, (best if best_reward >= 0 else policy).copy()))
-    return found
+        snapshot = policy
+        if best_reward >= 0:
+            snapshot = best
+        snapshots.append((budget, snapshot.copy()))
+    return snapshots
+
+
+def _improve_by_groups(policy: Softmax, trial: Environment, passed: dict[int, list[float]]) -> None:
+    """Take one step of the policy gradient over `GROUPS` groups of plans, and count their executions and passes in
+    `passed`. Groups without variance teach nothing."""
+    cases: list[Case] = []
+    plans: list[Plan] = []
+    weights: list[float] = []
+    for case in _draw_informative_cases(trial, passed, GROUPS):
+        group = [policy.sample_plan(case, trial.random) for _ in range(GROUP)]
+        rewards = np.array([trial.sample_reward(case, plan) for plan in group])
+        passed[id(case)][0] += GROUP
+        passed[id(case)][1] += float((rewards > 0).sum())
+        if rewards.std() > 0:
+            cases += [case] * GROUP
+            plans += group
+            weights += (rewards - rewards.mean()).tolist()
+    if cases:
+        policy.improve(cases, plans, weights)
 
 
 def _draw_informative_cases(trial: Environment, passed: dict[int, list[float]], count: int) -> list[Case]:
     """Return tasks that do not nearly always pass or fail, as far as is known."""
-    found: list[Case] = []
-    while len(found) < count:
+    cases: list[Case] = []
+    while len(cases) < count:
         case = trial.random.choice(trial.cases)
         executions, right = passed[id(case)]
         if executions < LEAST_EXECUTIONS or MIN_PASS_RATE <= right / executions <= MAX_PASS_RATE:
-            found.append(case)
-    return found
+            cases.append(case)
+    return cases
 
 
 def _make_case(reader: Reader, task: Task, rewards: Rewards) -> Case:
+    """Return a task over a pool with its figures: size, confidence and shares of domains, as they are read."""
     shares, secret = np.zeros(len(DOMAINS)), 0.0
-    for read in reader.readings(task):
-        secret += read.weight * read.confidential
-        for family in read.families:
-            shares[reader.families[family].domain] += read.weight / len(read.families)
+    for reading in reader.readings(task):
+        secret += reading.weight * reading.confidential
+        for family in reading.families:
+            shares[reader.families[family].domain] += reading.weight / len(reading.families)
     count, document = len(task.parts), task.document
-    known = np.array([1.0, count == 2, count == 3, document == 1, document == 2, secret])
+    sizes = np.array([1.0, count == 2, count == 3, document == 1, document == 2, secret])
     rows = [_worker_figures(worker.card, shares, secret, document) for worker in rewards.pool]
-    return Case(task, rewards, np.concatenate([known, shares]), np.array(rows))
+    return Case(task, rewards, np.concatenate([sizes, shares]), np.array(rows))
 
 
 def _worker_figures(card: Card, shares: Array, secret: float, document: int) -> list[float]:
     """Return a card's figures for one task."""
-    rates = (np.array(card.right) + 3.0) / (card.asked + 5.0)
+    rates = (np.array(card.right) + 3.0) / (card.questions + 5.0)
     logits = np.log(rates / (1 - rates))
     short = card.context < DOCUMENT_TOKENS[document]
     return [

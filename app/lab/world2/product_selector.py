@@ -64,10 +64,10 @@ class ProductSelector:
         selector = SelectorOverPool(setting)
         for n in range(self._ratings):
             task = setting.training[n % len(setting.training)]
-            seen = features(task.text)
-            arm = selector.explore(seen, random).arm
+            task_features = features(task.text)
+            arm = selector.explore(task_features, random).arm
             execution = execute_once(setting, selector.plans[arm.name], task, random)
-            selector.learn(arm, seen, execution, 1e9 + n)
+            selector.learn(arm, task_features, execution, 1e9 + n)
         return selector
 
 
@@ -82,13 +82,13 @@ class SelectorOverPool:
         self.plans = {arm.name: plan_of(arm, setting) for arm in self._arms}
         """The plan of this world that each arm stands for."""
 
-    def estimates(self, seen: Features) -> Sequence[Estimate]:
+    def estimates(self, task_features: Features) -> Sequence[Estimate]:
         """Return what the posterior holds of each arm for a task with these features."""
-        return estimates(self._posterior, self._spec, self._arms, self._workers, seen)
+        return estimates(self._posterior, self._spec, self._arms, self._workers, task_features)
 
-    def explore(self, seen: Features, random: Random) -> Estimate:
+    def explore(self, task_features: Features, random: Random) -> Estimate:
         """Draw an arm with the probabilities by which the service explores; return its estimate."""
-        estimated = self.estimates(seen)
+        estimated = self.estimates(task_features)
 
         def draw_normals(count: int) -> Sequence[float]:
             return random.choices(normals(), k=count)
@@ -96,9 +96,9 @@ class SelectorOverPool:
         action = decide(estimated, self._spec.explore, draw_normals, random.random).action
         return next(estimate for estimate in estimated if estimate.arm.name == action)
 
-    def learn(self, arm: Arm, seen: Features, execution: "Execution", at: float) -> None:
+    def learn(self, arm: Arm, task_features: Features, execution: "Execution", at: float) -> None:
         """Update the posterior by the score and the bill of an execution, rated at this time in seconds."""
-        rating = Rating(arm, seen, execution.score, round(1e6 * execution.usd), at)
+        rating = Rating(arm, task_features, execution.score, round(1e6 * execution.usd), at)
         self._posterior = learned(self._posterior, self._spec, self._workers, rating)
 
 
@@ -113,24 +113,24 @@ class Execution(NamedTuple):
 
 def execute_once(setting: Setting, plan: Plan, task: Task, random: Random) -> Execution:
     """Draw whether the answer of a plan is right, and then the judge's verdict."""
-    known = constants()
+    world = constants()
     right_probability = setting.rewards.right(plan.shape, task)[task.trait][plan.workers]
     right = bool(random.random() < right_probability)
     usd, seconds, _ = setting.rewards.bill(plan.shape, size_of(task))
     score = 0.0
     if draw_verdict(right, random):
-        score = 1 - known.wait * min(1.0, float(seconds[plan.workers]) / known.full_seconds)
+        score = 1 - world.wait * min(1.0, float(seconds[plan.workers]) / world.full_seconds)
     return Execution(right, score, float(usd[plan.workers]))
 
 
 @cache
 def selector_spec() -> catalog.SelectorSpec:
     """Return the settings of the selector in this world: all templates, and the world's weight of cost."""
-    known = constants()
+    world = constants()
     templates: tuple[catalog.Template, ...] = (
         "answer", "reason", "plan-reason", "answer-check", "reason-check", "judge", "mixture",
     )  # fmt: skip
-    return catalog.SelectorSpec(templates=templates, cost=known.cost, full_usd=round(1e6 * known.full_usd))
+    return catalog.SelectorSpec(templates=templates, cost=world.cost, full_usd=round(1e6 * world.full_usd))
 
 
 def as_catalog(worker: Worker) -> catalog.Worker:

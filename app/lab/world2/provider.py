@@ -18,7 +18,7 @@ from random import Random
 
 from app.core.message.chat import Finish, Message
 from app.lab.world2.constants import DOCUMENT_TOKENS, constants
-from app.lab.world2.execution import CANNOT_KNOW, DOCUMENT, Library, reply
+from app.lab.world2.execution import CANNOT_KNOW, DOCUMENT, Library, reply, seconds_of
 from app.lab.world2.shapes import MOST_STEPS
 from app.lab.world2.tasks import WORDS, Split, Task, draw_tasks
 from app.lab.world2.workers import LARGEST, Pool, Worker, draw_pool, worker_profiles
@@ -38,8 +38,8 @@ class ServedReply:
     """An answer, its tokens and seconds; `finish` is "length" where the request allowed too few tokens for it."""
 
     text: str
-    read: int
-    written: int
+    input_tokens: int
+    output_tokens: int
     seconds: float
     finish: Finish = "stop"
 
@@ -50,7 +50,8 @@ class SecondWorld:
     def __init__(self, seed: str) -> None:
         everyone = (*worker_profiles(unseen=False), *worker_profiles(unseen=True))
         self._workers = {worker.name: worker for worker in everyone}
-        self._workers |= {name: replace(worker, name=name) for worker, name in rehearsal_workers()}
+        for worker, name in rehearsal_workers():
+            self._workers[name] = replace(worker, name=name)
         self._seed = seed
         self._random = Random(f"world-2|service|{seed}")
 
@@ -65,21 +66,24 @@ class SecondWorld:
         random = self._random
         if seed is not None:
             random = Random(f"world-2|{self._seed}|{seed}|{name}|{[message.text for message in messages]}")
-        answer, known = reply(worker, messages, library(), random), constants()
+        answer = reply(worker, messages, library(), random)
         if answer.text == CANNOT_KNOW and name in REHEARSAL_NAMES:
             return None
-        written = answer.written if most is None else min(answer.written, most)
-        seconds = known.overhead_seconds + answer.read / known.read_per_second + written / worker.card.speed
-        if written == answer.written:
-            return ServedReply(answer.text, round(answer.read), round(written), seconds)
-        text = answer.text[: int(len(answer.text) * written / answer.written)]
-        return ServedReply(text, round(answer.read), round(written), seconds, "length")
+        input_tokens = round(answer.input_tokens)
+        if most is None or answer.output_tokens <= most:
+            return ServedReply(answer.text, input_tokens, round(answer.output_tokens), seconds_of(answer, worker))
+        text = answer.text[: int(len(answer.text) * most / answer.output_tokens)]
+        seconds = seconds_of(replace(answer, output_tokens=most), worker)
+        return ServedReply(text, input_tokens, round(most), seconds, "length")
 
 
 @cache
 def library() -> Library:
     """Return the tasks that the workers of a service know."""
-    return Library([task for split in SPLITS for task in service_tasks(split)])
+    tasks: list[Task] = []
+    for split in SPLITS:
+        tasks += service_tasks(split)
+    return Library(tasks)
 
 
 @cache
@@ -89,7 +93,7 @@ def rehearsal_workers() -> tuple[tuple[Worker, str], ...]:
     random = Random("world-2|rehearsal|0")
     while True:
         workers = random.sample(worker_profiles(unseen=False), LARGEST)
-        if min(worker.card.context for worker in workers) > max(DOCUMENT_TOKENS):
+        if min([worker.card.context for worker in workers]) > max(DOCUMENT_TOKENS):
             return tuple(zip(workers, REHEARSAL_NAMES, strict=True))
 
 
@@ -128,13 +132,15 @@ def draw_numbered_pool(number: int, *, unseen: bool) -> Pool:
 def pool_file(number: int, *, unseen: bool) -> str:
     """Return a pool file with the pool of this number."""
     chosen = draw_numbered_pool(number, unseen=unseen)
-    names = ", ".join(f'"{worker.name}"' for worker in chosen)
+    names = ", ".join([f'"{worker.name}"' for worker in chosen])
     tier = TIERS.format(tier=TIER, names=names, first=chosen[0].name, steps=MOST_STEPS)
     return "".join([WORLD, *map(_worker_entry, chosen), tier])
 
 
 def _worker_entry(worker: Worker) -> str:
-    retention = "" if worker.card.retains else 'retention = "none"\n'
+    retention = 'retention = "none"\n'
+    if worker.card.retains:
+        retention = ""
     return WORKER.format(
         name=worker.name,
         input=worker.price * constants().input_share,

@@ -10,14 +10,14 @@ verdict is needed for them. A family that was never met is read as families whos
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.lab.world2.constants import DOMAINS
-from app.lab.world2.sentences import SentenceReader, Vectors, sentences, words
+from app.lab.world2.sentences import SentenceReader, Vectors, presence_of_words, sentences, text_counts, words
 from app.lab.world2.tasks import Family, Task
 
 LEAST_TEXTS = 12
@@ -50,8 +50,10 @@ class Reader:
     """Reads tasks, after it has learned from labelled texts. With `vectors` it also knows words that it never met."""
 
     def __init__(self, training: Sequence[Task], vectors: Vectors | None = None) -> None:
-        families = {part.family.name: part.family for task in training for part in task.parts}
-        self.families: tuple[Family, ...] = tuple(sorted(families.values(), key=lambda family: family.name))
+        families: set[Family] = set()
+        for task in training:
+            families.update([part.family for part in task.parts])
+        self.families: tuple[Family, ...] = tuple(sorted(families, key=lambda family: family.name))
         self._sentences = SentenceReader(training, self.families, vectors)
         self._begins, self._lengths = self._layout()
         self._transitions = self._transition_chances(training)
@@ -59,36 +61,42 @@ class Reader:
 
     def read(self, task: Task) -> Reading:
         """Return the most probable reading; of the task only the text and the number of its tokens are used."""
-        return max(self.readings(task), key=lambda read: read.weight)
+        return max(self.readings(task), key=lambda reading: reading.weight)
 
     def readings(self, task: Task) -> list[Reading]:
         """Return the readings that are worth considering, with their weights."""
         texts = sentences(task.text)[:MOST_SENTENCES]
         combined, asking = self._family_chances(self._sentences.evidence(texts), len(task.parts))
-        rest = " ".join([text for text, chance in zip(texts, asking, strict=True) if chance < 0.5])
-        confidential = self._confidential_chance(task.text, rest)
-        found = []
-        for families, weight in combined.items():
+        fillers = [text for text, chance in zip(texts, asking, strict=True) if chance < 0.5]
+        confidential = self._confidential_chance(task.text, " ".join(fillers))
+        readings = []
+        for families, chance in combined.items():
             for secret, share in ((True, confidential), (False, 1 - confidential)):
                 if share > LEAST_CHANCE:
-                    found.append((families, secret, weight * share))
-        total = sum([weight for _, _, weight in found])
-        return [Reading(families, task.document, secret, weight / total) for families, secret, weight in found]
+                    readings.append(Reading(families, task.document, secret, chance * share))
+        total = sum([reading.weight for reading in readings])
+        return [replace(reading, weight=reading.weight / total) for reading in readings]
 
     # The parts.
 
     def _family_chances(
         self, evidence: NDArray[np.float64], parts: int
     ) -> tuple[dict[tuple[int, ...], float], NDArray[np.float64]]:
-        """Return the chances of combinations of families, and by sentence the chance that it asks for one."""
+        """Return the chances of combinations of families, and by sentence the chance that it asks for one.
+
+        A cut names the sentences at which the parts begin, and the one behind the last part.
+        """
         sums = np.vstack([np.zeros(evidence.shape[1]), evidence.cumsum(axis=0)])
-        cuts, logs, runs = [], [], []
-        for cut in combinations(range(len(sums)), parts + 1) if len(evidence) >= parts else [tuple(range(parts + 1))]:
+        cuts = [tuple(range(parts + 1))]
+        if len(evidence) >= parts:
+            cuts = list(combinations(range(len(sums)), parts + 1))
+        logs, runs = [], []
+        for cut in cuts:
             ends = np.minimum(cut, len(sums) - 1)
-            found = np.array([sums[end] - sums[begin] for begin, end in pairwise(ends)])
-            runs.append(found)
-            cuts.append(cut)
-            logs.append(self._log_prior(cut) + float(np.log(np.exp(np.minimum(found, 50.0)).mean(axis=1)).sum()))
+            evidence_of_parts = sums[ends[1:]] - sums[ends[:-1]]
+            log_likelihood = float(np.log(np.exp(np.minimum(evidence_of_parts, 50.0)).mean(axis=1)).sum())
+            runs.append(evidence_of_parts)
+            logs.append(self._log_prior(cut) + log_likelihood)
         weights = np.exp(np.array(logs) - max(logs))
         weights /= weights.sum()
         asking = np.zeros(len(evidence))
@@ -98,8 +106,8 @@ class Reader:
 
     def _log_prior(self, cut: Sequence[int]) -> float:
         """Return the log of how often the parts of training's texts begin and end there."""
-        lengths = [self._lengths[end - begin] for begin, end in pairwise(cut)]
-        return math.log(self._begins[cut[0]]) + sum([math.log(length) for length in lengths])
+        logs = [math.log(self._lengths[end - begin]) for begin, end in pairwise(cut)]
+        return math.log(self._begins[cut[0]]) + sum(logs)
 
     def _sample_families(self, runs: NDArray[np.float64], weights: NDArray[np.float64]) -> dict[tuple[int, ...], float]:
         """Draw families by their chances: exactly for one part, by systematic draws for several."""
@@ -116,20 +124,21 @@ class Reader:
         for draw, place in enumerate(places):
             families: list[int] = []
             for part, chance in enumerate(chances[place]):
-                fitting = chance * self._transitions[families[-1]] if families else chance
-                sums = fitting.cumsum()
+                if families:
+                    chance = chance * self._transitions[families[-1]]
+                sums = chance.cumsum()
                 families.append(int(np.searchsorted(sums, dice[part, draw] * sums[-1])))
             counts[tuple(families)] += 1
         return {families: count / SAMPLES for families, count in counts.items()}
 
     def _layout(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return how often the first part begins at each sentence, and how often a part has so many sentences."""
-        begins, lengths = (np.full(MOST_SENTENCES + 1, 0.1) for _ in range(2))
-        none = len(self.families)
+        begins, lengths = np.full(MOST_SENTENCES + 1, 0.1), np.full(MOST_SENTENCES + 1, 0.1)
         for text in self._sentences.labelled:
-            labels = [label for _, label in text][:MOST_SENTENCES]
-            asking = [place for place, label in enumerate(labels) if label < none]
-            begins[asking[0] if asking else 0] += 1
+            labels = [label for _, label in text[:MOST_SENTENCES]]
+            asking = [place for place, label in enumerate(labels) if label < len(self.families)]
+            first = asking[0] if asking else 0
+            begins[first] += 1
             length = 0
             for place in asking:
                 length += 1
@@ -152,26 +161,25 @@ class Reader:
 
     # Confidence.
 
-    def _confidential_chance(self, text: str, rest: str) -> float:
-        """Return the chance that a task is confidential: the mean of training, as far as words are not known; `rest`
+    def _confidential_chance(self, text: str, fillers: str) -> float:
+        """Return the chance that a task is confidential: the mean of training, as far as words are not known; `fillers`
         are the sentences that ask for nothing."""
-        novelty = min(1.0, self._sentences.novelty(rest) / NOVEL_SHARE)
-        logit = sum([self._confidential_weights.get(word, 0.0) for word in words(text)]) + self._confidential_intercept
+        novelty = min(1.0, self._sentences.novelty(fillers) / NOVEL_SHARE)
+        weights = [self._confidential_weights.get(word, 0.0) for word in words(text)]
+        logit = sum(weights) + self._confidential_intercept
         return (1 - novelty) / (1 + math.exp(-logit)) + novelty * self._confidential_share
 
     def _fit_confidentiality(self, training: Sequence[Task]) -> dict[str, float]:
         """Return the weights of words in a logistic regression on labels; words of few texts have none."""
-        counts = Counter(word for task in training for word in words(task.text))
-        often = sorted(word for word, count in counts.items() if count >= LEAST_TEXTS)
-        places = {word: place for place, word in enumerate(often)}
-        seen = np.zeros((len(training), len(often)))
-        for row, task in zip(seen, training, strict=True):
-            row[[places[word] for word in words(task.text) if word in places]] = 1.0
+        texts = [task.text for task in training]
+        counts = text_counts(texts)
+        often = sorted([word for word, count in counts.items() if count >= LEAST_TEXTS])
+        presence = presence_of_words(texts, often)
         labels = np.array([float(task.confidential) for task in training])
         weights, speed, self._confidential_intercept = np.zeros(len(often)), np.zeros(len(often)), 0.0
         for _ in range(DESCENTS):
-            wrong = 1 / (1 + np.exp(-(seen @ weights + self._confidential_intercept))) - labels
-            speed = 0.9 * speed - 0.5 * (seen.T @ wrong / len(labels) + DECAY * weights)
+            wrong = 1 / (1 + np.exp(-(presence @ weights + self._confidential_intercept))) - labels
+            speed = 0.9 * speed - 0.5 * (presence.T @ wrong / len(labels) + DECAY * weights)
             weights = weights + speed
             self._confidential_intercept -= 0.5 * float(wrong.mean())
         self._confidential_share = float(labels.mean())

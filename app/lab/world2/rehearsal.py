@@ -51,13 +51,13 @@ def compare_policies(tested: Sequence[Task], validation: Sequence[Task]) -> list
     """Return the conductor's row, then those of the fixed plans."""
     pool: Pool = tuple(worker for worker, _ in rehearsal_workers())
     rewards = Rewards(pool)
-    found = [_row(CONDUCTOR, None, [conductor_plan(pool, task) for task in tested], tested, rewards)]
+    rows = [_row(CONDUCTOR, None, [conductor_plan(pool, task) for task in tested], tested, rewards)]
     for name, admits in KINDS.items():
         plan = _most_accurate([plan for plan in all_plans(len(pool)) if admits(plan)], validation, rewards)
-        found.append(_row(name, plan, [plan] * len(tested), tested, rewards))
+        rows.append(_row(name, plan, [plan] * len(tested), tested, rewards))
     total = sum([rewards_of_all_plans(rewards, task) for task in validation])
     plan = all_plans(len(pool))[int(np.asarray(total).argmax())]
-    return [*found, _row("best fixed plan by reward", plan, [plan] * len(tested), tested, rewards)]
+    return [*rows, _row("best fixed plan by reward", plan, [plan] * len(tested), tested, rewards)]
 
 
 def conductor_plan(pool: Pool, task: Task) -> Plan:
@@ -76,17 +76,17 @@ def conductor_plan(pool: Pool, task: Task) -> Plan:
 def report(tested: int = TESTED) -> str:
     """Return the table in Markdown."""
     tasks = service_tasks("fresh")[:tested]
-    found = compare_policies(tasks, composed.draw_tasks("train", "rehearsal validation", VALIDATION))
+    rows = compare_policies(tasks, composed.draw_tasks("train", "rehearsal validation", VALIDATION))
     lines = [
         f"{len(tasks)} fresh tasks, {VALIDATION} validation tasks; exact expectations, 95 % intervals over tasks.",
         "",
         "| policy | accuracy | less the conductor | workers' tokens | m$ | reward | plan |",
         "|---|---|---|---|---|---|---|",
     ]
-    for row in found:
-        less = row.right - found[0].right
+    for row in rows:
+        less = row.right - rows[0].right
         draws = bootstrap_pools_and_tasks(less[None], np.random.default_rng(1))
-        difference = "" if row is found[0] else f"{less.mean():+.3f} {format_interval(draws)}"
+        difference = "" if row is rows[0] else f"{less.mean():+.3f} {format_interval(draws)}"
         plan = (
             "" if row.plan is None else f"{row.plan.shape}: {', '.join(REHEARSAL_NAMES[n] for n in row.plan.workers)}"
         )
@@ -103,10 +103,10 @@ def _is_vote(plan: Plan) -> bool:
 
 def _subtasks_and_access(shape: str) -> list[tuple[str, tuple[str | int, ...]]]:
     """Return the subtasks and access lists of a shape, as a plan states them."""
-    found = []
+    entries = []
     for step in catalogue()[shape]:
-        found.append((SUBTASKS[step.role], (*(("user",) if step.user else ()), *step.sees)))
-    return found
+        entries.append((SUBTASKS[step.role], (*(("user",) if step.user else ()), *step.sees)))
+    return entries
 
 
 def _most_accurate(of: Sequence[Plan], tasks: Sequence[Task], rewards: Rewards) -> Plan:

@@ -28,13 +28,13 @@ def write(path: Path) -> None:
         regrets, of_seed = _simulate(seed)
         regret_curves.append(_cumulative(regrets))
         predictions += of_seed
-    made = {
+    log = {
         "made_by": "python -m app.lab.world2 --selector FILE",
         "every": EVERY,
         "regret": regret_curves,
         "calibration": _calibration(predictions),
     }
-    path.write_text(json.dumps(made) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(log) + "\n", encoding="utf-8")
 
 
 def _simulate(seed: int) -> tuple[list[float], list[tuple[float, bool]]]:
@@ -47,14 +47,14 @@ def _simulate(seed: int) -> tuple[list[float], list[tuple[float, bool]]]:
     random = Random(f"selector|{seed}")
     regrets, predictions = [], []
     for n, task in enumerate(composed.draw_tasks("fresh", f"selector|{seed}", DECISIONS)):
-        seen = features(task.text)
-        estimate = selector.explore(seen, random)
+        task_features = features(task.text)
+        estimate = selector.explore(task_features, random)
         plan = selector.plans[estimate.arm.name]
         best_reward = max([expected_reward(other, task, setting.rewards) for other in selector.plans.values()])
         regrets.append(best_reward - expected_reward(plan, task, setting.rewards))
         execution = execute_once(setting, plan, task, random)
         predictions.append((estimate.success, execution.right))
-        selector.learn(estimate.arm, seen, execution, 1e9 + n)
+        selector.learn(estimate.arm, task_features, execution, 1e9 + n)
     return regrets, predictions
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import TypeAlias
@@ -40,15 +41,15 @@ NOVEL_SHARE = 0.2
 
 def pretrained() -> Vectors | None:
     """Return the static vectors that the package `wordllama` carries, or None where it is not installed."""
-    found = find_spec("wordllama")
-    if found is None or found.origin is None:
+    package = find_spec("wordllama")
+    if package is None or package.origin is None:
         return None
     # The package looks for its own tokenizer in a folder of another name, unless its folder is given as the cache.
-    folder = Path(found.origin).parent
+    folder = Path(package.origin).parent
     model = import_module("wordllama").WordLlama.load(cache_dir=folder, disable_download=True)
 
     def vectors(sentences: Sequence[str]) -> Matrix:
-        return np.asarray(model.embed([_normalised(sentence) for sentence in sentences], norm=True), dtype=float)
+        return np.asarray(model.embed(list(map(_normalised, sentences)), norm=True), dtype=float)
 
     return vectors
 
@@ -63,24 +64,41 @@ def sentences(text: str) -> list[str]:
     return SENTENCE.split(text)
 
 
+def text_counts(texts: Iterable[str]) -> Counter[str]:
+    """Return for each word the number of texts that have it."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(words(text))
+    return counts
+
+
+def presence_of_words(texts: Sequence[str], vocabulary: Sequence[str]) -> Matrix:
+    """Return a row for each text, with 1 for each word of the vocabulary that it has: [texts, words]."""
+    places = {word: place for place, word in enumerate(vocabulary)}
+    rows = np.zeros((len(texts), len(vocabulary)))
+    for row, text in zip(rows, texts, strict=True):
+        row[[places[word] for word in words(text) if word in places]] = 1.0
+    return rows
+
+
 class SentenceReader:
     """Learns from labelled texts which sentences ask for which family, and tells it of others."""
 
     def __init__(self, training: Sequence[Task], families: Sequence[Family], vectors: Vectors | None) -> None:
-        self.known = {word for task in training for word in words(task.text)}
+        self._vocabulary = set(text_counts([task.text for task in training]))
         self._places = {family.name: place for place, family in enumerate(families)}
         self._domains = np.array([family.domain for family in families])
         self.labelled = self._labelled(training)
         """The sentences of each text of training, each with the place of its family or, without one, their number."""
-        chosen = _balanced_sample([pair for text in self.labelled for pair in text], len(families))
-        texts, labels = [text for text, _ in chosen], np.array([label for _, label in chosen])
+        sample = _balanced_sample(chain.from_iterable(self.labelled), len(families))
+        texts, labels = [text for text, _ in sample], np.array([label for _, label in sample])
         self._features = vectors or _Words(texts)
         self._share = np.log(np.bincount(labels, minlength=len(families) + 1) / len(labels))
         features = self._features(texts)
         self._by_family = _fit_regression(features, labels, len(families) + 1, DECAY_OF_FAMILIES)
-        named = np.repeat(self._features(DOMAINS), NAMES, axis=0)
+        names = np.repeat(self._features(DOMAINS), NAMES, axis=0)
         domains = np.append(np.append(self._domains, len(DOMAINS))[labels], np.repeat(np.arange(len(DOMAINS)), NAMES))
-        self._by_domain = _fit_regression(np.vstack([features, named]), domains, len(DOMAINS) + 1, DECAY_OF_DOMAINS)
+        self._by_domain = _fit_regression(np.vstack([features, names]), domains, len(DOMAINS) + 1, DECAY_OF_DOMAINS)
 
     def evidence(self, texts: Sequence[str]) -> Matrix:
         """Return by sentence and family the log of how much likelier the sentence is if it asks for the family than if
@@ -89,38 +107,40 @@ class SentenceReader:
         by_family, by_domain = _chances(features, self._by_family), _chances(features, self._by_domain)
         sizes = np.bincount(self._domains, minlength=len(DOMAINS))
         spread = np.hstack([by_domain[:, self._domains] / sizes[self._domains], by_domain[:, -1:]])
-        unknown = np.array([min(1.0, self.novelty(text) / NOVEL_SHARE) for text in texts])[:, None]
+        novelties = np.array([self.novelty(text) for text in texts])
+        unknown = np.minimum(1.0, novelties / NOVEL_SHARE)[:, None]
         logs = np.log((1 - unknown) * by_family + unknown * spread + 1e-9) - self._share
         evidence: Matrix = logs[:, :-1] - logs[:, -1:]
         return evidence
 
     def novelty(self, text: str) -> float:
         """Return the share of a text's words that training never met; 1 for a text without words."""
-        found = words(text)
-        if not found:
+        words_of_text = words(text)
+        if not words_of_text:
             return 1.0
-        return 1 - len(found & self.known) / len(found)
+        return 1 - len(words_of_text & self._vocabulary) / len(words_of_text)
 
     def _labelled(self, training: Sequence[Task]) -> list[list[tuple[str, int]]]:
         """Label sentences by naive Bayes: of a text's own families the one with the most evidence, or none."""
         evidence, places = self._naive_bayes([task for task in training if len(task.parts) == 1])
-        found = []
+        texts = []
         for task in training:
             own = [self._places[part.family.name] for part in task.parts]
-            labelled = []
+            text = []
             for sentence in sentences(task.text):
                 sums = evidence[:, [places[word] for word in words(sentence)]].sum(axis=1)
-                best = max(own, key=lambda family: float(sums[family]))
-                labelled.append((sentence, best if sums[best] > LEAST_EVIDENCE else len(self._places)))
-            found.append(labelled)
-        return found
+                label = max(own, key=lambda family: float(sums[family]))
+                if sums[label] <= LEAST_EVIDENCE:
+                    label = len(self._places)
+                text.append((sentence, label))
+            texts.append(text)
+        return texts
 
     def _naive_bayes(self, single: Sequence[Task]) -> tuple[Matrix, dict[str, int]]:
         """Return for each family and word the log of how much more often texts of this family alone have the word."""
-        places = {word: place for place, word in enumerate(sorted(self.known))}
-        rows = np.zeros((len(single), len(places)))
-        for row, task in zip(rows, single, strict=True):
-            row[[places[word] for word in words(task.text)]] = 1.0
+        vocabulary = sorted(self._vocabulary)
+        places = {word: place for place, word in enumerate(vocabulary)}
+        rows = presence_of_words([task.text for task in single], vocabulary)
         labels = np.array([self._places[task.parts[0].family.name] for task in single])
         evidence = []
         for place in range(len(self._places)):
@@ -134,7 +154,7 @@ class _Words:
     """The weights of a sentence's words, rare ones more than others, as a row of length 1."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        counts = Counter(word for text in texts for word in words(text))
+        counts = text_counts(texts)
         self._places = {word: place for place, word in enumerate(sorted(counts))}
         self._weights = np.array([math.log((1 + len(texts)) / counts[word]) for word in sorted(counts)])
 
@@ -149,15 +169,21 @@ class _Words:
 
 def _balanced_sample(pairs: Iterable[tuple[str, int]], families: int) -> list[tuple[str, int]]:
     """Return up to so many different sentences of each family, and of none."""
-    order = list({_normalised(text): (text, label) for text, label in pairs}.values())
+    different: dict[str, tuple[str, int]] = {}
+    for text, label in pairs:
+        different[_normalised(text)] = (text, label)
+    order = list(different.values())
     Random(0).shuffle(order)
     counts: Counter[int] = Counter()
-    chosen = []
+    sample = []
     for text, label in order:
-        if counts[label] < (EXAMPLES if label < families else FILLERS):
+        most = FILLERS
+        if label < families:
+            most = EXAMPLES
+        if counts[label] < most:
             counts[label] += 1
-            chosen.append((text, label))
-    return chosen
+            sample.append((text, label))
+    return sample
 
 
 def _normalised(text: str) -> str:
@@ -169,10 +195,10 @@ def _fit_regression(features: Matrix, labels: NDArray[np.int64], classes: int, d
     """Return the weights of a multinomial regression, a row for each feature and one for the start."""
     rows = np.hstack([features, np.ones((len(features), 1))])
     shrinks = np.append(np.full(features.shape[1], decay), 0.0)[:, None]
-    wanted = np.eye(classes)[labels]
+    targets = np.eye(classes)[labels]
     weights = speed = np.zeros((rows.shape[1], classes))
     for _ in range(DESCENTS):
-        wrong = _softmax(rows @ weights) - wanted
+        wrong = _softmax(rows @ weights) - targets
         speed = MOMENTUM * speed - RATE * (rows.T @ wrong / len(rows) + shrinks * weights)
         weights = weights + speed
     return weights

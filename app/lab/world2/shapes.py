@@ -46,10 +46,10 @@ class Plan(NamedTuple):
 @cache
 def catalogue() -> Mapping[str, Shape]:
     """Return all shapes by name. A name lists the roles in order; `a+b` work apart from each other."""
-    found: dict[str, Shape] = {}
+    shapes: dict[str, Shape] = {}
     for solve in ("solve", "reason"):
-        found |= _whole(solve) | _in_parts(solve) | _digested(solve)
-    return found
+        shapes |= _whole(solve) | _in_parts(solve) | _digested(solve)
+    return shapes
 
 
 def workflow(plan: Plan, names: tuple[str, ...]) -> Workflow:
@@ -81,10 +81,10 @@ def _whole(solve: str) -> dict[str, Shape]:
 def _in_parts(solve: str) -> dict[str, Shape]:
     """Return the shapes in which parts of the task are worked out apart, and the worker that solves takes them over."""
     first, second = ShapeStep("first"), ShapeStep("second")
-    rest, both = ShapeStep(solve, (0,)), ShapeStep(solve, (0, 1))
+    solver, both = ShapeStep(solve, (0,)), ShapeStep(solve, (0, 1))
     return {
-        f"first {solve}": (first, rest),
-        f"first {solve} check": (first, rest, ShapeStep("check", (1,))),
+        f"first {solve}": (first, solver),
+        f"first {solve} check": (first, solver, ShapeStep("check", (1,))),
         f"first+second {solve}": (first, second, both),
         f"first+second {solve} check": (first, second, both, ShapeStep("check", (2,))),
     }

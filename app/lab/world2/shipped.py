@@ -9,7 +9,6 @@ the ones that add most to what is believed possible on training texts, with any 
 """
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,7 +24,7 @@ from app.lab.world2.outcome import Rewards, all_plans, rewards_of_all_plans
 from app.lab.world2.provider import CHARS_PER_TOKEN, REHEARSAL_NAMES, rehearsal_workers
 from app.lab.world2.reading import Reading
 from app.lab.world2.rules import output_tokens
-from app.lab.world2.sentences import words
+from app.lab.world2.sentences import presence_of_words, text_counts
 from app.lab.world2.shapes import Plan, catalogue, workflow
 from app.lab.world2.tasks import MOST_PARTS, Task
 from app.lab.world2.workers import Pool
@@ -56,28 +55,28 @@ def write(path: Path) -> None:
     texts = composed.draw_tasks("train", "conductor", TEXTS)
     believed = learner.believed_rewards(profiles())
     rewards = _believed_rewards(learner, believed, texts)
-    kept = _choose_plans(rewards, _reserved_usd(texts))
+    chosen = _choose_plans(rewards, _reserved_usd(texts))
     reader, vocabulary = _fit_reader(texts)
     latent = _presence(texts, vocabulary) @ reader[1:] + reader[0]
     rows = np.array([terms(list(row), text.document) for row, text in zip(latent, texts, strict=True)])
-    scores = np.linalg.solve(rows.T @ rows + 1e-3 * np.eye(rows.shape[1]), rows.T @ rewards[:, kept])
-    every = all_plans(len(REHEARSAL_NAMES))
-    made = {
+    scores = np.linalg.solve(rows.T @ rows + 1e-3 * np.eye(rows.shape[1]), rows.T @ rewards[:, chosen])
+    plans = all_plans(len(REHEARSAL_NAMES))
+    policy = {
         "made_by": "python -m app.lab.world2 --conductor FILE",
         "learned_from": {"verdicts": VERDICTS, "seed": SEED, "texts": TEXTS},
         "constants": figures.FROZEN,
         "families": composed.FROZEN_FAMILIES,
         "workers": [STRENGTHS[name] for name in REHEARSAL_NAMES],
         "start": _rounded(reader[0]),
-        "words": {word: _rounded(reader[1 + place]) for word, place in vocabulary.items()},
-        "plans": [_plan_entry(every[place], scores[:, n]) for n, place in enumerate(kept)],
+        "words": {word: _rounded(weights) for word, weights in zip(vocabulary, reader[1:], strict=True)},
+        "plans": [_plan_entry(plans[place], scores[:, n]) for n, place in enumerate(chosen)],
     }
-    path.write_text(_to_json(made), encoding="utf-8")
+    path.write_text(_to_json(policy), encoding="utf-8")
 
 
 def profiles() -> Pool:
     """Return the workers of the rehearsal pool under the names that training knows them by."""
-    return tuple(worker for worker, _ in rehearsal_workers())
+    return tuple([worker for worker, _ in rehearsal_workers()])
 
 
 def _believed_rewards(learner: Learner, believed: Rewards, texts: Sequence[Task]) -> Matrix:
@@ -86,8 +85,9 @@ def _believed_rewards(learner: Learner, believed: Rewards, texts: Sequence[Task]
     rewards: dict[object, NDArray[np.float32]] = {}
     for text in texts:
         if text.kind not in rewards:
-            read = Reading(tuple(places[part.family.name] for part in text.parts), text.document, text.confidential)
-            rewards[text.kind] = rewards_of_all_plans(believed, learner.task_as_read(text, read))
+            families = [places[part.family.name] for part in text.parts]
+            reading = Reading(tuple(families), text.document, text.confidential)
+            rewards[text.kind] = rewards_of_all_plans(believed, learner.task_as_read(text, reading))
     return np.stack([rewards[text.kind] for text in texts]).astype(float)
 
 
@@ -108,43 +108,44 @@ def _reserved_usd(texts: Sequence[Task]) -> Matrix:
 
 def _choose_plans(rewards: Matrix, prices: Matrix) -> list[int]:
     """Return the plans that add most to the best of those before them: for any money, then within each cap."""
-    found: list[int] = []
-    for cap, count in ((np.inf, PLANS), *[(cap, PLANS_WITHIN_CAP) for cap in CAPS]):
+    chosen: list[int] = []
+    for cap in (np.inf, *CAPS):
+        count = PLANS
+        if cap in CAPS:
+            count = PLANS_WITHIN_CAP
         within = np.where(prices <= cap, rewards, 0.0)
-        best = within[:, found].max(axis=1) if found else np.zeros(len(rewards))
+        best = np.zeros(len(rewards))
+        if chosen:
+            best = within[:, chosen].max(axis=1)
         for _ in range(count):
             gains = np.maximum(within, best[:, None]).mean(axis=0)
             place = int(gains.argmax())
             if gains[place] <= best.mean() + 1e-5:
                 break
-            found.append(place)
+            chosen.append(place)
             best = np.maximum(best, within[:, place])
-    return found
+    return chosen
 
 
-def _fit_reader(texts: Sequence[Task]) -> tuple[Matrix, Mapping[str, int]]:
-    """Weights that estimate, from the words of a text, its parts by domain and the chance that it is confidential: the
-    first row for a text without known words, then one for each word."""
-    counts = Counter(word for text in texts for word in words(text.text))
-    vocabulary = {word: place for place, word in enumerate(sorted(counts)) if counts[word] >= LEAST_TEXTS}
-    vocabulary = {word: place for place, word in enumerate(vocabulary)}
-    seen = _presence(texts, vocabulary)
-    wanted = np.zeros((len(texts), len(DOMAINS) + 1))
-    for row, text in zip(wanted, texts, strict=True):
+def _fit_reader(texts: Sequence[Task]) -> tuple[Matrix, list[str]]:
+    """Return weights and their words. The weights estimate, from the words of a text, its parts by domain and the
+    chance that it is confidential: the first row for a text without known words, then one for each word."""
+    counts = text_counts([text.text for text in texts])
+    vocabulary = [word for word in sorted(counts) if counts[word] >= LEAST_TEXTS]
+    presence = _presence(texts, vocabulary)
+    targets = np.zeros((len(texts), len(DOMAINS) + 1))
+    for row, text in zip(targets, texts, strict=True):
         for part in text.parts:
             row[part.family.domain] += 1
         row[-1] = text.confidential
-    mean, target = seen.mean(axis=0), wanted.mean(axis=0)
-    centred = seen - mean
-    weights = np.linalg.solve(centred.T @ centred + RIDGE * np.eye(len(mean)), centred.T @ (wanted - target))
-    return np.vstack([target - mean @ weights, weights]), vocabulary
+    mean, mean_target = presence.mean(axis=0), targets.mean(axis=0)
+    centred = presence - mean
+    weights = np.linalg.solve(centred.T @ centred + RIDGE * np.eye(len(mean)), centred.T @ (targets - mean_target))
+    return np.vstack([mean_target - mean @ weights, weights]), vocabulary
 
 
-def _presence(texts: Sequence[Task], vocabulary: Mapping[str, int]) -> Matrix:
-    rows = np.zeros((len(texts), len(vocabulary)))
-    for row, text in zip(rows, texts, strict=True):
-        row[[vocabulary[word] for word in words(text.text) if word in vocabulary]] = 1.0
-    return rows
+def _presence(texts: Sequence[Task], vocabulary: Sequence[str]) -> Matrix:
+    return presence_of_words([text.text for text in texts], vocabulary)
 
 
 def _plan_entry(plan: Plan, scores: Matrix) -> dict[str, Any]:
@@ -157,8 +158,7 @@ def _steps(plan: Plan) -> list[tuple[int, str, tuple[str | int, ...], int]]:
     of any size."""
     steps = []
     roles = [step.role for step in catalogue()[plan.shape]]
-    carried = workflow(plan, REHEARSAL_NAMES).steps
-    for place, role, step in zip(plan.workers, roles, carried, strict=True):
+    for place, role, step in zip(plan.workers, roles, workflow(plan, REHEARSAL_NAMES).steps, strict=True):
         steps.append((place, step.subtask, tuple(step.access.as_list()), round(output_tokens(role, MOST_PARTS, 0))))
     return steps
 
@@ -167,15 +167,15 @@ def _rounded(values: Matrix) -> list[float]:
     return [round(float(value), 4) for value in values]
 
 
-def _to_json(made: Mapping[str, Any]) -> str:
+def _to_json(policy: Mapping[str, Any]) -> str:
     """Return JSON with one line for each word and each plan, so that changes can be read."""
     lines = []
-    for name, value in made.items():
-        if isinstance(value, dict) and name == "words":
-            inner = ",\n".join(f"  {json.dumps(word)}: {json.dumps(row)}" for word, row in value.items())
+    for name, value in policy.items():
+        if name == "words":
+            inner = ",\n".join([f"  {json.dumps(word)}: {json.dumps(row)}" for word, row in value.items()])
             lines.append(f'"{name}": {{\n{inner}\n}}')
         elif name == "plans":
-            inner = ",\n".join(f"  {json.dumps(row)}" for row in value)
+            inner = ",\n".join([f"  {json.dumps(row)}" for row in value])
             lines.append(f'"{name}": [\n{inner}\n]')
         else:
             lines.append(f'"{name}": {json.dumps(value)}')

@@ -65,7 +65,7 @@ class Task:
     @property
     def answer(self) -> str:
         """Return the right answer, which joins those of all parts."""
-        return SEPARATOR.join(part.answer for part in self.parts)
+        return SEPARATOR.join([part.answer for part in self.parts])
 
     @property
     def domain(self) -> int:
@@ -77,7 +77,8 @@ class Task:
     def kind(self) -> tuple[tuple[str, ...], int, bool]:
         """Return all that the expected reward of a plan depends on, apart from the trait: families, document,
         confidence."""
-        return tuple(part.family.name for part in self.parts), self.document, self.confidential
+        families = tuple([part.family.name for part in self.parts])
+        return families, self.document, self.confidential
 
 
 def _slot(a: int, b: int, c: int, w: Sequence[str]) -> Mapping[str, Any]:
@@ -85,8 +86,8 @@ def _slot(a: int, b: int, c: int, w: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _date_after(days: int) -> str:
-    found = date(2026, 3, 1) + timedelta(days=days)
-    return f"{found.day} {found:%B}"
+    day = date(2026, 3, 1) + timedelta(days=days)
+    return f"{day.day} {day:%B}"
 
 
 def _clock_time(minutes: int) -> str:
@@ -123,20 +124,20 @@ def _answer_rules() -> Mapping[str, Callable[[int, int, int, Sequence[str]], obj
 @cache
 def families() -> tuple[Family, ...]:
     """Return all families."""
-    found = []
+    all_families = []
     for name, entry in _entries()["families"].items():
         phrases = tuple(entry["phrases"])
         domain = DOMAINS.index(entry["domain"])
-        found.append(Family(name, domain, entry["difficulty"], phrases, entry.get("held_out", False)))
-    return tuple(found)
+        all_families.append(Family(name, domain, entry["difficulty"], phrases, entry.get("held_out", False)))
+    return tuple(all_families)
 
 
 def draw_task(random: Random, split: Split) -> Task:
     """Draw a task of this split."""
-    known = constants()
-    count = random.choices((1, 2, 3), known.parts)[0]
-    document = random.choices((0, 1, 2), known.documents)[0]
-    confidential = random.random() < known.confidential
+    world = constants()
+    count = random.choices((1, 2, 3), world.parts)[0]
+    document = random.choices((0, 1, 2), world.documents)[0]
+    confidential = random.random() < world.confidential
     parts, sentences = [], []
     for family in _draw_families(random, split, count):
         part, sentence = _draw_part(random, family, split)
@@ -161,14 +162,17 @@ def _draw_families(random: Random, split: Split, count: int) -> list[Family]:
     """Return the families of the parts; a held-out family takes the place of every part where families are held out."""
     eligible = [family for family in families() if family.held_out is (split == "families")]
     chosen = [random.choice(eligible)]
+    of_first_domain = [family for family in eligible if family.domain == chosen[0].domain]
     while len(chosen) < count:
-        near = [family for family in eligible if family.domain == chosen[0].domain]
-        chosen.append(random.choice(near if random.random() < constants().same_domain else eligible))
+        if random.random() < constants().same_domain:
+            chosen.append(random.choice(of_first_domain))
+        else:
+            chosen.append(random.choice(eligible))
     return chosen
 
 
 def _draw_part(random: Random, family: Family, split: Split) -> tuple[Part, str]:
-    a, b, c = (random.randrange(3, 60) for _ in range(3))
+    a, b, c = random.randrange(3, 60), random.randrange(3, 60), random.randrange(3, 60)
     while b == a:
         b = random.randrange(3, 60)
     words = random.sample(WORDS, 4)
@@ -184,20 +188,29 @@ def _wrong_answer(answer: str, words: Sequence[str]) -> str:
     others = {"on": "off", "off": "on", **dict(zip(WEEKDAYS, (*WEEKDAYS[1:], WEEKDAYS[0]), strict=True))}
     if answer in others:
         return others[answer]
-    return next((word for word in words if word != answer), "")
+    for word in words:
+        if word != answer:
+            return word
+    return ""
 
 
 def _draw_text(random: Random, split: Split, sentences: Sequence[str], document: int, confidential: bool) -> str:
     words = _entries()["words"]
     document_words = ("no_document", "short_document", "long_document")[document]
-    matter = "confidential_matter" if confidential else "open_matter"
+    matter = "open_matter"
+    if confidential:
+        matter = "confidential_matter"
     text = _draw_phrase(random, words["openings"], split) + " "
     for place, sentence in enumerate(sentences):
+        kind = "further"
         if len(sentences) == 1:
-            joint = _draw_phrase(random, words["alone"], split)
-        else:
-            joint = _draw_phrase(random, words["further" if place else "first"], split)
-        text += joint + (sentence[0].upper() + sentence[1:] if joint in ("", "Please: ") else sentence)
+            kind = "alone"
+        elif place == 0:
+            kind = "first"
+        joint = _draw_phrase(random, words[kind], split)
+        if joint in ("", "Please: "):
+            sentence = sentence[0].upper() + sentence[1:]
+        text += joint + sentence
     tail = [_draw_phrase(random, words[name], split) for name in (document_words, matter, "closings")]
     random.shuffle(tail)
     return text + "".join(tail)

@@ -6,6 +6,7 @@ with the true domain of most parts as the label. A classifier maps texts to the 
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeAlias
@@ -38,13 +39,12 @@ class Vocabulary:
     """The words of training texts, with their weights: rare ones count more (tf-idf), and rows have the length 1."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for task in tasks:
-            for word in words_and_pairs(task.text):
-                counts[word] = counts.get(word, 0) + 1
-        known = sorted(word for word, count in counts.items() if count > 1)
-        self.places = {word: place for place, word in enumerate(known)}
-        self._weights = np.array([math.log((1 + len(tasks)) / (1 + counts[word])) for word in known])
+            counts.update(words_and_pairs(task.text))
+        words = sorted([word for word, count in counts.items() if count > 1])
+        self.places = {word: place for place, word in enumerate(words)}
+        self._weights = np.array([math.log((1 + len(tasks)) / (1 + counts[word])) for word in words])
 
     def presence(self, tasks: Sequence[Task]) -> Matrix:
         """Return one row for each task, with 1 for each word that it has."""
@@ -63,17 +63,17 @@ class Vocabulary:
 
 def words_and_pairs(text: str) -> set[str]:
     """Return the words of a text and its pairs of neighbouring words."""
-    found = WORD.findall(text.lower())
-    return {*found, *[f"{first} {second}" for first, second in pairwise(found)]}
+    words = WORD.findall(text.lower())
+    return {*words, *map(" ".join, pairwise(words))}
 
 
 def by_regex(tasks: Sequence[Task]) -> Groups:
     """Return for each text the domain of whose words it has the most, of several the first."""
-    found = []
+    groups = []
     for task in tasks:
         counts = [len(re.findall(cue, task.text.lower())) for cue in CUES]
-        found.append(counts.index(max(counts)))
-    return np.array(found)
+        groups.append(counts.index(max(counts)))
+    return np.array(groups)
 
 
 def naive_bayes(training: Sequence[Task]) -> Classifier:
@@ -88,8 +88,8 @@ def naive_bayes(training: Sequence[Task]) -> Classifier:
     has, lacks = np.log(np.array(chances)), np.log(1 - np.array(chances))
 
     def classify(tasks: Sequence[Task]) -> Groups:
-        seen = vocabulary.presence(tasks)
-        scores = seen @ has.T + (1 - seen) @ lacks.T + np.array(shares)
+        presence = vocabulary.presence(tasks)
+        scores = presence @ has.T + (1 - presence) @ lacks.T + np.array(shares)
         return np.asarray(scores.argmax(axis=1))
 
     return classify
@@ -102,8 +102,8 @@ def nearest_neighbours(training: Sequence[Task]) -> Classifier:
 
     def classify(tasks: Sequence[Task]) -> Groups:
         nearest = np.argsort(-(vocabulary.weighted(tasks) @ rows.T), axis=1)[:, :NEIGHBOURS]
-        votes = [np.bincount(labels[near], minlength=len(DOMAINS)).argmax() for near in nearest]
-        return np.array(votes)
+        votes = np.array([(labels[nearest] == domain).sum(axis=1) for domain in range(len(DOMAINS))])
+        return np.asarray(votes.argmax(axis=0))
 
     return classify
 

@@ -164,11 +164,11 @@ def invent_worker(random: Random) -> Worker:
     questions, better = random.choice(SAMPLES), random.gauss(0, SHARED_DEVIATION)
     right = []
     for counted in like.card.right:
-        rate = min(0.98, max(0.02, counted / like.card.asked + better + random.gauss(0, OWN_DEVIATION)))
+        rate = min(0.98, max(0.02, counted / like.card.questions + better + random.gauss(0, OWN_DEVIATION)))
         right.append(sum(random.random() < rate for _ in range(questions)))
     card = Card(
         right=tuple(right),
-        asked=questions,
+        questions=questions,
         price=round(priced.card.price * 2 ** random.gauss(0, DOUBLINGS), 3),
         speed=round(priced.card.speed * 2 ** random.gauss(0, DOUBLINGS / 2)),
         context=priced.card.context,
@@ -198,7 +198,7 @@ def prompt(pool: Pool, order: Sequence[int]) -> str:
 def as_catalog(worker: Worker) -> catalog.Worker:
     """Return the worker as the service's catalog has it once it was calibrated."""
     rates = zip(DOMAINS, worker.card.right, strict=True)
-    measured = [catalog.Measured(name, float(right), worker.card.asked) for name, right in sorted(rates)]
+    measured = [catalog.Measured(name, float(right), worker.card.questions) for name, right in sorted(rates)]
     price = catalog.Price(round(worker.price * constants().input_share * 1e6), round(worker.price * 1e6))
     card = catalog.Card(
         context=worker.card.context,

@@ -32,7 +32,7 @@ class Card:
     """The measured card of a worker: by domain, how many of `asked` questions it answered rightly, step by step."""
 
     right: tuple[int, ...]
-    asked: int
+    questions: int
     price: float
     """Dollars per million output tokens."""
     speed: float
@@ -42,10 +42,13 @@ class Card:
 
     def words(self) -> str:
         """Return the card in words and numbers."""
-        rates = ", ".join(f"{name} {right} of {self.asked}" for name, right in zip(DOMAINS, self.right, strict=True))
-        data = "retains what it reads" if self.retains else "retains nothing"
+        rates = [f"{name} {right} of {self.questions}" for name, right in zip(DOMAINS, self.right, strict=True)]
+        data = "retains nothing"
+        if self.retains:
+            data = "retains what it reads"
         return (
-            f"right answers: {rates}; ${self.price:.2f} per million output tokens, {self.speed:.0f} tokens a second, "
+            f"right answers: {', '.join(rates)}; "
+            f"${self.price:.2f} per million output tokens, {self.speed:.0f} tokens a second, "
             f"context of {self.context:,} tokens, {data}"
         )
 
@@ -72,7 +75,10 @@ Pool = tuple[Worker, ...]
 def worker_profiles(*, unseen: bool) -> Pool:
     """Return the profiles of training, or those that are held out."""
     random = Random(f"world-2|workers|{unseen}")
-    return tuple(_draw_worker(random, place, unseen) for place in range(UNSEEN if unseen else SEEN))
+    count = SEEN
+    if unseen:
+        count = UNSEEN
+    return tuple([_draw_worker(random, place, unseen) for place in range(count)])
 
 
 def held_out(names: Sequence[str]) -> bool:
@@ -83,13 +89,15 @@ def held_out(names: Sequence[str]) -> bool:
 def draw_pool(random: Random, *, unseen_pool: bool = False, unseen_workers: bool = False) -> Pool:
     """Draw three to five workers. `unseen_pool`: a set of workers and prices that training never meets;
     `unseen_workers`: workers, and so pools, that it never meets, at such prices."""
-    known = worker_profiles(unseen=unseen_workers)
+    profiles = worker_profiles(unseen=unseen_workers)
     while True:
-        chosen = random.sample(known, random.randint(SMALLEST, LARGEST))
+        chosen = random.sample(profiles, random.randint(SMALLEST, LARGEST))
         if unseen_workers or held_out([worker.name for worker in chosen]) == unseen_pool:
             break
-    factors = HELD_OUT_FACTORS if unseen_pool or unseen_workers else PRICE_FACTORS
-    return tuple(_with_price_factor(worker, random.choice(factors)) for worker in chosen)
+    factors: tuple[float, ...] = PRICE_FACTORS
+    if unseen_pool or unseen_workers:
+        factors = HELD_OUT_FACTORS
+    return tuple([_with_price_factor(worker, random.choice(factors)) for worker in chosen])
 
 
 def logistic(value: float) -> float:
@@ -99,9 +107,9 @@ def logistic(value: float) -> float:
 
 def pass_rate(ability: float, edge: float, domain: int) -> float:
     """Return the chance of a right answer, step by step, to a question of one part of average difficulty."""
-    known = constants()
-    margin = ability + edge + known.reason[domain]
-    return sum(logistic(margin - known.trait_sd * trait) for trait in TRAITS) / len(TRAITS)
+    world = constants()
+    margin = ability + edge + world.reason[domain]
+    return sum([logistic(margin - world.trait_sd * trait) for trait in TRAITS]) / len(TRAITS)
 
 
 def _with_price_factor(worker: Worker, factor: float) -> Worker:
@@ -109,29 +117,40 @@ def _with_price_factor(worker: Worker, factor: float) -> Worker:
 
 
 def _draw_worker(random: Random, place: int, unseen: bool) -> Worker:
-    known = constants()
+    world = constants()
     z = random.gauss(0, 1)
-    ability = known.ability_mean + known.ability_sd * z
-    edges = tuple(random.gauss(0, known.edge_sd) for _ in DOMAINS)
+    ability = world.ability_mean + world.ability_sd * z
+    edges = [random.gauss(0, world.edge_sd) for _ in DOMAINS]
     rank = min(1.0, max(0.0, 0.5 + PRICE_SLOPE * z + random.gauss(0, PRICE_NOISE)))
     questions = random.choice(SAMPLES)
-    rates = [pass_rate(ability, edge, domain) for domain, edge in enumerate(edges)]
     card = Card(
-        right=tuple(_draw_pass_count(random, rate, questions) for rate in rates),
-        asked=questions,
-        price=round(known.price_low * (known.price_high / known.price_low) ** rank, 3),
-        speed=round(known.speed_high * (known.speed_low / known.speed_high) ** rank),
-        context=int(known.contexts[min(2, int(3 * rank))]),
-        retains=random.random() < known.retains,
+        right=draw_pass_counts(random, ability, edges, questions),
+        questions=questions,
+        price=round(world.price_low * (world.price_high / world.price_low) ** rank, 3),
+        speed=round(world.speed_high * (world.speed_low / world.speed_high) ** rank),
+        context=int(world.contexts[min(2, int(3 * rank))]),
+        retains=random.random() < world.retains,
     )
-    return Worker(_worker_name(place, unseen), ability, edges, card)
+    return Worker(_worker_name(place, unseen), ability, tuple(edges), card)
 
 
-def _draw_pass_count(random: Random, rate: float, questions: int) -> int:
-    return sum(random.random() < rate for _ in range(questions))
+def draw_pass_counts(random: Random, ability: float, edges: Sequence[float], questions: int) -> tuple[int, ...]:
+    """Draw for each domain how many of so many questions a worker answers rightly, step by step."""
+    counts = []
+    for domain, edge in enumerate(edges):
+        counts.append(draw_pass_count(random, pass_rate(ability, edge, domain), questions))
+    return tuple(counts)
+
+
+def draw_pass_count(random: Random, rate: float, questions: int) -> int:
+    """Draw the number of right answers to so many questions, each of which is answered rightly with the chance
+    `rate`."""
+    return sum([random.random() < rate for _ in range(questions)])
 
 
 def _worker_name(place: int, unseen: bool) -> str:
     first, second = divmod(place, len(SYLLABLES))
-    endings = ("ix", "ael") if unseen else ("eth", "ona", "uri")
+    endings: tuple[str, ...] = ("eth", "ona", "uri")
+    if unseen:
+        endings = ("ix", "ael")
     return SYLLABLES[second] + endings[first]
