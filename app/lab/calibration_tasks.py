@@ -74,8 +74,8 @@ def rule(problem: Problem) -> Grader:
 
 def _dates(answer: str) -> list[str]:
     """Return other ways to write a date; an empty list for what is no date."""
-    found = all_dates(answer.lower())
-    if not found:
+    dates = all_dates(answer.lower())
+    if not dates:
         return []
-    day, month = found[0], month_name[found[0].month]
+    day, month = dates[0], month_name[dates[0].month]
     return [day.isoformat(), f"{month} {day.day}, {day.year}", f"{day.day:02d} {month} {day.year}"]

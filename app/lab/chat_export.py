@@ -7,10 +7,11 @@ differently, and a close choice may come out otherwise there.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from app.conductor.prompt import SUBTASK_CHARS, TEMPLATE, TOOLS
 from app.conductor.protocol import Brief
@@ -80,75 +81,100 @@ def of_questions(questions: Sequence[Question]) -> Reach:
     """Return the reach of training over the pools of some questions."""
     pools = []
     for question in questions:
-        pools.append((question.prompt[0], len(question.workers), question.limits.steps))
+        pools.append(_Pool(question.prompt[0]["content"], len(question.workers), question.limits.steps))
     return _reach_of_pools(pools)
 
 
 def of_rollouts(rollouts: Sequence[Rollout]) -> Reach:
     """Return the reach of training over the pools of some journaled runs."""
-    return _reach_of_pools(
-        [(rollout.prompt[0], len(rollout.workers), max(rollout.most, rollout.steps)) for rollout in rollouts]
-    )
+    pools = []
+    for rollout in rollouts:
+        steps = max(rollout.most, rollout.steps)
+        pools.append(_Pool(rollout.prompt[0]["content"], len(rollout.workers), steps))
+    return _reach_of_pools(pools)
 
 
-def _reach_of_pools(pools: Sequence[tuple[Mapping[str, str], int, int]]) -> Reach:
+class _Pool(NamedTuple):
+    """A pool as training shows it: the conductor's system message, the number of workers and of steps."""
+
+    system: str
+    workers: int
+    steps: int
+
+
+def _reach_of_pools(pools: Sequence[_Pool]) -> Reach:
     """Return the reach over some pools. Golden prompts are over the first different pools, in turn; none shows a
     caller's tools."""
+    if not pools:
+        return Reach()
     pool_of_system = {}
-    for turn, workers, steps in pools:
-        if OFFERED not in turn["content"]:
-            pool_of_system[turn["content"]] = (workers, steps)
-    systems = list(pool_of_system.items())[:COUNT]
-    rules = draw_rules(COUNT, SEED) if systems else []
-    golden = [_golden(rule, *systems[place % len(systems)]) for place, rule in enumerate(rules)]
-    return Reach(golden, max((pool[2] for pool in pools), default=0), max((pool[1] for pool in pools), default=0))
+    for pool in pools:
+        if OFFERED not in pool.system:
+            pool_of_system[pool.system] = pool
+    shown_pools = list(pool_of_system.values())[:COUNT]
+    golden = []
+    if shown_pools:
+        for rule, pool in zip(draw_rules(COUNT, SEED), cycle(shown_pools), strict=False):
+            golden.append(_golden(rule, pool))
+    return Reach(golden, max([pool.steps for pool in pools]), max([pool.workers for pool in pools]))
 
 
-def _golden(rule: Rule, system: str, pool: tuple[int, int]) -> Golden:
+def _golden(rule: Rule, pool: _Pool) -> Golden:
     task = Task((Message("user", (Text(rule.conversation[0]["content"]),)),))
     user = conductor_prompt(Brief(task, (), Limits(), Limits().usd))[1]
-    return Golden(messages=[{"role": "system", "content": system}, dict(user)], workers=pool[0], steps=pool[1])
+    messages = [{"role": "system", "content": pool.system}, dict(user)]
+    return Golden(messages=messages, workers=pool.workers, steps=pool.steps)
 
 
 def describe(folder: Path, base: Base, reach: Reach, pupil: Pupil, most: int, **details: Any) -> Manifest:
     """Describe the weights in a folder, an adapter of this base or a whole model, and what they answer to the golden
     prompts, which are the base's if it has some. `most`: tokens of an answer; `details`: title, world, evaluation."""
-    adapter = (folder / manifest.WEIGHTS["adapter"]).is_file()
-    kind = "adapter" if adapter else "model"
+    is_adapter = (folder / manifest.WEIGHTS["adapter"]).is_file()
     facts = {**DEFAULTS, "reward": reward.VERSION, "commit": training_record.commit(), **details}
-    facts |= {"steps": reach.steps, "workers": reach.workers}
+    facts |= {"steps": reach.steps, "workers": reach.workers, "template": TEMPLATE}
     if base.card is not None:
-        facts |= {name: getattr(base.card, name) for name in OF_BASE}
-    name = manifest.version(facts.pop("title"), manifest.weights_sha256(folder, kind))
-    facts |= {"name": name, "kind": kind, "base": base.name if adapter else name, "template": TEMPLATE}
-    facts["tokenizer_sha256"] = base.tokenizer_sha256 if adapter else manifest.tokenizer_sha256(folder)
-    return manifest.write(
-        folder, [_with_answer(golden, pupil, most) for golden in base.golden or reach.golden], **facts
-    )
+        for field in OF_BASE:
+            facts[field] = getattr(base.card, field)
+    title = facts.pop("title")
+    if is_adapter:
+        name = manifest.version(title, manifest.weights_sha256(folder, "adapter"))
+        facts |= {"name": name, "kind": "adapter", "base": base.name, "tokenizer_sha256": base.tokenizer_sha256}
+    else:
+        name = manifest.version(title, manifest.weights_sha256(folder, "model"))
+        tokenizer_sha256 = manifest.tokenizer_sha256(folder)
+        facts |= {"name": name, "kind": "model", "base": name, "tokenizer_sha256": tokenizer_sha256}
+    golden = [_with_answer(prompt, pupil, most) for prompt in base.golden or reach.golden]
+    return manifest.write(folder, golden, **facts)
 
 
 def _with_answer(golden: Golden, pupil: Pupil, most: int) -> Golden:
+    """Return a golden prompt with its tokens and the model's plan; without the plan where it was a close choice."""
     turns = tuple(golden.messages)
-    text, ahead = pupil.likeliest(turns, most)
-    sure = ahead >= CLEAR and _is_decodable(text, golden)
-    return golden.model_copy(update={"tokens": pupil.tokens(turns), "plan": text if sure else None})
+    text, margin = pupil.likeliest(turns, most)
+    plan = None
+    if margin >= CLEAR and _is_decodable(text, golden):
+        plan = text
+    return golden.model_copy(update={"tokens": pupil.tokens(turns), "plan": plan})
 
 
 def _is_decodable(text: str, golden: Golden) -> bool:
     """Return True if a server that decodes under the schema can write exactly this."""
-    reader = PlanReader(by_ordinal([str(n) for n in range(golden.workers)]), golden.steps)
+    reader = PlanReader(by_ordinal(list(map(str, range(golden.workers)))), golden.steps)
     try:
         steps = (*reader.feed(text), *reader.finish())
         tight = json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":"))
     except (PlanRejected, ValueError):
         return False
-    return tight == text and all(len(step.subtask) <= SUBTASK_CHARS for step in steps)
+    longest = max([len(step.subtask) for step in steps], default=0)
+    return tight == text and longest <= SUBTASK_CHARS
 
 
-def next_steps(folder: Path, base: Base, made: Manifest) -> list[str]:
+def next_steps(folder: Path, base: Base, card: Manifest) -> list[str]:
     """Return the commands that bring the model into service."""
-    if made.kind == "model":
+    if card.kind == "model":
         return [f"baton conductor serve {folder}", f"baton conductor deploy conductor {folder}"]
-    title = base.name.rpartition("@")[0]
-    described = [] if base.card is not None else [f"baton conductor describe {base.folder} --title {title}"]
-    return [*described, f"baton conductor serve {base.folder} --adapters", f"baton conductor deploy conductor {folder}"]
+    commands = [f"baton conductor serve {base.folder} --adapters", f"baton conductor deploy conductor {folder}"]
+    if base.card is None:
+        title = base.name.rpartition("@")[0]
+        commands.insert(0, f"baton conductor describe {base.folder} --title {title}")
+    return commands

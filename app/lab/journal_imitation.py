@@ -53,16 +53,16 @@ def journaled_examples(
 ) -> tuple[list[JournaledExample], Counter[str]]:
     """Return the runs that can be learned from, each weighted by exp(advantage / beta) as in
     `rollouts.with_weights`; and the number of those that cannot, by reason. Only those that can count in a mean."""
-    kept: list[tuple[Rollout, tuple[Problem, Pool, Plan]]] = []
+    readable: list[tuple[Rollout, tuple[Problem, Pool, Plan]]] = []
     skipped: Counter[str] = Counter()
     for rollout in rollouts:
         try:
-            kept.append((rollout, _parse_rollout(rollout)))
+            readable.append((rollout, _parse_rollout(rollout)))
         except Unreadable as reason:
             skipped[str(reason)] += 1
-    weighed = with_weights([rollout for rollout, _ in kept], weights, beta, cap)
-    found = [JournaledExample(*known, weight) for (_, known), (_, weight) in zip(kept, weighed, strict=True)]
-    return found, skipped
+    weighed = with_weights([rollout for rollout, _ in readable], weights, beta, cap)
+    examples = [JournaledExample(*parsed, weight) for (_, parsed), (_, weight) in zip(readable, weighed, strict=True)]
+    return examples, skipped
 
 
 def examples_for(
@@ -70,15 +70,15 @@ def examples_for(
 ) -> list[JournaledExample]:
     """Return the runs that the small conductor learns from, and report those left out. Raises `ConfigInvalid` if none
     is left."""
-    found, skipped = journaled_examples(rollouts, weights, beta)
-    counts = [run.weight for run in found]
+    examples, skipped = journaled_examples(rollouts, weights, beta)
+    counts = [run.weight for run in examples]
     worth = sum(counts) ** 2 / sum(count**2 for count in counts) if counts else 0.0
-    say(f"{len(found)} of {len(rollouts)} rollouts are imitated, by their weights worth {worth:.0f} equal ones")
+    say(f"{len(examples)} of {len(rollouts)} rollouts are imitated, by their weights worth {worth:.0f} equal ones")
     for reason, count in skipped.most_common():
         say(f"left out: {count}, because {reason}")
-    if not found:
+    if not examples:
         raise ConfigInvalid(["--warm-start: the small conductor can learn from none of these rollouts"])
-    return found
+    return examples
 
 
 def digest_of(runs: Sequence[JournaledExample]) -> str:

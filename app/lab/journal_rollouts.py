@@ -15,14 +15,14 @@ import orjson
 
 from app.conductor.protocol import Brief
 from app.core.message.chat import Task, task_from_json
-from app.core.plan.workflow import Access, Step
+from app.core.plan.workflow import Step
 from app.core.pool.catalog import MILLION, Catalog
 from app.core.rating.feedback import Feedback
 from app.core.run.events import CallIntended, Event, Kind, PlanOpened, PlanStep, facts
 from app.core.run.fold import fold
 from app.core.run.state import Proposal, RunState
 from app.core.run.visibility import labels_in_run
-from app.lab.rollouts import Rollout, conductor_prompt, critical_path_seconds, plan_json, split
+from app.lab.rollouts import Rollout, conductor_prompt, critical_path_seconds, plan_json, split, turns_of
 from app.store.archive import Record
 
 YES = frozenset({"yes", "true", "1"})
@@ -48,12 +48,12 @@ class RolloutFilter:
 
 
 def rollout(
-    record: Record, catalogs: Mapping[str, Catalog], ratings: Sequence[Feedback], wanted: RolloutFilter
+    record: Record, catalogs: Mapping[str, Catalog], ratings: Sequence[Feedback], conditions: RolloutFilter
 ) -> Rollout:
     """Return the rollout of a run; raises `Skipped`."""
     state, events = _fold_record(record)
-    _check_filter(record, state, wanted)
-    task = _task(record, state, wanted)
+    _check_filter(record, state, conditions)
+    task = _task(record, state, conditions)
     proposal = _executed_proposal(state)
     catalog = catalogs.get(state.admitted.catalog)
     order = _order(state, events, proposal)
@@ -61,7 +61,7 @@ def rollout(
         raise Skipped("its pool is not known any more")
     brief = Brief(
         task=task,
-        workers=tuple(catalog.workers[name] for name in order),
+        workers=tuple([catalog.workers[name] for name in order]),
         limits=state.admitted.limits,
         usd_left=_usd_left(state, events, proposal),
         seconds_left=_seconds_left(events),
@@ -70,28 +70,27 @@ def rollout(
     if not {step.worker for step in steps} <= set(order):
         raise Skipped("its plan names a worker that was not offered")
     score, rated = score_of(ratings)
-    if wanted.rated and score is None:
+    if conditions.rated and score is None:
         raise Skipped("nobody has rated it")
-    conversation = tuple({"role": message.role, "content": message.text} for message in task.messages)
-    calls = [call for call in state.calls.values() if call.step is not None]
-    odds = [step.probability for step in steps]
+    conversation = turns_of(task.messages)
+    usd = sum([call.usd for call in state.calls.values() if call.step is not None])
     return Rollout(
         run=state.run,
         at=events[0].at,
         tier=state.admitted.tier,
         conductor=proposal.conductor,
-        split=split(conversation, wanted.held_out),
+        split=split(conversation, conditions.held_out),
         conversation=conversation,
         prompt=conductor_prompt(brief),
         completion=plan_json(steps, order),
         workers=tuple(order),
         pool=state.admitted.catalog,
         steps=len(steps),
-        usd=sum(call.usd for call in calls) / MILLION,
+        usd=usd / MILLION,
         seconds=round(_seconds(state, proposal), 6),
         score=score,
         rated=rated,
-        probability=_product(odds),
+        probability=_product([step.probability for step in steps]),
         most=state.admitted.limits.steps,
     )
 
@@ -99,32 +98,42 @@ def rollout(
 def score_of(ratings: Sequence[Feedback]) -> tuple[float | None, str]:
     """Return a run's score and who gave it: the mean of the graders' scores, else the caller's last explicit rating.
     Implicit signals do not count."""
-    graded = [rating for rating in ratings if rating.kind == "grader" and rating.score is not None]
-    explicit = [rating for rating in ratings if rating.kind == "explicit" and rating.score is not None][-1:]
-    chosen = graded or explicit
-    if not chosen:
-        return None, ""
-    scores = [rating.score for rating in chosen if rating.score is not None]
-    names = sorted({f"{rating.kind} {rating.source} {rating.version}".strip() for rating in chosen})
-    return sum(scores) / len(scores), ", ".join(names)
+    scores: list[float] = []
+    names: set[str] = set()
+    last: tuple[float, str] | None = None
+    for rating in ratings:
+        name = f"{rating.kind} {rating.source} {rating.version}".strip()
+        if rating.score is None:
+            continue
+        if rating.kind == "grader":
+            scores.append(rating.score)
+            names.add(name)
+        elif rating.kind == "explicit":
+            last = (rating.score, name)
+    if scores:
+        return sum(scores) / len(scores), ", ".join(sorted(names))
+    if last is not None:
+        return last
+    return None, ""
 
 
 def _fold_record(record: Record) -> tuple[RunState, tuple[Event, ...]]:
     run = str(record.row["id"])
-    events = tuple(
-        Event(run, stored.seq, Kind(stored.kind), stored.at, orjson.loads(stored.body)) for stored in record.events
-    )
+    events = []
+    for stored in record.events:
+        events.append(Event(run, stored.seq, Kind(stored.kind), stored.at, orjson.loads(stored.body)))
     if not events:
         raise Skipped("it has no journal")
-    return fold(events), events
+    journal = tuple(events)
+    return fold(journal), journal
 
 
-def _check_filter(record: Record, state: RunState, wanted: RolloutFilter) -> None:
-    if wanted.tier is not None and state.admitted.tier != wanted.tier:
+def _check_filter(record: Record, state: RunState, conditions: RolloutFilter) -> None:
+    if conditions.tier is not None and state.admitted.tier != conditions.tier:
         raise Skipped("it is of another tier")
-    if wanted.tenant is not None and record.row["tenant"] != wanted.tenant:
+    if conditions.tenant is not None and record.row["tenant"] != conditions.tenant:
         raise Skipped("it is of another tenant")
-    if barred := sorted(wanted.without & labels_in_run(state)):
+    if barred := sorted(conditions.without & labels_in_run(state)):
         raise Skipped(f"it has the label {barred[0]}")
     if state.admitted.origin_kind == "shadow":
         raise Skipped("it is a shadow, whose answer nobody was given")
@@ -134,35 +143,35 @@ def _check_filter(record: Record, state: RunState, wanted: RolloutFilter) -> Non
         raise Skipped("it was only planned, or has not ended")
 
 
-def _task(record: Record, state: RunState, wanted: RolloutFilter) -> Task:
+def _task(record: Record, state: RunState, conditions: RolloutFilter) -> Task:
     body = record.contents.get(state.admitted.task)
     if body is None:
         raise Skipped("its content was erased")
     task = task_from_json(orjson.loads(body))
-    agreed = wanted.consent is None or wanted.consent in state.admitted.labels
-    if not agreed and str(task.metadata.get(wanted.consent or "", "")).casefold() not in YES:
+    agreed = conditions.consent is None or conditions.consent in state.admitted.labels
+    if not agreed and str(task.metadata.get(conditions.consent or "", "")).casefold() not in YES:
         raise Skipped("its caller has not agreed")
     return task
 
 
 def _executed_proposal(state: RunState) -> Proposal:
     """Return the proposal that was carried out from beginning to end."""
-    found = [proposal for proposal in state.proposals if proposal.state == "accepted" and proposal.topology]
+    proposals = [proposal for proposal in state.proposals if proposal.state == "accepted" and proposal.topology]
     if state.degraded:
         raise Skipped("a fallback decided, or a worker was out")
-    if state.state != "succeeded" or not found:
+    if state.state != "succeeded" or not proposals:
         raise Skipped(f"it has no answer ({state.state})")
-    if len(found) > 1:
+    if len(proposals) > 1:
         raise Skipped("it had several rounds")
     if state.admitted.limits.depth:
         raise Skipped("its conductor might take steps itself")
-    return found[0]
+    return proposals[0]
 
 
 def _order(state: RunState, events: Sequence[Event], proposal: Proposal) -> list[str]:
     """Return the workers in the order in which the conductor saw them; for a conductor that saw none, in the shuffled
     order that it would have seen."""
-    opened = next(fact for fact in facts(events, PlanOpened) if fact.proposal == proposal.number)
+    opened = {fact.proposal: fact for fact in facts(events, PlanOpened)}[proposal.number]
     order = list(opened.order)
     if opened.instant:
         Random(state.run).shuffle(order)
@@ -170,14 +179,19 @@ def _order(state: RunState, events: Sequence[Event], proposal: Proposal) -> list
 
 
 def _usd_left(state: RunState, events: Sequence[Event], proposal: Proposal) -> int:
-    budgets = [fact.usd_left for fact in facts(events, CallIntended)]
-    return next((left for left in budgets if left is not None), state.admitted.limits.usd)
+    """Return the micro-dollars that the conductor was told; those of the run where it was told none."""
+    for fact in facts(events, CallIntended):
+        if fact.usd_left is not None:
+            return fact.usd_left
+    return state.admitted.limits.usd
 
 
 def _seconds_left(events: Sequence[Event]) -> float | None:
     """Return the seconds that the conductor was told; None where it was told none."""
-    budgets = [fact.seconds_left for fact in facts(events, CallIntended) if fact.seconds_left is not None]
-    return float(budgets[0]) if budgets else None
+    for fact in facts(events, CallIntended):
+        if fact.seconds_left is not None:
+            return float(fact.seconds_left)
+    return None
 
 
 def _steps(record: Record, state: RunState, events: Sequence[Event], proposal: Proposal) -> list[Step]:
@@ -186,11 +200,13 @@ def _steps(record: Record, state: RunState, events: Sequence[Event], proposal: P
     for step in state.steps_of_round(proposal.round):
         if step.worker != planned[step.n].worker:
             raise Skipped("another worker stood in for a planned one")
-        subtask = record.contents.get(step.subtask, b"") if step.subtask else b""
-        if step.subtask and step.subtask not in record.contents:
-            raise Skipped("its content was erased")
-        access = Access(step.access.user, tuple(n - proposal.base for n in step.access.steps))
-        steps.append(Step(step.worker, subtask.decode(), access, step.answers, planned[step.n].probability, step.tools))
+        subtask = ""
+        if step.subtask:
+            if step.subtask not in record.contents:
+                raise Skipped("its content was erased")
+            subtask = record.contents[step.subtask].decode()
+        access = step.access.shifted(-proposal.base)
+        steps.append(Step(step.worker, subtask, access, step.answers, planned[step.n].probability, step.tools))
     return steps
 
 
@@ -201,13 +217,13 @@ def _seconds(state: RunState, proposal: Proposal) -> float:
             spent[call.step] += call.seconds
     path = []
     for step in state.steps_of_round(proposal.round):
-        path.append(([n - proposal.base for n in step.access.steps], spent[step.n]))
+        path.append((step.access.shifted(-proposal.base).steps, spent[step.n]))
     return critical_path_seconds(path)
 
 
 def _product(odds: Sequence[float | None]) -> float | None:
     """Return the probability of all choices together; None if one of them is not known."""
-    known = [probability for probability in odds if probability is not None]
-    if len(known) < len(odds):
+    probabilities = [probability for probability in odds if probability is not None]
+    if len(probabilities) < len(odds):
         return None
-    return math.prod(known)
+    return math.prod(probabilities)

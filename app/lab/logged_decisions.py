@@ -65,22 +65,22 @@ def logged_decision(events: Sequence[Event]) -> LoggedDecision | None:
     """Return the decision behind the first workflow of a run that has an answer; None if there is none of these kinds,
     or if that workflow was a repair or a fallback."""
     accepted = next((fact.proposal for fact in facts(events, PlanAccepted)), None)
-    made = next((fact for fact in facts(events, PlanOpened) if fact.proposal == accepted), None)
-    if made is None or made.mode != "first" or not any(event.kind is Kind.SUCCEEDED for event in events):
+    opened = next((fact for fact in facts(events, PlanOpened) if fact.proposal == accepted), None)
+    if opened is None or opened.mode != "first" or not any(event.kind is Kind.SUCCEEDED for event in events):
         return None
-    if made.decision is not None:
-        return _selector_decision(events, made)
+    if opened.decision is not None:
+        return _selector_decision(events, opened)
     steps = [fact for fact in facts(events, PlanStep) if fact.proposal == accepted]
     odds = [step.probability for step in steps if step.probability is not None]
     if steps and len(odds) == len(steps):
-        return _model_decision(made, steps, odds)
+        return _model_decision(opened, steps, odds)
     return None
 
 
-def _selector_decision(events: Sequence[Event], made: PlanOpened) -> LoggedDecision | None:
+def _selector_decision(events: Sequence[Event], opened: PlanOpened) -> LoggedDecision | None:
     """Return the decision of a selector, with that of a second round. None where the latter was not carried out: the
     run went on with the first answer for another reason than the choice."""
-    first = _decision_of(made)
+    first = _decision_of(opened)
     later = [fact for fact in facts(events, PlanOpened) if fact.round > 1 and fact.decision is not None]
     if first is None or not later:
         return first
@@ -91,8 +91,8 @@ def _selector_decision(events: Sequence[Event], made: PlanOpened) -> LoggedDecis
     return None
 
 
-def _decision_of(made: PlanOpened) -> LoggedDecision | None:
-    decision = made.decision
+def _decision_of(opened: PlanOpened) -> LoggedDecision | None:
+    decision = opened.decision
     if decision is None:
         return None
     return LoggedDecision(
@@ -101,17 +101,17 @@ def _decision_of(made: PlanOpened) -> LoggedDecision | None:
         action=decision["action"],
         propensity=decision["propensity"],
         candidates=dict(decision["candidates"]),
-        pool=made.order,
+        pool=opened.order,
         features=decision["features"],
     )
 
 
-def _model_decision(made: PlanOpened, steps: Sequence[PlanStep], odds: Sequence[float]) -> LoggedDecision:
+def _model_decision(opened: PlanOpened, steps: Sequence[PlanStep], odds: Sequence[float]) -> LoggedDecision:
     """Return the decision of a model; `odds` are the probabilities of the workers of its steps."""
     shape = [step.access.shifted(-steps[0].n).as_list() for step in steps]
     action = " ".join(step.worker for step in steps)
     chance = min(1.0, math.prod(odds))
-    return LoggedDecision(made.conductor, json.dumps(shape), action, chance, {action: chance}, made.order)
+    return LoggedDecision(opened.conductor, json.dumps(shape), action, chance, {action: chance}, opened.order)
 
 
 def choice(policy: str, decision: LoggedDecision) -> Policy | None:
@@ -156,36 +156,38 @@ class Beliefs:
     spec: SelectorSpec
     workers: Mapping[str, Worker]
 
-    def choice(self, decision: LoggedDecision, seen: Features, first: LoggedDecision | None = None) -> Policy | None:
+    def choice(
+        self, decision: LoggedDecision, request_features: Features, first: LoggedDecision | None = None
+    ) -> Policy | None:
         """Return the arm that it would take now, in the place of an earlier decision; None if it has none of the
         candidates any more. `first` is the decision whose answer it is about, in a second round."""
         workers = [self.workers[name] for name in decision.pool if name in self.workers]
         if first is not None:
-            known = further_arms(self.spec, workers, arm_named(first.action)) if workers else ()
+            all_arms = further_arms(self.spec, workers, arm_named(first.action)) if workers else ()
         else:
-            known = arms(self.spec, workers, MOST_STEPS, model=MODEL in decision.candidates) if workers else ()
-        able = [arm for arm in known if arm.name in decision.candidates]
+            all_arms = arms(self.spec, workers, MOST_STEPS, model=MODEL in decision.candidates) if workers else ()
+        able = [arm for arm in all_arms if arm.name in decision.candidates]
         if not able:
             return None
-        found = estimates(self.posterior, self.spec, able, workers, seen)
-        return {max(found, key=lambda estimate: estimate.worth).arm.name: 1.0}
+        estimated = estimates(self.posterior, self.spec, able, workers, request_features)
+        return {max(estimated, key=lambda estimate: estimate.worth).arm.name: 1.0}
 
 
-def worth(given: Sequence[Feedback], usd: int, spec: SelectorSpec | None) -> float | None:
+def worth(ratings: Sequence[Feedback], usd: int, spec: SelectorSpec | None) -> float | None:
     """Return the reward of a run: its score, less the share of its cost where its tier has a selector; None without a
     score."""
-    found = score(given)
-    if found is None or spec is None or not spec.full_usd:
-        return found
-    return found * (1 - spec.cost * min(1.0, usd / spec.full_usd))
+    mean_score = score(ratings)
+    if mean_score is None or spec is None or not spec.full_usd:
+        return mean_score
+    return mean_score * (1 - spec.cost * min(1.0, usd / spec.full_usd))
 
 
-def score(given: Sequence[Feedback]) -> float | None:
+def score(ratings: Sequence[Feedback]) -> float | None:
     """Return the rating of a run: the mean of each source's latest score; None if nobody has rated it. What callers did
     without saying anything has no score."""
     latest = {
         (rating.kind, rating.source): rating.score
-        for rating in sorted(given, key=lambda rating: (rating.at, rating.id))
+        for rating in sorted(ratings, key=lambda rating: (rating.at, rating.id))
         if rating.score is not None and rating.kind != "implicit"
     }
     if not latest:
@@ -200,11 +202,11 @@ def conversation(messages: Sequence[Message]) -> str:
     return hashlib.sha256(opening.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def hashed_features(seen: Features) -> tuple[float, ...]:
+def hashed_features(request_features: Features) -> tuple[float, ...]:
     """Return a request's features for a regression, and those of the answer where one was seen."""
     of_request, of_answer = [0.0] * PLACES, [0.0] * PLACES
-    for place, value in seen.words:
+    for place, value in request_features.words:
         of_request[place % PLACES] += value
-    for place, value in seen.answer:
+    for place, value in request_features.answer:
         of_answer[place % PLACES] += value
-    return (*of_request, *seen.counts, *(of_answer if seen.answer else ()))
+    return (*of_request, *request_features.counts, *(of_answer if request_features.answer else ()))

@@ -84,7 +84,7 @@ OF_BASE = ("prompt", "grammar", "steps", "workers")
 """Fields that an adapter takes from its base."""
 
 
-def describe(folder: Path, base: Path | None, golden: Path | None, **given: Any) -> Manifest:
+def describe(folder: Path, base: Path | None, golden: Path | None, **fields: Any) -> Manifest:
     """Write the manifest of weights that are there: a whole model, or a LoRA adapter as peft saves it, whose `base` is
     the described folder of its model. A field that is not `given` (None) is as training has left it for these very
     weights, else as the base has it. Golden prompts come from a file, else from training, else from the base without
@@ -92,43 +92,53 @@ def describe(folder: Path, base: Path | None, golden: Path | None, **given: Any)
 
     Raises `ConfigInvalid` for what is neither.
     """
-    left, kept = _earlier_manifest(folder)
-    kind: Literal["model", "adapter"] = "adapter" if base is not None or (left and left.kind == "adapter") else "model"
+    earlier, prompts = _earlier_manifest(folder)
+    kind: Literal["model", "adapter"] = (
+        "adapter" if base is not None or (earlier and earlier.kind == "adapter") else "model"
+    )
     digest = weights_sha256(folder, kind)
-    facts = {**DEFAULTS, **_fields_of_training(left)}
+    facts = {**DEFAULTS, **_fields_of_training(earlier)}
     if kind == "adapter":
         _check_adapter(folder)
     if base is not None:
         card, theirs = read(base)
-        facts |= {name: getattr(card, name) for name in OF_BASE}
+        for name in OF_BASE:
+            facts[name] = getattr(card, name)
         facts |= {"base": card.name, "tokenizer_sha256": tokenizer_sha256(base)}
-        kept = kept or [prompt.model_copy(update={"plan": None}) for prompt in theirs]
+        prompts = prompts or [prompt.model_copy(update={"plan": None}) for prompt in theirs]
     elif kind == "model":
         facts["tokenizer_sha256"] = tokenizer_sha256(folder)
-    facts |= {name: value for name, value in given.items() if value is not None}
+    facts |= {name: value for name, value in fields.items() if value is not None}
     name = version(facts.pop("title"), digest)
     if golden is not None:
-        kept = [Golden.model_validate_json(line) for line in golden.read_text().splitlines() if line.strip()]
+        prompts = _golden_prompts(golden)
     facts |= {"template": STYLES[facts["prompt"]].templates[0], "base": name if kind == "model" else facts["base"]}
-    return write(folder, kept, name=name, kind=kind, **facts)
+    return write(folder, prompts, name=name, kind=kind, **facts)
 
 
 def _earlier_manifest(folder: Path) -> tuple[Manifest | None, list[Golden]]:
     """Return the earlier manifest and golden prompts, if they describe the weights that are there now."""
     try:
-        found = Manifest.model_validate_json((folder / MANIFEST).read_text())
-        golden = [Golden.model_validate_json(line) for line in (folder / GOLDEN).read_text().splitlines()]
+        earlier = Manifest.model_validate_json((folder / MANIFEST).read_text())
+        golden = _golden_prompts(folder / GOLDEN)
     except (OSError, ValidationError):
         return None, []
-    same = found.name.endswith(f"@{weights_sha256(folder, found.kind)[:DIGITS]}")
-    return (found, golden) if same else (None, [])
+    if earlier.name.endswith(f"@{weights_sha256(folder, earlier.kind)[:DIGITS]}"):
+        return earlier, golden
+    return None, []
 
 
-def _fields_of_training(left: Manifest | None) -> dict[str, Any]:
-    if left is None:
+def _golden_prompts(file: Path) -> list[Golden]:
+    """Return the golden prompts of a file, which has one on each line."""
+    lines = [line for line in file.read_text().splitlines() if line.strip()]
+    return list(map(Golden.model_validate_json, lines))
+
+
+def _fields_of_training(earlier: Manifest | None) -> dict[str, Any]:
+    if earlier is None:
         return {}
     dropped = {"manifest", "name", "kind", "template", "schema_version", "files"}
-    return {**left.model_dump(exclude=dropped), "title": left.name.rpartition("@")[0]}
+    return {**earlier.model_dump(exclude=dropped), "title": earlier.name.rpartition("@")[0]}
 
 
 def _check_adapter(folder: Path) -> None:
@@ -160,9 +170,9 @@ def weights_sha256(folder: Path, kind: str) -> str:
     """Return the SHA-256 of the file that holds the weights, or over those of its parts. Raises `ConfigInvalid` if
     there are none."""
     files = _weights(folder, kind)
-    if not all((folder / name).is_file() for name in files):
-        absent = [f"{folder}: has no {WEIGHTS[kind]}; name a folder that has, with or without --base"]
-        raise ConfigInvalid(absent)
+    for name in files:
+        if not (folder / name).is_file():
+            raise ConfigInvalid([f"{folder}: has no {WEIGHTS[kind]}; name a folder that has, with or without --base"])
     digests = [_digest(folder / name) for name in files]
     if len(digests) == 1:
         return digests[0]
@@ -181,9 +191,11 @@ def _weights(folder: Path, kind: str) -> list[str]:
 
 def tokenizer_sha256(folder: Path) -> str:
     """Return the SHA-256 of the tokenizer's files in a folder. Raises `ConfigInvalid` if they are not there."""
-    chat = [CHAT] if (folder / CHAT).is_file() else []
+    names = list(TOKENIZER)
+    if (folder / CHAT).is_file():
+        names.append(CHAT)
     try:
-        return sha256(b"\0".join((folder / name).read_bytes() for name in (*TOKENIZER, *chat)))
+        return sha256(b"\0".join([(folder / name).read_bytes() for name in names]))
     except FileNotFoundError as error:
         raise ConfigInvalid(
             [f"{error.filename}: {error.strerror}; a fast tokenizer's save_pretrained writes it"]
@@ -194,19 +206,19 @@ def write(folder: Path, golden: Sequence[Golden], **facts: Any) -> Manifest:
     """Write golden prompts and manifest into the folder; `facts` are the manifest's other fields. The signature of an
     earlier manifest is removed."""
     (folder / SIGNATURE).unlink(missing_ok=True)
-    lines = [json.dumps(prompt.model_dump(), ensure_ascii=False) for prompt in golden]
-    (folder / GOLDEN).write_text("".join(f"{line}\n" for line in lines))
-    made = Manifest(schema_version=SCHEMA, files=_hashes(folder), **facts)
-    (folder / MANIFEST).write_text(json.dumps(made.model_dump(), indent=1) + "\n")
-    return made
+    lines = [json.dumps(prompt.model_dump(), ensure_ascii=False) + "\n" for prompt in golden]
+    (folder / GOLDEN).write_text("".join(lines))
+    manifest = Manifest(schema_version=SCHEMA, files=_hashes(folder), **facts)
+    (folder / MANIFEST).write_text(json.dumps(manifest.model_dump(), indent=1) + "\n")
+    return manifest
 
 
 def read(folder: Path) -> tuple[Manifest, list[Golden]]:
     """Return the manifest of a folder and its golden prompts. Raises `ConfigInvalid` with every fault, such as a file
     that is not as the manifest has it, or a schema or prompt that this version of Baton does not speak."""
     try:
-        found = Manifest.model_validate_json((folder / MANIFEST).read_text())
-        golden = [Golden.model_validate_json(line) for line in (folder / GOLDEN).read_text().splitlines()]
+        manifest = Manifest.model_validate_json((folder / MANIFEST).read_text())
+        golden = _golden_prompts(folder / GOLDEN)
     except OSError as error:
         raise ConfigInvalid([f"{error.filename}: {error.strerror}; `baton conductor` exports what it needs"]) from None
     except ValidationError as error:
@@ -215,16 +227,16 @@ def read(folder: Path) -> tuple[Manifest, list[Golden]]:
             place = ".".join(map(str, detail["loc"]))
             invalid.append(f"{folder}: {place}: {detail['msg']}")
         raise ConfigInvalid(invalid) from None
-    if faults := [f"{folder}: {fault}" for fault in _faults(folder, found)]:
+    if faults := [f"{folder}: {fault}" for fault in _faults(folder, manifest)]:
         raise ConfigInvalid(faults)
-    return found, golden
+    return manifest, golden
 
 
 def sign(folder: Path, signer: Signer) -> Manifest:
     """Sign the manifest of a folder. `ConfigInvalid` as for `read`: what is signed is whole."""
-    found, _ = read(folder)
-    (folder / SIGNATURE).write_text(signed(found.name, _digest(folder / MANIFEST), signer))
-    return found
+    manifest, _ = read(folder)
+    (folder / SIGNATURE).write_text(signed(manifest.name, _digest(folder / MANIFEST), signer))
+    return manifest
 
 
 def signature(folder: Path) -> str:
@@ -240,19 +252,21 @@ def objection(folder: Path, version: str, trusted: TrustedSigners) -> str:
     return trusted.objection(version, signature(folder), _digest(folder / MANIFEST))
 
 
-def _faults(folder: Path, found: Manifest) -> list[str]:
+def _faults(folder: Path, manifest: Manifest) -> list[str]:
     hashes = _hashes(folder)
-    faults = [f"{name} is not the file of the manifest" for name in sorted(_changed(found.files, hashes))]
-    if found.schema_version != SCHEMA:
-        faults.append(f"was made for plans of schema {found.schema_version}; this Baton speaks {SCHEMA}")
-    style = STYLES.get(found.prompt)
-    if style is None or found.template not in style.templates:
-        faults.append(f"was made for the prompt {found.prompt} ({found.template}), which this Baton does not write")
-    weights = _weights(folder, found.kind)
-    if not set(weights) <= found.files.keys():
-        faults.append(f"has no {WEIGHTS[found.kind]}")
-    elif _changed(found.files, hashes).isdisjoint(weights) and not _is_own_name(folder, found):
-        faults.append(f"the name {found.name} is not that of its weights")
+    faults = [f"{name} is not the file of the manifest" for name in sorted(_changed(manifest.files, hashes))]
+    if manifest.schema_version != SCHEMA:
+        faults.append(f"was made for plans of schema {manifest.schema_version}; this Baton speaks {SCHEMA}")
+    style = STYLES.get(manifest.prompt)
+    if style is None or manifest.template not in style.templates:
+        faults.append(
+            f"was made for the prompt {manifest.prompt} ({manifest.template}), which this Baton does not write"
+        )
+    weights = _weights(folder, manifest.kind)
+    if not set(weights) <= manifest.files.keys():
+        faults.append(f"has no {WEIGHTS[manifest.kind]}")
+    elif _changed(manifest.files, hashes).isdisjoint(weights) and not _is_own_name(folder, manifest):
+        faults.append(f"the name {manifest.name} is not that of its weights")
     return faults
 
 
@@ -260,13 +274,17 @@ def _changed(recorded: Mapping[str, str], hashes: Mapping[str, str]) -> set[str]
     return {name for name, digest in recorded.items() if hashes.get(name) != digest}
 
 
-def _is_own_name(folder: Path, found: Manifest) -> bool:
-    return found.name == version(found.name.rpartition("@")[0], weights_sha256(folder, found.kind))
+def _is_own_name(folder: Path, manifest: Manifest) -> bool:
+    return manifest.name == version(manifest.name.rpartition("@")[0], weights_sha256(folder, manifest.kind))
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in (MANIFEST, SIGNATURE))
-    return {file.name: _digest(file) for file in files}
+    """Return the SHA-256 of every file of a folder but its manifest and signature."""
+    hashes = {}
+    for file in sorted(folder.iterdir()):
+        if file.is_file() and file.name not in (MANIFEST, SIGNATURE):
+            hashes[file.name] = _digest(file)
+    return hashes
 
 
 def _digest(place: Path) -> str:

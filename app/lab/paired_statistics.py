@@ -44,13 +44,13 @@ def p_value(differences: Sequence[float]) -> float:
     return min(1.0, 2 * (min(below, above) + 1) / (len(resampled) + 1))
 
 
-def holm(found: Mapping[str, float]) -> dict[str, float]:
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     """Return p-values corrected for their number (Holm, 1979): the chance of even one false claim stays below the
     level."""
     corrected: dict[str, float] = {}
     least = 0.0
-    for place, (name, p) in enumerate(sorted(found.items(), key=itemgetter(1))):
-        least = max(least, min(1.0, (len(found) - place) * p))
+    for place, (name, p) in enumerate(sorted(p_values.items(), key=itemgetter(1))):
+        least = max(least, min(1.0, (len(p_values) - place) * p))
         corrected[name] = least
     return corrected
 

@@ -69,13 +69,13 @@ class PlanCache:
         """Return the result of a plan; None if it was not carried out yet."""
         return self._known.get(name)
 
-    def note(self, name: str, found: PlanResult) -> None:
+    def note(self, name: str, result: PlanResult) -> None:
         """Keep what a plan came to, unless it got no verdict."""
-        if found.verdict not in ("right", "wrong"):
+        if result.verdict not in ("right", "wrong"):
             return
-        self._known[name] = found
+        self._known[name] = result
         with self._file.open("a") as file:
-            file.write(json.dumps({"plan": name, **asdict(found)}) + "\n")
+            file.write(json.dumps({"plan": name, **asdict(result)}) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,22 +124,22 @@ class Executor:
         if steps is None:
             return PlanResult("malformed")
         if self._cache is None:
-            found = await self._post(question, steps)
+            result = await self._post(question, steps)
         else:
-            found = await self._execute_once(question, steps, self._cache)
-        return replace(found, told=_tells_answer(steps, question.rule.grader))
+            result = await self._execute_once(question, steps, self._cache)
+        return replace(result, told=_tells_answer(steps, question.rule.grader))
 
     async def _execute_once(self, question: Question, steps: tuple[Step, ...], cache: PlanCache) -> PlanResult:
         """Carry out a plan if it is not known yet; equal plans wait for the first of them."""
         workers = [[worker.name, worker.model, worker.price.input, worker.price.output] for worker in question.workers]
         name = digest([self._request(question, steps), workers, asdict(question.limits), question.rule.written])
         async with self._turns.setdefault(name, asyncio.Lock()):
-            known = cache.find(name)
-            if known is not None:
-                return replace(known, known=True)
-            found = await self._post(question, steps)
-            cache.note(name, found)
-            return found
+            earlier = cache.find(name)
+            if earlier is not None:
+                return replace(earlier, known=True)
+            result = await self._post(question, steps)
+            cache.note(name, result)
+            return result
 
     async def _post(self, question: Question, steps: tuple[Step, ...]) -> PlanResult:
         try:

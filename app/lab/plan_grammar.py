@@ -39,9 +39,9 @@ class Form:
     strengths: Callable[[Profile], Sequence[str]]
     """The part of a card that describes its worker's skills, as words of the prompt."""
 
-    def text(self, written: Sequence[int]) -> str:
+    def text(self, tokens: Sequence[int]) -> str:
         """Return the text that these tokens stand for."""
-        return "".join(self.tokens[token] for token in written)
+        return "".join(self.tokens[token] for token in tokens)
 
 
 # Roles. A state is a place in the plan: no token changes what may come after the next one.

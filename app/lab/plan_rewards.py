@@ -58,58 +58,72 @@ class Scorer:
         """Return the reward of each completion, whose question is `questions[row]`; None for an outage."""
         texts = [_text(completion) for completion in completions]
         async with Executor(self.place, self.transport, self.cache) as executor:
-            found = await asyncio.gather(
-                *(executor.execute(self.questions[n], text) for n, text in zip(row, texts, strict=True))
-            )
+            executions = []
+            for n, text in zip(row, texts, strict=True):
+                executions.append(executor.execute(self.questions[n], text))
+            results = await asyncio.gather(*executions)
         step, steps = 1, 1
         if trainer_state is not None:
             step, steps = trainer_state.global_step, trainer_state.max_steps
         if row[0] >= len(self.questions) - self.held_out:
-            return self._held_out_rewards(step, found)
+            return self._held_out_rewards(step, results)
         weights = ramped(self.weights, step / max(steps, 1), self.ramp)
-        rewards = [reward(carried.verdict, carried.usd, carried.seconds, weights) for carried in found]
+        rewards = _rewards(results, weights)
         if len(texts) > 1 and len(set(texts)) == 1:
             self._equal_batches += 1
         else:
             self._equal_batches = 0
         if self._equal_batches == MAX_EQUAL_BATCHES:
             self.tell(f"step {step}: for {MAX_EQUAL_BATCHES} batches all plans were alike; training ends here")
-        self._note(step, found, len(set(texts)), more.get("log_metric"))
+        self._note(step, results, len(set(texts)), more.get("log_metric"))
         return rewards
 
-    def _held_out_rewards(self, step: int, found: Sequence[PlanResult]) -> list[float | None]:
+    def _held_out_rewards(self, step: int, results: Sequence[PlanResult]) -> list[float | None]:
         """Return the rewards of plans for questions that are held out."""
-        rewards = [reward(carried.verdict, carried.usd, carried.seconds, self.weights) for carried in found]
-        known = [reward for reward in rewards if reward is not None]
-        if not known:
+        rewards = _rewards(results, self.weights)
+        judged = [reward for reward in rewards if reward is not None]
+        if not judged:
             raise WorkerUnavailable("No plan for held-out questions got a verdict; the Baton or its workers are out.")
-        self.tell(f"step {step}: {len(known)} held-out questions, reward {sum(known) / len(known):.3f}")
+        self.tell(f"step {step}: {len(judged)} held-out questions, reward {sum(judged) / len(judged):.3f}")
         return rewards
 
     def _note(
-        self, step: int, found: Sequence[PlanResult], different: int, log: Callable[[str, float], None] | None
+        self, step: int, results: Sequence[PlanResult], different: int, log: Callable[[str, float], None] | None
     ) -> None:
-        counts = Counter(carried.verdict for carried in found)
+        """Report what became of a batch of plans. Raises `WorkerUnavailable` if too many batches in a row had none."""
+        counts = Counter([result.verdict for result in results])
         self.carried.update(counts)
         if counts["outage"] and not counts["right"] + counts["wrong"]:
             self._outage_batches += 1
         else:
             self._outage_batches = 0
-        judged = [carried for carried in found if carried.verdict in ("right", "wrong")] or [PlanResult("wrong")]
-        figures = {name: counts[name] / len(found) for name in VERDICTS} | {
-            "usd": sum(carried.usd for carried in judged) / len(judged),
-            "steps_planned": sum(carried.steps for carried in judged) / len(judged),
-            "different": float(different),
-            "told": sum(carried.told for carried in found) / len(found),
-            "known": sum(carried.known for carried in found) / len(found),
-        }
-        for name, value in figures.items():
-            if log is not None:
+        if log is not None:
+            for name, value in _figures(results, counts).items():
                 log(name, value)
-        words = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
-        self.tell(f"step {step}: {len(found)} plans: {words}; {different} different")
+            log("different", float(different))
+        verdicts = [f"{counts[name]} {name}" for name in VERDICTS if counts[name]]
+        self.tell(f"step {step}: {len(results)} plans: {', '.join(verdicts)}; {different} different")
         if self._outage_batches >= MAX_OUTAGE_BATCHES:
             raise WorkerUnavailable("No plan got a verdict in the last batches; the Baton or its workers are out.")
+
+
+def _rewards(results: Sequence[PlanResult], weights: Weights) -> list[float | None]:
+    """Return the reward of each result; None for an outage."""
+    return [reward(result.verdict, result.usd, result.seconds, weights) for result in results]
+
+
+def _figures(results: Sequence[PlanResult], counts: Counter[Verdict]) -> dict[str, float]:
+    """Return the shares of the verdicts, of plans that tell the answer and of plans that were known; and the mean
+    dollars and steps of the plans that were judged."""
+    figures: dict[str, float] = {name: counts[name] / len(results) for name in VERDICTS}
+    judged = [result for result in results if result.verdict in ("right", "wrong")]
+    usd = steps = 0.0
+    if judged:
+        usd = sum([result.usd for result in judged]) / len(judged)
+        steps = sum([result.steps for result in judged]) / len(judged)
+    told = sum([result.told for result in results]) / len(results)
+    known = sum([result.known for result in results]) / len(results)
+    return {**figures, "usd": usd, "steps_planned": steps, "told": told, "known": known}
 
 
 def _text(completion: Any) -> str:

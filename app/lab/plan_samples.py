@@ -10,17 +10,17 @@ from app.lab.plan_grammar import Form
 from app.lab.plans import STEPS, Plan
 
 SHOWN = 12
-Written = Sequence[tuple[Lesson, Plan]]
+Samples = Sequence[tuple[Lesson, Plan]]
 """Tasks and the plans for them, over places of the pool."""
 
 
-def format_samples(form: Form, written: Written) -> str:
+def format_samples(form: Form, samples: Samples) -> str:
     """Return as text the share of valid plans, the number of different subtasks, and some plans, evenly from all."""
-    read = sum(is_valid(form, lesson, plan) for lesson, plan in written)
-    different = len({step.text for _, plan in written for step in plan})
-    head = f"valid plans: {read} of {len(written)}, with {different} different subtasks; for example"
+    read = sum(is_valid(form, lesson, plan) for lesson, plan in samples)
+    different = len({step.text for _, plan in samples for step in plan})
+    head = f"valid plans: {read} of {len(samples)}, with {different} different subtasks; for example"
     return "\n".join(
-        [head, *(line for lesson, plan in written[:: -(-len(written) // SHOWN)] for line in _format_plan(lesson, plan))]
+        [head, *(line for lesson, plan in samples[:: -(-len(samples) // SHOWN)] for line in _format_plan(lesson, plan))]
     )
 
 

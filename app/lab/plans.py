@@ -174,10 +174,10 @@ def steps_used(plan: Plan, place: int, yields: Sequence[str]) -> tuple[int, ...]
     step = plan[place]
     if yields[place] == "nothing" or step.role == "plan":
         return ()
-    wanted = "answer"
+    needed_result = "answer"
     if step.role in ("solve", "reason"):
-        wanted = "plan"
-    usable = tuple([n for n in step.sees if yields[n] == wanted])
+        needed_result = "plan"
+    usable = tuple([n for n in step.sees if yields[n] == needed_result])
     if step.role == "combine":
         return usable
     return usable[-1:]
@@ -206,11 +206,11 @@ def without_needless_steps(plan: Plan) -> Plan | None:
     if yields[-1] != "answer":
         return None
     used = [steps_used(plan, place, yields) for place in range(len(plan))]
-    kept = {len(plan) - 1}
+    needed = {len(plan) - 1}
     for place in reversed(range(len(plan))):
-        if place in kept:
-            kept |= set(used[place])
-    order = sorted(kept)
+        if place in needed:
+            needed |= set(used[place])
+    order = sorted(needed)
     moved = {old: new for new, old in enumerate(order)}
     steps = []
     for old in order:

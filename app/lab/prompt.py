@@ -30,9 +30,9 @@ def words(form: Form = ROLES) -> tuple[str, ...]:
     texts = re.sub(r"\{\w\}", " ", phrasings).lower() + " multiply it by add subtract x y and"
     months = " january february march april may june july august september october november december"
     strengths = {word for worker in profiles().values() for word in form.strengths(worker)}
-    known = {*compact.WORD.findall(texts + months), *strengths}
+    vocabulary = {*compact.WORD.findall(texts + months), *strengths}
     return (
-        *SPECIAL, *"0123456789", *"-+*=()", *sorted(word for word in known if word.isalpha()),
+        *SPECIAL, *"0123456789", *"-+*=()", *sorted(word for word in vocabulary if word.isalpha()),
         *sorted((word for word in strengths if not word.isalpha()), key=lambda word: word.rstrip(">")),
         *(f"<${price}>" for price in compact.PRICES),
     )  # fmt: skip
@@ -76,19 +76,19 @@ def tokens(
 def _add_noise(task: Sequence[int], noise: Random, share: float, form: Form) -> list[int]:
     """Disturb a task's words as an unknown phrasing might: words unknown, left out, others instead, or one too many."""
     known_words, unknown = _plain(form), _ids(form)[UNKNOWN]
-    found: list[int] = []
+    noisy_task: list[int] = []
     for word in task:
         if word not in known_words or noise.random() >= share:
-            found.append(word)
+            noisy_task.append(word)
             continue
         kind = noise.random()
         if kind < DROPPED:
             continue
         other = noise.choice(known_words)
-        found.append(other if kind < DROPPED + EXCHANGED else unknown)
+        noisy_task.append(other if kind < DROPPED + EXCHANGED else unknown)
         if kind > 1 - FOLLOWED:
-            found.append(noise.choice((unknown, other)))
-    return found[: compact.MAX_WORDS]
+            noisy_task.append(noise.choice((unknown, other)))
+    return noisy_task[: compact.MAX_WORDS]
 
 
 @cache

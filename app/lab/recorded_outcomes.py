@@ -130,40 +130,40 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 def _dataset(rows: Sequence[Recorded], costs: Mapping[str, float], left_out: Counter[str]) -> Dataset:
     """Return the rows as a data set. With full information, rows that lack a model are left out."""
     models = tuple(sorted({model for row in rows for model in row.outcomes}))
-    kept = rows
+    usable = rows
     full = any(len(row.outcomes) > 1 for row in rows)
     if full:
-        kept = [row for row in rows if len(row.outcomes) == len(models)]
-    left_out[INCOMPLETE] += len(rows) - len(kept)
+        usable = [row for row in rows if len(row.outcomes) == len(models)]
+    left_out[INCOMPLETE] += len(rows) - len(usable)
     reasons = {reason: count for reason, count in left_out.items() if count}
-    if len(kept) < LEAST_ROWS:
-        raise RecordsRefused(_too_few(rows, kept, models, reasons))
+    if len(usable) < LEAST_ROWS:
+        raise RecordsRefused(_too_few(rows, usable, models, reasons))
     if len(models) < 2:
         raise RecordsRefused(f"all outcomes are of {models[0]}; give those of a second model, too")
     unknown = sorted(set(costs) - set(models))
     if unknown:
         raise RecordsRefused(f"--cost: there is no model {unknown[0]}; the models are {', '.join(models)}")
-    unit, mean_costs = _costs(kept, models, costs)
-    return Dataset(kept, models, mean_costs, unit, full, reasons)
+    unit, mean_costs = _costs(usable, models, costs)
+    return Dataset(usable, models, mean_costs, unit, full, reasons)
 
 
 def _too_few(
-    rows: Sequence[Recorded], kept: Sequence[Recorded], models: Sequence[str], reasons: Mapping[str, int]
+    rows: Sequence[Recorded], usable: Sequence[Recorded], models: Sequence[str], reasons: Mapping[str, int]
 ) -> str:
     counts = Counter(model for row in rows for model in row.outcomes)
     outcomes = ", ".join(f"{counts[model]} of {model}" for model in models) or "none"
     why = "; ".join(f"{count} were left out because {reason}" for reason, count in reasons.items())
     remedy = "Give more lines, a score for each (--scores FILE for logs), or leave out the files of incomplete models"
-    return f"{len(kept)} usable prompts, and {LEAST_ROWS} are needed (outcomes: {outcomes}; {why}). {remedy}."
+    return f"{len(usable)} usable prompts, and {LEAST_ROWS} are needed (outcomes: {outcomes}; {why}). {remedy}."
 
 
 def _costs(
-    rows: Sequence[Recorded], models: Sequence[str], given: Mapping[str, float]
+    rows: Sequence[Recorded], models: Sequence[str], stated_costs: Mapping[str, float]
 ) -> tuple[Unit, dict[str, float]]:
     """Return the unit, and the mean cost of a call of each model."""
-    costs_of_model: dict[str, list[float]] = {model: [] for model in models if model not in given}
+    costs_of_model: dict[str, list[float]] = {model: [] for model in models if model not in stated_costs}
     units: set[Unit] = set()
-    if given:
+    if stated_costs:
         units.add("usd")
     for row in rows:
         for model, outcome in row.outcomes.items():
@@ -178,7 +178,7 @@ def _costs(
     if len(units) > 1:
         raise RecordsRefused("some costs are in dollars and others in tokens; give --cost MODEL=DOLLARS for each model")
     mean_costs = {model: sum(costs) / len(costs) for model, costs in costs_of_model.items()}
-    return next(iter(units)), {**mean_costs, **given}
+    return next(iter(units)), {**mean_costs, **stated_costs}
 
 
 # -- CSV
@@ -265,11 +265,11 @@ def _json_lines(path: Path, scores: Mapping[str, float], left_out: Counter[str])
 
 def _with_outcomes(value: Mapping[str, Any], place: str) -> Recorded:
     """Return the row of a line in the own form that has an outcome of several models."""
-    given = value["outcomes"]
-    are_objects = isinstance(given, dict) and all(isinstance(outcome, dict) for outcome in given.values())
-    if not given or not are_objects:
+    entries = value["outcomes"]
+    are_objects = isinstance(entries, dict) and all(isinstance(outcome, dict) for outcome in entries.values())
+    if not entries or not are_objects:
         raise RecordsRefused(f'{place}: "outcomes" must be an object of {{"score": ..., "usd": ...}} by model')
-    outcomes = {model: _outcome(outcome, place) for model, outcome in given.items()}
+    outcomes = {model: _outcome(outcome, place) for model, outcome in entries.items()}
     return Recorded(str(value.get("id") or place), _prompt(value, place), outcomes)
 
 

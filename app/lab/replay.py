@@ -111,10 +111,14 @@ class Part:
     @property
     def examples(self) -> Sequence[Example]:
         """Return the rows as baselines learn them."""
-        return [Example(seen, scores) for seen, scores in zip(self.seen, self.scores, strict=True)]
+        return [
+            Example(prompt_features, scores) for prompt_features, scores in zip(self.seen, self.scores, strict=True)
+        ]
 
 
-def split(data: Dataset, routing: Routes, seen: dict[int, Features], plan: Plan, seed: int) -> tuple[Part, Part]:
+def split(
+    data: Dataset, routing: Routes, features_of_row: dict[int, Features], plan: Plan, seed: int
+) -> tuple[Part, Part]:
     """Return the training and the held-out part of a seed; of few rows at least half are for training.
 
     `seen` keeps the features of rows, by their place, for the next seed.
@@ -124,12 +128,12 @@ def split(data: Dataset, routing: Routes, seen: dict[int, Features], plan: Plan,
     count = min(plan.held_out, len(order) // 2)
     held_out, training = order[:count], order[count : count + plan.ratings]
     for place in (*training, *held_out):
-        if place not in seen:
-            seen[place] = features(data.rows[place].prompt)
-    return _part(data, routing, seen, training), _part(data, routing, seen, held_out)
+        if place not in features_of_row:
+            features_of_row[place] = features(data.rows[place].prompt)
+    return _part(data, routing, features_of_row, training), _part(data, routing, features_of_row, held_out)
 
 
-def _part(data: Dataset, routing: Routes, seen: Mapping[int, Features], places: Sequence[int]) -> Part:
+def _part(data: Dataset, routing: Routes, features_of_row: Mapping[int, Features], places: Sequence[int]) -> Part:
     """Return the rows in these places, with the scores that are known of the routed models."""
     rows: list[Recorded] = []
     scores: list[Scores] = []
@@ -137,7 +141,7 @@ def _part(data: Dataset, routing: Routes, seen: Mapping[int, Features], places: 
         row = data.rows[place]
         rows.append(row)
         scores.append({model: row.outcomes[model].score for model in routing.models if model in row.outcomes})
-    return Part(rows, [seen[place] for place in places], scores)
+    return Part(rows, [features_of_row[place] for place in places], scores)
 
 
 # -- full information
@@ -146,10 +150,10 @@ def _part(data: Dataset, routing: Routes, seen: Mapping[int, Features], places: 
 def replayed(data: Dataset, plan: Plan) -> Mapping[str, Sequence[Figures]]:
     """Return the figures of each policy, one for each seed. Raises `RecordsRefused`."""
     routing = routes(data, plan.cost_weight)
-    seen: dict[int, Features] = {}
+    features_of_row: dict[int, Features] = {}
     figures: dict[str, list[Figures]] = defaultdict(list)
     for seed in plan.seeds:
-        training, held_out = split(data, routing, seen, plan, seed)
+        training, held_out = split(data, routing, features_of_row, plan, seed)
         bandit = Bandit(routing)
         learning_regret = bandit.learn(training, Random(f"bandit|{seed}"))
         figures[SELECTOR].append(judged(routing, held_out, bandit.expects, learning_regret))
@@ -162,7 +166,7 @@ def replayed(data: Dataset, plan: Plan) -> Mapping[str, Sequence[Figures]]:
 
 def judged(routing: Routes, held_out: Part, estimator: Estimator, learning_regret: float | None = None) -> Figures:
     """Return the figures of an estimator on held-out prompts."""
-    estimates = [estimator(seen) for seen in held_out.seen]
+    estimates = list(map(estimator, held_out.seen))
     return _figures(routing, held_out, estimates, learning_regret)
 
 
@@ -268,15 +272,15 @@ class Bandit:
     def learn(self, part: Part, random: Random) -> float:
         """Choose, and learn the score of the choice, prompt by prompt; return the mean regret."""
         total_regret = 0.0
-        for number, (seen, scores) in enumerate(zip(part.seen, part.scores, strict=True)):
-            arm = self._explore(seen, random)
+        for number, (prompt_features, scores) in enumerate(zip(part.seen, part.scores, strict=True)):
+            arm = self._explore(prompt_features, random)
             total_regret += regret(self._routes, scores, arm.main)
-            self.note(arm, seen, scores[arm.main], number)
+            self.note(arm, prompt_features, scores[arm.main], number)
         return total_regret / len(part.seen)
 
-    def _explore(self, seen: Features, random: Random) -> Arm:
+    def _explore(self, prompt_features: Features, random: Random) -> Arm:
         """Return an arm that is drawn as the service draws it."""
-        estimated = estimates(self.posterior, self._spec, self._arms, self._workers, seen)
+        estimated = estimates(self.posterior, self._spec, self._arms, self._workers, prompt_features)
 
         def draw_normals(count: int) -> Sequence[float]:
             return random.choices(NORMAL_QUANTILES, k=count)
@@ -287,18 +291,18 @@ class Bandit:
     def imitate(self, part: Part) -> None:
         """Learn the outcomes of a log, whoever chose."""
         arms = {arm.main: arm for arm in self._arms}
-        for number, (seen, scores) in enumerate(zip(part.seen, part.scores, strict=True)):
+        for number, (prompt_features, scores) in enumerate(zip(part.seen, part.scores, strict=True)):
             for model, score in scores.items():
-                self.note(arms[model], seen, score, number)
+                self.note(arms[model], prompt_features, score, number)
 
-    def note(self, arm: Arm, seen: Features, score: float, number: int) -> None:
+    def note(self, arm: Arm, prompt_features: Features, score: float, number: int) -> None:
         """Learn one rating; ratings follow each other by a second."""
-        rating = Rating(arm, seen, score, self._usd[arm.main], 1.0 + number)
+        rating = Rating(arm, prompt_features, score, self._usd[arm.main], 1.0 + number)
         self.posterior = learned(self.posterior, self._spec, self._workers, rating)
 
-    def expects(self, seen: Features) -> Scores:
+    def expects(self, prompt_features: Features) -> Scores:
         """Return the expected score of each model at the posterior's mean."""
-        estimated = estimates(self.posterior, self._spec, self._arms, self._workers, seen)
+        estimated = estimates(self.posterior, self._spec, self._arms, self._workers, prompt_features)
         return {estimate.arm.main: logistic(estimate.mean) for estimate in estimated}
 
 
@@ -321,10 +325,10 @@ def estimated(data: Dataset, plan: Plan) -> Mapping[str, Sequence[Report]]:
         if model in routing.models:
             routed_rows.append(row)
     log = Dataset(routed_rows, data.models, data.costs, data.unit, data.full, data.left_out)
-    seen: dict[int, Features] = {}
+    features_of_row: dict[int, Features] = {}
     reports: dict[str, list[Report]] = defaultdict(list)
     for seed in plan.seeds:
-        training, held_out = split(log, routing, seen, plan, seed)
+        training, held_out = split(log, routing, features_of_row, plan, seed)
         bandit = Bandit(routing)
         bandit.imitate(training)
         estimators: dict[str, Estimator] = {SELECTOR: bandit.expects}
@@ -342,10 +346,10 @@ def estimated(data: Dataset, plan: Plan) -> Mapping[str, Sequence[Report]]:
 def _logged_rows(routing: Routes, part: Part, shares: Mapping[str, float]) -> list[Logged]:
     """Return the rows as the estimators read them. One without its own propensity has the model's share of the log."""
     logged = []
-    for row, seen in zip(part.rows, part.seen, strict=True):
+    for row, prompt_features in zip(part.rows, part.seen, strict=True):
         model, outcome = next(iter(row.outcomes.items()))
         propensity = row.propensity
         if propensity is None:
             propensity = shares[model]
-        logged.append(Logged(hashed_features(seen), model, propensity, routing.reward(model, outcome.score)))
+        logged.append(Logged(hashed_features(prompt_features), model, propensity, routing.reward(model, outcome.score)))
     return logged

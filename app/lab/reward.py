@@ -25,9 +25,9 @@ def reward(verdict: Verdict, usd: float, seconds: float, weights: Weights) -> fl
     return MALFORMED if verdict == "malformed" else WRONG
 
 
-def expected(found: Outcome, weights: Weights) -> float:
+def expected(outcome: Outcome, weights: Weights) -> float:
     """Return the mean reward of a well-formed plan over the workers' dice."""
-    return found.right * weights.worth(found.usd, found.seconds) + (1 - found.right) * WRONG
+    return outcome.right * weights.worth(outcome.usd, outcome.seconds) + (1 - outcome.right) * WRONG
 
 
 def ramped(weights: Weights, progress: float, ramp: float) -> Weights:

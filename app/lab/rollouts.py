@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from app.conductor.prompt import TEMPLATE, messages
 from app.conductor.protocol import Brief
+from app.core.message.chat import Message
 from app.core.plan.workflow import Step
 from app.lab.reward import Verdict, reward
 from app.lab.world import Weights
@@ -74,7 +75,12 @@ class Rollout:
 
 def conductor_prompt(brief: Brief) -> Turns:
     """Return the very prompt that the `model` conductor uses."""
-    return tuple({"role": message.role, "content": message.text} for message in messages(brief))
+    return turns_of(messages(brief))
+
+
+def turns_of(conversation: Iterable[Message]) -> Turns:
+    """Return messages as chat models read them."""
+    return tuple([{"role": message.role, "content": message.text} for message in conversation])
 
 
 def plan_json(steps: Sequence[Step], workers: Sequence[str]) -> str:
@@ -97,7 +103,8 @@ def critical_path_seconds(steps: Iterable[tuple[Sequence[int], float]]) -> float
     """Return the seconds of the longest path through steps, each given as its inputs and its own seconds."""
     ends: list[float] = []
     for inputs, seconds in steps:
-        ends.append(max((ends[n] for n in inputs), default=0.0) + seconds)
+        begin = max([ends[n] for n in inputs], default=0.0)
+        ends.append(begin + seconds)
     return max(ends, default=0.0)
 
 
@@ -152,7 +159,11 @@ class Example:
 
 def right_examples(rollouts: Iterable[Rollout]) -> list[Example]:
     """Return the examples of a warm start: the plans of runs that were rated right."""
-    return [Example(rollout.prompt, rollout.completion) for rollout in rollouts if rollout.verdict == "right"]
+    examples = []
+    for rollout in rollouts:
+        if rollout.verdict == "right":
+            examples.append(Example(rollout.prompt, rollout.completion))
+    return examples
 
 
 def advantage_weighted(rollouts: Iterable[Rollout], weights: Weights, beta: float, cap: float) -> list[Example]:
@@ -169,29 +180,33 @@ def with_weights(rollouts: Iterable[Rollout], weights: Weights, beta: float, cap
     The advantage is over the mean reward of the same conversation's other plans where there are some, else of all
     rollouts. What nobody has rated is left out. The weights have the mean 1.
     """
-    rated: list[tuple[Rollout, float]] = []
+    rated: list[Rollout] = []
+    rewards: list[float] = []
+    groups: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
-        found = _reward_of(rollout, weights)
-        if found is not None:
-            rated.append((rollout, found))
+        earned = _reward_of(rollout, weights)
+        if earned is not None:
+            rated.append(rollout)
+            rewards.append(earned)
+            groups[_conversation_key(rollout)].append(earned)
     if not rated:
         return []
-    mean = sum(earned for _, earned in rated) / len(rated)
-    groups: dict[str, list[float]] = defaultdict(list)
-    for rollout, earned in rated:
-        groups[_conversation_key(rollout)].append(earned)
+    mean = sum(rewards) / len(rewards)
     raw = []
-    for rollout, earned in rated:
+    for rollout, earned in zip(rated, rewards, strict=True):
         advantage = earned - _baseline(groups[_conversation_key(rollout)], earned, mean)
         raw.append(min(cap, math.exp(advantage / beta)))
     scale = len(raw) / sum(raw)
-    return [(rollout, weight * scale) for (rollout, _), weight in zip(rated, raw, strict=True)]
+    return [(rollout, weight * scale) for rollout, weight in zip(rated, raw, strict=True)]
 
 
 def effective_count(examples: Sequence[Example]) -> float:
     """Return the effective number of examples: as many equally weighted ones have the same variance."""
-    total, squares = sum(example.weight for example in examples), sum(example.weight**2 for example in examples)
-    return total**2 / squares if squares else 0.0
+    weights = [example.weight for example in examples]
+    squares = sum([weight**2 for weight in weights])
+    if not squares:
+        return 0.0
+    return sum(weights) ** 2 / squares
 
 
 def _reward_of(rollout: Rollout, weights: Weights) -> float | None:

@@ -69,8 +69,10 @@ class _AllPlans(PlanSearch):
         """Keep the points of one plan."""
         usd_by_level = [0.0] * LEVELS
         for level in range(LEVELS):
-            for place, (read, written) in zip(workers, tokens, strict=True):
-                usd_by_level[level] += world.usd(self.setting.pool[place], read + PER_LEVEL * level, written)
+            for place, (input_tokens, output_tokens) in zip(workers, tokens, strict=True):
+                usd_by_level[level] += world.usd(
+                    self.setting.pool[place], input_tokens + PER_LEVEL * level, output_tokens
+                )
         for n, (_, level) in enumerate(CLASSES):
             right = (sum(good[2 * n]) + sum(good[2 * n + 1])) / len(TRAITS)
             self.points[n].append(Point(usd_by_level[level], right))
@@ -109,7 +111,7 @@ class _FirstPlans(PlanSearch):
         plan = []
         for worker, (role, sees) in zip(workers, shape, strict=True):
             plan.append(PlanStep(worker, role, True, sees))
-        self.plans.append((tuple(plan), [sum(chances) for chances in good]))
+        self.plans.append((tuple(plan), list(map(sum, good))))
 
 
 def _second_plans(workers: int) -> list[Second]:
@@ -126,8 +128,11 @@ def writers(plan: Plan) -> frozenset[int]:
     """Return the workers that had a hand in a plan's answer."""
     results = results_of_steps(plan)
     last = len(plan) - 1
-    steps = {*contributing_steps([step.sees for step in plan], results, last), last}
-    return frozenset(plan[n].worker for n in steps if results[n] == "answer")
+    workers = set()
+    for n in {*contributing_steps([step.sees for step in plan], results, last), last}:
+        if results[n] == "answer":
+            workers.add(plan[n].worker)
+    return frozenset(workers)
 
 
 def _points(
@@ -165,9 +170,9 @@ def doubt_chance(judge: Profile, *, right: int, own: bool) -> float:
     return world.logistic(logit)
 
 
-def judging_usd(judge: Profile, level: int, written: int) -> float:
+def judging_usd(judge: Profile, level: int, output_tokens: int) -> float:
     """Return the cost of showing a conductor the answer, in dollars."""
-    return world.usd(judge, PROMPT + QUESTION + PER_LEVEL * level + OUTPUT["reason"], written)
+    return world.usd(judge, PROMPT + QUESTION + PER_LEVEL * level + OUTPUT["reason"], output_tokens)
 
 
 def _right_after_second_plan(
@@ -221,9 +226,9 @@ def _slope(point: Point, other: Point) -> float:
 def by_class(points: Sequence[Sequence[Point]], usd: float) -> list[Point] | None:
     """Return the result for each class if each has the plans that are best for it and a task may cost so many dollars
     on average; None if nothing is so cheap."""
-    hulls = [frontier(of_class) for of_class in points]
+    hulls = list(map(frontier, points))
     chosen = [hull[0] for hull in hulls]
-    left_usd = usd * len(hulls) - sum(point.usd for point in chosen)
+    left_usd = usd * len(hulls) - sum([point.usd for point in chosen])
     if left_usd < 0:
         return None
     upgrades: list[tuple[float, int, Point, Point]] = []
@@ -244,9 +249,8 @@ def same_for_all(points: Sequence[Sequence[Point]], usd: float) -> list[Point] |
     """Return the result for each class if all have the same plan, or the same two mixed."""
     means = []
     for n, of_plan in enumerate(zip(*points, strict=True)):
-        mean_usd = sum([point.usd for point in of_plan]) / len(points)
-        mean_right = sum([point.right for point in of_plan]) / len(points)
-        means.append(Point(mean_usd, mean_right, float(n)))  # the number of the plan, in the place of `again`
+        mean = _mean(of_plan)
+        means.append(mean._replace(again=float(n)))  # the number of the plan, in the place of `again`
     hull = frontier(means)
     place = bisect_right([point.usd for point in hull], usd) - 1
     if place < 0:
@@ -259,8 +263,19 @@ def same_for_all(points: Sequence[Sequence[Point]], usd: float) -> list[Point] |
     return [_mix(of_class[low_plan], of_class[high_plan], part) for of_class in points]
 
 
+def _mean(points: Sequence[Point]) -> Point:
+    """Return the means of dollars, accuracy and second rounds."""
+    usd, right, again = zip(*points, strict=True)
+    return Point(sum(usd) / len(points), sum(right) / len(points), sum(again) / len(points))
+
+
 def _mix(low: Point, high: Point, part: float) -> Point:
-    return Point(*(a + part * (b - a) for a, b in zip(low, high, strict=True)))
+    """Return the result of taking `high` for a share `part` of the tasks, else `low`."""
+    return Point(
+        usd=low.usd + part * (high.usd - low.usd),
+        right=low.right + part * (high.right - low.right),
+        again=low.again + part * (high.again - low.again),
+    )
 
 
 class Row(NamedTuple):
@@ -278,12 +293,10 @@ def compare_rounds(single: Sequence[Point], double: Sequence[Point], seed: int =
     random = Random(seed)
     tasks = random.choices(list(zip(single, double, strict=True)), k=LESSONS)
     ahead = [two.right - one.right for one, two in tasks]
-    means = sorted(sum(random.choices(ahead, k=LESSONS)) / LESSONS for _ in range(RESAMPLES))
+    means = sorted([sum(random.choices(ahead, k=LESSONS)) / LESSONS for _ in range(RESAMPLES)])
     low, high = means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES)]
-    one_right = sum(one.right for one, _ in tasks) / LESSONS
-    two_right = sum(two.right for _, two in tasks) / LESSONS
-    again = sum(two.again for _, two in tasks) / LESSONS
-    return Row(one_right, two_right, Interval(two_right - one_right, low, high), again)
+    one, two = map(_mean, zip(*tasks, strict=True))
+    return Row(one.right, two.right, Interval(two.right - one.right, low, high), two.again)
 
 
 def report(setting: Setting, most: int = STEPS) -> Iterator[str]:

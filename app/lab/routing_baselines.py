@@ -45,7 +45,7 @@ Estimator = Callable[[Features], Scores]
 class Example:
     """A prompt with the scores that are known of it."""
 
-    seen: Features
+    features: Features
     scores: Scores
 
 
@@ -63,7 +63,7 @@ def mean_scores(examples: Sequence[Example], models: Sequence[str]) -> Scores:
 def constant(examples: Sequence[Example], models: Sequence[str], random: Random) -> Estimator:
     """Estimate the mean of each model for all prompts alike: routing by it is random routing."""
     means = mean_scores(examples, models)
-    return lambda seen: means
+    return lambda features: means
 
 
 def knn(examples: Sequence[Example], models: Sequence[str], random: Random) -> Estimator:
@@ -72,17 +72,19 @@ def knn(examples: Sequence[Example], models: Sequence[str], random: Random) -> E
     index: dict[int, list[tuple[int, float]]] = {}
     """By word, the examples that have it, with the component of each one's vector."""
     for n, example in enumerate(examples):
-        for word, value in _unit_vector(example.seen.words, rarity):
+        for word, value in _unit_vector(example.features.words, rarity):
             index.setdefault(word, []).append((n, value))
     means = mean_scores(examples, models)
 
-    def estimate(seen: Features) -> Scores:
+    def estimate(features: Features) -> Scores:
         cosine: dict[int, float] = {}
-        for word, value in _unit_vector(seen.words, rarity):
+        for word, value in _unit_vector(features.words, rarity):
             for n, other in index.get(word, ()):
                 cosine[n] = cosine.get(n, 0.0) + value * other
         nearest = sorted(cosine, key=lambda n: -cosine[n])[:NEIGHBOURS]
-        neighbours = [(examples[n].scores, max(cosine[n], 0.0)) for n in nearest]
+        neighbours = []
+        for n in nearest:
+            neighbours.append((examples[n].scores, max(cosine[n], 0.0)))
         return _weighted_means(neighbours, means)
 
     return estimate
@@ -92,17 +94,20 @@ def _weighted_means(members: Sequence[tuple[Scores, float]], means: Scores) -> S
     """Return for each model the mean of the scores by their weights, drawn towards its mean over all prompts."""
     estimates = {}
     for model, mean in means.items():
-        scored = [(scores[model], weight) for scores, weight in members if model in scores]
-        total = sum([weight for _, weight in scored]) + PRIOR_WEIGHT
-        weighted = sum([score * weight for score, weight in scored]) + PRIOR_WEIGHT * mean
-        estimates[model] = weighted / total
+        weights, weighted_scores = [], []
+        for scores, weight in members:
+            if model in scores:
+                weights.append(weight)
+                weighted_scores.append(scores[model] * weight)
+        total = sum(weights) + PRIOR_WEIGHT
+        estimates[model] = (sum(weighted_scores) + PRIOR_WEIGHT * mean) / total
     return estimates
 
 
 def k_means(examples: Sequence[Example], models: Sequence[str], random: Random) -> Estimator:
     """Estimate by clusters of words, by the cosine."""
     rarity = _rarity_weights(examples)
-    vectors = [_unit_vector(example.seen.words, rarity) for example in examples]
+    vectors = [_unit_vector(example.features.words, rarity) for example in examples]
     count = max(1, min(CLUSTERS, len(examples) // PROMPTS_PER_CLUSTER))
     centres = [_centre([vector]) for vector in random.sample(vectors, count)]
     for _ in range(ITERATIONS):
@@ -118,8 +123,8 @@ def k_means(examples: Sequence[Example], models: Sequence[str], random: Random) 
     means = mean_scores(examples, models)
     estimates = {cluster: _weighted_means(scores, means) for cluster, scores in scores_of_cluster.items()}
 
-    def estimate(seen: Features) -> Scores:
-        cluster = _nearest(_unit_vector(seen.words, rarity), centres)
+    def estimate(features: Features) -> Scores:
+        cluster = _nearest(_unit_vector(features.words, rarity), centres)
         return estimates.get(cluster, means)
 
     return estimate
@@ -131,8 +136,16 @@ def _centre(vectors: Sequence[Vector]) -> Sequence[float]:
     for vector in vectors:
         for place, value in vector:
             total[place] += value
-    length = math.sqrt(sum([value * value for value in total])) or 1.0
+    length = _length(total)
     return [value / length for value in total]
+
+
+def _length(values: Sequence[float]) -> float:
+    """Return the length of a vector; 1 for a vector of zeros, which can be divided by it."""
+    length = math.sqrt(sum([value * value for value in values]))
+    if not length:
+        return 1.0
+    return length
 
 
 def _nearest(vector: Vector, centres: Sequence[Sequence[float]]) -> int:
@@ -150,7 +163,7 @@ def _rarity_weights(examples: Sequence[Example]) -> Mapping[int, float]:
     left out."""
     frequency: Counter[int] = Counter()
     for example in examples:
-        frequency.update([word for word, _ in example.seen.words])
+        frequency.update([word for word, _ in example.features.words])
     weights = {}
     for word, count in frequency.items():
         if count <= COMMON * len(examples):
@@ -161,7 +174,7 @@ def _rarity_weights(examples: Sequence[Example]) -> Mapping[int, float]:
 def _unit_vector(words: Vector, rarity: Mapping[int, float]) -> Vector:
     """Return the words that have a weight, weighted, as a vector of length 1."""
     weighted = [(word, value * rarity[word]) for word, value in words if rarity.get(word, 0.0) > 0]
-    length = math.sqrt(sum([value * value for _, value in weighted])) or 1.0
+    length = _length([value for _, value in weighted])
     return [(word, value / length) for word, value in weighted]
 
 
@@ -184,7 +197,7 @@ def logistic_regression(examples: Sequence[Example], models: Sequence[str], rand
     """Estimate by a regression for each model, fitted by AdaGrad."""
     coefficients: dict[str, dict[int, _Parameter]] = {model: {} for model in models}
     for example in _epochs(examples, random):
-        vector = _inputs(example.seen)
+        vector = _inputs(example.features)
         for model, score in example.scores.items():
             of_model = coefficients[model]
             error = score - logistic(_logit(of_model, vector))
@@ -193,8 +206,8 @@ def logistic_regression(examples: Sequence[Example], models: Sequence[str], rand
                     of_model[place] = _Parameter()
                 of_model[place].ascend(error * value)
 
-    def estimate(seen: Features) -> Scores:
-        vector = _inputs(seen)
+    def estimate(features: Features) -> Scores:
+        vector = _inputs(features)
         return {model: logistic(_logit(coefficients[model], vector)) for model in models}
 
     return estimate
@@ -212,10 +225,10 @@ def _epochs(examples: Sequence[Example], random: Random) -> Sequence[Example]:
     return shuffled
 
 
-def _inputs(seen: Features) -> Vector:
+def _inputs(features: Features) -> Vector:
     """Return a constant, the counts and the words."""
-    counts = [(WIDTH + 1 + n, 0.3 * value) for n, value in enumerate(seen.counts)]
-    return [(WIDTH, 1.0), *counts, *seen.words]
+    counts = [(WIDTH + 1 + n, 0.3 * value) for n, value in enumerate(features.counts)]
+    return [(WIDTH, 1.0), *counts, *features.words]
 
 
 def matrix_factorisation(examples: Sequence[Example], models: Sequence[str], random: Random) -> Estimator:
@@ -224,7 +237,7 @@ def matrix_factorisation(examples: Sequence[Example], models: Sequence[str], ran
     model_factors = {model: _random_factors(random, 0.5) for model in models}
     bias = {model: _Parameter() for model in models}
     for example in _epochs(examples, random):
-        vector = _inputs(example.seen)
+        vector = _inputs(example.features)
         for place, _ in vector:
             if place not in word_factors:
                 word_factors[place] = _random_factors(random, 0.1)
@@ -240,8 +253,8 @@ def matrix_factorisation(examples: Sequence[Example], models: Sequence[str], ran
             for factor, gradient in zip(word_factors[place], prompt_gradient, strict=True):
                 factor.ascend(gradient * value)
 
-    def estimate(seen: Features) -> Scores:
-        prompt = _prompt_factors(word_factors, _inputs(seen))
+    def estimate(features: Features) -> Scores:
+        prompt = _prompt_factors(word_factors, _inputs(features))
         return {model: logistic(bias[model].value + _product(model_factors[model], prompt)) for model in models}
 
     return estimate

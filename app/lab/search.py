@@ -16,7 +16,7 @@ from app.providers.rehearsal.task_families import LEVELS
 
 Shape = tuple[tuple[str, tuple[int, ...]], ...]
 """Role and seen steps of each step."""
-CONTEXTS = tuple((kind, trait) for kind in CLASSES for trait in TRAITS)
+CONTEXTS = tuple(product(CLASSES, TRAITS))
 
 
 class SearchResult(NamedTuple):
@@ -38,16 +38,16 @@ class SearchResult(NamedTuple):
 
 def mean_reward(plan: Plan, setting: Setting) -> float:
     """Return the mean reward of one plan over all classes."""
-    return sum(exact.outcome(plan, kind, setting).reward for kind in CLASSES) / len(CLASSES)
+    return sum([exact.outcome(plan, kind, setting).reward for kind in CLASSES]) / len(CLASSES)
 
 
 def shapes(most: int = STEPS) -> tuple[Shape, ...]:
     """Return all shapes of lean plans of at most `most` steps, each in one order of its steps."""
-    found: set[Shape] = set()
+    all_shapes: set[Shape] = set()
     for steps in range(1, most + 1):
         for shape in _lean_shapes((), steps):
-            found.add(canonical_order(shape))
-    return tuple(sorted(found, key=lambda shape: (len(shape), shape)))
+            all_shapes.add(canonical_order(shape))
+    return tuple(sorted(all_shapes, key=lambda shape: (len(shape), shape)))
 
 
 def _lean_shapes(prefix: Shape, steps: int) -> Iterator[Shape]:
@@ -78,9 +78,9 @@ def _useful_access(role: str, results: Sequence[str]) -> list[tuple[int, ...]]:
     return accesses
 
 
-def _each_alone(results: Sequence[str], wanted: str) -> list[tuple[int, ...]]:
+def _each_alone(results: Sequence[str], kind: str) -> list[tuple[int, ...]]:
     """Return an access list for each step with this result, which holds it alone."""
-    return [(n,) for n, result in enumerate(results) if result == wanted]
+    return [(n,) for n, result in enumerate(results) if result == kind]
 
 
 def _with_workers(shape: Shape, workers: Sequence[int]) -> Plan:
@@ -89,8 +89,11 @@ def _with_workers(shape: Shape, workers: Sequence[int]) -> Plan:
 
 def canonical_order(shape: Shape) -> Shape:
     """Return the least of all orders in which its steps can stand."""
-    orders = permutations(range(len(shape)))
-    return min(_reorder(shape, order) for order in orders if _is_valid_order(shape, order))
+    reordered = []
+    for order in permutations(range(len(shape))):
+        if _is_valid_order(shape, order):
+            reordered.append(_reorder(shape, order))
+    return min(reordered)
 
 
 def _is_valid_order(shape: Shape, order: Sequence[int]) -> bool:
@@ -100,8 +103,9 @@ def _is_valid_order(shape: Shape, order: Sequence[int]) -> bool:
     place = {old: new for new, old in enumerate(order)}
     for old in order:
         _, sees = shape[old]
-        if any([place[n] > place[old] for n in sees]):
-            return False
+        for n in sees:
+            if place[n] > place[old]:
+                return False
     return True
 
 
@@ -150,8 +154,8 @@ class PlanSearch:
         self._contributors = [contributing_steps(sees_by_step, results, n) for n in range(len(shape))]
         tokens: list[tuple[int, int]] = []
         for role, sees in shape:
-            read = QUESTION + sum([tokens[n][1] for n in sees])
-            tokens.append((read, OUTPUT[role]))
+            input_tokens = QUESTION + sum([tokens[n][1] for n in sees])
+            tokens.append((input_tokens, OUTPUT[role]))
         self._extend(shape, tokens, [], [[1.0] for _ in CONTEXTS])
 
     def _extend(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int], odds: list[list[float]]) -> None:
@@ -162,13 +166,13 @@ class PlanSearch:
         """
         step = len(workers)
         role, sees = shape[step]
-        seen_bits = [exact.bits_at(sees, bits) for bits in range(1 << step)]
+        bits_of_seen = [exact.bits_at(sees, bits) for bits in range(1 << step)]
         for worker in range(len(self.setting.pool)):
-            own = role == "check" and any(workers[n] == worker for n in self._contributors[sees[0]])
+            own = role == "check" and worker in [workers[n] for n in self._contributors[sees[0]]]
             step_chances = self._step_chances_of(worker, role, own, len(sees))
             good: list[list[float]] = []
             for chances, before in zip(step_chances, odds, strict=True):
-                good.append([p * chances[seen] for p, seen in zip(before, seen_bits, strict=True)])
+                good.append([p * chances[bits] for p, bits in zip(before, bits_of_seen, strict=True)])
             if step == len(shape) - 1:
                 self.record(shape, tokens, [*workers, worker], good)
                 continue
@@ -213,11 +217,11 @@ class PlanSearch:
         """Return the worth of a right answer by level: the sums of `outcome.bill`, made for all levels at once."""
         ends: list[float] = []
         token_usd, price_sum = 0.0, 0.0
-        for place, (_, sees), (read, written) in zip(workers, shape, tokens, strict=True):
+        for place, (_, sees), (input_tokens, output_tokens) in zip(workers, shape, tokens, strict=True):
             worker = self.setting.pool[place]
             begins = max([ends[n] for n in sees], default=0.0)
-            ends.append(begins + OVERHEAD + written / worker.pace)
-            token_usd += worker.price * (written + INPUT_SHARE * read)
+            ends.append(begins + OVERHEAD + output_tokens / worker.pace)
+            token_usd += worker.price * (output_tokens + INPUT_SHARE * input_tokens)
             price_sum += worker.price
         usd_per_level = INPUT_SHARE * PER_LEVEL * price_sum
         worth = []

@@ -47,9 +47,9 @@ def role_of(subtask: str) -> str:
 def shift(subtask: str, domain: int) -> float:
     """Return the amount that a subtask's words add to the margin of its worker, for a task of this domain."""
     words = subtask.casefold()
-    named = {place for place, name in enumerate(DOMAINS) if re.search(NAMES[name], words)}
-    if named:
-        return NAMED if named == {domain} else MISNAMED
+    domains = {place for place, name in enumerate(DOMAINS) if re.search(NAMES[name], words)}
+    if domains:
+        return NAMED if domains == {domain} else MISNAMED
     if not words or re.search(POINTS, words):
         return 0.0
     return UNNAMED

@@ -21,26 +21,26 @@ answering at once and step by step. The rest change a worker."""
 
 def search_best_plan(random: Random, workers: int, worth: Callable[[Plan], float], tries: int) -> tuple[Plan, float]:
     """Return the best of at most `tries` different plans over so many workers, and what it was worth."""
-    found: dict[Plan, float] = {}
+    rewards: dict[Plan, float] = {}
     leader: Plan = ()
     most = -math.inf
     for turn in range(tries):
         plan = draw_sensible_plan(random, workers) if turn < RANDOM_SHARE * tries else mutate(random, leader, workers)
-        if plan in found:
+        if plan in rewards:
             plan = mutate(random, plan, workers)
-        if plan in found:
+        if plan in rewards:
             continue
-        found[plan] = worth(plan)
-        leader, most = (plan, found[plan]) if found[plan] > most else (leader, most)
+        rewards[plan] = worth(plan)
+        leader, most = (plan, rewards[plan]) if rewards[plan] > most else (leader, most)
     return leader, most
 
 
 def put_in_words(random: Random, plan: Plan, worth: Callable[[Plan], float], count: int) -> tuple[list[Plan], float]:
     """Return the plan put into words in `count` ways, about the subject of `SUBJECTS` with which it was worth most, and
     what it was worth."""
-    tried = [worth(_with_subject(random, plan, subject)) for subject in range(len(SUBJECTS))]
-    best = tried.index(max(tried))
-    return [_with_subject(random, plan, best) for _ in range(count)], tried[best]
+    rewards = [worth(_with_subject(random, plan, subject)) for subject in range(len(SUBJECTS))]
+    best = rewards.index(max(rewards))
+    return [_with_subject(random, plan, best) for _ in range(count)], rewards[best]
 
 
 def _with_subject(random: Random, plan: Plan, subject: int) -> Plan:
@@ -72,5 +72,5 @@ def _longer(random: Random, plan: Plan, workers: int) -> Plan:
     worker = random.randrange(workers)
     if random.random() < 0.5:
         return (*plan, PlanStep(worker, "check", True, (len(plan) - 1,)))
-    first, *rest = map(shift_by_one_step, plan)
-    return without_needless_steps((PlanStep(worker, "plan"), first._replace(sees=(0, *first.sees)), *rest)) or plan
+    first, *others = map(shift_by_one_step, plan)
+    return without_needless_steps((PlanStep(worker, "plan"), first._replace(sees=(0, *first.sees)), *others)) or plan

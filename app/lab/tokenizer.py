@@ -24,14 +24,14 @@ def tokenizer(form: Form = ROLES, context: int = 256) -> PreTrainedTokenizerFast
     """Return the tokenizer of a form; `context` is the model's, in tokens."""
     texts = (*form.tokens, *prompt.words(form))
     vocabulary = {text.replace(" ", BLANK): number for number, text in enumerate(texts)}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token=prompt.UNKNOWN))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=prompt.UNKNOWN))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if form is WORDS:
         by_word = pre_tokenizers.Split(Regex(CARD), behavior="removed")
-        made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), by_word])
-    made.decoder = decoders.ByteLevel()
+        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), by_word])
+    backend.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=backend,
         model_max_length=context,
         eos_token=prompt.PAD,
         pad_token=prompt.PAD,

@@ -161,12 +161,12 @@ def _mean_loss(model: ChatModel, examples: Sequence[Example], recipe: Recipe) ->
 
 def _pad_examples(model: ChatModel, examples: Sequence[Example]) -> tuple[Any, Any, Any]:
     """Return tokens, the mask of what is no padding, and the mask of the plan's tokens; padded on the right."""
-    read = [_tokens(model, example) for example in examples]
-    longest = max(len(prompt) + len(plan) for prompt, plan in read)
+    pairs = [_tokens(model, example) for example in examples]
+    longest = max(len(prompt) + len(plan) for prompt, plan in pairs)
     device = model.model.device
-    ids = torch.full((len(read), longest), model.tokenizer.pad_token_id, device=device)
+    ids = torch.full((len(pairs), longest), model.tokenizer.pad_token_id, device=device)
     mask, spoken = torch.zeros_like(ids), torch.zeros_like(ids)
-    for row, (prompt, plan) in enumerate(read):
+    for row, (prompt, plan) in enumerate(pairs):
         whole = len(prompt) + len(plan)
         ids[row, :whole] = torch.tensor([*prompt, *plan], device=device)
         mask[row, :whole] = 1

@@ -94,10 +94,10 @@ class Conductor:
         The result is [prompts, group, length, plan tokens]; illegal tokens have minus infinity.
         """
         count, group, length = plans.shape
-        read, allowed, positions = self._place_beside(prompts, group, length)
-        written = plans.transpose(1, 2).reshape(count, length * group)
-        found = self.model(
-            input_ids=torch.cat([read, written], dim=1),
+        prompt_tokens, allowed, positions = self._place_beside(prompts, group, length)
+        plan_tokens = plans.transpose(1, 2).reshape(count, length * group)
+        output = self.model(
+            input_ids=torch.cat([prompt_tokens, plan_tokens], dim=1),
             attention_mask=allowed,
             position_ids=positions,
             use_cache=False,
@@ -106,7 +106,7 @@ class Conductor:
         states = [torch.zeros(count, group, dtype=torch.long)]
         for place in range(length):
             states.append(self._transitions[states[-1], plans[:, :, place]])
-        logits = found.logits.reshape(count, length, group, -1).transpose(1, 2)
+        logits = output.logits.reshape(count, length, group, -1).transpose(1, 2)
         return self._mask_logits(logits, workers, torch.stack(states[1:], dim=-1))
 
     def write(self, prompts: Sequence[Sequence[int]], workers: Tensor, group: int, generator: Tensor | None) -> Tensor:
@@ -118,22 +118,22 @@ class Conductor:
         plans = torch.zeros(len(workers), group, self.form.longest, dtype=torch.long)
         with torch.no_grad():
             tokens, allowed, positions = self._place_beside(prompts, group, self.form.longest)
-            read, memory = 0, None
+            cached_length, cache = 0, None
             states = torch.zeros(len(workers), group, dtype=torch.long)
             ended = torch.zeros(len(workers), group, dtype=torch.bool)
             for place in range(1, self.form.longest):
                 tokens = torch.cat([tokens, plans[:, :, place - 1]], dim=1)
-                found = self.model(
-                    input_ids=tokens[:, read:],
-                    attention_mask=allowed[:, :, read : tokens.shape[1], : tokens.shape[1]],
-                    position_ids=positions[:, read : tokens.shape[1]],
-                    past_key_values=memory,
+                output = self.model(
+                    input_ids=tokens[:, cached_length:],
+                    attention_mask=allowed[:, :, cached_length : tokens.shape[1], : tokens.shape[1]],
+                    position_ids=positions[:, cached_length : tokens.shape[1]],
+                    past_key_values=cache,
                     use_cache=True,
                     logits_to_keep=group,
                 )
-                read, memory = tokens.shape[1], found.past_key_values
+                cached_length, cache = tokens.shape[1], output.past_key_values
                 states = self._transitions[states, plans[:, :, place - 1]]
-                scores = self._mask_logits(found.logits[:, :, None], workers, states[:, :, None])[:, :, 0]
+                scores = self._mask_logits(output.logits[:, :, None], workers, states[:, :, None])[:, :, 0]
                 chosen = _sample_tokens(scores, generator)
                 plans[:, :, place] = chosen.masked_fill(ended, 0)
                 ended |= chosen == 2
@@ -145,15 +145,15 @@ class Conductor:
         """Return prompts with room behind each for `length` places of `group` plans, place by place: the prompts'
         tokens, and of all places the attention mask [prompts, 1, all, all] and the positions [1, all]."""
         longest, pad = max(map(len, prompts)), prompt.pad(self.form)
-        read = torch.tensor([[pad] * (longest - len(tokens)) + list(tokens) for tokens in prompts])
+        prompt_tokens = torch.tensor([[pad] * (longest - len(tokens)) + list(tokens) for tokens in prompts])
         size = longest + length * group
         allowed = torch.ones(size, size, dtype=torch.bool).tril().repeat(len(prompts), 1, 1)
-        allowed[:, :, :longest] &= (read != pad)[:, None, :]
+        allowed[:, :, :longest] &= (prompt_tokens != pad)[:, None, :]
         own = torch.eye(group, dtype=torch.bool).repeat(length, length)
         allowed[:, longest:, longest:] &= own
         allowed |= torch.eye(size, dtype=torch.bool)
         behind = longest + torch.arange(length).repeat_interleave(group)
-        return read, allowed[:, None], torch.cat([torch.arange(longest), behind])[None]
+        return prompt_tokens, allowed[:, None], torch.cat([torch.arange(longest), behind])[None]
 
     def _mask_logits(self, logits: Tensor, workers: Tensor, states: Tensor) -> Tensor:
         """Return log-probabilities under the grammar in these states, which are [prompts, group, length]."""

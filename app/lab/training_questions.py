@@ -55,13 +55,13 @@ def of_rollouts(rollouts: Iterable[Rollout], rules: Sequence[Rule]) -> list[Rule
     """Return the conversations of journaled runs, each once, that end with a question for which there is a rule; only
     those of the training side."""
     by_question = {_last_question(rule.conversation): rule for rule in rules}
-    found: dict[str, Rule] = {}
+    rules_of_conversations: dict[str, Rule] = {}
     for rollout in rollouts:
         rule = by_question.get(_last_question(rollout.conversation))
         if rule is not None and rollout.split == "train":
             key = json.dumps([dict(turn) for turn in rollout.conversation])
-            found[key] = Rule(rollout.conversation, rule.grader, rule.written)
-    return list(found.values())
+            rules_of_conversations[key] = Rule(rollout.conversation, rule.grader, rule.written)
+    return list(rules_of_conversations.values())
 
 
 def _last_question(conversation: Sequence[Mapping[str, str]]) -> str:

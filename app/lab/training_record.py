@@ -35,19 +35,19 @@ def digest(value: Any) -> str:
 
 def files(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file of a folder, by its path."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 def software() -> dict[str, str]:
     """Return the versions of the software that took part."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in SOFTWARE:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def commit() -> str:

@@ -59,7 +59,7 @@ def test_a_lesson_shows_nobody_of_the_world_and_believes_in_cards_alone() -> Non
     lesson = Teacher(0, 0, texts=100).lesson(Random(1), 2)
     everyone = {worker.card for unseen in (False, True) for worker in worker_profiles(unseen=unseen)}
     assert everyone.isdisjoint(worker.card for worker in lesson.pool)
-    for posed in lesson.posed:
+    for posed in lesson.tasks:
         assert sum(posed.chances) == pytest.approx(1)
         assert set(posed.plans) <= set(all_plans(len(lesson.pool)))
 
@@ -71,7 +71,7 @@ def test_lessons_and_exam_depend_on_the_seed_alone() -> None:
     assert alone[0].pool != alone[1].pool
     exam = teacher.exam("another seed", 2, 2)
     assert [len(lesson.worth) for lesson in exam] == [len(all_plans(len(lesson.pool))) for lesson in exam]
-    assert {lesson.text for lesson in exam}.isdisjoint(posed.text for lesson in alone for posed in lesson.posed)
+    assert {lesson.text for lesson in exam}.isdisjoint(posed.text for lesson in alone for posed in lesson.tasks)
 
 
 def test_the_teacher_pays_for_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

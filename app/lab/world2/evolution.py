@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import product
 from random import Random
 from typing import Any, NamedTuple, TypeAlias
 
@@ -96,7 +97,9 @@ class Rule(NamedTuple):
 
     def words(self) -> str:
         """Return the rule as two or three sentences."""
-        begin = f'If the task says "{self.cue}"' if self.cue else "Else"
+        begin = "Else"
+        if self.cue:
+            begin = f'If the task says "{self.cue}"'
         return (
             f'{begin}, use the shape "{self.shape}". Begin with {self.first.words()}. '
             f"Leave the rest to {self.others.words()}."
@@ -119,7 +122,11 @@ class EvolvedPrompt:
     def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return the plan of the first rule that fits each task."""
         places = {plan: place for place, plan in enumerate(setting.plans)}
-        return np.array([places[decide(self.rules, setting.pool, task)[1]] for task in tasks])
+        chosen = []
+        for task in tasks:
+            _, plan = decide(self.rules, setting.pool, task)
+            chosen.append(places[plan])
+        return np.array(chosen)
 
 
 def evolved_prompt_name(executions: int) -> str:
@@ -130,8 +137,8 @@ def evolved_prompt_name(executions: int) -> str:
 def evolve_prompt(settings: Sequence[Setting], seed: int, executions: int) -> Rules:
     """Evolve a prompt with at most so many executions, and return the rules of the one that did best on validation."""
     random = Random(f"evolution|{seed}")
-    training = [(setting, task) for setting in settings for task in settings[0].training]
-    held_out = [(setting, task) for setting in settings for task in settings[0].validation]
+    training = list(product(settings, settings[0].training))
+    held_out = list(product(settings, settings[0].validation))
     final_budget = int(FINAL_SHARE * executions)
     search_budget = executions - final_budget - 2 * BATCH - VALIDATION
 
@@ -217,7 +224,10 @@ def reflect_on_traces(rules: Rules, traces: Sequence[Trace], cues: Sequence[str]
     went_well = [trace for trace in traces if trace["score"] > 0]
     went_wrong = [trace for trace in traces if trace["score"] <= 0]
     cheaper = not went_wrong or (bool(went_well) and random.random() < FROM_SUCCESS)
-    case = random.choice(went_well if cheaper else went_wrong)
+    cases = went_wrong
+    if cheaper:
+        cases = went_well
+    case = random.choice(cases)
     place = int(case["rule"])
     rule = rules[place]
     if cheaper:
@@ -234,59 +244,66 @@ def reflect_on_traces(rules: Rules, traces: Sequence[Trace], cues: Sequence[str]
 
 def _apply_feedback(rule: Rule, feedback: str, random: Random) -> Rule | None:
     """Return the rule without what the feedback names; None where it names nothing that can be mended so."""
-    named = []
+    changes = []
     if RETAINED in feedback and not (rule.first.discreet and rule.others.discreet):
-        named.append(
+        changes.append(
             rule._replace(first=rule.first._replace(discreet=True), others=rule.others._replace(discreet=True))
         )
     if SHORT in feedback and not (rule.first.long and rule.others.long):
-        named.append(rule._replace(first=rule.first._replace(long=True), others=rule.others._replace(long=True)))
-    if not named or random.random() < 0.5:
+        changes.append(rule._replace(first=rule.first._replace(long=True), others=rule.others._replace(long=True)))
+    if not changes or random.random() < 0.5:
         return None
-    return random.choice(named)
+    return random.choice(changes)
 
 
 def write_prompt(rules: Rules) -> str:
     """Return the prompt that states these rules."""
-    return "\n".join(rule.words() for rule in rules)
+    return "\n".join([rule.words() for rule in rules])
 
 
 def parse_prompt(prompt: str) -> Rules:
     """Return the rules that a prompt states, as the conductor understands them."""
-    found = []
+    rules = []
     for match in RULE.finditer(prompt):
-        found.append(
+        rules.append(
             Rule(match["cue"] or "", match["shape"], _parse_choice(match["first"]), _parse_choice(match["others"]))
         )
-    return tuple(found)
+    return tuple(rules)
 
 
 def decide(rules: Rules, pool: Sequence[Worker], task: Task) -> tuple[int, Plan]:
     """Return the place and the plan of the first rule that fits; the last rule fits always."""
     text = words_and_pairs(task.text)
-    place = next((place for place, rule in enumerate(rules[:-1]) if rule.cue in text), len(rules) - 1)
+    place = 0
+    while place < len(rules) - 1 and rules[place].cue not in text:
+        place += 1
     return place, assign_workers(rules[place], pool)
 
 
 def assign_workers(rule: Rule, pool: Sequence[Worker]) -> Plan:
     """Return the rule's shape with workers chosen by their cards."""
     steps = catalogue()[rule.shape]
-    first, others = _best_worker(rule.first, pool), _best_worker(rule.others, pool)
-    return Plan(rule.shape, tuple(others if place else first for place in range(len(steps))))
+    first, other = _best_worker(rule.first, pool), _best_worker(rule.others, pool)
+    return Plan(rule.shape, (first, *[other] * (len(steps) - 1)))
 
 
 def _best_worker(choice: Choice, pool: Sequence[Worker]) -> int:
-    cheapest = min(worker.price for worker in pool)
+    """Return the place of the worker who is best by the terms of a choice, of several the first."""
+    cheapest = min([worker.price for worker in pool])
     marks = []
-    for place, worker in enumerate(pool):
+    for worker in pool:
         card = worker.card
-        right = card.right[choice.domain] if choice.domain is not None else sum(card.right) / len(card.right)
+        right = sum(card.right) / len(card.right)
+        if choice.domain is not None:
+            right = card.right[choice.domain]
         rate = (right + 0.6 * SHRINK) / (card.questions + SHRINK)
         mark = rate - choice.aversion * float(np.log2(card.price / cheapest))
-        mark -= 1.0 if choice.discreet and card.retains else 0.0
-        mark -= 1.0 if choice.long and card.context < DOCUMENT_TOKENS[-1] else 0.0
-        marks.append((-mark, place))
-    return min(marks)[1]
+        if choice.discreet and card.retains:
+            mark -= 1.0
+        if choice.long and card.context < DOCUMENT_TOKENS[-1]:
+            mark -= 1.0
+        marks.append(mark)
+    return marks.index(max(marks))
 
 
 def _replace_rule(rules: Rules, place: int, rule: Rule) -> Rules:
@@ -305,12 +322,12 @@ def _mutate(rule: Rule, random: Random) -> Rule:
 @cache
 def _similar_shapes(shape: str) -> Sequence[str]:
     """Return the shapes that differ from this one by at most two steps more or fewer, or by thinking or not."""
-    own, found = _roles(shape), []
+    own, shapes = _roles(shape), []
     for name in sorted(catalogue()):
         other = _roles(name)
         if name != shape and sum(((own - other) + (other - own)).values()) <= 2:
-            found.append(name)
-    return found
+            shapes.append(name)
+    return shapes
 
 
 def _roles(shape: str) -> Counter[str]:
@@ -341,7 +358,9 @@ def _parse_choice(text: str) -> Choice:
     match = CHOICE.fullmatch(text)
     if not match:
         raise ValueError(f"no choice of a worker: {text}")
-    domain = None if match["domain"] == ANY else DOMAINS.index(match["domain"])
+    domain = None
+    if match["domain"] != ANY:
+        domain = DOMAINS.index(match["domain"])
     return Choice(domain, int(match["aversion"]) / 100, bool(match["discreet"]), bool(match["long"]))
 
 
@@ -351,7 +370,8 @@ def _cues(tasks: Sequence[Task]) -> list[str]:
     for task in tasks:
         for word in words_and_pairs(task.text):
             counts[word] = counts.get(word, 0) + 1
-    return sorted(word for word, count in counts.items() if 0.03 * len(tasks) < count < 0.6 * len(tasks))
+    least, most = 0.03 * len(tasks), 0.6 * len(tasks)
+    return sorted([word for word, count in counts.items() if least < count < most])
 
 
 class _NoLogger:

@@ -90,7 +90,7 @@ class Evaluation:
 
 def main() -> int:
     """Train, judge and export a conductor of words for world 2."""
-    known = Recipe()
+    defaults = Recipe()
     parser = argparse.ArgumentParser(prog="python -m app.lab.world2.words", description=main.__doc__)
     parser.add_argument("--out", type=Path, help="a new folder")
     parser.add_argument(
@@ -98,7 +98,7 @@ def main() -> int:
         help="train nothing: read pairs of cards and question as JSON, and write this folder's likeliest plans",
     )  # fmt: skip
     parser.add_argument("--recipe", choices=sorted(RECIPES), default="small")
-    parser.add_argument("--seed", type=int, default=known.seed)
+    parser.add_argument("--seed", type=int, default=defaults.seed)
     parser.add_argument("--verdicts", type=int, help="executions that the teacher learns from")
     parser.add_argument("--lessons", type=int, help="pools of invented workers")
     parser.add_argument("--steps", type=int, help="steps of training")
@@ -114,8 +114,8 @@ def main() -> int:
     if not args.out:
         parser.error("name a new folder with --out")
     changed = {name: getattr(args, name) for name in ("verdicts", "lessons", "steps", "judged")}
-    given = {name: value for name, value in changed.items() if value is not None}
-    recipe = replace(RECIPES[args.recipe], seed=args.seed, **given)
+    overrides = {name: value for name, value in changed.items() if value is not None}
+    recipe = replace(RECIPES[args.recipe], seed=args.seed, **overrides)
     if recipe.lessons < recipe.sizes.pools:
         parser.error(f"a step takes {recipe.sizes.pools} lessons: --lessons must be at least that")
     card = train(recipe, args.out, Resources(args.processes, args.seconds))
@@ -142,10 +142,10 @@ def train(recipe: Recipe, out: Path, means: Resources) -> Manifest:
     for step, (plan, readers) in enumerate(run.train(words, batches), 1):
         worth = ""
         if run.is_exam_due(EXAMS):
-            found = exam_mark(words, exam)
-            worth = f"{found:.4f}"
-            if found > best:
-                best = found
+            mark = exam_mark(words, exam)
+            worth = f"{mark:.4f}"
+            if mark > best:
+                best = mark
                 words.save(out)
         rows.append(f"{step},{plan:.4f},{readers:.4f},{worth}")
         if step % STEPS_BETWEEN_LINES == 0 or worth:
@@ -177,10 +177,10 @@ def exam_mark(words: WordsConductor, exam: Sequence[Question]) -> float:
 
 def write_manifest(words: WordsConductor, out: Path, recipe: Recipe) -> Manifest:
     """Judge what was exported, and write its manifest and golden prompts."""
-    found = {}
+    evaluations = {}
     for split, (pools, test_tasks) in draw_splits(recipe.seed, recipe.judged).items():
-        found[split] = asdict(evaluate(words, pools, test_tasks))
-        _say(f"{split}: {found[split]}")
+        evaluations[split] = asdict(evaluate(words, pools, test_tasks))
+        _say(f"{split}: {evaluations[split]}")
     return manifest.write(
         out,
         golden_prompts(words, recipe.seed),
@@ -196,19 +196,19 @@ def write_manifest(words: WordsConductor, out: Path, recipe: Recipe) -> Manifest
         reward="world-2",
         world=VERSION,
         commit=training_record.commit(),
-        evaluation=found,
+        evaluation=evaluations,
     )
 
 
 def draw_splits(seed: int, count: int) -> dict[str, tuple[list[Pool], list[Task]]]:
     """Return pools and tasks that training has not met; each task is posed over one of the pools."""
     random = Random(f"world-2|words|judged|{seed}")
-    seen = [draw_pool(random) for _ in range(8)]
+    pools = [draw_pool(random) for _ in range(8)]
     unseen = [draw_pool(random, unseen_workers=True) for _ in range(8)]
     return {
-        "fresh tasks": (seen, draw_tasks("fresh", f"words|{seed}", count)),
-        "unseen phrasings": (seen, draw_tasks("phrasings", f"words|{seed}", count)),
-        "unseen families": (seen, draw_tasks("families", f"words|{seed}", count)),
+        "fresh tasks": (pools, draw_tasks("fresh", f"words|{seed}", count)),
+        "unseen phrasings": (pools, draw_tasks("phrasings", f"words|{seed}", count)),
+        "unseen families": (pools, draw_tasks("families", f"words|{seed}", count)),
         "unseen workers": (unseen, draw_tasks("fresh", f"words|{seed}", count)),
     }
 
@@ -242,14 +242,14 @@ def evaluate(words: WordsConductor, pools: Sequence[Pool], test_tasks: Sequence[
 def golden_prompts(words: WordsConductor, seed: int) -> list[Golden]:
     """Return prompts of unseen workers with this conductor's likeliest plans."""
     random = Random(f"world-2|words|golden|{seed}")
-    found = []
+    golden = []
     for task in draw_tasks("fresh", f"words golden|{seed}", GOLDEN_PROMPTS):
         workers = draw_pool(random, unseen_workers=True)
-        shown, question = prompt(workers, range(len(workers))), cards.question(task.text)
-        messages = [{"role": "system", "content": shown}, {"role": "user", "content": question}]
-        (plan,) = words.likeliest_plans([(shown, question)])
-        found.append(Golden(messages=messages, workers=len(workers), steps=MOST_STEPS, plan=plan))
-    return found
+        cards_text, question = prompt(workers, range(len(workers))), cards.question(task.text)
+        messages = [{"role": "system", "content": cards_text}, {"role": "user", "content": question}]
+        (plan,) = words.likeliest_plans([(cards_text, question)])
+        golden.append(Golden(messages=messages, workers=len(workers), steps=MOST_STEPS, plan=plan))
+    return golden
 
 
 def _texts(lessons: Sequence[Lesson], random: Random) -> list[str]:
@@ -258,7 +258,7 @@ def _texts(lessons: Sequence[Lesson], random: Random) -> list[str]:
     for lesson in lessons:
         order = range(len(lesson.pool))
         texts.append(prompt(lesson.pool, order))
-        for task in lesson.posed:
+        for task in lesson.tasks:
             texts += [task.text, plan_text(task.plans[0], order)]
     return texts
 

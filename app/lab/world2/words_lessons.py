@@ -66,7 +66,7 @@ class Lesson:
     """One pool with several tasks. `facts` are what its cards say, one row for each worker."""
 
     pool: Pool
-    posed: tuple[PosedTask, ...]
+    tasks: tuple[PosedTask, ...]
     facts: tuple[tuple[float, ...], ...]
 
 
@@ -141,19 +141,17 @@ class Teacher:
         """Return the rewards that would be true if what is believed were."""
         return self._beliefs.rewards(pool)
 
-    def task_as_read(self, known: Task) -> Task:
+    def task_as_read(self, task: Task) -> Task:
         """Return a task of known families as the teacher knows it, whose training texts are labelled."""
-        return self._beliefs.task_as_read(
-            known, Reading(self._family_indices(known), known.document, known.confidential)
-        )
+        return self._beliefs.task_as_read(task, Reading(self._family_indices(task), task.document, task.confidential))
 
-    def _family_indices(self, known: Task) -> tuple[int, ...]:
-        return tuple(self._family_index[part.family.name] for part in known.parts)
+    def _family_indices(self, task: Task) -> tuple[int, ...]:
+        return tuple(self._family_index[part.family.name] for part in task.parts)
 
-    def _values_of_all_plans(self, believed: Rewards, known: Task) -> Array:
+    def _values_of_all_plans(self, believed: Rewards, task: Task) -> Array:
         """Return the believed rewards of all plans for a task, less the price of their tokens."""
-        rewards = rewards_of_all_plans(believed, self.task_as_read(known))
-        worth: Array = rewards.astype(np.float64) - TOKEN_PRICE * tokens_of_all_plans(believed, size_of(known))
+        rewards = rewards_of_all_plans(believed, self.task_as_read(task))
+        worth: Array = rewards.astype(np.float64) - TOKEN_PRICE * tokens_of_all_plans(believed, size_of(task))
         return worth
 
 
@@ -163,8 +161,8 @@ def invent_worker(random: Random) -> Worker:
     priced = like if random.random() < 0.5 else priced
     questions, better = random.choice(SAMPLES), random.gauss(0, SHARED_DEVIATION)
     right = []
-    for counted in like.card.right:
-        rate = min(0.98, max(0.02, counted / like.card.questions + better + random.gauss(0, OWN_DEVIATION)))
+    for passes in like.card.right:
+        rate = min(0.98, max(0.02, passes / like.card.questions + better + random.gauss(0, OWN_DEVIATION)))
         right.append(sum(random.random() < rate for _ in range(questions)))
     card = Card(
         right=tuple(right),
@@ -225,10 +223,10 @@ def parse_plan(text: str, order: Sequence[int]) -> Plan | None:
         steps = workflow.read_plan(json.loads(text), workflow.by_ordinal(names), MOST_STEPS)
     except (ValueError, PlanRejected):
         return None
-    found = []
+    shape_steps = []
     for step in steps:
-        found.append(ShapeStep(role_of(step.subtask), step.access.steps, step.access.user))
-    shape = _shape_names().get(tuple(found))
+        shape_steps.append(ShapeStep(role_of(step.subtask), step.access.steps, step.access.user))
+    shape = _shape_names().get(tuple(shape_steps))
     if not shape:
         return None
     return Plan(shape, tuple(int(step.worker) for step in steps))

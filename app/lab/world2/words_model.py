@@ -76,12 +76,12 @@ class Sizes:
 
 def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     """Learn a byte-level BPE from these texts."""
-    made = Tokenizer(models.BPE())
+    backend = Tokenizer(models.BPE())
     cut = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
         [cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    made.decoder = decoders.ByteLevel()
+    backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         min_frequency=5,
@@ -89,9 +89,9 @@ def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator(texts, trainer)
+    backend.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=backend,
         eos_token=END,
         pad_token=PAD,
         chat_template=CHAT_TEMPLATE,
@@ -125,21 +125,21 @@ class Batch:
 class WordsConductor:
     """A model with its tokenizer, and what stands beside them while they are taught."""
 
-    def __init__(self, model: LlamaForCausalLM, known: PreTrainedTokenizerFast, families: int = 0) -> None:
-        self.model, self.tokenizer = model, known
-        hidden, said = model.config.hidden_size, MOST_PARTS * families + len(DOCUMENT_TOKENS) + 1
+    def __init__(self, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, families: int = 0) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        hidden, question_outputs = model.config.hidden_size, MOST_PARTS * families + len(DOCUMENT_TOKENS) + 1
         self._families = families
-        self.readers = torch.nn.ModuleList([torch.nn.Linear(hidden, FACTS), torch.nn.Linear(hidden, said)])
-        self._pad, self._end = known.pad_token_id, known.eos_token_id
-        (self._line,) = known("\n", add_special_tokens=False)["input_ids"]
+        self.readers = torch.nn.ModuleList([torch.nn.Linear(hidden, FACTS), torch.nn.Linear(hidden, question_outputs)])
+        self._pad, self._end = tokenizer.pad_token_id, tokenizer.eos_token_id
+        (self._line,) = tokenizer("\n", add_special_tokens=False)["input_ids"]
 
     @classmethod
-    def fresh(cls, sizes: Sizes, known: PreTrainedTokenizerFast, families: int, seed: int) -> "WordsConductor":
+    def fresh(cls, sizes: Sizes, tokenizer: PreTrainedTokenizerFast, families: int, seed: int) -> "WordsConductor":
         """Return a model with random weights that depend on the seed alone."""
         torch.manual_seed(seed)
         model = LlamaForCausalLM(
             LlamaConfig(
-                vocab_size=len(known),
+                vocab_size=len(tokenizer),
                 hidden_size=sizes.hidden,
                 intermediate_size=2 * sizes.hidden,
                 num_hidden_layers=sizes.layers,
@@ -150,12 +150,12 @@ class WordsConductor:
                 attention_bias=True,
                 tie_word_embeddings=True,
                 bos_token_id=None,
-                eos_token_id=known.eos_token_id,
-                pad_token_id=known.pad_token_id,
+                eos_token_id=tokenizer.eos_token_id,
+                pad_token_id=tokenizer.pad_token_id,
             )
         )
         _initialise(model)
-        words = cls(model, known, families)
+        words = cls(model, tokenizer, families)
         words.model.to(_device())
         words.readers.to(_device())
         return words
@@ -181,7 +181,7 @@ class WordsConductor:
             order = random.sample(range(len(lesson.pool)), len(lesson.pool))
             cards.append(self._tokens(f"{SYSTEM}{prompt(lesson.pool, order)}{END}"))
             card_facts += [lesson.facts[place] for place in order]
-            for task in lesson.posed:
+            for task in lesson.tasks:
                 question = self._add_noise(self._tokens(task.text), random)
                 question = [self.tokenizer.convert_tokens_to_ids(USER), *question, self._end]
                 (plan,) = random.choices(task.plans, task.chances)
@@ -309,10 +309,10 @@ class TrainingRun:
 
     def is_exam_due(self, count: int) -> bool:
         """Return True once in each of so many parts, and in the end."""
-        due = int(self.progress * count) > self._looked
-        if due:
+        is_due = int(self.progress * count) > self._looked
+        if is_due:
             self._looked = int(self.progress * count)
-        return due
+        return is_due
 
     def train(self, words: WordsConductor, batches: Iterable[Batch]) -> Iterator[tuple[float, float]]:
         """Teach to the end, and yield the losses of each step.
