@@ -87,7 +87,7 @@ async def test_postgres_refuses_reads_that_no_route_checks(
     stub: ProviderStub, tmp_path: Path, migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_the_routes_checks(monkeypatch)
-    report = await played(tmp_path, stub, {"BATON_DATABASE_URL": migrated_postgres_url}, browses=True)
+    report = await played(tmp_path, stub, {"BATON_DATABASE_URL": migrated_postgres_url})
     assert (report.leaks, report.meddlings, report.faults) == ([], [], [])
 
 
