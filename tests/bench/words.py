@@ -346,7 +346,7 @@ async def _calibrated(url: str, pools: Sequence[Pool]) -> None:
         for place, pool in enumerate(pools):
             for worker in pool:
                 for domain, right in zip(DOMAINS, worker.card.right, strict=True):
-                    for number in range(worker.card.asked):
+                    for number in range(worker.card.questions):
                         score = float(number < right)
                         name, task = f"{worker.name}-{place}", f"{domain} {number}"
                         await store.note_trial(
