@@ -765,9 +765,8 @@ def lost_outcome(call: Call) -> CallFinished:
 def lost_outcomes(calls: Sequence[Call]) -> tuple[tuple[CallFinished, ...], Ledger]:
     """The outcomes of calls whose process was lost, and what was held for them together."""
     outcomes = []
-    usd = tokens = 0
+    held = Ledger()
     for call in calls:
         outcomes.append(lost_outcome(call))
-        usd += call.usd_held
-        tokens += call.tokens_held
-    return tuple(outcomes), Ledger(usd, tokens)
+        held += Ledger(call.usd_held, call.tokens_held)
+    return tuple(outcomes), held

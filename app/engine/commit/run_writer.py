@@ -541,7 +541,7 @@ class RunWriter:
         contents = self._cached_contents | dict((*entry.contents, *consequences.contents))
         steps = await starter.prepare(consequences.state, self.salt, contents, consequences.outbox)
         if steps:
-            reserving = copy_with(entry, hold=total_reserved(steps))
+            reserving = copy_with(entry, hold=sum([step.reserved for step in steps], Ledger()))
             appended = await start_after_commit(steps, self._write(reserving, consequences.with_intents(steps)))
             if appended is not None:
                 started = {step.row.step for step in steps}
@@ -708,11 +708,6 @@ def tags(events: Iterable[Fact]) -> tuple[tuple[str, str], ...]:
 
 
 # -- steps that are begun in the entry that queues them
-
-
-def total_reserved(steps: Sequence[PreparedStep]) -> Ledger:
-    """Return the amount that an entry reserves for the first calls of all these steps."""
-    return Ledger(sum(step.reserved.usd for step in steps), sum(step.reserved.tokens for step in steps))
 
 
 async def start_after_commit(steps: Sequence[PreparedStep], commit: Awaitable[Appended]) -> Appended | None:

@@ -16,7 +16,7 @@ step is not tried again; one that nobody has received yet is. A worker whose ans
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -507,22 +507,25 @@ class Execution:
             move = Move(n, "hold", claim=self._work.claim)
         elif move is None:
             move = Move(n, "take", version=self._version, holder=self._name, until=now + self._context.lease)
-        lost_usd = lost_tokens = 0
+        lost = Ledger()
         for fact in events:
             if isinstance(fact, CallFinished) and fact.outcome == "unknown":
-                lost_usd += fact.usd
-                lost_tokens += fact.usage.input
-        held = _sum(attempt.hold for attempt in self._unrecorded)
-        spent = _sum(attempt.spent for attempt in self._unrecorded)
+                lost += Ledger(fact.usd, fact.usage.input)
+        released = spent = lost
+        contents: list[tuple[str, bytes]] = []
+        for attempt in self._unrecorded:
+            released += attempt.hold
+            spent += attempt.spent
+            contents += attempt.contents
         return Entry(
             run=self._ticket.run,
             at=now,
             events=events,
             move=move,
             hold=hold,
-            release=Ledger(held.usd + lost_usd, held.tokens + lost_tokens),
-            spent=Ledger(spent.usd + lost_usd, spent.tokens + lost_tokens),
-            contents=tuple(content for attempt in self._unrecorded for content in attempt.contents),
+            release=released,
+            spent=spent,
+            contents=tuple(contents),
         )
 
     async def _stream(self, state: RunState, step: StepState, attempt: Attempt) -> bool:
@@ -697,11 +700,3 @@ def _workers(catalog: Catalog, state: RunState, step: StepState) -> list[Worker]
     names = [step.worker, *[name for name in state.admitted.pool if name != step.worker]]
     present = [catalog.workers[name] for name in names if name in catalog.workers]
     return [worker for worker in present if worker.priced or not state.admitted.needs_prices]
-
-
-def _sum(ledgers: Iterable[Ledger]) -> Ledger:
-    usd = tokens = 0
-    for ledger in ledgers:
-        usd += ledger.usd
-        tokens += ledger.tokens
-    return Ledger(usd, tokens)

@@ -20,6 +20,9 @@ class Ledger:
     usd: int = 0
     tokens: int = 0
 
+    def __add__(self, other: "Ledger") -> "Ledger":
+        return Ledger(self.usd + other.usd, self.tokens + other.tokens)
+
 
 @record(frozen=True, slots=True)
 class NewRun:
