@@ -178,6 +178,8 @@ class Consequences:
     events: list[Fact] = field(default_factory=list)
     outbox: list[Outbox] = field(default_factory=list)
     contents: list[tuple[str, bytes]] = field(default_factory=list)
+    hold: Ledger = Ledger()
+    """The amount that is reserved for the calls that are intended in `events`."""
     pending_command: Propose | Finish | None = None
     """The next command, which cannot be carried out before these consequences are committed."""
     lease: Lease | None = None
@@ -224,8 +226,13 @@ class Consequences:
         """These consequences with the intents of prepared steps, whose tickets are taken."""
         taken = {step.row.step: step.row for step in steps}
         intents = [step.intent for step in steps]
-        outbox = [taken.get(row.step, row) for row in self.outbox]
-        return replace(self, state=apply_facts(self.state, intents), events=[*self.events, *intents], outbox=outbox)
+        return replace(
+            self,
+            state=apply_facts(self.state, intents),
+            events=[*self.events, *intents],
+            outbox=[taken.get(row.step, row) for row in self.outbox],
+            hold=sum([step.reserved for step in steps], Ledger()),
+        )
 
 
 class RunWriter:
@@ -541,8 +548,7 @@ class RunWriter:
         contents = self._cached_contents | dict((*entry.contents, *consequences.contents))
         steps = await starter.prepare(consequences.state, self.salt, contents, consequences.outbox)
         if steps:
-            reserving = copy_with(entry, hold=sum([step.reserved for step in steps], Ledger()))
-            appended = await start_after_commit(steps, self._write(reserving, consequences.with_intents(steps)))
+            appended = await start_after_commit(steps, self._write(entry, consequences.with_intents(steps)))
             if appended is not None:
                 started = {step.row.step for step in steps}
                 consequences.outbox = [row for row in consequences.outbox if row.step not in started]
@@ -670,6 +676,7 @@ def with_consequences(entry: Entry, consequences: Consequences, seq: int | None)
         entry,
         events=events,
         contents=(*entry.contents, *consequences.contents),
+        hold=entry.hold + consequences.hold,
         outbox=(*entry.outbox, *consequences.outbox),
         row=projection(consequences.state),
         tags=(*entry.tags, *tags(events)),
