@@ -88,7 +88,9 @@ def _check_changes(
     """Each change of a conductor's version, or of what serves a tier, since the log began stands in it."""
     logged: dict[str, tuple[str, str, str]] = {}
     for (kind, target), history in histories.items():
-        for event in history if kind in ("conductor", "tier") else ():
+        if kind not in ("conductor", "tier"):
+            continue
+        for event in history:
             after = _read(event["after"]) or {}
             logged[str(after.get("change"))] = (target, event["action"], str(after.get("version")))
     for change in administration.changes:

@@ -46,7 +46,9 @@ class JournalSums:
 
     def settle(self, intent: Mapping[str, Any], outcome: Mapping[str, Any]) -> None:
         """Add the outcome of one call, whose intent names the accounts."""
-        for name in (intent.get("budgets") or ()) if intent["usd_held"] else ():
+        if not intent["usd_held"]:
+            return
+        for name in intent.get("budgets") or ():
             self.spent[name] += outcome["usd"]
             self.overrun[name] += max(outcome["usd"] - intent["usd_held"], 0)
 
@@ -69,7 +71,8 @@ class JournalSums:
                 ("spent", most.spent, least.spent, self.spent[name]),
                 ("overrun", most.overrun, least.overrun, self.overrun[name]),
             ):
-                if written < (0 if pruned else at_least) or (is_whole and written > stored):
+                is_too_low = written < 0 if pruned else written < at_least
+                if is_too_low or (is_whole and written > stored):
                     yield Violation(f"account {name}", 0, RULE, f"{stored} is {what}, the journal has {written}")
             if most.held != most.holds:
                 yield Violation(f"account {name}", 0, RULE, f"{most.held} is held, its calls hold {most.holds}")
@@ -103,7 +106,8 @@ def _check_slices(rows: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
         account = whole_account(row["account"])
         name, place = f"account {row['account']}", (account, row["start"])
         is_slice = account != row["account"]
-        if row["whole"] != (account if is_slice else None):
+        expected_whole = account if is_slice else None
+        if row["whole"] != expected_whole:
             yield Violation(name, 0, RULE, "it is a slice of another account than it says")
         if is_slice:
             escrow[place] += row["escrow"]

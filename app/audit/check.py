@@ -82,15 +82,17 @@ class Auditor:
         self, source: Source, report: Report, journal_sums: JournalSums, before: Mapping[str, AccountSums]
     ) -> None:
         """Check what belongs to no single run."""
-        if unnamed_texts := await source.unnamed_texts():
-            report.add(
-                Violation("all runs", 0, "text-left", f"{unnamed_texts:,} texts are stored and belong to no run")
-            )
+        unnamed_texts = await source.unnamed_texts()
+        if unnamed_texts:
+            fault = f"{unnamed_texts:,} texts are stored and belong to no run"
+            report.add(Violation("all runs", 0, "text-left", fault))
         administration = await source.administration()
-        for violation in check_administration(administration, report) if administration is not None else ():
+        if administration is None:
+            return
+        for violation in check_administration(administration, report):
             report.add(violation)
         after = await source.accounts()
-        if administration is None or after is None:
+        if after is None:
             return
         removed = {event["target"] for event in administration.events if event["action"] == "budget.removed"}
         for violation in journal_sums.compare(before, after, removed=removed, pruned=report.pruned > 0):

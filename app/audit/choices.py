@@ -102,11 +102,13 @@ def check_masked_prices(run: AuditedRun, catalog: Catalog) -> Iterator[Violation
         if not decision.get("masked"):
             continue
         remaining, candidates = decision["left"]["usd"], decision["candidates"]
-        dear = [arm for arm in candidates if len(candidates) > 1 and _output_price(arm, catalog, floor) > remaining]
+        mispriced: list[str] = []
+        if len(candidates) > 1:
+            mispriced += [arm for arm in candidates if _output_price(arm, catalog, floor) > remaining]
         for arm, price in decision["masked"].items():
             if "usd" in price and price["usd"] < _output_price(arm, catalog, floor):
-                dear.append(arm)
-        for arm in dear:
+                mispriced.append(arm)
+        for arm in mispriced:
             yield run.violation("mask-wrong", proposal.opening.seq, f"{arm[:80]} has another price than its workers'")
 
 

@@ -135,25 +135,34 @@ def _read_three_lists(text: str, further: bool) -> tuple[list[Any], bool]:
     lists = [_first_list(body, label) for label in LABELS]
     if any(entries is None for entries in lists) or len({len(entries or ()) for entries in lists}) != 1:
         return [], False
-    workers, subtasks, access = (entries or [] for entries in lists)
-    entries = [
-        {"worker": worker, "subtask": subtask, "access": _access_entries(access_value, place, further)}
-        for place, (worker, subtask, access_value) in enumerate(zip(workers, subtasks, access, strict=True))
-    ]
-    return entries, True
+    workers, subtasks, access_lists = (entries or [] for entries in lists)
+    steps: list[Any] = []
+    for worker, subtask, access_list in zip(workers, subtasks, access_lists, strict=True):
+        access = _access_entries(access_list, len(steps), further)
+        steps.append({"worker": worker, "subtask": subtask, "access": access})
+    return steps, True
 
 
-def _access_entries(access_value: Any, place: int, further: bool) -> Any:
-    if access_value == "all" or access_value == ["all"]:
-        return ["user", *(["previous"] if further else []), *range(place)]
-    return ["user", *access_value] if isinstance(access_value, list) else access_value
+def _access_entries(access_list: Any, place: int, further: bool) -> Any:
+    """Return the access list of the step at this place as Baton's own format writes it."""
+    if access_list == "all" or access_list == ["all"]:
+        if further:
+            return ["user", "previous", *range(place)]
+        return ["user", *range(place)]
+    if isinstance(access_list, list):
+        return ["user", *access_list]
+    return access_list
 
 
 def _first_list(text: str, label: str) -> list[Any] | None:
     """Return the first list after a label: up to the first bracket that makes it valid."""
     label_match = re.search(label, text, re.IGNORECASE)
-    start = text.find("[", label_match.end()) if label_match else -1
-    ends = [match.end() for match in re.finditer(r"\]", text[start:])] if start >= 0 else []
+    if label_match is None:
+        return None
+    start = text.find("[", label_match.end())
+    if start < 0:
+        return None
+    ends = [match.end() for match in re.finditer(r"\]", text[start:])]
     for end in ends[:MAX_BRACKETS]:
         try:
             with warnings.catch_warnings():

@@ -158,13 +158,12 @@ def stand_in_step(run: AuditedRun) -> Step | None:
     own = run.proposals_for()
     if not own or own[-1].round > 1 or own[-1].acceptance is None:
         return None
-    fit = [step for step in own[-1].steps if step.plan.body.get("complete") and step.completion is not None]
-    spoken = [
-        step
-        for step in fit
-        if step.completion and step.completion.body["chars"] and not step.completion.body.get("refusal")
-    ]
-    return spoken[-1] if spoken else None
+    for step in reversed(own[-1].steps):
+        if step.completion is None or not step.plan.body.get("complete"):
+            continue
+        if step.completion.body["chars"] and not step.completion.body.get("refusal"):
+            return step
+    return None
 
 
 def _fault_of_failure(run: AuditedRun, end: Event) -> str:

@@ -41,10 +41,8 @@ def _check_cost(run: AuditedRun, call: Call) -> Iterator[Violation]:
     usage = body["usage"]
     if usage["cached"] > usage["input"] or usage["reasoning"] > usage["output"]:
         yield run.violation("usage-wrong", call.outcome.seq, f"{call.id}: a part is larger than the whole")
-    if call.outcome_kind == "unknown" and (body["usd"], token_sum(usage)) != (
-        intent["usd_held"],
-        intent["tokens_held"],
-    ):
+    reservation = (intent["usd_held"], intent["tokens_held"])
+    if call.outcome_kind == "unknown" and (body["usd"], token_sum(usage)) != reservation:
         yield run.violation("cost-wrong", call.outcome.seq, f"{call.id} is unknown, so what was held counts as spent")
 
 
@@ -56,6 +54,7 @@ def token_sum(usage: Mapping[str, Any]) -> int:
 def _check_caps(run: AuditedRun) -> Iterator[Violation]:
     """Held and spent stay within the caps along the journal. Only an intent may be refused, so only an intent can
     exceed a cap (I-7)."""
+    units = ("micro-dollars", "tokens")
     caps = (run.limits["usd"], run.limits["tokens"])
     reserved_totals, spent_totals = [0, 0], [0, 0]
     open_calls: dict[str, tuple[int, int]] = {}
@@ -73,9 +72,7 @@ def _check_caps(run: AuditedRun) -> Iterator[Violation]:
         reservation = (body["usd_held"], body["tokens_held"])
         open_calls[body["call"]] = reservation
         reserved_totals = [reserved_totals[0] + reservation[0], reserved_totals[1] + reservation[1]]
-        for unit, cap, now_held, now_spent in zip(
-            ("micro-dollars", "tokens"), caps, reserved_totals, spent_totals, strict=True
-        ):
+        for unit, cap, now_held, now_spent in zip(units, caps, reserved_totals, spent_totals, strict=True):
             if now_held + now_spent > cap:
                 fault = f"{now_spent} {unit} spent and {now_held} held, the cap is {cap}"
                 yield run.violation("over-cap", event.seq, fault)
@@ -125,11 +122,11 @@ def _check_bills_of_turns(run: AuditedRun) -> Iterator[Violation]:
         calls = [call for call in _settled_calls(run, turn.tool_calls) if run.turn_at(call.intent.seq) is turn]
         speakers: set[str] = set()
         for n in turn.tool_calls.body["steps"]:
-            tool_uses = run.steps[n].tool_uses if n in run.steps else []
-            times = [
-                tool_use.calls for tool_use in tool_uses if turn.start.seq < tool_use.calls.seq < turn.tool_calls.seq
-            ]
-            speakers |= {str(awaiting.body["call"]) for awaiting in times}
+            if n not in run.steps:
+                continue
+            for tool_use in run.steps[n].tool_uses:
+                if turn.start.seq < tool_use.calls.seq < turn.tool_calls.seq:
+                    speakers.add(str(tool_use.calls.body["call"]))
         yield from _check_bill(run, turn.tool_calls, calls, _visible_usage(calls, speakers))
 
 

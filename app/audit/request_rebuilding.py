@@ -106,10 +106,8 @@ def _step_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker)
         temperature=caller_sampling.temperature, top_p=caller_sampling.top_p, max_tokens=cap, seed=caller_sampling.seed
     )
     if answers:
-        sampling = replace(
-            caller_sampling,
-            max_tokens=cap if caller_sampling.max_tokens is None else min(caller_sampling.max_tokens or cap, cap),
-        )
+        max_tokens = min(caller_sampling.max_tokens or cap, cap)
+        sampling = replace(caller_sampling, max_tokens=max_tokens)
     sampling = _cut(call, sampling)
     if step.inherits_view is not (call.intent.body["template"] == "nested-1"):
         raise UnknownTemplate
@@ -177,20 +175,18 @@ def _shown(run: AuditedRun, step: Step, seq: int, task: Task) -> tuple[Message, 
         conversation = tuple(task.messages) if "user" in step.plan.body["access"] else ()
     if conversation and not subtask and not earlier:
         return conversation
-    words = [
-        f"{'The task' if step.is_for_conductor else 'Your subtask'}:\n{subtask or 'Give the final answer to the task.'}"
-    ]
+    paragraphs: list[str] = []
     if earlier:
         texts = [subtask]
         for _, earlier_subtask, answer in earlier:
             texts += (earlier_subtask, answer)
         fence = _fence(texts)
-        words = [
-            INTRODUCTION,
-            *(_fenced(n, earlier_subtask, answer, fence) for n, earlier_subtask, answer in earlier),
-            *words,
-        ]
-    return (*conversation, Message("user", (Text("\n\n".join(words)),)))
+        paragraphs.append(INTRODUCTION)
+        for n, earlier_subtask, answer in earlier:
+            paragraphs.append(_fenced(n, earlier_subtask, answer, fence))
+    heading = "The task" if step.is_for_conductor else "Your subtask"
+    paragraphs.append(f"{heading}:\n{subtask or 'Give the final answer to the task.'}")
+    return (*conversation, Message("user", (Text("\n\n".join(paragraphs)),)))
 
 
 def _transcript(run: AuditedRun, step: Step, call: Call) -> Iterator[Message]:

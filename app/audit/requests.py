@@ -303,22 +303,36 @@ def _max_cost(price: Price, input_tokens: int, output_tokens: int) -> int:
 
 def _max_cost_at_rates(price: Price, input_tokens: int, output_tokens: int) -> int:
     """Return the most that so many tokens can cost at the rates of one tier, in micro-dollars, rounded up."""
-    input_rate = max(price.input, price.cached, price.input if price.written is None else price.written)
-    output_rate = max(price.output, price.output if price.reasoning is None else price.reasoning)
+    input_rate = max(price.input, price.cached, _written_rate(price))
+    output_rate = max(price.output, _reasoning_rate(price))
     return (input_tokens * input_rate + output_tokens * output_rate + MILLION - 1) // MILLION
+
+
+def _written_rate(price: Price) -> int:
+    """Return the rate of input that is written to a provider's cache: that of other input, where it has none."""
+    if price.written is None:
+        return price.input
+    return price.written
+
+
+def _reasoning_rate(price: Price) -> int:
+    """Return the rate of reasoning: that of other output, where it has none."""
+    if price.reasoning is None:
+        return price.output
+    return price.reasoning
 
 
 def _cost_at_rates(price: Price, usage: Mapping[str, Any]) -> int:
     """Return the cost of a usage at the rates of one tier, in micro-dollars, rounded up."""
     uncached = max(usage["input"] - usage["cached"], 0)
-    stored = min(usage.get("written", 0), uncached)
-    thought = usage["reasoning"]
+    written = min(usage.get("written", 0), uncached)
+    reasoning = usage["reasoning"]
     parts = [
-        ((uncached - stored), price.input),
-        (stored, price.input if price.written is None else price.written),
+        (uncached - written, price.input),
+        (written, _written_rate(price)),
         (usage["cached"], price.cached),
-        (usage["output"] - thought, price.output),
-        (thought, price.output if price.reasoning is None else price.reasoning),
+        (usage["output"] - reasoning, price.output),
+        (reasoning, _reasoning_rate(price)),
     ]
     exact = sum([int(tokens) * rate for tokens, rate in parts])
     return (exact + MILLION - 1) // MILLION

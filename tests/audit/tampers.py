@@ -167,7 +167,7 @@ def verify(
     """Verify a database, as the command does. `decrypt` decrypts contents; nothing writes to it if it is `settled`."""
     report = Verification()
     stored = SealedRows(conn, decrypt or (lambda _place, body: body))
-    check_database(LogCheck(report, held=tuple(checkpoints)), stored, settled=settled)
+    check_database(LogCheck(report, held_checkpoints=tuple(checkpoints)), stored, settled=settled)
     return report
 
 

@@ -146,10 +146,10 @@ class RowCheck:
                 f"{self._undated_erasures:,} runs were erased by release 0.2 or older, without a date."
             )
         if self._changing:
-            names = ", ".join(self._changing[:MAX_NAMED_CHANGES]) + (
-                ", ..." if len(self._changing) > MAX_NAMED_CHANGES else ""
-            )
-            self.report.notes.append(f"Changed since it was sealed, and not sealed again yet: {names}.")
+            names = self._changing[:MAX_NAMED_CHANGES]
+            if len(self._changing) > MAX_NAMED_CHANGES:
+                names.append("...")
+            self.report.notes.append(f"Changed since it was sealed, and not sealed again yet: {', '.join(names)}.")
 
     def _add(self, rule: str, thing: str, words: str, place: int | None = None) -> None:
         self.report.add(Finding(rule, thing, words, place))
@@ -199,9 +199,8 @@ class RowCheck:
         self._check_events(name, run, entries)
         self._check_row(name, run, entries)
         self._check_erasure(f"run {name}", run, entries[-1])
-        for column, amount in expected_amounts.items() if run.row["ended_at"] is not None else ():
-            if run.row[column] != amount:
-                self._add("altered", f"run {name}", f"its row has another `{column}` than its calls", entries[-1].place)
+        if run.row["ended_at"] is not None:
+            self._check_amounts(name, run, expected_amounts, entries[-1].place)
         self._expect_tags(name, run)
         is_ledger_proven = self._is_ledger_as_sealed(f"run {name}", run, _of_last_events(entries))
         if self.contents:
@@ -225,6 +224,12 @@ class RowCheck:
         if run.row["seq"] != len(numbers):
             words = f"its row counts {run.row['seq']} events, and {len(numbers)} are stored"
             self._add("missing", thing, words, entries[-1].place)
+
+    def _check_amounts(self, name: str, run: SealedRun, amounts: Mapping[str, int], place: int) -> None:
+        """The row of a run that has ended holds what its calls without an outcome hold."""
+        for column, amount in amounts.items():
+            if run.row[column] != amount:
+                self._add("altered", f"run {name}", f"its row has another `{column}` than its calls", place)
 
     def _report_gap(self, thing: str, numbers: Sequence[int], entries: Sequence[LogEntry]) -> None:
         stored_numbers = set(numbers)
@@ -421,9 +426,9 @@ class RowCheck:
         record = Record(row=run.row, events=events, contents={}, tickets=(), disclosures=tuple(run.disclosures))
         try:
             rebuilt = read_run(record, self.sealed_at)
-            violations = (
-                list(self._derived_violations(rebuilt)) if rebuilt.has_admission and not rebuilt.flaws else None
-            )
+            violations = None
+            if rebuilt.has_admission and not rebuilt.flaws:
+                violations = list(self._derived_violations(rebuilt))
         except (ValueError, KeyError, TypeError):
             violations = None  # an event is no JSON any more, or lacks a field: it differs from the sealed one
         if violations is None and run.disclosures:

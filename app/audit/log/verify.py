@@ -66,7 +66,7 @@ class LogCheck:
     report: Verification
     keys: tuple[Key, ...] = ()
     """The keys that are trusted. Without any, the log's own are taken, which are in its entries."""
-    held: tuple[tuple[str, Checkpoint], ...] = ()
+    held_checkpoints: tuple[tuple[str, Checkpoint], ...] = ()
     """The checkpoints that are held outside, each with the name of its file."""
     witnesses: tuple[Key, ...] = ()
     """The keys of witnesses, each of which must have cosigned the newest checkpoint that is held outside."""
@@ -83,7 +83,9 @@ class LogCheck:
     def check(self, entries: Iterable[StoredEntry], note: str | None) -> None:
         """Check all entries and the log's checkpoint `note`."""
         checkpoint = self._read_own_checkpoint(note)
-        sizes = {held.size for _, held in self.held} | ({checkpoint.size} if checkpoint is not None else set())
+        sizes = {held_checkpoint.size for _, held_checkpoint in self.held_checkpoints}
+        if checkpoint is not None:
+            sizes.add(checkpoint.size)
         roots = self._check_entries(entries, sizes)
         if checkpoint is not None:
             self._check_signature("the log's checkpoint", checkpoint)
@@ -231,8 +233,8 @@ class LogCheck:
     def _report_differences(self, wrong: Sequence[int], roots: Mapping[int, bytes]) -> None:
         """Entries and tiles contradict each other: what is held outside decides which of them is altered."""
         for place in wrong:
-            behind = [held for _, held in self.held if place < held.size and held.size in roots]
-            if behind and all(roots[held.size] == held.root for held in behind):
+            later = [checkpoint for checkpoint in self._comparable_checkpoints(roots) if place < checkpoint.size]
+            if later and all(roots[checkpoint.size] == checkpoint.root for checkpoint in later):
                 self._add("tile", "its hash in the tiles of the log is another one", place)
             else:
                 self._add("entry", "it does not have the hash that the tiles of the log have", place)
@@ -253,15 +255,15 @@ class LogCheck:
         """The newest held checkpoint has a cosignature by every witness; wrong ones of others are findings as well."""
         if not self.witnesses:
             return
-        newest = max([held.size for _, held in self.held], default=0)
+        newest = max([checkpoint.size for _, checkpoint in self.held_checkpoints], default=0)
         signed: set[str] = set()
-        for name, held in self.held:
+        for name, checkpoint in self.held_checkpoints:
             try:
-                signers = held.signers(self.witnesses)
+                signers = checkpoint.signers(self.witnesses)
             except Unreadable as error:
-                self._add("checkpoint", f"{name}: {error}", held.size)
+                self._add("checkpoint", f"{name}: {error}", checkpoint.size)
                 continue
-            if held.size == newest:
+            if checkpoint.size == newest:
                 signed |= set(signers)
         for witness in self.witnesses:
             if witness.name not in signed:
@@ -281,17 +283,24 @@ class LogCheck:
 
     def _compare_held(self, roots: Mapping[int, bytes]) -> None:
         size = self.report.entries
-        for name, held in sorted(self.held, key=lambda item: item[1].size):
-            self._check_signature(name, held)
-            if held.size > size:
-                words = f"{name} counts {held.size:,} entries, and the log has {size:,}: it was cut off or set back"
-                self._add("held", words, size)
-            elif roots[held.size] != held.root:
-                begin = self._last_agreeing_size(held.size, roots)
-                words = f"one of the entries {begin:,} to {held.size - 1:,} is not the one that {name} was made for"
-                self._add("held", words, begin)
+        for name, checkpoint in sorted(self.held_checkpoints, key=lambda item: item[1].size):
+            self._check_signature(name, checkpoint)
+            if checkpoint.size > size:
+                counts = f"{name} counts {checkpoint.size:,} entries, and the log has {size:,}"
+                self._add("held", f"{counts}: it was cut off or set back", size)
+            elif roots[checkpoint.size] != checkpoint.root:
+                begin = self._last_agreeing_size(checkpoint.size, roots)
+                entries = f"one of the entries {begin:,} to {checkpoint.size - 1:,}"
+                self._add("held", f"{entries} is not the one that {name} was made for", begin)
 
     def _last_agreeing_size(self, size: int, roots: Mapping[int, bytes]) -> int:
         """Return the size of the largest held checkpoint below `size` that still fits."""
-        good = [held.size for _, held in self.held if held.size < size and roots.get(held.size) == held.root]
-        return max(good, default=0)
+        agreeing_size = 0
+        for checkpoint in self._comparable_checkpoints(roots):
+            if checkpoint.size < size and roots[checkpoint.size] == checkpoint.root:
+                agreeing_size = max(agreeing_size, checkpoint.size)
+        return agreeing_size
+
+    def _comparable_checkpoints(self, roots: Mapping[int, bytes]) -> list[Checkpoint]:
+        """Return the held checkpoints whose sizes the log has reached, so that it has a root to compare."""
+        return [checkpoint for _, checkpoint in self.held_checkpoints if checkpoint.size in roots]

@@ -35,9 +35,9 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Carry out the command. Returns the exit status."""
     terminal.log_to_stderr("warning")
     report = Verification()
-    check = LogCheck(report, keys=_keys(args.keys, "--key"), held=_held_checkpoints(args.checkpoints))
+    check = LogCheck(report, keys=_keys(args.keys, "--key"), held_checkpoints=_held_checkpoints(args.checkpoints))
     check.witnesses = _keys(args.witnesses, "--witness")
-    if check.witnesses and not check.held:
+    if check.witnesses and not check.held_checkpoints:
         raise ConfigInvalid(["--witness: needs the checkpoint that it has cosigned (--checkpoint)"])
     if args.saved is not None:
         check.saved_entries = TilesFolder(Path(args.saved)).bundle
@@ -52,7 +52,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         return UNREADABLE
     if not check.keys:
         report.notes.append("The keys are those that the log itself names; --key compares with one that you know.")
-    if not check.held:
+    if not check.held_checkpoints:
         report.notes.append("No checkpoint from outside was given (--checkpoint), so a log that was made anew passes.")
     if args.json:
         terminal.print_json(_json(report, check))
@@ -127,7 +127,7 @@ def _json(report: Verification, check: LogCheck) -> dict[str, object]:
         "clean": report.is_clean,
         "first": first,
         "entries": report.entries,
-        "checkpoints": len(check.held),
+        "checkpoints": len(check.held_checkpoints),
         "runs": report.runs,
         "events": report.events,
         "rows": report.rows,
