@@ -171,12 +171,18 @@ class Task:
     @property
     def has_images(self) -> bool:
         """Return whether a worker must support images to do this task."""
-        return any(isinstance(part, Image) for message in self.messages for part in message.parts)
+        return self._has_part(Image)
 
     @property
     def has_documents(self) -> bool:
         """Return whether a worker must be able to read PDFs to do this task."""
-        return any(isinstance(part, Document) for message in self.messages for part in message.parts)
+        return self._has_part(Document)
+
+    def _has_part(self, kind: type[Part]) -> bool:
+        for message in self.messages:
+            if any(isinstance(part, kind) for part in message.parts):
+                return True
+        return False
 
 
 @record(frozen=True, slots=True)

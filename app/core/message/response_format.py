@@ -59,8 +59,10 @@ def is_closed(schema: object) -> bool:
             return False
         if not isinstance(required, list | tuple) or set(map(str, required)) != set(properties):
             return False
-    inner = [*properties.values(), *(schema.get("$defs") or {}).values(), *(schema.get("anyOf") or ())]
-    return all(map(is_closed, inner + ([schema["items"]] if "items" in schema else [])))
+    inner_schemas = [*properties.values(), *(schema.get("$defs") or {}).values(), *(schema.get("anyOf") or ())]
+    if "items" in schema:
+        inner_schemas.append(schema["items"])
+    return all(map(is_closed, inner_schemas))
 
 
 def faults(form: Form, text: str) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ from app.core.pool.serving import served
 
 MOST_BRANCHES = 16
 """The largest number of branches, as in a pool file."""
+BRANCH_COUNTS = frozenset([str(count) for count in range(1, MOST_BRANCHES + 1)])
+"""The numbers of branches as an arm's name writes them: without a sign, a space or a leading zero."""
 ORACLE = "oracle"
 """The best arm of each task: known only when all have answered, so nobody can serve it."""
 
@@ -87,9 +89,7 @@ def _arm(catalog: Catalog, tier: Tier, arm: str) -> Tier | None:
     workers = names.split("+") if names else tier.pool
     if kind == "static" and count == "pev":
         return _over(tier, workers, "chain")
-    if not (
-        count.isascii() and count.isdecimal() and str(int(count[:3])) == count and 1 <= int(count) <= MOST_BRANCHES
-    ):
+    if count not in BRANCH_COUNTS:
         return None
     if kind == "sc":
         return _over(tier, [names or tier.fallback], "self_consistency", int(count))
@@ -120,7 +120,10 @@ def _conducted(catalog: Catalog, tier: Tier, worker: str) -> Tier | None:
     own = tier.conductor
     if worker not in {*tier.pool, own.worker, *catalog.evaluation.conductors}:
         return None
-    known = [known_tier.conductor for known_tier in (tier, *catalog.tiers.values())]
-    known = [conductor for conductor in known if conductor.kind == "model" and conductor.worker == worker]
-    usual = replace(own if own.kind == "model" else ConductorSpec("model"), worker=worker)
-    return replace(tier, conductor=known[0] if known else usual)
+    for known_tier in (tier, *catalog.tiers.values()):
+        conductor = known_tier.conductor
+        if conductor.kind == "model" and conductor.worker == worker:
+            return replace(tier, conductor=conductor)
+    if own.kind != "model":
+        own = ConductorSpec("model")
+    return replace(tier, conductor=replace(own, worker=worker))

@@ -50,7 +50,8 @@ def _applied(steps: list[dict[str, Any]], edit: Edit) -> list[dict[str, Any]]:
     places = list(range(len(steps)))
     """The old place of each step that stays, in the new order."""
     if edit.op == "change":
-        return [step | dict(edit.fields) if n == edit.step else step for n, step in enumerate(steps)]
+        changed = steps[edit.step] | dict(edit.fields)
+        return [*steps[: edit.step], changed, *steps[edit.step + 1 :]]
     if edit.op == "add":
         moved = {n: n + (n >= edit.step) for n in places}
         renumbered = [_renumbered(step, moved) for step in steps]
@@ -67,8 +68,13 @@ def _renumbered(step: Mapping[str, Any], numbers: Mapping[int, int]) -> dict[str
     access = step.get("access")
     if not isinstance(access, list):
         return dict(step)
-    entries = [entry for entry in access if not _is_number(entry) or entry in numbers]
-    return {**step, "access": [numbers[entry] if _is_number(entry) else entry for entry in entries]}
+    entries: list[Any] = []
+    for entry in access:
+        if not _is_number(entry):
+            entries.append(entry)
+        elif entry in numbers:
+            entries.append(numbers[entry])
+    return {**step, "access": entries}
 
 
 def _is_number(entry: object) -> bool:

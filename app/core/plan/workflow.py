@@ -132,11 +132,13 @@ def topology(inputs: Sequence[Sequence[int]]) -> Topology:
     layers: list[list[int]] = [[] for _ in range(max(depths) + 1)]
     for n, depth in enumerate(depths):
         layers[depth].append(n)
-    wide = [layer for layer in layers if len(layer) > 1]
-    crossed = all(len(inputs[n]) > 1 for layer in wide[1:] for n in layer)
-    if len(wide) > 1 and crossed:
-        return "debate"
-    return "tree"
+    wide_layers = [layer for layer in layers if len(layer) > 1]
+    if len(wide_layers) < 2:
+        return "tree"
+    for layer in wide_layers[1:]:
+        if any(len(inputs[n]) < 2 for n in layer):
+            return "tree"
+    return "debate"
 
 
 def _depths(inputs: Sequence[Sequence[int]]) -> list[int]:
@@ -272,7 +274,8 @@ def check_step(
     it may see the previous answer; a `reasoned` one may give the conductor's reasons."""
     if not isinstance(value, Mapping):
         return None, [f"step {place}: must be an object with worker, subtask and access"]
-    allowed_fields = FIELDS | OPTIONAL | ({WHY, WITHHELD} if reasoned else frozenset())
+    optional_fields = OPTIONAL | {WHY, WITHHELD} if reasoned else OPTIONAL
+    allowed_fields = FIELDS | optional_fields
     reasons = [f"step {place}: unknown field" for _ in set(value) - allowed_fields]
     reasons += [f"step {place}: {field} is missing" for field in sorted(FIELDS - set(value))]
     worker = resolve(value.get("worker"))
@@ -547,10 +550,10 @@ def read_lists(text: str, resolve: Resolve, max_steps: int, further: bool = Fals
     models, subtasks, access = (lists[label] or [] for label in _LABELS)
     if not len(models) == len(subtasks) == len(access):
         raise PlanRejected([f"the lists differ in length: {len(models)}, {len(subtasks)}, {len(access)}"])
-    entries = [
-        {"worker": worker, "subtask": subtask, "access": published_access(access_value, place, further)}
-        for place, (worker, subtask, access_value) in enumerate(zip(models, subtasks, access, strict=True))
-    ]
+    entries = []
+    for place, (worker, subtask, access_value) in enumerate(zip(models, subtasks, access, strict=True)):
+        step_access = published_access(access_value, place, further)
+        entries.append({"worker": worker, "subtask": subtask, "access": step_access})
     return read_plan({"steps": entries}, resolve, max_steps, further)
 
 

@@ -63,10 +63,9 @@ def _after(now: VersionsInForce, change: Change) -> VersionsInForce:
     version = change.version
     match change.kind:
         case "loaded":
-            return replace(now, loaded=(*(loaded for loaded in now.loaded if loaded != version), version))
+            return replace(now, loaded=(*_without(now.loaded, version), version))
         case "unloaded":
-            remaining = tuple(loaded for loaded in now.loaded if loaded != version)
-            return replace(now, loaded=remaining, before=tuple(earlier for earlier in now.before if earlier != version))
+            return replace(now, loaded=_without(now.loaded, version), before=_without(now.before, version))
         case "canary":
             return replace(now, canary=version, share=change.share)
         case "promoted":
@@ -75,9 +74,16 @@ def _after(now: VersionsInForce, change: Change) -> VersionsInForce:
         case "rolled_back" if now.canary:
             return replace(now, canary="", share=0.0)
         case "rolled_back":
-            return replace(now, live=now.before[-1] if now.before else "", before=now.before[:-1])
+            live = ""
+            if now.before:
+                live = now.before[-1]
+            return replace(now, live=live, before=now.before[:-1])
         case _:
             return now
+
+
+def _without(versions: tuple[str, ...], version: str) -> tuple[str, ...]:
+    return tuple([other for other in versions if other != version])
 
 
 def refusal(now: VersionsInForce, kind: ChangeKind, version: str) -> str:

@@ -18,7 +18,7 @@ concerns a run is pinned when it is admitted, so that a later pool file neither 
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 
 from app.core.message.chat import (
@@ -116,9 +116,12 @@ def priced(choice: Eligible) -> Eligible:
 
 def healthy(choice: Eligible, ejected: Mapping[str, str]) -> Eligible:
     """Without the ejected ones, as long as `ENOUGH` remain; `ejected` gives their reasons, the worst of them first."""
-    out = spared(choice.workers, ejected)
-    workers = tuple(worker for worker in choice.workers if worker.name not in out)
-    return Eligible(workers, {**choice.excluded, **{name: f"ejected: {reason}" for name, reason in out.items()}})
+    reasons = spared(choice.workers, ejected)
+    workers = tuple(worker for worker in choice.workers if worker.name not in reasons)
+    excluded = dict(choice.excluded)
+    for name, reason in reasons.items():
+        excluded[name] = f"ejected: {reason}"
+    return Eligible(workers, excluded)
 
 
 def spared(workers: Sequence[Worker], ejected: Mapping[str, str]) -> Mapping[str, str]:
@@ -128,9 +131,11 @@ def spared(workers: Sequence[Worker], ejected: Mapping[str, str]) -> Mapping[str
 
 
 def unknown_names(tier: Tier, overrides: Overrides) -> tuple[str, ...]:
-    """Names in the overrides that the tier's pool does not hold, sorted."""
-    names = overrides.allow | overrides.deny | ({overrides.pin} if overrides.pin else set())
-    return tuple(sorted(names - set(tier.pool)))
+    """Return the names in the overrides that the tier's pool does not hold, sorted."""
+    names = {*overrides.allow, *overrides.deny}
+    if overrides.pin:
+        names.add(overrides.pin)
+    return tuple(sorted(names.difference(tier.pool)))
 
 
 def overridden(tier: Tier, other: Tier, overrides: Overrides) -> Overrides | None:
@@ -317,11 +322,11 @@ def terms_of(catalog: Catalog, tier: Tier, labels: frozenset[str], *, requested:
     """Return the terms of a run of this tier with these labels; None if no plan of it can need an approval."""
     rule_workers = _ruled(catalog, tier, labels)
     rule = tier.approval
+    reasons = [REQUESTED] if requested else []
     if rule is None:
         if not (requested or rule_workers):
             return None
-        return ApprovalTerms(reasons=(REQUESTED,) if requested else (), workers=rule_workers)
-    reasons = [REQUESTED] if requested else []
+        return ApprovalTerms(reasons=tuple(reasons), workers=rule_workers)
     if rule.always:
         reasons.append(TIER)
     reasons += [f"label:{label}" for label in sorted(rule.labels & labels)]
@@ -349,9 +354,13 @@ def _ruled(catalog: Catalog, tier: Tier, labels: frozenset[str]) -> tuple[str, .
     matches = [rule.approve for rule in catalog.rules if rule.approve is not None and rule.labels - SOURCES <= labels]
     if not matches:
         return ()
-    workers: Iterable[Worker] = [catalog.workers[name] for name in tier.pool if name in catalog.workers]
-    return tuple([worker.name for worker in workers if _is_named(worker, matches)])
+    names: list[str] = []
+    for name in tier.pool:
+        worker = catalog.workers.get(name)
+        if worker is not None and _fits_any(worker, matches):
+            names.append(worker.name)
+    return tuple(names)
 
 
-def _is_named(worker: Worker, matches: Sequence[Match]) -> bool:
+def _fits_any(worker: Worker, matches: Sequence[Match]) -> bool:
     return any([match.fits(attributes(worker)) for match in matches])

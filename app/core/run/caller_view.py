@@ -280,7 +280,7 @@ def returned_results(messages: Sequence[Message]) -> ReturnedResults | None:
     return ReturnedResults(run, {message.call_id: message for message in reversed(results)}, tuple(reversed(tail)))
 
 
-def classify_results(state: RunState, came: ReturnedResults) -> ResultsKind:
+def classify_results(state: RunState, tool_results: ReturnedResults) -> ResultsKind:
     """Classify results for a run. Raises `InvalidRequest` if the run cannot go on with them."""
     if state.ended:
         return "history"
@@ -288,21 +288,21 @@ def classify_results(state: RunState, came: ReturnedResults) -> ResultsKind:
     for step in state.steps.values():
         for exchange in step.exchanges:
             issued.update(exchange.ids)
-    if not came.results.keys() <= issued:
+    if not tool_results.results.keys() <= issued:
         raise unknown_call_error()
     awaited = state.unanswered_tool_calls.keys() if state.state == "awaiting_tool" else frozenset()
-    if came.results.keys() == awaited:
-        if not came.tail or _all_open_steps_see_user(state):
+    if tool_results.results.keys() == awaited:
+        if not tool_results.tail or _all_open_steps_see_user(state):
             return "go_on"
         return "history"
-    if came.results.keys() < awaited:
-        missing = [id_ for id_ in awaited if id_ not in came.results]
+    if tool_results.results.keys() < awaited:
+        missing = [id_ for id_ in awaited if id_ not in tool_results.results]
         raise InvalidRequest(
             "Send the results of all tool calls of the reply together. Missing are those of: " + ", ".join(missing),
             param="messages",
             code="tool_results_missing",
         )
-    if came.results.keys() == latest_exchanges(state).keys():
+    if tool_results.results.keys() == latest_exchanges(state).keys():
         return "repeat"
     raise already_answered_error()
 
@@ -317,15 +317,17 @@ def latest_exchanges(state: RunState) -> Mapping[str, Exchange]:
     return exchanges
 
 
-def messages_by_step(state: RunState, came: ReturnedResults) -> Mapping[int, tuple[Message, ...]]:
+def messages_by_step(state: RunState, tool_results: ReturnedResults) -> Mapping[int, tuple[Message, ...]]:
     """Return the messages for each step: the results of its calls in their order, then the user's words if it may see
     the user."""
     shares: dict[int, tuple[Message, ...]] = {}
     for step in state.steps.values():
         for exchange in step.exchanges:
-            if exchange.ids and exchange.ids[0] in came.results:
-                own = tuple(came.results[id_] for id_ in exchange.ids)
-                shares[step.n] = (*own, *(came.tail if step.access.user else ()))
+            if exchange.ids and exchange.ids[0] in tool_results.results:
+                messages = tuple([tool_results.results[id_] for id_ in exchange.ids])
+                if step.access.user:
+                    messages += tool_results.tail
+                shares[step.n] = messages
     return shares
 
 

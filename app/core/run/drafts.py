@@ -124,7 +124,8 @@ def plan_accepted(
     """`call` is the planning call whose text this plan is, or empty; `inputs` count from 0. The empty plan has no
     topology. `why` is the ref of the conductor's reason for the shape; `price` is the worst case of its steps, where an
     approval may depend on it."""
-    return PlanAccepted(proposal, call, len(inputs), topology(inputs) if inputs else "", why, price)
+    shape = topology(inputs) if inputs else ""
+    return PlanAccepted(proposal, call, len(inputs), shape, why, price)
 
 
 def plan_rejected(

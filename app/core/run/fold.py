@@ -229,17 +229,19 @@ def _plan_accepted(state: RunState, fact: PlanAccepted) -> Changes:
     changes = _replace_latest_proposal(state, accepted)
     if accepted.round > 1 or accepted.parent is not None:
         return changes
-    started = any(step.state != "waiting" for step in state.current_steps)
-    return changes | {"state": _check_run_arrow(state, "running" if started else "planned")}
+    if any(step.state != "waiting" for step in state.current_steps):
+        return changes | {"state": _check_run_arrow(state, "running")}
+    return changes | {"state": _check_run_arrow(state, "planned")}
 
 
 def _plan_rejected(state: RunState, fact: PlanRejected) -> Changes:
+    budget = (fact.budget, fact.budget_until) if fact.budget_until is not None else None
     rejected = copy_with(
         _open_proposal(state),
         state="rejected",
         outage=fact.outage,
         reasons=fact.reasons,
-        budget=(fact.budget, fact.budget_until) if fact.budget_until is not None else None,
+        budget=budget,
         call=fact.call,
     )
     return _replace_latest_proposal(state, rejected)
@@ -377,10 +379,10 @@ def _approval_expired(state: RunState, fact: RunApprovalExpired) -> Changes:
     question = _check_approval_question(state, fact.proposal, None)
     dropped = next(proposal for proposal in state.all_proposals if proposal.number == question.proposal)
     dropped = copy_with(dropped, state="rejected", reasons=(approvals.EXPIRED,), topology="")
-    first = dropped.round == 1 and dropped.parent is None
-    after = _check_run_arrow(state, "admitted" if first else "running")
+    is_first_round = dropped.round == 1 and dropped.parent is None
+    next_state = "admitted" if is_first_round else "running"
     return _replace_latest_proposal(state, dropped) | {
-        "state": after,
+        "state": _check_run_arrow(state, next_state),
         "turn": copy_with(state.turn, deadline=fact.deadline),
     }
 

@@ -45,7 +45,9 @@ def read_trace(parent: str, state: str) -> Trace:
     standard."""
     if not PARENT.fullmatch(parent):
         return NO_TRACE
-    return Trace(parent, state if STATE.fullmatch(state) else "")
+    if not STATE.fullmatch(state):
+        return Trace(parent)
+    return Trace(parent, state)
 
 
 def trace_of_turn(first: Trace, later: Trace) -> Trace:

@@ -436,7 +436,9 @@ def nesting_depth(state: RunState, parent: int | None) -> int:
     if parent is None:
         return 0
     around = parent_of(state, state.steps[parent])
-    return 1 + nesting_depth(state, around.n if around is not None else None)
+    if around is None:
+        return 1
+    return 1 + nesting_depth(state, around.n)
 
 
 def may_nest(state: RunState, parent: int | None) -> bool:

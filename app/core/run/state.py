@@ -322,10 +322,11 @@ class RunState:
 
     def steps_of_round(self, number: int) -> tuple[StepState, ...]:
         """The steps of a round's workflow; none before it is accepted."""
-        chosen = [
-            proposal.number for proposal in self.proposals if proposal.round == number and proposal.state == "accepted"
-        ]
-        return tuple(step for step in self.steps.values() if step.proposal in chosen)
+        accepted: set[int] = set()
+        for proposal in self.proposals:
+            if proposal.round == number and proposal.state == "accepted":
+                accepted.add(proposal.number)
+        return tuple(step for step in self.steps.values() if step.proposal in accepted)
 
     def answer_of_round(self, number: int) -> Answer | None:
         """Return the answer of a round; None if its answering step is not done."""

@@ -428,6 +428,9 @@ def _with_disclosure(state: RunState, fact: CallIntended, catalogs: Mapping[str,
         disclosure = disclosure_to_step(state, step, LabelFlow(state).readings[fact.n].labels)
     catalog = catalogs.get(fact.catalog)
     worker = catalog.workers.get(fact.worker) if catalog is not None else None
+    region = ""
+    if worker is not None and worker.card.region is not None:
+        region = worker.card.region
     return copy_with(
         fact,
         planned_by=disclosure.planned_by,
@@ -435,7 +438,7 @@ def _with_disclosure(state: RunState, fact: CallIntended, catalogs: Mapping[str,
         unseen=disclosure.unseen,
         results=disclosure.results,
         origin=disclosure.origin,
-        region=worker.card.region or "" if worker is not None else "",
+        region=region,
     )
 
 

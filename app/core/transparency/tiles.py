@@ -20,6 +20,8 @@ ENTRIES = "entries"
 ENTRY_BYTES = 2**16 - 1
 """Most bytes of an entry."""
 _PATH = re.compile(r"tile/(entries|0|[1-9]\d?)/((?:x\d{3}/)*)(\d{3})(?:\.p/([1-9]\d{0,2}))?", re.ASCII)
+MOST_LEVELS = 64
+"""Most levels of tiles, as the specification has it."""
 MOST_GROUPS = 6
 """Most groups of three digits of the number of a tile: 10^18 tiles."""
 
@@ -38,8 +40,9 @@ class Tile:
         digits = digits.zfill(-(-len(digits) // 3) * 3)
         groups = [digits[at : at + 3] for at in range(0, len(digits), 3)]
         place = "/".join([f"x{group}" for group in groups[:-1]] + groups[-1:])
+        level = ENTRIES if self.level is None else str(self.level)
         part = "" if self.width == WIDTH else f".p/{self.width}"
-        return f"tile/{ENTRIES if self.level is None else self.level}/{place}{part}"
+        return f"tile/{level}/{place}{part}"
 
 
 def parse_tile(path: str) -> Tile | None:
@@ -51,9 +54,14 @@ def parse_tile(path: str) -> Tile | None:
     groups = [group[1:] for group in upper.split("/") if group] + [last]
     if len(groups) > MOST_GROUPS or (len(groups) > 1 and groups[0] == "000"):
         return None
-    tile = Tile(None if level == ENTRIES else int(level), int("".join(groups)), int(width or WIDTH))
-    allowed = (tile.level or 0) < 64 and tile.width <= WIDTH and tile.path == path
-    return tile if allowed else None
+    tile = Tile(
+        level=None if level == ENTRIES else int(level),
+        number=int("".join(groups)),
+        width=int(width or WIDTH),
+    )
+    if (tile.level or 0) >= MOST_LEVELS or tile.width > WIDTH or tile.path != path:
+        return None
+    return tile
 
 
 def tiles_of(size: int) -> Iterator[Tile]:
