@@ -304,10 +304,10 @@ class RunEnded(BatonError):
         """`run` is the id of the run, which the message names."""
         super().__init__(message, param=param, code=code, retry_after=retry_after)
         if run:
-            named = self.message.replace("{id}", run)
-            if run not in named:
-                named = f"{named} The run is {run}."
-            self.message = named
+            text = self.message.replace("{id}", run)
+            if run not in text:
+                text = f"{text} The run is {run}."
+            self.message = text
             self.args = (self.message,)
 
 

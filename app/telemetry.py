@@ -279,12 +279,12 @@ class Telemetry:
     def bounded(self, kind: str, value: str, most: int) -> str:
         """Return the value of a label that has no table: the first `most` values of this kind stand for themselves, and
         all others, and none, are `other`."""
-        known = self._values.setdefault(kind, set())
-        if value in known:
+        values = self._values.setdefault(kind, set())
+        if value in values:
             return value
-        if not value or len(known) >= most:
+        if not value or len(values) >= most:
             return OTHER
-        known.add(value)
+        values.add(value)
         return value
 
     def log(self, level: int, message: str, bug: Exception | None = None, /, **fields: object) -> None:
@@ -297,8 +297,8 @@ class Telemetry:
             if bug is not None:
                 place = (type(bug), bug, bug.__traceback__)
             # `Logger.log` would look for its caller in the stack, which takes as long as everything else.
-            made = self._log.makeRecord(self._log.name, level, "", 0, message, (), place, extra={"fields": fields})
-            self._log.handle(made)
+            record = self._log.makeRecord(self._log.name, level, "", 0, message, (), place, extra={"fields": fields})
+            self._log.handle(record)
 
     def log_request(self, route: str, fields: Mapping[str, object]) -> None:
         """Write the line of an HTTP request, unless it is switched off."""
@@ -325,8 +325,8 @@ class _Totals(Collector):
         """Yield one family for each counter."""
         for name, (doc, labels) in TOTALS.items():
             family = CounterMetricFamily(name, doc, labels=labels)
-            for values, read in self._totals[name].items():
-                family.add_metric(values, read())
+            for values, total in self._totals[name].items():
+                family.add_metric(values, total())
             yield family
 
 

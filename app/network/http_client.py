@@ -143,25 +143,31 @@ class _Body(httpx.AsyncByteStream):
 
 def _httpx_error(error: Exception) -> httpx.TransportError:
     """Return httpx's error for one of aiohttp; its text holds no word from outside."""
-    raised = error.__cause__ if isinstance(error, httpx.HTTPError) and error.__cause__ is not None else error
-    kind = next((name for known, name in _HTTPX_ERRORS if isinstance(raised, known)), httpx.NetworkError)
-    return kind(_error_text(raised))
+    cause: BaseException = error
+    if isinstance(error, httpx.HTTPError) and error.__cause__ is not None:
+        cause = error.__cause__
+    for error_class, httpx_class in _HTTPX_ERRORS:
+        if isinstance(cause, error_class):
+            return httpx_class(_error_text(cause))
+    return httpx.NetworkError(_error_text(cause))
 
 
-def _error_text(raised: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Return the message of OpenSSL, of the resolver or of the operating system, such as "Connection refused".
 
     Without one, return the name of the error's class in separate words, because one long word would be redacted as a
     secret where the message is quoted."""
-    inner: BaseException | None = raised
+    inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, ssl.SSLError) and getattr(inner, "reason", None):
             return f"TLS: {inner.reason}"
         if isinstance(inner, socket.gaierror) and inner.strerror:
             return inner.strerror
         inner = getattr(inner, "os_error", None) or inner.__cause__
-    number = getattr(raised, "errno", None) or 0
-    return os.strerror(number) if number > 0 else " ".join(re.findall(r"[A-Z]+[a-z]*", type(raised).__name__))
+    number = getattr(error, "errno", None) or 0
+    if number > 0:
+        return os.strerror(number)
+    return " ".join(re.findall(r"[A-Z]+[a-z]*", type(error).__name__))
 
 
 class NoCookies(httpx.Cookies):

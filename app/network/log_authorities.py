@@ -77,11 +77,11 @@ async def request_timestamp(client: httpx.AsyncClient, url: str, body: bytes) ->
             status, _, reply = await _post(client, url, query.as_bytes(), "application/timestamp-query")
         if status != httpx.codes.OK:
             raise NotConfirmed(f"It answered with status {status}.")
-        found = tsp.decode_timestamp_response(reply)
-        if found.status not in GRANTED:
+        response = tsp.decode_timestamp_response(reply)
+        if response.status not in GRANTED:
             raise NotConfirmed("It did not grant a time stamp.")
-        about = found.tst_info.message_imprint.message
-        if about != sha256(body).digest() or found.tst_info.nonce != query.nonce:
+        about = response.tst_info.message_imprint.message
+        if about != sha256(body).digest() or response.tst_info.nonce != query.nonce:
             raise NotConfirmed("Its time stamp is not for this request.")
     except TimeoutError:
         raise NotConfirmed("It did not answer in time.") from None
@@ -114,12 +114,12 @@ async def _post(client: httpx.AsyncClient, url: str, body: bytes, kind: str) -> 
         async with client.stream("POST", url, content=body, headers={"content-type": kind}) as reply:
             if reply.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
                 raise _Busy(f"It answered with status {reply.status_code}.")
-            found = b""
+            content = b""
             async for part in reply.aiter_raw():
-                found += part
-                if len(found) > REPLY_BYTES:
+                content += part
+                if len(content) > REPLY_BYTES:
                     raise NotConfirmed("Its reply is too long.")
-            return reply.status_code, reply.headers.get("content-type", "").partition(";")[0].strip(), found
+            return reply.status_code, reply.headers.get("content-type", "").partition(";")[0].strip(), content
 
     try:
         return await retried(once, lambda: retries.authority(faults=(httpx.TransportError, OSError, _Busy)))

@@ -94,7 +94,7 @@ class OpenIdProvider:
 
     async def _checked(self, client: httpx.AsyncClient, token: str, nonce: str) -> Mapping[str, Any]:
         """Return the claims of an ID token that this provider has signed for this client and login."""
-        expected = jwt.JWTClaimsRegistry(
+        registry = jwt.JWTClaimsRegistry(
             now=int(self._now()),
             leeway=LEEWAY_SECONDS,
             iss={"essential": True, "value": self._issuer},
@@ -104,15 +104,16 @@ class OpenIdProvider:
             nonce={"essential": True, "value": nonce},
         )
         try:
-            found = await self._decoded(client, token)
-            expected.validate(found.claims)
+            id_token = await self._decoded(client, token)
+            registry.validate(id_token.claims)
         except (JoseError, ValueError):
             raise _refused() from None
-        audience = found.claims["aud"]
-        for_us_alone = audience in (self._client_id, [self._client_id])
-        if found.claims.get("azp", self._client_id if for_us_alone else None) != self._client_id:
+        party = id_token.claims.get("azp")
+        if "azp" not in id_token.claims and id_token.claims["aud"] in (self._client_id, [self._client_id]):
+            party = self._client_id  # the token is for this client alone
+        if party != self._client_id:
             raise _refused()
-        return dict(found.claims)
+        return dict(id_token.claims)
 
     async def _decoded(self, client: httpx.AsyncClient, token: str) -> jwt.Token:
         """Return the token, if its signature is by a key of the provider's, whose keys are read again once if it is by
@@ -133,13 +134,13 @@ class OpenIdProvider:
         """Return the provider's discovery document, which must be the issuer's own."""
         if self._metadata is not None and self._metadata[0] > self._now():
             return self._metadata[1]
-        found = _object(await client.get(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"))
+        document = _object(await client.get(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"))
         needed = ("authorization_endpoint", "token_endpoint", "jwks_uri")
-        if found.get("issuer") != self._issuer or not all(found.get(name) for name in needed):
+        if document.get("issuer") != self._issuer or not all(document.get(name) for name in needed):
             raise OursError("The identity provider does not describe the issuer in BATON_OIDC_ISSUER.", retry_after=1.0)
-        self._metadata = (self._now() + KNOWN_SECONDS, found)
+        self._metadata = (self._now() + KNOWN_SECONDS, document)
         self._keys = None  # so that a key which the provider has given up is forgotten, too
-        return found
+        return document
 
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[httpx.AsyncClient]:
@@ -156,12 +157,12 @@ def _object(reply: httpx.Response) -> dict[str, Any]:
     """Return the JSON object of a reply."""
     reply.raise_for_status()
     try:
-        found = reply.json()
+        value = reply.json()
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise OursError("The identity provider sent no JSON object.", retry_after=1.0)
-    return found
+    return value
 
 
 def _basic(client_id: str, secret: str) -> str:

@@ -30,9 +30,9 @@ class SharedRead(Generic[T]):
     async def get(self) -> T:
         """Return the value. Raises `StoreUnavailable` if it cannot be read."""
         loop = asyncio.get_running_loop()
-        came = loop.time()
+        called_at = loop.time()
         async with self._lock:
-            if self._failed_at > came:
+            if self._failed_at > called_at:
                 raise StoreUnavailable(retry_after=1.0)
             if self._value is not None and loop.time() - self._read_at <= self._seconds:
                 return self._value

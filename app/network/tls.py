@@ -24,13 +24,13 @@ def tls_context(route: Route) -> ssl.SSLContext:
     if not route.ca and not route.client_certificate:
         return default_context()
     try:
-        made = ssl.create_default_context(cafile=route.ca or None)
+        context = ssl.create_default_context(cafile=route.ca or None)
         if route.client_certificate:
-            made.load_cert_chain(route.client_certificate, route.client_key or None, password=_no_password)
+            context.load_cert_chain(route.client_certificate, route.client_key or None, password=_no_password)
     except (OSError, ValueError) as error:
-        found = [f"{field} {what}" for field, what in faults(route)]
-        raise ConfigInvalid(found or [f"TLS cannot be set up ({type(error).__name__})"]) from None
-    return made
+        problems = [f"{field} {what}" for field, what in faults(route)]
+        raise ConfigInvalid(problems or [f"TLS cannot be set up ({type(error).__name__})"]) from None
+    return context
 
 
 def faults(route: Route) -> Iterator[Fault]:

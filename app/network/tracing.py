@@ -141,24 +141,27 @@ class Tracing:
         """
         if self._tracer is None:
             return Span(parent)
-        others = [Link(_context_of(link)) for link in links if link and link.id != parent.id]
-        made = self._tracer.start_span(name, _below(parent), kind, attributes=attributes, links=others)
-        return Span(_place(made), made)
+        others = []
+        for link in links:
+            if link and link.id != parent.id:
+                others.append(Link(_context_of(link)))
+        span = self._tracer.start_span(name, _below(parent), kind, attributes=attributes, links=others)
+        return Span(_place(span), span)
 
     def waited(self, parent: Trace, since: float, until: float, attributes: Attributes) -> None:
         """Note a wait for an engine as a span; the times are in seconds since 1970."""
         if self._tracer is None or not parent or until <= since:
             return
         began = int(since * NANOSECONDS)
-        made = self._tracer.start_span(SPAN_QUEUE, _below(parent), attributes=attributes, start_time=began)
-        made.end(int(until * NANOSECONDS))
+        span = self._tracer.start_span(SPAN_QUEUE, _below(parent), attributes=attributes, start_time=began)
+        span.end(int(until * NANOSECONDS))
 
     def measure(self, seconds: float, tokens: Mapping[str, int], attributes: Attributes, error: str = "") -> None:
         """Add a provider call to the metrics: `tokens` by their type, `input` and `output`."""
         if self._tokens is None or self._durations is None:
             return
-        failed = {"error.type": error} if error else {}
-        self._durations.record(seconds, {**attributes, **failed})
+        error_attributes = {"error.type": error} if error else {}
+        self._durations.record(seconds, {**attributes, **error_attributes})
         for kind, number in tokens.items():
             self._tokens.record(number, {**attributes, "gen_ai.token.type": kind})
 
@@ -173,11 +176,11 @@ def exports(signal: str, environ: Mapping[str, str]) -> bool:
 
 def received(headers: Iterable[tuple[bytes, bytes]]) -> Trace:
     """Return the place in the caller's trace that a request's headers name; none if they name none or are malformed."""
-    found: dict[str, list[str]] = {}
+    values_by_name: dict[str, list[str]] = {}
     for name, value in headers:
         if name in (b"traceparent", b"tracestate"):
-            found.setdefault(name.decode(), []).append(value.decode("latin-1"))
-    parents, states = found.get("traceparent", []), ",".join(found.get("tracestate", []))
+            values_by_name.setdefault(name.decode(), []).append(value.decode("latin-1"))
+    parents, states = values_by_name.get("traceparent", []), ",".join(values_by_name.get("tracestate", []))
     if len(parents) != 1 or len(parents[0]) > LONGEST_HEADER:
         return NO_TRACE
     state = {"tracestate": states} if 0 < len(states) <= LONGEST_HEADER else {}
@@ -242,7 +245,7 @@ def known_as(spec: ProviderSpec) -> str:
 def address(spec: ProviderSpec, endpoint: str) -> dict[str, str | int]:
     """Return the attributes of the server that is called: that of the endpoint of this name, where there are
     several."""
-    urls = {known.name: known.base_url for known in spec.endpoints}
+    urls = {endpoint_spec.name: endpoint_spec.base_url for endpoint_spec in spec.endpoints}
     parts = urlsplit(urls.get(endpoint, spec.base_url))
     if not parts.hostname:
         return {}
@@ -280,27 +283,27 @@ class CallSpan:
         """The headers by which the provider continues the trace."""
         if self._span.is_recording:
             self._span.set({"baton.worker": worker.name, "gen_ai.request.stream": live})
-            asked = {name: getattr(sampling, name) for name in REQUESTED}
-            self._span.set({f"gen_ai.request.{name}": value for name, value in asked.items() if value is not None})
+            parameters = {name: getattr(sampling, name) for name in REQUESTED}
+            self._span.set({f"gen_ai.request.{name}": value for name, value in parameters.items() if value is not None})
 
     @property
     def is_wanted(self) -> bool:
         """True if its end is exported or counted, so that `end` is worth calling."""
         return self._span.is_recording or self._tracing.exports
 
-    def end(self, finished: CallFinished, attempt: int, said: End | None) -> None:
-        """End the span with the outcome of the call. `said` is the end of the reply, if it came."""
+    def end(self, finished: CallFinished, attempt: int, reply_end: End | None) -> None:
+        """End the span with the outcome of the call. `reply_end` is the end of the reply, if it came."""
         error = ""
         if finished.error is not None:
             error = finished.reason or finished.error or finished.outcome
         model: dict[str, str] = {}
-        answered: dict[str, str] = {}
-        if said is not None and said.model is not None and NAME.fullmatch(said.model):
-            model = answered = {"gen_ai.response.model": said.model}
-        if said is not None and said.id is not None and NAME.fullmatch(said.id):
-            answered = answered | {"gen_ai.response.id": said.id}
+        response_attributes: dict[str, str] = {}
+        if reply_end is not None and reply_end.model is not None and NAME.fullmatch(reply_end.model):
+            model = response_attributes = {"gen_ai.response.model": reply_end.model}
+        if reply_end is not None and reply_end.id is not None and NAME.fullmatch(reply_end.id):
+            response_attributes = response_attributes | {"gen_ai.response.id": reply_end.id}
         if self._span.is_recording:
-            self._span.set({**answered, **_outcome(finished, attempt)})
+            self._span.set({**response_attributes, **_outcome(finished, attempt)})
         self._span.end(error)
         usage = finished.usage
         tokens = {"input": usage.input, "output": usage.output} if usage.total else {}
@@ -309,7 +312,7 @@ class CallSpan:
 
 def _outcome(finished: CallFinished, attempt: int) -> Attributes:
     usage = finished.usage
-    found: dict[str, str | int | float | list[str] | None] = {
+    attributes: dict[str, str | int | float | list[str] | None] = {
         "baton.call": finished.call,
         "baton.step": finished.n,
         "baton.attempt": attempt,
@@ -324,7 +327,7 @@ def _outcome(finished: CallFinished, attempt: int) -> Attributes:
         "http.response.status_code": finished.http_status,
         "baton.provider_request": finished.request_id or None,
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in attributes.items() if value is not None}
 
 
 UNFAILED = (Kind.SUCCEEDED, Kind.CANCELLED)
@@ -350,13 +353,13 @@ def end_run_span(span: Span, state: RunState, error: str) -> None:
     """End it with the state of the run. `error` says why this engine does not go on with the run; empty if it would."""
     if not span.is_recording:
         return span.end()
-    ended = state.end
+    end = state.end
     attributes: dict[str, str | int | bool] = {"baton.state": state.state, "baton.rounds": state.round_count}
     if state.topology:
         attributes["baton.topology"] = state.topology
-    if ended is not None:
-        attributes |= {"baton.cost_micro_usd": ended.usd, "baton.degraded": ended.degraded}
-        failed = ended.kind not in UNFAILED
-        error = (ended.error or ended.kind.value) if failed else ""
+    if end is not None:
+        attributes |= {"baton.cost_micro_usd": end.usd, "baton.degraded": end.degraded}
+        is_failure = end.kind not in UNFAILED
+        error = (end.error or end.kind.value) if is_failure else ""
     span.set(attributes)
     return span.end(error)

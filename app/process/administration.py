@@ -12,6 +12,7 @@ from app.gateway.administration import create_admin
 from app.process.conductor_server import conductor_servers, served_by_all
 from app.process.config import Settings, read_catalog_text, trusted_signers
 from app.process.config.role_rules import role_rules
+from app.process.config.secret_files import secret_text
 from app.process.wiring import Runtime
 
 PROVIDER = "app.network.oidc:OpenIdProvider"
@@ -20,45 +21,45 @@ POSTED = "the pool file"
 """The name of a posted pool file in its faults."""
 
 
-def admin_app(opened: Runtime, *, has_engine: bool) -> FastAPI:
+def admin_app(runtime: Runtime, *, has_engine: bool) -> FastAPI:
     """Return the admin API of this process; `has_engine` says that it calls workers."""
-    return create_admin(admin_context(opened, has_engine=has_engine))
+    return create_admin(admin_context(runtime, has_engine=has_engine))
 
 
-def admin_context(opened: Runtime, *, has_engine: bool) -> AdminContext:
+def admin_context(runtime: Runtime, *, has_engine: bool) -> AdminContext:
     """Return the dependencies of the admin API of this process."""
 
     def read_pool(text: str) -> Catalog:
         return read_catalog_text(text, POSTED)
 
     def versions(conductor: str) -> Sequence[str]:
-        with conductor_servers(opened.pool.loaded, conductor) as servers:
+        with conductor_servers(runtime.pool.loaded, conductor) as servers:
             return served_by_all(servers)
 
-    state = opened.pool.health.state if has_engine else None
-    settings = opened.pool.loaded.settings
+    state = runtime.pool.health.state if has_engine else None
+    settings = runtime.pool.loaded.settings
     return AdminContext(
-        opened.gateway, read_pool, versions, trusted_signers(settings), people=_people(opened, settings), state=state
+        runtime.gateway, read_pool, versions, trusted_signers(settings), people=_people(runtime, settings), state=state
     )
 
 
-def _people(opened: Runtime, settings: Settings) -> People | None:
+def _people(runtime: Runtime, settings: Settings) -> People | None:
     """Return how people log in; None without an OpenID provider."""
     if settings.oidc_issuer is None or settings.oidc_client_id is None or settings.admin_url is None:
         return None
-    made: Callable[..., Provider] = resolve_name(PROVIDER)
-    secret = settings.oidc_client_secret
-    provider = made(
+    provider_class: Callable[..., Provider] = resolve_name(PROVIDER)
+    provider = provider_class(
         settings.oidc_issuer,
         settings.oidc_client_id,
-        secret.get_secret_value() if secret is not None else None,
+        secret_text(settings.oidc_client_secret),
         f"{settings.admin_url}/admin/callback",
-        now=opened.gateway.now,
+        now=runtime.gateway.now,
     )
     rules = role_rules(settings.oidc_roles)
+    grants = [Grant(rule.claim, rule.value, rule.role, rule.tenant) for rule in rules]
     return People(
         provider,
-        tuple(Grant(rule.claim, rule.value, rule.role, rule.tenant) for rule in rules),
+        tuple(grants),
         scopes=settings.oidc_scopes,
         seconds=settings.oidc_session_minutes * 60,
         secure=settings.admin_url.startswith("https:"),

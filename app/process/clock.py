@@ -33,12 +33,12 @@ class Clock:
     """The clock of one process. `now` may be called at any time, and goes back only when it is corrected."""
 
     def __init__(
-        self, wall: Callable[[], float], tick: Callable[[], float], read: Callable[[], Awaitable[float]]
+        self, wall: Callable[[], float], tick: Callable[[], float], ask_database: Callable[[], Awaitable[float]]
     ) -> None:
-        """`wall` gives seconds since 1970 and `tick` monotonic ones; `read` asks the database, and may raise a
+        """`wall` gives seconds since 1970 and `tick` monotonic ones; `ask_database` asks the database, and may raise a
         `BatonError`."""
         self._tick = tick
-        self._read_database_clock = read
+        self._read_database_clock = ask_database
         self._offset = wall() - tick()
         self._unconfirmed_offset: float | None = None
         """The offset that the last reading gave, if it differs from the one in use."""
@@ -60,24 +60,28 @@ class Clock:
 
     async def read(self) -> None:
         """Read the database's clock, and correct this one if the difference is confirmed."""
-        began = self._tick()
+        start = self._tick()
         try:
             theirs = await self._read_database_clock()
         except BatonError:
             return
-        ended = self._tick()
-        if ended - began > MAX_ANSWER_SECONDS and self.is_set:
+        end = self._tick()
+        if end - start > MAX_ANSWER_SECONDS and self.is_set:
             return
-        offset = theirs - (began + ended) / 2
+        offset = theirs - (start + end) / 2
         if abs(offset - self._offset) <= TOLERANCE_SECONDS:
             self._unconfirmed_offset = None
-        elif not self.is_set or (
-            self._unconfirmed_offset is not None and abs(offset - self._unconfirmed_offset) <= TOLERANCE_SECONDS
-        ):
+        elif not self.is_set or self._confirms(offset):
             self._correct(offset)
         else:
             self._unconfirmed_offset = offset
         self.is_set = True
+
+    def _confirms(self, offset: float) -> bool:
+        """Return True if this offset is the one that the reading before has shown."""
+        if self._unconfirmed_offset is None:
+            return False
+        return abs(offset - self._unconfirmed_offset) <= TOLERANCE_SECONDS
 
     def _correct(self, offset: float) -> None:
         difference = offset - self._offset
@@ -89,10 +93,9 @@ class Clock:
         """Read the database's clock regularly until `stopping` is set."""
         while not stopping.is_set():
             await self.read()
+            interval = RETRY_INTERVAL_SECONDS
+            if self.is_set and self._unconfirmed_offset is None:
+                interval = READING_INTERVAL_SECONDS
             with suppress(TimeoutError):
-                async with asyncio.timeout(
-                    READING_INTERVAL_SECONDS
-                    if self.is_set and self._unconfirmed_offset is None
-                    else RETRY_INTERVAL_SECONDS
-                ):
+                async with asyncio.timeout(interval):
                     await stopping.wait()

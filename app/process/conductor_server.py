@@ -6,6 +6,7 @@ from contextlib import ExitStack, closing, contextmanager
 from app.errors import ConfigInvalid
 from app.process.config import Loaded
 from app.process.config.poolfile import endpoint_secret
+from app.process.config.secret_files import secret_text
 from app.providers.vllm import Management
 
 
@@ -18,25 +19,19 @@ def conductor_servers(loaded: Loaded, conductor: str) -> Iterator[tuple[Manageme
     spec = loaded.catalog.providers[worker.provider]
     if spec.format != "openai":
         raise ConfigInvalid([f"{conductor}: its provider speaks {spec.format}, and only vLLM can be managed"])
-    own = loaded.secrets.get(worker.provider)
-    keyed = [(spec.base_url, own)]
+    provider_key = loaded.secrets.get(worker.provider)
+    urls_and_keys = [(spec.base_url, provider_key)]
     if spec.endpoints:
-        names = [endpoint_secret(spec.name, endpoint.name) for endpoint in spec.endpoints]
-        keyed = [
-            (endpoint.base_url, loaded.secrets.get(name, own))
-            for endpoint, name in zip(spec.endpoints, names, strict=True)
-        ]
-    credentials = loaded.proxy_credentials.get(worker.provider)
-    with ExitStack() as opened:
+        urls_and_keys = []
+        for endpoint in spec.endpoints:
+            name = endpoint_secret(spec.name, endpoint.name)
+            urls_and_keys.append((endpoint.base_url, loaded.secrets.get(name, provider_key)))
+    credentials = secret_text(loaded.proxy_credentials.get(worker.provider))
+    with ExitStack() as stack:
         servers = []
-        for base_url, secret in keyed:
-            server = Management(
-                base_url,
-                secret.get_secret_value() if secret is not None else None,
-                route=spec.route,
-                proxy_credentials=credentials.get_secret_value() if credentials is not None else None,
-            )
-            servers.append(opened.enter_context(closing(server)))
+        for base_url, key in urls_and_keys:
+            server = Management(base_url, secret_text(key), route=spec.route, proxy_credentials=credentials)
+            servers.append(stack.enter_context(closing(server)))
         yield tuple(servers)
 
 

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from itertools import chain
 from pkgutil import resolve_name
 
 import uvicorn
@@ -89,30 +90,30 @@ async def serve(
     stopping = asyncio.Event()
     stop_steps, stop_runs = asyncio.Event(), asyncio.Event()
     gc_policy.collect_and_freeze()
-    async with open_runtime(loaded) as opened, asyncio.TaskGroup() as group:
-        _on_signals(opened, environ, stopping)
-        group.create_task(_drain(opened, roles, stopping))
-        await opened.clock.read_at_start()
-        group.create_task(opened.clock.keep_reading(stopping))
-        await opened.versions.look()
-        group.create_task(opened.versions.run(stopping))
+    async with open_runtime(loaded) as runtime, asyncio.TaskGroup() as group:
+        _on_signals(runtime, environ, stopping)
+        group.create_task(_drain(runtime, roles, stopping))
+        await runtime.clock.read_at_start()
+        group.create_task(runtime.clock.keep_reading(stopping))
+        await runtime.versions.look()
+        group.create_task(runtime.versions.run(stopping))
         run_tasks: list[asyncio.Task[None]] = []
         step_tasks: list[asyncio.Task[None]] = []
         if roles.dispatcher:
-            run_tasks.append(group.create_task(opened.drivers.run(stop_runs)))
-            step_tasks.append(group.create_task(opened.dispatcher.run(stop_steps)))
+            run_tasks.append(group.create_task(runtime.drivers.run(stop_runs)))
+            step_tasks.append(group.create_task(runtime.dispatcher.run(stop_steps)))
         else:
-            opened.runs.engine = None  # engines elsewhere take what this gateway admits
+            runtime.runs.engine = None  # engines elsewhere take what this gateway admits
         if roles.gateway:
-            run_tasks.append(group.create_task(opened.runs.run(stop_runs)))
-        run_tasks.append(group.create_task(opened.webhooks.run(stop_runs)))
-        _start_background_tasks(group, opened, roles, stopping)
+            run_tasks.append(group.create_task(runtime.runs.run(stop_runs)))
+        run_tasks.append(group.create_task(runtime.webhooks.run(stop_runs)))
+        _start_background_tasks(group, runtime, roles, stopping)
         if roles.dispatcher:
-            _start_engine_tasks(group, opened, loaded.settings, stopping)
-            group.create_task(Sealer(opened.context, log_signers(loaded.settings)).run(stop_runs))
+            _start_engine_tasks(group, runtime, loaded.settings, stopping)
+            group.create_task(Sealer(runtime.context, log_signers(loaded.settings)).run(stop_runs))
         try:
             if roles.gateway or loaded.settings.metrics_port is not None:
-                await _listen(opened, roles, stopping, announce)
+                await _listen(runtime, roles, stopping, announce)
             else:
                 announce(Announcement(url=None, origin=loaded.origin, rehearsal=loaded.catalog.rehearsal, key=None))
                 await stopping.wait()
@@ -124,37 +125,39 @@ async def serve(
             await asyncio.wait(run_tasks)
 
 
-def _start_background_tasks(group: asyncio.TaskGroup, opened: Runtime, roles: Roles, stopping: asyncio.Event) -> None:
+def _start_background_tasks(group: asyncio.TaskGroup, runtime: Runtime, roles: Roles, stopping: asyncio.Event) -> None:
     """Start what every process does beside its roles, until `stopping` is set."""
-    group.create_task(opened.ratings.run(stopping))
-    group.create_task(opened.conductor_probe.run(stopping))
-    group.create_task(_apply_calibration_results(opened, stopping))
-    group.create_task(_when_database_answers(partial(_compare_schema, opened), stopping))
+    group.create_task(runtime.ratings.run(stopping))
+    group.create_task(runtime.conductor_probe.run(stopping))
+    group.create_task(_apply_calibration_results(runtime, stopping))
+    group.create_task(_when_database_answers(partial(_compare_schema, runtime), stopping))
     if roles.gateway:
-        group.create_task(_when_database_answers(partial(_compare_pepper, opened), stopping))
+        group.create_task(_when_database_answers(partial(_compare_pepper, runtime), stopping))
 
     def is_busy() -> bool:
-        return len(opened.runs) > 0 or len(opened.dispatcher) > 0
+        return len(runtime.runs) > 0 or len(runtime.dispatcher) > 0
 
     group.create_task(gc_policy.collect_when_idle(is_busy, stopping))
 
 
-def _start_engine_tasks(group: asyncio.TaskGroup, opened: Runtime, settings: Settings, stopping: asyncio.Event) -> None:
+def _start_engine_tasks(
+    group: asyncio.TaskGroup, runtime: Runtime, settings: Settings, stopping: asyncio.Event
+) -> None:
     """Start what an engine does beside runs and steps, until `stopping` is set."""
-    group.create_task(_content_retention(opened, settings).run(stopping))
-    group.create_task(_run_retention(opened, settings).run(stopping))
-    group.create_task(Shadows(opened.context, opened.drivers).run(stopping))
-    group.create_task(PromotionWatch(opened.context).run(stopping))
-    group.create_task(_log_export(opened, settings).run(stopping))
+    group.create_task(_content_retention(runtime, settings).run(stopping))
+    group.create_task(_run_retention(runtime, settings).run(stopping))
+    group.create_task(Shadows(runtime.context, runtime.drivers).run(stopping))
+    group.create_task(PromotionWatch(runtime.context).run(stopping))
+    group.create_task(_log_export(runtime, settings).run(stopping))
 
 
-def _content_retention(opened: Runtime, settings: Settings) -> ContentRetention:
+def _content_retention(runtime: Runtime, settings: Settings) -> ContentRetention:
     """Return the task that erases old content."""
     seconds, classes = settings.retention_content_seconds, settings.classes_of_retention
-    return ContentRetention(opened.context, seconds=seconds, classes=classes)
+    return ContentRetention(runtime.context, seconds=seconds, classes=classes)
 
 
-def _log_export(opened: Runtime, settings: Settings) -> CheckpointExport:
+def _log_export(runtime: Runtime, settings: Settings) -> CheckpointExport:
     """Return the task that exports checkpoints. Raises `ConfigInvalid` if a library is needed and not installed."""
     authorities = Authorities(log_witnesses(settings), settings.log_timestamp_url)
     if authorities.timestamps and find_spec(TIMESTAMP_LIBRARY) is None:
@@ -164,15 +167,15 @@ def _log_export(opened: Runtime, settings: Settings) -> CheckpointExport:
     if not settings.log_export:
         if settings.log_witness or settings.log_timestamp_url:
             raise ConfigInvalid(["BATON_LOG_EXPORT: must be set where checkpoints are cosigned or stamped"])
-        return CheckpointExport(opened.context, None)
+        return CheckpointExport(runtime.context, None)
     files = open_archive_files(settings.log_export, settings.archive_endpoint)
-    return CheckpointExport(opened.context, files, authorities)
+    return CheckpointExport(runtime.context, files, authorities)
 
 
-def _run_retention(opened: Runtime, settings: Settings) -> RunRetention:
+def _run_retention(runtime: Runtime, settings: Settings) -> RunRetention:
     """Return the task that prunes old runs. Raises `ConfigInvalid` if the archive's library is not installed."""
     return RunRetention(
-        opened.context,
+        runtime.context,
         partial(open_archive, settings.database_url),
         archiving(settings.archive, settings.archive_endpoint, contents=settings.archive_content),
         seconds=settings.retention_events_seconds,
@@ -192,13 +195,14 @@ async def _when_database_answers(compare: Callable[[], Awaitable[None]], stoppin
                 await stopping.wait()
 
 
-async def _compare_schema(opened: Runtime) -> None:
+async def _compare_schema(runtime: Runtime) -> None:
     """Log if the database has another schema than this program expects."""
-    found, known = await opened.context.store.schema()
-    log, fields = opened.context.telemetry.log, {"error": f"revision {found}, this program {known}"}
-    if found is None or found < known:
+    database_revision, program_revision = await runtime.context.store.schema()
+    log = runtime.context.telemetry.log
+    fields = {"error": f"revision {database_revision}, this program {program_revision}"}
+    if database_revision is None or database_revision < program_revision:
         log(logging.ERROR, "The database lacks tables of this release: run `baton migrate`.", **fields)
-    elif found > known:
+    elif database_revision > program_revision:
         log(
             logging.WARNING,
             "The database is newer than this program. Neighbouring releases work together; replace this "
@@ -207,64 +211,64 @@ async def _compare_schema(opened: Runtime) -> None:
         )
 
 
-async def _compare_pepper(opened: Runtime) -> None:
+async def _compare_pepper(runtime: Runtime) -> None:
     """Log if this process has another pepper than the one under which the API keys are hashed."""
-    gateway = opened.gateway
+    gateway = runtime.gateway
     if await any_accepted(gateway.store, gateway.peppers(), gateway.now()) is False:
-        opened.context.telemetry.log(
+        runtime.context.telemetry.log(
             logging.ERROR,
             "No API key is accepted, because all of them are hashed under another pepper than that of this process: "
             "restore the pepper from the back-up, or give each key a new secret by `baton keys rotate`.",
         )
 
 
-async def _apply_calibration_results(opened: Runtime, stopping: asyncio.Event) -> None:
+async def _apply_calibration_results(runtime: Runtime, stopping: asyncio.Event) -> None:
     """Put new results of `baton calibrate` on the workers' cards; while the database is away the cards stay."""
     while not stopping.is_set():
         with suppress(OursError):
-            opened.pool.apply_trials(await opened.context.store.trials())
+            runtime.pool.apply_trials(await runtime.context.store.trials())
         with suppress(TimeoutError):
             async with asyncio.timeout(CALIBRATION_INTERVAL_SECONDS):
                 await stopping.wait()
 
 
 async def _listen(
-    opened: Runtime, roles: Roles, stopping: asyncio.Event, announce: Callable[[Announcement], None]
+    runtime: Runtime, roles: Roles, stopping: asyncio.Event, announce: Callable[[Announcement], None]
 ) -> None:
     """Serve the API, where this process is a gateway, and probes and metrics where they have a listener of their own;
     until `stopping` is set."""
-    settings = opened.pool.loaded.settings
+    settings = runtime.pool.loaded.settings
     servers = []
     if roles.gateway:
-        app = create_app(opened.gateway, has_metrics=settings.metrics_port is None)
-        console = Console(app, opened.gateway.peppers, opened.gateway.now, partial(_log_console_bug, opened))
-        servers.append(_server(opened, console, settings.host, settings.port))
+        app = create_app(runtime.gateway, has_metrics=settings.metrics_port is None)
+        console = Console(app, runtime.gateway.peppers, runtime.gateway.now, partial(_log_console_bug, runtime))
+        servers.append(_server(runtime, console, settings.host, settings.port))
     if settings.metrics_port is not None:
         host = settings.metrics_host or settings.host
-        servers.append(_server(opened, create_probes(opened.gateway), host, settings.metrics_port))
+        servers.append(_server(runtime, create_probes(runtime.gateway), host, settings.metrics_port))
     admin = None
     if roles.gateway and settings.admin_port is not None:
-        made: Callable[..., FastAPI] = resolve_name(ADMIN)
-        app = made(opened, has_engine=roles.dispatcher)
+        make_admin_app: Callable[..., FastAPI] = resolve_name(ADMIN)
+        app = make_admin_app(runtime, has_engine=roles.dispatcher)
         has_people = settings.oidc_issuer is not None
         console = Console(
             app,
-            opened.gateway.peppers,
-            opened.gateway.now,
-            partial(_log_console_bug, opened),
+            runtime.gateway.peppers,
+            runtime.gateway.now,
+            partial(_log_console_bug, runtime),
             is_admin=True,
             has_people=has_people,
         )
-        admin = _server(opened, console, settings.admin_host, settings.admin_port)
+        admin = _server(runtime, console, settings.admin_host, settings.admin_port)
         servers.append(admin)
     first, *more = servers
     # Bound here, because an address in use ends the process, and cannot do so out of a task.
     sockets = [server.config.bind_socket() for server in more]
     async with asyncio.TaskGroup() as group:
-        key = group.create_task(_first_key(opened, roles))
-        closer = group.create_task(_close_connections(first, opened.gateway.stop_requested))
+        key = group.create_task(_first_key(runtime, roles))
+        closer = group.create_task(_close_connections(first, runtime.gateway.stop_requested))
         stopper = group.create_task(_stop_server(first, stopping))
-        announcer = group.create_task(_announce(servers, roles, key, opened.pool.loaded, announce, admin))
+        announcer = group.create_task(_announce(servers, roles, key, runtime.pool.loaded, announce, admin))
         for server, bound in zip(more, sockets, strict=True):
             group.create_task(server.serve([bound]))
         await first.serve()
@@ -274,26 +278,26 @@ async def _listen(
             task.cancel()
 
 
-def _log_console_bug(opened: Runtime, error: Exception, path: str) -> None:
+def _log_console_bug(runtime: Runtime, error: Exception, path: str) -> None:
     """Log a bug of the console by its type and place, never by its values."""
-    opened.context.telemetry.log(
+    runtime.context.telemetry.log(
         logging.ERROR, "A page of the console failed because of a bug.", route=path, error=place_of(error)
     )
 
 
-def _server(opened: Runtime, app: ASGIApp, host: str, port: int) -> "Server":
+def _server(runtime: Runtime, app: ASGIApp, host: str, port: int) -> "Server":
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
         interface="asgi3",  # uvicorn would guess it only from an `async def __call__`, which the console has not
-        http=connection(opened.gateway),
+        http=connection(runtime.gateway),
         log_config=None,
         access_log=False,
         lifespan="off",
         server_header=False,
         proxy_headers=False,  # nothing depends on where a request seems to come from
-        timeout_keep_alive=opened.pool.loaded.settings.keep_alive_seconds,
+        timeout_keep_alive=runtime.pool.loaded.settings.keep_alive_seconds,
         timeout_graceful_shutdown=int(DRAIN_SECONDS),
     )
     return Server(config)
@@ -310,9 +314,10 @@ async def _announce(
     for server in servers:
         await server.listening.wait()
     await asyncio.wait([key], timeout=retries.STARTUP_PAUSE)
-    made = key.result() if key.done() else None
+    new_key = key.result() if key.done() else None
     url = servers[0].url if roles.gateway else None
-    announce(Announcement(url, loaded.origin, loaded.catalog.rehearsal, made, admin.url if admin is not None else None))
+    admin_url = admin.url if admin is not None else None
+    announce(Announcement(url, loaded.origin, loaded.catalog.rehearsal, new_key, admin_url))
 
 
 class Server(uvicorn.Server):
@@ -334,17 +339,17 @@ class Server(uvicorn.Server):
         if self.started:
             await self._open_further_sockets()
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-            self.url = f"http://{shown}:{port}"
+            visible_host = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+            self.url = f"http://{visible_host}:{port}"
             self.listening.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept first who has connected already: with its listening socket the kernel resets whoever waits there."""
-        waiting = select.poll()
-        for listening in [sock for server in self.servers for sock in server.sockets]:
-            waiting.register(listening.fileno(), select.POLLIN)
+        connections = select.poll()
+        for listening in self._listening_sockets():
+            connections.register(listening.fileno(), select.POLLIN)
         for _ in range(BACKLOG_TURNS):
-            if not waiting.poll(0):
+            if not connections.poll(0):
                 break
             await asyncio.sleep(0)
         await super().shutdown(sockets)
@@ -355,22 +360,27 @@ class Server(uvicorn.Server):
         self.config.encoded_headers.append((b"connection", b"close"))
         self.server_state.default_headers.append((b"connection", b"close"))
 
+    def _listening_sockets(self) -> Sequence[socket.socket]:
+        return list(chain.from_iterable(server.sockets for server in self.servers))
+
     async def _open_further_sockets(self) -> None:
         """Listen on the same socket several times: libuv accepts one connection a turn of the loop on each, so that
         callers who come faster than turns are made would wait in the kernel, where nobody refuses them."""
-        made: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
-        protocol = partial(made, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        protocol_class: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        protocol = partial(
+            protocol_class, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
         loop = asyncio.get_running_loop()
-        for listening in [sock for server in self.servers for sock in server.sockets]:
+        for listening in self._listening_sockets():
             for _ in range(SOCKETS_PER_ADDRESS - 1):
-                again = socket.socket(fileno=os.dup(listening.fileno()))
-                self.servers.append(await loop.create_server(protocol, sock=again))
+                duplicate = socket.socket(fileno=os.dup(listening.fileno()))
+                self.servers.append(await loop.create_server(protocol, sock=duplicate))
 
 
-async def _drain(opened: Runtime, roles: Roles, stopping: asyncio.Event) -> None:
+async def _drain(runtime: Runtime, roles: Roles, stopping: asyncio.Event) -> None:
     """Once the process is told to stop, let a gateway serve for the drain time; then set `stopping`."""
-    await opened.gateway.stop_requested.wait()
-    drain = opened.pool.loaded.settings.drain_seconds if roles.gateway else 0.0
+    await runtime.gateway.stop_requested.wait()
+    drain = runtime.pool.loaded.settings.drain_seconds if roles.gateway else 0.0
     with suppress(TimeoutError):
         async with asyncio.timeout(drain):
             await stopping.wait()
@@ -389,9 +399,9 @@ async def _stop_server(server: Server, stopping: asyncio.Event) -> None:
     server.should_exit = True
 
 
-def _on_signals(opened: Runtime, environ: Mapping[str, str], stopping: asyncio.Event) -> None:
+def _on_signals(runtime: Runtime, environ: Mapping[str, str], stopping: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
-    stop_requested = opened.gateway.stop_requested
+    stop_requested = runtime.gateway.stop_requested
 
     def terminate() -> None:
         if stop_requested.is_set():
@@ -404,15 +414,15 @@ def _on_signals(opened: Runtime, environ: Mapping[str, str], stopping: asyncio.E
 
     loop.add_signal_handler(signal.SIGTERM, terminate)
     loop.add_signal_handler(signal.SIGINT, interrupt)
-    loop.add_signal_handler(signal.SIGHUP, _reload, opened, environ)
+    loop.add_signal_handler(signal.SIGHUP, _reload, runtime, environ)
 
 
-def _reload(opened: Runtime, environ: Mapping[str, str]) -> None:
-    loaded, faults = reload(opened.pool.loaded, environ)
-    log = opened.context.telemetry.log
+def _reload(runtime: Runtime, environ: Mapping[str, str]) -> None:
+    loaded, faults = reload(runtime.pool.loaded, environ)
+    log = runtime.context.telemetry.log
     if not faults:
         try:
-            opened.install(loaded)
+            runtime.install(loaded)
         except ConfigInvalid as error:
             faults = error.faults
     if faults:
@@ -426,12 +436,12 @@ def _reload(opened: Runtime, environ: Mapping[str, str]) -> None:
     log(logging.INFO, "The pool file and the files of secrets were read again and are in force.", origin=loaded.origin)
 
 
-async def _first_key(opened: Runtime, roles: Roles) -> str | None:
+async def _first_key(runtime: Runtime, roles: Roles) -> str | None:
     """Adopt the key that the operator named, or, where this is the whole service and no key exists, make one.
 
     Tried again until the store answers: the service starts without its database and becomes ready when that does.
     """
-    gateway, settings = opened.gateway, opened.pool.loaded.settings
+    gateway, settings = runtime.gateway, runtime.pool.loaded.settings
 
     async def once() -> str | None:
         if settings.bootstrap_key is not None:
@@ -447,9 +457,9 @@ async def _first_key(opened: Runtime, roles: Roles) -> str | None:
 
     def log_failure(error: BaseException) -> None:
         code = error.public_code if isinstance(error, OursError) else ""
-        opened.context.telemetry.log(
+        runtime.context.telemetry.log(
             logging.WARNING, "The first API key waits for the database, which is unavailable.", error=code
         )
 
-    made: str | None = await retries.startup(faults=(OursError,), log=log_failure)(once)
-    return made
+    key: str | None = await retries.startup(faults=(OursError,), log=log_failure)(once)
+    return key

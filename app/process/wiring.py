@@ -23,8 +23,6 @@ from importlib.metadata import version
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from pydantic import SecretStr
-
 from app.conductor.fixed import FixedConductor, RandomConductor
 from app.conductor.model import ModelConductor
 from app.conductor.protocol import Policy
@@ -49,6 +47,7 @@ from app.gateway.http.context import Bounds, GatewayContext, Rates
 from app.network.tracing import SIGNALS, Tracing, exports
 from app.process.clock import Clock
 from app.process.config import Loaded, Settings, content_keys, endpoint_secret, pepper_file, peppers, rate_limits
+from app.process.config.secret_files import secret_text
 from app.providers.endpoints import Endpoints
 from app.providers.formats import adapter
 from app.providers.protocol import ClosableProvider, Provider
@@ -135,10 +134,10 @@ class Pool:
     def _watch_endpoints(self) -> None:
         """Have the health of this process know the endpoints of all providers that have several."""
         states: dict[tuple[str, str], Callable[[], State]] = {}
-        for name, made in self._adapters.items():
-            if isinstance(made, Endpoints):
-                made.on_ejection = partial(self.health.note_ejected_endpoint, name)
-                states |= {(name, endpoint): state for endpoint, state in made.states().items()}
+        for name, provider in self._adapters.items():
+            if isinstance(provider, Endpoints):
+                provider.on_ejection = partial(self.health.note_ejected_endpoint, name)
+                states |= {(name, endpoint): state for endpoint, state in provider.states().items()}
         self.health.watch_endpoints(states)
 
     def catalog(self) -> Catalog:
@@ -163,10 +162,10 @@ class Pool:
         if tier.conductor.whole:
             return FixedConductor(tier.conductor)
         key = (tier.learns_as, tier.conductor)
-        known = self._conductors.get(key)
-        if known is None:
-            known = self._conductors[key] = self._make_conductor(tier.learns_as, tier.conductor)
-        return known
+        conductor = self._conductors.get(key)
+        if conductor is None:
+            conductor = self._conductors[key] = self._make_conductor(tier.learns_as, tier.conductor)
+        return conductor
 
     def breakers(self) -> dict[str, str]:
         """Return the state of each worker's breaker, as this process has measured it."""
@@ -175,10 +174,10 @@ class Pool:
     def are_conductors_healthy(self) -> bool | None:
         """Return True if every model that conducts is healthy, as far as is known; None if no tier has one."""
         names = {tier.conductor.worker for tier in self.catalog().tiers.values() if tier.conductor.kind == "model"}
-        found = [worker for worker in self.catalog().workers.values() if worker.name in names]
-        if not found:
+        workers = [worker for worker in self.catalog().workers.values() if worker.name in names]
+        if not workers:
             return None
-        return not self.health.ejected_workers(found)
+        return not self.health.ejected_workers(workers)
 
     def _make_conductor(self, tier: str, spec: ConductorSpec) -> Policy:
         model = self._model_conductor(spec, spec.worker) if spec.worker is not None else None
@@ -199,36 +198,33 @@ class Pool:
 
     async def close(self) -> None:
         """Close every connection."""
-        for opened in (*self._retired, *self._adapters.values()):
-            await opened.close()
+        for provider in (*self._retired, *self._adapters.values()):
+            await provider.close()
 
 
 def _adapter(name: str, spec: ProviderSpec, loaded: Loaded) -> ClosableProvider:
     """Return the adapter of a provider; the workers of a world answer in front of the rehearsal workers."""
-    own = {endpoint.name: loaded.secrets.get(endpoint_secret(name, endpoint.name)) for endpoint in spec.endpoints}
-    keys = {endpoint: key.get_secret_value() for endpoint, key in own.items() if key is not None}
+    keys: dict[str, str] = {}
+    for endpoint in spec.endpoints:
+        endpoint_key = loaded.secrets.get(endpoint_secret(name, endpoint.name))
+        if endpoint_key is not None:
+            keys[endpoint.name] = endpoint_key.get_secret_value()
     key, credentials = loaded.secrets.get(name), loaded.proxy_credentials.get(name)
-    made: ClosableProvider = adapter(spec, _secret_text(key), _secret_text(credentials), keys)
+    provider: ClosableProvider = adapter(spec, secret_text(key), secret_text(credentials), keys)
     if spec.format == "rehearsal" and "world" in spec.options:
-        made = resolve_name(WORLD_PROVIDER)(spec, made)
-    return made
+        provider = resolve_name(WORLD_PROVIDER)(spec, provider)
+    return provider
 
 
 def _providers_with_new_secrets(before: Loaded, after: Loaded) -> frozenset[str]:
     """Return the providers whose key, or whose credentials at a proxy, have changed."""
-    found = set()
+    providers = set()
     for provider, spec in after.catalog.providers.items():
         names = (provider, *[endpoint_secret(provider, endpoint.name) for endpoint in spec.endpoints])
-        keys = any(before.secrets.get(name) != after.secrets.get(name) for name in names)
-        if keys or before.proxy_credentials.get(provider) != after.proxy_credentials.get(provider):
-            found.add(provider)
-    return frozenset(found)
-
-
-def _secret_text(secret: SecretStr | None) -> str | None:
-    if secret is None:
-        return None
-    return secret.get_secret_value()
+        has_new_key = any(before.secrets.get(name) != after.secrets.get(name) for name in names)
+        if has_new_key or before.proxy_credentials.get(provider) != after.proxy_credentials.get(provider):
+            providers.add(provider)
+    return frozenset(providers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,8 +379,8 @@ async def _queue(loaded: Loaded, seals: SealKeys, telemetry: Telemetry) -> Async
         async with MemoryQueue(tiers, lease=settings.lease_seconds) as memory:
             yield memory
     else:
-        made: type[RedisQueue] = resolve_name(REDIS_QUEUE)
-        async with made(settings.redis_url, tiers, lease=settings.lease_seconds, seals=seals) as redis:
+        queue_class: type[RedisQueue] = resolve_name(REDIS_QUEUE)
+        async with queue_class(settings.redis_url, tiers, lease=settings.lease_seconds, seals=seals) as redis:
             telemetry.watch("baton_messages_forged", lambda: redis.forged)
             for name, pool in redis.pools.items():
                 telemetry.watch_pool(name, partial(getattr, pool, "use"))
@@ -433,8 +429,8 @@ async def _tracing(home: str) -> AsyncIterator[Tracing]:
     if not any(exports(signal, os.environ) for signal in SIGNALS):
         yield Tracing()
         return
-    made: Callable[[str, Mapping[str, str]], Export] = resolve_name(OTLP_EXPORT)
-    export = made(home, os.environ)
+    open_export: Callable[[str, Mapping[str, str]], Export] = resolve_name(OTLP_EXPORT)
+    export = open_export(home, os.environ)
     try:
         yield Tracing(export.tracer, export.meter)
     finally:

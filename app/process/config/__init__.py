@@ -97,13 +97,13 @@ def load(settings: Settings, environ: Mapping[str, str]) -> Loaded:
         origin = f"pool file {settings.pool}"
         return Loaded(settings, pool.catalog, pool.secrets, origin, proxy_credentials=pool.proxy_credentials)
     faults: list[str] = []
-    found = discover(settings, environ, faults)
+    offer = discover(settings, environ, faults)
     if faults:
         raise ConfigInvalid(faults)
-    if found is None:
+    if offer is None:
         return _rehearsal(settings, environ)
-    pool = _build_without_file(merged(found.document, extra), environ)
-    return Loaded(settings, pool.catalog, pool.secrets, f"environment: {', '.join(found.providers)}", found.notes)
+    pool = _build_without_file(merged(offer.document, extra), environ)
+    return Loaded(settings, pool.catalog, pool.secrets, f"environment: {', '.join(offer.providers)}", offer.notes)
 
 
 def read_catalog(path: Path) -> Catalog:
@@ -127,9 +127,9 @@ def reload(previous: Loaded, environ: Mapping[str, str]) -> tuple[Loaded, tuple[
 
 def _with_reread_secrets(settings: Settings, environ: Mapping[str, str]) -> Settings:
     """Return the settings in force, with the secrets that their files have by now."""
-    again = read(environ)
-    found = {name: getattr(again, name) for name in REREAD_SETTINGS & again.in_files}
-    return settings.model_copy(update=found)
+    reread = read(environ)
+    values = {name: getattr(reread, name) for name in REREAD_SETTINGS & reread.in_files}
+    return settings.model_copy(update=values)
 
 
 def _rehearsal(settings: Settings, environ: Mapping[str, str]) -> Loaded:

@@ -374,11 +374,11 @@ def _fault_of_chain(name: str, target: str, aliases: Mapping[str, str]) -> str:
 
 
 def _leads_to_itself(name: str, aliases: Mapping[str, str]) -> bool:
-    seen: set[str] = set()
-    while name in aliases and name not in seen:
-        seen.add(name)
+    names: set[str] = set()
+    while name in aliases and name not in names:
+        names.add(name)
         name = aliases[name]
-    return name in seen
+    return name in names
 
 
 def _end_of_chain(name: str, aliases: Mapping[str, str]) -> str:
@@ -388,10 +388,10 @@ def _end_of_chain(name: str, aliases: Mapping[str, str]) -> str:
 
 
 def _unknown(kind: str, name: str, choices: Iterable[str]) -> str:
-    known = list(choices)
-    remedy = did_you_mean(name, known)
-    if not remedy and known:
-        remedy = f"use one of {', '.join(known[:12])}"
+    names = list(choices)
+    remedy = did_you_mean(name, names)
+    if not remedy and names:
+        remedy = f"use one of {', '.join(names[:12])}"
     if not remedy:
         remedy = f"add [{kind}s.{name}]"
     return f"there is no {kind} {name}; {remedy}"

@@ -76,13 +76,16 @@ def discover(settings: Settings, environ: Mapping[str, str], faults: list[str]) 
     present: dict[str, Any] = {}
     candidates: list[Candidate] = []
     notes: list[str] = []
-    for known in known_providers().values():
-        key = _key(known, environ, notes, faults)
-        if not (_has_server_url(known, environ, faults) if known.server else key):
+    for provider in known_providers().values():
+        key = _key(provider, environ, notes, faults)
+        is_offered = bool(key)
+        if provider.server:
+            is_offered = _has_server_url(provider, environ, faults)
+        if not is_offered:
             continue
-        _check_url(known, settings, environ, faults)
-        present[known.name] = _provider(known, key)
-        candidates += _models(known, environ, notes)
+        _check_url(provider, settings, environ, faults)
+        present[provider.name] = _provider(provider, key)
+        candidates += _models(provider, environ, notes)
     if not candidates:
         return None
     document = {
@@ -118,34 +121,34 @@ def conductor_entries(settings: Settings) -> dict[str, Any]:
     return {"providers": {"conductor": provider}, "workers": {"conductor": worker}}
 
 
-def _key(known: KnownProvider, environ: Mapping[str, str], notes: list[str], faults: list[str]) -> str | None:
+def _key(provider: KnownProvider, environ: Mapping[str, str], notes: list[str], faults: list[str]) -> str | None:
     """Return the variable that holds this provider's key. A key for Baton itself is ignored: it is for clients."""
-    for variable in known.keys:
+    for variable in provider.keys:
         try:
             value = secret(environ, variable).strip()
         except ValueError as error:
             faults.append(f"{variable}: {error}")
             continue
         if value.startswith(BATON_KEY_PREFIX):
-            notes.append(f"{variable} holds a key for Baton itself and was not used for {known.name}")
+            notes.append(f"{variable} holds a key for Baton itself and was not used for {provider.name}")
         elif value:
             return variable
     return None
 
 
-def _has_server_url(known: KnownProvider, environ: Mapping[str, str], faults: list[str]) -> bool:
+def _has_server_url(provider: KnownProvider, environ: Mapping[str, str], faults: list[str]) -> bool:
     """Return True if the URL of a server is set. Adds a fault if its models are not listed."""
-    variable = base_url_variable(known.name)
+    variable = base_url_variable(provider.name)
     url = environ.get(variable, "").strip()
-    if url and not environ.get(_models_variable(known), "").strip(", \t"):
+    if url and not environ.get(_models_variable(provider), "").strip(", \t"):
         faults.append(
-            f"{_models_variable(known)}: is not set; list the models that {variable} serves, separated by commas"
+            f"{_models_variable(provider)}: is not set; list the models that {variable} serves, separated by commas"
         )
     return bool(url)
 
 
-def _check_url(known: KnownProvider, settings: Settings, environ: Mapping[str, str], faults: list[str]) -> None:
-    variable = base_url_variable(known.name)
+def _check_url(provider: KnownProvider, settings: Settings, environ: Mapping[str, str], faults: list[str]) -> None:
+    variable = base_url_variable(provider.name)
     url = environ.get(variable, "").strip()
     if url and (problem := url_problem(url)):
         faults.append(f"{variable}: {problem}")
@@ -153,43 +156,49 @@ def _check_url(known: KnownProvider, settings: Settings, environ: Mapping[str, s
         faults.append(f"{variable}: is Baton's own address; unset it where Baton runs, it is for clients")
 
 
-def _models(known: KnownProvider, environ: Mapping[str, str], notes: list[str]) -> Iterator[Candidate]:
+def _models(provider: KnownProvider, environ: Mapping[str, str], notes: list[str]) -> Iterator[Candidate]:
     """Yield the provider's models: the listed ones, or all known ones."""
-    listed = [name.strip() for name in environ.get(_models_variable(known), "").split(",") if name.strip()]
-    by_name = {entry["model"]: entry for entry in known.models}
-    names = list(dict.fromkeys(listed)) or ([] if known.server else list(by_name))
+    by_name = {entry["model"]: entry for entry in provider.models}
+    names: list[str] = []
+    for name in environ.get(_models_variable(provider), "").split(","):
+        if name.strip() and name.strip() not in names:
+            names.append(name.strip())
+    if not names and not provider.server:
+        names = list(by_name)
     for name in names:
-        entry = by_name.get(name) or _card_of_unknown_model(known)
-        if name not in by_name and not known.server:
-            notes.append(f"the price of {known.name}/{name} is not known; the dearest price of {known.name} is used")
-        yield _candidate(known, name, entry)
+        entry = by_name.get(name) or _card_of_unknown_model(provider)
+        if name not in by_name and not provider.server:
+            notes.append(
+                f"the price of {provider.name}/{name} is not known; the dearest price of {provider.name} is used"
+            )
+        yield _candidate(provider, name, entry)
 
 
-def _card_of_unknown_model(known: KnownProvider) -> Mapping[str, Any]:
+def _card_of_unknown_model(provider: KnownProvider) -> Mapping[str, Any]:
     """Return a card for an unknown model, with the provider's dearest price, so that no budget is exceeded
     unnoticed."""
-    dearest = max((entry["price"] for entry in known.models), key=lambda price: 3 * price["input"] + price["output"])
-    smallest = min(entry["context"] for entry in known.models)
-    output = min(entry["max_output"] for entry in known.models)
+    dearest = max((entry["price"] for entry in provider.models), key=lambda price: 3 * price["input"] + price["output"])
+    smallest = min(entry["context"] for entry in provider.models)
+    output = min(entry["max_output"] for entry in provider.models)
     return {"rank": 2, "price": dearest, "context": smallest, "max_output": output, "strengths": ["general"]}
 
 
-def _candidate(known: KnownProvider, model: str, entry: Mapping[str, Any]) -> Candidate:
+def _candidate(provider: KnownProvider, model: str, entry: Mapping[str, Any]) -> Candidate:
     fields = {key: value for key, value in entry.items() if key != "rank"}
     return Candidate(
-        name=f"{known.name}/{model}",
-        entry={**fields, "provider": known.name, "model": model},
+        name=f"{provider.name}/{model}",
+        entry={**fields, "provider": provider.name, "model": model},
         rank=entry["rank"],
-        conducts=known.format == "openai" and known.structured,
+        conducts=provider.format == "openai" and provider.structured,
     )
 
 
-def _provider(known: KnownProvider, key: str | None) -> dict[str, Any]:
+def _provider(provider: KnownProvider, key: str | None) -> dict[str, Any]:
     entry: dict[str, Any] = {
-        "format": known.format,
-        "base_url": known.base_url,
-        "structured": known.structured,
-        "options": dict(known.options),
+        "format": provider.format,
+        "base_url": provider.base_url,
+        "structured": provider.structured,
+        "options": dict(provider.options),
     }
     if not key:
         return entry
@@ -233,8 +242,8 @@ def _conductor(strong: Sequence[Candidate], settings: Settings) -> dict[str, Any
     return {"kind": "fixed", "shape": "chain", "workers": [candidate.name for candidate in strong[:3]]}
 
 
-def _models_variable(known: KnownProvider) -> str:
-    return base_url_variable(known.name).removesuffix("_BASE_URL") + "_MODELS"
+def _models_variable(provider: KnownProvider) -> str:
+    return base_url_variable(provider.name).removesuffix("_BASE_URL") + "_MODELS"
 
 
 def _is_own_address(url: str, settings: Settings) -> bool:

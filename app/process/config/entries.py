@@ -395,7 +395,7 @@ class ConductorEntry(Entry):
         if self.kind == "model" and self.worker is None:
             raise ValueError('needs `worker`, the model that plans; or use kind = "fixed"')
         if misplaced := sorted(self.model_fields_set - USES[self.kind] - {"kind"}):
-            other = next(kind for kind, used in USES.items() if set(misplaced) & used)
+            other = next(kind for kind, fields in USES.items() if set(misplaced) & fields)
             raise ValueError(f'does not use {", ".join(misplaced)}; remove it, or use kind = "{other}"')
         if self.reasons and (self.prompt != "general" or self.worker is None):
             raise ValueError('asks for reasons, which only a `worker` with prompt = "general" gives; remove reasons')
@@ -582,8 +582,8 @@ def levels(limits: LimitsEntry, efforts: Mapping[Effort, LimitsEntry]) -> dict[s
     defined = [place for place, level in enumerate(EFFORTS) if level in efforts]
     if not defined:
         return dict.fromkeys(EFFORTS, inherited)
-    found: dict[str, Limits] = {}
-    for wanted, level in enumerate(EFFORTS):
-        nearest = min(defined, key=lambda place: (abs(place - wanted), place))
-        found[level] = efforts[EFFORTS[nearest]].core(inherited)
-    return found
+    limits_by_level: dict[str, Limits] = {}
+    for index, level in enumerate(EFFORTS):
+        nearest = min(defined, key=lambda place: (abs(place - index), place))
+        limits_by_level[level] = efforts[EFFORTS[nearest]].core(inherited)
+    return limits_by_level

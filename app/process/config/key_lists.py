@@ -44,7 +44,13 @@ def signers(value: SecretStr | None) -> tuple[Signer, ...]:
 def master_keys(value: SecretStr | None) -> tuple[bytes | str, ...]:
     """Return the master keys of a setting, and the names of those in KMS."""
     words = value.get_secret_value().split() if value is not None else []
-    return tuple([word if word.startswith(KMS) else _master_key(word) for word in words])
+    keys: list[bytes | str] = []
+    for word in words:
+        if word.startswith(KMS):
+            keys.append(word)
+        else:
+            keys.append(_master_key(word))
+    return tuple(keys)
 
 
 def _master_key(word: str) -> bytes:

@@ -31,10 +31,11 @@ class KnownProvider:
 def known_providers() -> Mapping[str, KnownProvider]:
     """Return all known providers by name, in the order of the file, which is read once."""
     table = tomllib.loads(read_shipped("known.toml"), parse_float=Decimal)
-    return {
-        name: KnownProvider(name, **{**entry, "keys": tuple(entry["keys"]), "models": tuple(entry["models"])})
-        for name, entry in table.items()
-    }
+    providers = {}
+    for name, entry in table.items():
+        fields = entry | {"keys": tuple(entry["keys"]), "models": tuple(entry["models"])}
+        providers[name] = KnownProvider(name, **fields)
+    return providers
 
 
 def read_shipped(name: str) -> str:

@@ -17,7 +17,7 @@ TOKEN = re.compile(
 
 def line_numbers(text: str) -> dict[Path, int]:
     """Return the line (from 1) of every table and key; a table's ancestors have the line of their first mention."""
-    found: dict[Path, int] = {}
+    numbers: dict[Path, int] = {}
     table: Path = ()
     for start, statement in _statements(text):
         line = text.count("\n", 0, start) + 1
@@ -27,8 +27,8 @@ def line_numbers(text: str) -> dict[Path, int]:
         else:
             path = table + _key(statement)
         for length in range(1, len(path) + 1):
-            found.setdefault(path[:length], line)
-    return found
+            numbers.setdefault(path[:length], line)
+    return numbers
 
 
 def line_of(lines: Mapping[Path, int], path: Sequence[str | int]) -> int:

@@ -108,11 +108,11 @@ def build(document: Mapping[str, Any], faults: Faults, environ: Mapping[str, str
     )
     for path, what in check(draft):
         faults.add(path, what)
-    known = known_providers()
+    providers_by_name = known_providers()
     providers = {}
     for name, entry in draft.providers.items():
         if entry is not None:
-            default_url = known[name].base_url if name in known else ""
+            default_url = providers_by_name[name].base_url if name in providers_by_name else ""
             providers[name] = _provider(name, entry, default_url, faults, environ)
     secrets = _secrets(draft, faults, environ)
     proxy_credentials = _proxy_credentials(draft, faults, environ)
@@ -121,20 +121,29 @@ def build(document: Mapping[str, Any], faults: Faults, environ: Mapping[str, str
 
 
 def _catalog(draft: CheckedEntries, providers: Mapping[str, ProviderSpec]) -> Catalog:
-    tiers = {name: _tier(name, entry, draft) for name, entry in draft.tiers.items() if entry is not None}
-    used = {draft.provider_of(worker) for tier in tiers.values() for worker in tier.pool}
-    rules = tuple(entry.core(name) for name, entry in draft.rules.items() if entry is not None)
+    rules = []
+    for name, rule in draft.rules.items():
+        if rule is not None:
+            rules.append(rule.core(name))
+    workers = {}
+    for name, worker in draft.workers.items():
+        if worker is not None:
+            workers[name] = _worker(name, worker, draft, rules)
+    tiers = {}
+    used_providers = set()
+    for name, tier in draft.tiers.items():
+        if tier is not None:
+            tiers[name] = _tier(name, tier, draft)
+            used_providers.update([draft.provider_of(worker_name) for worker_name in tiers[name].pool])
     catalog = Catalog(
         providers=providers,
-        workers={
-            name: _worker(name, entry, draft, rules) for name, entry in draft.workers.items() if entry is not None
-        },
+        workers=workers,
         tiers=tiers,
         aliases=aliases_in_force(draft),
         digest="",
         evaluation=draft.evaluation.core(),
-        rehearsal=all(providers[name].format == "rehearsal" for name in used),
-        rules=rules,
+        rehearsal=all(providers[name].format == "rehearsal" for name in used_providers),
+        rules=tuple(rules),
     )
     return sealed(catalog)
 
@@ -204,12 +213,12 @@ def _note_validation_faults(error: ValidationError, place: Sequence[str], model:
 
 def _evaluation(document: Mapping[str, Any], faults: Faults) -> EvaluationEntry:
     """Read the one section that is a table and not a list of entries."""
-    found = document.get("evaluation", {})
-    if not isinstance(found, dict):
+    table = document.get("evaluation", {})
+    if not isinstance(table, dict):
         faults.add(["evaluation"], "must be a table; write [evaluation], then arms = true")
         return EvaluationEntry()
     try:
-        return EvaluationEntry.model_validate(found)
+        return EvaluationEntry.model_validate(table)
     except ValidationError as error:
         _note_validation_faults(error, ["evaluation"], EvaluationEntry, faults)
         return EvaluationEntry()
@@ -246,25 +255,26 @@ def _fields(model: type[Entry], path: Sequence[str | int]) -> list[str]:
         inner = here.model_fields[str(part)].annotation
         if get_origin(inner) in (dict, list):
             next(parts, "")
-        here = next(
-            (kind for kind in (inner, *get_args(inner)) if isinstance(kind, type) and issubclass(kind, Entry)), here
-        )
+        for kind in (inner, *get_args(inner)):
+            if isinstance(kind, type) and issubclass(kind, Entry):
+                here = kind
+                break
     return list(here.model_fields)
 
 
 def _aliases(document: Mapping[str, Any], faults: Faults) -> dict[str, str] | None:
-    found = document.get("aliases")
-    if found is None:
+    table = document.get("aliases")
+    if table is None:
         return None
-    if not isinstance(found, dict):
+    if not isinstance(table, dict):
         faults.add(["aliases"], 'must be a table; write [aliases], then name = "tier"')
         return {}
-    for name, target in found.items():
+    for name, target in table.items():
         if not isinstance(target, str):
             faults.add(["aliases", name], 'must be the name of a tier; write it as "baton-mini"')
         if not NAME.fullmatch(name):
             faults.add(["aliases", name], "is not a usable name; use letters, digits and . _ / : @ - (at most 100)")
-    return {name: target for name, target in found.items() if isinstance(target, str)}
+    return {name: target for name, target in table.items() if isinstance(target, str)}
 
 
 def _provider(
@@ -284,7 +294,8 @@ def _provider(
         return spec
     override = environ.get(variable, "").strip()
     base_url = override or entry.base_url or default_url
-    if problem := url_problem(override) if override else None:
+    problem = url_problem(override) if override else None
+    if problem:
         faults.add(["providers", name, "base_url"], f"is overridden by {variable}, which {problem}")
     elif not base_url and not faults.has("providers", name, "base_url"):
         faults.add(["providers", name, "base_url"], f"is missing; give it here or in {variable}")
@@ -353,7 +364,9 @@ def secret_names(text: str) -> set[str]:
     except tomllib.TOMLDecodeError:
         return set()
     tables = []
-    for provider in _tables(list(providers.values()) if isinstance(providers, dict) else None):
+    if not isinstance(providers, dict):
+        return set()
+    for provider in _tables(list(providers.values())):
         tables += [provider, *_tables(provider.get("endpoints"))]
     names = set()
     for table in tables:
@@ -392,22 +405,23 @@ def _secret(variable: str, path: Sequence[str | int], faults: Faults, environ: M
 
 
 def _proxy_credentials(draft: CheckedEntries, faults: Faults, environ: Mapping[str, str]) -> dict[str, SecretStr]:
-    found: dict[str, SecretStr] = {}
+    credentials: dict[str, SecretStr] = {}
     for name, entry in draft.providers.items():
         if entry is None or entry.proxy_credentials is None:
             continue
         path = ["providers", name, "proxy_credentials"]
         value = _secret(entry.proxy_credentials, path, faults, environ)
         if value is not None and re.fullmatch(r"[!-9;-~]+:[!-~]*", value):
-            found[name] = SecretStr(value)
+            credentials[name] = SecretStr(value)
         elif value is not None:
             words = f"the environment variable {entry.proxy_credentials} does not hold user:password; export it so"
             faults.add(path, words)
-    return found
+    return credentials
 
 
 def _syntax(source: str, message: str) -> str:
     """Return the fault of a syntax error; tomllib gives the place in words: `... (at line 3, column 5)`."""
     place = re.search(r"\(at line (\d+), column \d+\)", message)
     words = re.sub(r"\s*\(at .*\)$", "", message)
-    return f"{source}:{place.group(1) if place else 1}: not valid TOML: {words}; correct it first"
+    line = place.group(1) if place else 1
+    return f"{source}:{line}: not valid TOML: {words}; correct it first"

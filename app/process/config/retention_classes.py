@@ -18,26 +18,26 @@ KEPT = ("content", "events")
 
 def retention_classes(text: str) -> tuple[RetentionClass, ...]:
     """Read the classes. Raises ValueError for a class that cannot be read, with its number."""
-    found = []
+    classes = []
     for number, part in enumerate(filter(None, map(str.strip, text.split(";"))), 1):
-        chosen, separator, kept = part.partition("=>")
-        of, seconds = _pairs(chosen, NAMES), _pairs(kept, KEPT)
+        selectors, separator, periods = part.partition("=>")
+        of, seconds = _pairs(selectors, NAMES), _pairs(periods, KEPT)
         if not separator or of is None or seconds is None:
             raise ValueError(f"class {number} cannot be read; write it as label=phi=>content=7,events=3650")
-        kept_for = {name: _seconds(value, number) for name, value in seconds.items()}
-        found.append(RetentionClass(RunClass(**of), kept_for.get("content"), kept_for.get("events")))
-    return tuple(found)
+        seconds_by_kind = {name: _seconds(value, number) for name, value in seconds.items()}
+        classes.append(RetentionClass(RunClass(**of), seconds_by_kind.get("content"), seconds_by_kind.get("events")))
+    return tuple(classes)
 
 
 def _pairs(text: str, names: tuple[str, ...]) -> dict[str, str] | None:
     """Return the values by name; None if a name is unknown, is given twice, or has no value, or if there is none."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for pair in text.split(","):
         name, _, value = pair.strip().partition("=")
-        if name not in names or name in found or not value.strip():
+        if name not in names or name in values or not value.strip():
             return None
-        found[name] = value.strip()
-    return found
+        values[name] = value.strip()
+    return values
 
 
 def _seconds(text: str, number: int) -> float:

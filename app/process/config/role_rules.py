@@ -26,13 +26,13 @@ class RoleRule:
 
 def role_rules(text: str) -> tuple[RoleRule, ...]:
     """Read the rules. Raises ValueError for a rule that cannot be read, with its number."""
-    found = []
+    rules = []
     for number, part in enumerate(filter(None, map(str.strip, text.split(";"))), 1):
-        read = RULE.fullmatch(part)
-        if read is None:
+        match = RULE.fullmatch(part)
+        if match is None:
             raise ValueError(f"rule {number} cannot be read; write it as claim=value=>role@tenant")
-        claim, value, role, tenant = read.groups()
+        claim, value, role, tenant = match.groups()
         if role not in ROLES:
             raise ValueError(f"rule {number} names no role; there are {', '.join(ROLES)}")
-        found.append(RoleRule(claim, value.strip(), role, None if tenant == "*" else tenant or "default"))
-    return tuple(found)
+        rules.append(RoleRule(claim, value.strip(), role, None if tenant == "*" else tenant or "default"))
+    return tuple(rules)

@@ -7,6 +7,8 @@ provider keys, of the pepper and of the webhook's secret are read again when the
 from collections.abc import Mapping
 from pathlib import Path
 
+from pydantic import SecretStr
+
 SUFFIX = "_FILE"
 MAX_BYTES = 64 << 10
 """Most bytes of such a file; a larger one is taken for a wrong path."""
@@ -38,3 +40,10 @@ def secret(environ: Mapping[str, str], name: str) -> str:
             fault = f"is larger than {MAX_BYTES >> 10} KiB"
         raise ValueError(f"{name}{SUFFIX} names a file that {fault}; correct the path or the file")
     return text
+
+
+def secret_text(secret: SecretStr | None) -> str | None:
+    """Return the text of a secret; None where there is none."""
+    if secret is None:
+        return None
+    return secret.get_secret_value()

@@ -398,21 +398,21 @@ class Settings(BaseModel):
     @field_validator("database_url", "redis_url")
     @classmethod
     def _scheme(cls, value: str | None, info: ValidationInfo) -> str | None:
-        allowed, example = SCHEMES[info.field_name or ""]
-        if value is not None and not re.match(rf"({allowed})(\+\w+)?://", value):
+        schemes, example = SCHEMES[info.field_name or ""]
+        if value is not None and not re.match(rf"({schemes})(\+\w+)?://", value):
             raise ValueError(f"is not a URL that Baton can use; write it as {example}")
         return value
 
 
 def rate_limits(value: str) -> RateLimits:
     """Return the limits of a setting such as `rpm=60, concurrency=8`. Raises `ValueError`."""
-    found: dict[str, int] = {}
+    limits: dict[str, int] = {}
     for part in _listed(value):
         name, _, figure = map(str.strip, part.partition("="))
         if name not in ("rpm", "tpm", "concurrency") or not FIGURE.fullmatch(figure):
             raise ValueError("must be limits such as rpm=60, tpm=100000, concurrency=8; correct it")
-        found[name] = int(figure)
-    return RateLimits(**found)
+        limits[name] = int(figure)
+    return RateLimits(**limits)
 
 
 def _listed(value: str) -> list[str]:
@@ -437,27 +437,33 @@ def variables() -> dict[str, str]:
 
 def secret_variables() -> dict[str, str]:
     """Return the variables whose values are secret, or hold one, with the name of their field."""
-    return {variable: name for variable, name in variables().items() if name in URLS or _is_secret(name)}
+    names = {}
+    for variable, name in variables().items():
+        if name in URLS or _is_secret(name):
+            names[variable] = name
+    return names
 
 
 def read(environ: Mapping[str, str]) -> Settings:
     """Return the settings of an environment. Raises `ConfigInvalid` with every fault."""
     fields_by_variable = variables()
-    given: dict[str, str] = {}
+    values_by_field: dict[str, str] = {}
     for variable, value in environ.items():
         if variable in fields_by_variable and value.strip():
-            given[fields_by_variable[variable]] = value
+            values_by_field[fields_by_variable[variable]] = value
     faults = _unknown(environ, fields_by_variable)
     in_files = _from_files(environ, faults)
-    given |= in_files
-    faults += _incomplete(given)
-    readable = {name: value for name, value in given.items() if value}
-    values: dict[str, Any] = {**readable, "given": frozenset(given), "in_files": frozenset(in_files)}
-    values.setdefault("database_url", _embedded(given.get("data_dir", ".baton")))
+    values_by_field |= in_files
+    faults += _incomplete(values_by_field)
+    readable = {name: value for name, value in values_by_field.items() if value}
+    values: dict[str, Any] = {**readable, "given": frozenset(values_by_field), "in_files": frozenset(in_files)}
+    values.setdefault("database_url", _embedded(values_by_field.get("data_dir", ".baton")))
     try:
         settings = Settings.model_validate(values)
     except ValidationError as error:
-        raise ConfigInvalid(faults + [_fault(item, given) for item in error.errors(include_input=False)]) from None
+        raise ConfigInvalid(
+            faults + [_fault(item, values_by_field) for item in error.errors(include_input=False)]
+        ) from None
     if faults:
         raise ConfigInvalid(faults)
     return settings
@@ -489,15 +495,15 @@ def pepper(settings: Settings) -> SecretStr:
     try:
         if not path.exists():
             _write_once(path, secrets.token_urlsafe(32))
-        found = path.read_text(encoding="ascii", errors="ignore").strip()
+        text = path.read_text(encoding="ascii", errors="ignore").strip()
     except OSError as error:
         remedy = "correct BATON_DATA_DIR or the folder's permissions, or set BATON_PEPPER"
         raise ConfigInvalid([f"{path}: cannot be made or read: {error.strerror}; {remedy}"]) from None
-    if len(found) < 32:
+    if len(text) < 32:
         raise ConfigInvalid(
             [f"{path}: the pepper is damaged; restore it from a backup, or delete it and issue new keys"]
         )
-    return SecretStr(found)
+    return SecretStr(text)
 
 
 def pepper_file(settings: Settings) -> Path:
@@ -587,15 +593,15 @@ def _is_secret(name: str) -> bool:
 
 def _from_files(environ: Mapping[str, str], faults: list[str]) -> dict[str, str]:
     """Return the secret settings that stand in files, by field. One with a fault is there too, with no value."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for variable, name in secret_variables().items():
         if environ.get(variable + SUFFIX, "").strip():
             try:
-                found[name] = secret(environ, variable)
+                values[name] = secret(environ, variable)
             except ValueError as error:
                 faults.append(f"{variable}: {error}")
-                found[name] = ""
-    return found
+                values[name] = ""
+    return values
 
 
 def _origin(name: str, settings: Settings) -> Literal["environment", "file", "default"]:
@@ -606,13 +612,13 @@ def _origin(name: str, settings: Settings) -> Literal["environment", "file", "de
     return "default"
 
 
-def _unknown(environ: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
+def _unknown(environ: Mapping[str, str], variables_by_name: Mapping[str, str]) -> list[str]:
     """Return the faults of variables that look like settings and are none."""
-    allowed = {*known, *[variable + SUFFIX for variable in secret_variables()]}
+    allowed_names = {*variables_by_name, *[variable + SUFFIX for variable in secret_variables()]}
     faults = []
     for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in allowed and not IGNORED_VARIABLES.match(name):
-            remedy = did_you_mean(name, list(known)) or "`baton config` lists them all"
+        if name.startswith(PREFIX) and name not in allowed_names and not IGNORED_VARIABLES.match(name):
+            remedy = did_you_mean(name, list(variables_by_name)) or "`baton config` lists them all"
             faults.append(f"{name}: there is no such setting; {remedy}")
     return faults
 
@@ -624,14 +630,10 @@ def _incomplete(values: Mapping[str, str]) -> list[str]:
 def _without_provider(values: Mapping[str, str]) -> list[str]:
     if "oidc_issuer" in values:
         needed = ("admin_port", "admin_url", "oidc_client_id", "oidc_roles")
-        missing = [f"{PREFIX}{name.upper()}" for name in needed if name not in values]
-        return [f"{name}: is not set; BATON_OIDC_ISSUER needs it" for name in missing]
-    names = ("oidc_client_id", "oidc_client_secret", "oidc_roles")
-    return [
-        f"{PREFIX}{name.upper()}: is set without BATON_OIDC_ISSUER; set both, or none"
-        for name in names
-        if name in values
-    ]
+        missing = [name for name in needed if name not in values]
+        return [f"{PREFIX}{name.upper()}: is not set; BATON_OIDC_ISSUER needs it" for name in missing]
+    names = [name for name in ("oidc_client_id", "oidc_client_secret", "oidc_roles") if name in values]
+    return [f"{PREFIX}{name.upper()}: is set without BATON_OIDC_ISSUER; set both, or none" for name in names]
 
 
 def _without_webhook(values: Mapping[str, str]) -> list[str]:
@@ -647,11 +649,8 @@ def _without_conductor(values: Mapping[str, str]) -> list[str]:
         return ["BATON_CONDUCTOR_MODEL: is not set; name the model that BATON_CONDUCTOR_URL serves"]
     if "conductor_url" in values:
         return []
-    return [
-        f"{PREFIX}{name.upper()}: is set without BATON_CONDUCTOR_URL; set both, or none"
-        for name in ("conductor_model", "conductor_key")
-        if name in values
-    ]
+    names = [name for name in ("conductor_model", "conductor_key") if name in values]
+    return [f"{PREFIX}{name.upper()}: is set without BATON_CONDUCTOR_URL; set both, or none" for name in names]
 
 
 def _fault(item: Any, values: Mapping[str, str]) -> str:
