@@ -128,12 +128,16 @@ class Folder:
         """Implements `ArchiveFiles`."""
         try:
             file_names = [path.name for path in self._folder.iterdir()]
-            return sorted([name for name in file_names if name > after and not name.endswith(PART)])
         except FileNotFoundError:
             return []
         except OSError as error:
             words = error.strerror or type(error).__name__
             raise ArchiveUnavailable(f"{self._folder} cannot be read: {words}.") from None
+        names = []
+        for name in sorted(file_names):
+            if name > after and not name.endswith(PART):
+                names.append(name)
+        return names
 
 
 def _sync_folder(folder: Path) -> None:
@@ -160,6 +164,7 @@ class Bucket:
         self._prefix = prefix
         self._session = session.Session()
         self._client: Any = None
+        addressing = "path" if endpoint else "auto"
         self._options = {
             "endpoint_url": endpoint,
             "region_name": self._session.get_config_variable("region") or "us-east-1",
@@ -170,7 +175,7 @@ class Bucket:
                 # Stores other than AWS do not all know the newer checksums, and each file is read back anyway.
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
-                s3={"addressing_style": "path" if endpoint else "auto"},
+                s3={"addressing_style": addressing},
             ),
         }
 

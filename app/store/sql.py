@@ -330,8 +330,7 @@ class SqlStore(Administration):
             erased += await self._write(work)
             for run in group:
                 self._journals.forget(run)
-            # SQLite has one writer: others, in other processes too, get as much time as this one has taken.
-            await asyncio.sleep(0 if self._statements.arrays else now() - began)
+            await self._leave_time_for_others(now() - began)
         return erased
 
     async def place_hold(self, hold: Hold, *, by: Actor = PROCESS) -> Hold:
@@ -360,9 +359,13 @@ class SqlStore(Administration):
             for run in names:
                 self._journals.forget(run)
             pruned_runs += names
-            # SQLite does not queue its writers: those of other processes get the lock while nobody has it.
-            await asyncio.sleep(0.0 if self._statements.arrays else time() - began)
+            await self._leave_time_for_others(time() - began)
         return pruned_runs
+
+    async def _leave_time_for_others(self, seconds: float) -> None:
+        """Give other writers of SQLite, in other processes too, as much time as a transaction has taken: SQLite has one
+        writer and does not queue the others, which get the lock while nobody has it."""
+        await asyncio.sleep(0.0 if self._statements.arrays else seconds)
 
     async def pruned_run(self, run: str) -> PrunedRun:
         return await self.pruned_run_of(None, run)

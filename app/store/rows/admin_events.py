@@ -66,8 +66,11 @@ def page(conn: Connection, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
 
 def event(row: Mapping[Any, Any]) -> AdminEvent:
     """Return the change of a row."""
-    bodies = {name: orjson.loads(row[name]) if row[name] is not None else None for name in ("before", "after")}
-    return AdminEvent(**{str(name): value for name, value in row.items()} | bodies)
+    values = {str(name): value for name, value in row.items()}
+    for name in ("before", "after"):
+        if values[name] is not None:
+            values[name] = orjson.loads(values[name])
+    return AdminEvent(**values)
 
 
 def _body(fields: Fields) -> bytes | None:

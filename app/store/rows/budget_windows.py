@@ -82,10 +82,17 @@ def _amounts(row: WindowRow) -> dict[str, Any]:
 def slices_of(conn: Connection, places: Collection[Place]) -> list[Place]:
     """Return the slices that these windows of accounts have. No lock is taken."""
     row = BUDGET_WINDOWS.c
-    names = [slice_of(account, number) for account, _ in places for number in range(MOST_SLICES)]
+    names: list[str] = []
+    for account, _ in places:
+        names += [slice_of(account, number) for number in range(MOST_SLICES)]
     starts = {start for _, start in places}
-    rows = conn.execute(select(row.account, row.start).where(row.account.in_(names), row.start.in_(starts)))
-    return [(account, start) for account, start in rows if (whole_account(account), start) in places]
+    slices = []
+    for name, start in conn.execute(
+        select(row.account, row.start).where(row.account.in_(names), row.start.in_(starts))
+    ):
+        if (whole_account(name), start) in places:
+            slices.append((name, start))
+    return slices
 
 
 def bring_home(own: WindowRow, slices: Collection[WindowRow]) -> None:
@@ -119,8 +126,15 @@ def bring_all_home(conn: Connection, *conditions: ColumnElement[bool]) -> None:
     if not places:
         return
     places |= set(slices_of(conn, places))
-    order = (collate(row.account, "C") if conn.dialect.name == "postgresql" else row.account, row.start)
-    present = select(*_COLUMNS).where(tuple_(row.account, row.start).in_(places)).order_by(*order).with_for_update()
+    account: ColumnElement[str] = row.account
+    if conn.dialect.name == "postgresql":
+        account = collate(row.account, "C")
+    present = (
+        select(*_COLUMNS)
+        .where(tuple_(row.account, row.start).in_(places))
+        .order_by(account, row.start)
+        .with_for_update()
+    )
     rows = [WindowRow(*columns) for columns in conn.execute(present)]
     slices = windows(rows)
     for own in rows:

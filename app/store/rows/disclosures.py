@@ -155,7 +155,10 @@ def _filters(conn: Connection, query: DisclosureQuery) -> list[ColumnElement[boo
         conditions.append(_saw(conn, query.saw))
     if query.before is not None:
         place, last_place = tuple_(LEDGER.at, LEDGER.call), tuple_(*query.before)
-        conditions.append(place > last_place if query.ascending else place < last_place)
+        if query.ascending:
+            conditions.append(place > last_place)
+        else:
+            conditions.append(place < last_place)
     return conditions
 
 
@@ -295,6 +298,9 @@ def _events(conn: Connection, run: str) -> list[Event]:
 
 def _snapshots(conn: Connection, events: Sequence[Event]) -> dict[str, bytes]:
     """The snapshots of the pools that calls of a run went by, as far as they are stored."""
-    digests = {event.body.get("catalog", "") for event in events if event.kind is Kind.CALL_INTENDED}
+    digests = set()
+    for event in events:
+        if event.kind is Kind.CALL_INTENDED:
+            digests.add(event.body.get("catalog", ""))
     rows = conn.execute(select(CATALOGS.c.digest, CATALOGS.c.body).where(CATALOGS.c.digest.in_(sorted(digests))))
     return {digest: bytes(body) for digest, body in rows}

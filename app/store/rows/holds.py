@@ -88,7 +88,7 @@ def page(conn: Connection, query: HoldQuery) -> tuple[Hold, ...]:
     if query.tenant is not None:
         conditions.append(HOLD.tenant == query.tenant)
     if query.in_force is not None:
-        conditions.append(HOLD.released_at.is_(None) if query.in_force else HOLD.released_at.is_not(None))
+        conditions.append(IN_FORCE if query.in_force else ~IN_FORCE)
     statement = select(HOLDS).where(*conditions).order_by(HOLD.placed_at.desc(), HOLD.id.desc()).limit(query.limit)
     if query.after is not None:
         statement = statement.where(follows(conn, HOLD.placed_at, HOLD.id, query.after, conditions))
@@ -137,8 +137,9 @@ def _of_users(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> dict[s
         of_users[user][tenant] = id_
     users_by_run = end_users.of_runs(conn, of_users, runs, decrypt)
     holds: dict[str, str] = {}
-    tenants = select(RUNS.c.id, RUNS.c.tenant).where(RUNS.c.id.in_(users_by_run))
-    for run, tenant in conn.execute(tenants) if users_by_run else ():
+    if not users_by_run:
+        return {}
+    for run, tenant in conn.execute(select(RUNS.c.id, RUNS.c.tenant).where(RUNS.c.id.in_(users_by_run))):
         for user in users_by_run[run]:
             hold = of_users[user].get(tenant, of_users[user].get(""))
             if hold is not None:

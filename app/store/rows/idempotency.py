@@ -30,9 +30,10 @@ def remember(conn: Connection, once: IdempotencyRecord, now: float) -> Idempoten
     if row is not None and row.until > now:
         return IdempotencyRecord(*row)
     values = dict(zip(IDEMPOTENCY_COLUMNS, record_row(once), strict=True))
-    conn.execute(
-        insert(ONCE).values(values) if row is None else update(ONCE).where(ONCE.c.id == once.id).values(values)
-    )
+    if row is None:
+        conn.execute(insert(ONCE).values(values))
+    else:
+        conn.execute(update(ONCE).where(ONCE.c.id == once.id).values(values))
     return once
 
 

@@ -36,8 +36,12 @@ def page(conn: Connection, query: KeyQuery) -> tuple[KeyRow, ...]:
     if query.ids is not None:
         conditions.append(key.id.in_(query.ids))
     if query.in_force is not None:
-        is_accepted = and_(key.revoked_at.is_(None), or_(key.expires_at.is_(None), key.expires_at > query.now))
-        conditions.append(is_accepted if query.in_force else not_(is_accepted))
+        is_accepted: ColumnElement[bool] = and_(
+            key.revoked_at.is_(None), or_(key.expires_at.is_(None), key.expires_at > query.now)
+        )
+        if not query.in_force:
+            is_accepted = not_(is_accepted)
+        conditions.append(is_accepted)
     statement = select(KEYS).where(*conditions).order_by(key.created_at.desc(), key.id.desc()).limit(query.limit)
     if query.after is not None:
         statement = statement.where(follows(conn, key.created_at, key.id, query.after, conditions))

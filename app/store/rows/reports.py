@@ -23,8 +23,9 @@ def journaled_runs(conn: Connection, query: RunQuery) -> tuple[JournaledRun, ...
     if not names:
         return ()
     events, ratings, tags = _events(conn, names), _ratings(conn, names), _tags(conn, names)
-    return tuple(
-        JournaledRun(
+    runs = []
+    for row in rows:
+        run = JournaledRun(
             id=row.id,
             tenant=row.tenant,
             key=row.key,
@@ -39,8 +40,8 @@ def journaled_runs(conn: Connection, query: RunQuery) -> tuple[JournaledRun, ...
             users=tuple(tags[row.id, USER_TAG]),
             metadata=tuple(tags[row.id, METADATA_TAG]),
         )
-        for row in rows
-    )
+        runs.append(run)
+    return tuple(runs)
 
 
 def _events(conn: Connection, names: Sequence[str]) -> Mapping[str, list[Event]]:

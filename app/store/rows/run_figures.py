@@ -58,8 +58,10 @@ def _bucket(conn: Connection, period: Period) -> ColumnElement[int]:
     """Return the number of the bucket in which a run began. A cast rounds down in SQLite, and to the nearest in
     Postgres."""
     width = (period.until - period.since) / period.buckets
-    place = (RUNS.c.created_at - period.since) / width
-    return cast(func.floor(place) if conn.dialect.name == "postgresql" else place, Integer).label("bucket")
+    place: ColumnElement[Any] = (RUNS.c.created_at - period.since) / width
+    if conn.dialect.name == "postgresql":
+        place = func.floor(place)
+    return cast(place, Integer).label("bucket")
 
 
 def _groups(conn: Connection, ours: Conditions, bucket: ColumnElement[int]) -> tuple[RunGroup, ...]:

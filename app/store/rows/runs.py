@@ -410,8 +410,10 @@ def _of_other_tables(query: RunQuery) -> list[ColumnElement[bool]]:
     column = RUNS.c
     conditions: list[ColumnElement[bool]] = []
     if query.preview is not None:
-        is_plan = exists().where(TAGS.c.name == PLAN_TAG, TAGS.c.run == column.id)
-        conditions.append(is_plan if query.preview else ~is_plan)
+        is_plan: ColumnElement[bool] = exists().where(TAGS.c.name == PLAN_TAG, TAGS.c.run == column.id)
+        if not query.preview:
+            is_plan = ~is_plan
+        conditions.append(is_plan)
     if query.outcome is not None:
         conditions.append(_has_call(query.outcome, dict(query.tags).get(WORKER_TAG)))
     if query.rated is not None:
@@ -484,7 +486,9 @@ def _behind(query: RunQuery, place: Place) -> ColumnElement[bool]:
     if query.sort == "cost":
         value = int(value)
     row, last_row = tuple_(_sorted_by(query), RUNS.c.id), tuple_(value, id_)
-    return row > last_row if query.ascending else row < last_row
+    if query.ascending:
+        return row > last_row
+    return row < last_row
 
 
 def run_row(row: Any) -> RunRow:

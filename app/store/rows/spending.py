@@ -27,4 +27,5 @@ def sums(conn: Connection, query: SpendQuery) -> tuple[SpendRow, ...]:
 
 def _row(row: list[Any], *, by_key: bool) -> SpendRow:
     runs, usd, held, tokens = map(int, row[-4:])
-    return SpendRow(tenant=row[0], key=row[1] if by_key else None, runs=runs, usd=usd, held=held, tokens=tokens)
+    key = row[1] if by_key else None
+    return SpendRow(tenant=row[0], key=key, runs=runs, usd=usd, held=held, tokens=tokens)

@@ -45,7 +45,8 @@ def switch(conn: Connection, name: str, at: float, by: Actor, *, enabled: bool) 
     conn.execute(update(TENANTS).where(TENANTS.c.name == name).values(disabled_at=disabled_at))
     before = {"created_at": row.created_at, "disabled_at": row.disabled_at}
     after = before | {"disabled_at": disabled_at}
-    note(conn, by, f"tenant.{'enabled' if enabled else 'disabled'}", name, tenant=name, before=before, after=after)
+    action = "tenant.enabled" if enabled else "tenant.disabled"
+    note(conn, by, action, name, tenant=name, before=before, after=after)
     return True
 
 

@@ -74,7 +74,10 @@ def parted(run: str, shared: Shared, key: str = "") -> StoredParts:
     for part in shared.head:
         name = _id(before or owner, part)
         text = text_spoken(part)
-        texts.append((name, before, text is not None, part if text is None else text))
+        if text is None:
+            texts.append((name, before, False, part))
+        else:
+            texts.append((name, before, True, text))
         before = name
     tail, body = None, shared.body
     if len(shared.tail) >= SHARED_BYTES:
@@ -122,7 +125,8 @@ def _decrypted(parts: Iterable[Row], its_own: str, decrypt: Decrypt) -> list[Row
     """The parts of a content in the order of their places, decrypted, without those whose key was destroyed."""
     decrypted_parts = []
     for place, body, spoken, size in sorted(parts, key=_place):
-        plain = decrypt(its_own if place in (WHOLE, OWN) else TEXT, bytes(body))
+        bound_to = its_own if place in (WHOLE, OWN) else TEXT
+        plain = decrypt(bound_to, bytes(body))
         if plain is not None:
             decrypted_parts.append((place, plain, spoken, size))
     return decrypted_parts
@@ -139,8 +143,10 @@ def _composed(parts: Sequence[Row]) -> bytes | None:
             tail = bytes(body)
         elif place == OWN:
             own, size = bytes(body), its_size
+        elif spoken:
+            head.append(message_spoken(bytes(body)))
         else:
-            head.append(message_spoken(bytes(body)) if spoken else bytes(body))
+            head.append(bytes(body))
     whole = b"".join((*reversed(head), own, tail))
     if parts and len(whole) == size:
         return whole
@@ -209,7 +215,9 @@ def _unnamed(text: FromClause) -> Sequence[ColumnElement[bool]]:
 def _followed(text: FromClause, by_others_than: ColumnElement[str] | None = None) -> ColumnElement[bool]:
     following = TEXTS.alias("following")
     followers = select(following.c.id).where(following.c.before == text.c.id)
-    return exists(followers if by_others_than is None else followers.where(following.c.id != by_others_than))
+    if by_others_than is not None:
+        followers = followers.where(following.c.id != by_others_than)
+    return exists(followers)
 
 
 _COUNT_OF_UNUSED = select(func.count()).select_from(TEXTS).where(*_unnamed(TEXTS), ~_followed(TEXTS))

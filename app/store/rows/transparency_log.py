@@ -134,6 +134,9 @@ def state(conn: Connection, statements: LogStatements) -> LogState:
     row = conn.execute(select(LOG_STATE)).one()
     changes = select(LOG_QUEUE.c.n).limit(MOST_COUNTED).subquery()
     since = oldest(conn, statements)
+    lag = 0.0
+    if since is not None:
+        lag = max(clock(conn) - since, 0.0)
     return LogState(
         size=row.size,
         checkpoint=row.checkpoint,
@@ -141,7 +144,7 @@ def state(conn: Connection, statements: LogStatements) -> LogState:
         verifiers=(row.verifiers or "").split(),
         stored_key=row.signer is not None and _signs(row.signer, row.verifiers),
         waiting=conn.execute(select(func.count()).select_from(changes)).scalar_one(),
-        lag=max(clock(conn) - since, 0.0) if since is not None else 0.0,
+        lag=lag,
         catching_up=row.catch_up is not None,
     )
 
@@ -184,10 +187,9 @@ def tile(conn: Connection, level: int, number: int) -> bytes:
 def entries(conn: Connection, number: int) -> tuple[bytes, ...]:
     """Return the entries of a bundle."""
     row = LOG_LEAVES.c
-    its_own = row.place.between(number * WIDTH, number * WIDTH + WIDTH - 1)
-    return tuple(
-        [bytes(entry) for entry in conn.execute(select(row.entry).where(its_own).order_by(row.place)).scalars()]
-    )
+    is_in_bundle = row.place.between(number * WIDTH, number * WIDTH + WIDTH - 1)
+    query = select(row.entry).where(is_in_bundle).order_by(row.place)
+    return tuple([bytes(entry) for entry in conn.execute(query).scalars()])
 
 
 # -- proofs
@@ -203,10 +205,9 @@ def proof(conn: Connection, run: str) -> Proof:
     row = LOG_LEAVES.c
     query = select(row.place, row.entry, row.salt).where(row.subject == run, row.kind != ERASURE, row.place < size)
     node = node_reader(_tile_reader(conn))
-    leaves = [
-        ProvenLeaf(place, bytes(entry), salt, inclusion_proof(place, size, node))
-        for place, entry, salt in conn.execute(query.order_by(row.place)).all()
-    ]
+    leaves = []
+    for place, entry, salt in conn.execute(query.order_by(row.place)).all():
+        leaves.append(ProvenLeaf(place, bytes(entry), salt, inclusion_proof(place, size, node)))
     return Proof(note, leaves)
 
 

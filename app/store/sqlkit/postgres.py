@@ -172,7 +172,7 @@ class Connections:
             self.lost()
         return self._losses
 
-    def answered_within(self, seconds: float) -> bool:
+    def has_answered_within(self, seconds: float) -> bool:
         """True if the server has answered on some connection within that time."""
         return asyncio.get_running_loop().time() - self._answered_at <= seconds
 
@@ -219,7 +219,10 @@ class Connections:
         if isinstance(error, asyncpg.InvalidCachedStatementError | asyncpg.OutdatedSchemaCacheError):
             checkout.connection.forget_statements()  # a table was altered
         with suppress(Exception):  # see `give`
-            await (self._check_in(checkout) if isinstance(error, asyncpg.PostgresError) else self.discard(checkout))
+            if isinstance(error, asyncpg.PostgresError):
+                await self._check_in(checkout)
+            else:
+                await self.discard(checkout)
 
     @asynccontextmanager
     async def connect(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
@@ -484,12 +487,15 @@ class Postgres:
         except BaseException as error:
             await self._connections.drop(checkout, error)
             if isinstance(error, self._faults):
-                raise self._fault(error, None if self._undid(error) else expected_result) from error
+                unanswered = expected_result
+                if self._had_no_effect(error):
+                    unanswered = None
+                raise self._fault(error, unanswered) from error
             raise
         await self._connections.give(checkout)
         return statement.to_result(rows)
 
-    def _undid(self, error: Exception) -> bool:
+    def _had_no_effect(self, error: Exception) -> bool:
         """True if a single statement is known not to have been carried out.
 
         The server said so; or it never received it, because the connection was closed or a value could not be encoded.
@@ -501,7 +507,7 @@ class Postgres:
     def _fault(self, error: Exception, unanswered: object = None) -> Fault:
         reason = reason_of(error, self.dialect)
         not_opened = isinstance(error, NotOpened) or sqlstate(error) == TOO_MANY
-        if not_opened and self._connections.answered_within(CONNECT_SECONDS):
+        if not_opened and self._connections.has_answered_within(CONNECT_SECONDS):
             reason = "slow"
         if reason == "lost":
             self._connections.lost()

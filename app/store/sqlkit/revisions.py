@@ -161,7 +161,8 @@ def statements(url: str, start: str | None, to: str, *, down: bool = False) -> s
         if down:
             command.downgrade(config, f"{start}:{to}", sql=True)
         else:
-            command.upgrade(config, to if start is None else f"{start}:{to}", sql=True)
+            steps = to if start is None else f"{start}:{to}"
+            command.upgrade(config, steps, sql=True)
     return output.getvalue().strip()
 
 

@@ -147,9 +147,15 @@ def _transaction(conn: Connection, begin: str) -> Iterator[None]:
     raw.execute(begin)
     try:
         yield
-        conn.commit() if conn.in_transaction() else raw.execute("COMMIT")
+        if conn.in_transaction():
+            conn.commit()
+        else:
+            raw.execute("COMMIT")
     except BaseException:
-        conn.rollback() if conn.in_transaction() else raw.rollback()
+        if conn.in_transaction():
+            conn.rollback()
+        else:
+            raw.rollback()
         raise
 
 

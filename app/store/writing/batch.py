@@ -297,7 +297,10 @@ class RowBatch:
             self._idempotency.add(entry.once, run.id)
         if entry.tenant is not None and run.id not in self._new_runs:
             self.owned.add((run.id, entry.tenant))
-        return Appended(events, ticket.claim if ticket and entry.move and entry.move.verb == "take" else 0, claims)
+        claim = 0
+        if ticket and entry.move and entry.move.verb == "take":
+            claim = ticket.claim
+        return Appended(events, claim, claims)
 
     def writes(self, statements: Statements) -> list[RowWrites]:
         """Return all changed rows, each with the way in which it is written. Most of the lists are empty."""
@@ -721,7 +724,8 @@ def commit(
     if account_columns:
         entries = [encoded.entry for encoded in batch]
         budgets = budget_ledger.load(conn, account_columns, entries, number, all_slices=all_slices)
-    rows = RowBatch(run_rows, ticket_rows, ticket_runs, idempotency, locks if statements.arrays else None, budgets)
+    held_locks = locks if statements.arrays else None
+    rows = RowBatch(run_rows, ticket_rows, ticket_runs, idempotency, held_locks, budgets)
     outcomes = [rows.apply(encoded) for encoded in batch]
     writes = rows.writes(statements)
     signals: Sequence[Signal] = ()

@@ -144,7 +144,7 @@ class Pass:
         rows = log_sources.run_rows(conn, statements, runs)
         last = transparency_log.last_entries(conn, statements, runs)
         last_by_run = {run: last[RUN, run] for run in runs if (RUN, run) in last}
-        last_seqs = {run: last_by_run[run].events if run in last_by_run else 0 for run in runs}
+        last_seqs = dict.fromkeys(runs, 0) | {run: entry.events for run, entry in last_by_run.items()}
         runs_of_pass = _bounded(rows, last_seqs, runs, self.limits.events)
         due_runs = []
         for run in runs_of_pass:
