@@ -54,7 +54,7 @@ class OpenIdProvider:
         """Return the address at the provider where a person logs in. Raises `OursError` if the provider cannot be
         reached."""
         async with self._client() as client:
-            metadata = await self._discovered(client)
+            metadata = await self._discover(client)
         url: str = prepare_grant_uri(
             str(metadata["authorization_endpoint"]),
             self._client_id,
@@ -72,11 +72,11 @@ class OpenIdProvider:
         """Return the claims of the person who came back with a code. Raises `Forbidden` if the provider does not
         confirm the login, or `OursError` if it cannot be reached."""
         async with self._client() as client:
-            return await self._checked(client, await self._exchanged(client, code, verifier), nonce)
+            return await self._verify(client, await self._exchange_code(client, code, verifier), nonce)
 
-    async def _exchanged(self, client: httpx.AsyncClient, code: str, verifier: str) -> str:
+    async def _exchange_code(self, client: httpx.AsyncClient, code: str, verifier: str) -> str:
         """Return the ID token that the provider gives for a code."""
-        metadata = await self._discovered(client)
+        metadata = await self._discover(client)
         fields = {"redirect_uri": self._redirect_url, "code": code, "code_verifier": verifier}
         headers = {"content-type": "application/x-www-form-urlencoded"}
         if self._client_secret is None:
@@ -92,7 +92,7 @@ class OpenIdProvider:
             raise _refused()
         return str(_object(reply).get("id_token", ""))
 
-    async def _checked(self, client: httpx.AsyncClient, token: str, nonce: str) -> Mapping[str, Any]:
+    async def _verify(self, client: httpx.AsyncClient, token: str, nonce: str) -> Mapping[str, Any]:
         """Return the claims of an ID token that this provider has signed for this client and login."""
         registry = jwt.JWTClaimsRegistry(
             now=int(self._now()),
@@ -104,7 +104,7 @@ class OpenIdProvider:
             nonce={"essential": True, "value": nonce},
         )
         try:
-            id_token = await self._decoded(client, token)
+            id_token = await self._decode(client, token)
             registry.validate(id_token.claims)
         except (JoseError, ValueError):
             raise _refused() from None
@@ -115,7 +115,7 @@ class OpenIdProvider:
             raise _refused()
         return dict(id_token.claims)
 
-    async def _decoded(self, client: httpx.AsyncClient, token: str) -> jwt.Token:
+    async def _decode(self, client: httpx.AsyncClient, token: str) -> jwt.Token:
         """Return the token, if its signature is by a key of the provider's, whose keys are read again once if it is by
         none of those that are known. A new key may have the name of the one before, or none."""
         if self._keys is not None:
@@ -123,14 +123,14 @@ class OpenIdProvider:
                 return jwt.decode(token, self._keys, algorithms=list(ALGORITHMS))
             except (InvalidKeyIdError, BadSignatureError):
                 pass
-        metadata = await self._discovered(client)
+        metadata = await self._discover(client)
         keys: Any = _object(await client.get(str(metadata["jwks_uri"])))
         if not isinstance(keys.get("keys"), list):
             raise OursError("The identity provider sent no list of keys.", retry_after=1.0)
         self._keys = KeySet.import_key_set(keys)
         return jwt.decode(token, self._keys, algorithms=list(ALGORITHMS))
 
-    async def _discovered(self, client: httpx.AsyncClient) -> Mapping[str, Any]:
+    async def _discover(self, client: httpx.AsyncClient) -> Mapping[str, Any]:
         """Return the provider's discovery document, which must be the issuer's own."""
         if self._metadata is not None and self._metadata[0] > self._now():
             return self._metadata[1]

@@ -288,7 +288,7 @@ class CallSpan:
 
     @property
     def is_wanted(self) -> bool:
-        """True if its end is exported or counted, so that `end` is worth calling."""
+        """Return True if its end is exported or counted, so that `end` is worth calling."""
         return self._span.is_recording or self._tracing.exports
 
     def end(self, finished: CallFinished, attempt: int, reply_end: End | None) -> None:

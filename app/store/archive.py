@@ -197,38 +197,38 @@ class Archive:
         self._keyring = keyring
 
     async def catalogs(self) -> Mapping[str, bytes]:
-        """The snapshot of every pool that was in force, by its digest (`core/pool/snapshot.py`)."""
+        """Return the snapshot of every pool that was in force, by its digest (`core/pool/snapshot.py`)."""
         rows = await self._read(lambda conn: conn.execute(_CATALOGS).all())
         return {row.digest: row.body for row in rows}
 
     async def changes(self) -> tuple[Change, ...]:
-        """All changes of conductors' versions, in the order of (at, id)."""
+        """Return all changes of conductors' versions, in the order of (at, id)."""
         rows = await self._read(lambda conn: conn.execute(_CHANGES).all())
         return tuple(Change(**row._mapping) for row in rows)
 
     async def administration(self) -> Administration:
-        """The keys, the tenants, and the log of who changed them."""
+        """Return the keys, the tenants, and the log of who changed them."""
         return await self._read(read_administration)
 
     async def accounts(self) -> Mapping[str, AccountSums]:
-        """The sums over all windows of each account of a budget."""
+        """Return the sums over all windows of each account of a budget."""
         return await self._read(read_accounts)
 
     async def unnamed_texts(self) -> int:
-        """The number of shared texts that no content of a run names (see `rows/texts.py`)."""
-        return await self._read(texts.unused)
+        """Return the number of shared texts that no content of a run names (see `rows/texts.py`)."""
+        return await self._read(texts.count_unused)
 
     async def records(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[Record]:
-        """Every run; or the run with this id; or the runs admitted from `since` on, in seconds since 1970."""
+        """Yield every run; or the run with this id; or the runs admitted from `since` on, in seconds since 1970."""
         after: tuple[float, str] | None = None
-        where = _chosen(RUNS, run, since)
+        where = _conditions(RUNS, run, since)
         while page := await self._read(partial(_page, where=where, after=after, decrypt=self._keyring.open)):
             for journal in page:
                 yield journal
             after = place(page[-1])
 
     async def prunable(self, query: PruneQuery, after: tuple[float, str] | None, *, contents: bool) -> Sequence[Record]:
-        """The next page of runs that may be pruned, the oldest first; empty after the last one.
+        """Return the next page of runs that may be pruned, the oldest first; empty after the last one.
 
         Without `contents` the runs look as if their content had been erased.
         """
@@ -243,12 +243,12 @@ class Archive:
         return await self._read(work)
 
     async def pruned(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[PrunedRun]:
-        """The rows that are left of pruned runs, chosen as in `records`, in the order of their ids."""
-        where = _chosen(PRUNED_RUNS, run, since)
+        """Yield the rows that are left of pruned runs, chosen as in `records`, in the order of their ids."""
+        where = _conditions(PRUNED_RUNS, run, since)
         last = ""
         while True:
             query = select(PRUNED_RUNS).where(*where, PRUNED_RUNS.c.id > last).order_by(PRUNED_RUNS.c.id)
-            page = await self._read(partial(_pruned, query=query.limit(PRUNED_ROWS)))
+            page = await self._read(partial(_pruned_runs, query=query.limit(PRUNED_ROWS)))
             for journal in page:
                 yield journal
             if len(page) < PRUNED_ROWS:
@@ -256,7 +256,7 @@ class Archive:
             last = page[-1].id
 
     async def orphans(self, limit: int) -> Sequence[tuple[str, bool]]:
-        """Runs that other rows name though their own row is gone, and for each True if it was pruned.
+        """Return runs that other rows name though their own row is gone, and for each True if it was pruned.
 
         At most `limit` of them.
         """
@@ -325,7 +325,7 @@ async def open_archive(url: str, content_keys: Sequence[MasterKey] = ()) -> Asyn
 
 
 def _sqlite(url: URL) -> Engine:
-    """An engine that is used in the event loop, not on a thread: an auditor has nothing else to do."""
+    """Return an engine that is used in the event loop, not on a thread: an auditor has nothing else to do."""
     if not Path(str(url.database)).is_file():
         raise StoreUnavailable("There is no database file of that name.")
     engine = create_engine(url, hide_parameters=True)
@@ -343,12 +343,12 @@ def _begin(conn: Connection) -> None:
 
 
 def place(record: Record) -> tuple[float, str]:
-    """The place of a run in the order in which pages are read."""
+    """Return the place of a run in the order in which pages are read."""
     return record.row["created_at"], record.row["id"]
 
 
-def _chosen(table: Table, run: str | None, since: float | None) -> list[ColumnElement[bool]]:
-    """The conditions for rows of the run with this id, or of runs that were admitted from `since` on."""
+def _conditions(table: Table, run: str | None, since: float | None) -> list[ColumnElement[bool]]:
+    """Return the conditions for rows of the run with this id, or of runs that were admitted from `since` on."""
     where: list[ColumnElement[bool]] = []
     if run is not None:
         where.append(table.c.id == run)
@@ -366,7 +366,7 @@ def _page(
     decrypt: Decrypt,
     contents: bool = True,
 ) -> list[Record]:
-    """The next page of runs; empty if there are no more."""
+    """Return the next page of runs; empty if there are no more."""
     query = _OLDEST_FIRST.where(*where).limit(limit or PAGE)
     if after is not None:
         query = query.where(tuple_(RUNS.c.created_at, RUNS.c.id) > tuple_(*after))
@@ -383,12 +383,12 @@ def _page(
     return _records(conn, rows[: len(names)], content.of_runs(conn, names, decrypt), comments=True)
 
 
-def _pruned(conn: Connection, query: Select[Any]) -> list[PrunedRun]:
+def _pruned_runs(conn: Connection, query: Select[Any]) -> list[PrunedRun]:
     return [PrunedRun(**row._mapping) for row in conn.execute(query)]
 
 
 def orphans(conn: Connection, limit: int) -> list[tuple[str, bool]]:
-    """The runs without a row that rows of other tables name."""
+    """Return the runs without a row that rows of other tables name."""
     most = {"most": limit}
     runs = sorted(conn.execute(_RUNS_WITHOUT_ROW, most).scalars())
     pruned: set[str] = set()
@@ -401,7 +401,7 @@ def orphans(conn: Connection, limit: int) -> list[tuple[str, bool]]:
 
 
 def read_administration(conn: Connection) -> Administration:
-    """The rows of keys, tenants, budgets and legal holds, and the log of changes."""
+    """Return the rows of keys, tenants, budgets and legal holds, and the log of changes."""
     since = conn.execute(_LOGGED_SINCE).scalar_one_or_none()
     return Administration(
         keys=_all_rows(conn, _KEYS),
@@ -415,12 +415,12 @@ def read_administration(conn: Connection) -> Administration:
 
 
 def _all_rows(conn: Connection, query: Select[Any]) -> tuple[Mapping[str, Any], ...]:
-    """The rows of a query, by the names of their columns."""
+    """Return the rows of a query, by the names of their columns."""
     return tuple([named_columns(row) for row in conn.execute(query).mappings()])
 
 
 def read_accounts(conn: Connection) -> dict[str, AccountSums]:
-    """The sums of each account, to which those of its slices are added."""
+    """Return the sums of each account, to which those of its slices are added."""
     sums: dict[str, AccountSums] = {}
     for name, *figures in conn.execute(_SUMS_OF_ACCOUNTS):
         account = whole_account(name)
@@ -431,7 +431,7 @@ def read_accounts(conn: Connection) -> dict[str, AccountSums]:
 
 
 def _fitting(conn: Connection, names: Sequence[str]) -> list[str]:
-    """The first of these runs whose content fits into `PAGE_BYTES`; at least one."""
+    """Return the first of these runs whose content fits into `PAGE_BYTES`; at least one."""
     sizes = content.sizes(conn, names)
     chosen: list[str] = []
     size = 0
@@ -450,8 +450,8 @@ def _records(
     *,
     comments: bool,
 ) -> list[Record]:
-    """The runs of these rows with their contents, which are given, and all that other tables have of them. Without
-    `comments`, those of ratings are empty."""
+    """Return the runs of these rows with their contents, which are given, and all that other tables have of them.
+    Without `comments`, those of ratings are empty."""
     names = [row["id"] for row in rows]
     events: defaultdict[str, list[Stored]] = defaultdict(list)
     for name, seq, kind, at, body in conn.execute(_EVENTS, {"runs": names}):
@@ -479,7 +479,7 @@ def _records(
 
 
 def _by_run(conn: Connection, query: Select[Any], runs: Sequence[str]) -> defaultdict[str, list[dict[str, Any]]]:
-    """The rows that a query has for these runs, by run and in its order."""
+    """Return the rows that a query has for these runs, by run and in its order."""
     rows_by_run: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in conn.execute(query, {"runs": runs}).mappings():
         rows_by_run[row["run"]].append(named_columns(row))
@@ -487,5 +487,6 @@ def _by_run(conn: Connection, query: Select[Any], runs: Sequence[str]) -> defaul
 
 
 def named_columns(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """A row by the names of its columns, as plain strings: SQLAlchemy's own strings cannot be written as JSON."""
+    """Return a row by the names of its columns, as plain strings: SQLAlchemy's own strings cannot be written as
+    JSON."""
     return {str(name): value for name, value in row.items()}

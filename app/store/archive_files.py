@@ -43,7 +43,7 @@ class ArchiveFiles(Protocol):
         ...
 
     def written_at(self, name: str) -> float | None:
-        """When a file was written, in seconds since 1970; None if there is none. Raises `ArchiveUnavailable`."""
+        """Return when a file was written, in seconds since 1970; None if there is none. Raises `ArchiveUnavailable`."""
         ...
 
     def names(self, after: str) -> list[str]:
@@ -91,7 +91,7 @@ class Folder:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
             raise ArchiveUnavailable(f"{path} cannot be written: {error.strerror or type(error).__name__}.") from None
-        return _checked(str(path), body, copy)
+        return _check_copy(str(path), body, copy)
 
     def _clean(self, folder: Path, now: float) -> None:
         """Delete the parts of files that a crash left in a folder; another process may be writing younger ones."""
@@ -184,18 +184,18 @@ class Bucket:
         key = f"{self._prefix}/{name}" if self._prefix else name
         location = f"{SCHEME}://{self._bucket}/{key}"
         try:
-            client = self._connected()
+            client = self._connect()
             client.put_object(Bucket=self._bucket, Key=key, Body=body, ContentType=_content_type(name))
             copy = client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
         except (self._failures.BotoCoreError, self._failures.ClientError, OSError) as error:
             raise ArchiveUnavailable(f"{location} cannot be written: {_reason(error)}.") from None
-        return _checked(location, body, copy)
+        return _check_copy(location, body, copy)
 
     def read(self, name: str) -> bytes | None:
         """Implements `ArchiveFiles`."""
         key = f"{self._prefix}/{name}" if self._prefix else name
         try:
-            body: bytes = self._connected().get_object(Bucket=self._bucket, Key=key)["Body"].read(READ_BYTES)
+            body: bytes = self._connect().get_object(Bucket=self._bucket, Key=key)["Body"].read(READ_BYTES)
         except (self._failures.BotoCoreError, self._failures.ClientError, OSError) as error:
             if _reason(error) == "NoSuchKey":
                 return None
@@ -206,7 +206,7 @@ class Bucket:
         """Implements `ArchiveFiles`."""
         key = f"{self._prefix}/{name}" if self._prefix else name
         try:
-            at: float = self._connected().head_object(Bucket=self._bucket, Key=key)["LastModified"].timestamp()
+            at: float = self._connect().head_object(Bucket=self._bucket, Key=key)["LastModified"].timestamp()
         except (self._failures.BotoCoreError, self._failures.ClientError, OSError) as error:
             if _reason(error) in ("404", "NoSuchKey"):
                 return None
@@ -218,7 +218,7 @@ class Bucket:
         prefix = f"{self._prefix}/" if self._prefix else ""
         file_names: list[str] = []
         try:
-            pages = self._connected().get_paginator("list_objects_v2")
+            pages = self._connect().get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self._bucket, Prefix=prefix, StartAfter=prefix + after):
                 file_names += [entry["Key"].removeprefix(prefix) for entry in page.get("Contents", [])]
         except (self._failures.BotoCoreError, self._failures.ClientError, OSError) as error:
@@ -228,7 +228,7 @@ class Bucket:
     def _unreadable(self, error: Exception) -> ArchiveUnavailable:
         return ArchiveUnavailable(f"{SCHEME}://{self._bucket}/{self._prefix} cannot be read: {_reason(error)}.")
 
-    def _connected(self) -> Any:
+    def _connect(self) -> Any:
         """Return the client, made on first use: botocore reads files of several megabytes for it."""
         if self._client is None:
             self._client = self._session.create_client("s3", **self._options)
@@ -246,7 +246,7 @@ def _reason(error: Exception) -> str:
     return str(code or type(error).__name__)
 
 
-def _checked(location: str, body: bytes, copy: bytes) -> str:
+def _check_copy(location: str, body: bytes, copy: bytes) -> str:
     if sha256(body).digest() != sha256(copy).digest():
         raise ArchiveUnavailable(f"{location} does not hold what was written to it.")
     return location

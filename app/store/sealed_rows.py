@@ -168,8 +168,8 @@ class SealedRows:
         return self._conn.execute(query).scalar_one()
 
     def mistyped(self) -> Iterator[tuple[str, str, str, str]]:
-        """Values whose type their columns do not have, each as the table, the primary key, the column and the type.
-        Nothing can be read from such a row. Postgres stores none; SQLite stores what it is given."""
+        """Yield values whose type their columns do not have, each as the table, the primary key, the column and the
+        type. Nothing can be read from such a row. Postgres stores none; SQLite stores what it is given."""
         if self._conn.dialect.name == "postgresql":
             return
         for table in METADATA.sorted_tables:
@@ -397,7 +397,7 @@ class SealedRows:
         return rows
 
     def orphans(self) -> Sequence[tuple[str, bool]]:
-        """Runs that other rows name though their own row is gone, and for each True if it was pruned."""
+        """Return runs that other rows name though their own row is gone, and for each True if it was pruned."""
         return orphans(self._conn, ROWS)
 
     def accounts(self) -> Mapping[str, AccountSums]:
@@ -414,18 +414,18 @@ class SealedRows:
 
     def unnamed_texts(self) -> int:
         """Return the number of shared texts that no content of a run names."""
-        return texts.unused(self._conn)
+        return texts.count_unused(self._conn)
 
     def lacking_texts(self) -> int:
         """Return the number of texts and contents that name a shared text which is not stored."""
-        return texts.lacking(self._conn)
+        return texts.count_dangling(self._conn)
 
     def misplaced_texts(self) -> int:
         """Return the number of shared texts that have another tenant than what names them."""
-        return texts.misplaced(self._conn)
+        return texts.count_misplaced(self._conn)
 
     def administration(self) -> Administration:
-        """The keys, tenants, budgets and holds, and the log of who changed them."""
+        """Return the keys, tenants, budgets and holds, and the log of who changed them."""
         return read_administration(self._conn)
 
 

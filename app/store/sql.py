@@ -35,14 +35,12 @@ from app.store.protocol import (
     ContentQuery,
     Disclosure,
     DisclosureQuery,
-    Due,
     Entry,
-    Held,
     Hold,
     IdempotencyRecord,
     Journal,
     KeyRow,
-    Lapsed,
+    LapsedRuns,
     PrunedRun,
     PruneQuery,
     Reader,
@@ -52,6 +50,8 @@ from app.store.protocol import (
     StepInput,
     TenantAdministration,
     TenantStore,
+    TicketClaim,
+    TicketRow,
 )
 from app.store.protocol.budgets import KNOWN_SECONDS
 from app.store.protocol.disclosures import Completed, Place
@@ -208,7 +208,7 @@ class SqlStore(Administration):
         return await writer.put(encode(entry, key))
 
     async def _shared_since(self) -> float:
-        """The time from which on contents may be stored in parts. It is read once."""
+        """Return the time from which on contents may be stored in parts. It is read once."""
         if self._shares_from is None:
             since = await self._read(texts.shared_since)
             self._shares_from = inf if since is None else since
@@ -218,7 +218,8 @@ class SqlStore(Administration):
         return await self.journal_of(None, run, upto, after)
 
     async def journal_of(self, tenant: str | None, run: str, upto: int | None = None, after: int = 0) -> Journal:
-        """The journal of a run; one for a tenant never comes from the cache, unless the database knows no tenants."""
+        """Return the journal of a run; one for a tenant never comes from the cache, unless the database knows no
+        tenants."""
         if tenant is not None and self._runner.isolates_tenants:
             return await self.read_for(tenant, runs.journal(self._statements, run, after))
         changes = self._forget_former_server()
@@ -265,7 +266,7 @@ class SqlStore(Administration):
         return await self.contents_of(None, run, refs)
 
     async def contents_of(self, tenant: str | None, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
-        """The contents of a run, read for a tenant if there is one, as `journal_of` reads the journal."""
+        """Return the contents of a run, read for a tenant if there is one, as `journal_of` reads the journal."""
         if tenant is not None and self._runner.isolates_tenants:
             statement = content.read(self._statements, run, refs, self._decrypt)
             if not refs:
@@ -343,7 +344,7 @@ class SqlStore(Administration):
         return await self._read(partial(holds.on, runs=runs, decrypt=self._decrypt))
 
     async def released_holds(self) -> int:
-        return await self._read(holds.released)
+        return await self._read(holds.count_released)
 
     async def count_prunable(self, query: PruneQuery) -> tuple[int, int]:
         return await self._read(partial(retention.count_prunable, query=query))
@@ -371,7 +372,7 @@ class SqlStore(Administration):
         return await self.pruned_run_of(None, run)
 
     async def pruned_run_of(self, tenant: str | None, run: str) -> PrunedRun:
-        """The row that stays of a pruned run, read for a tenant if there is one."""
+        """Return the row that stays of a pruned run, read for a tenant if there is one."""
         return await self.read_for(tenant, partial(retention.pruned_run, name=run))
 
     async def overwrite_erased(self) -> bool:
@@ -381,7 +382,7 @@ class SqlStore(Administration):
         return await self.run_of(None, run)
 
     async def run_of(self, tenant: str | None, run: str) -> RunRow:
-        """The row of a run, read for a tenant if there is one."""
+        """Return the row of a run, read for a tenant if there is one."""
         return await self.read_for(tenant, runs.run(self._statements, run), brief=True)
 
     async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
@@ -407,22 +408,22 @@ class SqlStore(Administration):
         self._journals.clear()
         return await self._write(partial(generation.begin, now=now))
 
-    async def lapsed(self, now: float) -> tuple[Lapsed, ...]:
-        return await self._read(partial(runs.lapsed, now=now))
+    async def lapsed(self, now: float) -> tuple[LapsedRuns, ...]:
+        return await self._read(partial(runs.count_lapsed, now=now))
 
     async def untaken(self, now: float) -> Mapping[str, int]:
-        return await self._read(partial(runs.untaken, now=now))
+        return await self._read(partial(runs.count_untaken, now=now))
 
     async def waiting(self, most: int) -> int:
-        return await self._read(partial(runs.waiting, most=most))
+        return await self._read(partial(runs.count_waiting, most=most))
 
     async def take_over(
         self, driver: str, now: float, until: float, limit: int, kinds: Sequence[tuple[str, str]]
     ) -> tuple[RunRow, ...]:
         return await self._write(partial(runs.take_over, driver=driver, now=now, until=until, limit=limit, kinds=kinds))
 
-    async def renew_claims(self, claims: Sequence[Held], until: float) -> frozenset[Held]:
-        renewed: set[Held] = set()
+    async def renew_claims(self, claims: Sequence[TicketClaim], until: float) -> frozenset[TicketClaim]:
+        renewed: set[TicketClaim] = set()
         for start in range(0, len(claims), CHUNK):
             chunk = claims[start : start + CHUNK]
             renewed |= await self._write(
@@ -431,13 +432,13 @@ class SqlStore(Administration):
             await asyncio.sleep(0)
         return frozenset(renewed)
 
-    async def due(self, run: str, step: int) -> Due | None:
+    async def due(self, run: str, step: int) -> TicketRow | None:
         return await self._read(partial(runs.due, name=run, step=step))
 
     async def backlog(self, now: float, most: int) -> Backlog:
         return await self._read(partial(runs.backlog, now=now, most=most))
 
-    async def overdue(self, now: float, limit: int, grace: float | None = None) -> tuple[Due, ...]:
+    async def overdue(self, now: float, limit: int, grace: float | None = None) -> tuple[TicketRow, ...]:
         grace = self._grace if grace is None else grace
         if not await self._read(lambda conn: conn.execute(runs.overdue(now, grace, 1)).first()):
             return ()

@@ -14,11 +14,9 @@ from app.store.protocol import (
     USER_TAG,
     Appended,
     Backlog,
-    Due,
     Entry,
-    Held,
     KeyRow,
-    Lapsed,
+    LapsedRuns,
     Lease,
     Ledger,
     Outbox,
@@ -26,6 +24,8 @@ from app.store.protocol import (
     RunQuery,
     RunRow,
     Store,
+    TicketClaim,
+    TicketRow,
 )
 from app.store.sql import open_store
 from tests.conformance.entries import GRACE, Opener, admitted, moved, note, queued, settled, take
@@ -40,11 +40,11 @@ LOGGED = 24 + 4096
 async def test_a_ticket_is_taken_held_and_finished(store: Store) -> None:
     await store.append(admitted("run"))
     await store.append(queued("run"))
-    assert await store.due("run", 0) == Due(
+    assert await store.due("run", 0) == TicketRow(
         "run", 0, "mini", "driver", version=0, claim=0, until=2.0, seq=2, tenant="tenant"
     )
     assert (await store.append(take("run", 0, "a"))).claim == 1
-    due_step = Due("run", 0, "mini", "driver", version=1, claim=1, until=10.0, seq=2, holder="a", tenant="tenant")
+    due_step = TicketRow("run", 0, "mini", "driver", version=1, claim=1, until=10.0, seq=2, holder="a", tenant="tenant")
     assert await store.due("run", 0) == due_step
     await store.append(moved("run", "hold", 1))
     assert await store.due("run", 0) == replace(due_step, version=2, seq=3)
@@ -102,7 +102,7 @@ async def test_a_released_ticket_is_due_again_and_no_longer_the_holders(store: S
     await store.append(moved("run", "release", 1, until=30.0))
     with pytest.raises(LeaseLost):
         await store.append(moved("run", "hold", 1))
-    assert await store.renew_claims([Held("run", 0, 1)], 99.0) == frozenset()
+    assert await store.renew_claims([TicketClaim("run", 0, 1)], 99.0) == frozenset()
     assert await store.overdue(29.9, 10) == ()
     (due,) = await store.overdue(30.0, 10)
     assert (await store.append(take("run", due.version, "b", at=30.0, until=40.0))).claim == 2
@@ -194,9 +194,9 @@ async def test_a_held_ticket_is_overdue_as_soon_as_its_claim_lapses(store: Store
     await store.append(queued("run"))
     await store.append(take("run", 0, "a", until=10.0))
     assert await store.overdue(9.9, 10) == ()
-    assert await store.renew_claims([Held("run", 0, 1), Held("run", 0, 7), Held("none", 0, 1)], 15.0) == {
-        Held("run", 0, 1)
-    }
+    assert await store.renew_claims(
+        [TicketClaim("run", 0, 1), TicketClaim("run", 0, 7), TicketClaim("none", 0, 1)], 15.0
+    ) == {TicketClaim("run", 0, 1)}
     assert await store.overdue(14.9, 10) == ()
     assert len(await store.overdue(15.0, 10)) == 1
 
@@ -205,7 +205,7 @@ async def test_a_held_ticket_is_overdue_as_soon_as_its_claim_lapses(store: Store
 async def test_others_get_their_turn_while_thousands_are_renewed(store: Store, what: str) -> None:
     """A process that holds many renews them all every second or so, beside everything else that it does."""
     names = [f"run-{n}" for n in range(3000)]
-    claims = [Held(name, 0, 1) for name in names]
+    claims = [TicketClaim(name, 0, 1) for name in names]
     renewing = (
         store.renew_claims(claims, 9.0)
         if what == "claims"
@@ -274,7 +274,7 @@ async def test_runs_of_another_kind_are_left_until_their_deadline(store: Store) 
     for name, (tier, code) in kinds.items():
         await store.append(admitted(name, lease_until=10.0, tier=tier, code=code, deadline=50.0))
     await store.append(admitted("driven", lease_until=99.0, tier="grand"))
-    counted = [Lapsed("grand", "v1", 1, 0), Lapsed("mini", "v1", 1, 0), Lapsed("mini", "v2", 1, 0)]
+    counted = [LapsedRuns("grand", "v1", 1, 0), LapsedRuns("mini", "v1", 1, 0), LapsedRuns("mini", "v2", 1, 0)]
     assert await store.lapsed(9.9) == ()
     assert await store.lapsed(10.0) == tuple(counted)
     assert await store.take_over("heir", 10.0, 30.0, 10, []) == ()

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from app.core.run.events import RunSucceeded
 from app.store.protocol import ContentQuery, Entry, Store
 from app.store.rows import content
-from app.store.rows.texts import unused
+from app.store.rows.texts import count_unused
 from app.store.sql import SqlStore
 from app.store.sqlkit.runner import parse_url
 from app.store.writing.batch import RowCache, apply_to_cached_rows, commit, conditional_write, encode
@@ -68,7 +68,7 @@ async def test_an_erasure_deletes_the_texts_that_no_other_run_names(opener: Open
             del left[runs[place]]
             for run, number in left.items():
                 assert await complete(other, run, number)
-            assert await other._read(unused) == 0
+            assert await other._read(count_unused) == 0
             assert await other.contents(runs[place], list(contents_of(runs[place], place + 1))) == {}
             longest = max(left.values(), default=0)
             assert (await rows(store))["texts"] == (2 * longest + 1 if longest else 0)
@@ -141,7 +141,7 @@ async def test_turns_that_begin_while_others_are_erased_lose_nothing(opener: Ope
                 for run, number in live_runs.items():
                     expected = dict(turn(run, number).contents)
                     assert await fresh.contents(run, list(expected)) == expected
-            assert await first_store._read(unused) == 0
+            assert await first_store._read(count_unused) == 0
         await first_store.erase_contents(list(live_runs))
         assert await rows(first_store) == {"contents": 0, "shared_contents": 0, "texts": 0}
 
@@ -202,5 +202,5 @@ async def test_a_turn_and_an_erasure_wait_for_each_other(opener: Opener, databas
         await waiting
         expected = dict(new.contents)
         assert await store.contents("new", list(expected)) == expected
-        assert await store._read(unused) == 0
+        assert await store._read(count_unused) == 0
         assert (await rows(store))["shared_contents"] == 1

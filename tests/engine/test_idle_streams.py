@@ -21,7 +21,7 @@ from app.engine.delivery.messages import Mailbox
 from app.gateway.app import create_app
 from app.gateway.http.connection import Connection
 from app.process.wiring import Runtime
-from app.store.protocol import Held
+from app.store.protocol import TicketClaim
 from app.store.sql import SqlStore
 from tests.harness.callers import add_key
 from tests.harness.in_process import finish, order, plan, pool_text, running_service
@@ -108,7 +108,7 @@ async def test_renewing_holds_nothing_until_the_next_time(
 ) -> None:
     renewed, keep = asyncio.Event(), SqlStore.renew_claims
 
-    async def renew_and_note(store: SqlStore, claims: Sequence[Held], until: float) -> frozenset[Held]:
+    async def renew_and_note(store: SqlStore, claims: Sequence[TicketClaim], until: float) -> frozenset[TicketClaim]:
         ours = await keep(store, claims, until)
         renewed.set()
         return ours
@@ -117,7 +117,7 @@ async def test_renewing_holds_nothing_until_the_next_time(
     stub.always("*", Hang())
     followed_run = await runtime.runs.start(order(runtime, "baton-ultra", plan=plan(("alpha", "one", ["user"]))))
     await renewed.wait()
-    await until(lambda: not _all(Held))
+    await until(lambda: not _all(TicketClaim))
     runtime.runs.cancel(followed_run.run, "client")
     await finish(followed_run)
 

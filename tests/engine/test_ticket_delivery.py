@@ -11,7 +11,7 @@ import pytest
 from app.core.run.events import Kind, fact_from_json
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, Ticket
-from app.store.protocol import Appended, Entry, Held, Journal
+from app.store.protocol import Appended, Entry, Journal, TicketClaim
 from app.store.sql import SqlStore
 from tests.harness.in_process import events, finish, kinds, limits_with, order, plan, pool_text, running_service
 from tests.stubs import Hang, ProviderStub
@@ -95,7 +95,7 @@ async def test_claims_are_renewed_while_the_queue_hangs(tmp_path: Path, monkeypa
     async def hang(_queue: MemoryQueue, _tickets: Sequence[Ticket]) -> None:
         await asyncio.Event().wait()
 
-    async def renew_and_note(store: SqlStore, claims: Sequence[Held], until: float) -> frozenset[Held]:
+    async def renew_and_note(store: SqlStore, claims: Sequence[TicketClaim], until: float) -> frozenset[TicketClaim]:
         renewed.set()
         return await renew(store, claims, until)
 

@@ -255,7 +255,7 @@ def serving(**replies: Any) -> httpx.AsyncClient:
 async def test_a_token_for_this_login_is_believed(changes: dict[str, Any]) -> None:
     """The clocks of the provider and of the gateway may differ by a minute."""
     async with serving(keys=KeySet([KEY]).as_dict()) as client:
-        assert (await provider_at()._checked(client, signed(KEY, **changes), "n"))["sub"] == "ann"
+        assert (await provider_at()._verify(client, signed(KEY, **changes), "n"))["sub"] == "ann"
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ async def test_a_token_for_this_login_is_believed(changes: dict[str, Any]) -> No
 async def test_no_other_token_is_believed(changes: dict[str, Any]) -> None:
     async with serving(keys=KeySet([KEY]).as_dict()) as client:
         with pytest.raises(Forbidden):
-            await provider_at()._checked(client, signed(KEY, **changes), "n")
+            await provider_at()._verify(client, signed(KEY, **changes), "n")
 
 
 async def test_no_token_without_the_providers_signature_is_believed() -> None:
@@ -289,7 +289,7 @@ async def test_no_token_without_the_providers_signature_is_believed() -> None:
     async with serving(keys=KeySet([KEY]).as_dict()) as client:
         for token in (signed(stranger), f"{plain.rstrip('=')}.{body}.", shared, "", "a.b.c"):
             with pytest.raises(Forbidden):
-                await provider_at()._checked(client, token, "n")
+                await provider_at()._verify(client, token, "n")
 
 
 @pytest.mark.parametrize("kid", ["one", "two", None])
@@ -298,12 +298,12 @@ async def test_a_new_key_of_the_provider_is_believed_at_once(kid: str | None) ->
     fresh = ECKey.generate_key("P-256", {"kid": kid} if kid else {})
     provider = provider_at()
     async with serving(keys=KeySet([KEY]).as_dict()) as client:
-        await provider._checked(client, signed(KEY), "n")
+        await provider._verify(client, signed(KEY), "n")
     async with serving(keys={"keys": [fresh.as_dict(private=False)]}) as client:
-        assert (await provider._checked(client, signed(fresh, kid), "n"))["sub"] == "ann"
+        assert (await provider._verify(client, signed(fresh, kid), "n"))["sub"] == "ann"
     async with serving(keys={}) as client:
         with pytest.raises(OursError):
-            await provider._checked(client, signed(KEY, "three"), "n")
+            await provider._verify(client, signed(KEY, "three"), "n")
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ async def test_the_secret_is_sent_as_the_provider_wants_it(methods: list[str] | 
         return httpx.Response(200, json=discovery if request.method == "GET" else {"id_token": "x"})
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
-        assert await provider_at()._exchanged(client, "code", "verifier") == "x"
+        assert await provider_at()._exchange_code(client, "code", "verifier") == "x"
     body = requests[-1].content.decode()
     assert ("authorization" in requests[-1].headers, "client_secret=secret" in body) == (basic, not basic)
     assert "code_verifier=verifier" in body
@@ -334,8 +334,8 @@ async def test_a_key_that_the_provider_has_given_up_is_not_believed_for_long() -
     async def believed() -> bool:
         claims = RIGHT | {"exp": times[0] + 60, "iat": times[0]}
         async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
-            await provider._discovered(client)  # as the exchange of the code does
-            await provider._checked(client, jwt.encode({"alg": "ES256", "kid": "one"}, claims, KEY), "n")
+            await provider._discover(client)  # as the exchange of the code does
+            await provider._verify(client, jwt.encode({"alg": "ES256", "kid": "one"}, claims, KEY), "n")
         return True
 
     assert await believed()

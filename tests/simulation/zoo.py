@@ -95,7 +95,7 @@ def no_epoch_fence(patch: Patch) -> None:
 def no_claim_fence(patch: Patch) -> None:
     def anybodys(rows: Any, run: str, move: Move, _at: float) -> Any:
         ticket = rows._tickets.get((run, move.step))
-        if ticket is None or ticket.gone:
+        if ticket is None or ticket.is_deleted:
             raise LeaseLost
         return ticket
 

@@ -126,7 +126,7 @@ async def test_a_connection_that_the_server_has_closed_is_not_used_again(
     """What is to be written is not in doubt then, though the loop was too busy to hear of it."""
     async with opened(migrated_postgres_url, 1) as runner:
         before = await runner.read(ask(runner, PID))
-        (kept,) = runner._connections._at_hand
+        (kept,) = runner._connections._idle
         with ThreadPoolExecutor(1) as aside:
             ending = aside.submit(end, migrated_postgres_url, before)
             ending.result() if busy else await asyncio.wrap_future(ending)
@@ -137,10 +137,10 @@ async def test_a_connection_that_the_server_has_closed_is_not_used_again(
 async def test_a_statement_that_a_closed_connection_did_not_send_is_not_in_doubt(
     migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres.RawConnection, "lives", True)
+    monkeypatch.setattr(postgres.RawConnection, "is_alive", True)
     async with opened(migrated_postgres_url, 1) as runner:
         before = await runner.read(ask(runner, PID))
-        (kept,) = runner._connections._at_hand
+        (kept,) = runner._connections._idle
         await kept.connection.raw.close()
         with pytest.raises(Fault, match="lost"):
             await runner.write(ask(runner, PID), expected_result=before)
@@ -185,11 +185,11 @@ async def test_losses_while_a_connection_opens_are_nobodys_error(
             connection = await real(*arguments, **named)
             if left[0]:
                 left[0] -= 1
-                asyncio.get_running_loop().call_soon(connections.lost)
+                asyncio.get_running_loop().call_soon(connections.note_loss)
             return connection
 
         monkeypatch.setattr(asyncpg, "connect", connect)
-        connections.lost()
+        connections.note_loss()
         assert (await store.run("run")).id == "run"
         assert (left, store.availability.healthy) == ([0], True)
 

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 from app.core.records import content_ref
 from app.core.run.events import Kind
 from app.errors import LeaseLost, NotFound, RunEnded, StoreUnavailable
-from app.store.protocol import BRIEF, Entry, Held, Lease, Ledger, Move, Outbox
+from app.store.protocol import BRIEF, Entry, Lease, Ledger, Move, Outbox, TicketClaim
 from app.store.rows.runs import CachedRows
 from app.store.sql import SqlStore, open_store
 from app.store.writing.batch import RowCache
@@ -242,7 +242,7 @@ async def test_a_claim_is_found_to_have_lapsed_on_the_row_alone(stores: Sequence
     await first_store.append(admitted("run"))
     await first_store.append(queued("run"))
     await first_store.append(take("run", 0, "a", until=10.0))
-    assert await second_store.renew_claims([Held("run", 0, 1)], 100.0)
+    assert await second_store.renew_claims([TicketClaim("run", 0, 1)], 100.0)
     with pytest.raises(LeaseLost):
         await first_store.append(take("run", 1, "b", at=50.0))
 
@@ -253,7 +253,7 @@ async def test_a_claim_that_was_prolonged_is_left_as_long_as_it_is(stores: Seque
     await first_store.append(admitted("run"))
     await first_store.append(queued("run"))
     await first_store.append(take("run", 0, "a", until=10.0))
-    assert await second_store.renew_claims([Held("run", 0, 1)], 100.0)
+    assert await second_store.renew_claims([TicketClaim("run", 0, 1)], 100.0)
     again = replace(queued("run"), outbox=(Outbox(0, "mini", "new address"),))
     await first_store.append(moved("run", "hold", 1) if verb == "hold" else again)
     found = await ticket(second_store)

@@ -13,7 +13,7 @@ from sqlalchemy import text
 from app.core.run.events import Kind
 from app.errors import ConfigInvalid, Conflict, LeaseLost, NotFound
 from app.store.archive import open_archive
-from app.store.protocol import Entry, Held, IdempotencyRecord, KeyRow, Outbox, RunQuery
+from app.store.protocol import Entry, IdempotencyRecord, KeyRow, Outbox, RunQuery, TicketClaim
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.migrate import is_current, migrate
 from app.store.sqlkit.runner import parse_url
@@ -130,7 +130,9 @@ async def test_leases_claims_and_fences_hold(stores: list[SqlStore]) -> None:
         await first_store.append(Entry("a", 9.0, (Raw(Kind.STEP_SKIPPED, {}),), epoch=1))
     claims = await asyncio.gather(*[store.append(take("b", 0, "x")) for store in stores * 3], return_exceptions=True)
     assert Counter(type(claim).__name__ for claim in claims) == {"Appended": 1, "LeaseLost": 5}
-    assert await second_store.renew_claims([Held("b", 0, 1), Held("b", 0, 9)], 30.0) == {Held("b", 0, 1)}
+    assert await second_store.renew_claims([TicketClaim("b", 0, 1), TicketClaim("b", 0, 9)], 30.0) == {
+        TicketClaim("b", 0, 1)
+    }
     assert {due.run for due in await first_store.overdue(50.0, 9, 0.0)} == {"a", "b"}
     once = IdempotencyRecord("key", b"print", 99.0)
     answers = await asyncio.gather(

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, event
 
 from app.core.run.events import Kind
 from app.errors import LeaseLost
-from app.store.protocol import Entry, Held, Lease, Move, Outbox, RunQuery
+from app.store.protocol import Entry, Lease, Move, Outbox, RunQuery, TicketClaim
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.postgres import RawConnection
 from app.store.sqlkit.statements import Row, TableWrite, WriteStatements
@@ -58,7 +58,7 @@ async def test_an_entry_is_one_round_trip_whatever_is_in_it(store: SqlStore, rou
     assert await _a_step(store, round_trips) == [1, 1, 1, 1]
     round_trips.clear()
     assert await store.renew_leases("driver", {"run": 1}, 9.0) == {"run": 4}
-    assert await store.renew_claims([Held("run", 1, 0)], 9.0) == frozenset()
+    assert await store.renew_claims([TicketClaim("run", 1, 0)], 9.0) == frozenset()
     round_trips.clear()
     await store.append(Entry("run", 5.0, (Raw(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 9.0, 9.0)))
     assert len(round_trips) == 1
@@ -132,13 +132,13 @@ async def test_rows_are_found_by_their_key_after_the_tables_have_grown(migrated_
         for n in range(8):  # the plan would be kept from the sixth time on
             await _each_single_statement(store, f"before-{n}")
             await store.renew_leases("driver", {f"before-{n}": 1, "none": 1}, 9.0)
-            await store.renew_claims([Held(f"before-{n}", 0, 1), Held("none", 0, 1)], 9.0)
+            await store.renew_claims([TicketClaim(f"before-{n}", 0, 1), TicketClaim("none", 0, 1)], 9.0)
         await _crowd(migrated_postgres_url)
         before = await _rows_read_in_sequence(migrated_postgres_url)
         for n in range(8):
             await _each_single_statement(store, f"after-{n}")
             await store.renew_leases("driver", {f"after-{n}": 1, "none": 1}, 9.0)
-            await store.renew_claims([Held(f"after-{n}", 0, 1), Held("none", 0, 1)], 9.0)
+            await store.renew_claims([TicketClaim(f"after-{n}", 0, 1), TicketClaim("none", 0, 1)], 9.0)
     after = await _rows_read_in_sequence(migrated_postgres_url)
     read = {table: after[table] - before[table] for table in ("runs", "tickets", "events", "contents")}
     assert max(read.values()) < CROWD, read
@@ -207,7 +207,7 @@ async def test_leases_and_claims_are_prolonged_in_place(migrated_postgres_url: s
     async with open_store(migrated_postgres_url) as opened:
         for until in (9.0, 80.0, 200.0):
             assert len(await opened.renew_leases("driver", dict.fromkeys(names, 1), until)) == len(names)
-            assert len(await opened.renew_claims([Held(name, 0, 1) for name in names], until)) == len(names)
+            assert len(await opened.renew_claims([TicketClaim(name, 0, 1) for name in names], until)) == len(names)
     after = await _updates(migrated_postgres_url)
     for table in ("runs", "tickets"):
         made, in_place = (later - sooner for later, sooner in zip(after[table], before[table], strict=True))
@@ -264,7 +264,7 @@ async def test_a_renewal_does_not_wait_for_the_disk(store: SqlStore, monkeypatch
     monkeypatch.setattr(WriteStatements, "__call__", noted)
     monkeypatch.setattr(RawConnection, "prepared", noted_too)
     await store.renew_leases("driver", {"run": 1}, 9.0)
-    await store.renew_claims([Held("run", 0, 1)], 9.0)
+    await store.renew_claims([TicketClaim("run", 0, 1)], 9.0)
     await store.append(Entry("run", 6.0, (Raw(Kind.CALL_FINISHED, {}),), move=Move(0, "finish", claim=1)))
     assert found == ["off", "off", "on"]
     await store.append(note("run"))

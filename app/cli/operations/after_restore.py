@@ -84,7 +84,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     terminal.log_to_stderr("warning")
     storage.print_database(settings)
     with storage.named_failures(settings):
-        others = revisions.connected(settings.database_url)
+        others = revisions.count_connections(settings.database_url)
     if others and not args.dry_run:
         raise ConfigInvalid(
             [f"{others} connections of gateways or engines are open; stop them, and repeat this command"]

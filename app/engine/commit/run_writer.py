@@ -45,7 +45,6 @@ from app.store.protocol import (
     ASKED,
     MOVED,
     Appended,
-    Due,
     Entry,
     Journal,
     Lease,
@@ -53,6 +52,7 @@ from app.store.protocol import (
     Outbox,
     Projection,
     Store,
+    TicketRow,
 )
 from app.store.protocol.step_input import BRIEF
 
@@ -780,6 +780,6 @@ async def _queue(context: EngineContext, tickets: list[Ticket]) -> None:
         )
 
 
-def due_ticket(due: Due) -> Ticket:
+def due_ticket(due: TicketRow) -> Ticket:
     """Return the ticket of an outbox row that was found by polling: the engine that takes it claims the row first."""
     return Ticket(due.run, due.step, due.tier, due.driver, due.seq, AGAIN, tenant=due.tenant)

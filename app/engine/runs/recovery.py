@@ -25,7 +25,7 @@ from app.engine.context import EngineContext
 from app.engine.delivery.messages import outcome_label
 from app.engine.runs.driver import Driver, has_begun
 from app.errors import NotFound, QueueUnavailable, StoreUnavailable
-from app.store.protocol import Entry, Lapsed, Ledger, Projection, RunRow, Store
+from app.store.protocol import Entry, LapsedRuns, Ledger, Projection, RunRow, Store
 
 RESTORED = "restored"
 """The error of a run that was open when the database was restored from a back-up."""
@@ -124,10 +124,10 @@ class Recovery:
                 )
         return len(rows) < min(room, wanted)  # a run is passed over while another process writes to it
 
-    def _can_drive(self, kind: Lapsed | RunRow) -> bool:
+    def _can_drive(self, kind: LapsedRuns | RunRow) -> bool:
         return kind.tier in self._context.catalog().tiers and not is_newer(kind.code, self._context.code)
 
-    def _report(self, kinds: list[Lapsed]) -> None:
+    def _report(self, kinds: list[LapsedRuns]) -> None:
         stranded = sum(kind.runs - kind.expired for kind in kinds)
         self._context.telemetry.gauge("baton_orphans_stranded", stranded)
         if stranded > self._stranded:

@@ -26,7 +26,7 @@ from app.engine.steps.claimed_step import ClaimedStep, PendingOutcomes, Relay
 from app.engine.steps.execution import Execution
 from app.errors import BatonError, LeaseLost, QueueUnavailable, RunEnded, StoreUnavailable
 from app.stepqueue.protocol import AGAIN, DISPATCHERS, WHOLE_RUN, Adopted, Listen, Live, Stop, Ticket
-from app.store.protocol import Held, Outbox
+from app.store.protocol import Outbox, TicketClaim
 
 TakeRun = Callable[[Ticket, Callable[[Ticket], Awaitable[None]]], None]
 """Takes the run of a ticket, and calls back when the ticket can be forgotten."""
@@ -230,7 +230,7 @@ class Dispatcher:
                 await self._context.queue.publish(listener.address, [part])
 
     async def _renew_until(self, drained: asyncio.Event) -> None:
-        suspects: set[Held] = set()
+        suspects: set[TicketClaim] = set()
         pause = self._context.lease / 3
         while not drained.is_set():
             await asyncio.sleep(pause)
@@ -246,13 +246,13 @@ class Dispatcher:
                 if not self._context.store.healthy and await self._context.store.wait_until_healthy(pause):
                     pause = 0.0  # after an outage the process that renews first keeps its claims
 
-    async def _renew(self, suspects: set[Held]) -> set[Held]:
+    async def _renew(self, suspects: set[TicketClaim]) -> set[TicketClaim]:
         """Prolong every claim; returns those that are missing for the first time. A step that was just finished is not
         kept either; only what is missing twice, and is among the `suspects`, was taken over."""
-        work_of: dict[Held, ClaimedStep] = {}
+        work_of: dict[TicketClaim, ClaimedStep] = {}
         for (run, step), work in self._claimed.items():
             if work.claim:
-                work_of[Held(run, step, work.claim)] = work
+                work_of[TicketClaim(run, step, work.claim)] = work
         if not work_of:
             return set()
         # First the queue, so that it delivers them to nobody else meanwhile; but a queue that hangs must cost no claim.

@@ -55,7 +55,7 @@ from app.errors import (
 )
 from app.providers.protocol import Request
 from app.stepqueue.protocol import AGAIN, Committed, Live
-from app.store.protocol import Due, Entry, Ledger, Move
+from app.store.protocol import Entry, Ledger, Move, TicketRow
 
 OUTCOME_DELAY_SECONDS = 1.0
 """Seconds for which an outcome may wait for the next entry of its step."""
@@ -173,7 +173,7 @@ class Execution:
         else:
             await self._keeping_unwritten_outcomes(self._begin_calls(state))
 
-    async def _claim(self) -> tuple[Due, RunState] | None:
+    async def _claim(self) -> tuple[TicketRow, RunState] | None:
         """Take the ticket as its row is now, with the state from which to go on; None if another engine has it."""
         for _ in range(CLAIM_TRIES):
             due = await self._context.store.due(self._ticket.run, self._ticket.step)
@@ -191,7 +191,7 @@ class Execution:
                 return due, state
         return None
 
-    def _is_postponed(self, due: Due) -> bool:
+    def _is_postponed(self, due: TicketRow) -> bool:
         """Return whether the step is left to a later delivery, because this engine works on another one that is given
         up if the engine stops.
 
@@ -689,7 +689,7 @@ def _may_be_cut(state: RunState, step: StepState, request: Request, tier_seconds
     return is_answer and request.form is None and state.admitted.limits.seconds < tier_seconds
 
 
-def _deliveries(due: Due) -> int:
+def _deliveries(due: TicketRow) -> int:
     """The number of dispatchers that took a ticket and did not finish its step."""
     return due.lost + (due.holder is not None)
 

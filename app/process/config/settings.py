@@ -364,7 +364,7 @@ class Settings(BaseModel):
     @field_validator("cors_origins")
     @classmethod
     def _origins(cls, value: str) -> str:
-        for origin in _listed(value):
+        for origin in _split_list(value):
             parts = urlsplit(origin)
             whole = f"{parts.scheme}://{parts.netloc}" == origin and "@" not in origin and not url_problem(origin)
             if not whole and value.strip() != "*":
@@ -393,7 +393,7 @@ class Settings(BaseModel):
     @property
     def origins(self) -> frozenset[str]:
         """Return the origins of `cors_origins`."""
-        return frozenset(_listed(self.cors_origins))
+        return frozenset(_split_list(self.cors_origins))
 
     @field_validator("database_url", "redis_url")
     @classmethod
@@ -407,7 +407,7 @@ class Settings(BaseModel):
 def rate_limits(value: str) -> RateLimits:
     """Return the limits of a setting such as `rpm=60, concurrency=8`. Raises `ValueError`."""
     limits: dict[str, int] = {}
-    for part in _listed(value):
+    for part in _split_list(value):
         name, _, figure = map(str.strip, part.partition("="))
         if name not in ("rpm", "tpm", "concurrency") or not FIGURE.fullmatch(figure):
             raise ValueError("must be limits such as rpm=60, tpm=100000, concurrency=8; correct it")
@@ -415,7 +415,7 @@ def rate_limits(value: str) -> RateLimits:
     return RateLimits(**limits)
 
 
-def _listed(value: str) -> list[str]:
+def _split_list(value: str) -> list[str]:
     return [part for part in map(str.strip, value.split(",")) if part]
 
 
@@ -457,7 +457,7 @@ def read(environ: Mapping[str, str]) -> Settings:
     faults += _incomplete(values_by_field)
     readable = {name: value for name, value in values_by_field.items() if value}
     values: dict[str, Any] = {**readable, "given": frozenset(values_by_field), "in_files": frozenset(in_files)}
-    values.setdefault("database_url", _embedded(values_by_field.get("data_dir", ".baton")))
+    values.setdefault("database_url", _embedded_url(values_by_field.get("data_dir", ".baton")))
     try:
         settings = Settings.model_validate(values)
     except ValidationError as error:
@@ -564,7 +564,7 @@ def did_you_mean(name: str, choices: list[str]) -> str:
     return f"did you mean {close[0]}?" if close else ""
 
 
-def _embedded(data_dir: str) -> str:
+def _embedded_url(data_dir: str) -> str:
     return f"sqlite:///{Path(data_dir) / 'baton.db'}"
 
 
@@ -670,7 +670,7 @@ def _fault(item: Any, values: Mapping[str, str]) -> str:
 
 def _default(name: str, settings: Settings) -> object:
     if name == "database_url":
-        return _embedded(str(settings.data_dir))
+        return _embedded_url(str(settings.data_dir))
     return Settings.model_fields[name].default
 
 

@@ -50,7 +50,7 @@ from app.store.protocol.journal import (
 )
 from app.store.protocol.keys import EVERY_KEY, KeyQuery, KeyRow, Keys
 from app.store.protocol.learning import Learning
-from app.store.protocol.leases import Backlog, Due, Held, Lapsed, LeasesAndOutbox
+from app.store.protocol.leases import Backlog, LapsedRuns, LeasesAndOutbox, TicketClaim, TicketRow
 from app.store.protocol.notices import Notices
 from app.store.protocol.rates import RateWindows
 from app.store.protocol.reports import Reports
@@ -101,10 +101,8 @@ __all__ = [
     "Disclosure",
     "DisclosureQuery",
     "Disclosures",
-    "Due",
     "Ejected",
     "Entry",
-    "Held",
     "Hold",
     "HoldQuery",
     "HoldScope",
@@ -115,7 +113,7 @@ __all__ = [
     "KeyQuery",
     "KeyRow",
     "Keys",
-    "Lapsed",
+    "LapsedRuns",
     "Learning",
     "Lease",
     "LeasesAndOutbox",
@@ -159,6 +157,8 @@ __all__ = [
     "TenantRow",
     "TenantStore",
     "Tenants",
+    "TicketClaim",
+    "TicketRow",
     "TransparencyLog",
     "WithLog",
     "metadata_tag",

@@ -8,7 +8,7 @@ class Availability(Protocol):
 
     @property
     def healthy(self) -> bool:
-        """False from a call that did not reach the database until one that did. No I/O.
+        """Return False from a call that did not reach the database until one that did. No I/O.
 
         While it is False, new runs and key lookups are refused at once; everything else may be tried.
         """

@@ -44,17 +44,18 @@ class Budgets(Protocol):
         ...
 
     async def budget(self, id_: str) -> Budget | None:
-        """A budget by its id."""
+        """Return a budget by its id."""
         ...
 
     async def budgets(
         self, tenant: str | None = None, *, after: str | None = None, limit: int | None = None
     ) -> tuple[Budget, ...]:
-        """The budgets of one tenant, or of all, in the order of their ids, from the one that follows `after`."""
+        """Return the budgets of one tenant, or of all, in the order of their ids, from the one that follows `after`."""
         ...
 
     async def budget_use(self, id_: str, limit: int, account: str | None = None) -> tuple[BudgetUse, ...]:
-        """The windows of a budget's accounts, or of one account, the newest first and the dearest of those first."""
+        """Return the windows of a budget's accounts, or of one account, the newest first and the dearest of those
+        first."""
         ...
 
 
@@ -67,7 +68,7 @@ class BudgetAccounts(Protocol):
         ...
 
     async def budget_accounts(self, tenant: str, names: Mapping[Scope, str]) -> tuple[str, ...]:
-        """The accounts of a request with these names (see `core.pool.budgets.accounts`).
+        """Return the accounts of a request with these names (see `core.pool.budgets.accounts`).
 
         A budget that another process has set for a tenant without any is known after `KNOWN_SECONDS`; until then no
         query is made for that tenant's requests.

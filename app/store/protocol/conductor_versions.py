@@ -15,5 +15,5 @@ class ConductorVersions(Protocol):
         ...
 
     async def changes(self) -> tuple[Change, ...]:
-        """All changes in the order of (at, id); of more than ten thousand, the latest."""
+        """Return all changes in the order of (at, id); of more than ten thousand, the latest."""
         ...

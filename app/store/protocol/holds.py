@@ -59,7 +59,7 @@ class Holds(Protocol):
         ...
 
     async def holds(self, query: HoldQuery = EVERY_HOLD) -> tuple[Hold, ...]:
-        """The holds that a query chooses, the newest first. Raises `NotFound` if it chooses no hold `after`."""
+        """Return the holds that a query chooses, the newest first. Raises `NotFound` if it chooses no hold `after`."""
         ...
 
     async def held(self, runs: Sequence[str]) -> Mapping[str, str]:
@@ -67,5 +67,6 @@ class Holds(Protocol):
         ...
 
     async def released_holds(self) -> int:
-        """The number of holds that were ever released: it grows when content may be erased that could not be before."""
+        """Return the number of holds that were ever released: it grows when content may be erased that could not be
+        before."""
         ...

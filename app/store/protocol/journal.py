@@ -192,7 +192,7 @@ class RunJournal(Protocol):
         ...
 
     async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
-        """At most `query.limit` rows in the order of the query."""
+        """Return at most `query.limit` rows in the order of the query."""
         ...
 
     async def last_seqs(self, names: Sequence[str]) -> Mapping[str, int]:

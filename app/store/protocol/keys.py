@@ -67,11 +67,11 @@ class Keys(Protocol):
     """All verbs raise `StoreUnavailable`. Each change is logged in its transaction, with its author `by`."""
 
     async def key(self, public_id: str) -> KeyRow | None:
-        """A key by its public id, revoked and expired ones included."""
+        """Return a key by its public id, revoked and expired ones included."""
         ...
 
     async def keys(self, query: KeyQuery = EVERY_KEY) -> tuple[KeyRow, ...]:
-        """The keys that a query chooses, the newest first. Raises `NotFound` if it chooses no key `after`."""
+        """Return the keys that a query chooses, the newest first. Raises `NotFound` if it chooses no key `after`."""
         ...
 
     async def add_key(self, row: KeyRow, *, by: Actor = PROCESS) -> bool:

@@ -25,7 +25,7 @@ class Learning(Protocol):
         ...
 
     async def feedback_after(self, last: tuple[float, str], limit: int) -> tuple[Feedback, ...]:
-        """At most `limit` ratings of any run in the order of (at, id), behind the last one that was seen.
+        """Return at most `limit` ratings of any run in the order of (at, id), behind the last one that was seen.
 
         Clocks differ: a reader should look again some seconds back, and ignore a rating that it has seen before.
         """

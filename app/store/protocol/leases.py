@@ -12,7 +12,7 @@ from app.store.protocol.journal import RunRow
 
 
 @record(frozen=True, slots=True)
-class Lapsed:
+class LapsedRuns:
     """The number of open runs of one tier and code version whose lease lapsed, and how many are past their deadline."""
 
     tier: str
@@ -31,7 +31,7 @@ class Backlog:
 
 
 @record(frozen=True, slots=True)
-class Due:
+class TicketRow:
     """A ticket's row in the outbox, as a dispatcher or a sweep sees it."""
 
     run: str
@@ -51,7 +51,7 @@ class Due:
     """The tenant of the run."""
 
 
-class Held(NamedTuple):
+class TicketClaim(NamedTuple):
     """A claim of this process on a ticket. It is a tuple, as are the rows in which thousands of them are looked up."""
 
     run: str
@@ -74,7 +74,7 @@ class LeasesAndOutbox(Protocol):
         or a step has lost it. Returns the time of the journal's last event, None if it is empty."""
         ...
 
-    async def lapsed(self, now: float) -> tuple[Lapsed, ...]:
+    async def lapsed(self, now: float) -> tuple[LapsedRuns, ...]:
         """Return the number of runs that wait to be taken over, by tier and code version."""
         ...
 
@@ -93,11 +93,11 @@ class LeasesAndOutbox(Protocol):
         """
         ...
 
-    async def renew_claims(self, claims: Sequence[Held], until: float) -> frozenset[Held]:
+    async def renew_claims(self, claims: Sequence[TicketClaim], until: float) -> frozenset[TicketClaim]:
         """Prolong claims on tickets. Returns the claims that are still valid."""
         ...
 
-    async def due(self, run: str, step: int) -> Due | None:
+    async def due(self, run: str, step: int) -> TicketRow | None:
         """Return one ticket as it is now, or None if the step has none."""
         ...
 
@@ -105,8 +105,9 @@ class LeasesAndOutbox(Protocol):
         """Return the work that waits for an engine; of tickets and of runs, at most `most` are counted each."""
         ...
 
-    async def overdue(self, now: float, limit: int, grace: float | None = None) -> tuple[Due, ...]:
-        """Tickets without a valid claim whose last announcement nobody answered for `grace` seconds (None: a lease).
+    async def overdue(self, now: float, limit: int, grace: float | None = None) -> tuple[TicketRow, ...]:
+        """Return tickets without a valid claim whose last announcement nobody answered for `grace` seconds (None: a
+        lease).
 
         They count as announced from then on: the next call leaves them out until they were not answered for as long
         again.

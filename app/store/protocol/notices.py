@@ -10,7 +10,8 @@ class Notices(Protocol):
     """Delivery of notices, at least once. All verbs raise `StoreUnavailable`."""
 
     async def take_notices(self, now: float, until: float, limit: int) -> tuple[Notice, ...]:
-        """At most `limit` notices that are due, each counted as one more try. Nobody else gets them before `until`."""
+        """Return at most `limit` notices that are due, each counted as one more try. Nobody else gets them before
+        `until`."""
         ...
 
     async def close_notice(self, notice: Notice) -> bool:

@@ -11,8 +11,8 @@ class Reports(Protocol):
     """All verbs raise `StoreUnavailable`."""
 
     async def journaled_runs(self, query: RunQuery) -> tuple[JournaledRun, ...]:
-        """At most `query.limit` runs in the order of the query, each with its events of the kinds that a report reads,
-        its ratings without comments, and what its request said of users and metadata until that was erased."""
+        """Return at most `query.limit` runs in the order of the query, each with its events of the kinds that a report
+        reads, its ratings without comments, and what its request said of users and metadata until that was erased."""
         ...
 
     async def catalogs(self, digests: Sequence[str]) -> Mapping[str, bytes]:

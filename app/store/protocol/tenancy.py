@@ -44,7 +44,7 @@ class TenantStore(ContentReads, Protocol):
 
     @property
     def lists(self) -> RunLists:
-        """Counts and details of lists of the tenant's runs."""
+        """Return counts and details of lists of the tenant's runs."""
         ...
 
     async def journaled_runs(self, query: RunQuery) -> tuple[JournaledRun, ...]:
@@ -97,11 +97,11 @@ class Tenancy(Protocol):
 
     @property
     def lists(self) -> RunLists:
-        """Counts and details of lists of runs of every tenant."""
+        """Return counts and details of lists of runs of every tenant."""
         ...
 
     def of_tenant(self, tenant: str | None) -> TenantStore:
-        """The store for callers of this tenant; None: for those who may see the runs of every tenant."""
+        """Return the store for callers of this tenant; None: for those who may see the runs of every tenant."""
         ...
 
     def administration_of(self, tenant: str | None) -> TenantAdministration:

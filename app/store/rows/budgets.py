@@ -29,12 +29,12 @@ def put(conn: Connection, budget: Budget, by: Actor) -> int:
     fields = asdict(budget)
     insertion = insert_into(conn, BUDGETS).values(fields | {"id": budget.id}).on_conflict_do_nothing()
     if conn.execute(insertion).rowcount == 1:
-        note(conn, by, "budget.set", budget.id, tenant=budget.tenant, before=None, after=_logged(fields))
+        note(conn, by, "budget.set", budget.id, tenant=budget.tenant, before=None, after=_logged_fields(fields))
         return _warn_of_present_windows(conn, budget)
-    before = _locked(conn, budget.id)
+    before = _lock_budget(conn, budget.id)
     changes = {name: fields[name] for name in _REPLACED}
     conn.execute(update(BUDGETS).where(BUDGETS.c.id == budget.id).values(changes))
-    after = _logged((before or {}) | changes)
+    after = _logged_fields((before or {}) | changes)
     note(conn, by, "budget.set", budget.id, tenant=budget.tenant, before=before, after=after)
     return _warn_of_present_windows(conn, budget)
 
@@ -69,7 +69,7 @@ def warn(conn: Connection, budget: Budget, account: str, of: Window, spent: int,
 
 def remove(conn: Connection, id_: str, by: Actor) -> bool:
     """Delete a budget, and log it with its author. False if there is none of this id."""
-    before = _locked(conn, id_)
+    before = _lock_budget(conn, id_)
     if before is None:
         return False
     conn.execute(delete(BUDGETS).where(BUDGETS.c.id == id_))
@@ -77,15 +77,15 @@ def remove(conn: Connection, id_: str, by: Actor) -> bool:
     return True
 
 
-def _locked(conn: Connection, id_: str) -> dict[str, Any] | None:
-    """The fields of a budget whose row is locked; None if there is none."""
+def _lock_budget(conn: Connection, id_: str) -> dict[str, Any] | None:
+    """Return the fields of a budget whose row is locked; None if there is none."""
     row = conn.execute(select(*_COLUMNS).where(BUDGETS.c.id == id_).with_for_update()).one_or_none()
     if not row:
         return None
-    return _logged(asdict(Budget(**row._mapping)))
+    return _logged_fields(asdict(Budget(**row._mapping)))
 
 
-def _logged(fields: dict[str, Any]) -> dict[str, Any]:
+def _logged_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a budget as they are logged: `slices` only if it has any, as releases without them do."""
     return {name: value for name, value in fields.items() if name != "slices" or value is not None}
 
@@ -96,7 +96,7 @@ def lock_amounts(conn: Connection, ids: Sequence[str]) -> None:
 
 
 def page(conn: Connection, tenant: str | None, after: str | None, limit: int | None) -> tuple[Budget, ...]:
-    """The budgets of one tenant, or of all, in the order of their ids, from the one that follows `after`."""
+    """Return the budgets of one tenant, or of all, in the order of their ids, from the one that follows `after`."""
     query = select(*_COLUMNS).order_by(BUDGETS.c.id).limit(limit)
     if tenant is not None:
         query = query.where(BUDGETS.c.tenant == tenant)
@@ -106,15 +106,15 @@ def page(conn: Connection, tenant: str | None, after: str | None, limit: int | N
 
 
 def of_ids(conn: Connection, ids: Sequence[str]) -> tuple[Budget, ...]:
-    """The budgets that exist of these ids."""
+    """Return the budgets that exist of these ids."""
     return tuple([Budget(**row._mapping) for row in conn.execute(select(*_COLUMNS).where(BUDGETS.c.id.in_(ids)))])
 
 
 def standing(
     conn: Connection, ids: Sequence[str], accounts: Sequence[str]
 ) -> tuple[float, Mapping[str, Budget], Mapping[str, int]]:
-    """The database's time, the budgets that exist of these ids, and the start of the latest window of each of these
-    accounts that has one: all in one statement. The time is 0 if there is no budget."""
+    """Return the database's time, the budgets that exist of these ids, and the start of the latest window of each of
+    these accounts that has one: all in one statement. The time is 0 if there is no budget."""
     row = BUDGET_WINDOWS.c
     windows = select(row.budget, row.account, func.max(row.start).label("latest")).where(row.account.in_(accounts))
     newest = windows.group_by(row.budget, row.account).subquery()
@@ -131,12 +131,12 @@ def standing(
 
 
 def tenants(conn: Connection) -> frozenset[str]:
-    """The tenants that have budgets."""
+    """Return the tenants that have budgets."""
     return frozenset(conn.execute(select(BUDGETS.c.tenant).distinct()).scalars())
 
 
 def accounts_of(conn: Connection, tenant: str, names: Mapping[Scope, str]) -> tuple[str, ...]:
-    """The accounts of a request with these names."""
+    """Return the accounts of a request with these names."""
     budget = BUDGETS.c
     is_concerned = [budget.scope == "tenant"]
     for scope, name in names.items():

@@ -25,7 +25,7 @@ def add(conn: Connection, change: Change, by: Actor | None) -> None:
 
 
 def every(conn: Connection) -> tuple[Change, ...]:
-    """The latest changes, oldest first."""
+    """Return the latest changes, oldest first."""
     table = CONDUCTOR_CHANGES.c
     query = select(CONDUCTOR_CHANGES).order_by(table.at.desc(), table.id.desc()).limit(MOST)
     return tuple(Change(**row._mapping) for row in reversed(conn.execute(query).all()))

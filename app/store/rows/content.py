@@ -41,7 +41,7 @@ def read(statements: Statements, run: str, refs: Sequence[str], decrypt: Decrypt
 
 
 def _bodies(run: str, decrypt: Decrypt, rows: Sequence[Row]) -> dict[str, bytes]:
-    return texts.composed(rows, decrypt).get(run, {})
+    return texts.compose(rows, decrypt).get(run, {})
 
 
 def of_runs(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> Mapping[str, Mapping[str, bytes]]:
@@ -55,7 +55,7 @@ def of_runs(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> Mapping[
     return contents
 
 
-def some(conn: Connection, pairs: Sequence[tuple[str, str]], decrypt: Decrypt) -> Mapping[str, bytes]:
+def one_of_each(conn: Connection, pairs: Sequence[tuple[str, str]], decrypt: Decrypt) -> Mapping[str, bytes]:
     """Return the content with this ref of each of these runs, if it is still stored. Raises `UnknownKeys`."""
     whole, part = CONTENTS.c, SHARED_CONTENTS.c
     rows = conn.execute(select(whole.run, whole.ref, whole.body).where(tuple_(whole.run, whole.ref).in_(pairs)))
@@ -66,7 +66,7 @@ def some(conn: Connection, pairs: Sequence[tuple[str, str]], decrypt: Decrypt) -
             bodies[run] = body
     shared_pairs = [pair for pair in pairs if pair[0] not in bodies]
     parts = conn.execute(shared_parts(tuple_(part.run, part.ref).in_(shared_pairs)))
-    for run, body_of_ref in texts.composed(parts, decrypt).items():
+    for run, body_of_ref in texts.compose(parts, decrypt).items():
         bodies[run] = next(iter(body_of_ref.values()))
     return bodies
 

@@ -38,7 +38,7 @@ def recipient_kind(fact: CallIntended) -> RecipientKind:
 
 
 def intent_row(run: str, tenant: str, key: str, fact: CallIntended, at: float) -> Row:
-    """All columns of a row, in table order, but for the outcome."""
+    """Return all columns of a row, in table order, but for the outcome."""
     labels = orjson.dumps(sorted(fact.labels)).decode() if fact.labels else None
     saw_steps = numbers(seen_steps(fact)) if fact.access.steps else ""
     passed_over = orjson.dumps(fact.to_json()["passed_over"]).decode() if fact.passed_over else None
@@ -67,12 +67,12 @@ def intent_row(run: str, tenant: str, key: str, fact: CallIntended, at: float) -
 
 
 def outcome_values(fact: CallFinished) -> CallOutcome:
-    """The columns that the outcome of a call gives a row."""
+    """Return the columns that the outcome of a call gives a row."""
     return fact.outcome, fact.usage.input, fact.usage.output
 
 
 def numbers(steps: Sequence[int]) -> str:
-    """Numbers of steps as the columns have them: between commas, so that each can be searched for."""
+    """Return numbers of steps as the columns have them: between commas, so that each can be searched for."""
     if not steps:
         return ""
     return f",{','.join(map(str, sorted(steps)))},"
@@ -116,7 +116,7 @@ class DisclosureRows:
 
 
 def page(conn: Connection, query: DisclosureQuery, tenant: str | None = None) -> tuple[Disclosure, ...]:
-    """The rows that a query chooses, in its order; those of this tenant alone, if one is given."""
+    """Return the rows that a query chooses, in its order; those of this tenant alone, if one is given."""
     if tenant is not None:
         query = replace(query, tenants=(tenant,))
     order: tuple[ColumnElement[Any], ...] = (LEDGER.at.desc(), LEDGER.call.desc())
@@ -129,7 +129,7 @@ def page(conn: Connection, query: DisclosureQuery, tenant: str | None = None) ->
 
 
 def _filters(conn: Connection, query: DisclosureQuery) -> list[ColumnElement[bool]]:
-    """The conditions on the rows that a query chooses."""
+    """Return the conditions on the rows that a query chooses."""
     among: tuple[tuple[ColumnElement[str], Sequence[str]], ...] = (
         (LEDGER.recipient, query.recipients),
         (LEDGER.kind, query.kinds),
@@ -163,7 +163,7 @@ def _filters(conn: Connection, query: DisclosureQuery) -> list[ColumnElement[boo
 
 
 def _saw(conn: Connection, saw: Saw) -> ColumnElement[bool]:
-    """The condition for a row of a recipient that saw any of these."""
+    """Return the condition for a row of a recipient that saw any of these."""
     search = func.strpos if conn.dialect.name == "postgresql" else func.instr
     conditions: list[ColumnElement[bool]] = []
     if saw.user:
@@ -179,7 +179,7 @@ def _saw(conn: Connection, saw: Saw) -> ColumnElement[bool]:
 
 
 def _users(conn: Connection, runs: Sequence[str]) -> Mapping[str, str]:
-    """The end users whom the requests of these runs named."""
+    """Return the end users whom the requests of these runs named."""
     if not runs:
         return {}
     # The names are literals: a partial index is used only for a condition that the planner can see.
@@ -238,7 +238,7 @@ def rebuild(conn: Connection, after: Place | None, limit: int, complete: Complet
     runs = conn.execute(query.order_by(RUNS.c.created_at, RUNS.c.id).limit(limit)).all()
     if not runs:
         return Rebuilt(0, 0, None)
-    lacking = _lacking(conn, [row.id for row in runs])
+    lacking = _incomplete_runs(conn, [row.id for row in runs])
     added = 0
     for row in runs:
         if row.id in lacking:
@@ -247,8 +247,8 @@ def rebuild(conn: Connection, after: Place | None, limit: int, complete: Complet
     return Rebuilt(len(runs), added, following)
 
 
-def _lacking(conn: Connection, runs: Sequence[str]) -> set[str]:
-    """The runs of which not each event of a call is in the ledger."""
+def _incomplete_runs(conn: Connection, runs: Sequence[str]) -> set[str]:
+    """Return the runs of which not each event of a call is in the ledger."""
     missing_counts: defaultdict[str, int] = defaultdict(int)
     journaled = select(EVENTS.c.run, func.count()).where(EVENTS.c.run.in_(runs), EVENTS.c.kind.in_(CALLS))
     for run, count in conn.execute(journaled.group_by(EVENTS.c.run)):
@@ -288,7 +288,7 @@ def _derive(conn: Connection, run: str, tenant: str, key: str, complete: Complet
 
 
 def _events(conn: Connection, run: str) -> list[Event]:
-    """The journal of a run."""
+    """Return the journal of a run."""
     query = select(EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body).where(EVENTS.c.run == run)
     events = []
     for seq, kind, at, body in conn.execute(query.order_by(EVENTS.c.seq)):
@@ -297,7 +297,7 @@ def _events(conn: Connection, run: str) -> list[Event]:
 
 
 def _snapshots(conn: Connection, events: Sequence[Event]) -> dict[str, bytes]:
-    """The snapshots of the pools that calls of a run went by, as far as they are stored."""
+    """Return the snapshots of the pools that calls of a run went by, as far as they are stored."""
     digests = set()
     for event in events:
         if event.kind is Kind.CALL_INTENDED:

@@ -17,7 +17,7 @@ MOST_SOUGHT = 50
 
 
 def of_runs(conn: Connection, users: Collection[str], runs: Sequence[str], decrypt: Decrypt) -> dict[str, set[str]]:
-    """The runs among these whose task names one of the users, each with those it names. Raises `UnknownKeys`.
+    """Return the runs among these whose task names one of the users, each with those it names. Raises `UnknownKeys`.
 
     The database looks for the bytes in which `task_to_json` names a user, so that only likely bodies are read, and
     all that are encrypted. The tags of users are not asked: processes of earlier releases wrote none.
@@ -40,14 +40,14 @@ def of_runs(conn: Connection, users: Collection[str], runs: Sequence[str], decry
         body = decrypt(place_of(run, ref), bytes(stored))
         if body is None:
             continue
-        named_users = _named(_without_texts(body, *has)) & set(users)
+        named_users = _users_of_task(_without_texts(body, *has)) & set(users)
         if named_users:
             users_by_run[run] = named_users
     return users_by_run
 
 
 def _patterns(users: Collection[str]) -> list[bytes]:
-    """The bytes, one of which a task has that names one of the users."""
+    """Return the bytes, one of which a task has that names one of the users."""
     patterns = []
     for name in ("user", IDENTIFIER):
         field = f'"{name}":'.encode()
@@ -60,7 +60,8 @@ def _patterns(users: Collection[str]) -> list[bytes]:
 
 
 def _without_texts(body: bytes, has_head: bool, has_tail: bool) -> bytes:
-    """A task without its conversation and its last fields, where these are stored apart: it is JSON all the same."""
+    """Return a task without its conversation and its last fields, where these are stored apart: it is JSON all the
+    same."""
     whole = bytes(body)
     if has_head:
         whole = BEGINNING + whole
@@ -69,8 +70,8 @@ def _without_texts(body: bytes, has_head: bool, has_tail: bool) -> bytes:
     return whole
 
 
-def _named(body: bytes) -> set[str]:
-    """The users whom this task names; none if it is a text that only has such words in it."""
+def _users_of_task(body: bytes) -> set[str]:
+    """Return the users whom this task names; none if it is a text that only has such words in it."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:

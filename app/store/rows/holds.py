@@ -83,7 +83,7 @@ def _fields(hold: Hold) -> dict[str, Any]:
 
 
 def page(conn: Connection, query: HoldQuery) -> tuple[Hold, ...]:
-    """The holds that a query chooses, the newest first. Raises `NotFound` if it chooses no hold `after`."""
+    """Return the holds that a query chooses, the newest first. Raises `NotFound` if it chooses no hold `after`."""
     conditions: list[ColumnElement[bool]] = []
     if query.tenant is not None:
         conditions.append(HOLD.tenant == query.tenant)
@@ -95,8 +95,8 @@ def page(conn: Connection, query: HoldQuery) -> tuple[Hold, ...]:
     return tuple([Hold(**row._mapping) for row in conn.execute(statement)])
 
 
-def released(conn: Connection) -> int:
-    """The number of holds that were ever released."""
+def count_released(conn: Connection) -> int:
+    """Return the number of holds that were ever released."""
     return conn.execute(select(func.count()).select_from(HOLDS).where(HOLD.released_at.is_not(None))).scalar_one()
 
 

@@ -80,7 +80,8 @@ class IdempotencyRows:
             self._changed.add(once.id)
 
     def writes(self, statements: Statements) -> tuple[RowWrites, ...]:
-        """The rows to be written, in the order of their ids, so that no two batches wait for each other in a circle."""
+        """Return the rows to be written, in the order of their ids, so that no two batches wait for each other in a
+        circle."""
         inserted: list[Row] = []
         updated: list[Row] = []
         for name in sorted(self._changed):

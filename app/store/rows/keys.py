@@ -18,7 +18,7 @@ _DIGESTS = ("digest", "previous_digest")
 
 
 def find(conn: Connection, public_id: str) -> KeyRow | None:
-    """A key by its public id."""
+    """Return a key by its public id."""
     of_tenant = KEYS.outerjoin(TENANTS, TENANTS.c.name == KEYS.c.tenant)
     query = select(KEYS, TENANTS.c.disabled_at.label("tenant_disabled_at")).select_from(of_tenant)
     row = conn.execute(query.where(KEYS.c.id == public_id)).one_or_none()
@@ -26,7 +26,7 @@ def find(conn: Connection, public_id: str) -> KeyRow | None:
 
 
 def page(conn: Connection, query: KeyQuery) -> tuple[KeyRow, ...]:
-    """The keys that a query chooses, the newest first. Raises `NotFound` if it chooses no key `after`."""
+    """Return the keys that a query chooses, the newest first. Raises `NotFound` if it chooses no key `after`."""
     key = KEYS.c
     conditions: list[ColumnElement[bool]] = []
     if query.tenant is not None:
@@ -61,7 +61,7 @@ def add(conn: Connection, key: KeyRow, by: Actor) -> bool:
 
 def revoke(conn: Connection, public_id: str, at: float, by: Actor) -> bool:
     """Mark a key as revoked. One that is revoked already keeps its time. False if there is no such key."""
-    key = _locked(conn, public_id)
+    key = _lock_key(conn, public_id)
     if key is None:
         return False
     if key.revoked_at is None:
@@ -71,7 +71,7 @@ def revoke(conn: Connection, public_id: str, at: float, by: Actor) -> bool:
 
 def rotate(conn: Connection, public_id: str, digest: bytes, until: float, pepper: str | None, by: Actor) -> bool:
     """Replace the digest of a key that is not revoked, and keep the earlier one. False if there is no such key."""
-    key = _locked(conn, public_id)
+    key = _lock_key(conn, public_id)
     if key is None or key.revoked_at is not None:
         return False
     values = {"digest": digest, "previous_digest": key.digest, "previous_until": until, "pepper": pepper}
@@ -81,7 +81,7 @@ def rotate(conn: Connection, public_id: str, digest: bytes, until: float, pepper
 
 def rehash(conn: Connection, public_id: str, was: bytes, digest: bytes, pepper: str) -> bool:
     """Replace a digest by one of the same secret under another pepper. False if the key has another digest by now."""
-    key = _locked(conn, public_id)
+    key = _lock_key(conn, public_id)
     if key is None or key.digest != was:
         return False
     _change(conn, key, {"digest": digest, "pepper": pepper}, PROCESS, "key.rehashed")
@@ -89,7 +89,7 @@ def rehash(conn: Connection, public_id: str, was: bytes, digest: bytes, pepper: 
 
 
 def public(key: KeyRow) -> dict[str, Any]:
-    """A key's fields as the log has them: in place of each digest a hash of it, which tells digests apart."""
+    """Return a key's fields as the log has them: in place of each digest a hash of it, which tells digests apart."""
     values: dict[str, Any] = {field.name: getattr(key, field.name) for field in fields(key) if field.name in KEYS.c}
     for name in _SETS:
         values[name] = sorted(values[name])
@@ -98,7 +98,7 @@ def public(key: KeyRow) -> dict[str, Any]:
     return values
 
 
-def _locked(conn: Connection, public_id: str) -> KeyRow | None:
+def _lock_key(conn: Connection, public_id: str) -> KeyRow | None:
     row = conn.execute(select(KEYS).where(KEYS.c.id == public_id).with_for_update()).one_or_none()
     return _key(row._mapping) if row else None
 

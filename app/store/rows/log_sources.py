@@ -95,7 +95,7 @@ SOURCES: Final[Mapping[str, Source]] = {
 
 
 def rows_of(conn: Connection, source: Source, ids: Sequence[str]) -> dict[str, Row]:
-    """The rows of these ids."""
+    """Return the rows of these ids."""
     names = source.names
     columns = [source.table.c[name] for name in names]
     query = select(*columns, source.identity.label("identity")).where(source.identity.in_(ids))
@@ -103,7 +103,7 @@ def rows_of(conn: Connection, source: Source, ids: Sequence[str]) -> dict[str, R
 
 
 def row_parts(source: Source, row: Row, salt: bytes, run_salt: bytes | None) -> dict[str, Any]:
-    """The parts of the entry about a row."""
+    """Return the parts of the entry about a row."""
     values = {name: value for name, value in row.items() if name not in source.erased}
     parts: dict[str, Any] = {ROW: commitment(salt, ROW, values)}
     if source.version is not None:
@@ -118,7 +118,7 @@ def row_parts(source: Source, row: Row, salt: bytes, run_salt: bytes | None) -> 
 
 
 def run_rows(conn: Connection, statements: LogStatements, runs: Sequence[str]) -> dict[str, Row]:
-    """The columns `OF_RUN` of these runs."""
+    """Return the columns `OF_RUN` of these runs."""
     rows: dict[str, Row] = {}
     for values in statements.runs.fetch(conn, statements.common.values(runs)):
         row = dict(zip(OF_RUN, values, strict=True))
@@ -128,8 +128,8 @@ def run_rows(conn: Connection, statements: LogStatements, runs: Sequence[str]) -
 
 
 def private_tags(conn: Connection, statements: LogStatements, runs: Sequence[str]) -> dict[str, list[Row]]:
-    """The tags of each of these runs that are erased with its content, sorted by code points whatever the order of the
-    database is: that may change when it is restored elsewhere."""
+    """Return the tags of each of these runs that are erased with its content, sorted by code points whatever the order
+    of the database is: that may change when it is restored elsewhere."""
     tags_by_run: dict[str, list[Row]] = {}
     rows = statements.private_tags.fetch(conn, statements.common.values(runs))
     for run, name, value in sorted([tuple(row) for row in rows]):
@@ -138,7 +138,7 @@ def private_tags(conn: Connection, statements: LogStatements, runs: Sequence[str
 
 
 def disclosures(conn: Connection, statements: LogStatements, runs: Sequence[str]) -> dict[str, list[Row]]:
-    """The rows of the ledger of disclosures about these runs, in the order of their calls."""
+    """Return the rows of the ledger of disclosures about these runs, in the order of their calls."""
     rows_by_run: dict[str, list[Row]] = {}
     names = tables.DISCLOSURES.columns.keys()
     for values in statements.disclosures.fetch(conn, statements.common.values(runs)):
@@ -149,7 +149,7 @@ def disclosures(conn: Connection, statements: LogStatements, runs: Sequence[str]
 
 
 def run_parts(row: Row, salt: bytes, tags: Sequence[Row], ledger_rows: Sequence[Row]) -> dict[str, Any]:
-    """The parts of the entry about a run, without those that stand for its events."""
+    """Return the parts of the entry about a run, without those that stand for its events."""
     parts = {ROW: commitment(salt, ROW, {name: row[name] for name in ADMITTED})}
     if row["ended_at"] is not None:
         parts[END] = commitment(salt, END, {name: row[name] for name in ENDED})
@@ -161,7 +161,8 @@ def run_parts(row: Row, salt: bytes, tags: Sequence[Row], ledger_rows: Sequence[
 
 
 def events_beyond(conn: Connection, statements: LogStatements, last_seqs: Mapping[str, int]) -> Sequence[Any]:
-    """The events of these runs after the last one that is sealed, each as (run, seq, kind, at, body), in order."""
+    """Return the events of these runs after the last one that is sealed, each as (run, seq, kind, at, body), in
+    order."""
     if not statements.common.arrays:
         return statements.events.fetch(conn, orjson.dumps(list(last_seqs.items())).decode())
     return statements.events.fetch(conn, list(last_seqs), list(last_seqs.values()))

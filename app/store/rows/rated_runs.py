@@ -36,7 +36,7 @@ def of(
     ratings_by_run: dict[str, list[Feedback]] = {name: [] for name in names}
     for rating in feedback.of_all(conn, names):
         ratings_by_run[rating.run].append(rating)
-    bodies = content.some(conn, [(run, find_ref(run_events)) for run, run_events in events.items()], decrypt)
+    bodies = content.one_of_each(conn, [(run, find_ref(run_events)) for run, run_events in events.items()], decrypt)
     rated = []
     for rating in ratings:
         run = rating.run
@@ -61,7 +61,7 @@ def latest(conn: Connection, policy: str, after: int) -> Learned | None:
 def learn(conn: Connection, policy: str, learned: Learned, at: float, parts: Mapping[str, bytes]) -> bool:
     """Replace what was learned under the number before, and with it the bodies of other policies, which get the same
     number. False, and nothing is written, if somebody else has replaced it."""
-    if not _replaced(conn, policy, learned, at):
+    if not _replace(conn, policy, learned, at):
         return False
     for name, body in parts.items():
         values = {"number": learned.number, "body": body, "at": at}
@@ -70,7 +70,7 @@ def learn(conn: Connection, policy: str, learned: Learned, at: float, parts: Map
     return True
 
 
-def _replaced(conn: Connection, policy: str, learned: Learned, at: float) -> bool:
+def _replace(conn: Connection, policy: str, learned: Learned, at: float) -> bool:
     row = POLICIES.c
     if learned.number > 1:
         before = (row.policy == policy, row.number == learned.number - 1)

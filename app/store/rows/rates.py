@@ -28,7 +28,7 @@ def count(conn: Connection, requests: Sequence[RateRequest], now: float) -> tupl
         names.update([name for name, _ in request.limits])
         if request.resumes:
             runs.add(request.resumes)
-    windows = _locked(conn, sorted(names))
+    windows = _lock_windows(conn, sorted(names))
     for window in windows.values():
         runs.update(window.runs)
     replies = decide(windows, requests, _uses(conn, runs), now)
@@ -38,7 +38,7 @@ def count(conn: Connection, requests: Sequence[RateRequest], now: float) -> tupl
 
 def give_back(conn: Connection, request: RateRequest) -> None:
     """Forget the run of a request that was not begun."""
-    windows = _locked(conn, sorted(name for name, _ in request.limits))
+    windows = _lock_windows(conn, sorted(name for name, _ in request.limits))
     for window in windows.values():
         window.give_back(request.run)
     _write(conn, windows)
@@ -58,7 +58,7 @@ def forget(conn: Connection, now: float, limit: int) -> int:
     return len(names)
 
 
-def _locked(conn: Connection, names: Sequence[str]) -> dict[str, Window]:
+def _lock_windows(conn: Connection, names: Sequence[str]) -> dict[str, Window]:
     """Return the windows of these names, locked; new ones are made where there are none."""
     windows = _read(conn, names)
     while missing_names := [name for name in names if name not in windows]:

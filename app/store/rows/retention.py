@@ -137,11 +137,11 @@ def that_hold(conn: Connection, runs: Sequence[str], text: bytes, decrypt: Decry
 
 
 def groups(conn: Connection, runs: Sequence[str]) -> list[list[str]]:
-    """These runs in groups, each of which one short transaction can erase."""
-    return list(_grouped(runs, content.sizes(conn, runs)))
+    """Return these runs in groups, each of which one short transaction can erase."""
+    return list(_split_by_size(runs, content.sizes(conn, runs)))
 
 
-def _grouped(runs: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
+def _split_by_size(runs: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
     group: list[str] = []
     group_bytes = 0
     for run in sorted(runs):
@@ -170,7 +170,7 @@ def count_prunable(conn: Connection, query: PruneQuery) -> tuple[int, int]:
 
 
 def pruning_groups(runs: Sequence[tuple[PrunedRun, int]], most: int) -> Iterator[list[tuple[PrunedRun, int]]]:
-    """These runs in groups of at most that many events, each of which one short transaction can prune."""
+    """Yield these runs in groups of at most that many events, each of which one short transaction can prune."""
     group: list[tuple[PrunedRun, int]] = []
     events = 0
     for run in runs:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, func, select
 from app.core.run.recipients import RecipientKind
 from app.store.protocol import Period, RunDetails, RunFigures, RunQuery
 from app.store.rows.run_figures import figures
-from app.store.rows.runs import selected
+from app.store.rows.runs import conditions_of
 from app.store.sqlkit.tables import DISCLOSURES, EVENTS, RUNS
 
 EXECUTING: tuple[RecipientKind, ...] = ("worker", "shadow")
@@ -45,7 +45,7 @@ class DatabaseRunLists:
 
 
 def _count(conn: Connection, query: RunQuery, most: int) -> int:
-    rows = select(RUNS.c.id).where(*selected(query)).limit(most).subquery()
+    rows = select(RUNS.c.id).where(*conditions_of(query)).limit(most).subquery()
     return conn.execute(select(func.count()).select_from(rows)).scalar_one()
 
 

@@ -34,16 +34,16 @@ from app.store.protocol import (
     TRACE_TAG,
     USER_TAG,
     Backlog,
-    Due,
-    Held,
     Journal,
-    Lapsed,
+    LapsedRuns,
     Ledger,
     Place,
     Rated,
     RunQuery,
     RunRow,
     StepInput,
+    TicketClaim,
+    TicketRow,
 )
 from app.store.sqlkit.sealing import Decrypt, place_of
 from app.store.sqlkit.statements import (
@@ -90,30 +90,30 @@ Read = Callable[[Connection], tuple[StepInput, CachedRows | None]]
 
 
 def run(statements: Statements, name: str) -> SingleStatement[RunRow]:
-    """A read of one run's row. Raises `NotFound`."""
+    """Return a read of one run's row. Raises `NotFound`."""
     return SingleStatement(statements.run, (name,), _only)
 
 
 def page(conn: Connection, query: RunQuery) -> tuple[RunRow, ...]:
-    """One page of a list of runs, in the order of the query."""
+    """Return one page of a list of runs, in the order of the query."""
     first_column = _sorted_by(query)
     order: tuple[ColumnElement[Any], ...] = (first_column.desc(), RUNS.c.id.desc())
     if query.ascending:
         order = (first_column, RUNS.c.id)
-    ordered = select(RUNS).where(*selected(query)).order_by(*order)
+    ordered = select(RUNS).where(*conditions_of(query)).order_by(*order)
     return tuple([run_row(row) for row in conn.execute(ordered.limit(query.limit))])
 
 
 def journal(statements: Statements, name: str, after: int) -> SingleStatement[Journal]:
-    """A read of a run's salt and its events after a seq. Raises `NotFound`."""
+    """Return a read of a run's salt and its events after a seq. Raises `NotFound`."""
     return SingleStatement(statements.journal, (after, name), partial(_journal, name))
 
 
 def step_input(statements: Statements, name: str, after: int, decrypt: Decrypt) -> Read:
-    """A read of a run's journal after a seq, its small contents, and its rows for the cache. Raises `NotFound`, and
-    `UnknownKeys` for contents that are encrypted."""
+    """Return a read of a run's journal after a seq, its small contents, and its rows for the cache. Raises `NotFound`,
+    and `UnknownKeys` for contents that are encrypted."""
     if statements.step_input is None:
-        return partial(_gathered, statements=statements, name=name, after=after, decrypt=decrypt)
+        return partial(_read_step_input, statements=statements, name=name, after=after, decrypt=decrypt)
     return SingleStatement(statements.step_input, (name, after, BRIEF), partial(_step_input, name, decrypt))
 
 
@@ -134,7 +134,7 @@ def _journal(name: str, rows: Sequence[Row]) -> Journal:
     return Journal(bytes(salt), tuple(events))
 
 
-def _gathered(
+def _read_step_input(
     conn: Connection, statements: Statements, name: str, after: int, decrypt: Decrypt
 ) -> tuple[StepInput, CachedRows | None]:
     """Read in several statements what `Statements.step_input` reads in one."""
@@ -144,11 +144,13 @@ def _gathered(
     is_brief = (CONTENTS.c.run == name, func.length(CONTENTS.c.body) <= BRIEF)
     contents = conn.execute(select(CONTENTS.c.ref, CONTENTS.c.body).where(*is_brief).limit(MOST_CONTENTS))
     cached = _cached(row, statements.tickets.fetch(conn, [name]))
-    return StepInput(events.salt, events.events, _decrypted(name, contents, decrypt), row[_EPOCH], driver), cached
+    return StepInput(
+        events.salt, events.events, _decrypt_contents(name, contents, decrypt), row[_EPOCH], driver
+    ), cached
 
 
-def _decrypted(name: str, rows: Iterable[Any], decrypt: Decrypt) -> dict[str, bytes]:
-    """The contents of a run by ref, without those whose key was destroyed."""
+def _decrypt_contents(name: str, rows: Iterable[Any], decrypt: Decrypt) -> dict[str, bytes]:
+    """Return the contents of a run by ref, without those whose key was destroyed."""
     bodies: dict[str, bytes] = {}
     for ref, stored in rows:
         body = decrypt(place_of(name, ref), stored)
@@ -163,15 +165,15 @@ def _step_input(name: str, decrypt: Decrypt, rows: Sequence[Row]) -> tuple[StepI
     *row, salt, driver, event_rows, tickets, contents = rows[0]
     events = [Event(name, seq, _KINDS[kind], at, orjson.loads(body)) for seq, kind, at, body in event_rows]
     cached = _cached((*row, salt), tickets)
-    bodies = _decrypted(name, contents, decrypt)
+    bodies = _decrypt_contents(name, contents, decrypt)
     return StepInput(bytes(salt or b""), tuple(events), bodies, row[_EPOCH], driver), cached
 
 
 def for_cache(
     statements: Statements, names: Sequence[str]
 ) -> Callable[[Connection], dict[str, CachedRows | None]] | SingleStatement[dict[str, CachedRows | None]]:
-    """A read of the rows of these runs, with all of their tickets, for the row cache. On Postgres it is one statement;
-    on SQLite only the simulation has a row cache."""
+    """Return a read of the rows of these runs, with all of their tickets, for the row cache. On Postgres it is one
+    statement; on SQLite only the simulation has a row cache."""
     if statements.rows is None:
         return lambda conn: _by_run(statements.runs.fetch(conn, names), statements.tickets.fetch(conn, names))
     return SingleStatement(statements.rows, (names, names), _all_cached)
@@ -189,7 +191,7 @@ def _by_run(rows: Sequence[Row], tickets: Sequence[Row]) -> dict[str, CachedRows
 
 
 def _cached(row: Sequence[Any], tickets: Sequence[Row]) -> CachedRows | None:
-    """The rows for the cache, from the `CHECKED_COLUMNS` of a run and its tickets; None if it has ended or was
+    """Return the rows for the cache, from the `CHECKED_COLUMNS` of a run and its tickets; None if it has ended or was
     erased."""
     *cached_columns, salt = row
     if salt is None or cached_columns[_ENDED_AT] is not None:
@@ -212,42 +214,45 @@ def renew_leases(
 
 
 def seqs(conn: Connection, names: Sequence[str]) -> dict[str, int]:
-    """The seq of the last event of each of these runs."""
+    """Return the seq of the last event of each of these runs."""
     return {name: seq for name, seq in conn.execute(select(RUNS.c.id, RUNS.c.seq).where(RUNS.c.id.in_(names)))}
 
 
-def _lapsed(now: float) -> tuple[ColumnElement[bool], ...]:
-    """The conditions for an open run whose lease has lapsed."""
+def _has_lapsed(now: float) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions for an open run whose lease has lapsed."""
     return RUNS.c.ended_at.is_(None), RUNS.c.lease_until <= now
 
 
-def lapsed(conn: Connection, now: float) -> tuple[Lapsed, ...]:
-    """The number of lapsed runs of each tier and code version."""
+def count_lapsed(conn: Connection, now: float) -> tuple[LapsedRuns, ...]:
+    """Return the number of lapsed runs of each tier and code version."""
     expired = func.sum(case((RUNS.c.deadline <= now, 1), else_=0))
-    query = select(RUNS.c.tier, RUNS.c.code, func.count(), expired).where(*_lapsed(now))
+    query = select(RUNS.c.tier, RUNS.c.code, func.count(), expired).where(*_has_lapsed(now))
     rows = conn.execute(query.group_by(RUNS.c.tier, RUNS.c.code).order_by(RUNS.c.tier, RUNS.c.code))
-    return tuple([Lapsed(*row) for row in rows])
+    return tuple([LapsedRuns(*row) for row in rows])
 
 
-def untaken(conn: Connection, now: float) -> dict[str, int]:
-    """The number of lapsed runs of each tenant."""
-    query = select(RUNS.c.tenant, func.count()).where(*_lapsed(now)).group_by(RUNS.c.tenant)
+def count_untaken(conn: Connection, now: float) -> dict[str, int]:
+    """Return the number of lapsed runs of each tenant."""
+    query = select(RUNS.c.tenant, func.count()).where(*_has_lapsed(now)).group_by(RUNS.c.tenant)
     return {tenant: count for tenant, count in conn.execute(query)}
 
 
-def waiting(conn: Connection, most: int) -> int:
-    """The number of runs that wait for tool results, counted up to `most`."""
+def count_waiting(conn: Connection, most: int) -> int:
+    """Return the number of runs that wait for tool results, counted up to `most`."""
     open_ones = select(RUNS.c.id).where(RUNS.c.ended_at.is_(None), RUNS.c.state == "awaiting_tool").limit(most)
     return conn.execute(select(func.count()).select_from(open_ones.subquery())).scalar_one()
 
 
 def _turns(now: float, ours: ColumnElement[bool]) -> Select[Any]:
-    """Lapsed runs with their turns: a tenant's oldest has as its turn the number of runs of the tenant that are driven,
-    and each later one the next number. So whoever has fewest under way is next, however many wait. Among equal turns
-    the time decides who is first: the oldest run would always be that of the longest queue."""
+    """Return a query of the lapsed runs with their turns.
+
+    The turn of a tenant's oldest run is the number of the tenant's runs that are driven, and each later one has the
+    next number. So the tenant with the fewest runs under way is next, however many wait. Among equal turns the time
+    decides which is first: the oldest run would always be that of the longest queue.
+    """
     driven = and_(RUNS.c.lease_until > now, RUNS.c.state.not_in(WAITING), RUNS.c.driver != "")
     under_way = func.sum(case((driven, 1), else_=0)).over(partition_by=RUNS.c.tenant)
-    can_go = and_(*_lapsed(now), ours)
+    can_go = and_(*_has_lapsed(now), ours)
     age = (RUNS.c.lease_until, RUNS.c.id)
     number = func.row_number().over(partition_by=(RUNS.c.tenant, can_go), order_by=age)
     columns = (RUNS.c.id, RUNS.c.lease_until, can_go.label("can_go"), (under_way + number).label("turn"))
@@ -264,7 +269,7 @@ def take_over(
     """Take over lapsed runs, and have their tickets report to the new driver. Rows that others lock are skipped."""
     ours = or_(RUNS.c.deadline <= now, tuple_(RUNS.c.tier, RUNS.c.code).in_(kinds))
     turns = _turns(now, ours).subquery()
-    query = select(RUNS.c.id).join(turns, turns.c.id == RUNS.c.id).where(*_lapsed(now))
+    query = select(RUNS.c.id).join(turns, turns.c.id == RUNS.c.id).where(*_has_lapsed(now))
     query = query.order_by(turns.c.turn, turns.c.place).limit(limit)
     names = conn.execute(query.with_for_update(of=RUNS, skip_locked=True)).scalars().all()
     if not names:
@@ -278,44 +283,48 @@ def take_over(
     return tuple([run_row(row) for row in conn.execute(select(RUNS).where(is_taken).order_by(RUNS.c.id))])
 
 
-def renew_claims(conn: Connection, statements: Statements, claims: Sequence[Held], until: float) -> frozenset[Held]:
+def renew_claims(
+    conn: Connection, statements: Statements, claims: Sequence[TicketClaim], until: float
+) -> frozenset[TicketClaim]:
     """Renew the claims that the tickets' rows still have."""
     statements.plan_by_key(conn)
     runs = sorted({claim.run for claim in claims})
     rows = statements.lock_claims.fetch(conn, statements.values(runs))
-    stored_claims = [Held(run, step, claim) for run, step, claim, *_ in rows]
+    stored_claims = [TicketClaim(run, step, claim) for run, step, claim, *_ in rows]
     renewed = frozenset(claims).intersection(stored_claims)
     statements.write(conn, (statements.update_claim, [(until, *claim) for claim in sorted(renewed)]))
     return renewed
 
 
-def due(conn: Connection, name: str, step: int) -> Due | None:
-    """One ticket, or None."""
+def due(conn: Connection, name: str, step: int) -> TicketRow | None:
+    """Return one ticket, or None."""
     row = conn.execute(_tickets().where(TICKETS.c.run == name, TICKETS.c.step == step)).one_or_none()
     if row is None:
         return None
-    return Due(*row)
+    return TicketRow(*row)
 
 
 def overdue(now: float, grace: float, limit: int) -> Select[Any]:
-    """A query of tickets without a valid claim that were announced `grace` seconds ago or earlier, the oldest first."""
+    """Return a query of tickets without a valid claim that were announced `grace` seconds ago or earlier, the oldest
+    first."""
     unanswered = (TICKETS.c.until <= now, TICKETS.c.rung_at <= now - grace)
     return _tickets().where(*unanswered).order_by(TICKETS.c.rung_at).limit(limit)
 
 
 def backlog(conn: Connection, now: float, most: int) -> Backlog:
-    """The tickets without a valid claim, and the open runs without a valid lease."""
+    """Return the tickets without a valid claim, and the open runs without a valid lease."""
     tickets = select(TICKETS.c.until).where(TICKETS.c.until <= now).limit(most)
-    runs = select(RUNS.c.lease_until.label("until")).where(*_lapsed(now)).limit(most)
+    runs = select(RUNS.c.lease_until.label("until")).where(*_has_lapsed(now)).limit(most)
     both = union_all(select(tickets.subquery()), select(runs.subquery())).subquery()
     count, oldest = conn.execute(select(func.count(), func.min(both.c.until))).one()
     return Backlog(count, oldest)
 
 
-def announce(conn: Connection, now: float, grace: float, limit: int) -> tuple[Due, ...]:
-    """Overdue tickets, marked as announced now, so that no other sweep, here or elsewhere, announces them again."""
+def announce(conn: Connection, now: float, grace: float, limit: int) -> tuple[TicketRow, ...]:
+    """Return overdue tickets, marked as announced now, so that no other sweep, here or elsewhere, announces them
+    again."""
     rows = conn.execute(overdue(now, grace, limit).with_for_update(skip_locked=True, of=TICKETS))
-    tickets = tuple([Due(*row) for row in rows])
+    tickets = tuple([TicketRow(*row) for row in rows])
     if tickets:
         is_announced = tuple_(TICKETS.c.run, TICKETS.c.step).in_([(ticket.run, ticket.step) for ticket in tickets])
         conn.execute(update(TICKETS).where(is_announced).values(rung_at=now))
@@ -323,7 +332,7 @@ def announce(conn: Connection, now: float, grace: float, limit: int) -> tuple[Du
 
 
 def clock(conn: Connection) -> float:
-    """The server's time in seconds since 1970; for SQLite, the machine's."""
+    """Return the server's time in seconds since 1970; for SQLite, the machine's."""
     return float(conn.execute(text(f"SELECT {clock_of(conn)}")).scalar_one())
 
 
@@ -344,8 +353,8 @@ def _tickets() -> Select[Any]:
     return select(*columns, RUNS.c.seq, ticket.holder, ticket.lost, RUNS.c.tenant).join(RUNS, RUNS.c.id == ticket.run)
 
 
-def selected(query: RunQuery) -> list[ColumnElement[bool]]:
-    """The conditions on the rows that a query selects."""
+def conditions_of(query: RunQuery) -> list[ColumnElement[bool]]:
+    """Return the conditions on the rows that a query selects."""
     column = RUNS.c
     conditions = _equalities(query)
     if query.state is not None:  # as a literal: a partial index is used only for a value that the planner can see
@@ -360,12 +369,12 @@ def selected(query: RunQuery) -> list[ColumnElement[bool]]:
     if query.sort == "cost":
         conditions.append(column.ended_at.is_not(None))
     if query.before is not None:
-        conditions.append(_behind(query, query.before))
-    return [*conditions, *_tagged(query), *_of_other_tables(query)]
+        conditions.append(_comes_after(query, query.before))
+    return [*conditions, *_tag_conditions(query), *_conditions_on_other_tables(query)]
 
 
 def _equalities(query: RunQuery) -> list[ColumnElement[bool]]:
-    """The conditions that a column has a value."""
+    """Return the conditions that a column has a value."""
     column = RUNS.c
     tenant: ColumnElement[str] = column.tenant
     if _rare_tags(query):  # such runs are looked up by their ids, not by the index of the tenant's runs
@@ -384,8 +393,8 @@ def _equalities(query: RunQuery) -> list[ColumnElement[bool]]:
     return [column_or_expression == value for column_or_expression, value in pairs if value is not None]
 
 
-def _tagged(query: RunQuery) -> list[ColumnElement[bool]]:
-    """The conditions on the tags of a run."""
+def _tag_conditions(query: RunQuery) -> list[ColumnElement[bool]]:
+    """Return the conditions on the tags of a run."""
     run, tag = RUNS.c.id, TAGS.c
     conditions: list[ColumnElement[bool]] = []
     for name, value in _rare_tags(query):
@@ -393,20 +402,20 @@ def _tagged(query: RunQuery) -> list[ColumnElement[bool]]:
     for name, value in query.tags:
         has_tag = exists().where(tag.name == name, tag.value == value, tag.run == run)
         if name == WORKER_TAG:
-            conditions.append(_called(value, has_tag))
+            conditions.append(_was_called(value, has_tag))
         else:
             conditions.append(has_tag)
     return conditions
 
 
 def _rare_tags(query: RunQuery) -> list[tuple[str, str]]:
-    """The names and values of tags for which a query asks and that few runs have."""
+    """Return the names and values of tags for which a query asks and that few runs have."""
     tags = ((REQUEST_TAG, query.request_id), (TRACE_TAG, query.trace_id), (USER_TAG, query.user))
     return [(name, value) for name, value in tags if value is not None]
 
 
-def _of_other_tables(query: RunQuery) -> list[ColumnElement[bool]]:
-    """The conditions on what other tables have of a run."""
+def _conditions_on_other_tables(query: RunQuery) -> list[ColumnElement[bool]]:
+    """Return the conditions on what other tables have of a run."""
     column = RUNS.c
     conditions: list[ColumnElement[bool]] = []
     if query.preview is not None:
@@ -417,15 +426,15 @@ def _of_other_tables(query: RunQuery) -> list[ColumnElement[bool]]:
     if query.outcome is not None:
         conditions.append(_has_call(query.outcome, dict(query.tags).get(WORKER_TAG)))
     if query.rated is not None:
-        conditions.append(column.id.in_(_rated(query.rated)))
+        conditions.append(column.id.in_(_rated_runs(query.rated)))
     if query.untaken_at is not None:
         queued = column.id.in_(select(TICKETS.c.run).where(TICKETS.c.until <= query.untaken_at))
-        conditions.append(or_(queued, and_(*_lapsed(query.untaken_at))))
+        conditions.append(or_(queued, and_(*_has_lapsed(query.untaken_at))))
     return conditions
 
 
-def _rated(rated: Rated) -> Select[tuple[str]]:
-    """The query for the runs whose ratings have such a mean score."""
+def _rated_runs(rated: Rated) -> Select[tuple[str]]:
+    """Return the query for the runs whose ratings have such a mean score."""
     rating, mean = FEEDBACK.c, func.avg(FEEDBACK.c.score)
     query = select(rating.run).where(rating.score.is_not(None)).group_by(rating.run)
     if rated.since is not None:
@@ -438,7 +447,7 @@ def _rated(rated: Rated) -> Select[tuple[str]]:
 
 
 def _has_call(outcome: str, worker: str | None) -> ColumnElement[bool]:
-    """The condition for runs with a call of this outcome, of this worker if one is named."""
+    """Return the condition for runs with a call of this outcome, of this worker if one is named."""
     call = DISCLOSURES.c
     conditions: list[ColumnElement[bool]] = [call.run == RUNS.c.id]
     if outcome == "open":
@@ -450,9 +459,9 @@ def _has_call(outcome: str, worker: str | None) -> ColumnElement[bool]:
     return exists().where(*conditions)
 
 
-def _called(worker: str, has_tag: ColumnElement[bool]) -> ColumnElement[bool]:
-    """The condition for runs in which a worker was sent something. Of runs with calls that are not in the ledger of
-    disclosures yet, those whose plans have `has_tag` it."""
+def _was_called(worker: str, has_tag: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Return the condition for runs in which a worker was sent something. Of runs with calls that are not in the ledger
+    of disclosures yet, those whose plans have `has_tag` it."""
     of_run = DISCLOSURES.c.run == RUNS.c.id
     calls = exists().where(EVENTS.c.run == RUNS.c.id, EVENTS.c.kind == Kind.CALL_INTENDED.value)
     sent = exists().where(of_run, DISCLOSURES.c.recipient == worker)
@@ -460,7 +469,7 @@ def _called(worker: str, has_tag: ColumnElement[bool]) -> ColumnElement[bool]:
 
 
 def _bounds(query: RunQuery) -> list[ColumnElement[bool]]:
-    """The conditions on the time of the admission and on the cost."""
+    """Return the conditions on the time of the admission and on the cost."""
     column = RUNS.c
     conditions: list[ColumnElement[bool]] = []
     if query.since is not None:
@@ -480,8 +489,8 @@ def _sorted_by(query: RunQuery) -> ColumnElement[Any]:
     return RUNS.c.created_at
 
 
-def _behind(query: RunQuery, place: Place) -> ColumnElement[bool]:
-    """The condition for the rows behind a place in the order of the query."""
+def _comes_after(query: RunQuery, place: Place) -> ColumnElement[bool]:
+    """Return the condition for the rows behind a place in the order of the query."""
     value, id_ = place
     if query.sort == "cost":
         value = int(value)

@@ -25,7 +25,7 @@ def page(conn: Connection, name: str | None, after: str | None, limit: int | Non
 
 def add(conn: Connection, name: str, at: float, by: Actor) -> bool:
     """Create a tenant. False if it was created already."""
-    if _locked(conn, name) is not None:
+    if _lock_tenant(conn, name) is not None:
         return False
     _insert(conn, name, at, by)
     return True
@@ -33,12 +33,12 @@ def add(conn: Connection, name: str, at: float, by: Actor) -> bool:
 
 def switch(conn: Connection, name: str, at: float, by: Actor, *, enabled: bool) -> bool:
     """Disable a tenant or enable it again. One that is disabled already keeps its time. False if there is none."""
-    row = _locked(conn, name)
+    row = _lock_tenant(conn, name)
     if row is None and conn.execute(select(KEYS.c.id).where(KEYS.c.tenant == name).limit(1)).first() is None:
         return False
     if row is None:
         _insert(conn, name, at, by)
-        row = _locked(conn, name)
+        row = _lock_tenant(conn, name)
     if (row.disabled_at is None) == enabled:
         return True
     disabled_at = None if enabled else at
@@ -50,7 +50,7 @@ def switch(conn: Connection, name: str, at: float, by: Actor, *, enabled: bool) 
     return True
 
 
-def _locked(conn: Connection, name: str) -> Any:
+def _lock_tenant(conn: Connection, name: str) -> Any:
     return conn.execute(select(TENANTS).where(TENANTS.c.name == name).with_for_update()).one_or_none()
 
 

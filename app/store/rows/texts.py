@@ -62,12 +62,13 @@ class StoredParts:
 
 
 def lock_of(owner: str) -> int:
-    """The number of an owner's lock, or of a thread's."""
+    """Return the number of an owner's lock, or of a thread's."""
     return int.from_bytes(bytes.fromhex(owner[:LOCK_DIGITS]), signed=True)
 
 
-def parted(run: str, shared: Shared, key: str = "") -> StoredParts:
-    """The rows of a content of a run. Texts that are encrypted under different content keys are different texts."""
+def split_into_parts(run: str, shared: Shared, key: str = "") -> StoredParts:
+    """Return the rows of a content of a run. Texts that are encrypted under different content keys are different
+    texts."""
     texts: list[Row] = []
     owner = shared.owner + key
     before = None
@@ -90,8 +91,8 @@ def parted(run: str, shared: Shared, key: str = "") -> StoredParts:
     return StoredParts((run, shared.ref, before, tail, lock_of(shared.owner), size, body), texts, thread)
 
 
-def answered(run: str, ref: str, body: bytes, thread: str) -> StoredParts:
-    """The rows of the output `body` of a step of the run to which the thread belongs."""
+def parts_of_output(run: str, ref: str, body: bytes, thread: str) -> StoredParts:
+    """Return the rows of the output `body` of a step of the run to which the thread belongs."""
     before = thread[LOCK_DIGITS:]
     name = _id(before, message_spoken(body))
     content = (run, ref, None, name, lock_of(thread), len(body), b"")
@@ -102,15 +103,15 @@ def _id(before: str, part: bytes) -> str:
     return hashlib.sha256(before.encode() + b" " + part).hexdigest()[:ID_DIGITS]
 
 
-def composed(rows: Iterable[Sequence[Any]], decrypt: Decrypt) -> dict[str, dict[str, bytes]]:
-    """The contents whose parts are in these rows of `shared_parts`, by run and ref. One without all its texts is left
-    out, and so is one whose key was destroyed."""
+def compose(rows: Iterable[Sequence[Any]], decrypt: Decrypt) -> dict[str, dict[str, bytes]]:
+    """Return the contents whose parts are in these rows of `shared_parts`, by run and ref. One without all its texts is
+    left out, and so is one whose key was destroyed."""
     parts_by_content: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     for run, ref, *part in map(tuple, rows):
         parts_by_content[run, ref].append(tuple(part))
     bodies: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
     for (run, ref), parts in parts_by_content.items():
-        body = _composed(_decrypted(parts, place_of(run, ref), decrypt))
+        body = _compose_one(_decrypt_parts(parts, place_of(run, ref), decrypt))
         if body is not None:
             bodies[run][ref] = body
     return bodies
@@ -121,8 +122,8 @@ def _place(part: Row) -> int:
     return place
 
 
-def _decrypted(parts: Iterable[Row], its_own: str, decrypt: Decrypt) -> list[Row]:
-    """The parts of a content in the order of their places, decrypted, without those whose key was destroyed."""
+def _decrypt_parts(parts: Iterable[Row], its_own: str, decrypt: Decrypt) -> list[Row]:
+    """Return the parts of a content in the order of their places, decrypted, without those whose key was destroyed."""
     decrypted_parts = []
     for place, body, spoken, size in sorted(parts, key=_place):
         bound_to = its_own if place in (WHOLE, OWN) else TEXT
@@ -132,8 +133,9 @@ def _decrypted(parts: Iterable[Row], its_own: str, decrypt: Decrypt) -> list[Row
     return decrypted_parts
 
 
-def _composed(parts: Sequence[Row]) -> bytes | None:
-    """A content of its parts, which are ordered by their places (`WHOLE`, `TAIL`, `OWN` and those of the head)."""
+def _compose_one(parts: Sequence[Row]) -> bytes | None:
+    """Return a content of its parts, which are ordered by their places (`WHOLE`, `TAIL`, `OWN` and those of the
+    head)."""
     head: list[bytes] = []
     own, tail, size = b"", b"", 0
     for place, body, spoken, its_size in parts:
@@ -157,10 +159,10 @@ _PARTS = shared_parts(SHARED_CONTENTS.c.run.in_(RUN_IDS))
 
 
 def of_runs(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> Mapping[str, Mapping[str, bytes]]:
-    """All contents of these runs that are stored in parts, by run and ref."""
+    """Return all contents of these runs that are stored in parts, by run and ref."""
     if not runs:
         return {}
-    return composed(conn.execute(_PARTS, {"runs": runs}), decrypt)
+    return compose(conn.execute(_PARTS, {"runs": runs}), decrypt)
 
 
 def lock_owners(conn: Connection, runs: Sequence[str], held_locks: frozenset[int] = frozenset()) -> frozenset[int]:
@@ -199,20 +201,24 @@ def _chains_to_erase(ids: Sequence[str]) -> Select[Any]:
 
     A text that two erased ones follow is left for the next statement.
     """
-    ends = select(*_LINK).where(TEXTS.c.id.in_(ids), *_unnamed(TEXTS), ~_followed(TEXTS)).cte("chain", recursive=True)
+    ends = (
+        select(*_LINK)
+        .where(TEXTS.c.id.in_(ids), *_is_unnamed(TEXTS), ~_has_follower(TEXTS))
+        .cte("chain", recursive=True)
+    )
     earlier = TEXTS.alias("earlier")
     above = select(earlier.c.id, earlier.c.before).join(ends, ends.c.before == earlier.c.id)
-    whole = ends.union_all(above.where(*_unnamed(earlier), ~_followed(earlier, by_others_than=ends.c.id)))
+    whole = ends.union_all(above.where(*_is_unnamed(earlier), ~_has_follower(earlier, by_others_than=ends.c.id)))
     return select(whole.c.id)
 
 
-def _unnamed(text: FromClause) -> Sequence[ColumnElement[bool]]:
+def _is_unnamed(text: FromClause) -> Sequence[ColumnElement[bool]]:
     """No content names the text."""
     columns = (SHARED_CONTENTS.c.head, SHARED_CONTENTS.c.tail)
     return tuple(~exists(select(column).where(column == text.c.id)) for column in columns)
 
 
-def _followed(text: FromClause, by_others_than: ColumnElement[str] | None = None) -> ColumnElement[bool]:
+def _has_follower(text: FromClause, by_others_than: ColumnElement[str] | None = None) -> ColumnElement[bool]:
     following = TEXTS.alias("following")
     followers = select(following.c.id).where(following.c.before == text.c.id)
     if by_others_than is not None:
@@ -220,16 +226,17 @@ def _followed(text: FromClause, by_others_than: ColumnElement[str] | None = None
     return exists(followers)
 
 
-_COUNT_OF_UNUSED = select(func.count()).select_from(TEXTS).where(*_unnamed(TEXTS), ~_followed(TEXTS))
+_COUNT_OF_UNUSED = select(func.count()).select_from(TEXTS).where(*_is_unnamed(TEXTS), ~_has_follower(TEXTS))
 
 
-def unused(conn: Connection) -> int:
-    """The number of texts that no content names and no other text follows. There are none unless something is wrong."""
+def count_unused(conn: Connection) -> int:
+    """Return the number of texts that no content names and no other text follows. There are none unless something is
+    wrong."""
     return conn.execute(_COUNT_OF_UNUSED).scalar_one()
 
 
-def lacking(conn: Connection) -> int:
-    """The number of texts and contents that name a text which is not stored. There are none unless something is
+def count_dangling(conn: Connection) -> int:
+    """Return the number of texts and contents that name a text which is not stored. There are none unless something is
     wrong."""
     columns = (TEXTS.c.before, SHARED_CONTENTS.c.head, SHARED_CONTENTS.c.tail)
     stored = TEXTS.alias("stored")
@@ -240,9 +247,9 @@ def lacking(conn: Connection) -> int:
     return count
 
 
-def misplaced(conn: Connection) -> int:
-    """The number of texts that have another tenant than the text before them, or than the run of a content that names
-    them. There are none unless something is wrong."""
+def count_misplaced(conn: Connection) -> int:
+    """Return the number of texts that have another tenant than the text before them, or than the run of a content that
+    names them. There are none unless something is wrong."""
     earlier = TEXTS.alias("earlier")
     after = select(TEXTS.c.id).join(earlier, earlier.c.id == TEXTS.c.before).where(earlier.c.tenant != TEXTS.c.tenant)
     wrong = set(conn.execute(after).scalars())
@@ -254,5 +261,5 @@ def misplaced(conn: Connection) -> int:
 
 
 def shared_since(conn: Connection) -> float | None:
-    """The time from which on contents may be stored in parts, in seconds since 1970."""
+    """Return the time from which on contents may be stored in parts, in seconds since 1970."""
     return conn.execute(select(FORMS.c.since).where(FORMS.c.name == "shared")).scalar_one_or_none()

@@ -102,7 +102,7 @@ def queue_runs(conn: Connection, runs: Iterable[str], kind: str = LEDGER) -> Non
 
 
 def oldest(conn: Connection, statements: LogStatements) -> float | None:
-    """When the first change that still waits was made; None if none does."""
+    """Return when the first change that still waits was made; None if none does."""
     rows = statements.oldest.fetch(conn)
     return rows[0][0] if rows else None
 

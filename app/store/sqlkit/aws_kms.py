@@ -36,18 +36,18 @@ class AwsKms:
 
     def encrypt(self, body: bytes, bound_to: str) -> bytes:
         """Return the bytes encrypted by the service, together with these words as its encryption context."""
-        answer = self._asked("encrypt", Plaintext=body, EncryptionContext={"baton": bound_to})
+        answer = self._ask("encrypt", Plaintext=body, EncryptionContext={"baton": bound_to})
         return bytes(answer["CiphertextBlob"])
 
     def decrypt(self, sealed: bytes, bound_to: str) -> bytes | None:
         """Return the bytes; None if the service says that they are no ciphertext of its key with these words."""
         try:
-            answer = self._asked("decrypt", CiphertextBlob=sealed, EncryptionContext={"baton": bound_to})
+            answer = self._ask("decrypt", CiphertextBlob=sealed, EncryptionContext={"baton": bound_to})
         except self._failures.ClientError:
             return None
         return bytes(answer["Plaintext"])
 
-    def _asked(self, verb: str, **fields: Any) -> Any:
+    def _ask(self, verb: str, **fields: Any) -> Any:
         """Return the service's answer. Raises `StoreUnavailable`, and the library's `ClientError` for a wrong
         ciphertext."""
         try:

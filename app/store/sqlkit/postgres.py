@@ -63,7 +63,7 @@ UNNAMED = ""
 
 
 def postgres_engine(url: URL, *, connect_args: Mapping[str, Any], **options: Any) -> AsyncEngine:
-    """An engine for a Postgres, direct or behind PgBouncer. It connects when first used."""
+    """Return an engine for a Postgres, direct or behind PgBouncer. It connects when first used."""
     arguments = dict(connect_args)
     if pools_transactions(url):
         arguments |= {
@@ -75,7 +75,7 @@ def postgres_engine(url: URL, *, connect_args: Mapping[str, Any], **options: Any
 
 
 def pools_transactions(url: URL) -> bool:
-    """True if consecutive transactions of a connection may reach different connections of the server."""
+    """Return True if consecutive transactions of a connection may reach different connections of the server."""
     return url.query.get(POOLING) == "transaction"
 
 
@@ -89,7 +89,7 @@ class RawConnection:
 
     raw: asyncpg.Connection
     losses: int
-    """Number of losses before it was opened (see `Connections.lost`)."""
+    """Number of losses before it was opened (see `Connections.note_loss`)."""
     keeps_statements: bool = True
     """False behind a PgBouncer that pools transactions."""
     _prepared: dict[str, Any] = field(default_factory=dict)
@@ -100,8 +100,8 @@ class RawConnection:
         self._unread.register(self.raw._transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     @property
-    def lives(self) -> bool:
-        """False if this machine knows that the server has closed the connection.
+    def is_alive(self) -> bool:
+        """Return False if this machine knows that the server has closed the connection.
 
         The event loop may not have read that yet: a statement sent now would be undecided, though the server never
         received it. What is unread on an idle connection is its end, or the server's last words before it.
@@ -109,7 +109,7 @@ class RawConnection:
         return not (self.raw.is_closed() or self._unread.poll(0))
 
     async def prepared(self, text: str, seconds: float) -> Any:
-        """The driver's prepared statement. Raises `TimeoutError` if it takes longer to prepare it."""
+        """Return the driver's prepared statement. Raises `TimeoutError` if it takes longer to prepare it."""
         earlier = self._prepared.get(text)
         if earlier is not None:
             return earlier
@@ -130,9 +130,9 @@ class Checkout:
     """A connection that is checked out of SQLAlchemy's pool."""
 
     connection: RawConnection
-    place: AsyncConnection
+    pooled: AsyncConnection
     """SQLAlchemy's connection, which stands for it in the pool."""
-    leave: Callable[[], Awaitable[None]]
+    return_to_pool: Callable[[], Awaitable[None]]
     """Check it in, even if the task is cancelled meanwhile."""
 
 
@@ -148,51 +148,51 @@ class Connections:
         self._engine = engine
         self._settings = settings
         self._keeps_statements = keeps_statements
-        self._at_hand: list[Checkout] = []
+        self._idle: list[Checkout] = []
         self._waiting = 0
         self._waits = 0
         self._closed = False
         self._losses = 0
-        self._answered_at = -inf
+        self._last_answer_at = -inf
         self._server: str | None = None
         self.server_changes = 0
         """The number of times that another server was found than the one before."""
-        event.listen(engine.sync_engine, "connect", self._opened)
-        event.listen(engine.sync_engine, "checkout", self._checked_out)
+        event.listen(engine.sync_engine, "connect", self._on_connect)
+        event.listen(engine.sync_engine, "checkout", self._on_checkout)
 
-    def lost(self) -> None:
+    def note_loss(self) -> None:
         """Note that a connection was found broken. The others are then taken to be broken, or read-only, as well."""
         self._losses += 1
 
     @property
     def losses(self) -> int:
         """Return the number of losses so far, after a look at the connections at hand."""
-        current = [checkout.connection for checkout in self._at_hand if checkout.connection.losses == self._losses]
-        if not all(connection.lives for connection in current):
-            self.lost()
+        current = [checkout.connection for checkout in self._idle if checkout.connection.losses == self._losses]
+        if not all(connection.is_alive for connection in current):
+            self.note_loss()
         return self._losses
 
     def has_answered_within(self, seconds: float) -> bool:
-        """True if the server has answered on some connection within that time."""
-        return asyncio.get_running_loop().time() - self._answered_at <= seconds
+        """Return True if the server has answered on some connection within that time."""
+        return asyncio.get_running_loop().time() - self._last_answer_at <= seconds
 
     @property
     def use(self) -> PoolUse:
         """Return the use of the connections; those at hand are checked out of SQLAlchemy's pool, and free."""
         pool = self._engine.pool
         assert isinstance(pool, QueuePool)
-        return PoolUse(pool.checkedout() - len(self._at_hand), pool.size(), self._waiting, self._waits)
+        return PoolUse(pool.checkedout() - len(self._idle), pool.size(), self._waiting, self._waits)
 
     async def take(self, limit: float) -> Checkout:
-        """A connection for a single statement. Raises `TimeoutError` when the loop's clock passes `limit`."""
-        if self._at_hand:
-            idle = self._at_hand.pop()
-            if idle.connection.losses == self._losses and idle.connection.lives:
+        """Return a connection for a single statement. Raises `TimeoutError` when the loop's clock passes `limit`."""
+        if self._idle:
+            idle = self._idle.pop()
+            if idle.connection.losses == self._losses and idle.connection.is_alive:
                 return idle
             async with asyncio.timeout_at(limit):
                 await self.discard(idle)
         stack = AsyncExitStack()
-        with self._one_waits():
+        with self._count_waiting():
             async with asyncio.timeout_at(limit):
                 place = await self._open(stack, self._engine)
         connection = place.sync_connection
@@ -204,9 +204,9 @@ class Connections:
 
     async def give(self, checkout: Checkout) -> None:
         """Return a connection whose statement was answered."""
-        self._answered_at = asyncio.get_running_loop().time()
+        self._last_answer_at = asyncio.get_running_loop().time()
         if not (self._waiting or self._closed):
-            self._at_hand.append(checkout)
+            self._idle.append(checkout)
             return
         with suppress(Exception):  # a fault of the connection says nothing of the statement
             await self._check_in(checkout)
@@ -226,18 +226,18 @@ class Connections:
 
     @asynccontextmanager
     async def connect(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-        """A connection for anything else. `engine` is this one, or this one with other options."""
+        """Return a connection for anything else. `engine` is this one, or this one with other options."""
         async with AsyncExitStack() as stack:
-            with self._one_waits():
-                if self._at_hand and self._pool_is_empty():
+            with self._count_waiting():
+                if self._idle and self._pool_is_empty():
                     with suppress(Exception):  # it is closed then, which makes room as well
-                        await self._check_in(self._at_hand.pop(0))
+                        await self._check_in(self._idle.pop(0))
                 place = await self._open(stack, engine)
             yield place
-            self._answered_at = asyncio.get_running_loop().time()
+            self._last_answer_at = asyncio.get_running_loop().time()
 
     async def _open(self, stack: AsyncExitStack, engine: AsyncEngine) -> AsyncConnection:
-        """A connection of the pool, which may have to be opened; it goes back with the `stack`."""
+        """Return a connection of the pool, which may have to be opened; it goes back with the `stack`."""
         try:
             return await stack.enter_async_context(engine.connect())
         except (TimeoutError, InvalidRequestError) as error:  # the latter after two that a loss has outdated
@@ -246,18 +246,18 @@ class Connections:
     async def close(self) -> None:
         """Close all connections."""
         self._closed = True
-        while self._at_hand:
-            await self._at_hand.pop().leave()
+        while self._idle:
+            await self._idle.pop().return_to_pool()
         await self._engine.dispose()
 
-    def _opened(self, connection: Any, record: ConnectionPoolEntry) -> None:
+    def _on_connect(self, connection: Any, record: ConnectionPoolEntry) -> None:
         record.info["baton"] = RawConnection(connection.driver_connection, self._losses, self._keeps_statements)
         if self._keeps_statements and self._settings:
             statement = "; ".join([f"SET {name} = '{value}'" for name, value in self._settings.items()])
             connection.run_async(lambda driver: driver.execute(statement, timeout=SETTINGS_SECONDS))
-        self._reached(connection.run_async(generation.look))
+        self._note_server(connection.run_async(generation.look))
 
-    def _reached(self, server: str | None) -> None:
+    def _note_server(self, server: str | None) -> None:
         """Note the server that a new connection has reached. After a failover it may be an older copy of the one
         before, so that nothing that this process knows of its contents holds."""
         if server is None or server == self._server:
@@ -267,7 +267,7 @@ class Connections:
             logger.warning("The database has moved to another server; runs are read again and taken over.")
         self._server = server
 
-    def _checked_out(self, _connection: object, record: ConnectionPoolEntry, _proxy: object) -> None:
+    def _on_checkout(self, _connection: object, record: ConnectionPoolEntry, _proxy: object) -> None:
         """Have a connection from before a loss replaced.
 
         To dispose of the whole pool instead would leave connections that were in use, or waited for, open in the server
@@ -277,8 +277,8 @@ class Connections:
             raise DisconnectionError
 
     @contextmanager
-    def _one_waits(self) -> Iterator[None]:
-        self._waits += self._pool_is_empty() and not self._at_hand
+    def _count_waiting(self) -> Iterator[None]:
+        self._waits += self._pool_is_empty() and not self._idle
         self._waiting += 1
         try:
             yield
@@ -301,21 +301,21 @@ class Connections:
     async def _check_in(self, checkout: Checkout) -> None:
         """Return a connection to the pool, for statements of any kind."""
         if not self._keeps_statements:
-            await checkout.leave()
+            await checkout.return_to_pool()
             return
         try:
             await checkout.connection.raw.execute(RESET_BY_KEY, timeout=SETTINGS_SECONDS)
         except BaseException:
             await self.discard(checkout)
             raise
-        await checkout.leave()
+        await checkout.return_to_pool()
 
     async def discard(self, checkout: Checkout) -> None:
         """Close a connection."""
         try:
-            await checkout.place.invalidate()
+            await checkout.pooled.invalidate()
         finally:
-            await checkout.leave()
+            await checkout.return_to_pool()
 
 
 class Postgres:
@@ -388,7 +388,7 @@ class Postgres:
     async def _read(self, work: Callable[[Connection], T]) -> T:
         try:
             async with asyncio.timeout(self._seconds), self._connections.connect(self._reading) as conn:
-                return await conn.run_sync(partial(_whole, work))
+                return await conn.run_sync(partial(_run_or_invalidate, work))
         except self._faults as error:
             raise self._fault(error) from error
 
@@ -436,7 +436,7 @@ class Postgres:
         return statement.to_result(rows)
 
     async def _reader(self) -> str | None:
-        """The role of reads for callers. That there is none is looked up again after some time."""
+        """Return the role of reads for callers. That there is none is looked up again after some time."""
         time = asyncio.get_running_loop().time
         if self._reader_role is None and time() >= self._looks_for_reader_at:
             self._reader_role = await self._read(row_security.reader_of)
@@ -496,7 +496,7 @@ class Postgres:
         return statement.to_result(rows)
 
     def _had_no_effect(self, error: Exception) -> bool:
-        """True if a single statement is known not to have been carried out.
+        """Return True if a single statement is known not to have been carried out.
 
         The server said so; or it never received it, because the connection was closed or a value could not be encoded.
         """
@@ -510,7 +510,7 @@ class Postgres:
         if not_opened and self._connections.has_answered_within(CONNECT_SECONDS):
             reason = "slow"
         if reason == "lost":
-            self._connections.lost()
+            self._connections.note_loss()
         if unanswered is not None and not sqlstate(error).startswith(NEVER_COMMITTED):
             return Fault("undecided", unanswered)
         return Fault(reason)
@@ -526,7 +526,7 @@ class _Transaction:
 
     def run(self, conn: Connection) -> None:
         with conn.begin() as transaction:
-            _whole(self._work, conn, transaction)
+            _run_or_invalidate(self._work, conn, transaction)
 
     def _work(self, conn: Connection, transaction: Transaction) -> None:
         self.result = self.work(conn)
@@ -535,7 +535,9 @@ class _Transaction:
         self.phase = "done"
 
 
-def _whole(work: Callable[Concatenate[Connection, P], T], conn: Connection, *args: P.args, **kwargs: P.kwargs) -> T:
+def _run_or_invalidate(
+    work: Callable[Concatenate[Connection, P], T], conn: Connection, *args: P.args, **kwargs: P.kwargs
+) -> T:
     """Run work on a connection, and close the connection if the work is cancelled.
 
     A BEGIN that was cancelled may still be on its way. The next user's transaction would then be a savepoint inside of

@@ -51,8 +51,8 @@ class Status:
 
 
 def exists(url: str) -> bool:
-    """False for an SQLite file that does not exist; True for every other URL."""
-    parsed = _parsed(url)
+    """Return False for an SQLite file that does not exist; True for every other URL."""
+    parsed = _parse(url)
     return parsed.get_backend_name() != "sqlite" or Path(parsed.database or "").is_file()
 
 
@@ -64,8 +64,8 @@ def status(url: str) -> Status:
     try:
         current = _current(url)
     except (OSError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, sqlite3.Error) as error:
-        raise StoreUnavailable(f"The database cannot be used: {reason(error, _parsed(url))}.") from error
-    revisions = _known(url)
+        raise StoreUnavailable(f"The database cannot be used: {reason(error, _parse(url))}.") from error
+    revisions = _all_revisions(url)
     names = [revision.id for revision in revisions]
     if current is None:
         return Status(None, names[-1], tuple(revisions))
@@ -74,19 +74,19 @@ def status(url: str) -> Status:
     return Status(current, names[-1], tuple(revisions[names.index(current) + 1 :]))
 
 
-def connected(url: str) -> int:
+def count_connections(url: str) -> int:
     """Return the number of connections that processes of Baton have to a Postgres; 0 for SQLite. Must not be called on
     a thread with a running loop."""
-    parsed = _parsed(url)
+    parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":
         return 0
-    return asyncio.run(_connected(parsed))
+    return asyncio.run(_count_connections(parsed))
 
 
 def row_security(url: str) -> RowSecurity:
-    """The state of row-level security for reads that are made for callers; none is in force on SQLite. Must not be
-    called on a thread with a running loop."""
-    parsed = _parsed(url)
+    """Return the state of row-level security for reads that are made for callers; none is in force on SQLite. Must not
+    be called on a thread with a running loop."""
+    parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":
         return RowSecurity("", "SQLite has none")
     return asyncio.run(_row_security(parsed))
@@ -106,7 +106,7 @@ def change(url: str, work: Callable[[Connection], None]) -> None:
 
     Raises `StoreUnavailable` with the reason if the database cannot be reached or refuses.
     """
-    parsed = _parsed(url)
+    parsed = _parse(url)
     try:
         asyncio.run(_change(parsed, work))
     except (OSError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
@@ -122,7 +122,7 @@ async def _change(url: URL, work: Callable[[Connection], None]) -> None:
         await engine.dispose()
 
 
-async def _connected(url: URL) -> int:
+async def _count_connections(url: URL) -> int:
     engine = postgres_engine(url, poolclass=NullPool, connect_args={"timeout": CONNECT_SECONDS})
     ours = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'baton'"
     try:
@@ -169,7 +169,7 @@ def statements(url: str, start: str | None, to: str, *, down: bool = False) -> s
 def is_earlier(url: str, current: str | None, target: str) -> bool:
     """Return True if a revision comes before the current one. Raises `ConfigInvalid` for a revision that does not
     exist."""
-    names = [revision.id for revision in _known(url)]
+    names = [revision.id for revision in _all_revisions(url)]
     if target == "head":
         return False
     if target not in names and target != "base":
@@ -178,7 +178,7 @@ def is_earlier(url: str, current: str | None, target: str) -> bool:
     return current in order and order.index(target) < order.index(current)
 
 
-def _known(url: str) -> Sequence[Revision]:
+def _all_revisions(url: str) -> Sequence[Revision]:
     """Return every revision that this program knows, the oldest first."""
     scripts: Any = resolve_name("alembic.script:ScriptDirectory").from_config(alembic_config(url))
     revisions = [Revision(revision.revision, revision.doc.partition("\n")[0]) for revision in scripts.walk_revisions()]
@@ -186,7 +186,7 @@ def _known(url: str) -> Sequence[Revision]:
 
 
 def _current(url: str) -> str | None:
-    parsed = _parsed(url)
+    parsed = _parse(url)
     if parsed.get_backend_name() != "sqlite":
         return asyncio.run(_current_on_postgres(parsed))
     if not exists(url):
@@ -211,6 +211,6 @@ def _revision(connection: Connection) -> str | None:
     return number
 
 
-def _parsed(url: str) -> URL:
+def _parse(url: str) -> URL:
     parsed: URL = alembic_config(url).attributes["url"]
     return parsed

@@ -113,18 +113,19 @@ def write_as(conn: Connection, work: Callable[[Connection], T], *, reader: str, 
 
 
 def begin(reader: str, tenant: str) -> str:
-    """The text that begins a transaction as this role for this tenant, in one exchange and without parameters."""
+    """Return the text that begins a transaction as this role for this tenant, in one exchange and without
+    parameters."""
     role, name = _literal(reader), _literal(tenant or NO_TENANT)
     return f"BEGIN; SELECT set_config('role', {role}, true), set_config('{TENANT}', {name}, true), {READS_ONLY}"
 
 
 def _literal(value: str) -> str:
-    """A string as SQL that holds no character of it, so that nothing has to be escaped."""
+    """Return a string as SQL that holds no character of it, so that nothing has to be escaped."""
     return f"convert_from(decode('{value.encode().hex()}', 'hex'), 'UTF8')"
 
 
 def reader_of(conn: Connection) -> str | None:
-    """The role by which this database's user reads for callers; None if row-level security is not in force."""
+    """Return the role by which this database's user reads for callers; None if row-level security is not in force."""
     return _role_of_readers(conn) or conn.execute(text(BOUND_USER)).scalar_one_or_none()
 
 
@@ -164,7 +165,7 @@ def _grant(conn: Connection, role: str) -> None:
 
 
 def state(conn: Connection) -> RowSecurity:
-    """The state of row-level security for the reads of this database's user."""
+    """Return the state of row-level security for the reads of this database's user."""
     reader = reader_of(conn)
     if reader is not None:
         return RowSecurity(reader)

@@ -126,7 +126,8 @@ class Runner(Protocol):
 
 
 def parse_url(text: str) -> URL:
-    """The URL that SQLAlchemy needs for a URL as people write it. Raises `ConfigInvalid` for other kinds of URLs.
+    """Return the URL that SQLAlchemy needs for a URL as people write it. Raises `ConfigInvalid` for other kinds of
+    URLs.
 
     `sqlite:///path`, `postgresql://…` and `postgres://…` are accepted, with libpq's `sslmode`, and with `pgbouncer`
     where a PgBouncer is between (see `postgres.py`).
@@ -150,7 +151,7 @@ def parse_url(text: str) -> URL:
 
 
 def reason_of(error: Exception, dialect: Dialect) -> Reason:
-    """The reason of a fault, from the driver's error. SQLAlchemy may have wrapped it."""
+    """Return the reason of a fault, from the driver's error. SQLAlchemy may have wrapped it."""
     cause = getattr(error, "orig", None) or error
     driver = dialect.loaded_dbapi
     state = sqlstate(error)

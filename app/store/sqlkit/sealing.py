@@ -121,7 +121,7 @@ class Keyring:
         """Return a new content key for a tenant."""
         name, key = os.urandom(ID_BYTES).hex(), os.urandom(KEY_BYTES)
         self._loaded[name] = ContentKey(name, key)
-        return StoredKey(name, tenant, now, self.present, self._wrapped(name, tenant, key))
+        return StoredKey(name, tenant, now, self.present, self._wrap(name, tenant, key))
 
     def load(self, rows: Iterable[StoredKey], ids: Collection[str] = ()) -> None:
         """Take content keys into use. Those of the `ids` that have no row were destroyed.
@@ -130,13 +130,13 @@ class Keyring:
         """
         for row in rows:
             if self._loaded.get(row.id) is None:
-                self._loaded[row.id] = ContentKey(row.id, self._unwrapped(row))
+                self._loaded[row.id] = ContentKey(row.id, self._unwrap(row))
         for name in ids:
             self._loaded.setdefault(name, None)
 
-    def rewrapped(self, row: StoredKey) -> StoredKey:
+    def rewrap(self, row: StoredKey) -> StoredKey:
         """Return the content key encrypted under the present master key. Raises `StoreUnavailable`."""
-        wrapped = self._wrapped(row.id, row.tenant, self._unwrapped(row))
+        wrapped = self._wrap(row.id, row.tenant, self._unwrap(row))
         return StoredKey(row.id, row.tenant, row.made_at, self.present, wrapped, row.retired_at)
 
     def key(self, name: str) -> ContentKey | None:
@@ -163,10 +163,10 @@ class Keyring:
             return None
         return key.open(place, bytes(body))
 
-    def _wrapped(self, name: str, tenant: str, key: bytes) -> bytes:
+    def _wrap(self, name: str, tenant: str, key: bytes) -> bytes:
         return self._masters[self.present].encrypt(key, f"{name} {tenant}")
 
-    def _unwrapped(self, row: StoredKey) -> bytes:
+    def _unwrap(self, row: StoredKey) -> bytes:
         master = self._masters.get(row.master)
         if master is None and not self._masters:
             raise StoreUnavailable(f"The {NO_KEYS}.")

@@ -238,8 +238,8 @@ RowWrites = tuple[TableWrite, Sequence[Row]]
 
 
 def unnested(types: Mapping[str, TypeEngine[Any]], suffix: str) -> tuple[TableValuedAlias, list[str]]:
-    """Rows that are sent as arrays, one for each of these columns, and the names of these parameters, which end with
-    the suffix."""
+    """Return rows that are sent as arrays, one for each of these columns, and the names of these parameters, which end
+    with the suffix."""
     arrays = [bindparam(f"{name}{suffix}", type_=ARRAY(kind)) for name, kind in types.items()]
     derived = [column(name, kind) for name, kind in types.items()]
     return func.unnest(*arrays).table_valued(*derived).render_derived(), [array.key for array in arrays]
@@ -318,7 +318,7 @@ class WriteStatements:
         """
         key = (condition, tuple([(way, len(rows) == 1) for way, rows in parts]))
         if key not in self._prepared:
-            self._prepared[key] = self._compiled(key[1], condition)
+            self._prepared[key] = self._compile(key[1], condition)
         values: list[Any] = []
         for _, rows in parts:
             if len(rows) == 1:
@@ -327,7 +327,7 @@ class WriteStatements:
                 values += columns_of(rows, 0)
         return self._prepared[key], tuple(values)
 
-    def _compiled(self, parts: _Parts, condition: Condition | None) -> Prepared:
+    def _compile(self, parts: _Parts, condition: Condition | None) -> Prepared:
         """Compile the parts as one WITH statement, each of which writes only if the condition holds."""
         holds: list[ColumnElement[bool]] = []
         whole: Select[Any] = select(literal_column("1"))
@@ -442,7 +442,7 @@ class Statements:
                     several_runs=self._all_are_current(with_tickets=False, locks=locks, owned=owned),
                     several_runs_and_tickets=self._all_are_current(with_tickets=True, locks=locks, owned=owned),
                 )
-        self._all_are_owned = Condition(select(_owned().label("holds")).cte("unchanged"), _OWNED)
+        self._all_are_owned = Condition(select(_are_owned().label("holds")).cte("unchanged"), _OWNED)
 
     def _renewals(self, dialect: Dialect) -> None:
         """Thousands of leases and claims are renewed every second or so, and the event loop waits for each batch.
@@ -492,8 +492,8 @@ class Statements:
         return runs_and_tickets(self._locked_rows.fetch(conn, runs, ticket_runs))
 
     def _runs_and_tickets(self, *, locks: bool) -> Executable:
-        """Runs, and the tickets of those in `ticket_runs`. With `locks` both are locked, in the order of their keys,
-        so that no two transactions wait for each other in a circle."""
+        """Return runs, and the tickets of those in `ticket_runs`. With `locks` both are locked, in the order of their
+        keys, so that no two transactions wait for each other in a circle."""
         runs = select(*[RUNS.c[name] for name in CHECKED_COLUMNS]).where(self.among(RUNS.c.id)).order_by(RUNS.c.id)
         tickets = (
             select(TICKETS).where(self.among(TICKETS.c.run, "ticket_runs")).order_by(TICKETS.c.run, TICKETS.c.step)
@@ -530,7 +530,7 @@ class Statements:
         self.write(conn, *writes)
         return True
 
-    def current_or_nothing(
+    def single_write_if_current(
         self,
         expected: Sequence[ExpectedRevision],
         ticket_runs: Sequence[str],
@@ -562,7 +562,7 @@ class Statements:
         return self.write.only_if(conditions.several_runs, [*values, *owners], result, *writes)
 
     def _all_are_current(self, *, with_tickets: bool, locks: bool, owned: bool) -> Condition:
-        """Any number of runs have the revisions that are given, and their rows and tickets are locked."""
+        """Return the condition that several runs have the expected revisions, and lock their rows and tickets."""
         expected, names = unnested({"id": Text(), "revision": BigInteger()}, "_known")
         names += _LOCKS[:locks]
         same = (RUNS.c.id == expected.c.id) & (RUNS.c.revision == expected.c.revision)
@@ -577,11 +577,11 @@ class Statements:
             holds = and_(holds, select(func.count()).select_from(locked).scalar_subquery() >= literal_column("0"))
             names = [*names, "ticket_runs"]
         if owned:
-            holds, names = and_(holds, _owned()), [*names, *_OWNED]
+            holds, names = and_(holds, _are_owned()), [*names, *_OWNED]
         return Condition(select(holds.label("holds")).cte("unchanged"), names)
 
     def _contents(self) -> Executable:
-        """The parts of contents of one run, however they are stored."""
+        """Return the parts of contents of one run, however they are stored."""
         its_own = CONTENTS.c.run == bindparam("its_run"), self.among(CONTENTS.c.ref)
         plain = select(CONTENTS.c.run, CONTENTS.c.ref, *_place(WHOLE), CONTENTS.c.body, false(), *_place(0))
         shared = SHARED_CONTENTS.c.run == bindparam("shared_run"), self.among(SHARED_CONTENTS.c.ref, "shared_ids")
@@ -594,7 +594,7 @@ class Statements:
         return orjson.dumps(ids).decode()
 
     def among(self, column: Column[Any], name: str = "ids") -> ColumnElement[bool]:
-        """Membership in a list that is sent as one parameter, so that the statement's text never changes."""
+        """Return membership in a list that is sent as one parameter, so that the statement's text never changes."""
         if self.arrays:
             return column == func.any(bindparam(name, type_=ARRAY(Text)))
         values = func.json_each(bindparam(name, type_=Text)).table_valued("value")
@@ -646,8 +646,8 @@ _OWNED = ("id_owned", "tenant_owned")
 """The names of the parameters with the ids of runs and with the tenants to which they must belong."""
 
 
-def _owned() -> ColumnElement[bool]:
-    """Each of these runs belongs to the tenant that is given with it."""
+def _are_owned() -> ColumnElement[bool]:
+    """Return the condition that each of these runs belongs to the tenant that is given with it."""
     owners, _ = unnested({"id": Text(), "tenant": Text()}, "_owned")
     owned_runs = RUNS.join(owners, (RUNS.c.id == owners.c.id) & (RUNS.c.tenant == owners.c.tenant))
     count = select(func.count()).select_from(owned_runs).scalar_subquery()
@@ -655,7 +655,7 @@ def _owned() -> ColumnElement[bool]:
 
 
 def _one_is_current(*, locks: bool, owned: bool) -> Condition:
-    """The row of one run has the revision that is given, and is locked."""
+    """Return the condition that the row of one run has the expected revision, and lock that row."""
     conditions = (
         *_after_locks(locks),
         RUNS.c.id == bindparam("id_known"),
@@ -666,7 +666,7 @@ def _one_is_current(*, locks: bool, owned: bool) -> Condition:
     names = [*_LOCKS[:locks], "id_known", "revision_known"]
     holds: ColumnElement[bool] = count == literal_column("1")
     if owned:
-        holds, names = and_(holds, _owned()), [*names, *_OWNED]
+        holds, names = and_(holds, _are_owned()), [*names, *_OWNED]
     return Condition(select(holds.label("holds")).cte("unchanged"), names)
 
 

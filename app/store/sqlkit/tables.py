@@ -545,7 +545,7 @@ PULSE = Table(
 
 
 def insert_into(conn: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
-    """An INSERT in the dialect of the connection, which may say what becomes of a row that exists already."""
+    """Return an INSERT in the dialect of the connection, which may say what becomes of a row that exists already."""
     if conn.dialect.name == "postgresql":
         return postgresql.insert(table)
     return sqlite.insert(table)

@@ -164,8 +164,8 @@ class _Ticket:
     until: float
     rung_at: float
     lost: int = 0
-    stored: bool = True
-    gone: bool = False
+    has_row: bool = True
+    is_deleted: bool = False
     stored_until: float | None = None
     """None if the ticket has no row yet, or a row that must be written in any case."""
 
@@ -288,7 +288,7 @@ class RowBatch:
             self._move(run, ticket, entry.move)
         if entry.lease is not None:
             run.epoch, run.lease = run.epoch + 1, entry.lease
-        elif not fenced(entry):
+        elif not is_fenced(entry):
             run.wished_at = entry.at
         events = self._append_events(run, encoded)
         self._key = encoded.key
@@ -297,10 +297,7 @@ class RowBatch:
             self._idempotency.add(entry.once, run.id)
         if entry.tenant is not None and run.id not in self._new_runs:
             self.owned.add((run.id, entry.tenant))
-        claim = 0
-        if ticket and entry.move and entry.move.verb == "take":
-            claim = ticket.claim
-        return Appended(events, claim, claims)
+        return Appended(events, _claim_of_move(ticket, entry.move), claims)
 
     def writes(self, statements: Statements) -> list[RowWrites]:
         """Return all changed rows, each with the way in which it is written. Most of the lists are empty."""
@@ -355,10 +352,10 @@ class RowBatch:
         new_tickets: list[Row] = []
         for place in sorted(self._changed_tickets):
             ticket = self._tickets[place]
-            if ticket.gone:
-                if ticket.stored:
+            if ticket.is_deleted:
+                if ticket.has_row:
                     deletions.append(place)
-            elif not ticket.stored:
+            elif not ticket.has_row:
                 new_tickets.append(_TICKET_VALUES(ticket))
             elif ticket.until != ticket.stored_until:
                 updates.append(_TICKET_CHANGE(ticket))
@@ -372,10 +369,11 @@ class RowBatch:
         ]
 
     def cacheable(self) -> dict[str, CachedRows | None]:
-        """The rows of these runs after the write, for the row cache. None for a run that has ended or was erased."""
+        """Return the rows of these runs after the write, for the row cache. None for a run that has ended or was
+        erased."""
         tickets: dict[str, list[Row]] = {run: [] for run in self._runs_with_tickets}
         for ticket in self._tickets.values():
-            if not ticket.gone and ticket.run in tickets:
+            if not ticket.is_deleted and ticket.run in tickets:
                 tickets[ticket.run].append(_TICKET_VALUES(ticket))
         rows: dict[str, CachedRows | None] = {}
         for name, run in self._runs.items():
@@ -417,7 +415,7 @@ class RowBatch:
         return run
 
     def _charge(self, run: _Run, entry: Entry) -> Charge | None:
-        """The changes that an entry makes to the run's accounts. Raises `BudgetExhausted` if one has not enough
+        """Return the changes that an entry makes to the run's accounts. Raises `BudgetExhausted` if one has not enough
         left, or `NeedsAllSlices`."""
         if self._budgets is None or run.budgets is None:
             return None
@@ -428,9 +426,9 @@ class RowBatch:
             raise
 
     def _ticket(self, run: str, move: Move, at: float) -> _Ticket:
-        """The ticket that is moved. Raises `LeaseLost` if the move has no right to it (D3)."""
+        """Return the ticket that is moved. Raises `LeaseLost` if the move has no right to it (D3)."""
         ticket = self._tickets.get((run, move.step))
-        if ticket is None or ticket.gone:
+        if ticket is None or ticket.is_deleted:
             raise LeaseLost
         if move.verb == "take":
             is_claimed = ticket.holder is not None and ticket.until > at
@@ -453,7 +451,7 @@ class RowBatch:
         """Raise `Conflict` if a ticket that is to be taken as it is written exists already: it may have a holder."""
         for outbox in entry.outbox:
             ticket = self._tickets.get((entry.run, outbox.step))
-            if outbox.holder and ticket is not None and not ticket.gone:
+            if outbox.holder and ticket is not None and not ticket.is_deleted:
                 raise Conflict
 
     def _check_idempotency(self, entry: Entry) -> None:
@@ -472,7 +470,7 @@ class RowBatch:
         elif move.verb == "release":
             ticket.holder, ticket.until, ticket.rung_at = None, move.until, 0.0
         elif move.verb == "finish":
-            ticket.gone = True
+            ticket.is_deleted = True
 
     def _append_events(self, run: _Run, encoded: EncodedEntry) -> tuple[Event, ...]:
         entry, at = encoded.entry, encoded.entry.at
@@ -513,16 +511,16 @@ class RowBatch:
         for ref, body in entry.contents:
             if entry.shared is not None and entry.shared.ref == ref and self._may_share(entry.shared.owner):
                 key_id = self._key.id if self._key is not None else ""
-                parts = texts.parted(run.id, entry.shared, key_id)
+                parts = texts.split_into_parts(run.id, entry.shared, key_id)
                 if entry.new is not None:
                     run.thread = parts.thread or None
             elif ref in outputs and len(body) >= texts.SHARED_BYTES and run.thread and self._may_share(run.thread):
-                parts = texts.answered(run.id, ref, body, run.thread)
+                parts = texts.parts_of_output(run.id, ref, body, run.thread)
             else:
                 self._contents.append(self._content(run.id, ref, body))
                 continue
             *row, own = parts.content
-            self._shared.append((*row, self._encrypted(run.id, ref, own)))
+            self._shared.append((*row, self._encrypt(run.id, ref, own)))
             for name, before, spoken, text in parts.texts:
                 stored_text = text
                 if self._key is not None:
@@ -530,17 +528,17 @@ class RowBatch:
                 self._texts[name] = (name, before, spoken, stored_text, run.tenant)
 
     def _content(self, run: str, ref: str, body: bytes) -> Row:
-        """The row of a content that is stored as a whole."""
-        return run, ref, self._encrypted(run, ref, body)
+        """Return the row of a content that is stored as a whole."""
+        return run, ref, self._encrypt(run, ref, body)
 
-    def _encrypted(self, run: str, ref: str, body: bytes) -> bytes:
-        """The content as it is stored: as it is, where contents are not encrypted."""
+    def _encrypt(self, run: str, ref: str, body: bytes) -> bytes:
+        """Return the content as it is stored: as it is, where contents are not encrypted."""
         if self._key is None:
             return body
         return self._key.seal(place_of(run, ref), body)
 
     def _may_share(self, owner: str) -> bool:
-        """True if texts of an owner may be written, whose lock is noted then."""
+        """Return True if texts of an owner may be written, whose lock is noted then."""
         lock = texts.lock_of(owner)
         if self._held_locks is not None and lock not in self._held_locks:
             return False
@@ -551,7 +549,7 @@ class RowBatch:
         """Delete a run's tickets that were never taken. The others stay until the outcome of their call is recorded."""
         for place, ticket in self._tickets.items():
             if ticket.run == run and ticket.claim == 0:
-                ticket.gone = True
+                ticket.is_deleted = True
                 self._changed_tickets.add(place)
 
     def _apply_rows(self, run: _Run, entry: Entry) -> tuple[int, ...]:
@@ -568,8 +566,8 @@ class RowBatch:
         for outbox in entry.outbox:
             place = (run.id, outbox.step)
             ticket = self._tickets.get(place)
-            if ticket is None or ticket.gone:
-                has_row = ticket is not None and ticket.stored
+            if ticket is None or ticket.is_deleted:
+                has_row = ticket is not None and ticket.has_row
                 ticket = _new_ticket(run.id, outbox, entry.at, has_row=has_row)
                 self._tickets[place] = ticket
             else:  # it is queued, or a dispatcher has it: only the driver that it reports to changes
@@ -605,12 +603,20 @@ def _new_ticket(run: str, outbox: Outbox, at: float, *, has_row: bool) -> _Ticke
         holder=None,
         until=at,
         rung_at=announced_at,
-        stored=has_row,
+        has_row=has_row,
     )
 
 
-def fenced(entry: Entry) -> bool:
-    """True if the writer of an entry may write facts: as the run's driver, its creator, or the holder of a ticket."""
+def _claim_of_move(ticket: _Ticket | None, move: Move | None) -> int:
+    """Return the number of the claim that a move has taken; 0 if it took none."""
+    if ticket is None or move is None or move.verb != "take":
+        return 0
+    return ticket.claim
+
+
+def is_fenced(entry: Entry) -> bool:
+    """Return True if the writer of an entry may write facts: as the run's driver, its creator, or the holder of a
+    ticket."""
     return entry.epoch is not None or entry.move is not None or entry.new is not None
 
 
@@ -620,7 +626,7 @@ def _check_order(run: _Run, entry: Entry) -> None:
         raise LeaseLost
     if run.salt is None and any(draft.kind is Kind.RESUMED for draft in entry.events):
         raise NotFound
-    if not fenced(entry) and any(draft.kind not in WITHOUT_LEASE for draft in entry.events):
+    if not is_fenced(entry) and any(draft.kind not in WITHOUT_LEASE for draft in entry.events):
         raise LeaseLost
     ended = run.ended_at is not None
     if ended and (entry.outbox or entry.hold != NOTHING):
@@ -634,7 +640,8 @@ def _check_order(run: _Run, entry: Entry) -> None:
 
 
 def _balance(run: _Run, entry: Entry) -> tuple[int, int, int, int]:
-    """The amounts held and spent after the entry. Raises `RunOverBudget` if a new hold would exceed a cap (D7)."""
+    """Return the amounts held and spent after the entry. Raises `RunOverBudget` if a new hold would exceed a cap
+    (D7)."""
     hold, release, spent = entry.hold, entry.release, entry.spent
     held_usd = run.held_usd + hold.usd - release.usd
     held_tokens = run.held_tokens + hold.tokens - release.tokens
@@ -649,7 +656,7 @@ def _balance(run: _Run, entry: Entry) -> tuple[int, int, int, int]:
 
 
 def _new_run_row(run: _Run, new: NewRun, at: float) -> tuple[Any, ...]:
-    """All columns of a new run, in table order. A later entry of the batch may have changed its lease."""
+    """Return all columns of a new run, in table order. A later entry of the batch may have changed its lease."""
     admission_columns = (run.id, new.tenant, new.key, new.tier, new.model, new.code, new.salt, run.thread, run.budgets)
     origin = (new.origin_kind or None, new.origin_run or None)
     erasure = (None, None)  # when, and by what
@@ -660,13 +667,13 @@ def _new_run_row(run: _Run, new: NewRun, at: float) -> tuple[Any, ...]:
 
 
 def _lease(run: _Run) -> tuple[Any, ...]:
-    """The values of the columns `LEASE_COLUMNS` for a run whose lease has changed."""
+    """Return the values of the columns `LEASE_COLUMNS` for a run whose lease has changed."""
     assert run.lease is not None
     return run.lease.deadline, run.epoch, run.lease.driver, run.lease.until
 
 
 def _lease_change(run: _Run) -> tuple[Any, ...]:
-    """The columns that change with the lease: the lease, and what the run may cost after an approval."""
+    """Return the columns that change with the lease: the lease, and what the run may cost after an approval."""
     return (*_lease(run), run.cap_usd)
 
 
@@ -719,7 +726,7 @@ def commit(
     statements.lock_texts(conn, locks)  # before any run's row, as an erasure does
     run_rows, ticket_rows = statements.lock_runs_and_tickets(conn, runs, ticket_runs)
     idempotency = IdempotencyRows(statements.idempotency.fetch(conn, _idempotency_ids(batch)))
-    account_columns = _columns(run_rows, batch)
+    account_columns = _account_columns(run_rows, batch)
     budgets = None
     if account_columns:
         entries = [encoded.entry for encoded in batch]
@@ -739,7 +746,7 @@ def commit(
 
 
 def _locks_of_owners(batch: Sequence[EncodedEntry]) -> list[int]:
-    """The locks of the owners whose texts a batch may write, in order."""
+    """Return the locks of the owners whose texts a batch may write, in order."""
     locks = set()
     for encoded in batch:
         if encoded.entry.shared is not None:
@@ -748,7 +755,7 @@ def _locks_of_owners(batch: Sequence[EncodedEntry]) -> list[int]:
 
 
 def _idempotency_ids(batch: Sequence[EncodedEntry]) -> list[str]:
-    """The ids of the idempotency records of a batch, in order."""
+    """Return the ids of the idempotency records of a batch, in order."""
     ids = set()
     for encoded in batch:
         if encoded.entry.once is not None:
@@ -756,8 +763,8 @@ def _idempotency_ids(batch: Sequence[EncodedEntry]) -> list[str]:
     return sorted(ids)
 
 
-def _columns(run_rows: Iterable[Row], batch: Sequence[EncodedEntry]) -> dict[str, str | None]:
-    """The accounts of the runs of a batch that have any, as their rows name them."""
+def _account_columns(run_rows: Iterable[Row], batch: Sequence[EncodedEntry]) -> dict[str, str | None]:
+    """Return the accounts of the runs of a batch that have any, as their rows name them."""
     columns: dict[str, str | None] = {}
     for row in run_rows:
         if row[_BUDGETS] is not None:
@@ -770,7 +777,7 @@ def _columns(run_rows: Iterable[Row], batch: Sequence[EncodedEntry]) -> dict[str
 
 
 def runs_to_lock(batch: Sequence[EncodedEntry]) -> tuple[list[str], list[str]]:
-    """The runs of a batch with those of which it makes copies, and those of them whose tickets may change."""
+    """Return the runs of a batch with those of which it makes copies, and those of them whose tickets may change."""
     runs: set[str] = set()
     ticket_runs: set[str] = set()
     for encoded in batch:
@@ -784,8 +791,8 @@ def runs_to_lock(batch: Sequence[EncodedEntry]) -> tuple[list[str], list[str]]:
 
 
 def _copies(new: NewRun) -> bool:
-    """True if a new run has the content of its origin. An erasure of that one then erases this one as well, so that
-    the two must not pass each other: the origin is locked while this one is written, and must have its content."""
+    """Return True if a new run has the content of its origin. An erasure of that one then erases this one as well, so
+    that the two must not pass each other: the origin is locked while this one is written, and must have its content."""
     return new.origin_kind in COPIES
 
 
@@ -825,8 +832,8 @@ def apply_to_cached_rows(batch: Sequence[EncodedEntry], row_cache: RowCache) -> 
 
 
 def _needs_rows(entry: Entry, cached_rows: Mapping[str, CachedRows]) -> bool:
-    """True if an entry can only be checked on rows of the database, and not on these cached ones."""
-    if entry.once is not None or not fenced(entry):
+    """Return True if an entry can only be checked on rows of the database, and not on these cached ones."""
+    if entry.once is not None or not is_fenced(entry):
         return True
     if entry.new is not None and _copies(entry.new):
         return True
@@ -855,7 +862,7 @@ def conditional_write(
     if statements.arrays:
         locks = sorted(speculative.rows.locks)
         owned = sorted(speculative.rows.owned)
-        return statements.current_or_nothing(
+        return statements.single_write_if_current(
             expected, speculative.ticket_runs, applied, *writes, locks=locks, owned=owned
         )
 
@@ -868,7 +875,7 @@ def conditional_write(
 
 
 def was_committed(conn: Connection, outcomes: Sequence[Outcome]) -> bool | None:
-    """True if a transaction whose COMMIT was not answered was committed; None if it wrote no event to look for.
+    """Return True if a transaction whose COMMIT was not answered was committed; None if it wrote no event to look for.
 
     Waits for the row lock, so that a server that is still committing has decided by then. It looks for one event,
     because the transaction was atomic: one of a run that existed before if there is one, since nobody else can see a

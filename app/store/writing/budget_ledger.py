@@ -92,8 +92,8 @@ class BudgetLedger:
         self.signals: list[Signal] = []
 
     def charge(self, entry: Entry, accounts: Sequence[str]) -> Charge:
-        """The changes of an entry of a run with these accounts. Raises `BudgetExhausted` if one has not enough left, or
-        `NeedsAllSlices`."""
+        """Return the changes of an entry of a run with these accounts. Raises `BudgetExhausted` if one has not enough
+        left, or `NeedsAllSlices`."""
         held_usd: dict[Place, int] = {}
         spent_usd: dict[Place, int] = {}
         overrun_usd: dict[Place, int] = {}
@@ -247,7 +247,7 @@ def load(
     `number` chooses the slice in which new holds are made. With `all_slices` all rows of the accounts are locked, and
     their budgets before them, as whoever changes a budget does.
     """
-    finished_calls, accounts = _concerned(runs, batch)
+    finished_calls, accounts = _calls_and_accounts(runs, batch)
     if not finished_calls and not accounts:
         return None
     holds = _delete_holds(conn, finished_calls)
@@ -280,7 +280,9 @@ def load(
     return BudgetLedger(now, budgets, windows, current_places, holds, has_all_slices=all_slices)
 
 
-def _concerned(runs: Mapping[str, str | None], batch: Sequence[Entry]) -> tuple[list[tuple[str, str]], list[str]]:
+def _calls_and_accounts(
+    runs: Mapping[str, str | None], batch: Sequence[Entry]
+) -> tuple[list[tuple[str, str]], list[str]]:
     """Return the calls that a batch settles, and the accounts in which it holds something, in order; of runs that have
     accounts."""
     finished_calls: list[tuple[str, str]] = []
@@ -308,7 +310,7 @@ def column_of(accounts: Sequence[str]) -> str:
 
 
 def accounts_of(column: str | None) -> Sequence[str]:
-    """The accounts that a run's row names."""
+    """Return the accounts that a run's row names."""
     accounts: list[str] = orjson.loads(column) if column else []
     return accounts
 

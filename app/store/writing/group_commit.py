@@ -165,13 +165,13 @@ class GroupCommit:
         self,
         runner: Runner,
         statements: Statements,
-        committed: Callable[[EncodedEntry, Appended], None],
+        on_commit: Callable[[EncodedEntry, Appended], None],
         patience: float,
         availability: DatabaseAvailability,
         row_cache: RowCache | None = None,
-        signalled: Callable[[Signal], None] = lambda _signal: None,
+        on_signal: Callable[[Signal], None] = lambda _signal: None,
     ) -> None:
-        """`committed` is called with each committed entry before the caller of `put` gets its result, and `signalled`
+        """`on_commit` is called with each committed entry before the caller of `put` gets its result, and `on_signal`
         with what is to be counted of budgets. `patience` is the longest time in the queue behind other batches, in
         seconds. With a `row_cache` the first attempt does not lock rows before it writes."""
         self._availability = availability
@@ -179,8 +179,8 @@ class GroupCommit:
         self._losses = runner.losses
         self._runner = runner
         self._statements = statements
-        self._committed = committed
-        self._signalled = signalled
+        self._on_commit = on_commit
+        self._on_signal = on_signal
         self._patience = patience
         self.slice = random.randrange(MOST_SLICES)
         """The number of the slice in which it holds the money of calls, in budgets that have slices."""
@@ -226,14 +226,14 @@ class GroupCommit:
                     self._availability.report_reached()
                     outcomes = await self._with_all_slices(entries, outcomes)
                 except Exception as error:
-                    outcomes = self._failed(error, entries)
+                    outcomes = self._outcomes_of_failure(error, entries)
                 self._answer(batch, outcomes)
                 limit = asyncio.get_running_loop().time() - self._patience
         finally:
             self.finished.set()
 
     def _gather(self, limit: float) -> list[_QueuedEntry]:
-        """The entries of the next batch. Those that arrived before the loop's time `limit` are refused."""
+        """Return the entries of the next batch. Those that arrived before the loop's time `limit` are refused."""
         batch: list[_QueuedEntry] = []
         size = 0
         while self._queue and len(batch) < BATCH and size < BATCH_BYTES:
@@ -248,7 +248,7 @@ class GroupCommit:
             size += queued_entry.encoded.size
         return batch
 
-    def _failed(self, error: Exception, batch: Sequence[object]) -> list[Outcome]:
+    def _outcomes_of_failure(self, error: Exception, batch: Sequence[object]) -> list[Outcome]:
         """Return the outcomes of a batch that could not be written."""
         if isinstance(error, Fault) and error.reason in AWAY:
             self._availability.report_away()
@@ -258,7 +258,7 @@ class GroupCommit:
         """Give each caller of `put` its outcome."""
         for queued_entry, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, Appended):
-                self._committed(queued_entry.encoded, outcome)
+                self._on_commit(queued_entry.encoded, outcome)
                 if not queued_entry.future.done():
                     queued_entry.future.set_result(outcome)
             elif not queued_entry.future.done():
@@ -273,7 +273,7 @@ class GroupCommit:
         try:
             later_outcomes = await self._commit(postponed_entries, all_slices=True)
         except Exception as error:  # the others are committed
-            later_outcomes = self._failed(error, postponed_entries)
+            later_outcomes = self._outcomes_of_failure(error, postponed_entries)
         all_outcomes = list(outcomes)
         for place, outcome in zip(places, later_outcomes, strict=True):
             all_outcomes[place] = outcome
@@ -333,11 +333,11 @@ class GroupCommit:
         if self._row_cache is not None:
             self._row_cache.update(applied.cacheable)
         for signal in applied.signals:
-            self._signalled(signal)
+            self._on_signal(signal)
         return applied.outcomes
 
     def _apply_to_cached_rows(self, batch: list[EncodedEntry]) -> Speculative | None:
-        """None if the entries need locked rows, or rows that are not cached."""
+        """Apply a batch to cached rows; None if its entries need locked rows, or rows that are not cached."""
         if self._row_cache is None:
             return None
         if self._losses != self._runner.losses:
@@ -390,7 +390,7 @@ class GroupCommit:
 
 
 def _came_late(unanswered: list[Outcome], outcomes: list[Outcome]) -> bool:
-    """True if the attempt that was not answered was committed after it was looked up without success.
+    """Return True if the attempt that was not answered was committed after it was looked up without success.
 
     Only an attempt that made nothing but new runs can be (see `was_committed`), and nobody else has their ids.
     """
@@ -405,7 +405,7 @@ def _exists_already(outcome: Outcome) -> bool:
 
 
 def _refusal(error: Exception) -> BatonError:
-    """The outcome of an entry that could not be written, or whose run belongs to another tenant."""
+    """Return the outcome of an entry that could not be written, or whose run belongs to another tenant."""
     if isinstance(error, NotFound):
         return error
     if not isinstance(error, Fault):

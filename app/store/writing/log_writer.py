@@ -145,7 +145,7 @@ class Pass:
         last = transparency_log.last_entries(conn, statements, runs)
         last_by_run = {run: last[RUN, run] for run in runs if (RUN, run) in last}
         last_seqs = dict.fromkeys(runs, 0) | {run: entry.events for run, entry in last_by_run.items()}
-        runs_of_pass = _bounded(rows, last_seqs, runs, self.limits.events)
+        runs_of_pass = _first_runs(rows, last_seqs, runs, self.limits.events)
         due_runs = []
         for run in runs_of_pass:
             if run in rows and (run in completed_ledgers or rows[run]["seq"] > last_seqs[run]):
@@ -206,7 +206,7 @@ class Pass:
         return {run: row["salt"] for run, row in rows.items()}
 
 
-def _bounded(rows: Mapping[str, Row], last_seqs: Mapping[str, int], runs: Sequence[str], most: int) -> list[str]:
+def _first_runs(rows: Mapping[str, Row], last_seqs: Mapping[str, int], runs: Sequence[str], most: int) -> list[str]:
     """Return the first of these runs, that have at most `most` events to seal; at least one."""
     chosen: list[str] = []
     events = 0

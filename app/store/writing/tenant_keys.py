@@ -47,7 +47,7 @@ class TenantKeys:
         self._tenants: OrderedDict[str, str] = OrderedDict()
 
     async def key_for(self, entry: Entry) -> ContentKey | None:
-        """The key under which the contents of an entry are encrypted; None if its run does not exist."""
+        """Return the key under which the contents of an entry are encrypted; None if its run does not exist."""
         try:
             tenant = entry.new.tenant if entry.new is not None else await self._tenant_of(entry.run)
         except NotFound:
@@ -68,7 +68,7 @@ class TenantKeys:
         rows = await self._read(content_keys.every)
         outdated_rows = [row for row in rows if row.master != self.keyring.present]
         for row in outdated_rows:
-            rewrapped_key = await asyncio.to_thread(self.keyring.rewrapped, row)
+            rewrapped_key = await asyncio.to_thread(self.keyring.rewrap, row)
             await self._write(partial(content_keys.replace_wrapping, key=rewrapped_key, was=row.master))
         return len(rows), len(outdated_rows)
 
@@ -91,7 +91,7 @@ class TenantKeys:
         return len(ids)
 
     async def _in_use(self, tenant: str, at: float) -> ContentKey:
-        """The tenant's key in use, which is made if there is none."""
+        """Return the tenant's key in use, which is made if there is none."""
         row = await self._read(partial(content_keys.present, tenant=tenant))
         if row is None:
             new_key = await asyncio.to_thread(self.keyring.make, tenant, at)
