@@ -140,7 +140,7 @@ class Result:
     failed: dict[str, int] = field(default_factory=dict)
     amount: int = 0
     spent: int = 0
-    held: int = 0
+    held_usd: int = 0
     overshoot: int = 0
     overrun: int = 0
     billed: int = 0
@@ -186,13 +186,13 @@ async def work(folder: Path, place: Place, doomed: bool) -> None:
 
 def _kill_at_send(calls: int) -> None:
     """Have this process killed when it is about to send its call of that number, whose hold is committed."""
-    sent = 0
+    sent_count = 0
     stream = Attempt.stream
 
     def counted(self: Attempt) -> Any:
-        nonlocal sent
-        sent += 1
-        if sent >= calls:
+        nonlocal sent_count
+        sent_count += 1
+        if sent_count >= calls:
             os.kill(os.getpid(), signal.SIGKILL)
         return stream(self)
 
@@ -219,9 +219,9 @@ async def _play(runtime: Runtime, row: Mapping[str, Any]) -> dict[str, int]:
 async def _run(runtime: Runtime, row: Mapping[str, Any], number: int) -> str:
     place = row["first"] + number
     task = Task((Message("user", (Text(LONG_TEXT),)),), user=f"user {place % row['users']}")
-    wanted = replace(order(runtime, row["tier"], task=task), tenant=row["tenant"], key=f"key {place % row['keys']}")
+    new_order = replace(order(runtime, row["tier"], task=task), tenant=row["tenant"], key=f"key {place % row['keys']}")
     try:
-        error = (await finish(await runtime.runs.start(wanted))).ended.error
+        error = (await finish(await runtime.runs.start(new_order))).ended.error
     except BatonError as refusal:
         error = refusal
     if error is None:
@@ -275,13 +275,13 @@ class Process:
 def processes(folder: Path, count: int, place: Place, *, doomed: bool = False) -> Iterator[list[Process]]:
     """Start processes, and end them when the block is left."""
     with ExitStack() as stack:
-        made = []
+        workers = []
         for number in range(count):
-            made.append(Process(folder / f"{'doomed' if doomed else place.role}{number}", place, doomed=doomed))
-            stack.callback(made[-1].close)
-        for server in made:
+            workers.append(Process(folder / f"{'doomed' if doomed else place.role}{number}", place, doomed=doomed))
+            stack.callback(workers[-1].close)
+        for server in workers:
             server.wait_until_ready()
-        yield made
+        yield workers
 
 
 def race(row: Row, players: Sequence[Process], engines: Sequence[Process], runs: int) -> dict[str, int]:
@@ -314,7 +314,7 @@ async def _figures(store: Store, database: str, row: Row, result: Result) -> Non
         if not any(use.held for _, use in uses) or time.monotonic() > until:
             break
         await asyncio.sleep(0.5)
-    result.held = sum(use.held for _, use in uses)
+    result.held_usd = sum(use.held for _, use in uses)
     result.overrun = max([0, *(use.overrun for _, use in uses)])
     result.overshoot = max([0, *(use.spent + use.held - use.overrun - budget.usd for budget, use in uses)])
     dearest = max(uses, key=lambda pair: pair[1].spent / pair[0].usd, default=None)
@@ -337,20 +337,20 @@ async def _figures(store: Store, database: str, row: Row, result: Result) -> Non
 
 def verdict(row: Row, result: Result) -> list[str]:
     """Return what is wrong with a row; empty if nothing is."""
-    found = list(result.faults)
+    faults = list(result.faults)
     if result.overshoot:
-        found.append(f"overshot by {result.overshoot} micro-dollars")
-    if result.held:
-        found.append(f"{result.held} micro-dollars are held for good")
+        faults.append(f"overshot by {result.overshoot} micro-dollars")
+    if result.held_usd:
+        faults.append(f"{result.held_usd} micro-dollars are held for good")
     if row.is_fine and result.spent < 0.97 * result.amount:
-        found.append("less than 97 % was used")
+        faults.append("less than 97 % was used")
     if row.tier == "unpriced" and (result.answered or result.billed):
-        found.append("a worker of unknown price was called")
+        faults.append("a worker of unknown price was called")
     if bool(result.overrun) != (row.tier == "greedy"):
-        found.append("what was billed beyond the worst case is not the overrun")
+        faults.append("what was billed beyond the worst case is not the overrun")
     if row.kills and not result.unknown:
-        found.append("no call was unknown")
-    return found
+        faults.append("no call was unknown")
+    return faults
 
 
 async def table(
@@ -420,14 +420,14 @@ def main() -> int:
     parser.add_argument("--slices", type=int, help="slices of each budget")
     parser.add_argument("--work", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--doomed", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.work is not None:
-        folder, *place = given.work
-        asyncio.run(work(Path(folder), Place(*place), given.doomed))
+    options = parser.parse_args()
+    if options.work is not None:
+        folder, *place = options.work
+        asyncio.run(work(Path(folder), Place(*place), options.doomed))
         return 0
-    chosen = [row for row in ROWS if given.row is None or given.row in row.name]
+    chosen = [row for row in ROWS if options.row is None or options.row in row.name]
     with tempfile.TemporaryDirectory() as folder:
-        played = table(Path(folder), chosen, given.runs, given.processes, given.engines, given.slices)
+        played = table(Path(folder), chosen, options.runs, options.processes, options.engines, options.slices)
         return 0 if asyncio.run(played) else 1
 
 

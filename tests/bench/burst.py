@@ -45,11 +45,11 @@ class Burst:
 
 def used(target: Target) -> float:
     """The processor time of all threads of the service, in ms."""
-    found = 0
+    total = 0
     for process in target.processes:
         for path in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
-            found += int(path.read_text().split()[0])
-    return found / 1e6
+            total += int(path.read_text().split()[0])
+    return total / 1e6
 
 
 async def burst(target: Target, request: bytes, connections: Sequence[Connection]) -> Burst:
@@ -75,12 +75,12 @@ async def measured(target: Target, sizes: Sequence[int], bursts: int) -> dict[in
     url = urlsplit(target.url)
     request = compose(Load(url=target.address("talker"), body=one_step("talker", stream=True), headers=headers()))
     connections = [await asyncio.open_connection(url.hostname, url.port) for _ in range(max(sizes))]
-    found: dict[int, list[Burst]] = {size: [] for size in sizes}
+    bursts_by_size: dict[int, list[Burst]] = {size: [] for size in sizes}
     for _ in range(WARM_UP + bursts):
         for size in sizes:
-            found[size].append(await burst(target, request, connections[:size]))
+            bursts_by_size[size].append(await burst(target, request, connections[:size]))
             await asyncio.sleep(REST_SECONDS)
-    return {size: made[WARM_UP:] for size, made in found.items()}
+    return {size: bursts[WARM_UP:] for size, bursts in bursts_by_size.items()}
 
 
 def main() -> None:
@@ -92,11 +92,11 @@ def main() -> None:
     parser.add_argument("--bursts", type=int, default=20, help="bursts of each size that count")
     chosen = parser.parse_args()
     with upstream() as workers, baton(workers.url, name="embedded") as target:
-        found = asyncio.run(measured(target, chosen.streams, chosen.bursts))
+        bursts_by_size = asyncio.run(measured(target, chosen.streams, chosen.bursts))
     print("streams  first  middle  last token  all over  (ms of CPU)")
-    for size, made in found.items():
-        first, middle, last = [_at(made, place) for place in (0, (size - 1) // 2, size - 1)]
-        whole = statistics.median([burst.whole for burst in made])
+    for size, bursts in bursts_by_size.items():
+        first, middle, last = [_at(bursts, place) for place in (0, (size - 1) // 2, size - 1)]
+        whole = statistics.median([burst.whole for burst in bursts])
         print(f"{size:7} {first:6.1f} {middle:7.1f} {last:11.1f} {whole:9.1f}")
 
 

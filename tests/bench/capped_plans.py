@@ -67,20 +67,20 @@ def plans() -> Mapping[str, Plan]:
         Plan("digest solve", (0, 4)),
         Plan("digest solve+solve combine", (3, 4, 4, 4)),
     )
-    found = {}
+    plans_by_name = {}
     for plan in best:
         names = ", ".join(NAMES[place].removeprefix("rehearsal-") for place in plan.workers)
-        found[f"{plan.shape}: {names}"] = plan
-    return found
+        plans_by_name[f"{plan.shape}: {names}"] = plan
+    return plans_by_name
 
 
 def steps(plan: Plan) -> dict[str, Any]:
     """Return the plan as a caller sends it."""
     assert plan.shape in catalogue()
-    found = []
+    all_steps = []
     for step in workflow(plan, NAMES).steps:
-        found.append({"worker": step.worker, "subtask": step.subtask, "access": step.access.as_list()})
-    return {"steps": found}
+        all_steps.append({"worker": step.worker, "subtask": step.subtask, "access": step.access.as_list()})
+    return {"steps": all_steps}
 
 
 async def played(client: httpx.AsyncClient, task: Task, cap: float, plan: Plan | None) -> Played:
@@ -99,7 +99,7 @@ async def play(tasks: Sequence[Task], caps: Sequence[float]) -> dict[tuple[float
     """All runs, by cap and plan, in the order of the tasks."""
     gate = asyncio.Semaphore(AT_ONCE)
     arms: dict[str, Plan | None] = {ULTRA: None, **plans()}
-    found: dict[tuple[float, str], list[Played]] = {}
+    plays: dict[tuple[float, str], list[Played]] = {}
     with tempfile.TemporaryDirectory() as folder:
         async with running_service(Path(folder), pool(), QUIET) as runtime, client_of(runtime) as client:
 
@@ -109,20 +109,20 @@ async def play(tasks: Sequence[Task], caps: Sequence[float]) -> dict[tuple[float
 
             for cap in caps:
                 for name, plan in arms.items():
-                    found[cap, name] = await asyncio.gather(*[capped_at(task, cap, plan) for task in tasks])
-    return found
+                    plays[cap, name] = await asyncio.gather(*[capped_at(task, cap, plan) for task in tasks])
+    return plays
 
 
-def table(found: Mapping[tuple[float, str], Sequence[Played]]) -> tuple[list[str], bool]:
+def table(plays: Mapping[tuple[float, str], Sequence[Played]]) -> tuple[list[str], bool]:
     """Return the lines of a Markdown table, and True if the difference is nowhere below zero beyond chance."""
     lines = [
         "| cap | baton-ultra | without an answer | $ a run | best fixed plan | right | $ a run | difference |",
         "|---|---|---|---|---|---|---|---|",
     ]
     holds = True
-    for cap in sorted({cap for cap, _ in found}):
-        ours = found[cap, ULTRA]
-        fixed = {name: runs for (capped_at, name), runs in found.items() if capped_at == cap and name != ULTRA}
+    for cap in sorted({cap for cap, _ in plays}):
+        ours = plays[cap, ULTRA]
+        fixed = {name: runs for (capped_at, name), runs in plays.items() if capped_at == cap and name != ULTRA}
         chosen = [_best(fixed, 1), _best(fixed, 0)]
         theirs = [fixed[chosen[place % 2]][place] for place in range(len(ours))]
         pairs = [float(mine.right) - float(other.right) for mine, other in zip(ours, theirs, strict=True)]
@@ -157,16 +157,16 @@ def main() -> int:
     parser.add_argument("--tasks", type=int, default=100)
     parser.add_argument("--caps", type=float, nargs="*", default=list(CAPS))
     parser.add_argument("--json", type=Path, help="write the numbers of right answers to this file")
-    given = parser.parse_args()
-    tasks = service_tasks("fresh")[FIRST : FIRST + given.tasks]
-    found = asyncio.run(play(tasks, given.caps))
-    lines, holds = table(found)
+    options = parser.parse_args()
+    tasks = service_tasks("fresh")[FIRST : FIRST + options.tasks]
+    plays = asyncio.run(play(tasks, options.caps))
+    lines, holds = table(plays)
     print(f"{len(tasks)} tasks under each cap", "", *lines, sep="\n")
-    if given.json is not None:
+    if options.json is not None:
         rows = []
-        for (cap, name), runs in found.items():
+        for (cap, name), runs in plays.items():
             rows.append([cap, name, sum(run.right for run in runs), len(runs)])
-        given.json.write_text(json.dumps(rows) + "\n")
+        options.json.write_text(json.dumps(rows) + "\n")
     return 0 if holds else 1
 
 

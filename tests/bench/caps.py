@@ -86,7 +86,7 @@ def pool_of(delay: int) -> str:
     return text.replace('options = { world = "2", positional = true', options) + SELECT
 
 
-def drawn(random: Random, between: tuple[float, float]) -> float:
+def draw_cap(random: Random, between: tuple[float, float]) -> float:
     """Return a cap, evenly by its logarithm."""
     low, high = log(between[0]), log(between[1])
     return exp(random.uniform(low, high))
@@ -94,16 +94,16 @@ def drawn(random: Random, between: tuple[float, float]) -> float:
 
 def cheapest(catalog: Catalog, tier: str, task: Task) -> int:
     """Return the worst case of the cheapest worker of a tier at the floor, in micro-dollars."""
-    known = catalog.tiers[tier]
-    floor = getattr(known.efforts[known.effort], "floor_tokens", FLOOR_TOKENS)
+    tier_spec = catalog.tiers[tier]
+    floor = getattr(tier_spec.efforts[tier_spec.effort], "floor_tokens", FLOOR_TOKENS)
     size = input_bound(task.messages)
-    return min(worst_case(catalog.workers[name], size, floor)[0] for name in known.pool)
+    return min(worst_case(catalog.workers[name], size, floor)[0] for name in tier_spec.pool)
 
 
 async def played(runtime: Runtime, client: httpx.AsyncClient, random: Random, kind: str, quickest: float) -> Played:
     """Play one run with a random cap of this kind."""
     tier, task = random.choice(TIERS), random.choice(built_in())
-    cap = drawn(random, USD if kind == "usd" else SECONDS)
+    cap = draw_cap(random, USD if kind == "usd" else SECONDS)
     catalog = runtime.pool.catalog()
     paid = int(cap * MILLION) >= cheapest(catalog, tier, task.task)
     fits = paid if kind == "usd" else cap >= quickest
@@ -284,19 +284,19 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the runs to this file")
     parser.add_argument("--svg", type=Path, help="draw them into this file")
     parser.add_argument("--before", type=Path, help="runs of an earlier measurement, to be drawn as dashed lines")
-    given = parser.parse_args()
+    options = parser.parse_args()
     logging.disable(logging.WARNING)
-    before = [Played(**entry) for entry in json.loads(given.before.read_text())] if given.before is not None else []
-    kinds = (given.kind,) if given.kind else ("usd", "seconds")
+    before = [Played(**entry) for entry in json.loads(options.before.read_text())] if options.before is not None else []
+    kinds = (options.kind,) if options.kind else ("usd", "seconds")
     runs: list[Played] = []
     for kind in kinds:
-        found = run_skipping(play(given.caps // len(kinds), kind, given.seed))
-        print(*table(found, kind), "", *summary(found, kind), "", sep="\n")
-        runs += found
-    if given.json is not None:
-        given.json.write_text(json.dumps([asdict(run) for run in runs]))
-    if given.svg is not None:
-        given.svg.write_text(svg(runs, before))
+        outcomes = run_skipping(play(options.caps // len(kinds), kind, options.seed))
+        print(*table(outcomes, kind), "", *summary(outcomes, kind), "", sep="\n")
+        runs += outcomes
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(run) for run in runs]))
+    if options.svg is not None:
+        options.svg.write_text(svg(runs, before))
     return int(any(run.fits and not run.answered for run in runs if run.kind == "usd"))
 
 

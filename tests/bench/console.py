@@ -60,22 +60,26 @@ class Pace:
 def service() -> Iterator[Service]:
     """The distributed service, with a tier whose runs have a hundred steps."""
     limits = f"limits = {{ seconds = 600, steps = {STEPS}, rounds = {ROUNDS}, tokens = 10000000, usd = 100 }}"
-    with servers.postgres() as postgres, servers.redis() as redis, serving(postgres.url, redis.url, limits) as made:
-        yield made
+    with (
+        servers.postgres() as postgres,
+        servers.redis() as redis,
+        serving(postgres.url, redis.url, limits) as new_service,
+    ):
+        yield new_service
 
 
-def largest(made: Service) -> str:
+def largest(service: Service) -> str:
     """Carry out the run of a hundred steps; return its id."""
     steps = [(n % 3, f"Do part {n}.", ["user", *range(max(0, n - 3), n)]) for n in range(STEPS)]
-    made.stub.always("planner", plan_reply(*steps))
-    return str(made.caller.whole("baton-ultra", "A long task.")[1]["baton"]["run"])
+    service.stub.always("planner", plan_reply(*steps))
+    return str(service.caller.whole("baton-ultra", "A long task.")[1]["baton"]["run"])
 
 
-def smaller(made: Service) -> str:
+def smaller(service: Service) -> str:
     """Carry out a run of three steps, whose answer the conductor accepts; return its id."""
-    made.stub.clear()
-    made.stub.script("planner", installation.TREE, plan_reply())
-    return str(made.caller.whole("baton-ultra", "A task.")[1]["baton"]["run"])
+    service.stub.clear()
+    service.stub.script("planner", installation.TREE, plan_reply())
+    return str(service.caller.whole("baton-ultra", "A task.")[1]["baton"]["run"])
 
 
 async def copied(url: str, run: str, count: int) -> None:
@@ -89,10 +93,10 @@ async def copied(url: str, run: str, count: int) -> None:
                 table,
             )
             names = [row["column_name"] for row in rows if row["is_identity"] == "NO" and "nextval" not in str(row[2])]
-            shown = [_copied(table, name) for name in names]
+            copies = [_copied(table, name) for name in names]
             key = "id" if table == "runs" else "run"
             await connection.execute(
-                f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(shown)} "
+                f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(copies)} "
                 f"FROM {table} t, generate_series(1, {count}) AS n WHERE t.{key} = '{run}'"
             )
         await connection.execute("ANALYZE")
@@ -159,7 +163,7 @@ def painted(program: str, url: str, pages: dict[str, str]) -> list[Pace]:
     """Return the first paint of each page, without a cache of documents."""
     from playwright.sync_api import sync_playwright
 
-    found = []
+    paint_times = []
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=program, chromium_sandbox=False, args=["--disable-gpu"])
         page = browser.new_page(base_url=url)
@@ -174,9 +178,9 @@ def painted(program: str, url: str, pages: dict[str, str]) -> list[Pace]:
                 script = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? -1"
                 page.wait_for_function(f"() => ({script}) >= 0")
                 times.append(page.evaluate(script))
-            found.append(Pace(name, times[1:]))
+            paint_times.append(Pace(name, times[1:]))
         browser.close()
-    return found
+    return paint_times
 
 
 class LivePages:
@@ -186,10 +190,10 @@ class LivePages:
         self.patches: list[list[float]] = [[] for _ in range(count)]
         self._client = client
         page = client.get(address).text
-        found = re.search(r'hx-sse:connect="([^"]*)"', page)
-        if found is None:
+        match = re.search(r'hx-sse:connect="([^"]*)"', page)
+        if match is None:
             sys.exit(f"{address} has nothing live")
-        self._address = found[1].replace("&amp;", "&")
+        self._address = match[1].replace("&amp;", "&")
         self._left = threading.Event()
         self._threads = [threading.Thread(target=self._follow, args=(n,), daemon=True) for n in range(count)]
 
@@ -204,8 +208,8 @@ class LivePages:
             thread.join()
 
     def _follow(self, n: int) -> None:
-        given = {"base_url": self._client.base_url, "cookies": self._client.cookies, "trust_env": False}
-        own = httpx.Client(**given, timeout=LOOK_SECONDS)  # type: ignore[arg-type]
+        client_options = {"base_url": self._client.base_url, "cookies": self._client.cookies, "trust_env": False}
+        own = httpx.Client(**client_options, timeout=LOOK_SECONDS)  # type: ignore[arg-type]
         with own, own.stream("GET", self._address) as reply:
             lines = reply.iter_lines()
             while not self._left.is_set():
@@ -239,16 +243,16 @@ def most_in_a_second(moments: Sequence[float]) -> int:
     return most
 
 
-def live(made: Service, client: httpx.Client, count: int) -> None:
+def live(service: Service, client: httpx.Client, count: int) -> None:
     """Print what live pages cost while nothing happens, and how many patches a busy run makes."""
-    pid = made.gateway.pid
+    pid = service.gateway.pid
     alone = core_share(pid, IDLE_SECONDS)
-    made.stub.always("planner", plan_reply((0, "Wait.", ["user"])))
+    service.stub.always("planner", plan_reply((0, "Wait.", ["user"])))
     for worker in installation.WORKERS:
-        made.stub.always(worker, Reply(chunks=("word ",) * 3, fault=Stall(after=1)))
-    background = threading.Thread(target=lambda: _asked(made), daemon=True)
+        service.stub.always(worker, Reply(chunks=("word ",) * 3, fault=Stall(after=1)))
+    background = threading.Thread(target=lambda: _asked(service), daemon=True)
     background.start()
-    run = _newest_open(made)
+    run = _newest_open(service)
     for name, address in (("one run that waits", f"/console/runs/{run}"), ("the list of runs", "/console/runs")):
         try:
             with LivePages(client, address, count):
@@ -258,37 +262,37 @@ def live(made: Service, client: httpx.Client, count: int) -> None:
             print(error)
             continue
         print(f"{count} live pages of {name}: {100 * (with_pages - alone):+.1f} % of a core while nothing happens")
-    made.stub.always("planner", plan_reply(*[(n, f"Do part {n}.", ["user"]) for n in range(3)]))
+    service.stub.always("planner", plan_reply(*[(n, f"Do part {n}.", ["user"]) for n in range(3)]))
     for worker in installation.WORKERS:
-        made.stub.always(worker, Reply(chunks=("word ",) * 100, gap=0.01))
-    again = threading.Thread(target=lambda: _asked(made), daemon=True)
+        service.stub.always(worker, Reply(chunks=("word ",) * 100, gap=0.01))
+    again = threading.Thread(target=lambda: _asked(service), daemon=True)
     again.start()
-    run = _newest_open(made, run)
+    run = _newest_open(service, run)
     with LivePages(client, f"/console/runs/{run}", count) as pages:
         time.sleep(BUSY_SECONDS)
     most = max(most_in_a_second(moments) for moments in pages.patches)
     print(f"patches in a second of any of {count} live pages of a busy run: at most {most}")
 
 
-def _asked(made: Service) -> None:
+def _asked(service: Service) -> None:
     """Ask and wait; the service ends before some of these runs do."""
     with suppress(httpx.HTTPError):
-        made.caller.http.post(
+        service.caller.http.post(
             "/v1/chat/completions",
             json={"model": "baton-ultra", "messages": [{"role": "user", "content": "Wait."}]},
             timeout=300,
         )
 
 
-def _newest_open(made: Service, but: str = "") -> str:
+def _newest_open(service: Service, but: str = "") -> str:
     """Return the id of the newest run that is open, other than one."""
 
-    def found() -> str:
-        rows = made.caller.read("/v1/runs", limit=5)["data"]
+    def newest_id() -> str:
+        rows = service.caller.read("/v1/runs", limit=5)["data"]
         names = [str(row["id"]) for row in rows if row["ended_at"] is None and row["id"] != but]
         return names[0] if names else ""
 
-    return str(wait_until(found, what="a run is open"))
+    return str(wait_until(newest_id, what="a run is open"))
 
 
 def main() -> None:
@@ -297,21 +301,21 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--live", type=int, default=50)
     parser.add_argument("--browser", default="", help="Chromium's program, for first paints")
-    given = parser.parse_args()
-    with service() as made:
-        large = largest(made)
-        small = smaller(made)
-        asyncio.run(copied(made.database, small, given.runs))
-        client = signed_in(made.url)
+    options = parser.parse_args()
+    with service() as new_service:
+        large = largest(new_service)
+        small = smaller(new_service)
+        asyncio.run(copied(new_service.database, small, options.runs))
+        client = signed_in(new_service.url)
         pages = addresses(large, small)
-        print(f"{given.runs:,} runs; the server's time of a page, over HTTP:")
+        print(f"{options.runs:,} runs; the server's time of a page, over HTTP:")
         for name, address in pages.items():
-            print("  ", served(client, made.gateway.pid, name, address))
-        if given.browser:
+            print("  ", served(client, new_service.gateway.pid, name, address))
+        if options.browser:
             print("first contentful paint:")
-            for pace in painted(given.browser, made.url, pages):
+            for pace in painted(options.browser, new_service.url, pages):
                 print("  ", pace)
-        live(made, client, given.live)
+        live(new_service, client, options.live)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ async def ask(runtime: Runtime, *, all_tenants: bool) -> dict[str, tuple[float, 
     """Ask every question; the median and the longest time in milliseconds, and the rows of each."""
     key, row = mint(runtime.gateway.pepper, tenant=TENANT, name="auditor", scopes=["audit:read"], now=0.0)
     assert await runtime.gateway.store.add_key(replace(row, all_tenants=all_tenants))
-    found: dict[str, tuple[float, float, int]] = {}
+    costs: dict[str, tuple[float, float, int]] = {}
     with app_over(runtime.gateway) as app:
         transport, headers = httpx.ASGITransport(app), {"authorization": f"Bearer {key}"}
         async with httpx.AsyncClient(
@@ -94,8 +94,8 @@ async def ask(runtime: Runtime, *, all_tenants: bool) -> dict[str, tuple[float, 
                     reply = await client.get(f"/v1/disclosures?{question}")
                     times.append(1_000 * (time.perf_counter() - began))
                     assert reply.status_code == 200, reply.text
-                found[name] = (statistics.median(times), max(times), len(reply.json()["data"]))
-    return found
+                costs[name] = (statistics.median(times), max(times), len(reply.json()["data"]))
+    return costs
 
 
 async def measured(url: str, folder: Path, calls: int) -> bool:
@@ -120,11 +120,11 @@ def main() -> int:
     """See the module docstring."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.disclosures")
     parser.add_argument("--calls", type=int, default=1_000_000)
-    given = parser.parse_args()
+    options = parser.parse_args()
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as name, servers.postgres() as server:
         migrate(server.url)
-        return 0 if asyncio.run(measured(server.url, Path(name), given.calls)) else 1
+        return 0 if asyncio.run(measured(server.url, Path(name), options.calls)) else 1
 
 
 if __name__ == "__main__":

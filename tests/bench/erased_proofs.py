@@ -73,8 +73,8 @@ async def erase(store: SqlStore, users: int) -> int:
     erased = 0
     for first in range(0, users, ERASED_AT_ONCE):
         names = [user(number) for number in range(first, min(first + ERASED_AT_ONCE, users))]
-        done = await asyncio.gather(*[_erased(store, name) for name in names])
-        erased += sum([erasure.runs for erasure in done])
+        outcomes = await asyncio.gather(*[_erased(store, name) for name in names])
+        erased += sum([erasure.runs for erasure in outcomes])
         for entry in played(f"later_{first:05d}", None):
             await store.append(entry)
         await seal(store)
@@ -113,9 +113,9 @@ def _fits(proof: Proof) -> bool:
 
 async def audited(url: str, notes: Sequence[str]) -> Verification:
     """Verify the database against these checkpoints, as `baton audit verify --settled` does."""
-    held = [(f"checkpoint {number}", read_checkpoint(note)) for number, note in enumerate(notes)]
+    checkpoints = [(f"checkpoint {number}", read_checkpoint(note)) for number, note in enumerate(notes)]
     async with open_archive(url) as archive:
-        return await archive.snapshot(lambda conn, opened: verify(conn, held, opened))
+        return await archive.snapshot(lambda conn, opened: verify(conn, checkpoints, opened))
 
 
 async def carry_out(url: str, users: int) -> bool:

@@ -55,7 +55,7 @@ class Found:
     others: int
     """Rows that still hold the words of the user who was not erased."""
     seconds: float
-    said: str
+    output: str
     """The words of the command that erased."""
     files: dict[str, int] = field(default_factory=dict)
 
@@ -136,11 +136,11 @@ def _bytes(row: Any) -> bytes:
 
 def files_with(folder: Path, word: str) -> dict[str, int]:
     """Return the files below a folder that hold a word, each with how often."""
-    found = {}
+    places = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and (count := path.read_bytes().count(word.encode())):
-            found[str(path.relative_to(folder))] = count
-    return found
+            places[str(path.relative_to(folder))] = count
+    return places
 
 
 def in_export(folder: Path, environ: Mapping[str, str], word: str) -> int:
@@ -188,13 +188,13 @@ async def erase_one_of_two_users(folder: Path, url: str, runs: int) -> Found:
         with logged_to(log):
             async with running_service(folder, pool_text(stub), {"BATON_DATABASE_URL": url}) as runtime:
                 await fill(runtime, runs)
-                held = await asyncio.to_thread(rows_with, url, ANN)
-                assert {"contents", "texts", "feedback"} <= held.keys(), held
+                rows_held = await asyncio.to_thread(rows_with, url, ANN)
+                assert {"contents", "texts", "feedback"} <= rows_held.keys(), rows_held
                 started = time.monotonic()
-                told = await asyncio.to_thread(command, environ, "runs", "erase", "--user", ANN)
+                output = await asyncio.to_thread(command, environ, "runs", "erase", "--user", ANN)
                 seconds = time.monotonic() - started
                 files = files_with(folder / "data", ANN) if url.startswith("sqlite") else {}
-    log_of_command.write_text(told)
+    log_of_command.write_text(output)
     report = await audit_report(url)
     places = await asyncio.to_thread(rows_with, url, ANN)
     places |= {"export": await asyncio.to_thread(in_export, folder, environ, ANN)}
@@ -206,7 +206,7 @@ async def erase_one_of_two_users(folder: Path, url: str, runs: int) -> Found:
         violations=[str(violation) for violation in report.violations],
         others=sum((await asyncio.to_thread(rows_with, url, BOB)).values()),
         seconds=seconds,
-        said=told.strip(),
+        output=output.strip(),
         files=files,
     )
 
@@ -219,17 +219,17 @@ def _in_sqlite(folder: Path, runs: int) -> Found:
 def _in_postgres(folder: Path, runs: int) -> Found:
     with servers.postgres(settings=["autovacuum=off"]) as server:
         migrate(server.url)
-        found = asyncio.run(erase_one_of_two_users(folder, server.url, runs))
-        found.places |= {"pg_dump": _dumped(server.url)}
+        result = asyncio.run(erase_one_of_two_users(folder, server.url, runs))
+        result.places |= {"pg_dump": _dumped(server.url)}
         base = server.directory / "data" / "base"
         asyncio.run(_execute(server.url, "CHECKPOINT"))
-        found.files["table files before VACUUM"] = sum(files_with(base, ANN).values())
+        result.files["table files before VACUUM"] = sum(files_with(base, ANN).values())
         asyncio.run(_execute(server.url, "VACUUM", "CHECKPOINT"))
-        found.files["table files after VACUUM"] = sum(files_with(base, ANN).values())
+        result.files["table files after VACUUM"] = sum(files_with(base, ANN).values())
         asyncio.run(_execute(server.url, "VACUUM FULL", "CHECKPOINT"))
-        found.files["table files after VACUUM FULL"] = sum(files_with(base, ANN).values())
-        found.files["write-ahead log"] = sum(files_with(server.directory / "data" / "pg_wal", ANN).values())
-    return found
+        result.files["table files after VACUUM FULL"] = sum(files_with(base, ANN).values())
+        result.files["write-ahead log"] = sum(files_with(server.directory / "data" / "pg_wal", ANN).values())
+    return result
 
 
 def _dumped(url: str) -> int:
@@ -250,14 +250,14 @@ async def _execute(url: str, *statements: str) -> None:
 
 def main() -> None:
     """Print what was found, and exit with status 1 if a word of the user's is left where it must not be."""
-    asked = argparse.ArgumentParser(prog="python -m tests.bench.erasure", description=__doc__)
-    asked.add_argument("--runs", type=int, default=10_000)
-    asked.add_argument("--database", choices=("sqlite", "postgres"), default="sqlite")
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.erasure", description=__doc__)
+    parser.add_argument("--runs", type=int, default=10_000)
+    parser.add_argument("--database", choices=("sqlite", "postgres"), default="sqlite")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="baton-erasure-") as folder:
         measured = (_in_sqlite if options.database == "sqlite" else _in_postgres)(Path(folder), options.runs)
     print(f"{options.runs:,} runs in {options.database}, half of them erased in {measured.seconds:.1f} s")
-    print(f"the command said: {measured.said}")
+    print(f"the command said: {measured.output}")
     print(f"places that hold the erased user's words: {measured.places or 'none'}")
     print(f"files: {measured.files or 'none'}")
     print(f"rows that hold the other user's words: {measured.others:,}")

@@ -29,8 +29,8 @@ QUESTIONS = 100
 async def one(runtime: Runtime, tenant: str) -> float:
     """The milliseconds that one run of a tenant takes."""
     began = time.perf_counter()
-    asked = replace(order(runtime, "baton-mini"), tenant=tenant)
-    ended = (await finish(await runtime.runs.start(asked), within=600.0)).ended
+    new_order = replace(order(runtime, "baton-mini"), tenant=tenant)
+    ended = (await finish(await runtime.runs.start(new_order), within=600.0)).ended
     if ended.error is not None:
         raise ended.error
     return 1000 * (time.perf_counter() - began)
@@ -48,16 +48,16 @@ async def measured(settings: Mapping[str, str], flood: int) -> tuple[list[float]
         opened = await stack.enter_async_context(running_service(folder, pool_text(stub), own, audits=False))
         await one(opened, "small")
 
-        begun = asyncio.Event()
+        started = asyncio.Event()
 
         async def keep_waiting() -> None:
             while True:
                 theirs.append(await one(opened, "flood"))
-                begun.set()
+                started.set()
 
         waiting = [asyncio.create_task(keep_waiting()) for _ in range(flood)]
         if waiting:
-            await begun.wait()
+            await started.wait()
         took += [await one(opened, "small") for _ in range(QUESTIONS)]
         for task in waiting:
             task.cancel()
@@ -75,9 +75,9 @@ def main() -> None:
         for name, settings in (("in the process", {}), ("Redis", {"BATON_REDIS_URL": redis.url})):
             for others in (0, flood):
                 took, theirs = asyncio.run(measured(settings, others))
-                shown = f"{theirs[len(theirs) // 2]:.0f}" if theirs else ""
+                median = f"{theirs[len(theirs) // 2]:.0f}" if theirs else ""
                 print(
-                    f"| {name} | {others} | {took[len(took) // 2]:.0f} | {took[len(took) * 99 // 100]:.0f} | {shown} |"
+                    f"| {name} | {others} | {took[len(took) // 2]:.0f} | {took[len(took) * 99 // 100]:.0f} | {median} |"
                 )
 
 

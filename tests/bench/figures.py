@@ -60,11 +60,11 @@ def measured(figure: Figure, subjects: Sequence[Subject], effort: Effort) -> lis
             for subject in subjects:
                 figure.measure(subject, effort.warm_up)
         for _ in range(1 if figure.once else effort.rounds):
-            for subject, taken in zip(subjects, rounds, strict=True):
-                taken.append(figure.measure(subject, effort))
+            for subject, figures_of_subject in zip(subjects, rounds, strict=True):
+                figures_of_subject.append(figure.measure(subject, effort))
     except Failed as problem:
         return [figure.row((), str(problem)) for _ in subjects]
-    return [figure.row(taken) for taken in rounds]
+    return [figure.row(figures_of_round) for figures_of_round in rounds]
 
 
 def of_setup(setup: str, direct: Target, reference: Target) -> Iterator[Figure]:

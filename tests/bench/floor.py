@@ -106,8 +106,8 @@ async def of_postgres(url: str) -> tuple[list[float], list[float]]:
     try:
         await connection.execute("CREATE TABLE floor (id bigserial PRIMARY KEY, body bytea)")
         write = await connection.prepare("INSERT INTO floor (body) VALUES ($1)")
-        read = await connection.prepare("SELECT body FROM floor WHERE id = $1")
-        return await rounds_ms(lambda: write.fetch(ROW)), await rounds_ms(lambda: read.fetch(1))
+        reading = await connection.prepare("SELECT body FROM floor WHERE id = $1")
+        return await rounds_ms(lambda: write.fetch(ROW)), await rounds_ms(lambda: reading.fetch(1))
     finally:
         await connection.close()
 
@@ -131,9 +131,9 @@ def waits_ms(choose: Choice) -> tuple[float, float, float]:
     with ExitStack() as opened:
         commits, reads = asyncio.run(of_postgres(opened.enter_context(servers.postgres(fsync=True)).url))
         messages = asyncio.run(of_redis(opened.enter_context(servers.redis()).url))
-    commit, message, read = choose(commits), choose(messages), choose(reads)
-    print(f"commit with fsync {commit:.2f} ms, read by key {read:.2f} ms, message over Redis {message:.2f} ms")
-    return commit, message, read
+    commit, message, read_wait = choose(commits), choose(messages), choose(reads)
+    print(f"commit with fsync {commit:.2f} ms, read by key {read_wait:.2f} ms, message over Redis {message:.2f} ms")
+    return commit, message, read_wait
 
 
 def line(

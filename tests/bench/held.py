@@ -11,7 +11,7 @@ from .load import Load, compose
 
 
 @contextmanager
-def held(load: Load, count: int) -> Iterator[None]:
+def hold_streams(load: Load, count: int) -> Iterator[None]:
     """Send that request on `count` connections and hold them until the block ends."""
     url, request = urlsplit(load.url), compose(load)
     with ExitStack() as stack:

@@ -32,8 +32,8 @@ PATIENCE = 10.0
 async def echo(queue: StepQueue) -> None:
     """Answer every ticket with an event, for ever; the next ones are taken meanwhile."""
 
-    async def answer(ticket: Ticket, taken: float) -> None:
-        event = Event(ticket.run, ticket.seq, Kind.STEP_DONE, taken, {"step": ticket.step})
+    async def answer(ticket: Ticket, sent_at: float) -> None:
+        event = Event(ticket.run, ticket.seq, Kind.STEP_DONE, sent_at, {"step": ticket.step})
         await queue.publish(ticket.driver, [Committed(ticket.run, (event,))])
         await queue.done([ticket])
 
@@ -52,22 +52,22 @@ class Hop(NamedTuple):
 
 async def hops(queue: StepQueue, count: int, warmup: int = 20) -> list[Hop]:
     """Until the ticket was taken and until the answer was heard, for so many tickets, one after another."""
-    heard: asyncio.Queue[Event] = asyncio.Queue()
+    events: asyncio.Queue[Event] = asyncio.Queue()
 
     def sink(message: Live) -> None:
         if isinstance(message, Committed):
-            heard.put_nowait(message.events[0])
+            events.put_nowait(message.events[0])
 
-    seen: list[Hop] = []
+    all_hops: list[Hop] = []
     async with queue.subscribe(DRIVER, sink):
         for number in range(count + warmup):
             run, start = f"bench-{number}", time.monotonic()
             await queue.enqueue([Ticket(run, 0, TIERS[0], DRIVER, number)])
             async with asyncio.timeout(PATIENCE):
-                while (answer := await heard.get()).run != run:
+                while (answer := await events.get()).run != run:
                     pass
-            seen.append(Hop((answer.at - start) * 1000, (time.monotonic() - start) * 1000))
-    return seen[warmup:]
+            all_hops.append(Hop((answer.at - start) * 1000, (time.monotonic() - start) * 1000))
+    return all_hops[warmup:]
 
 
 async def _echo(url: str) -> None:
@@ -96,8 +96,8 @@ def main() -> None:
         try:
             assert other.stdout is not None
             other.stdout.readline()
-            seen = uvloop.run(_measure(chosen.redis, chosen.count))
-            there, and_back = (percentiles(column) for column in zip(*seen, strict=True))
+            all_hops = uvloop.run(_measure(chosen.redis, chosen.count))
+            there, and_back = (percentiles(column) for column in zip(*all_hops, strict=True))
             print(json.dumps({**there, "round_trip": and_back}))
         finally:
             other.kill()

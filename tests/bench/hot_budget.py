@@ -76,10 +76,10 @@ class Transactions:
             self.seconds.append(time.monotonic() - locked_at[-1] if locked_at else 0.0)
             return outcomes
 
-        def noted_lock(*given: Any) -> Any:
-            found = lock(*given)
+        def noted_lock(*arguments: Any) -> Any:
+            key_of_lock = lock(*arguments)
             LOCKED_AT.get().append(time.monotonic())
-            return found
+            return key_of_lock
 
         with (
             mock.patch.object(GroupCommit, "_commit", noted_commit),
@@ -116,15 +116,15 @@ async def calls_of(store: SqlStore, run: str, tenant: str, accounts: tuple[str, 
     """Make calls for a run until a time; how long each of their entries took."""
     took: list[float] = []
     await store.append(admitted(run, tenant=tenant, budgets=accounts, cap=Ledger(ENOUGH, ENOUGH)))
-    for made in itertools.count():
+    for number in itertools.count():
         if time.monotonic() >= until:
             return took
-        call, held = f"{run} {made}", Ledger(10, 10)
+        call, hold = f"{run} {number}", Ledger(10, 10)
         intent = CallIntended(call=call, n=None, worker="w", access=Access(True, ()), usd_held=10, tokens_held=10)
-        done = CallFinished(call=call, n=None, outcome="ok", usage=Usage(input=1), usd=4, seconds=0.0)
+        call_finished = CallFinished(call=call, n=None, outcome="ok", usage=Usage(input=1), usd=4, seconds=0.0)
         for entry in (
-            Entry(run, 2.0, (intent,), epoch=1, hold=held),
-            Entry(run, 3.0, (done,), epoch=1, release=held, spent=Ledger(4, 4)),
+            Entry(run, 2.0, (intent,), epoch=1, hold=hold),
+            Entry(run, 3.0, (call_finished,), epoch=1, release=hold, spent=Ledger(4, 4)),
         ):
             began = time.monotonic()
             await store.append(entry)
@@ -146,8 +146,8 @@ async def played(part: Part) -> list[float]:
         for number, (store, tenant, accounts) in enumerate(engines):
             for run in range(part.runs):
                 work.append(calls_of(store, f"{part.name} {number} {run}", tenant, accounts, until))
-        found = await asyncio.gather(*work)
-    return [seconds for took in found for seconds in took]
+        results = await asyncio.gather(*work)
+    return [seconds for took in results for seconds in took]
 
 
 def process(part: Part) -> Figures:
@@ -175,7 +175,7 @@ async def prepared(url: str, engines: int, slices: int) -> None:
                 await store.set_budget(replace(budget, slices=slices) if kind == SLICED else budget)
 
 
-async def held(url: str) -> int:
+async def held_in_budgets(url: str) -> int:
     """What all budgets still have in holds."""
     total = 0
     async with open_store(url) as store:
@@ -193,21 +193,21 @@ def main() -> None:
     parser.add_argument("--slices", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
-    found: dict[str, list[Figures]] = {kind: [] for kind in KINDS}
+    options = parser.parse_args()
+    figures: dict[str, list[Figures]] = {kind: [] for kind in KINDS}
     spawning = multiprocessing.get_context("spawn")
-    with servers.postgres(fsync=True) as server, spawning.Pool(given.processes) as pool:
+    with servers.postgres(fsync=True) as server, spawning.Pool(options.processes) as pool:
         migrate(server.url)
-        asyncio.run(prepared(server.url, given.processes * given.engines, given.slices))
-        for turn in range(given.rounds):
+        asyncio.run(prepared(server.url, options.processes * options.engines, options.slices))
+        for turn in range(options.rounds):
             for kind in KINDS:
                 parts = []
-                for number in range(given.processes):
+                for number in range(options.processes):
                     name = f"{kind} {turn} {number}"
-                    parts.append(Part(server.url, kind, number, name, given.engines, given.runs, given.seconds))
-                found[kind].append(together(pool.map(process, parts, chunksize=1)))
-        left = asyncio.run(held(server.url))
-    for kind, rounds in found.items():
+                    parts.append(Part(server.url, kind, number, name, options.engines, options.runs, options.seconds))
+                figures[kind].append(together(pool.map(process, parts, chunksize=1)))
+        left = asyncio.run(held_in_budgets(server.url))
+    for kind, rounds in figures.items():
         calls = ", ".join(f"{figures.calls:.0f}" for figures in rounds)
         usual = Figures(*[median(column) for column in zip(*map(astuple, rounds), strict=True)])
         words = f"{kind:24} {usual.calls:6.0f} calls a second ({calls}), an entry in {usual.wait * 1_000:.0f} ms, "

@@ -127,9 +127,9 @@ def _watch_batches(store: SqlStore, figures: Figures) -> list[float]:
     """Record each write; returns a cell with the start of the write that ended last."""
     last, write = [0.0], store._runner.write
 
-    async def watched(work: Callable[..., Any], **meant: Any) -> Any:
+    async def watched(work: Callable[..., Any], **intent: Any) -> Any:
         start = time.perf_counter()
-        result = await write(work, **meant)
+        result = await write(work, **intent)
         last[0] = start
         figures.batches += 1
         figures.writes.append(time.perf_counter() - start)

@@ -105,9 +105,9 @@ def main() -> None:
         migrate(database.url)
         for callers in (1, 16):
             for name, measure, url in (("Postgres", in_database, database.url), ("Redis", in_redis, redis.url)):
-                found = asyncio.run(measure(url, callers))
+                result = asyncio.run(measure(url, callers))
                 where = f"1 gateway, {callers}" if callers == 1 else f"{GATEWAYS} gateways, {callers} each"
-                figures = f"{found.median:.1f} | {found.p99:.1f} | {found.a_second:.0f} | {found.cpu:.2f}"
+                figures = f"{result.median:.1f} | {result.p99:.1f} | {result.a_second:.0f} | {result.cpu:.2f}"
                 print(f"| {where} | {name} | {figures} |")
 
 

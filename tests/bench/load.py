@@ -117,13 +117,13 @@ class Tally:
     def report(self) -> Report:
         """Return the figures."""
         seconds = max(self.last - self.counted_from, 1e-9)
-        done = len(self.latencies)
+        count = len(self.latencies)
         errors = sum(count for status, count in self.statuses.items() if status != "200")
         return Report(
-            requests=done,
+            requests=count,
             errors=errors,
             seconds=seconds,
-            requests_per_s=done / seconds,
+            requests_per_s=count / seconds,
             events=self.events,
             events_per_s=self.events / seconds,
             latency_ms=percentiles(self.latencies),
@@ -160,10 +160,10 @@ class Caller(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Count frames, also those split between two reads, and note the first token."""
-        seen = self._tail + body
+        data = self._tail + body
         if time.perf_counter() >= self._tally.counted_from:
-            self._tally.events += seen.count(EVENT)
-        self._tail = seen[-(len(EVENT) - 1) :]
+            self._tally.events += data.count(EVENT)
+        self._tail = data[-(len(EVENT) - 1) :]
         if not self._first:
             self._opening += body
             if _TOKEN.search(self._opening):
@@ -230,9 +230,9 @@ async def generate(load: Load) -> Report:
 
 def run(load: Load) -> Report:
     """The same in a process of its own; raises CalledProcessError when that fails."""
-    given = json.dumps({**asdict(load), "headers": dict(load.headers)})
+    settings = json.dumps({**asdict(load), "headers": dict(load.headers)})
     command = [sys.executable, "-m", "tests.bench.load", "-"]
-    answer = subprocess.run(command, input=given, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    answer = subprocess.run(command, input=settings, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     return Report(**json.loads(answer.stdout))
 
 
@@ -247,8 +247,8 @@ def _from_arguments() -> Load:
     parser.add_argument("-H", "--header", action="append", default=[], help="'Name: value'")
     chosen = parser.parse_args()
     if chosen.url == "-":
-        given: dict[str, Any] = json.load(sys.stdin)
-        return Load(**given)
+        settings: dict[str, Any] = json.load(sys.stdin)
+        return Load(**settings)
     if chosen.body is None:
         parser.error("--body is required")
     headers = {}

@@ -56,8 +56,8 @@ async def split(url: str, count: int) -> None:
             )
             bound = following
         for index in indexes:
-            named = index["indexdef"].replace(index["indexname"], f"{index['indexname']}_of_all")
-            await connection.execute(named)
+            name_of_all = index["indexdef"].replace(index["indexname"], f"{index['indexname']}_of_all")
+            await connection.execute(name_of_all)
         await connection.execute("INSERT INTO events SELECT * FROM events_before")
         for trigger in triggers:
             await connection.execute(trigger["made"])
@@ -84,20 +84,20 @@ def cpu_of(service: Service, seconds: float) -> list[float]:
         headers=dict(target.headers),
     )
     before = spent(target.processes, database)
-    done = run(load)
-    if done.errors or not done.requests:
-        raise SystemExit(f"The load failed: {done.first_error or 'no request was answered'}")
+    result = run(load)
+    if result.errors or not result.requests:
+        raise SystemExit(f"The load failed: {result.first_error or 'no request was answered'}")
     after = spent(target.processes, database)
-    return [1000 * (late - early) / done.requests for early, late in zip(before, after, strict=True)]
+    return [1000 * (late - early) / result.requests for early, late in zip(before, after, strict=True)]
 
 
 def main() -> None:
     """Print the figures."""
-    asked = argparse.ArgumentParser(prog="python -m tests.bench.partitions", description=__doc__)
-    asked.add_argument("--partitions", type=int, default=13)
-    asked.add_argument("--rounds", type=int, default=4)
-    asked.add_argument("--seconds", type=float, default=3.0)
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.partitions", description=__doc__)
+    parser.add_argument("--partitions", type=int, default=13)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    options = parser.parse_args()
     with ExitStack() as stack:
         plain, split_up = (stack.enter_context(one_service(engines=1)) for _ in range(2))
         if options.partitions:

@@ -107,8 +107,8 @@ class Traced:
         process.stdin.flush()
         for line in process.stdout:
             if line.startswith(MARK):
-                found: dict[str, Any] = json.loads(line.removeprefix(MARK))
-                return found
+                counts: dict[str, Any] = json.loads(line.removeprefix(MARK))
+                return counts
         raise DidNotStart("a traced process has ended")
 
 
@@ -138,29 +138,29 @@ def traced(tree: Tree) -> Iterator[Traced]:
             )
             stack.callback(stop, process)
             processes.append(process)
-        made = Traced(port, tuple(processes))
-        _wait(made)
+        new_trace = Traced(port, tuple(processes))
+        _wait(new_trace)
         for _ in range(WARM_UP):
-            made.ask()
-        yield made
+            new_trace.ask()
+        yield new_trace
 
 
-def _wait(made: Traced) -> None:
+def _wait(trace: Traced) -> None:
     """Wait until a request is answered: the gateway listens some seconds before it knows the first key."""
     deadline = time.monotonic() + STARTING
     while True:
         try:
-            return made.ask()
+            return trace.ask()
         except (DidNotStart, OSError):
-            if time.monotonic() > deadline or any(process.poll() is not None for process in made.processes):
+            if time.monotonic() > deadline or any(process.poll() is not None for process in trace.processes):
                 raise
         time.sleep(0.2)
 
 
 def measured(tree: Tree, rounds: int) -> Entered:
     """Return what every round enters."""
-    with traced(tree) as made:
-        return of_every_round([made.counted() for _ in range(rounds)])
+    with traced(tree) as trace:
+        return of_every_round([trace.counted() for _ in range(rounds)])
 
 
 def of_every_round(rounds: Sequence[Entered]) -> Entered:
@@ -183,14 +183,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="how often the request is sent")
     parser.add_argument("--verbose", action="store_true", help="print each file, and each frame before SQL, as well")
     chosen = parser.parse_args()
-    found = measured(Tree(chosen.tree.resolve()), chosen.rounds)
-    print(f"files {len(found.files)}, functions {len(found.functions)}, switches {found.switches:,}, ", end="")
-    print(f"frames between a step's end and SQL {len(found.frames)}")
+    measurement = measured(Tree(chosen.tree.resolve()), chosen.rounds)
+    print(
+        f"files {len(measurement.files)}, functions {len(measurement.functions)}, switches {measurement.switches:,}, ",
+        end="",
+    )
+    print(f"frames between a step's end and SQL {len(measurement.frames)}")
     if chosen.verbose:
-        functions = Counter(name.partition(":")[0] for name in found.functions)
-        for path, count in found.files.most_common():
+        functions = Counter(name.partition(":")[0] for name in measurement.functions)
+        for path, count in measurement.files.most_common():
             print(f"{count:6} switches to  {functions[path]:3} functions of  {path}")
-        print("\n".join(["from a step's end to SQL:", *found.frames]))
+        print("\n".join(["from a step's end to SQL:", *measurement.frames]))
 
 
 if __name__ == "__main__":

@@ -77,12 +77,12 @@ def request(random: Random) -> dict[str, Any]:
 
 async def compared(runtime: Runtime, client: httpx.AsyncClient, body: dict[str, Any]) -> Compared:
     """Plan for one request, execute the plan, and compare."""
-    made = await client.post("/v1/plans", json=body)
-    made.raise_for_status()
-    plan = made.json()
-    done = await client.post(f"/v1/plans/{plan['id']}/run")
-    done.raise_for_status()
-    row = await runtime.context.store.run(done.headers["x-baton-run"])
+    plan_reply = await client.post("/v1/plans", json=body)
+    plan_reply.raise_for_status()
+    plan = plan_reply.json()
+    run_reply = await client.post(f"/v1/plans/{plan['id']}/run")
+    run_reply.raise_for_status()
+    row = await runtime.context.store.run(run_reply.headers["x-baton-run"])
     estimate = plan["estimate"]
     cost, seconds = estimate["cost_usd"], estimate["seconds"]
     assert row.ended_at is not None
@@ -105,7 +105,7 @@ async def play(seed: int, *, runs: int, history: int, delay: int) -> list[Compar
     with tempfile.TemporaryDirectory() as folder:
         async with running_service(Path(folder), pool_of(delay), QUIET) as runtime, client_of(runtime) as client:
 
-            async def asked(body: dict[str, Any]) -> None:
+            async def ask(body: dict[str, Any]) -> None:
                 async with gate:
                     (await client.post("/v1/chat/completions", json=body)).raise_for_status()
 
@@ -113,7 +113,7 @@ async def play(seed: int, *, runs: int, history: int, delay: int) -> list[Compar
                 async with gate:
                     return await compared(runtime, client, body)
 
-            await asyncio.gather(*[asked(request(random)) for _ in range(history)])
+            await asyncio.gather(*[ask(request(random)) for _ in range(history)])
             return await asyncio.gather(*[one(request(random)) for _ in range(runs)])
 
 
@@ -122,24 +122,28 @@ def share(errors: Sequence[float], most: float) -> float:
     return sum(abs(error) <= most for error in errors) / len(errors)
 
 
-def told(seed: int, found: Sequence[Compared]) -> tuple[str, bool]:
+def line_of_seed(seed: int, comparisons: Sequence[Compared]) -> tuple[str, bool]:
     """Return the line of one seed, and whether it holds."""
-    cost, time = [pair.cost_error for pair in found], [pair.time_error for pair in found]
+    cost, time = [pair.cost_error for pair in comparisons], [pair.time_error for pair in comparisons]
     within = share(cost, COST_SHARE), share(time, TIME_SHARE)
-    inside = sum(pair.cost_range[0] <= pair.actual_cost <= pair.cost_range[1] for pair in found) / len(found)
-    in_time = sum(pair.seconds_range[0] <= pair.actual_seconds <= pair.seconds_range[1] for pair in found) / len(found)
+    inside = sum(pair.cost_range[0] <= pair.actual_cost <= pair.cost_range[1] for pair in comparisons) / len(
+        comparisons
+    )
+    in_time = sum(pair.seconds_range[0] <= pair.actual_seconds <= pair.seconds_range[1] for pair in comparisons) / len(
+        comparisons
+    )
     line = (
         f"seed {seed}: cost within 25 %: {within[0]:.1%} (median error {statistics.median(cost):+.1%}, p10 to p90 "
         f"holds {inside:.0%}); time within 30 %: {within[1]:.1%} (median error {statistics.median(time):+.1%}, "
-        f"{in_time:.0%}); {len(found)} runs"
+        f"{in_time:.0%}); {len(comparisons)} runs"
     )
     return line, min(within) >= WANTED
 
 
-def worst(found: Sequence[Compared]) -> list[str]:
+def worst(comparisons: Sequence[Compared]) -> list[str]:
     """Return the shares by tier and number of steps."""
     groups: dict[tuple[str, int], list[Compared]] = {}
-    for pair in found:
+    for pair in comparisons:
         groups.setdefault((pair.tier, pair.steps), []).append(pair)
     listed = []
     for (tier, steps), group in sorted(groups.items()):
@@ -160,14 +164,14 @@ def main() -> int:
     parser.add_argument("--seeds", default="11,12,13")
     parser.add_argument("--delay", type=int, default=30)
     parser.add_argument("--groups", action="store_true", help="also show each tier and number of steps")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     holds = True
-    for seed in map(int, asked.seeds.split(",")):
-        found = asyncio.run(play(seed, runs=asked.runs, history=asked.history, delay=asked.delay))
-        line, held = told(seed, found)
+    for seed in map(int, options.seeds.split(",")):
+        comparisons = asyncio.run(play(seed, runs=options.runs, history=options.history, delay=options.delay))
+        line, line_holds = line_of_seed(seed, comparisons)
         print(line, flush=True)
-        print("\n".join(worst(found)) if asked.groups else "", end="\n" if asked.groups else "")
-        holds = holds and held
+        print("\n".join(worst(comparisons)) if options.groups else "", end="\n" if options.groups else "")
+        holds = holds and line_holds
     return 0 if holds else 1
 
 

@@ -69,12 +69,12 @@ def _listens(port: int) -> bool:
 
 def finished(command: Sequence[str], *, env: Mapping[str, str], folder: Path = ROOT) -> str:
     """Run that command to its end; its standard output. Raises DidNotStart with the end of its log if it fails."""
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, timeout=FINISHED, check=False
     )
-    if done.returncode:
-        raise DidNotStart(f"{' '.join(command)}\n{done.stdout[-TAIL:]}{done.stderr[-TAIL:]}")
-    return done.stdout
+    if process.returncode:
+        raise DidNotStart(f"{' '.join(command)}\n{process.stdout[-TAIL:]}{process.stderr[-TAIL:]}")
+    return process.stdout
 
 
 @contextmanager

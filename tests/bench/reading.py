@@ -65,55 +65,55 @@ def sources(folder: Path) -> list[Path]:
 
 def figures(paths: Sequence[Path]) -> Figures:
     """The figures of some modules."""
-    found = Figures()
+    figures_found = Figures()
     for path in paths:
         source = path.read_text()
         tree = ast.parse(source)
         nodes = list(ast.walk(tree))
-        found.modules += 1
-        found.functions += sum(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in nodes)
-        found.code_lines += _code_lines(source, tree)
-        found.comprehensions += sum(isinstance(node, COMPREHENSIONS) for node in nodes)
-        found.two_loops += sum(isinstance(node, COMPREHENSIONS) and len(node.generators) > 1 for node in nodes)
-        found.nested_comprehensions += len(nested_comprehensions(tree))
-        found.conditionals += sum(isinstance(node, ast.IfExp) for node in nodes)
-        found.nested_conditionals += len(nested_conditionals(tree))
-        found.fragments += len(fragments(tree))
-    return found
+        figures_found.modules += 1
+        figures_found.functions += sum(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in nodes)
+        figures_found.code_lines += _code_lines(source, tree)
+        figures_found.comprehensions += sum(isinstance(node, COMPREHENSIONS) for node in nodes)
+        figures_found.two_loops += sum(isinstance(node, COMPREHENSIONS) and len(node.generators) > 1 for node in nodes)
+        figures_found.nested_comprehensions += len(nested_comprehensions(tree))
+        figures_found.conditionals += sum(isinstance(node, ast.IfExp) for node in nodes)
+        figures_found.nested_conditionals += len(nested_conditionals(tree))
+        figures_found.fragments += len(fragments(tree))
+    return figures_found
 
 
 def nested_comprehensions(tree: ast.AST) -> list[ast.expr]:
     """Return the comprehensions that are evaluated once for each item of another one."""
-    found: dict[ast.expr, None] = {}
+    nested: dict[ast.expr, None] = {}
     for outer in ast.walk(tree):
         if isinstance(outer, COMPREHENSIONS):
             first = outer.generators[0].iter
             outside = {inner for inner in ast.walk(first) if isinstance(inner, COMPREHENSIONS)}
             for inner in ast.walk(outer):
                 if isinstance(inner, COMPREHENSIONS) and inner is not outer and inner not in outside:
-                    found[inner] = None
-    return list(found)
+                    nested[inner] = None
+    return list(nested)
 
 
 def nested_conditionals(tree: ast.AST) -> list[ast.expr]:
     """Return the conditional expressions that stand inside another one."""
-    found: dict[ast.expr, None] = {}
+    nested: dict[ast.expr, None] = {}
     for outer in ast.walk(tree):
         if isinstance(outer, ast.IfExp):
             for inner in ast.walk(outer):
                 if isinstance(inner, ast.IfExp) and inner is not outer:
-                    found[inner] = None
-    return list(found)
+                    nested[inner] = None
+    return list(nested)
 
 
 def fragments(tree: ast.Module) -> list[str]:
     """Return the public docstrings that begin like a relative clause, each with the name of what it belongs to."""
-    found = []
+    all_fragments = []
     for name, node in _documented(tree, ""):
         docstring = ast.get_docstring(node)
         if docstring and is_fragment(docstring):
-            found.append(f"{name}: {docstring.splitlines()[0]}")
-    return found
+            all_fragments.append(f"{name}: {docstring.splitlines()[0]}")
+    return all_fragments
 
 
 def is_fragment(docstring: str) -> bool:
@@ -161,7 +161,7 @@ def _row(label: str, values: Sequence[object]) -> str:
 
 def table(columns: dict[str, Figures]) -> str:
     """Return the figures side by side, one column for each name."""
-    given = list(columns.values())
+    all_figures = list(columns.values())
     counted = {
         "comprehensions per 1,000": "comprehensions",
         "with two loops per 1,000": "two_loops",
@@ -172,19 +172,19 @@ def table(columns: dict[str, Figures]) -> str:
     rows = [_row("", list(columns))]
     for name in ("modules", "functions", "code_lines", "nested_comprehensions", "nested_conditionals", "fragments"):
         label = "bare fragments" if name == "fragments" else name.replace("_", " ")
-        rows.append(_row(label, [getattr(column, name) for column in given]))
+        rows.append(_row(label, [getattr(column, name) for column in all_figures]))
     for label, name in counted.items():
-        rows.append(_row(label, [f"{column.per_thousand(getattr(column, name)):.1f}" for column in given]))
+        rows.append(_row(label, [f"{column.per_thousand(getattr(column, name)):.1f}" for column in all_figures]))
     return "\n".join(rows)
 
 
 def rooms() -> dict[str, Figures]:
     """Return the figures of each room of `app/`, and of the files at its top."""
-    found = {}
+    by_room = {}
     for path in sorted((ROOT / "app").iterdir()):
         if path.suffix == ".py" or (path.is_dir() and path.name != "__pycache__"):
-            found[path.name] = figures(sources(path))
-    return found
+            by_room[path.name] = figures(sources(path))
+    return by_room
 
 
 def main() -> None:

@@ -136,10 +136,10 @@ async def play(count: int, seed: int) -> list[Replayed]:
                 async with gate:
                     return await replayed(runtime, client, await answered(client, body))
 
-            return await asyncio.gather(*[one(drawn(random)) for _ in range(count)])
+            return await asyncio.gather(*[one(draw_request(random)) for _ in range(count)])
 
 
-def drawn(random: Random) -> dict[str, Any]:
+def draw_request(random: Random) -> dict[str, Any]:
     """Return the body of a request."""
     body = request(random) | {"model": random.choice(TIERS)}
     if random.random() < 0.1:
@@ -154,19 +154,21 @@ def plan(random: Random) -> list[dict[str, Any]]:
     """Return the steps of a plan; each sees the conversation, and some of the earlier steps."""
     steps = []
     for place in range(random.randrange(1, 6)):
-        seen = [earlier for earlier in range(place) if random.random() < 0.5]
-        steps.append({"worker": random.choice(WORKERS), "subtask": "Solve the task.", "access": ["user", *seen]})
+        earlier_steps = [earlier for earlier in range(place) if random.random() < 0.5]
+        steps.append(
+            {"worker": random.choice(WORKERS), "subtask": "Solve the task.", "access": ["user", *earlier_steps]}
+        )
     return steps
 
 
-def table(found: Sequence[Replayed]) -> list[str]:
+def table(replays: Sequence[Replayed]) -> list[str]:
     """Return the lines of a Markdown table."""
     lines = [
         "| tier | runs | with tool turns | shapes | disclosures of workers | different |",
         "|---|---|---|---|---|---|",
     ]
     for tier in (*TIERS, ""):
-        some = [replayed for replayed in found if tier in ("", replayed.tier)]
+        some = [replayed for replayed in replays if tier in ("", replayed.tier)]
         shapes = Counter(replayed.topology for replayed in some)
         cells = [
             len(some),
@@ -184,13 +186,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Replays of runs under their own plan.")
     parser.add_argument("--runs", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
-    found = asyncio.run(play(asked.runs, asked.seed))
-    print("\n".join(table(found)))
-    wrong = [replayed for replayed in found if replayed.differs]
+    options = parser.parse_args()
+    replays = asyncio.run(play(options.runs, options.seed))
+    print("\n".join(table(replays)))
+    wrong = [replayed for replayed in replays if replayed.differs]
     for replayed in wrong[:5]:
         print(replayed.first.run, replayed.refused or replayed.second)
-    return 1 if wrong or len(found) < asked.runs else 0
+    return 1 if wrong or len(replays) < options.runs else 0
 
 
 if __name__ == "__main__":

@@ -123,10 +123,10 @@ class InPostgres:
     async def sizes(self) -> Mapping[str, int]:
         """Implements `Database`."""
         async with self._connected() as connection:
-            found = {}
+            sizes_by_table = {}
             for table in METADATA.tables:
-                found[table] = await connection.fetchval("SELECT pg_total_relation_size($1::regclass)", table)
-        return found
+                sizes_by_table[table] = await connection.fetchval("SELECT pg_total_relation_size($1::regclass)", table)
+        return sizes_by_table
 
     async def written(self) -> int:
         """Implements `Database`."""
@@ -185,20 +185,22 @@ async def models(folder: Path, url: str) -> None:
 async def copies_of(store: SqlStore, events: int, now: float) -> list[Copy]:
     """As many copies as have that many events in the month that is over, and a tenth of them in this one."""
     rows = [row for row in await store.runs(RunQuery(limit=MODELS)) if row.ended_at is not None]
-    wanted = int(events * (1 + RECENT))
-    made: list[Copy] = []
-    taken = 0
-    while taken < wanted:
-        row = rows[len(made) % len(rows)]
-        share = taken / wanted
+    event_count = int(events * (1 + RECENT))
+    copies: list[Copy] = []
+    event_total = 0
+    while event_total < event_count:
+        row = rows[len(copies) % len(rows)]
+        share = event_total / event_count
         age = (
-            61.0 - 29.9 * share / (1 / (1 + RECENT)) if taken < events else 29.0 * (wanted - taken) / (wanted - events)
+            61.0 - 29.9 * share / (1 / (1 + RECENT))
+            if event_total < events
+            else 29.0 * (event_count - event_total) / (event_count - events)
         )
         created = now - age * DAY_SECONDS
-        name = f"run_{int(created * 1000):011x}{len(made):020x}"
-        made.append((row.id, name, created - row.created_at))
-        taken += row.seq
-    return made
+        name = f"run_{int(created * 1000):011x}{len(copies):020x}"
+        copies.append((row.id, name, created - row.created_at))
+        event_total += row.seq
+    return copies
 
 
 def older_than_a_month(copies: Sequence[Copy]) -> int:
@@ -207,14 +209,14 @@ def older_than_a_month(copies: Sequence[Copy]) -> int:
     return sum(int(name[4:15], 16) < limit for _, name, _ in copies)
 
 
-async def timed(read: Callable[[], Awaitable[object]]) -> str:
+async def timed(read_once: Callable[[], Awaitable[object]]) -> str:
     """Return the median and the longest of some calls, in milliseconds."""
-    taken = []
+    durations = []
     for _ in range(READS):
         began = time.perf_counter()
-        await read()
-        taken.append((time.perf_counter() - began) * 1000)
-    return f"median {statistics.median(taken):6.1f} ms, longest {max(taken):6.1f} ms"
+        await read_once()
+        durations.append((time.perf_counter() - began) * 1000)
+    return f"median {statistics.median(durations):6.1f} ms, longest {max(durations):6.1f} ms"
 
 
 async def read_lists(store: SqlStore, names: Sequence[str]) -> None:
@@ -223,7 +225,7 @@ async def read_lists(store: SqlStore, names: Sequence[str]) -> None:
     async def listed(query: RunQuery) -> None:
         [summary(row) for row in await store.runs(query)]
 
-    async def shown(name: str) -> None:
+    async def show_run(name: str) -> None:
         row, journal = await store.run(name), await store.journal(name)
         whole(row, journal, await store.feedback(name))
 
@@ -239,20 +241,20 @@ async def read_lists(store: SqlStore, names: Sequence[str]) -> None:
     for words, query in lists.items():
         print(f"list, {words:<27} {await timed(lambda query=query: listed(query))}")  # type: ignore[misc]
     place = iter(names)
-    print(f"show, any run                     {await timed(lambda: shown(next(place)))}")
+    print(f"show, any run                     {await timed(lambda: show_run(next(place)))}")
 
 
 def read_by_command(environ: Mapping[str, str], name: str) -> None:
     """Print how long the commands take in a process that has imported them."""
     for words in (("runs", "ls"), ("runs", "show", name), ("runs", "show", name[:-2])):
-        taken = []
+        durations = []
         for _ in range(3):
             began = time.perf_counter()
             with silenced():
                 status = main_of_baton(words, environ)
-            taken.append((time.perf_counter() - began) * 1000)
+            durations.append((time.perf_counter() - began) * 1000)
         prefix = " of a prefix" if words[-1] == name[:-2] else ""
-        print(f"baton {' '.join(words[:2])}{prefix}, in this process: {min(taken):.0f} ms, status {status}")
+        print(f"baton {' '.join(words[:2])}{prefix}, in this process: {min(durations):.0f} ms, status {status}")
 
 
 @contextmanager
@@ -269,25 +271,25 @@ def silenced() -> Iterator[None]:
 
 async def write_until(store: SqlStore, over: asyncio.Event) -> list[float]:
     """Admit runs one after the other, and return how long each took, in milliseconds."""
-    taken = []
+    durations = []
     while not over.is_set():
         at = time.time()
-        entry = admitted(f"run_{int(at * 1000):011x}{len(taken):020x}", at)
+        entry = admitted(f"run_{int(at * 1000):011x}{len(durations):020x}", at)
         began = time.perf_counter()
         await store.append(entry)
-        taken.append((time.perf_counter() - began) * 1000)
+        durations.append((time.perf_counter() - began) * 1000)
         with suppress(TimeoutError):
             async with asyncio.timeout(WRITE_PAUSE_SECONDS):
                 await over.wait()
-    return taken
+    return durations
 
 
-def slowest(taken: Sequence[float]) -> str:
+def slowest(durations: Sequence[float]) -> str:
     """Return the median, a high percentile and the longest of some durations."""
-    ordered = sorted(taken)
+    ordered = sorted(durations)
     high = ordered[int(len(ordered) * 0.99)]
-    middle = statistics.median(taken)
-    return f"median {middle:.1f} ms, 99 % {high:.1f} ms, longest {ordered[-1]:.1f} ms ({len(taken)} writes)"
+    middle = statistics.median(durations)
+    return f"median {middle:.1f} ms, 99 % {high:.1f} ms, longest {ordered[-1]:.1f} ms ({len(durations)} writes)"
 
 
 async def prune(store: SqlStore, environ: Mapping[str, str]) -> None:
@@ -361,12 +363,12 @@ async def measure(database: Database, folder: Path, events: int, *, archive: boo
 
 def main() -> None:
     """Print the figures."""
-    asked = argparse.ArgumentParser(prog="python -m tests.bench.retention", description=__doc__)
-    asked.add_argument("--events", type=int, default=1_000_000)
-    asked.add_argument("--database", choices=("postgres", "sqlite"), default="postgres")
-    asked.add_argument("--archive", action="store_true", help="archive in a folder before pruning")
-    asked.add_argument("--months", type=int, default=0, help="further months of as many runs, each of them pruned")
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.retention", description=__doc__)
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--database", choices=("postgres", "sqlite"), default="postgres")
+    parser.add_argument("--archive", action="store_true", help="archive in a folder before pruning")
+    parser.add_argument("--months", type=int, default=0, help="further months of as many runs, each of them pruned")
+    options = parser.parse_args()
     how = {"archive": options.archive, "months": options.months}
     with tempfile.TemporaryDirectory(prefix="baton-retention-") as name:
         folder = Path(name)

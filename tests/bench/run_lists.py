@@ -59,7 +59,7 @@ def copy_run(conn: Connection, run: str, numbers: range, number: int, now: float
     originals = [(table, conn.execute(select(table).where(column == run)).mappings().all()) for table, column in OF_RUN]
     for table, rows in originals:
         key = "id" if table is RUNS else "run"
-        made: list[dict[str, Any]] = []
+        copied_rows: list[dict[str, Any]] = []
         for copy in numbers:
             since = now - SPAN_SECONDS * copy / number
             for row in rows:
@@ -68,8 +68,8 @@ def copy_run(conn: Connection, run: str, numbers: range, number: int, now: float
                     changed |= {"created_at": since, "ended_at": since + 0.2 + copy % 7}
                 elif table is DISCLOSURES:
                     changed["at"] = since
-                made.append(changed)
-        conn.execute(insert(table), made)
+                copied_rows.append(changed)
+        conn.execute(insert(table), copied_rows)
 
 
 OF_RUN = ((RUNS, RUNS.c.id), (EVENTS, EVENTS.c.run), (DISCLOSURES, DISCLOSURES.c.run))
@@ -98,11 +98,11 @@ async def time_replies(runtime: Runtime, client: httpx.AsyncClient) -> None:
         async with console_client(app) as browser:
             await sign_in(browser, key)
             for path in PATHS:
-                asked = browser if path.startswith("/console") else client
+                requester = browser if path.startswith("/console") else client
                 seconds, used = [], time.process_time()
                 for _ in range(REPEATS):
                     began = time.perf_counter()
-                    reply = await asked.get(path)
+                    reply = await requester.get(path)
                     seconds.append(time.perf_counter() - began)
                     assert reply.status_code == 200, reply.text
                 cpu = (time.process_time() - used) / REPEATS * 1e3
@@ -130,11 +130,11 @@ async def _share(seconds: float) -> float:
     return (time.process_time() - used) / (time.perf_counter() - began)
 
 
-async def measure(folder: Path, url: str, given: argparse.Namespace) -> None:
+async def measure(folder: Path, url: str, options: argparse.Namespace) -> None:
     """Fill the database and print all figures."""
-    async with filled(folder, url, given.runs) as (runtime, client):
+    async with filled(folder, url, options.runs) as (runtime, client):
         await time_replies(runtime, client)
-        await time_streams(runtime, client, given.streams, given.seconds)
+        await time_streams(runtime, client, options.streams, options.seconds)
 
 
 def main() -> None:
@@ -144,11 +144,11 @@ def main() -> None:
     parser.add_argument("--database", choices=["sqlite", "postgres"], default="sqlite")
     parser.add_argument("--streams", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=10.0)
-    given = parser.parse_args()
+    options = parser.parse_args()
     logging.disable(logging.WARNING)
-    with tempfile.TemporaryDirectory() as name, database(given.database, Path(name)) as url:
-        print(f"{given.runs:,} runs on {given.database}")
-        asyncio.run(measure(Path(name), url, given))
+    with tempfile.TemporaryDirectory() as name, database(options.database, Path(name)) as url:
+        print(f"{options.runs:,} runs on {options.database}")
+        asyncio.run(measure(Path(name), url, options))
 
 
 if __name__ == "__main__":

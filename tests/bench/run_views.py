@@ -31,23 +31,27 @@ USED = Usage(input=1_000, cached=0, output=200)
 
 def facts(steps: int, rounds: int) -> list[Fact]:
     """Return the facts of a run in which each step needs two calls and reads the two steps before it."""
-    found: list[Fact] = [admission()]
+    all_facts: list[Fact] = [admission()]
     for number in range(rounds):
         base, plan = number * steps, f"plan-{number}"
         own = range(base, base + steps)
         access = Access(user=True)
-        found.append(PlanOpened(proposal=number, base=base, mode="first", conductor="model", round=number + 1))
+        all_facts.append(PlanOpened(proposal=number, base=base, mode="first", conductor="model", round=number + 1))
         call = CallIntended(plan, None, "ada", access, usd_held=9, tokens_held=9, attempt=number + 1)
-        found += [call, outcome(plan, None, USED, usd=10)]
+        all_facts += [call, outcome(plan, None, USED, usd=10)]
         for n in own:
-            seen = Access(user=True, steps=tuple(range(max(base, n - 2), n)))
-            found.append(PlanStep(number, n, "ada", subtask="sub", access=seen, answers=n == own[-1]))
-        found.append(PlanAccepted(proposal=number, call=plan, steps=steps, topology="tree"))
+            step_access = Access(user=True, steps=tuple(range(max(base, n - 2), n)))
+            all_facts.append(PlanStep(number, n, "ada", subtask="sub", access=step_access, answers=n == own[-1]))
+        all_facts.append(PlanAccepted(proposal=number, call=plan, steps=steps, topology="tree"))
         for n in own:
             failed = outcome(f"first-{n}", n, USED, usd=3, kind="error")
-            found += [StepQueued(n), intent(f"first-{n}", n), failed]
-            found += [intent(f"second-{n}", n), outcome(f"second-{n}", n, USED, usd=10), step_done(n, f"second-{n}")]
-    return found
+            all_facts += [StepQueued(n), intent(f"first-{n}", n), failed]
+            all_facts += [
+                intent(f"second-{n}", n),
+                outcome(f"second-{n}", n, USED, usd=10),
+                step_done(n, f"second-{n}"),
+            ]
+    return all_facts
 
 
 def bodies(written: list[Fact]) -> list[tuple[Kind, dict[str, Any]]]:
@@ -67,18 +71,18 @@ def report(name: str, seconds: list[float], size: int) -> None:
 
 def views(stored: list[tuple[Kind, dict[str, Any]]]) -> None:
     """Measure the three views."""
-    shown: dict[str, Callable[[Any], Any]] = {
+    views_by_name: dict[str, Callable[[Any], Any]] = {
         "graph": lambda at: graph(at).to_json(),
         "timeline": lambda at: timeline(at).to_json(),
         "state": snapshot,
     }
-    for name, view in shown.items():
+    for name, view in views_by_name.items():
         seconds = []
         for _ in range(REPEATS):
             events = journal(stored)
-            begun = time.process_time()
+            started = time.process_time()
             body = orjson.dumps(view(instant(events, 0.0)))
-            seconds.append(time.process_time() - begun)
+            seconds.append(time.process_time() - started)
         report(name, seconds, len(body))
 
 
@@ -104,15 +108,15 @@ async def _timed(ask: Callable[[], Awaitable[Any]]) -> tuple[list[float], int]:
     gc.collect()
     gc.freeze()  # as the service does once it has started
     for _ in range(REPEATS):
-        begun = time.process_time()
+        started = time.process_time()
         reply = await ask()
-        seconds.append(time.process_time() - begun)
+        seconds.append(time.process_time() - started)
     return seconds, len(reply.content)
 
 
 if __name__ == "__main__":
-    given = [int(number) for number in sys.argv[1:]] or [25, 4]
-    played = bodies(facts(*given))
-    print(f"{given[0] * given[1]} steps, {len(played)} events")
+    sizes = [int(number) for number in sys.argv[1:]] or [25, 4]
+    played = bodies(facts(*sizes))
+    print(f"{sizes[0] * sizes[1]} steps, {len(played)} events")
     views(played)
     asyncio.run(pages(played))

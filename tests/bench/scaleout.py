@@ -103,12 +103,12 @@ def run_cost(body: str, worker: str, seconds: float) -> Cost:
         )
         run(load)  # caches and connections are warm from here on
         before, log = spent(target.processes, database), asyncio.run(_log_position(database.url))
-        done = run(replace(load, seconds=seconds))
+        result = run(replace(load, seconds=seconds))
         after, written = spent(target.processes, database), asyncio.run(_log_position(database.url)) - log
-    if done.errors or not done.requests:
-        raise SystemExit(f"The load failed: {done.first_error or 'no request was answered'}")
-    ours, gateway, engine = (1000 * (late - early) / done.requests for early, late in zip(before, after, strict=True))
-    return Cost(ours, gateway, engine, written / done.requests)
+    if result.errors or not result.requests:
+        raise SystemExit(f"The load failed: {result.first_error or 'no request was answered'}")
+    ours, gateway, engine = (1000 * (late - early) / result.requests for early, late in zip(before, after, strict=True))
+    return Cost(ours, gateway, engine, written / result.requests)
 
 
 def spent(processes: Sequence[Running], database: servers.Server) -> tuple[float, float, float]:
@@ -151,10 +151,10 @@ def _transactions_of_a_run(idle: Demand, loaded: Demand) -> float:
     return (loaded.writes - idle.writes) / loaded.runs
 
 
-def _rendered(found: Sequence[Row], cores: int) -> Iterator[str]:
+def _rendered(rows: Sequence[Row], cores: int) -> Iterator[str]:
     yield "| engines | runs/s | reads by polling /s | writing transactions/s | cores of Postgres | log, MB/s | |"
     yield "|---|---|---|---|---|---|---|"
-    for row in found:
+    for row in rows:
         verdict = "beyond the limit" if row.cores > LIMIT * cores else ""
         yield (
             f"| {row.engines} | {row.runs_per_second:,.0f} | {row.reads_per_second:,.0f} "

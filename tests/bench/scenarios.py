@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, replace
 
 from . import commits
-from .held import held
+from .held import hold_streams
 from .load import Load, Report, run
 from .processes import DidNotStart, cpu_seconds, finished
 from .stalls import longest_stall
@@ -84,16 +84,16 @@ def one_step_cpu(target: Target, effort: Effort) -> float:
 
 def added_latency(target: Target, direct: Target, connections: int, rank: str, effort: Effort) -> float:
     """Added ms over a 50 ms worker; `rank` is p50 or p99."""
-    asked = one_step("slow")
-    floor = _asked(direct, asked, "slow", connections, effort.seconds / 2).latency_ms[rank]
-    return _asked(target, asked, "slow", connections, effort.seconds).latency_ms[rank] - floor
+    request = one_step("slow")
+    floor = _asked(direct, request, "slow", connections, effort.seconds / 2).latency_ms[rank]
+    return _asked(target, request, "slow", connections, effort.seconds).latency_ms[rank] - floor
 
 
 def workflow_added_per_step(target: Target, direct: Target, effort: Effort) -> float:
     """Added ms per step on the critical path of 1-2-1 with 20 ms workers, one run at a time, p50."""
-    asked = one_two_one()
-    floor = _asked(direct, asked, "a", 1, effort.seconds / 2).latency_ms["p50"]
-    return (_asked(target, asked, "a", 1, effort.seconds).latency_ms["p50"] - LEVELS * floor) / LEVELS
+    request = one_two_one()
+    floor = _asked(direct, request, "a", 1, effort.seconds / 2).latency_ms["p50"]
+    return (_asked(target, request, "a", 1, effort.seconds).latency_ms["p50"] - LEVELS * floor) / LEVELS
 
 
 def workflow_cpu(target: Target, effort: Effort, runs: int = 64) -> float:
@@ -124,9 +124,9 @@ def stream_rate(target: Target, effort: Effort) -> float:
 
 def added_first_token(target: Target, direct: Target, effort: Effort) -> float:
     """Added ms to the first token at 16 streams, p50."""
-    asked = one_step("talker", True)
-    floor = _asked(direct, asked, "talker", 16, effort.seconds / 2).ttft_ms["p50"]
-    return _asked(target, asked, "talker", 16, effort.seconds).ttft_ms["p50"] - floor
+    request = one_step("talker", True)
+    floor = _asked(direct, request, "talker", 16, effort.seconds / 2).ttft_ms["p50"]
+    return _asked(target, request, "talker", 16, effort.seconds).ttft_ms["p50"] - floor
 
 
 def commits_per_run(target: Target, body: str) -> float:
@@ -184,10 +184,10 @@ def memory_per_idle_stream(target: Target, effort: Effort) -> float:
     """Resident KiB of the gateway per open stream whose worker has sent nothing yet: the slope of the second half."""
     load = Load(url=target.address("idle"), body=one_step("idle", True), headers=target.headers)
     gateway = target.processes[0]
-    with held(load, effort.idle_streams):
+    with hold_streams(load, effort.idle_streams):
         time.sleep(SETTLE)
         before = gateway.rss_bytes()
-        with held(load, effort.idle_streams):
+        with hold_streams(load, effort.idle_streams):
             time.sleep(SETTLE)
             return (gateway.rss_bytes() - before) / 1024 / effort.idle_streams
 
@@ -208,15 +208,15 @@ def queue_hop(redis_url: str, tree: Tree | None = None, *, count: int = 2000) ->
 def journal(database_url: str, effort: Effort, tree: Tree | None = None) -> tuple[float, float]:
     """Events per second with 256 writers, and the worst wait for a batch beyond one write in ms."""
     words = (database_url, "--writers", "256", "--seconds", str(effort.seconds))
-    found = _found(_JOURNAL, _printed(tree, "tests.bench.journal", *words))
-    return float(found[1].replace(",", "")), float(found[2])
+    figures = _found(_JOURNAL, _printed(tree, "tests.bench.journal", *words))
+    return float(figures[1].replace(",", "")), float(figures[2])
 
 
-def _found(pattern: re.Pattern[str], shown: str) -> re.Match[str]:
-    found = pattern.search(shown)
-    if found is None:
-        raise Failed(shown)
-    return found
+def _found(pattern: re.Pattern[str], output: str) -> re.Match[str]:
+    match = pattern.search(output)
+    if match is None:
+        raise Failed(output)
+    return match
 
 
 def _printed(tree: Tree | None, module: str, *words: str) -> str:

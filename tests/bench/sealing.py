@@ -67,9 +67,9 @@ def entries(run: str) -> tuple[Entry, Entry]:
 
 async def write(store: SqlStore, runs: Sequence[str]) -> None:
     """Write these runs at the same time."""
-    made = [entries(run) for run in runs]
-    await asyncio.gather(*[store.append(first) for first, _ in made])
-    await asyncio.gather(*[store.append(second) for _, second in made])
+    batches = [entries(run) for run in runs]
+    await asyncio.gather(*[store.append(first) for first, _ in batches])
+    await asyncio.gather(*[store.append(second) for _, second in batches])
 
 
 async def flood(store: SqlStore, name: str, seconds: float, rate: float) -> int:
@@ -121,29 +121,29 @@ async def _nothing_waits(store: SqlStore) -> bool:
 
 
 async def counted(store: SqlStore, query: str) -> int:
-    found: int = await store._read(lambda conn: conn.execute(text(query)).scalar_one())
-    return found
+    number: int = await store._read(lambda conn: conn.execute(text(query)).scalar_one())
+    return number
 
 
 async def lags(store: SqlStore, until: asyncio.Event) -> list[float]:
     """Return the lag, at every look."""
-    found = []
+    all_lags = []
     while not until.is_set():
-        found.append((await store.log.state()).lag)
+        all_lags.append((await store.log.state()).lag)
         await asyncio.sleep(LOOK_SECONDS)
-    return found
+    return all_lags
 
 
-async def measure(url: str, asked: argparse.Namespace) -> bool:
+async def measure(url: str, options: argparse.Namespace) -> bool:
     async with open_store(url, writers=2, connections=12) as store:
         with sealing(url) as process:
-            await flood(store, "warm", 2.0, asked.rate)
+            await flood(store, "warm", 2.0, options.rate)
             await sealed(store)
             over = asyncio.Event()
             async with asyncio.TaskGroup() as group:
                 looking = group.create_task(lags(store, over))
                 began, before = time.perf_counter(), cpu_of(process.pid)
-                events = await flood(store, "run", asked.seconds, asked.rate)
+                events = await flood(store, "run", options.seconds, options.rate)
                 seconds = time.perf_counter() - began
                 tail = await sealed(store)
                 used = cpu_of(process.pid) - before
@@ -153,7 +153,7 @@ async def measure(url: str, asked: argparse.Namespace) -> bool:
         print(f"written {rate:,.0f} events/s for {seconds:.1f} s, the last sealed {tail:.2f} s after its commit")
         print(f"lag: at most {worst:.2f} s; the sealer used {used / events * 1e6:.0f} us of CPU an event")
         for limits in (log_writer.IN_LOOP, log_writer.BETWEEN_AWAITS) * ROUNDS:
-            await measure_backlog(store, asked.backlog // ROUNDS // 2, limits)
+            await measure_backlog(store, options.backlog // ROUNDS // 2, limits)
         missed, twice = await counted(store, UNSEALED), await counted(store, TWICE)
         events = await counted(store, "SELECT count(*) FROM events")
         print(f"{events:,} events; missed runs {missed}, sealed twice {twice}")
@@ -175,9 +175,9 @@ async def measure_backlog(store: SqlStore, events: int, limits: log_writer.PassL
 async def seal_all(store: SqlStore) -> int:
     """Seal until nothing waits. Returns the number of entries."""
     entries = 0
-    while (done := await store.log.seal((), lambda: os.urandom(16))) is not None:
-        entries += done.leaves
-        if not done.more:
+    while (sealing := await store.log.seal((), lambda: os.urandom(16))) is not None:
+        entries += sealing.leaves
+        if not sealing.more:
             break
     return entries
 
@@ -202,13 +202,13 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=5_500.0)
     parser.add_argument("--backlog", type=int, default=50_000)
     parser.add_argument("--seal", metavar="URL", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.seal:
-        asyncio.run(seal_until_told(asked.seal))
+    options = parser.parse_args()
+    if options.seal:
+        asyncio.run(seal_until_told(options.seal))
         return 0
     with servers.postgres(fsync=True) as server:
         migrate(server.url)
-        return 0 if asyncio.run(measure(server.url, asked)) else 1
+        return 0 if asyncio.run(measure(server.url, options)) else 1
 
 
 if __name__ == "__main__":

@@ -107,11 +107,11 @@ class Batcher(Generic[T]):
 
     def put(self, item: T) -> asyncio.Future[None]:
         """Add an item to the next batch. The future is done when that batch is."""
-        done = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, done))
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
         if self._task is None:
             self._task = asyncio.create_task(self._run())
-        return done
+        return future
 
     async def _run(self) -> None:
         while self._waiting:
@@ -119,11 +119,11 @@ class Batcher(Generic[T]):
             try:
                 await self._carry_out_batch([item for item, _ in batch])
             except Exception as problem:
-                for _, done in batch:
-                    done.set_exception(problem)
+                for _, future in batch:
+                    future.set_exception(problem)
             else:
-                for _, done in batch:
-                    done.set_result(None)
+                for _, future in batch:
+                    future.set_result(None)
         self._task = None
 
 
@@ -133,15 +133,15 @@ def part(write: Write, number: int, first: int) -> str:
     the number of the first of these."""
     names = [f"c{column}" for column in range(1, write.values + 1)]
     arrays = [f"${parameter}::text[]" for parameter in range(first, first + write.values)]
-    given = f"unnest({', '.join(arrays)}) AS given({', '.join(names)})"
+    source = f"unnest({', '.join(arrays)}) AS given({', '.join(names)})"
     same = f"{write.table}.c1 = given.c1 AND {write.table}.c2 = given.c2"
     if write.verb == "insert":
-        change = f"INSERT INTO {write.table} ({', '.join(names)}) SELECT * FROM {given}"
+        change = f"INSERT INTO {write.table} ({', '.join(names)}) SELECT * FROM {source}"
     elif write.verb == "update":
         changes = ", ".join(f"{name} = given.{name}" for name in names[2:])
-        change = f"UPDATE {write.table} SET {changes} FROM {given} WHERE {same}"
+        change = f"UPDATE {write.table} SET {changes} FROM {source} WHERE {same}"
     else:
-        change = f"DELETE FROM {write.table} USING {given} WHERE {same}"
+        change = f"DELETE FROM {write.table} USING {source} WHERE {same}"
     return f"part_{number} AS ({change})"
 
 
@@ -197,13 +197,13 @@ class Database:
     def _keys(self, count: int) -> list[str]:
         return [f"{next(self._numbers)}" for _ in range(count)]
 
-    async def _commit(self, taken: Sequence[Rows]) -> None:
+    async def _commit(self, batch: Sequence[Rows]) -> None:
         """Write the rows of all entries in one statement, each column as one array."""
         parts: list[str] = []
         columns: list[Any] = []
         for kind, write in WRITES.items():
             rows: list[list[str]] = []
-            for entry in taken:
+            for entry in batch:
                 rows.extend(entry.get(kind, ()))
             if rows:
                 parts.append(part(write, len(parts), len(columns) + 1))
@@ -258,8 +258,8 @@ class Bus:
             await _exchange(self._reading, ("XGROUP", "CREATE", TICKETS, GROUP, "0", "MKSTREAM"))
         look = ("XREADGROUP", "GROUP", GROUP, "one", "COUNT", 64, "BLOCK", 1_000, "STREAMS", TICKETS, ">")
         while True:
-            (found,) = await _exchange(self._reading, look)
-            for number, (_, text) in found[0][1] if found else ():
+            (reply,) = await _exchange(self._reading, look)
+            for number, (_, text) in reply[0][1] if reply else ():
                 yield number, text.decode().partition(" ")[0]
 
     async def messages(self, channel: str) -> AsyncIterator[tuple[str, str, str]]:

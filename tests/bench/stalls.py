@@ -30,21 +30,21 @@ def longest_stall(target: Target) -> tuple[float, str]:
 
 def _stall(target: Target, body: bytes) -> float:
     slowest = [0.0]
-    warm, done = threading.Event(), threading.Event()
-    prober = threading.Thread(target=_probe, args=(target, slowest, warm, done))
+    warm, stop = threading.Event(), threading.Event()
+    prober = threading.Thread(target=_probe, args=(target, slowest, warm, stop))
     prober.start()
     warm.wait()
     try:
         _refused(target, body)
     finally:
-        done.set()
+        stop.set()
         prober.join()
     return slowest[0] * 1000
 
 
-def _probe(target: Target, slowest: list[float], warm: threading.Event, done: threading.Event) -> None:
+def _probe(target: Target, slowest: list[float], warm: threading.Event, stop: threading.Event) -> None:
     connection = _connection(target)
-    while not done.is_set():
+    while not stop.is_set():
         began = time.perf_counter()
         connection.request("GET", "/healthz")
         connection.getresponse().read()
@@ -59,10 +59,10 @@ def _refused(target: Target, body: bytes) -> None:
     headers = target.headers | {"Content-Type": "application/json"}
     connection.request("POST", "/v1/chat/completions", body=body, headers=headers)
     reply = connection.getresponse()
-    read = reply.read()
+    reply_body = reply.read()
     connection.close()
-    if not 400 <= reply.status < 500 or len(read) > LARGEST_ERROR:
-        raise RuntimeError(f"{reply.status}, {len(read)} bytes")
+    if not 400 <= reply.status < 500 or len(reply_body) > LARGEST_ERROR:
+        raise RuntimeError(f"{reply.status}, {len(reply_body)} bytes")
 
 
 def _connection(target: Target) -> http.client.HTTPConnection:

@@ -103,14 +103,14 @@ def step(worker: str, *access: str | int) -> dict[str, Any]:
 
 def body(*steps: dict[str, Any], stream: bool = False) -> str:
     """Return a chat completion that runs exactly these steps."""
-    asked: dict[str, Any] = {
+    request_body: dict[str, Any] = {
         "model": "baton-mini",
         "messages": [{"role": "user", "content": QUESTION}],
         "baton": {"plan": {"steps": list(steps)}},
     }
     if stream:
-        asked |= {"stream": True, "stream_options": {"include_usage": True}}
-    return json.dumps(asked)
+        request_body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return json.dumps(request_body)
 
 
 def one_step(worker: str, stream: bool = False) -> str:
@@ -150,7 +150,7 @@ def pool_text(upstream: str) -> str:
 
 def environment(folder: Path, port: int, pool: Path, database: str | None, redis: str | None) -> dict[str, str]:
     """Return the environment of the processes; no database means SQLite, no Redis means the in-process queue."""
-    named = {
+    settings = {
         "BATON_HOST": "127.0.0.1",
         "BATON_PORT": str(port),
         "BATON_DATA_DIR": str(folder),
@@ -163,7 +163,9 @@ def environment(folder: Path, port: int, pool: Path, database: str | None, redis
         "PYTHONDONTWRITEBYTECODE": "",
     }
     return (
-        named | ({"BATON_DATABASE_URL": database} if database else {}) | ({"BATON_REDIS_URL": redis} if redis else {})
+        settings
+        | ({"BATON_DATABASE_URL": database} if database else {})
+        | ({"BATON_REDIS_URL": redis} if redis else {})
     )
 
 

@@ -94,9 +94,9 @@ def table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     widths = []
     for column in range(len(titles)):
         widths.append(max(len(line[column]) for line in lines))
-    made = [_line(line, widths) for line in lines]
+    formatted_lines = [_line(line, widths) for line in lines]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-    return "\n".join([made[0], rule, *made[1:]])
+    return "\n".join([formatted_lines[0], rule, *formatted_lines[1:]])
 
 
 def _line(cells: tuple[str, ...], widths: Sequence[int]) -> str:

@@ -49,29 +49,29 @@ def turns(target: Target, worker: str, seconds: float, *, stream: bool) -> list[
 
 def _loop(connection: HTTPConnection, path: str, headers: dict[str, str], worker: str, stream: bool) -> Iterator[float]:
     messages: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}]
-    asked = {"model": "baton-mini", "tools": TOOLS, "baton": {"pool": {"pin": worker}}, "stream": stream}
+    request_body = {"model": "baton-mini", "tools": TOOLS, "baton": {"pool": {"pin": worker}}, "stream": stream}
     for _ in range(TURNS + 1):
-        body = json.dumps(asked | {"messages": messages})
+        body = json.dumps(request_body | {"messages": messages})
         began = time.perf_counter()
         connection.request("POST", path, body, {"Content-Type": "application/json", **headers})
         reply = connection.getresponse()
-        said = reply.read()
+        reply_body = reply.read()
         yield (time.perf_counter() - began) * 1000
         if reply.status != 200:
-            raise Lost(said.decode(errors="replace"))
-        calls = streamed(said) if stream else json.loads(said)["choices"][0]["message"].get("tool_calls")
+            raise Lost(reply_body.decode(errors="replace"))
+        calls = streamed(reply_body) if stream else json.loads(reply_body)["choices"][0]["message"].get("tool_calls")
         if not calls:
-            raise Lost(said.decode(errors="replace"))
+            raise Lost(reply_body.decode(errors="replace"))
         messages.append({"role": "assistant", "content": None, "tool_calls": calls})
         messages += [{"role": "tool", "tool_call_id": call["id"], "content": RESULT} for call in calls]
 
 
-def streamed(said: bytes) -> list[dict[str, Any]]:
+def streamed(reply_body: bytes) -> list[dict[str, Any]]:
     """Return the calls of a streamed reply, put together. Raises `Lost` if it broke off."""
     calls: list[dict[str, Any]] = []
-    lines = [line.removeprefix(b"data: ") for line in said.split(b"\n") if line.startswith(b"data: ")]
+    lines = [line.removeprefix(b"data: ") for line in reply_body.split(b"\n") if line.startswith(b"data: ")]
     if not lines or lines[-1] != b"[DONE]":
-        raise Lost(said.decode(errors="replace"))
+        raise Lost(reply_body.decode(errors="replace"))
     for line in lines[:-1]:
         for choice in json.loads(line)["choices"]:
             for piece in choice["delta"].get("tool_calls") or ():

@@ -123,5 +123,5 @@ def test_counts_of_two_processes_are_added() -> None:
 def test_a_file_that_some_round_does_not_enter_is_background_work() -> None:
     first = merged([{"files": {"a": 3, "sweep": 1}, "functions": ["a:f", "sweep:g"], "frames": ["a:f"]}])
     second = merged([{"files": {"a": 5}, "functions": ["a:f"], "frames": ["a:f"]}])
-    found = of_every_round([first, second])
-    assert (found.files, found.functions, found.switches) == ({"a": 3}, {"a:f"}, 3)
+    background_files = of_every_round([first, second])
+    assert (background_files.files, background_files.functions, background_files.switches) == ({"a": 3}, {"a:f"}, 3)

@@ -33,9 +33,9 @@ def test_nested_expressions_are_counted(source: str, comprehensions: int, condit
 
 
 def test_fragments_are_found_in_what_is_public() -> None:
-    shown = 'def shown() -> None:\n    """Whether it is."""\n'
+    public_source = 'def shown() -> None:\n    """Whether it is."""\n'
     own = 'def _own() -> None:\n    """Who is."""\n'
-    source = f'"""What it is."""\n\n\n{shown}\n\n{own}'
+    source = f'"""What it is."""\n\n\n{public_source}\n\n{own}'
     assert fragments(ast.parse(source)) == ["module: What it is.", "shown: Whether it is."]
     assert not is_fragment("Return what it is.")
     assert not is_fragment("Whatever fails is logged.")

@@ -18,7 +18,7 @@ from tests.simulation.fleet import Demand, demand
 from . import commits, scaleout, talk
 from . import load as generator
 from .figures import Figure, Subject, measured
-from .held import held
+from .held import hold_streams
 from .load import Load, percentiles, run
 from .processes import DidNotStart, Running, bare, cpu_seconds, finished, started, upstream
 from .scenarios import Effort, Failed
@@ -113,7 +113,7 @@ def test_a_process_that_fails_shows_its_log() -> None:
 
 
 def test_held_streams(workers: Running) -> None:
-    with held(Load(url=f"{workers.url}/d60000/v1/chat/completions", body=one_step("idle", True)), 5):
+    with hold_streams(Load(url=f"{workers.url}/d60000/v1/chat/completions", body=one_step("idle", True)), 5):
         assert ask(f"{workers.url}/v1/chat/completions").errors == 0
 
 
@@ -197,15 +197,15 @@ def trees() -> list[Subject]:
 
 
 def test_rounds_of_two_trees_alternate_and_their_ratios_are_of_one_round(capsys: pytest.CaptureFixture[str]) -> None:
-    taken: list[str] = []
+    order_of_rounds: list[str] = []
     figures = iter([9.0, 9.0, 2.0, 1.0, 30.0, 10.0, 4.0, 2.0])
 
     def measure(subject: Subject, effort: Effort) -> float:
-        taken.append(subject.target.name)
+        order_of_rounds.append(subject.target.name)
         return next(figures)
 
     rows = measured(Figure("f", 5, "ms", measure), trees(), Effort(rounds=3))
-    assert taken == ["this", "other"] * 4, "one round of each to warm up, then three"
+    assert order_of_rounds == ["this", "other"] * 4, "one round of each to warm up, then three"
     assert [row.rounds for row in rows] == [(2.0, 30.0, 4.0), (1.0, 10.0, 2.0)]
     assert [row.measured for row in rows] == [4.0, 2.0]
     assert [row.verdict for row in rows] == ["met", "met"]

@@ -104,8 +104,8 @@ class Counts:
         """Our `frame` calls a library, whose frame is `called` where it has one."""
         if self.frames or not self._answered or module.partition(".")[0] not in DRIVERS:
             return
-        given = repr([entered.f_locals for entered in (frame, called) if entered is not None])
-        if STEP_END in given:
+        local_values = repr([entered.f_locals for entered in (frame, called) if entered is not None])
+        if STEP_END in local_values:
             writing = [entered for entered in self._stack(frame) if entered not in self._appending]
             self.frames = self._appended[::-1] + [self._name(frame) for frame in writing[::-1]]
 
@@ -113,7 +113,9 @@ class Counts:
         """Return whether this is a call, and not a coroutine or generator that goes on."""
         code = frame.f_code
         if code not in self._resumes:
-            offsets = [found.offset for found in dis.get_instructions(code) if found.opname == "RESUME"]
+            offsets = [
+                instruction.offset for instruction in dis.get_instructions(code) if instruction.opname == "RESUME"
+            ]
             self._resumes[code] = offsets[0] if offsets else 0
         return frame.f_lasti <= self._resumes[code]
 
@@ -123,12 +125,12 @@ class Counts:
 
     def _stack(self, frame: FrameType | None) -> list[FrameType]:
         """Return the service's frames above the event loop, the innermost first."""
-        found = []
+        frames = []
         while frame is not None and not any(loop in frame.f_code.co_filename for loop in LOOPS):
             if frame.f_code.co_filename.startswith(self._app):
-                found.append(frame)
+                frames.append(frame)
             frame = frame.f_back
-        return found
+        return frames
 
     def _name(self, frame: FrameType) -> str:
         return self._shown(frame.f_code)

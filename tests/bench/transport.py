@@ -117,7 +117,7 @@ async def cpu_per_call(call: Call, how: str, calls: int) -> float:
 
 async def measure(url: str, calls: int, rounds: int) -> None:
     """Print the table."""
-    found: dict[tuple[str, str], list[float]] = {}
+    times: dict[tuple[str, str], list[float]] = {}
     async with AsyncExitStack() as stack:
         opened = {name: await stack.enter_async_context(open_()) for name, open_ in clients(url).items()}
         for call in opened.values():
@@ -125,11 +125,11 @@ async def measure(url: str, calls: int, rounds: int) -> None:
         for _ in range(rounds):
             for how in BODIES:
                 for name, call in opened.items():
-                    found.setdefault((name, how), []).append(await cpu_per_call(call, how, calls))
+                    times.setdefault((name, how), []).append(await cpu_per_call(call, how, calls))
     print(f"| client | {' | '.join(f'{how}, ms' for how in BODIES)} |")
     print("|---|" + "---|" * len(BODIES))
     for name in opened:
-        figures = [f"{statistics.median(found[name, how]):.3f}" for how in BODIES]
+        figures = [f"{statistics.median(times[name, how]):.3f}" for how in BODIES]
         print(f"| {name} | {' | '.join(figures)} |")
 
 

@@ -49,24 +49,24 @@ async def recorded(folder: Path) -> Rows:
         run = await conducted(stub, runtime)
         url = runtime.pool.loaded.settings.database_url
     engine = create_engine(url)
-    found = {}
+    rows_by_table = {}
     with engine.connect() as conn:
         for name in (*OF_RUNS, *OTHERS):
             table = METADATA.tables[name]
             query = select(table)
             if name in OF_RUNS:
                 query = query.where(table.c[OF_RUNS[name]] == run)
-            found[name] = [dict(row) for row in conn.execute(query).mappings()]
+            rows_by_table[name] = [dict(row) for row in conn.execute(query).mappings()]
     engine.dispose()
-    return found
+    return rows_by_table
 
 
 def store_rows(conn: Connection, rows: Rows, names: Sequence[str], runs: Sequence[str]) -> None:
     """Store the rows of these tables, for each of these runs."""
     for name in names:
-        made = [{**row, OF_RUNS[name]: run} if name in OF_RUNS else row for run in runs for row in rows[name]]
-        if made:
-            conn.execute(insert(METADATA.tables[name]), made)
+        rows_of_runs = [{**row, OF_RUNS[name]: run} if name in OF_RUNS else row for run in runs for row in rows[name]]
+        if rows_of_runs:
+            conn.execute(insert(METADATA.tables[name]), rows_of_runs)
 
 
 async def fill(store: SqlStore, rows: Rows, runs: int) -> None:
@@ -82,7 +82,7 @@ async def sealed(url: str, rows: Rows, runs: int) -> float:
     async with open_store(url) as store:
         await fill(store, rows, runs)
         began = time.monotonic()
-        while (made := await store.log.seal([SIGNER], lambda: os.urandom(16))) is not None and made.more:
+        while (sealing := await store.log.seal([SIGNER], lambda: os.urandom(16))) is not None and sealing.more:
             pass
         return runs * len(rows["events"]) / (time.monotonic() - began)
 

@@ -77,13 +77,13 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="a file of what was asked, which is not asked again")
     parser.add_argument("--url", help="a vLLM that serves the folder already, with /v1")
     parser.add_argument("--seed", type=int, default=0, help="of the pools")
-    asked = parser.parse_args()
-    pools = bench_pools(asked.seed)
-    if asked.url:
-        _measure(asked, pools, VllmServer(asked.url))
+    options = parser.parse_args()
+    pools = bench_pools(options.seed)
+    if options.url:
+        _measure(options, pools, VllmServer(options.url))
         return 0
-    with serve(_say, asked.folder) as server:
-        _measure(asked, pools, server)
+    with serve(_say, options.folder) as server:
+        _measure(options, pools, server)
     return 0
 
 
@@ -93,8 +93,8 @@ def bench_pools(seed: int) -> list[Pool]:
     return [draw_pool(random, unseen_workers=True) for _ in range(POOLS)]
 
 
-def _measure(asked: argparse.Namespace, pools: Sequence[Pool], server: VllmServer) -> None:
-    held_out = service_tasks("fresh")[: asked.tasks]
+def _measure(options: argparse.Namespace, pools: Sequence[Pool], server: VllmServer) -> None:
+    held_out = service_tasks("fresh")[: options.tasks]
     over = [pools[place % POOLS] for place in range(len(held_out))]
     fixed = tuned(pools)
     with tempfile.TemporaryDirectory(prefix="baton-words-") as name:
@@ -111,12 +111,12 @@ def _measure(asked: argparse.Namespace, pools: Sequence[Pool], server: VllmServe
                 def ask(place: int) -> Asked:
                     return _ask(caller, place % POOLS, over[place], held_out[place], plans[place % POOLS])
 
-                return _together(ask, count, Kept(asked.keep, arm))
+                return _together(ask, count, Kept(options.keep, arm))
 
-            found = answered(CONDUCTED, len(held_out))
-            beside = {arm: answered(arm, min(asked.beside, len(held_out))) for arm in BESIDE}
-    trainers = _of_the_trainer(asked.folder, held_out, over, found)
-    print(json.dumps(report(held_out, over, found, trainers, beside, fixed), indent=1))
+            outcomes = answered(CONDUCTED, len(held_out))
+            beside = {arm: answered(arm, min(options.beside, len(held_out))) for arm in BESIDE}
+    trainers = _of_the_trainer(options.folder, held_out, over, outcomes)
+    print(json.dumps(report(held_out, over, outcomes, trainers, beside, fixed), indent=1))
 
 
 class Kept:
@@ -145,46 +145,51 @@ class Kept:
 def report(
     held_out: Sequence[Task],
     over: Sequence[Pool],
-    found: Sequence[Asked],
+    outcomes: Sequence[Asked],
     trainers: Sequence[Plan | None],
     beside: Mapping[str, Sequence[Asked]],
     fixed: Mapping[str, Sequence[Plan]],
 ) -> dict[str, Any]:
     """Return what was measured; intervals are of 95 %, by a bootstrap over tasks."""
-    known = {id(pool): Rewards(pool) for pool in over}
-    plans = [answer.plan for answer in found]
-    exact = _chances(held_out, over, plans, known)
+    rewards_by_pool = {id(pool): Rewards(pool) for pool in over}
+    plans = [answer.plan for answer in outcomes]
+    exact = _chances(held_out, over, plans, rewards_by_pool)
     arms: dict[str, Any] = {}
     for arm, answered in beside.items():
         of_all = [fixed[arm][place % POOLS] for place in range(len(held_out))]
-        ahead = exact - _chances(held_out, over, of_all, known)
+        ahead = exact - _chances(held_out, over, of_all, rewards_by_pool)
         arms[f"tuned {arm}"] = {"exact accuracy less its, over all tasks": _interval(ahead)} | _compared(
-            found, answered
+            outcomes, answered
         )
-    served, trained = _rewards(held_out, over, plans, known), _rewards(held_out, over, trainers, known)
+    served, trained = (
+        _rewards(held_out, over, plans, rewards_by_pool),
+        _rewards(held_out, over, trainers, rewards_by_pool),
+    )
     return {
-        "tasks": len(found),
-        "valid plans": sum(answer.valid for answer in found),
-        "plans of the catalogue": sum(answer.plan is not None for answer in found),
-        "plans as the trainer's": sum(answer.plan == theirs for answer, theirs in zip(found, trainers, strict=True)),
-        "shapes": len({answer.plan.shape for answer in found if answer.plan}),
+        "tasks": len(outcomes),
+        "valid plans": sum(answer.valid for answer in outcomes),
+        "plans of the catalogue": sum(answer.plan is not None for answer in outcomes),
+        "plans as the trainer's": sum(answer.plan == theirs for answer, theirs in zip(outcomes, trainers, strict=True)),
+        "shapes": len({answer.plan.shape for answer in outcomes if answer.plan}),
         "expected reward": _interval(served),
         "expected reward of the trainer's plans": _interval(trained),
         "difference": _interval(served - trained),
-        "accuracy": _interval(np.array([float(answer.right) for answer in found])),
+        "accuracy": _interval(np.array([float(answer.right) for answer in outcomes])),
         "exact accuracy": _interval(exact),
-        "tokens": _interval(np.array([float(answer.tokens) for answer in found])),
-        "of them the conductor's": round(sum(answer.conducting for answer in found) / len(found), 1),
-        "usd": round(sum(answer.usd for answer in found) / len(found), 6),
+        "tokens": _interval(np.array([float(answer.tokens) for answer in outcomes])),
+        "of them the conductor's": round(sum(answer.conducting for answer in outcomes) / len(outcomes), 1),
+        "usd": round(sum(answer.usd for answer in outcomes) / len(outcomes), 6),
     } | arms
 
 
 def _compared(all_found: Sequence[Asked], answered: Sequence[Asked]) -> dict[str, Any]:
     """Both over the same tasks, as they were answered."""
-    found = all_found[: len(answered)]
-    ours = np.array([float(answer.tokens) for answer in found])
+    outcomes = all_found[: len(answered)]
+    ours = np.array([float(answer.tokens) for answer in outcomes])
     theirs = np.array([float(answer.tokens) for answer in answered])
-    right = np.array([float(answer.right) - float(other.right) for answer, other in zip(found, answered, strict=True)])
+    right = np.array(
+        [float(answer.right) - float(other.right) for answer, other in zip(outcomes, answered, strict=True)]
+    )
     count = max(1, len(answered))
     return {
         "tasks answered by both": len(answered),
@@ -207,47 +212,49 @@ def _interval(values: np.ndarray[Any, Any]) -> list[float]:
 
 
 def _rewards(
-    held_out: Sequence[Task], over: Sequence[Pool], plans: Sequence[Plan | None], known: Mapping[int, Rewards]
+    held_out: Sequence[Task], over: Sequence[Pool], plans: Sequence[Plan | None], rewards_by_pool: Mapping[int, Rewards]
 ) -> np.ndarray[Any, Any]:
     """The exact expected rewards; a plan that is none of the catalogue counts as wrong."""
-    found = []
+    all_rewards = []
     for task, pool, plan in zip(held_out, over, plans, strict=True):
-        found.append(expected_reward(plan, task, known[id(pool)]) if plan else 0.0)
-    return np.array(found)
+        all_rewards.append(expected_reward(plan, task, rewards_by_pool[id(pool)]) if plan else 0.0)
+    return np.array(all_rewards)
 
 
 def _chances(
-    held_out: Sequence[Task], over: Sequence[Pool], plans: Sequence[Plan | None], known: Mapping[int, Rewards]
+    held_out: Sequence[Task], over: Sequence[Pool], plans: Sequence[Plan | None], rewards_by_pool: Mapping[int, Rewards]
 ) -> np.ndarray[Any, Any]:
     """The exact chances of right answers."""
-    found = []
+    all_chances = []
     for task, pool, plan in zip(held_out, over, plans, strict=True):
-        found.append(float(known[id(pool)].right(plan.shape, task).mean(axis=0)[plan.workers]) if plan else 0.0)
-    return np.array(found)
+        all_chances.append(
+            float(rewards_by_pool[id(pool)].right(plan.shape, task).mean(axis=0)[plan.workers]) if plan else 0.0
+        )
+    return np.array(all_chances)
 
 
 def tuned(pools: Sequence[Pool]) -> dict[str, list[Plan]]:
     """Return, for each kind of fixed plan, the best one over each pool, for tasks of training."""
     kinds = [policy for policy in fixed_plans() if policy.name in BESIDE]
-    found: dict[str, list[Plan]] = {policy.name: [] for policy in kinds}
+    plans_by_policy: dict[str, list[Plan]] = {policy.name: [] for policy in kinds}
     for pool in pools:
         setting = Setting(
             pool, draw_tasks("train", "words|mixture", 60), draw_tasks("train", "words|mixture|validation", 30)
         )
         for policy in kinds:
-            found[policy.name].append(setting.plans[int(policy.choose(setting, setting.validation)[0])])
-    return found
+            plans_by_policy[policy.name].append(setting.plans[int(policy.choose(setting, setting.validation)[0])])
+    return plans_by_policy
 
 
-def _together(ask: Callable[[int], Asked], count: int, kept: Kept) -> list[Asked]:
+def _together(ask: Callable[[int], Asked], count: int, kept_plans: Kept) -> list[Asked]:
     """Ask what is not known, several at a time."""
 
     def ask_task(place: int) -> Asked:
-        if place in kept.known:
-            return kept.known[place]
-        found = ask(place)
-        kept.note(place, found)
-        return found
+        if place in kept_plans.known:
+            return kept_plans.known[place]
+        outcome = ask(place)
+        kept_plans.note(place, outcome)
+        return outcome
 
     with ThreadPoolExecutor(THREADS) as threads:
         return list(threads.map(ask_task, range(count)))
@@ -261,7 +268,7 @@ def _ask(caller: Caller, place: int, chosen: Pool, task: Task, plan: Plan | None
         steps = workflow(plan, tuple(names)).steps
         written = [{"worker": step.worker, "subtask": step.subtask, "access": step.access.as_list()} for step in steps]
         more = {"extra_body": {"baton": {"plan": {"steps": written}}}}
-    said, reply = caller.whole(f"words-{place}", task.text, **more)
+    answer, reply = caller.whole(f"words-{place}", task.text, **more)
     run = caller.run(reply["baton"]["run"])
     first = run["proposals"][0]
     if first["state"] != "accepted":
@@ -272,7 +279,7 @@ def _ask(caller: Caller, place: int, chosen: Pool, task: Task, plan: Plan | None
         order,
         first["state"] == "accepted" and not run["degraded"],
         plan or _played(caller, run, names),
-        final_answer(said) == task.answer,
+        final_answer(answer) == task.answer,
         run["spent"]["tokens"],
         run["cost_usd"],
         conducting,
@@ -293,15 +300,15 @@ def _played(caller: Caller, run: dict[str, Any], names: Sequence[str]) -> Plan |
 
 
 def _of_the_trainer(
-    folder: Path, held_out: Sequence[Task], over: Sequence[Pool], found: Sequence[Asked]
+    folder: Path, held_out: Sequence[Task], over: Sequence[Pool], outcomes: Sequence[Asked]
 ) -> list[Plan | None]:
     """The plans that the trainer's own decoding writes for the prompts that the service has sent."""
-    asked = []
-    for task, pool, done in zip(held_out, over, found, strict=True):
-        asked.append([prompt(pool, done.order), cards.question(task.text)])
+    prompts = []
+    for task, pool, outcome in zip(held_out, over, outcomes, strict=True):
+        prompts.append([prompt(pool, outcome.order), cards.question(task.text)])
     ran = subprocess.run(
         [str(PYTHON), "-m", "app.lab.world2.words", "--plan", str(folder)],
-        input=json.dumps(asked),
+        input=json.dumps(prompts),
         env=os.environ | OFFLINE | {"PYTHONPATH": str(ROOT)},
         cwd=ROOT,
         capture_output=True,
@@ -311,7 +318,7 @@ def _of_the_trainer(
     )
     if ran.returncode:
         raise RuntimeError(ran.stderr[-2_000:])
-    return [parse_plan(text, done.order) for text, done in zip(json.loads(ran.stdout), found, strict=True)]
+    return [parse_plan(text, outcome.order) for text, outcome in zip(json.loads(ran.stdout), outcomes, strict=True)]
 
 
 # The service: one tier for each pool, and cards as a calibration leaves them.

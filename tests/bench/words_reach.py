@@ -31,13 +31,13 @@ def main() -> int:
     parser.add_argument("--tasks", type=int, default=1_000)
     parser.add_argument("--verdicts", type=int, default=16_000, help="of the teacher")
     parser.add_argument("--seed", type=int, default=0, help="of the pools")
-    asked = parser.parse_args()
-    pools, held_out = bench_pools(asked.seed), service_tasks("fresh")[: asked.tasks]
-    found = reached(Teacher(0, asked.verdicts), pools, held_out)
-    mixture = found[f"tuned {BESIDE[0]}"]
+    options = parser.parse_args()
+    pools, held_out = bench_pools(options.seed), service_tasks("fresh")[: options.tasks]
+    figures = reached(Teacher(0, options.verdicts), pools, held_out)
+    mixture = figures[f"tuned {BESIDE[0]}"]
     print("| plans | accuracy | less the mixture's | tokens | in parts of the mixture's | reward |")
     print("|---|---|---|---|---|---|")
-    for name, (right, tokens, reward) in found.items():
+    for name, (right, tokens, reward) in figures.items():
         share = tokens / mixture[1]
         print(f"| {name} | {right:.3f} | {right - mixture[0]:+.3f} | {tokens:,.0f} | {share:.3f} | {reward:.3f} |")
     return 0
@@ -50,9 +50,9 @@ def reached(teacher: Teacher, pools: Sequence[Pool], held_out: Sequence[Task]) -
     rows: dict[str, list[tuple[float, float, float]]] = {}
     for number, task in enumerate(held_out):
         at = number % POOLS
-        every, known = all_plans(len(pools[at])), exact[at]
-        tokens, rewards = tokens_of_all_plans(known, size_of(task)), rewards_of_all_plans(known, task)
-        right = _right(known, task)
+        every, all_rewards = all_plans(len(pools[at])), exact[at]
+        tokens, rewards = tokens_of_all_plans(all_rewards, size_of(task)), rewards_of_all_plans(all_rewards, task)
+        right = _right(all_rewards, task)
         chosen = {f"tuned {arm}": every.index(fixed[arm][at]) for arm in BESIDE}
         theirs = rewards_of_all_plans(believed[at], teacher.task_as_read(task))
         for price in PRICES:
@@ -66,9 +66,9 @@ def reached(teacher: Teacher, pools: Sequence[Pool], held_out: Sequence[Task]) -
     return {name: np.mean(some, axis=0) for name, some in rows.items()}
 
 
-def _right(known: Rewards, task: Task) -> np.ndarray[Any, Any]:
+def _right(rewards: Rewards, task: Task) -> np.ndarray[Any, Any]:
     """The chance of a right answer by each plan."""
-    return np.concatenate([known.right(name, task).mean(axis=0).ravel() for name in catalogue()])
+    return np.concatenate([rewards.right(name, task).mean(axis=0).ravel() for name in catalogue()])
 
 
 if __name__ == "__main__":

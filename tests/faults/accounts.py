@@ -57,9 +57,9 @@ class Account:
 def accounts(database: str) -> list[Account]:
     """Return every run of a database, the oldest first."""
     rows = asyncio.run(execute(database, "SELECT * FROM runs ORDER BY created_at, id"))
-    found = asyncio.run(execute(database, "SELECT run, seq, kind, at, body FROM events ORDER BY run, seq"))
+    event_rows = asyncio.run(execute(database, "SELECT run, seq, kind, at, body FROM events ORDER BY run, seq"))
     events: dict[str, list[Event]] = {}
-    for run, seq, kind, at, body in found:
+    for run, seq, kind, at, body in event_rows:
         events.setdefault(run, []).append(Event(run, seq, Kind(kind), at, orjson.loads(body)))
     return [Account(row, tuple(events.get(row["id"], ()))) for row in rows]
 
@@ -97,37 +97,38 @@ def stuck(scene: Scene) -> list[str]:
     return [str(dict(row)) for row in rows]
 
 
-def unaccounted(known: Sequence[Account], received: Sequence[dict[str, Any]]) -> Iterator[str]:
+def unaccounted(accounts: Sequence[Account], received: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Requests without an intent, intents that were sent twice, and answers that nobody gave."""
     bodies = Counter(base64.b64decode(record["body_base64"]) for record in received if not _is_probe(record))
     intents: Counter[bytes] = Counter()
     answers: Counter[bytes] = Counter()
-    heard = 0
-    for account in known:
+    received_count = 0
+    for account in accounts:
         outcomes = {body["call"]: body["outcome"] for body in account.bodies(Kind.CALL_FINISHED)}
-        meant: dict[str, list[str]] = {}
+        intended: dict[str, list[str]] = {}
         for body in account.bodies(Kind.CALL_INTENDED):
-            meant.setdefault(body["request"], []).append(outcomes.get(body["call"], "open"))
-        heard += sum(_was_heard(each) for them in meant.values() for each in them)
+            intended.setdefault(body["request"], []).append(outcomes.get(body["call"], "open"))
+        received_count += sum(_was_heard(each) for them in intended.values() for each in them)
         salt = bytes(account.row["salt"] or b"")
-        for sent in bodies:
-            mine = meant.get(content_ref(salt, sent), ())
-            intents[sent] += len(mine)
-            answers[sent] += sum(map(_was_heard, mine))
-    for sent, count in bodies.items():
-        if count > intents[sent]:
-            yield f"a worker received {count} requests of {len(sent)} bytes, of which {intents[sent]} were intended"
-        if count < answers[sent]:
-            yield f"{answers[sent]} answers are recorded to a request that was received {count} times"
-    if heard > sum(answers.values()):
-        yield f"{heard - sum(answers.values())} recorded answers are to requests that no worker received"
+        for record_body in bodies:
+            mine = intended.get(content_ref(salt, record_body), ())
+            intents[record_body] += len(mine)
+            answers[record_body] += sum(map(_was_heard, mine))
+    for record_body, count in bodies.items():
+        if count > intents[record_body]:
+            size, intended_count = len(record_body), intents[record_body]
+            yield f"a worker received {count} requests of {size} bytes, of which {intended_count} were intended"
+        if count < answers[record_body]:
+            yield f"{answers[record_body]} answers are recorded to a request that was received {count} times"
+    if received_count > sum(answers.values()):
+        yield f"{received_count - sum(answers.values())} recorded answers are to requests that no worker received"
 
 
 def _is_probe(record: dict[str, Any]) -> bool:
     """Return whether it only asks if anybody lives there: such calls belong to no run
     (`app/engine/conductors/probe.py`)."""
-    asked = orjson.loads(record["body"] or "{}")
-    return 1 in (asked.get("max_tokens"), asked.get("max_completion_tokens"))
+    body = orjson.loads(record["body"] or "{}")
+    return 1 in (body.get("max_tokens"), body.get("max_completion_tokens"))
 
 
 def _was_heard(outcome: str) -> bool:

@@ -49,8 +49,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("fault suite")
     wide = max(len(place) for _, place, *_ in rows)
     for family, place, expectation, result, seconds, measured in rows:
-        found = f"  [{measured}]" if measured else ""
-        terminalreporter.line(f"{family:8} {place:{wide}}  {result:7} {seconds:6.1f} s  {expectation}{found}")
+        measurement = f"  [{measured}]" if measured else ""
+        terminalreporter.line(f"{family:8} {place:{wide}}  {result:7} {seconds:6.1f} s  {expectation}{measurement}")
     points = {row[:2] for row in rows}
     survived = points - {row[:2] for row in rows if row[3] != "passed"}
     terminalreporter.line(f"{len(points)} injection points, {len(survived)} survived")

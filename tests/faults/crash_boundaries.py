@@ -72,10 +72,10 @@ class CrashingQueue:
         self._crashes.pass_by("ring.after", *_steps(tickets))
 
     async def take(self, slots: int, wait: float) -> list[Ticket]:
-        found = await self._queue.take(slots, wait)
-        if found:
-            self._crashes.pass_by("take.after", *_steps(found))
-        return found
+        tickets = await self._queue.take(slots, wait)
+        if tickets:
+            self._crashes.pass_by("take.after", *_steps(tickets))
+        return tickets
 
     async def done(self, tickets: Sequence[Ticket]) -> None:
         self._crashes.pass_by("done.before", *_steps(tickets))
@@ -98,9 +98,9 @@ class CrashingQueue:
 
         return self._queue.subscribe(address, received)
 
-    def _stuttered(self, sent: Sequence[Any]) -> list[Any]:
+    def _stuttered(self, messages: Sequence[Any]) -> list[Any]:
         """As it is; or each thing so many times and, where there are several, the last one first."""
-        return list(reversed(sent)) * self._copies if self._copies > 1 else list(sent)
+        return list(reversed(messages)) * self._copies if self._copies > 1 else list(messages)
 
 
 def _told(message: Live) -> set[str]:

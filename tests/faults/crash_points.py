@@ -44,12 +44,12 @@ class Order:
     @classmethod
     def read(cls, text: str) -> "Order":
         """From its written form; raises ValueError."""
-        found = FORM.fullmatch(text.strip().removeprefix("*").strip())
-        if found is None:
+        match = FORM.fullmatch(text.strip().removeprefix("*").strip())
+        if match is None:
             raise ValueError(f"not an order: {text!r}")
-        labels = frozenset(word.strip() for word in (found["labels"] or "").split(",")) - {""}
-        how = (found["how"] or "kill").strip()
-        return cls(found["at"], labels, int(found["n"] or 1), how, text.strip().startswith("*"))
+        labels = frozenset(word.strip() for word in (match["labels"] or "").split(",")) - {""}
+        how = (match["how"] or "kill").strip()
+        return cls(match["at"], labels, int(match["n"] or 1), how, text.strip().startswith("*"))
 
     def context(self, at: str, labels: frozenset[str]) -> bool:
         """Return whether this passing counts."""
@@ -68,13 +68,13 @@ class CrashPoints:
 
     def pass_by(self, at: str, *labels: str) -> None:
         """Say that this process passes a boundary; it may well not return."""
-        found = frozenset(labels)
-        if self.own is not None and self.own.context(at, found):
+        all_labels = frozenset(labels)
+        if self.own is not None and self.own.context(at, all_labels):
             self._seen += 1
             if self._seen == self.own.n:
                 _end(self.own)
         if self.watched is not None:
-            self._obey(self.watched, at, found)
+            self._obey(self.watched, at, all_labels)
 
     def _obey(self, path: Path, at: str, labels: frozenset[str]) -> None:
         try:
@@ -139,7 +139,7 @@ class Orders:
         self.path.with_suffix(TAKEN).unlink(missing_ok=True)
 
     @property
-    def taken(self) -> list[Taken]:
+    def strikes(self) -> list[Taken]:
         """Who obeyed, in order."""
         with suppress(FileNotFoundError):
             lines = self.path.with_suffix(TAKEN).read_text().splitlines()

@@ -29,13 +29,13 @@ def bend(crashes: CrashPoints, *, clock: Path | None, copies: int) -> None:
     open_store, open_queue = wiring.open_store, wiring._queue
 
     @asynccontextmanager
-    async def store(*words: Any, **named: Any) -> AsyncIterator[CrashingStore]:
-        async with open_store(*words, **named) as opened:
+    async def store(*words: Any, **arguments: Any) -> AsyncIterator[CrashingStore]:
+        async with open_store(*words, **arguments) as opened:
             yield CrashingStore(opened, crashes)
 
     @asynccontextmanager
-    async def queue(*given: Any) -> AsyncIterator[CrashingQueue]:
-        async with open_queue(*given) as opened:
+    async def queue(*arguments: Any) -> AsyncIterator[CrashingQueue]:
+        async with open_queue(*arguments) as opened:
             yield CrashingQueue(opened, crashes, copies)
 
     wiring.open_store = store  # type: ignore[assignment]

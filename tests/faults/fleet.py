@@ -42,8 +42,8 @@ class Release:
         """That environment, in which this release is imported. Its byte code is kept, for its next process."""
         if self.root is None:
             return dict(environ)
-        known = {name: value for name, value in environ.items() if name not in self.unknown}
-        return {**known, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": ""}
+        known_settings = {name: value for name, value in environ.items() if name not in self.unknown}
+        return {**known_settings, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": ""}
 
     def process(self, verb: str, folder: Path, environ: Mapping[str, str], **more: Any) -> Process:
         """A role of this release, which is not started yet."""
@@ -51,8 +51,8 @@ class Release:
 
     def migrate(self, folder: Path, environ: Mapping[str, str]) -> None:
         """Apply this release's schema."""
-        done = run_command(folder, self.environ(environ), "migrate")
-        assert done.returncode == 0, done.stderr
+        result = run_command(folder, self.environ(environ), "migrate")
+        assert result.returncode == 0, result.stderr
 
 
 PRESENT: Final = Release()
@@ -132,10 +132,10 @@ class Fleet:
 
     def violations(self) -> list[str]:
         """Return what the auditor of the present release finds wrong."""
-        done = run_command(self.folder, self.environ, "audit", "check", "--json", within=AUDIT_SECONDS)
-        assert done.stdout, done.stderr
-        found: list[str] = json.loads(done.stdout)["violations"]
-        return found
+        result = run_command(self.folder, self.environ, "audit", "check", "--json", within=AUDIT_SECONDS)
+        assert result.stdout, result.stderr
+        violations: list[str] = json.loads(result.stdout)["violations"]
+        return violations
 
 
 @contextmanager
@@ -149,6 +149,6 @@ def fleet(folder: Path, *, postgres: Sequence[str] = ()) -> Iterator[Fleet]:
         database = stack.enter_context(servers.postgres(settings=postgres))
         redis = stack.enter_context(servers.redis())
         script(stub)
-        made = Fleet(folder, stub, settings(folder, stub, database.url, redis.url), database)
-        stack.callback(made.kill)
-        yield made
+        new_fleet = Fleet(folder, stub, settings(folder, stub, database.url, redis.url), database)
+        stack.callback(new_fleet.kill)
+        yield new_fleet

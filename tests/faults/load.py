@@ -32,7 +32,7 @@ class Flood:
     retries: bool = False
     """Whether a caller asks again, after Retry-After, where a 503 or a broken connection says that nothing began."""
     answers: list[Answered] = field(default_factory=list)
-    asked: int = 0
+    request_count: int = 0
     _stopping: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -68,7 +68,7 @@ class Flood:
         turn = number
         await asyncio.sleep(START_GAP * number)
         while not self._stopping.is_set():
-            self.asked += 1
+            self.request_count += 1
             began = time.monotonic()
             answer = await self._ask(session, self.gateways[turn % len(self.gateways)], f"Question {number}.{turn}")
             while self.retries and answer.status in (0, 503) and not answer.run:
@@ -97,9 +97,9 @@ class Flood:
 @contextmanager
 def flood(gateways: Sequence[Process], callers: int, **more: Any) -> Iterator[Flood]:
     """Callers who ask for the length of the block; when it is left every question has its answer."""
-    made = Flood(gateways, callers, **more)
-    made.start()
+    new_flood = Flood(gateways, callers, **more)
+    new_flood.start()
     try:
-        yield made
+        yield new_flood
     finally:
-        made.stop()
+        new_flood.stop()

@@ -76,7 +76,7 @@ class Answered:
     reply: str
 
     @property
-    def seen(self) -> str | Stream:
+    def repeatable_part(self) -> str | Stream:
         """What must be the same whenever it is asked again: the bytes of a body, the contents of a stream, and of a
         background response, which goes on meanwhile, its id."""
         if self.body.get("background"):
@@ -104,8 +104,8 @@ class Client:
 
     def get(self, path: str) -> dict[str, Any]:
         """Read from any gateway."""
-        found: dict[str, Any] = json.loads(wait_until(lambda: self._sent("GET", path), within=120, what=path))
-        return found
+        document: dict[str, Any] = json.loads(wait_until(lambda: self._sent("GET", path), within=120, what=path))
+        return document
 
     def _sent(self, method: str, path: str, body: dict[str, Any] | None = None, key: str = "") -> str | None:
         """Return the reply; None where there is none, so that the next gateway is asked."""
@@ -131,8 +131,8 @@ class Client:
 
 def completion(client: Client, key: str, *, stream: bool, **body: Any) -> str:
     """One chat completion; its text, which must be one that a worker says."""
-    asked = {"messages": user_message(f"Question {key}"), "stream": stream, **body}
-    reply = client.post("/v1/chat/completions", asked, key)
+    request_body = {"messages": user_message(f"Question {key}"), "stream": stream, **body}
+    reply = client.post("/v1/chat/completions", request_body, key)
     text = Stream.read(reply).text if stream else json.loads(reply)["choices"][0]["message"]["content"]
     if text not in TEXTS:
         raise WrongAnswer(f"{key}: {text!r}")
@@ -190,8 +190,8 @@ def tool_calls(
 def background(client: Client, key: str, stream: bool) -> None:
     """A response that nobody waits for while it is made; any gateway is asked what became of it."""
     body = {"model": "baton-mini", "input": f"Question {key}", "background": True}
-    made = json.loads(client.post("/v1/responses", body, key))
-    path = f"/v1/responses/{made['id']}"
+    response = json.loads(client.post("/v1/responses", body, key))
+    path = f"/v1/responses/{response['id']}"
     whole = wait_until(lambda: ended(client.get(path)), within=120, what=f"{path} ends")
     text = "".join(part["text"] for item in whole["output"] for part in item["content"])
     if whole["status"] != "completed" or text not in TEXTS:

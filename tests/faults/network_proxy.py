@@ -172,12 +172,12 @@ class NetworkProxy:
             while data := await source.read(PIECE):
                 left = memoryview(data)
                 while left:
-                    sent = await self._allow(left, carried if answers else 0)
-                    carried += sent
-                    self.carried += sent if answers else 0
-                    sink.write(bytes(left[:sent]))
+                    sent_size = await self._allow(left, carried if answers else 0)
+                    carried += sent_size
+                    self.carried += sent_size if answers else 0
+                    sink.write(bytes(left[:sent_size]))
                     await sink.drain()
-                    left = left[sent:]
+                    left = left[sent_size:]
                     if answers and isinstance(self._mode, Cut) and carried >= self._mode.after:
                         return self._cut(answers)
             await self._gate()
@@ -215,11 +215,11 @@ class NetworkProxy:
 
 
 def _bound(port: int) -> socket.socket:
-    made = socket.socket()
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    made.bind(("127.0.0.1", port))
-    return made
+    new_socket = socket.socket()
+    new_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    new_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    new_socket.bind(("127.0.0.1", port))
+    return new_socket
 
 
 def _break(end: asyncio.StreamWriter) -> None:
@@ -235,12 +235,12 @@ def _break(end: asyncio.StreamWriter) -> None:
 def proxied(target: int) -> Iterator[NetworkProxy]:
     """Proxy a port for the length of the block."""
     with running_loop("network proxy") as loop:
-        made = NetworkProxy(target, loop)
-        made._call(made.open())
+        new_proxy = NetworkProxy(target, loop)
+        new_proxy._call(new_proxy.open())
         try:
-            yield made
+            yield new_proxy
         finally:
-            made._call(made.close())
+            new_proxy._call(new_proxy.close())
 
 
 @contextmanager

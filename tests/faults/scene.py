@@ -96,9 +96,9 @@ class Scene:
         """Its URL past the line."""
         return self.postgres.url
 
-    def aside(self, call: Any, *words: Any, **named: Any) -> "Future[Any]":
+    def aside(self, call: Any, *words: Any, **arguments: Any) -> "Future[Any]":
         """A call beside the test's own."""
-        return self.threads.submit(call, *words, **named)
+        return self.threads.submit(call, *words, **arguments)
 
     def reset(self) -> None:
         """As if nothing had happened: a stub that plans a tree and otherwise answers at once, and everything whole."""
@@ -124,21 +124,25 @@ class Scene:
 
     def struck(self, seconds: float = 15.0) -> Taken:
         """Who obeyed the order, once that has happened; its process is waited for."""
-        taken: Taken = wait_until(lambda: (self.orders.taken or [None])[0], within=seconds, what="the order is obeyed")
-        return taken
+        strike: Taken = wait_until(
+            lambda: (self.orders.strikes or [None])[0], within=seconds, what="the order is obeyed"
+        )
+        return strike
 
     def process(self, pid: int) -> Process:
         """The process with that id."""
         return next(process for process in self.processes if process.alive and process.pid == pid)
 
-    def asked(self, model: str, count: int = 1, seconds: float = 10.0) -> list[dict[str, Any]]:
+    def wait_for_requests(self, model: str, count: int = 1, seconds: float = 10.0) -> list[dict[str, Any]]:
         """Return the stub's records of that model, as soon as there are so many."""
 
-        def found() -> list[dict[str, Any]] | None:
+        def enough_records() -> list[dict[str, Any]] | None:
             records = self.stub.requests(model)
             return records if len(records) >= count else None
 
-        records: list[dict[str, Any]] = wait_until(found, within=seconds, what=f"{model} is asked {count} times")
+        records: list[dict[str, Any]] = wait_until(
+            enough_records, within=seconds, what=f"{model} is asked {count} times"
+        )
         return records
 
     def rows(self, statement: str) -> list[Any]:
@@ -177,8 +181,8 @@ class Scene:
 
     def holding(self) -> Process:
         """Return the dispatcher that holds the one running step."""
-        found = wait_until(self.holders, within=5, what="a step is held")
-        return next(dispatcher for dispatcher in self.dispatchers if dispatcher.alive and dispatcher.pid in found)
+        holders = wait_until(self.holders, within=5, what="a step is held")
+        return next(dispatcher for dispatcher in self.dispatchers if dispatcher.alive and dispatcher.pid in holders)
 
 
 async def execute(url: str, statement: str, *, script: bool = False) -> list[Any]:
@@ -259,9 +263,12 @@ def scene(
             STUB_KEY=KEYS["openai"],
             **settings,
         )
-        made = Scene(folder, stub, database, redis, lines[0], lines[1], lines[2], orders, environ)
-        stack.callback(made.threads.shutdown, cancel_futures=True)
-        for verb, count, them in (("gateway", gateways, made.gateways), ("dispatcher", dispatchers, made.dispatchers)):
+        new_scene = Scene(folder, stub, database, redis, lines[0], lines[1], lines[2], orders, environ)
+        stack.callback(new_scene.threads.shutdown, cancel_futures=True)
+        for verb, count, them in (
+            ("gateway", gateways, new_scene.gateways),
+            ("dispatcher", dispatchers, new_scene.dispatchers),
+        ):
             words = (
                 "tests.faults.crashing_process",
                 "--orders",
@@ -270,13 +277,13 @@ def scene(
                 "--",
             )
             them += [Process(verb, folder, environ, program=words) for _ in range(count)]
-        for process in made.processes:
+        for process in new_scene.processes:
             stack.callback(process.kill)
         if start:
             migrated = run_command(folder, environ, "migrate")
             assert migrated.returncode == 0, migrated.stderr
-            made.reset()
-        yield made
+            new_scene.reset()
+        yield new_scene
 
 
 def _port(url: str) -> int:
@@ -286,8 +293,8 @@ def _port(url: str) -> int:
 @contextmanager
 def caller(process: Process, **options: Any) -> Iterator[Caller]:
     """A caller of that gateway, which retries nothing."""
-    with open_caller(process.url, **options) as made:
-        yield made
+    with open_caller(process.url, **options) as new_caller:
+        yield new_caller
 
 
 @dataclass(slots=True)
@@ -315,19 +322,19 @@ def ask(
     with open_caller(process.url, timeout=timeout) as caller:
         try:
             text, document = (caller.streamed if streams else caller.whole)(model, question, **more)
-            found = Answered(text, document)
+            answer = Answered(text, document)
         except openai.APIStatusError as error:
             body = error.body if isinstance(error.body, dict) else {}
             code = str(body.get("code") or body.get("error", {}).get("code", ""))
-            found = Answered(status=error.status_code, code=code, headers=dict(error.response.headers))
+            answer = Answered(status=error.status_code, code=code, headers=dict(error.response.headers))
         except openai.APIConnectionError:
-            found = Answered(status=0, code="connection")
+            answer = Answered(status=0, code="connection")
         except openai.APIError as error:
-            found = Answered(status=200, code=str(error.code or "error"))
+            answer = Answered(status=200, code=str(error.code or "error"))
         except httpx.HTTPError:
-            found = Answered(status=0, code="connection")
-    found.seconds = time.monotonic() - began
-    return found
+            answer = Answered(status=0, code="connection")
+    answer.seconds = time.monotonic() - began
+    return answer
 
 
 def probe(process: Process, path: str) -> int:

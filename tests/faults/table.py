@@ -53,10 +53,10 @@ def collected() -> list[Point]:
 
 def families(name: str) -> list[str]:
     """`F-01..06` as six names."""
-    found = re.fullmatch(r"F-(\d+)(?:\.\.(\d+))?", name)
-    if found is None:
+    match = re.fullmatch(r"F-(\d+)(?:\.\.(\d+))?", name)
+    if match is None:
         raise ValueError(name)
-    first, last = int(found[1]), int(found[2] or found[1])
+    first, last = int(match[1]), int(match[2] or match[1])
     return [f"F-{number:02}" for number in range(first, last + 1)]
 
 
@@ -79,11 +79,11 @@ def written() -> str:
 
 def main(words: Sequence[str]) -> None:
     """Print the table, or write it."""
-    made = table(collected())
+    table_text = table(collected())
     if "--write" in words:
         text = README.read_text()
-        README.write_text(text.partition(BEGIN)[0] + BEGIN + made + END + text.partition(END)[2])
-    sys.stdout.write(made)
+        README.write_text(text.partition(BEGIN)[0] + BEGIN + table_text + END + text.partition(END)[2])
+    sys.stdout.write(table_text)
 
 
 if __name__ == "__main__":

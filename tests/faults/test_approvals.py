@@ -47,11 +47,11 @@ def asking(stub: StubControl, to_stub: NetworkProxy) -> str:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("approvals"), gateways=2, dispatchers=2, pools=asking) as made:
-        yield made
+    with scene(tmp_path_factory.mktemp("approvals"), gateways=2, dispatchers=2, pools=asking) as new_scene:
+        yield new_scene
 
 
-def sent(system: Scene, chance: random.Random, verb: str, path: str, body: Any = None) -> httpx.Response:
+def send(system: Scene, chance: random.Random, verb: str, path: str, body: Any = None) -> httpx.Response:
     """A request to any gateway, sent again while none answers."""
 
     def answered() -> httpx.Response | None:
@@ -65,9 +65,9 @@ def sent(system: Scene, chance: random.Random, verb: str, path: str, body: Any =
     return wait_until(answered, within=PATIENCE, what=f"{verb} {path} is answered")
 
 
-def begun(system: Scene, seed: int) -> None:
+def begin_run(system: Scene, seed: int) -> None:
     """A run whose plan waits; a request whose gateway was killed may have begun one as well."""
-    sent(system, random.Random(seed), "POST", "/v1/chat/completions", QUESTION)
+    send(system, random.Random(seed), "POST", "/v1/chat/completions", QUESTION)
 
 
 def decided(system: Scene, place: int, run: str) -> str:
@@ -75,17 +75,17 @@ def decided(system: Scene, place: int, run: str) -> str:
     comes after the end of the wait is late, whatever it was to be."""
     chance = random.Random(f"{run}")
     path = f"/v1/approvals/{run}"
-    digest = sent(system, chance, "GET", path).json()["digest"]
+    digest = send(system, chance, "GET", path).json()["digest"]
     kind = ("approved", "twice", "refused", "altered", "late")[place % 5]
     body = {"decision": "refuse" if kind == "refused" else "approve", "digest": digest}
     if kind == "altered":
         altered = digest[:-1] + ("0" if digest[-1] != "0" else "1")
-        assert sent(system, chance, "POST", path, body | {"digest": altered}).status_code == 409
-    elif kind in ("approved", "refused") and sent(system, chance, "POST", path, body).status_code == 409:
+        assert send(system, chance, "POST", path, body | {"digest": altered}).status_code == 409
+    elif kind in ("approved", "refused") and send(system, chance, "POST", path, body).status_code == 409:
         return "late"
     elif kind == "twice":
         with ThreadPoolExecutor(2) as both:
-            replies = list(both.map(lambda n: sent(system, random.Random(n), "POST", path, body), range(2)))
+            replies = list(both.map(lambda n: send(system, random.Random(n), "POST", path, body), range(2)))
         assert len({reply.status_code for reply in replies}) == 1
     return kind
 
@@ -116,7 +116,7 @@ def test_no_step_is_executed_without_a_valid_approval(
     over = Flag()
     breaking = shared.aside(harried, shared, over)
     with ThreadPoolExecutor(CALLERS) as callers:
-        list(callers.map(lambda seed: begun(shared, seed), range(RUNS)))
+        list(callers.map(lambda seed: begin_run(shared, seed), range(RUNS)))
         waiting = [row[0] for row in shared.rows("SELECT id FROM runs WHERE state = 'awaiting_approval' ORDER BY id")]
         kinds = dict(
             zip(waiting, callers.map(lambda arguments: decided(shared, *arguments), enumerate(waiting)), strict=True)
@@ -126,9 +126,9 @@ def test_no_step_is_executed_without_a_valid_approval(
         wait_until(lambda: not shared.open_runs(), within=WAIT + PATIENCE, what="every run has ended")
         late = [run for run, kind in kinds.items() if kind == "late"][:50]
         for run in late:
-            shown = httpx.get(f"{shared.gateway.url}/v1/approvals/{run}", headers=HEADERS, trust_env=False).json()
-            body = {"decision": "approve", "digest": shown["digest"]}
-            assert sent(shared, random.Random(1), "POST", f"/v1/approvals/{run}", body).status_code == 409
+            approval = httpx.get(f"{shared.gateway.url}/v1/approvals/{run}", headers=HEADERS, trust_env=False).json()
+            body = {"decision": "approve", "digest": approval["digest"]}
+            assert send(shared, random.Random(1), "POST", f"/v1/approvals/{run}", body).status_code == 409
     assert settle(shared, 60) == [], "the auditor finds no step without its approval either"
     ours = {run.id: run for run in accounts(shared.database)}
     assert len(ours) >= RUNS
@@ -160,10 +160,10 @@ four_eyes = false
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Release:
     """The code of that commit, under the present version, so that either takes the other's runs."""
-    found = unpacked(BEFORE, version("baton"), tmp_path_factory.mktemp("before"), unknown=())
-    if found is None:
+    release = unpacked(BEFORE, version("baton"), tmp_path_factory.mktemp("before"), unknown=())
+    if release is None:
         pytest.skip(f"this clone does not have the commit {BEFORE}")
-    return found
+    return release
 
 
 def asked_of(url: str, verb: str, path: str, body: Any = None) -> Any:

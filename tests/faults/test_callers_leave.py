@@ -34,18 +34,18 @@ Record = Callable[[str, object], None]
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("callers"), dispatchers=1) as made:
-        yield made
+    with scene(tmp_path_factory.mktemp("callers"), dispatchers=1) as new_scene:
+        yield new_scene
 
 
 @pytest.fixture
 def wire(system: Scene) -> Iterator[NetworkProxy]:
     """A line to the gateway."""
-    with proxied(system.gateway.port) as made:
-        yield made
+    with proxied(system.gateway.port) as proxy:
+        yield proxy
 
 
-def sent(port: int, *, streams: bool, **extension: Any) -> socket.socket:
+def connect_and_send(port: int, *, streams: bool, **extension: Any) -> socket.socket:
     """A connection on which a request has been sent."""
     body = json.dumps(
         {"model": "baton-mini", "messages": user_message("Go on."), "stream": streams, "baton": extension}
@@ -60,12 +60,12 @@ def sent(port: int, *, streams: bool, **extension: Any) -> socket.socket:
 
 
 def read_until(peer: socket.socket, word: bytes) -> bytes:
-    found = b""
-    while word not in found:
+    data_so_far = b""
+    while word not in data_so_far:
         data = peer.recv(1 << 16)
-        assert data, found[-500:]
-        found += data
-    return found
+        assert data, data_so_far[-500:]
+        data_so_far += data
+    return data_so_far
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,26 +99,26 @@ def leaving(leaver: Leaving, policy: str) -> object:
 )
 def test_a_run_whose_caller_is_gone(system: Scene, leaver: Leaving, policy: str, record_property: Record) -> None:
     system.stub.always("alpha", Reply(chunks=WORDS, gap=0.1) if leaver.until else Reply(chunks=WORDS, first_delay=6.0))
-    with closing(sent(system.gateway.port, streams=leaver.streams, on_disconnect=policy)) as peer:
+    with closing(connect_and_send(system.gateway.port, streams=leaver.streams, on_disconnect=policy)) as peer:
         if leaver.until:
             read_until(peer, leaver.until)
-        system.asked("alpha")
+        system.wait_for_requests("alpha")
     left = time.time()
     run = system.latest()
     wait_until(lambda: system.ended(run), within=30, what="the run ends")
     assert settle(system) == []
-    found = account(system, run)
-    took = found.row["ended_at"] - left
-    record_property("measured", f"{found.row['state']} {took:.1f} s later")
+    run_account = account(system, run)
+    took = run_account.row["ended_at"] - left
+    record_property("measured", f"{run_account.row['state']} {took:.1f} s later")
     if policy == "finish":
-        assert (found.row["state"], found.outcomes()) == ("succeeded", [["ok"]])
+        assert (run_account.row["state"], run_account.outcomes()) == ("succeeded", [["ok"]])
     elif "end" in leaver.name:
-        assert found.row["state"] in ("succeeded", "cancelled")
+        assert run_account.row["state"] in ("succeeded", "cancelled")
     else:
-        assert (found.row["state"], found.outcomes()) == ("cancelled", [["cancelled"]])
+        assert (run_account.row["state"], run_account.outcomes()) == ("cancelled", [["cancelled"]])
         assert took < STOPPED + SLACK
         assert system.stub.requests("alpha")[0]["disconnected_at"] is not None
-    nothing_is_held(found)
+    nothing_is_held(run_account)
 
 
 def nothing_is_held(run: Account) -> None:
@@ -129,7 +129,7 @@ def nothing_is_held(run: Account) -> None:
 @at("F-30", "a hundred callers leave at once", "each run is cancelled; the gateway serves on", ci=True)
 def test_many_callers_leave_at_once(system: Scene) -> None:
     system.stub.always("alpha", Hang())
-    peers = [sent(system.gateway.port, streams=bool(n % 2)) for n in range(100)]
+    peers = [connect_and_send(system.gateway.port, streams=bool(n % 2)) for n in range(100)]
     wait_until(lambda: system.open_runs() == len(peers), within=20, what="all are admitted")
     for peer in peers:
         peer.close()
@@ -143,7 +143,7 @@ def test_many_callers_leave_at_once(system: Scene) -> None:
 @at("F-30", "caller's line goes dead in the middle of a stream", "the run ends; nothing is held for it")
 def test_a_half_open_caller_holds_nothing(system: Scene, wire: NetworkProxy) -> None:
     system.stub.always("alpha", Reply(chunks=WORDS, gap=0.05))
-    with closing(sent(wire.port, streams=True)) as peer:
+    with closing(connect_and_send(wire.port, streams=True)) as peer:
         read_until(peer, b"word3")
         wire.set(Hole())
         wait_until(lambda: system.ended(system.latest()), within=30, what="the run ends")
@@ -157,10 +157,10 @@ def test_a_half_open_caller_holds_nothing(system: Scene, wire: NetworkProxy) -> 
 
 def connections(system: Scene) -> int:
     """Return how many callers are connected to the gateway."""
-    found = psutil.Process(system.gateway.pid).net_connections("tcp")
+    open_connections = psutil.Process(system.gateway.pid).net_connections("tcp")
     return sum(
         connection.laddr.port == system.gateway.port and connection.status == psutil.CONN_ESTABLISHED
-        for connection in found
+        for connection in open_connections
     )
 
 
@@ -174,7 +174,7 @@ def test_slow_readers_cost_little(system: Scene, wire: NetworkProxy, record_prop
     process = psutil.Process(system.gateway.pid)
     before = process.memory_info().rss
     wire.set(Slow(2_000))
-    peers = [sent(wire.port, streams=True) for _ in range(READERS)]
+    peers = [connect_and_send(wire.port, streams=True) for _ in range(READERS)]
     try:
         most = 0
         until = time.monotonic() + 4 * LEASE

@@ -55,13 +55,13 @@ WRONGS = (
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """Two gateways and three dispatchers; the first of each kind looks at a clock of its own."""
     folder = tmp_path_factory.mktemp("clocks")
-    with scene(folder, gateways=2, start=False, lease=4.0) as made:
-        for process in (made.gateways[0], made.dispatchers[0]):
+    with scene(folder, gateways=2, start=False, lease=4.0) as new_scene:
+        for process in (new_scene.gateways[0], new_scene.dispatchers[0]):
             words = process.program[:-1]
             process.program = (*words, "--clock", str(folder / f"{process.verb}.clock"), "--")
-        assert run_command(folder, made.environ, "migrate").returncode == 0
-        made.reset()
-        yield made
+        assert run_command(folder, new_scene.environ, "migrate").returncode == 0
+        new_scene.reset()
+        yield new_scene
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_wrong_clock_ends_no_run_and_repeats_none(system: Scene, clock_fault: 
     ours = accounts(system.database)
     repeated = sum(outcomes != ["ok"] for run in ours for outcomes in run.outcomes())
     record_property("measured", f"{len(ours)} runs, {repeated} steps done twice")
-    assert load.statuses == {200: load.asked}
+    assert load.statuses == {200: load.request_count}
     assert {run.row["state"] for run in ours} == {"succeeded"}
     assert {run.row["degraded"] for run in ours} == {False}
     assert repeated == 0

@@ -34,7 +34,7 @@ class Plight:
     name: str
     family: str
     act: Behaviour
-    asked: int = 1
+    call_count: int = 1
     ci: bool = False
     probed: bool = False
     """A probe finds it dead as well; a run that is planned after that asks nobody."""
@@ -60,18 +60,18 @@ PLIGHTS = (
     Plight("fails with 500", CONDUCTORS, Fail(status=500), probed=True),
     Plight("is not known there", CONDUCTORS, Fail(status=404), probed=True),
     Plight("says a web page", CONDUCTORS, Raw(body="<html>no</html>", content_type="text/html")),
-    Plight("says prose for ever", CONDUCTORS, text("I would rather talk about the weather."), asked=2, ci=True),
-    Plight("says no steps", CONDUCTORS, steps(), asked=2),
-    Plight("names a worker that is not in the pool", CONDUCTORS, steps(step(99)), asked=2, ci=True),
-    Plight("names a worker by name", CONDUCTORS, steps(step("alpha")), asked=2),
-    Plight("says nothing", CONDUCTORS, Reply(chunks=()), asked=2),
+    Plight("says prose for ever", CONDUCTORS, text("I would rather talk about the weather."), call_count=2, ci=True),
+    Plight("says no steps", CONDUCTORS, steps(), call_count=2),
+    Plight("names a worker that is not in the pool", CONDUCTORS, steps(step(99)), call_count=2, ci=True),
+    Plight("names a worker by name", CONDUCTORS, steps(step("alpha")), call_count=2),
+    Plight("says nothing", CONDUCTORS, Reply(chunks=()), call_count=2),
     Plight("plans ten thousand steps", BOMBS, steps(*[step() for _ in range(10_000)]), ci=True),
-    Plight("lets a step see itself", BOMBS, steps(step(access=("user", 0))), asked=2),
-    Plight("lets two steps see each other", BOMBS, steps(step(access=(1,)), step(access=(0,))), asked=2, ci=True),
+    Plight("lets a step see itself", BOMBS, steps(step(access=("user", 0))), call_count=2),
+    Plight("lets two steps see each other", BOMBS, steps(step(access=(1,)), step(access=(0,))), call_count=2, ci=True),
     Plight("never stops planning", BOMBS, Reply(chunks=('{"steps": [', *[" "] * 200), endless=True, gap=0.01)),
-    Plight("nests ten thousand levels", BOMBS, text('{"steps": ' + "[" * 10_000), asked=2),
+    Plight("nests ten thousand levels", BOMBS, text('{"steps": ' + "[" * 10_000), call_count=2),
     Plight("writes a subtask of 4 MB", BOMBS, steps(step() | {"subtask": "x" * 4_000_000})),
-    Plight("plans itself again as a step", BOMBS, steps(step(-1)), asked=2),
+    Plight("plans itself again as a step", BOMBS, steps(step(-1)), call_count=2),
 )
 
 
@@ -87,11 +87,11 @@ def pools(stub: StubControl, to_stub: NetworkProxy) -> str:
         f'[workers.{name}]\nprovider = "stub"\nmodel = "{name}"\nprice = {{ input = 1, output = 2 }}\n'
         for name in WORKERS
     ]
-    known = ", ".join(f'"{name}"' for name in WORKERS)
+    names = ", ".join(f'"{name}"' for name in WORKERS)
     for n in range(len(PLIGHTS) + 1):
         parts.append(
             f'[workers.planner-{n}]\nprovider = "planning"\nmodel = "planner-{n}"\npooled = false\n'
-            f"[tiers.baton-{n}]\npool = [{known}]\nlimits = {{ seconds = {SECONDS}, steps = {STEPS} }}\n"
+            f"[tiers.baton-{n}]\npool = [{names}]\nlimits = {{ seconds = {SECONDS}, steps = {STEPS} }}\n"
             f'conductor = {{ kind = "model", worker = "planner-{n}", probe = 1.5 }}\n'
         )
     return "".join(parts)
@@ -99,8 +99,8 @@ def pools(stub: StubControl, to_stub: NetworkProxy) -> str:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("conductors"), dispatchers=1, pools=pools) as made:
-        yield made
+    with scene(tmp_path_factory.mktemp("conductors"), dispatchers=1, pools=pools) as new_scene:
+        yield new_scene
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def system(shared: Scene) -> Scene:
 def plight(number: int) -> object:
     plight_case = PLIGHTS[number]
     place = f"conductor {plight_case.name}"
-    repaired = "repaired once, then " if plight_case.asked == 2 else ""
+    repaired = "repaired once, then " if plight_case.call_count == 2 else ""
     expectation = f"{repaired}the fallback answers, degraded; others unaffected"
     return case(number, family=plight_case.family, place=place, expectation=expectation, ci=plight_case.ci, name=place)
 
@@ -132,7 +132,7 @@ def test_the_fallback_takes_over(system: Scene, number: int, record_property: Re
     assert (answered.status, answered.document["baton"]["degraded"]) == (200, True)
     assert (run.row["state"], run.row["degraded"]) == ("succeeded", True)
     assert run.outcomes()[-1] == ["ok"]
-    assert len(run.planning()) in ({0, plight_case.asked} if plight_case.probed else {plight_case.asked})
+    assert len(run.planning()) in ({0, plight_case.call_count} if plight_case.probed else {plight_case.call_count})
     assert len(run.bodies(Kind.PLAN_STEP)) <= 2 * STEPS + 1
     assert answered.seconds < TRIPPED
     assert system.gateway.alive

@@ -128,17 +128,19 @@ async def test_after_any_cut_the_page_equals_a_fresh_one(monkeypatch: pytest.Mon
             async with console_client(app, now) as browser:
                 await sign_in(browser, key)
                 cookie = cookie_of(browser)
-                shown, last = regions((await browser.get(ADDRESS)).text), 1
+                regions_shown, last = regions((await browser.get(ADDRESS)).text), 1
                 while run.seq < len(run.events):
                     run.write(chance.randint(run.seq + 1, len(run.events)))
                     whole = chance.random() < 0.5
                     most = WHOLE if whole else chance.randrange(60_000)
                     text = await received(console, cookie, f"{ADDRESS}/live", most, last=last)
-                    last = max([last, *patched(shown, complete(text))])
+                    last = max([last, *patched(regions_shown, complete(text))])
                     cuts += 1
                 if last < run.seq:
-                    patched(shown, await received(console, cookie, f"{ADDRESS}/live", WHOLE, last=last))
-                assert shown == regions((await browser.get(ADDRESS)).text), f"run {run.events[0].run}, {cuts} cuts"
+                    patched(regions_shown, await received(console, cookie, f"{ADDRESS}/live", WHOLE, last=last))
+                assert regions_shown == regions((await browser.get(ADDRESS)).text), (
+                    f"run {run.events[0].run}, {cuts} cuts"
+                )
 
 
 async def test_after_any_cut_the_playground_equals_a_fresh_one(stub: ProviderStub, runtime: Runtime) -> None:
@@ -154,21 +156,23 @@ async def test_after_any_cut_the_playground_equals_a_fresh_one(stub: ProviderStu
             while cuts < CUTS:
                 gates = stalled(stub, chance)
                 page = await submit_form(browser, tier="baton-ultra", once=f"{cuts}")
-                run, shown = run_of_page(page), regions(page.text, PLAYGROUND)
+                run, regions_shown = run_of_page(page), regions(page.text, PLAYGROUND)
                 address = f"/console/playground/{run}?live"
                 for gate in (*gates, None):
                     for _ in range(chance.randint(0, 3)):
                         text = await received(
                             console, cookie_of(browser), address, chance.randrange(9_000), enough=b"</hx-partial>"
                         )
-                        patched(shown, complete(text))
+                        patched(regions_shown, complete(text))
                         cuts += 1
                     if gate is not None:
                         gate.set()
-                patched(shown, await received(console, cookie_of(browser), address, WHOLE, enough=b"event: end"))
+                patched(
+                    regions_shown, await received(console, cookie_of(browser), address, WHOLE, enough=b"event: end")
+                )
                 fresh = (await browser.get(f"/console/playground/{run}")).text
                 assert "hx-sse:connect" not in fresh, "the run has ended"
-                assert shown == regions(fresh, PLAYGROUND), f"{run}, {cuts} cuts"
+                assert regions_shown == regions(fresh, PLAYGROUND), f"{run}, {cuts} cuts"
 
 
 def stalled(stub: ProviderStub, chance: Random) -> Sequence[asyncio.Event]:

@@ -19,8 +19,8 @@ RESUMED = LEASE + 2
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("killed"), dispatchers=3, **SPREAD) as made:
-        yield made
+    with scene(tmp_path_factory.mktemp("killed"), dispatchers=3, **SPREAD) as new_scene:
+        yield new_scene
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def test_a_dispatcher_that_is_killed_is_replaced(
     else:
         system.stub.script(WORKERS[n], Hang())
     calling = system.aside(ask, system.gateway, "baton-ultra", extra_body={"baton": {"plan": CHAIN}})
-    taken = system.struck() if boundary.order else killed_while_it_waits(system, WORKERS[n])
+    strike = system.struck() if boundary.order else killed_while_it_waits(system, WORKERS[n])
     answered = calling.result(30)
     assert answered.status == 200, answered
     assert settle(system) == []
@@ -76,7 +76,7 @@ def test_a_dispatcher_that_is_killed_is_replaced(
     expected[n] = list(boundary.outcomes)
     assert run.outcomes() == expected
     assert len(system.stub.requests(WORKERS[n])) == boundary.received
-    went_on = resumed(run, taken.at)
+    went_on = resumed(run, strike.at)
     record_property("measured", f"resumed after {went_on:.1f} s")
     assert went_on < RESUMED
 
@@ -95,7 +95,7 @@ def test_an_answer_that_was_begun_is_not_mixed_with_another(system: Scene) -> No
 
 def killed_while_it_waits(system: Scene, worker: str) -> Taken:
     """The request is at the worker, which says nothing."""
-    system.asked(worker)
+    system.wait_for_requests(worker)
     victim = system.holding()
     pid = victim.pid
     victim.kill()

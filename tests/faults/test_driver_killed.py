@@ -25,8 +25,8 @@ PLANNED = {"baton": {"plan": CHAIN}}
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("drivers")) as made:
-        yield made
+    with scene(tmp_path_factory.mktemp("drivers")) as new_scene:
+        yield new_scene
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +132,15 @@ def test_a_stream_that_breaks_is_the_beginning_of_the_recorded_answer(
 ) -> None:
     words = [f"word{n} " for n in range(40)]
     system.stub.always("alpha", Reply(chunks=tuple(words), gap=0.05))
-    heard = ""
+    text = ""
     with caller(system.gateway) as client, suppress(openai.APIError, httpx.HTTPError):
         for chunk in client.client.chat.completions.create(
             model="baton-mini", messages=user_message("Tell."), stream=True
         ):  # type: ignore[call-overload]
-            heard += (chunk.choices[0].delta.content or "") if chunk.choices else ""
-            if heard.count(" ") >= 5 and system.gateway.alive:
+            text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+            if text.count(" ") >= 5 and system.gateway.alive:
                 system.gateway.kill()
-    assert 5 <= heard.count(" ") < 40
+    assert 5 <= text.count(" ") < 40
     wait_until(lambda: not system.gateway.alive, within=10, what="the gateway is dead")
     run = finished(system, record_property)
     assert run.outcomes() == [["ok"]], "the engine goes on with the call that it has begun"
@@ -148,7 +148,7 @@ def test_a_stream_that_breaks_is_the_beginning_of_the_recorded_answer(
     with caller(system.gateway) as client:
         answer = client.read(f"/v1/runs/{run.id}/steps/0")["output"]
     assert answer == "".join(words)
-    assert answer.startswith(heard)
+    assert answer.startswith(text)
 
 
 BACK = (
@@ -174,15 +174,15 @@ def test_whoever_comes_back_gets_the_same_bytes(system: Scene, moment: Moment, s
     words = tuple(f"word{n} " for n in range(20))
     system.stub.always("epsilon", Reply(chunks=words, gap=0.05))
     system.orders.lay(moment.order or ANSWERED[streams])
-    assert sent(system, streams) is None
+    assert send_again(system, streams) is None
     wait_until(lambda: not system.gateway.alive, within=10, what="the gateway is dead")
     system.mend()
-    first, again, later = sent(system, streams), sent(system, streams), sent(system, streams)
+    first, again, later = send_again(system, streams), send_again(system, streams), send_again(system, streams)
     assert first is not None
     assert again is not None
     assert again == later
     if streams:  # the first one may hear the answer while it is made, in pieces; from then on it is there
-        assert told(first) == told(again) == "".join(words)
+        assert text_of_stream(first) == text_of_stream(again) == "".join(words)
     else:
         assert first == again
     assert settle(system, 30) == []
@@ -194,14 +194,14 @@ def test_whoever_comes_back_gets_the_same_bytes(system: Scene, moment: Moment, s
     assert stored == "".join(words)
 
 
-def told(stream: str) -> str:
+def text_of_stream(stream: str) -> str:
     """Return the text of a stream's chunks; it must be whole."""
     assert stream.endswith("data: [DONE]\n\n")
     frames = [json.loads(line.removeprefix("data: ")) for line in stream.splitlines() if line.startswith("data: {")]
     return "".join(choice["delta"].get("content") or "" for frame in frames for choice in frame["choices"])
 
 
-def sent(system: Scene, streams: bool) -> str | None:
+def send_again(system: Scene, streams: bool) -> str | None:
     """What the same request with the same key brings, once it is over; None if the connection breaks."""
     body = {"model": "baton-ultra", "messages": user_message("Tell."), "stream": streams, **PLANNED}
     headers = {"Authorization": f"Bearer {KEY}", "Idempotency-Key": "the same"}
@@ -234,8 +234,8 @@ def finished(system: Scene, record_property: Callable[[str, object], None]) -> A
     run = account(system, system.latest())
     assert run.row["state"] == "succeeded"
     assert [event.kind for event in run.events if event.kind in TERMINAL] == [Kind.SUCCEEDED]
-    if system.orders.taken:
-        killed = system.orders.taken[-1].at
+    if system.orders.strikes:
+        killed = system.orders.strikes[-1].at
         later = [event.at - killed for event in run.events if event.at > killed]
         if later:
             record_property("measured", f"resumed after {later[0]:.1f} s")

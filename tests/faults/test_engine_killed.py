@@ -16,8 +16,8 @@ PLANNED = {"baton": {"plan": CHAIN}}
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("engines"), dispatchers=2) as made:
-        yield made
+    with scene(tmp_path_factory.mktemp("engines"), dispatchers=2) as new_scene:
+        yield new_scene
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def test_an_engine_that_is_killed_is_replaced(
 ) -> None:
     system.orders.lay(boundary.order)
     calling = system.aside(ask, system.gateway, "baton-ultra", extra_body=PLANNED)
-    taken = system.struck()
+    strike = system.struck()
     answered = calling.result(30)
     assert answered.status == 200, answered
     assert settle(system) == []
@@ -59,7 +59,7 @@ def test_an_engine_that_is_killed_is_replaced(
     if boundary.again is not None:
         expected[boundary.again] = ["unknown", "ok"]
         assert len(system.stub.requests(WORKERS[boundary.again])) == boundary.received
-        went_on = resumed(run, taken.at)
+        went_on = resumed(run, strike.at)
         record_property("measured", f"resumed after {went_on:.1f} s")
         assert went_on < RESUMED
     assert run.outcomes() == expected

@@ -84,11 +84,11 @@ def test_a_failover_to_a_lagging_replica(tmp_path: Path, record_property: Callab
             answered = len(load.answers)
             wait_until(lambda: len(load.answers) >= answered + 24, what="more are answered, which the standby lacks")
             both.fail_over()
-            begun = load.asked
-            wait_until(lambda: load.asked >= begun + 12, within=60, what="callers ask again")
-            done = len([answer for answer in load.answers if answer.status == 200])
+            count_before = load.request_count
+            wait_until(lambda: load.request_count >= count_before + 12, within=60, what="callers ask again")
+            answered_count = len([answer for answer in load.answers if answer.status == 200])
             wait_until(
-                lambda: len([answer for answer in load.answers if answer.status == 200]) >= done + 24,
+                lambda: len([answer for answer in load.answers if answer.status == 200]) >= answered_count + 24,
                 within=60,
                 what="callers are answered by the new primary",
             )
@@ -122,9 +122,9 @@ def test_a_failover_to_a_synchronous_replica(tmp_path: Path, record_property: Ca
             both.fail_over()
             for setting in ("synchronous_standby_names",):
                 asyncio.run(execute(both.standby.url, f"ALTER SYSTEM RESET {setting}"))
-            done = len([answer for answer in load.answers if answer.status == 200])
+            answered_count = len([answer for answer in load.answers if answer.status == 200])
             wait_until(
-                lambda: len([answer for answer in load.answers if answer.status == 200]) >= done + 24,
+                lambda: len([answer for answer in load.answers if answer.status == 200]) >= answered_count + 24,
                 within=60,
                 what="callers are answered by the new primary",
             )

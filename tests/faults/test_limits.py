@@ -43,8 +43,8 @@ def test_limits_hold_without_a_gateway_and_without_redis(tmp_path: Path) -> None
         scene.add(PRESENT, "dispatcher", 1)
         scene.wait()
         began = time.monotonic()
-        begun = [reply for reply in burst(scene, 4) if reply.status_code == 200]
-        assert len(begun) == OPEN_RUNS
+        admitted = [reply for reply in burst(scene, 4) if reply.status_code == 200]
+        assert len(admitted) == OPEN_RUNS
         killed, *_ = scene.processes["gateway"]
         killed.kill()
         with redis.Redis.from_url(scene.environ["BATON_REDIS_URL"]) as server:
@@ -52,7 +52,7 @@ def test_limits_hold_without_a_gateway_and_without_redis(tmp_path: Path) -> None
         other = scene.urls[1]
         refused = post(other)
         assert (refused.status_code, "open" in refused.json()["error"]["message"]) == (429, True)
-        first, *others = [reply.headers["x-baton-run"] for reply in begun]
+        first, *others = [reply.headers["x-baton-run"] for reply in admitted]
         cancel(other, first)
         assert post(other).status_code == 200, "its place came back with its end"
         for run in others:
@@ -69,7 +69,7 @@ def cancel(url: str, run: str) -> None:
     assert post(url, f"/v1/runs/{run}/cancel", {}).status_code < 300
 
     def ended() -> bool:
-        found = httpx.get(f"{url}/v1/runs/{run}", headers=headers, timeout=30, trust_env=False).json()
-        return found["ended_at"] is not None
+        row = httpx.get(f"{url}/v1/runs/{run}", headers=headers, timeout=30, trust_env=False).json()
+        return row["ended_at"] is not None
 
     wait_until(ended, what="the run ends")

@@ -24,8 +24,8 @@ Record = Callable[[str, object], None]
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     stutter = ("--copies", str(COPIES))
     programs = {"gateway": stutter, "dispatcher": stutter}
-    with scene(tmp_path_factory.mktemp("messages"), program=programs, lease=4.0) as made:
-        yield made
+    with scene(tmp_path_factory.mktemp("messages"), program=programs, lease=4.0) as new_scene:
+        yield new_scene
 
 
 @at("F-26", "every message three times, batches in reverse", "each step is executed once", ci=True)
@@ -33,7 +33,7 @@ def test_messages_that_come_again_do_nothing(system: Scene, record_property: Rec
     with flood(system.gateways, CALLERS) as load:
         wait_until(lambda: len(load.answers) >= 2 * CALLERS, within=30, what="many runs are over")
     assert settle(system) == []
-    assert load.statuses == {200: load.asked}
+    assert load.statuses == {200: load.request_count}
     ours = accounts(system.database)
     record_property("measured", f"{len(ours)} runs")
     for run in ours:
@@ -77,7 +77,7 @@ def forgery(name: str) -> object:
 def test_a_forged_ticket_is_ignored(system: Scene, name: str) -> None:
     system.stub.always("beta", Reply(chunks=("beta ", "says so."), first_delay=1.0))
     calling = system.aside(ask, system.gateway, "baton-ultra", extra_body={"baton": {"plan": CHAIN}})
-    system.asked("beta")
+    system.wait_for_requests("beta")
     run = system.latest()
     with Redis.from_url(system.redis.url) as redis:
         stream = KeyNames("baton").steps("baton-ultra")
@@ -97,7 +97,7 @@ def test_a_forged_ticket_is_ignored(system: Scene, name: str) -> None:
 def test_live_messages_that_cannot_be_read_are_ignored(system: Scene) -> None:
     system.stub.always("epsilon", Reply(chunks=tuple("A word and another. "), gap=0.05))
     calling = system.aside(ask, system.gateway, "baton-ultra", streams=True, extra_body={"baton": {"plan": CHAIN}})
-    system.asked("epsilon")
+    system.wait_for_requests("epsilon")
     run = system.latest()
     rubbish = (
         b"",

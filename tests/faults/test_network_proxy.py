@@ -34,8 +34,8 @@ def echo() -> Iterator[int]:
 
 @pytest.fixture
 def wire(echo: int) -> Iterator[NetworkProxy]:
-    with proxied(echo) as made:
-        yield made
+    with proxied(echo) as proxy:
+        yield proxy
 
 
 def connected(wire: NetworkProxy, seconds: float = 5.0) -> socket.socket:
@@ -44,23 +44,23 @@ def connected(wire: NetworkProxy, seconds: float = 5.0) -> socket.socket:
     return peer
 
 
-def said(peer: socket.socket, data: bytes) -> bytes:
+def say(peer: socket.socket, data: bytes) -> bytes:
     peer.sendall(data)
-    found = b""
-    while len(found) < len(data):
-        found += peer.recv(1 << 16)
-    return found
+    echoed = b""
+    while len(echoed) < len(data):
+        echoed += peer.recv(1 << 16)
+    return echoed
 
 
 def test_it_passes_everything_and_counts_the_answers(wire: NetworkProxy) -> None:
     with connected(wire) as peer:
-        assert said(peer, b"x" * 200_000) == b"x" * 200_000
+        assert say(peer, b"x" * 200_000) == b"x" * 200_000
     assert wire.carried == 200_000
 
 
 def test_it_refuses_and_comes_back_on_its_port(wire: NetworkProxy) -> None:
     with connected(wire) as peer:
-        said(peer, b"x")
+        say(peer, b"x")
         wire.set(Refuse())
         with pytest.raises(ConnectionError):
             peer.recv(1)
@@ -68,7 +68,7 @@ def test_it_refuses_and_comes_back_on_its_port(wire: NetworkProxy) -> None:
         connected(wire)
     wire.set(Pass())
     with connected(wire) as peer:
-        assert said(peer, b"again") == b"again"
+        assert say(peer, b"again") == b"again"
 
 
 def test_a_hole_swallows_and_gives_back_when_it_is_mended(wire: NetworkProxy) -> None:
@@ -85,27 +85,27 @@ def test_it_is_slow_or_late(wire: NetworkProxy) -> None:
     with connected(wire) as peer:
         wire.set(Slow(1_000))
         began = time.monotonic()
-        said(peer, b"x" * 400)
+        say(peer, b"x" * 400)
         assert time.monotonic() - began > 0.3
         wire.set(Delay(0.3))
         began = time.monotonic()
-        said(peer, b"x")
+        say(peer, b"x")
         assert time.monotonic() - began > 0.5
 
 
 def test_it_cuts_in_the_middle(wire: NetworkProxy) -> None:
     wire.set(Cut(after=10))
     with connected(wire) as peer, pytest.raises(ConnectionResetError):
-        said(peer, b"x" * 100)
+        say(peer, b"x" * 100)
     assert (wire.carried, wire.cuts) == (10, 1)
 
 
 def test_it_can_lead_elsewhere(wire: NetworkProxy, echo: int) -> None:
     with proxied(echo) as other, connected(wire) as peer:
-        assert said(peer, b"here") == b"here"
+        assert say(peer, b"here") == b"here"
         wire.aim(other.port)
         with connected(wire) as again:
-            assert said(again, b"there") == b"there"
+            assert say(again, b"there") == b"there"
         assert other.carried == 5
 
 
@@ -129,9 +129,9 @@ def test_a_watched_order_is_obeyed_by_one_process_only(tmp_path_factory: pytest.
         crash_points[0].pass_by("take.after", "step=0")
     for crashes in crash_points:
         crashes.pass_by("take.after", "step=0")
-    assert [(taken.boundary, taken.labels) for taken in orders.taken] == [("take.after", ("step=0",))]
+    assert [(strike.boundary, strike.labels) for strike in orders.strikes] == [("take.after", ("step=0",))]
     orders.lay("* raise take.after")
     for crashes in crash_points:
         with pytest.raises(InjectedError):
             crashes.pass_by("take.after")
-    assert len(orders.taken) == 2
+    assert len(orders.strikes) == 2

@@ -28,8 +28,8 @@ Record = Callable[[str, object], None]
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("postgres"), seconds=120) as made:
-        yield made
+    with scene(tmp_path_factory.mktemp("postgres"), seconds=120) as new_scene:
+        yield new_scene
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_connections_that_break_now_and_then_are_replaced(system: Scene, record_
 def test_an_outcome_waits_for_the_database(system: Scene) -> None:
     system.stub.always("alpha", Reply(first_delay=3.0))
     answer = system.aside(ask, system.gateway, "baton-mini")
-    system.asked("alpha")
+    system.wait_for_requests("alpha")
     with restarted(system):
         time.sleep(AWAY_SECONDS)
     answered = answer.result(40)

@@ -47,8 +47,8 @@ NO_TROUBLE = "DROP TRIGGER trouble ON events; DROP FUNCTION trouble(); DROP SEQU
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     # The service's three processes take ten each at most.
-    with scene(tmp_path_factory.mktemp("strained"), seconds=120, postgres=["max_connections=44"]) as made:
-        yield made
+    with scene(tmp_path_factory.mktemp("strained"), seconds=120, postgres=["max_connections=44"]) as new_scene:
+        yield new_scene
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_transaction_that_is_refused_is_tried_again(system: Scene, state: str,
     assert settle(system, 30) == []
     record_property("measured", f"{struck} transactions refused, {dict(load.statuses)}")
     assert struck >= 5
-    assert load.statuses == {200: load.asked}
+    assert load.statuses == {200: load.request_count}
     assert {account.row["state"] for account in accounts(system.database)} == {"succeeded"}
 
 
@@ -141,18 +141,18 @@ async def exhausted(system: Scene, record_property: Record) -> None:
     """Take every connection there is, once the service's own were closed under it."""
     async with AsyncExitStack() as stack:
         system.to_postgres.reset()
-        taken = 0
+        count = 0
         until = time.monotonic() + 4
         while time.monotonic() < until:  # also those that the service opens, and loses again, meanwhile
             with suppress(asyncpg.PostgresError, OSError, TimeoutError):
                 opened = await asyncpg.connect(system.database, timeout=2)
                 stack.push_async_callback(opened.close)
-                taken += 1
+                count += 1
                 continue
             system.to_postgres.reset()
             await asyncio.sleep(RETRY_PAUSE)
         answer = await asyncio.to_thread(ask, system.gateway, "baton-mini")
-        record_property("measured", f"{taken} connections taken; 503 after {answer.seconds:.1f} s")
+        record_property("measured", f"{count} connections taken; 503 after {answer.seconds:.1f} s")
         assert (answer.status, answer.code) == (503, "store_unavailable")
         assert answer.seconds < 30
         assert await asyncio.to_thread(probe, system.gateway, "/healthz") == 200
@@ -176,12 +176,12 @@ def test_a_database_that_comes_late(tmp_path: Path) -> None:
         migrated = run_command(tmp_path, system.environ, "migrate")
         assert migrated.returncode == 0, migrated.stderr
         wait_until(system.gateway.ready, within=20, what="it is ready")
-        wait_until(lambda: known(system), within=10, what="its first key is there")
+        wait_until(lambda: is_key_known(system), within=10, what="its first key is there")
         assert ask(system.gateway, "baton-mini").text
         assert settle(system) == []
 
 
-def known(system: Scene) -> bool:
+def is_key_known(system: Scene) -> bool:
     """Return whether our key is accepted yet."""
     with caller(system.gateway) as client, suppress(httpx.HTTPError, openai.APIError):
         client.client.models.list()

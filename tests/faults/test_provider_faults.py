@@ -128,8 +128,8 @@ limits = {{ seconds = 40 }}
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("providers"), dispatchers=1, pools=pools) as made:
-        yield made
+    with scene(tmp_path_factory.mktemp("providers"), dispatchers=1, pools=pools) as new_scene:
+        yield new_scene
 
 
 def place(number: int) -> object:

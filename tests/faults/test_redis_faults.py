@@ -28,8 +28,8 @@ Record = Callable[[str, object], None]
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("redis"), seconds=120) as made:
-        yield made
+    with scene(tmp_path_factory.mktemp("redis"), seconds=120) as new_scene:
+        yield new_scene
 
 
 @pytest.fixture
@@ -148,8 +148,8 @@ def test_no_run_is_lost(pace: float, system: Scene, outage: Outage, record_prope
     ours = accounts(system.database)
     took = max(run.row["ended_at"] for run in ours) - mended
     record_property("measured", f"{len(ours)} runs, slowest {load.slowest:.1f} s, last end {took:.1f} s after")
-    assert load.statuses == {200: load.asked}
-    assert len(ours) == load.asked
+    assert load.statuses == {200: load.request_count}
+    assert len(ours) == load.request_count
     assert {run.row["state"] for run in ours} == {"succeeded"}
     assert took < RECOVERED + pace
     assert slowest_probe < 15

@@ -24,8 +24,8 @@ Record = Callable[[str, object], None]
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("restarts"), gateways=2, dispatchers=2, seconds=90, lease=4.0) as made:
-        yield made
+    with scene(tmp_path_factory.mktemp("restarts"), gateways=2, dispatchers=2, seconds=90, lease=4.0) as new_scene:
+        yield new_scene
 
 
 @pytest.fixture
@@ -54,9 +54,9 @@ def rolled(system: Scene, processes: list[Process], record_property: Record) -> 
     assert settle(system, 30) == []
     ours = accounts(system.database)
     record_property("measured", f"{RESTARTS} restarts, {len(ours)} runs, slowest stop {slowest:.1f} s")
-    assert load.statuses == {200: load.asked}
+    assert load.statuses == {200: load.request_count}
     assert {run.row["state"] for run in ours} <= {"succeeded", "cancelled"}
-    assert sum(run.row["state"] == "succeeded" for run in ours) >= load.asked
+    assert sum(run.row["state"] == "succeeded" for run in ours) >= load.request_count
     assert slowest < DRAINED + 5
 
 
@@ -75,7 +75,7 @@ def test_gateways_are_restarted_in_turn(system: Scene, record_property: Record) 
 def test_a_dispatcher_that_stops_finishes_its_call(system: Scene) -> None:
     system.stub.always("alpha", Reply(chunks=("alpha ", "says so."), first_delay=3.0))
     calling = system.aside(ask, system.gateway, "baton-mini")
-    system.asked("alpha")
+    system.wait_for_requests("alpha")
     victim = system.holding()
     victim.send_sigterm()
     system.stub.always("alpha", Reply(chunks=("alpha ", "says so.")))
@@ -94,7 +94,7 @@ def test_a_dispatcher_that_stops_finishes_its_call(system: Scene) -> None:
 def test_an_engine_that_stops_finishes_its_plan(system: Scene) -> None:
     system.stub.always("planner", replace(TREE, gap=0.1))
     calling = system.aside(ask, system.gateway, "baton-ultra")
-    system.asked("planner")
+    system.wait_for_requests("planner")
     (driver,) = system.rows("SELECT driver FROM runs")
     victim = system.process(int(str(driver[0]).split("-")[-2]))
     victim.send_sigterm()
@@ -111,7 +111,7 @@ def test_a_call_that_outlasts_the_drain_is_handed_back(system: Scene, record_pro
     # A worker that goes on writing: one that says nothing would be replaced before the drain is over.
     system.stub.script("alpha", Reply(chunks=("and so on ",) * 300, gap=0.2))
     calling = system.aside(ask, system.gateway, "baton-mini", timeout=80)
-    system.asked("alpha")
+    system.wait_for_requests("alpha")
     victim = system.holding()
     began = time.monotonic()
     assert victim.stop() == 0
@@ -129,7 +129,7 @@ def test_a_gateway_that_stops_finishes_its_streams(system: Scene) -> None:
     words = tuple(f"word{n} " for n in range(30))
     system.stub.always("alpha", Reply(chunks=words, gap=0.1))
     calling = system.aside(ask, system.gateway, "baton-mini", streams=True)
-    system.asked("alpha")
+    system.wait_for_requests("alpha")
     system.gateway.send_sigterm()
     answered = calling.result(30)
     assert (answered.status, answered.text) == (200, "".join(words))

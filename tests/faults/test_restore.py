@@ -83,33 +83,33 @@ def installed(folder: Path) -> Iterator[Installed]:
     """A gateway and an engine; every step goes over Redis. A base backup was taken."""
     with fleet(folder, postgres=ARCHIVING) as scene:
         scene.environ = {**scene.environ, "BATON_STEPS": "spread"}
-        made = Installed(scene, folder)
-        made.archive.mkdir()
+        new_installation = Installed(scene, folder)
+        new_installation.archive.mkdir()
         if scene.database.user is not None:
-            shutil.chown(made.archive, scene.database.user)
+            shutil.chown(new_installation.archive, scene.database.user)
         PRESENT.migrate(folder, scene.environ)
-        servers.base_backup(scene.database, made.backup)
+        servers.base_backup(scene.database, new_installation.backup)
         for verb in VERBS:
             scene.add(PRESENT, verb, 1)
         scene.wait()
-        yield made
-        made.threads.shutdown()
+        yield new_installation
+        new_installation.threads.shutdown()
 
 
 @contextmanager
-def from_archive(made: Installed) -> Iterator[Server]:
+def from_archive(installation: Installed) -> Iterator[Server]:
     """A server that has recovered to the restore point from the base backup and the archive."""
-    with servers.restored(made.backup, made.archive, made.target) as server:
+    with servers.restored(installation.backup, installation.archive, installation.target) as server:
         recovered = "SELECT 1 WHERE NOT pg_is_in_recovery()"
         wait_until(lambda: asyncio.run(execute(server.url, recovered)), what="the recovery is over")
         yield server
 
 
 @contextmanager
-def from_dump(made: Installed) -> Iterator[Server]:
+def from_dump(installation: Installed) -> Iterator[Server]:
     """A fresh server with the dump from the restore point."""
     with servers.postgres() as server:
-        servers.load_dump(server, made.dump)
+        servers.load_dump(server, installation.dump)
         yield server
 
 
@@ -131,94 +131,94 @@ def restore(kind: str, how: Any, *, ci: bool = False) -> object:
 def test_a_restored_journal_against_a_newer_redis_and_later_calls(
     tmp_path: Path, how: Any, record_property: Callable[[str, object], None]
 ) -> None:
-    with installed(tmp_path) as made:
-        scene, stub = made.scene, made.scene.stub
+    with installed(tmp_path) as installation:
+        scene, stub = installation.scene, installation.scene.stub
         for name in ("alpha", "beta"):
             stub.always(name, Reply(chunks=("So.",)))
-        kept = made.ask("baton-mini").result()[1]["baton"]
-        open_ones = begin_runs_that_stay_open(made)
-        take_point(made)
+        baton_of_kept = installation.ask("baton-mini").result()[1]["baton"]
+        open_ones = begin_runs_that_stay_open(installation)
+        take_point(installation)
         answers = [future.result()[1]["baton"] for future in open_ones]
         for name in ("alpha", "beta"):
             stub.always(name, Reply(chunks=("So.",)))
-        lost = [made.ask("baton-mini").result()[1]["baton"] for _ in range(3)]
+        lost = [installation.ask("baton-mini").result()[1]["baton"] for _ in range(3)]
         scene.kill()
-        made.rows("SELECT pg_switch_wal()")
-        wait_until(lambda: archived(made), what="the log is archived")
-        asked = len(stub.requests())
+        installation.rows("SELECT pg_switch_wal()")
+        wait_until(lambda: archived(installation), what="the log is archived")
+        count_before = len(stub.requests())
         log = (tmp_path / f"dispatcher-{scene.processes['dispatcher'][0].port}.log").rename(tmp_path / "engine.log")
-        with how(made) as server:
+        with how(installation) as server:
             scene.environ = {**scene.environ, "BATON_DATABASE_URL": server.url}
-            told = carry_out(made)
-            found = json.loads(baton(made, "restored", "--dry-run", "--json", "--log", str(log)))
+            restored_at = carry_out(installation)
+            report = json.loads(baton(installation, "restored", "--dry-run", "--json", "--log", str(log)))
             for verb in VERBS:
                 scene.processes[verb][0].environ = scene.environ
                 scene.processes[verb][0].start()
             scene.wait()
-            again = made.ask("baton-mini").result()[1]["baton"]
+            again = installation.ask("baton-mini").result()[1]["baton"]
             runs = {run.id: run for run in accounts(server.url)}
-            assert runs.keys() == {kept["run"], *(entry["run"] for entry in answers), again["run"]}
-            assert len(stub.requests()) == asked + 1, "nothing is called again"
+            assert runs.keys() == {baton_of_kept["run"], *(entry["run"] for entry in answers), again["run"]}
+            assert len(stub.requests()) == count_before + 1, "nothing is called again"
             for answer in answers:
                 assert (runs[answer["run"]].row["state"], runs[answer["run"]].row["error"]) == ("failed", "restored")
                 assert runs[answer["run"]].outcomes()[-1] == ["unknown"]
                 assert runs[answer["run"]].row["held_usd"] == 0
-                assert answer["run"] in told
+                assert answer["run"] in restored_at
             assert scene.violations() == []
-        missing = {entry["run"]: entry for entry in found["missing"] if not entry["known"]}
+        missing = {entry["run"]: entry for entry in report["missing"] if not entry["known"]}
         assert {run: entry["usd"] for run, entry in missing.items()} == {
             entry["run"]: entry["cost_usd"] for entry in lost
         }
-        assert found["open"] == []
+        assert report["open"] == []
     record_property("measured", f"{len(answers)} open runs ended, {len(lost)} lost runs listed")
 
 
-def begin_runs_that_stay_open(made: Installed) -> Sequence["Future[tuple[str, dict[str, Any]]]"]:
+def begin_runs_that_stay_open(installation: Installed) -> Sequence["Future[tuple[str, dict[str, Any]]]"]:
     """A run of one step, and one whose second step follows: each has an open call when this returns."""
-    stub = made.scene.stub
+    stub = installation.scene.stub
     stub.always("beta", Reply(chunks=("Late.",), first_delay=SLOW_SECONDS))
-    chain = made.ask("baton-ultra", extra_body={"baton": {"plan": CHAIN}})
+    chain = installation.ask("baton-ultra", extra_body={"baton": {"plan": CHAIN}})
     wait_until(lambda: stub.requests("beta"), what="the second step is called")
     stub.always("alpha", Reply(chunks=("Late.",), first_delay=SLOW_SECONDS))
     before = len(stub.requests("alpha"))
-    single = made.ask("baton-mini")
+    single = installation.ask("baton-mini")
     wait_until(lambda: len(stub.requests("alpha")) > before, what="the only step is called")
     return chain, single
 
 
-def take_point(made: Installed) -> None:
+def take_point(installation: Installed) -> None:
     """Make this the restore point."""
-    ((made.target,),) = made.rows("SELECT clock_timestamp()::text")
-    servers.dumped(made.scene.database, made.dump)
-    assert made.rows("SELECT count(*) FROM runs WHERE ended_at IS NULL")[0][0] == 2, "both are still open"
+    ((installation.target,),) = installation.rows("SELECT clock_timestamp()::text")
+    servers.dumped(installation.scene.database, installation.dump)
+    assert installation.rows("SELECT count(*) FROM runs WHERE ended_at IS NULL")[0][0] == 2, "both are still open"
 
 
-def archived(made: Installed) -> bool:
+def archived(installation: Installed) -> bool:
     """Return whether all that was written has been archived."""
-    ((done,),) = made.rows(
+    ((is_archived,),) = installation.rows(
         "SELECT last_archived_wal >= pg_walfile_name(pg_switch_wal()) OR last_archived_time > clock_timestamp() "
         "- interval '1 second' FROM pg_stat_archiver"
     )
-    return bool(done)
+    return bool(is_archived)
 
 
-def carry_out(made: Installed) -> str:
+def carry_out(installation: Installed) -> str:
     """Carry out the runbook's commands; what they print."""
     commands = procedure()
     assert [words[0] for words in commands] == ["migrate", "restored", "restored", "audit"]
-    return "".join([baton(made, *words) for words in commands])
+    return "".join([baton(installation, *words) for words in commands])
 
 
-def baton(made: Installed, *words: str) -> str:
+def baton(installation: Installed, *words: str) -> str:
     """Run a command in the installation's folder; what it prints."""
-    done = run_command(made.folder, made.scene.environ, *words)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    result = run_command(installation.folder, installation.scene.environ, *words)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 @at("F-20", "`baton restored` while an engine is connected", "it refuses", ci=True)
 def test_a_service_that_runs_is_left_alone(tmp_path: Path) -> None:
-    with installed(tmp_path) as made:
-        done = run_command(tmp_path, made.scene.environ, "restored")
-        assert done.returncode == 2
-        assert "stop them" in done.stderr
+    with installed(tmp_path) as installation:
+        result = run_command(tmp_path, installation.scene.environ, "restored")
+        assert result.returncode == 2
+        assert "stop them" in result.stderr

@@ -69,7 +69,7 @@ class LongStreams:
     callers: int = 3
     texts: list[str] = field(default_factory=list)
     """The whole text of each stream, as its caller has put it together."""
-    seen: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
     """How often a stream was resumed, and how often it was begun anew because its attempt was lost (409)."""
     faults: list[str] = field(default_factory=list)
     _stopping: threading.Event = field(default_factory=threading.Event)
@@ -95,7 +95,7 @@ class LongStreams:
             for frame in self._frames(key, last):
                 if frame == "409":
                     text, last = "", ""
-                    self.seen["begun anew"] += 1
+                    self.counts["begun anew"] += 1
                     break
                 number, data = frame.split("\n", 1)
                 if data == "[DONE]":
@@ -105,7 +105,7 @@ class LongStreams:
                 text += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
                 last = number or last
             else:
-                self.seen["resumed" if last else "sent again"] += 1
+                self.counts["resumed" if last else "sent again"] += 1
 
     def _frames(self, key: str, last: str) -> Iterator[str]:
         """The whole events of one connection: the number and the data of each, in two lines; or "409"."""
@@ -138,14 +138,17 @@ def _event(text: str) -> str:
 @contextmanager
 def long_streams(url: str) -> Iterator[LongStreams]:
     """Such callers for the length of the block; none where the test is to be short."""
-    made = LongStreams(url)
-    threads = [threading.Thread(target=made.run, args=(number,)) for number in range(made.callers if SECONDS else 0)]
+    new_streams = LongStreams(url)
+    threads = [
+        threading.Thread(target=new_streams.run, args=(number,))
+        for number in range(new_streams.callers if SECONDS else 0)
+    ]
     for thread in threads:
         thread.start()
     try:
-        yield made
+        yield new_streams
     finally:
-        made.stop()
+        new_streams.stop()
         for thread in threads:
             thread.join()
 
@@ -153,10 +156,10 @@ def long_streams(url: str) -> Iterator[LongStreams]:
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Release:
     """The code from before the migrations. It has the present version, so that either takes the other's runs."""
-    found = unpacked(BEFORE, version("baton"), tmp_path_factory.mktemp("before"), unknown=())
-    if found is None:
+    release = unpacked(BEFORE, version("baton"), tmp_path_factory.mktemp("before"), unknown=())
+    if release is None:
         pytest.skip(f"this clone does not have the commit {BEFORE}")
-    return found
+    return release
 
 
 @at("F-31", "every process replaced behind nginx under load, with a migration", "no error for any caller", ci=True)
@@ -192,12 +195,12 @@ def test_a_rolling_update_drops_nothing(
         assert dict(load.broken) == {}, "no request had to be sent again"
         assert long.faults == []
         assert set(long.texts) <= {"".join(LONG)}, "no word is lost or doubled"
-        assert not SECONDS or long.seen["resumed"] > 0
+        assert not SECONDS or long.counts["resumed"] > 0
         states = [run["state"] for run in scene.runs()]
         assert states == ["succeeded"] * (load.conversations + len(long.texts)), "one run for each conversation"
         assert scene.violations() == []
     measured = f"{load.conversations} conversations, the slowest took {load.slowest:.1f} s"
-    record_property("measured", f"{measured}; {len(long.texts)} long streams, {dict(long.seen)}")
+    record_property("measured", f"{measured}; {len(long.texts)} long streams, {dict(long.counts)}")
 
 
 def revision(scene: Fleet, name: str) -> Any:

@@ -90,10 +90,10 @@ def reload_all(scene: Fleet, file: str, value: str) -> None:
 
 def keys(scene: Fleet, *words: str) -> Mapping[str, Any]:
     """Return the record of one key, as `baton keys` prints it."""
-    done = run_command(scene.folder, scene.environ, "keys", *words, "--json")
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result = run_command(scene.folder, scene.environ, "keys", *words, "--json")
+    assert result.returncode == 0, result.stderr
+    key_body: dict[str, Any] = json.loads(result.stdout)
+    return key_body
 
 
 def works(gateway: Process, key: str) -> bool:
@@ -151,10 +151,10 @@ def test_the_secret_of_webhooks_is_rotated(tmp_path: Path) -> None:
             """Return whether the webhook of a new response verifies with each of the two secrets."""
             came.clear()
             with open_caller(gateway.url) as caller:
-                made = caller.client.responses.create(model="baton-mini", input="Tell.", background=True)
+                response = caller.client.responses.create(model="baton-mini", input="Tell.", background=True)
             wait_until(lambda: came, what="the webhook is delivered")
             ((headers, body),) = came
-            assert json.loads(body)["data"]["id"] == made.id
+            assert json.loads(body)["data"]["id"] == response.id
             return verifies(headers, body, FIRST), verifies(headers, body, SECOND)
 
         assert verified() == (True, False)
@@ -188,6 +188,6 @@ def test_the_key_of_a_provider_is_rotated(tmp_path: Path) -> None:
             with pytest.raises(openai.APIStatusError):
                 caller.whole("baton-mini", "Tell.")
             reload_all(scene, "provider", KEYS["openai"])
-            asked = len(scene.stub.requests("alpha"))
+            count_before = len(scene.stub.requests("alpha"))
             assert caller.whole("baton-mini", "Tell.")[0] == "".join(WORDS), "its workers are not ejected any more"
-            assert len(scene.stub.requests("alpha")) == asked + 1
+            assert len(scene.stub.requests("alpha")) == count_before + 1

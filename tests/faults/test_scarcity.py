@@ -32,8 +32,8 @@ Record = Callable[[str, object], None]
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("scarce"), seconds=90) as made:
-        yield made
+    with scene(tmp_path_factory.mktemp("scarce"), seconds=90) as new_scene:
+        yield new_scene
 
 
 @at("F-32", "every process killed at once, as for want of memory", "0 runs lost once they are back", ci=True)
@@ -80,8 +80,8 @@ def test_a_full_log_volume_stops_nothing(plain: Scene) -> None:
 @pytest.fixture(scope="module")
 def scarce(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     few = ("--files", str(FILES))
-    with scene(tmp_path_factory.mktemp("files"), program={"gateway": few, "dispatcher": few}) as made:
-        yield made
+    with scene(tmp_path_factory.mktemp("files"), program={"gateway": few, "dispatcher": few}) as new_scene:
+        yield new_scene
 
 
 @at("F-32", f"each process may open {FILES} files, a hundred callers come", "some wait or are refused, 0 runs lost")
@@ -184,8 +184,8 @@ def far(tmp_path_factory: pytest.TempPathFactory, certificates: Path) -> Iterato
             return "".join(parts) + tier + 'conductor = { kind = "fixed", shape = "single", workers = ["good"] }\n'
 
         authority = str(certificates / "ca.pem")
-        made = scene(tmp_path_factory.mktemp("far"), dispatchers=1, pools=pools, SSL_CERT_FILE=authority)
-        yield stack.enter_context(made)
+        new_scene = scene(tmp_path_factory.mktemp("far"), dispatchers=1, pools=pools, SSL_CERT_FILE=authority)
+        yield stack.enter_context(new_scene)
 
 
 def away(name: str, place: str) -> object:

@@ -37,8 +37,8 @@ def shadowed(stub: StubControl, to_stub: NetworkProxy) -> str:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("shadows"), dispatchers=2, pools=shadowed) as made:
-        yield made
+    with scene(tmp_path_factory.mktemp("shadows"), dispatchers=2, pools=shadowed) as new_scene:
+        yield new_scene
 
 
 def killed(system: Scene, over: Flag) -> int:

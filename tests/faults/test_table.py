@@ -13,10 +13,10 @@ POINTS = 60
 
 
 def test_the_table_is_that_of_the_tests_and_no_fault_is_missing() -> None:
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tests.faults.table"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=100
     ).stdout
-    table = told[told.index("| fault |") :]
+    table = process[process.index("| fault |") :]
     assert table == written(), "run `python -m tests.faults.table --write`"
     rows = [line.split("|") for line in table.splitlines() if line.startswith("| F-")]
     covered = set()

@@ -13,6 +13,6 @@ COUNT = 60
 
 async def test_tampers_are_found_on_postgres(migrated_postgres_url: str, tmp_path: Path) -> None:
     subject = await prepare(tmp_path, migrated_postgres_url)
-    found, missed = await tampered(subject, random.Random(5), COUNT)
+    caught, missed = await tampered(subject, random.Random(5), COUNT)
     assert missed.total() == 0, missed
-    assert found.total() == COUNT
+    assert caught.total() == COUNT

@@ -42,16 +42,18 @@ def order(release: str, *verbs: str, ci: bool = False) -> object:
 def earlier(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Release:
     """The earlier release of that version."""
     number = request.param
-    found = unpacked(RELEASES[number], number, tmp_path_factory.mktemp("release"))
-    if found is None:
+    release = unpacked(RELEASES[number], number, tmp_path_factory.mktemp("release"))
+    if release is None:
         pytest.skip(f"this clone does not have the commit of release {number}, {RELEASES[number]}")
     where = tmp_path_factory.mktemp("elsewhere")
     program = "import app, importlib.metadata; print(app.__file__, importlib.metadata.version('baton'))"
-    asked = [sys.executable, "-c", program]
-    imported = subprocess.run(asked, cwd=where, env=found.environ(environment(where)), capture_output=True, text=True)
-    its_own = f"{found.root / 'app' / '__init__.py'} {number}"
+    command = [sys.executable, "-c", program]
+    imported = subprocess.run(
+        command, cwd=where, env=release.environ(environment(where)), capture_output=True, text=True
+    )
+    its_own = f"{release.root / 'app' / '__init__.py'} {number}"
     assert imported.stdout.strip() == its_own, "it runs its own code, and says so in what it admits"
-    return found
+    return release
 
 
 @pytest.mark.parametrize(
@@ -91,8 +93,8 @@ def test_an_upgrade_and_its_way_back_fail_no_run(
 
 def complete_ledger(scene: Fleet) -> None:
     """Derive the rows and the outcomes of disclosures that processes of an earlier release did not write."""
-    done = run_command(scene.folder, scene.environ, "disclosures", "rebuild", within=60)
-    assert done.returncode == 0, done.stderr
+    result = run_command(scene.folder, scene.environ, "disclosures", "rebuild", within=60)
+    assert result.returncode == 0, result.stderr
 
 
 def replace_all(scene: Fleet, release: Release, verb: str, load: MixedLoad, *, answered: bool = True) -> None:

@@ -73,9 +73,9 @@ async def _walk(client: httpx.AsyncClient, kind: Kind, bound: asyncio.Semaphore)
     for inbound in INBOUND:
         for streams in (False, True):
             async with bound:
-                seen, run = await received(client, inbound, streams=streams, pin=kind.name)
+                outcome, run = await received(client, inbound, streams=streams, pin=kind.name)
                 journal = (await client.get(f"/v1/runs/{run}")).json()
-            assert seen == kind.seen_by(inbound, streams=streams), (kind.name, inbound, streams)
+            assert outcome == kind.seen_by(inbound, streams=streams), (kind.name, inbound, streams)
             attempt = journal["steps"][0]["attempts"][-1]
-            found = attempt["reason"], attempt["error"], attempt["http_status"]
-            assert found == (kind.reason, kind.code, kind.http), (kind.name, inbound, streams)
+            reasons = attempt["reason"], attempt["error"], attempt["http_status"]
+            assert reasons == (kind.reason, kind.code, kind.http), (kind.name, inbound, streams)

@@ -37,8 +37,8 @@ Record = Callable[[str, object], None]
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("zombies"), dispatchers=3, **SPREAD) as made:
-        yield made
+    with scene(tmp_path_factory.mktemp("zombies"), dispatchers=3, **SPREAD) as new_scene:
+        yield new_scene
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,9 @@ def test_a_dispatcher_that_wakes_up_too_late_changes_nothing(system: Scene, stil
         system.stub.always("gamma", Reply(chunks=("one ", "two ", "three."), trickle=Trickle(size=100, pause=0.05)))
     system.orders.lay(stillness.order)
     calling = system.aside(ask, system.gateway, "baton-ultra", extra_body=PLANNED)
-    taken = system.struck()
-    zombie = system.process(taken.pid)
-    with thawed(taken.pid):
+    strike = system.struck()
+    zombie = system.process(strike.pid)
+    with thawed(strike.pid):
         began = time.monotonic()
         answered = calling.result(30)
         time.sleep(max(0.0, FROZEN_SECONDS - (time.monotonic() - began)))
@@ -112,8 +112,8 @@ def test_a_dispatcher_that_wakes_up_too_late_changes_nothing(system: Scene, stil
 def test_an_engine_that_wakes_up_too_late_changes_nothing(system: Scene, stillness: Stillness) -> None:
     system.orders.lay(stillness.order)
     calling = system.aside(ask, system.gateway, "baton-ultra", extra_body=PLANNED)
-    taken = system.struck()
-    with thawed(taken.pid):
+    strike = system.struck()
+    with thawed(strike.pid):
         time.sleep(FROZEN_SECONDS)
         wait_until(lambda: system.ended(system.latest()), within=20, what="somebody else ends the run")
     answered = calling.result(30)
@@ -153,7 +153,7 @@ def test_a_poisoned_step_is_given_up(system: Scene, how: str, record_property: R
     assert {other.status for other in others} == {200}
     system.mend()
     assert settle(system) == []
-    assert len(system.orders.taken) == MOST_DELIVERIES
+    assert len(system.orders.strikes) == MOST_DELIVERIES
     (poisoned,) = [account for account in accounts(system.database) if account.row["state"] == "failed"]
     (failed,) = poisoned.bodies(Kind.STEP_FAILED)
     assert (failed["error"], failed["deliveries"]) == ("dead_letter", MOST_DELIVERIES)
@@ -206,9 +206,9 @@ def test_a_poisoned_plan_is_given_up(system: Scene) -> None:
     system.mend()
     assert calling.result(30).status == 200
     assert settle(system) == []
-    found = account(system, run)
-    assert (found.row["state"], found.row["degraded"]) == ("succeeded", True)
-    assert found.outcomes()[-1] == ["ok"]
+    run_account = account(system, run)
+    assert (run_account.row["state"], run_account.row["degraded"]) == ("succeeded", True)
+    assert run_account.outcomes()[-1] == ["ok"]
 
 
 def revived(processes: Sequence[Process]) -> None:

@@ -49,20 +49,23 @@ def main() -> int:
     parser.add_argument("--operations", type=int, default=10_000)
     parser.add_argument("--database", choices=["sqlite", "postgres"], default="postgres")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    options = parser.parse_args()
     logging.disable(logging.WARNING)
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as name, database(given.database, Path(name)) as url:
+    with tempfile.TemporaryDirectory() as name, database(options.database, Path(name)) as url:
         folder, environ = Path(name), {"BATON_DATABASE_URL": url}
-        report = asyncio.run(played(folder, environ, given.operations, given.seed))
+        report = asyncio.run(played(folder, environ, options.operations, options.seed))
         commands = words_of_others(folder, environ)
     seconds = time.monotonic() - began
-    print(f"{report.sent} operations ({report.pages} on pages of the console) in {seconds:.0f} s on {given.database}")
+    print(
+        f"{report.request_count} operations ({report.pages} on pages of the console) in {seconds:.0f} s "
+        f"on {options.database}"
+    )
     for route in sorted(EVERY_REQUEST):
-        print(f"  {route[0]:6} {route[1]:40} {report.reached[route]:6} own  {report.done[route]:6} foreign")
-    for name, found in commands.items():
-        print(f"  baton {name:41} {'a leak' if found else 'nothing foreign'}")
-    leaks = [*report.leaks, *[name for name, found in commands.items() if found]]
+        print(f"  {route[0]:6} {route[1]:40} {report.reached[route]:6} own  {report.operations[route]:6} foreign")
+    for name, names in commands.items():
+        print(f"  baton {name:41} {'a leak' if names else 'nothing foreign'}")
+    leaks = [*report.leaks, *[name for name, names in commands.items() if names]]
     for title, wrong in (("leaks", leaks), ("changes", report.meddlings), ("faults", report.faults)):
         print(f"{title}: {len(wrong)}", *wrong[:20], sep="\n  ")
     return bool(leaks or report.meddlings or report.faults)

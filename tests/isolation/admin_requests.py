@@ -66,8 +66,8 @@ def _budget(mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
 
 
 def _changes(_mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
-    named = [*theirs.made, *theirs.budgets]
-    return Asked(chosen(["", f"?tenant={theirs.name}", f"?target={chosen(named)}", f"?actor={chosen(theirs.made)}"]))
+    ids = [*theirs.key_ids, *theirs.budgets]
+    return Asked(chosen(["", f"?tenant={theirs.name}", f"?target={chosen(ids)}", f"?actor={chosen(theirs.key_ids)}"]))
 
 
 def _spending(_mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:

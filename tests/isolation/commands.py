@@ -49,14 +49,14 @@ def takers_of_a_tenant() -> Iterator[str]:
 def words_of_others(folder: Path, environ: Mapping[str, str]) -> dict[str, bool]:
     """For each command, True if what it printed or wrote for a tenant has the other's name, which is in its word."""
     settings = {"BATON_POOL": str(folder / "pool.toml"), "BATON_DATA_DIR": str(folder), "BATON_PEPPER": "p" * 32}
-    found: dict[str, bool] = {}
+    words_by_command: dict[str, bool] = {}
     for name, words in COMMANDS.items():
         for mine, other in (TENANTS, TENANTS[::-1]):
             file = folder / f"{mine} {name}"
-            given = [word.format(file=file) for word in words]
+            arguments = [word.format(file=file) for word in words]
             with redirect_stdout(StringIO()) as out, redirect_stderr(out):
-                status = main_of_baton([*given, "--tenant", mine], settings | dict(environ))
+                status = main_of_baton([*arguments, "--tenant", mine], settings | dict(environ))
             assert status == 0 or name in WITHOUT_RESULT, f"{name}: {out.getvalue()}"
             written = file.read_text() if file.exists() else ""
-            found[name] = found.get(name, False) or other in out.getvalue() + written
-    return found
+            words_by_command[name] = words_by_command.get(name, False) or other in out.getvalue() + written
+    return words_by_command

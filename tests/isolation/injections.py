@@ -117,7 +117,7 @@ class Scene:
     number: int
     planned: int = 0
     """Planning calls so far."""
-    said: dict[int, str] = field(default_factory=dict)
+    answers: dict[int, str] = field(default_factory=dict)
     """The text of each reply, by the identity of its request."""
 
     @property
@@ -154,13 +154,13 @@ class Cast:
 
     def obey(self, received: Received) -> Reply:
         """Repeat everything that was shown, with a canary of its own, and carry out what a text demands of a worker."""
-        scene, shown = self.scene, received.body.decode(errors="replace")
-        seen = json.dumps(received.json, ensure_ascii=False)
-        repeated = f"I was shown: {seen[:ECHO]}" if scene.repeats else ""
-        text = f"CANARY-out-{len(scene.said)}n{scene.number} {scene.payload('worker output')} {repeated}"
-        scene.said[id(received)] = text
+        scene, request_text = self.scene, received.body.decode(errors="replace")
+        document = json.dumps(received.json, ensure_ascii=False)
+        repeated = f"I was shown: {document[:ECHO]}" if scene.repeats else ""
+        text = f"CANARY-out-{len(scene.answers)}n{scene.number} {scene.payload('worker output')} {repeated}"
+        scene.answers[id(received)] = text
         calls = [ToolCall("shell", json.dumps({"run": "CANARY-args-0"}), id=FORGED_CALL)] if scene.forges else []
-        if scene.topology == "tools" and '"look"' in shown and "CANARY-tool" not in shown:
+        if scene.topology == "tools" and '"look"' in request_text and "CANARY-tool" not in request_text:
             calls = [ToolCall("look", json.dumps({"all": "CANARY-args-0"}), id=FORGED_CALL)]
         return Reply(chunks=(text,), tool_calls=calls, finish="tool" if calls else "stop")
 
@@ -174,16 +174,16 @@ class Cast:
         return Reply(chunks=(plan,))
 
 
-def _plan(topology: str, asked: int) -> str:
+def _plan(topology: str, step_count: int) -> str:
     steps: list[dict[str, Any]] = []
-    if topology == "nested" and asked == 1:  # ordinal 3 is the conductor itself
+    if topology == "nested" and step_count == 1:  # ordinal 3 is the conductor itself
         steps = [
             {"worker": 0, "subtask": "Draft it.", "access": ["user"]},
             {"worker": 3, "subtask": "Mend it.", "access": [0]},
         ]
-    elif topology == "nested" and asked == 2:
+    elif topology == "nested" and step_count == 2:
         steps = [{"worker": 1, "subtask": "Mend.", "access": ["user"]}, {"worker": 2, "subtask": "Sum.", "access": [0]}]
-    elif asked == 1:
+    elif step_count == 1:
         steps = [
             {"worker": 0, "subtask": "Think.", "access": ["user"]},
             {"worker": 1, "subtask": "Say.", "access": [0]},
@@ -226,33 +226,35 @@ def scenes(injections: Iterable[Injection]) -> Iterable[Scene]:
 
 async def play(runtime: Runtime, stub: ProviderStub, chosen: Iterable[Scene]) -> Findings:
     """Play the scenes on a running service, one after the other."""
-    found, cast = Findings(), Cast(stub)
+    findings, cast = Findings(), Cast(stub)
     async with client_of(runtime) as client:
         for scene in chosen:
             cast.scene = scene
             stub.requests.clear()
-            await _act(runtime, stub, client, scene, found)
-            found.runs += 1
-            found.topologies[scene.topology] += 1
+            await _act(runtime, stub, client, scene, findings)
+            findings.runs += 1
+            findings.topologies[scene.topology] += 1
             if scene.injection is not None:
-                found.injections.add(scene.injection.name)
-    return found
+                findings.injections.add(scene.injection.name)
+    return findings
 
 
-async def _act(runtime: Runtime, stub: ProviderStub, client: httpx.AsyncClient, scene: Scene, found: Findings) -> None:
+async def _act(
+    runtime: Runtime, stub: ProviderStub, client: httpx.AsyncClient, scene: Scene, findings: Findings
+) -> None:
     path, body = request(scene)
     reply = await client.post(path, json=body)
-    named = scene.injection.name if scene.injection is not None else "no injection"
-    about = f"{named} / {scene.topology}, {scene.inbound}, {scene.outbound}"
+    injection_name = scene.injection.name if scene.injection is not None else "no injection"
+    about = f"{injection_name} / {scene.topology}, {scene.inbound}, {scene.outbound}"
     run = reply.headers.get("x-baton-run", "")
     if reply.status_code != 200 and not scene.forges:
-        found.faults.append(f"{about}: {reply.status_code} {reply.text[:300]}")
+        findings.faults.append(f"{about}: {reply.status_code} {reply.text[:300]}")
         return
     texts = [json.dumps(body, ensure_ascii=False)]
     if scene.topology == "tools":
-        texts.append(await _results(client, scene, path, body, reply.json(), found, about))
+        texts.append(await _results(client, scene, path, body, reply.json(), findings, about))
     journal = await runtime.context.store.journal(run)
-    Judge(scene, about, journal.salt, journal.events, list(stub.requests), texts, found).judge()
+    Judge(scene, about, journal.salt, journal.events, list(stub.requests), texts, findings).judge()
 
 
 # -- requests
@@ -332,23 +334,23 @@ async def _results(
     path: str,
     body: dict[str, Any],
     reply: dict[str, Any],
-    found: Findings,
+    findings: Findings,
     about: str,
 ) -> str:
     """Send the results of a run's tool calls, after results under an id that was never issued. Returns their text."""
     result = f"CANARY-tool-{scene.number} {scene.payload('tool result')}"
     ids = _ids(scene.inbound, reply)
     if not ids:
-        found.faults.append(f"{about}: no tool was called: {json.dumps(reply)[:300]}")
+        findings.faults.append(f"{about}: no tool was called: {json.dumps(reply)[:300]}")
         return result
     if FORGED_CALL in ids or any(run_of(call_id) is None for call_id in ids):
-        found.authority.append(f"{about}: a tool call has an id that Baton did not mint: {ids}")
+        findings.authority.append(f"{about}: a tool call has an id that Baton did not mint: {ids}")
     forged = await client.post(path, json=_further(scene, body, reply, [FORGED_CALL], result))
     if forged.status_code == 200:
-        found.authority.append(f"{about}: results under a forged id were accepted")
+        findings.authority.append(f"{about}: results under a forged id were accepted")
     last = await client.post(path, json=_further(scene, body, reply, ids, result))
     if last.status_code != 200:
-        found.faults.append(f"{about}: {last.status_code} {last.text[:300]}")
+        findings.faults.append(f"{about}: {last.status_code} {last.text[:300]}")
     return result
 
 
@@ -364,13 +366,15 @@ def _further(scene: Scene, body: dict[str, Any], reply: dict[str, Any], ids: lis
     """Return the conversation with the calls under these ids and their results."""
     if scene.inbound == "chat":
         calls = [{"id": id_, "type": "function", "function": {"name": "look", "arguments": "{}"}} for id_ in ids]
-        said = {"role": "assistant", "content": None, "tool_calls": calls}
+        assistant_turn = {"role": "assistant", "content": None, "tool_calls": calls}
         came = [{"role": "tool", "tool_call_id": id_, "content": result} for id_ in ids]
-        return body | {"messages": [*body["messages"], said, *came]}
+        return body | {"messages": [*body["messages"], assistant_turn, *came]}
     if scene.inbound == "responses":
-        made = [{"type": "function_call", "call_id": id_, "name": "look", "arguments": "{}"} for id_ in ids]
+        calls_of_response = [
+            {"type": "function_call", "call_id": id_, "name": "look", "arguments": "{}"} for id_ in ids
+        ]
         came = [{"type": "function_call_output", "call_id": id_, "output": result} for id_ in ids]
-        return body | {"input": [*body["input"], *made, *came]}
+        return body | {"input": [*body["input"], *calls_of_response, *came]}
     used = [{"type": "tool_use", "id": id_, "name": "look", "input": {}} for id_ in ids]
     came = [{"type": "tool_result", "tool_use_id": id_, "content": result} for id_ in ids]
     turns = [{"role": "assistant", "content": used}, {"role": "user", "content": came}]
@@ -391,32 +395,32 @@ class Judge:
     received: list[Received]
     texts: list[str]
     """What the caller sent: the request, and the results of tools."""
-    found: Findings
+    findings: Findings
 
     def judge(self) -> None:
         """Apply all rules."""
         intents = {fact.call: fact for fact in facts(self.events, CallIntended)}
-        sent: dict[tuple[str, str], list[Received]] = {}
+        by_recipient: dict[tuple[str, str], list[Received]] = {}
         for request in self.received:  # equal requests in the order of their arrival
-            sent.setdefault((content_ref(self.salt, request.body), request.model), []).append(request)
+            by_recipient.setdefault((content_ref(self.salt, request.body), request.model), []).append(request)
         of_calls: dict[str, Received] = {}
         for call, intent in intents.items():
-            if came := sent.get((intent.request, intent.worker)):
+            if came := by_recipient.get((intent.request, intent.worker)):
                 of_calls[call] = came.pop(0)
-        self.found.calls += len(self.received)
+        self.findings.calls += len(self.received)
         strangers = len(self.received) - len(of_calls)
         if strangers or len(of_calls) != len(intents):
             self._extra(f"{len(self.received)} requests were received, and {len(intents)} calls are journaled")
         planned = {fact.n: fact for fact in facts(self.events, PlanStep)}
         self._authority(intents, planned)
         self._count(intents)
-        said = {call: self.scene.said.get(id(request), "") for call, request in of_calls.items()}
+        answers = {call: self.scene.answers.get(id(request), "") for call, request in of_calls.items()}
         for call, intent in intents.items():
             if call in of_calls:
-                self._canaries(intent, of_calls[call], intents, planned, said)
+                self._canaries(intent, of_calls[call], intents, planned, answers)
 
     def _extra(self, what: str) -> None:
-        self.found.extra_calls.append(f"{self.about}: {what}")
+        self.findings.extra_calls.append(f"{self.about}: {what}")
 
     def _count(self, intents: Mapping[str, CallIntended]) -> None:
         """A conductor that obeys may plan what it likes within its limits; every other plan is known beforehand."""
@@ -447,36 +451,38 @@ class Judge:
                 wrong.append(f"step {step.n} was planned with {step.access}, and saw {intent.access}")
         issued = [call.id for fact in facts(self.events, StepAwaitingTool) for call in fact.calls]
         wrong += [f"the id {id_} was issued" for id_ in issued if id_ == FORGED_CALL or run_of(id_) is None]
-        self.found.authority += [f"{self.about}: {fault}" for fault in wrong]
+        self.findings.authority += [f"{self.about}: {fault}" for fault in wrong]
 
     def _canaries(
         self,
         intent: CallIntended,
-        sent: Received,
+        request: Received,
         intents: Mapping[str, CallIntended],
         planned: Mapping[int, PlanStep],
-        said: Mapping[str, str],
+        answers: Mapping[str, str],
     ) -> None:
         """Each canary in a request must stand in a text that the access list grants, or in the step's own exchange."""
-        done = {fact.n: said.get(fact.call, "") for fact in facts(self.events, StepDone)}
-        done |= {
-            fact.n: done.get(fact.from_step, "") for fact in facts(self.events, StepDone) if fact.from_step is not None
+        answers_by_step = {fact.n: answers.get(fact.call, "") for fact in facts(self.events, StepDone)}
+        answers_by_step |= {
+            fact.n: answers_by_step.get(fact.from_step, "")
+            for fact in facts(self.events, StepDone)
+            if fact.from_step is not None
         }
         granted = [self.texts[0]] if intent.access.user else []
         if intent.access.user and self.scene.inbound != "completions":
             granted.append(f"CANARY-doc-{self.scene.number}")
-        granted += [done.get(n, "") for n in intent.access.steps]
+        granted += [answers_by_step.get(n, "") for n in intent.access.steps]
         if intent.n is not None:
             own = [
                 call for call, call_intended in intents.items() if call_intended.n == intent.n and call != intent.call
             ]
-            granted += [said.get(call, "") for call in own]
+            granted += [answers.get(call, "") for call in own]
             granted += [*self.texts[1:], "CANARY-args-0"] if own else []
-        known = {canary for text in granted for canary in CANARY.findall(text)}
-        shown = set(CANARY.findall(sent.body.decode(errors="replace")))
-        if leaked := sorted(shown - known):
+        granted_canaries = {canary for text in granted for canary in CANARY.findall(text)}
+        canaries = set(CANARY.findall(request.body.decode(errors="replace")))
+        if leaked := sorted(canaries - granted_canaries):
             who = "the conductor" if intent.n is None else f"step {intent.n}"
-            self.found.canaries.append(f"{self.about}: {who} was shown {leaked}")
+            self.findings.canaries.append(f"{self.about}: {who} was shown {leaked}")
 
 
 def sampled(number: int) -> list[Scene]:
@@ -500,19 +506,22 @@ def main() -> int:
         "--every", type=int, default=1, help="Play each n-th scene only; an odd number plays all topologies."
     )
     parser.add_argument("--first", type=int, default=0, help="Begin with this scene.")
-    given = parser.parse_args()
+    options = parser.parse_args()
     logging.disable(logging.WARNING)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         every = list(scenes(corpus()))
-        found = asyncio.run(played(Path(name), every[given.first :: given.every]))
-    shapes = ", ".join(f"{topology} {number}" for topology, number in sorted(found.topologies.items()))
-    print(f"{len(found.injections)} injections in {found.runs} runs ({shapes}), {found.calls} requests to providers")
+        findings = asyncio.run(played(Path(name), every[options.first :: options.every]))
+    shapes = ", ".join(f"{topology} {number}" for topology, number in sorted(findings.topologies.items()))
+    print(
+        f"{len(findings.injections)} injections in {findings.runs} runs ({shapes}), "
+        f"{findings.calls} requests to providers"
+    )
     for title in ("extra_calls", "authority", "canaries", "faults"):
-        wrong = getattr(found, title)
+        wrong = getattr(findings, title)
         print(f"{title.replace('_', ' ')}: {len(wrong)}", *wrong[:20], sep="\n  ")
     print(f"{time.monotonic() - began:.0f} s, {time.process_time():.0f} s of CPU")
-    return bool(found.wrong)
+    return bool(findings.wrong)
 
 
 if __name__ == "__main__":

@@ -67,9 +67,9 @@ ERASES = {("DELETE", "/v1/runs/{run}"), ("DELETE", "/v1/responses/{response}"), 
 class Report:
     """The operations that were carried out, and what was wrong with them."""
 
-    done: Counter[tuple[str, str]] = field(default_factory=Counter)
+    operations: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How often each route was asked for something of the other tenant's."""
-    sent: int = 0
+    request_count: int = 0
     """The number of requests."""
     pages: int = 0
     """Those of them that were pages and forms of the console about foreign things."""
@@ -83,10 +83,10 @@ class Report:
 
 def routes_of(app: FastAPI, prefix: str = "/v1/") -> list[tuple[str, str]]:
     """Return every method and path below a prefix."""
-    found = []
+    routes = []
     for route in api_routes(list(app.routes)):
-        found += [(method, route.path) for method in sorted((route.methods or set()) - {"HEAD"})]
-    return [route for route in found if route[1].startswith(prefix)]
+        routes += [(method, route.path) for method in sorted((route.methods or set()) - {"HEAD"})]
+    return [route for route in routes if route[1].startswith(prefix)]
 
 
 async def play(
@@ -148,7 +148,7 @@ async def _tenant(runtime: Runtime, app: FastAPI, admin: FastAPI, name: str) -> 
         clients.append(
             httpx.AsyncClient(transport=transport, base_url="http://baton", headers=headers, timeout=PATIENCE_SECONDS)
         )
-    return Tenant(name, *clients, made=[row.id])
+    return Tenant(name, *clients, key_ids=[row.id])
 
 
 async def _operate(
@@ -165,43 +165,43 @@ async def _operate(
     method, path = route
     responses = target.background if path.endswith("{response}/cancel") else target.responses
     kinds = {"run": target.runs, "response": responses, "plan": target.plans, "approval": list(target.asking)}
-    kinds |= {"key": target.made[1:], "budget": target.budgets}
+    kinds |= {"key": target.key_ids[1:], "budget": target.budgets}
     if any(f"{{{kind}}}" in path and not having for kind, having in kinds.items()):
         return
-    asked = request(mine, target, chance.choice)
+    operation = request(mine, target, chance.choice)
     foreign = target is other
-    named = {kind: chance.choice(having or [""]) for kind, having in kinds.items()}
-    named |= {"n": "0", "model": "baton-mini", "other": chance.choice(target.runs or [""])}
-    named |= {"tenant": target.name, "hold": "hold_0", "conductor": "planner", "tier": "baton-mini"}
-    named["tile"] = chance.choice(TILES) if foreign else TILES[0]
+    ids = {kind: chance.choice(having or [""]) for kind, having in kinds.items()}
+    ids |= {"n": "0", "model": "baton-mini", "other": chance.choice(target.runs or [""])}
+    ids |= {"tenant": target.name, "hold": "hold_0", "conductor": "planner", "tier": "baton-mini"}
+    ids["tile"] = chance.choice(TILES) if foreign else TILES[0]
     if method == "POST" and path.endswith("/approvals/{approval}"):
-        asked.body["digest"] = target.asking[named["approval"]]
-    url = re.sub(r"\{(\w+)(?::path)?\}", lambda found: named[found[1]], path) + asked.path
-    headers = dict(asked.headers)
+        operation.body["digest"] = target.asking[ids["approval"]]
+    url = re.sub(r"\{(\w+)(?::path)?\}", lambda match: ids[match[1]], path) + operation.path
+    headers = dict(operation.headers)
     if method == "POST" and not headers and chance.random() < 0.2:
         headers["Idempotency-Key"] = f"key {chance.randrange(1_000_000)}"
-    sent, administers = f"{url} {json.dumps(asked.body)}", path.startswith("/admin/")
-    before = await _standing(runtime, RUN_ID.findall(sent)) if foreign else {}
+    request_text, administers = f"{url} {json.dumps(operation.body)}", path.startswith("/admin/")
+    before = await _standing(runtime, RUN_ID.findall(request_text)) if foreign else {}
     rights = await _rights(runtime, other) if foreign and administers else None
     client = mine.admin if administers else mine.client
-    reply = await client.request(method, url, json=asked.body, headers=headers)
-    report.sent += 1
-    told = f"{reply.text} {dict(reply.headers)}"
+    reply = await client.request(method, url, json=operation.body, headers=headers)
+    report.request_count += 1
+    reply_text = f"{reply.text} {dict(reply.headers)}"
     about = f"{mine.name}: {method} {url}"
-    if other.word in told or _ids_of(other, told, sent):
+    if other.word in reply_text or _ids_of(other, reply_text, request_text):
         report.leaks.append(f"{about}: {reply.status_code}")
     if reply.status_code >= 500:
         report.faults.append(f"{about}: {reply.text[:200]}")
     if foreign:
-        report.done[route] += 1
+        report.operations[route] += 1
         if before != await _standing(runtime, before) or rights not in (None, await _rights(runtime, other)):
             report.meddlings.append(about)
         return
     report.reached[route] += reply.status_code == 200
-    if route == ("POST", "/v1/responses") and reply.status_code == 200 and asked.body.get("background"):
+    if route == ("POST", "/v1/responses") and reply.status_code == 200 and operation.body.get("background"):
         await until(lambda: _is_over(runtime, reply.json()["id"].removeprefix("resp_")))
         mine.background.append(reply.json()["id"])
-    _note(mine, route, request, named, reply, headers)
+    _note(mine, route, request, ids, reply, headers)
 
 
 async def _browse(
@@ -216,10 +216,10 @@ async def _browse(
         lambda bug, path: report.faults.append(f"{path}: {bug!r}"),
         is_admin=is_admin,
     )
-    [run, plan], known = (other.runs[-1], other.plans[-1]), {*other.runs, *RUN_ID.findall(" ".join(other.plans))}
+    [run, plan], ids_of_other = (other.runs[-1], other.plans[-1]), {*other.runs, *RUN_ID.findall(" ".join(other.plans))}
     asking, digest = next(iter(other.asking.items()))
-    key, budget = other.made[-1], other.budgets[-1]
-    named = {
+    key, budget = other.key_ids[-1], other.budgets[-1]
+    ids = {
         "plan": plan,
         "key": key,
         "tenant": other.name,
@@ -227,7 +227,7 @@ async def _browse(
         "conductor": "planner",
         "tier": "baton-mini",
     }
-    before, rights = await _standing(runtime, known), await _rights(runtime, other)
+    before, rights = await _standing(runtime, ids_of_other), await _rights(runtime, other)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(console), base_url=ORIGIN, headers=SAME_ORIGIN, timeout=PATIENCE_SECONDS
     ) as client:
@@ -238,8 +238,8 @@ async def _browse(
             if "POST" in methods:
                 queries = queries[-1:]
             for query in queries[:1] if "{" in path else queries:
-                of = named | {"run": run if "approvals" not in path else asking}
-                url = re.sub(r"\{(\w+)\}", lambda found, of=of: of[found[1]], path) + query
+                of = ids | {"run": run if "approvals" not in path else asking}
+                url = re.sub(r"\{(\w+)\}", lambda match, of=of: of[match[1]], path) + query
                 form = FORM | {"digest": digest, "message": mine.word, "tenant": other.name, "name": mine.word}
                 page = await (client.post(url, data=form) if "POST" in methods else client.get(url))
                 _read_page(report, f"{mine.name}: {url}", page, other, {run, asking, plan})
@@ -250,25 +250,25 @@ async def _browse(
 def _pages(console: Console) -> list[tuple[str, set[str]]]:
     """Return the pages and forms of the console that need a session, with their methods."""
     routes = [route for route in console._pages.routes if isinstance(route, Route)]
-    found = [(route.path, route.methods or set()) for route in routes]
-    return [route for route in found if not re.search("/static/|/sign-", route[0])]
+    pages = [(route.path, route.methods or set()) for route in routes]
+    return [route for route in pages if not re.search("/static/|/sign-", route[0])]
 
 
-def _read_page(report: Report, about: str, page: httpx.Response, other: Tenant, named: set[str]) -> None:
+def _read_page(report: Report, about: str, page: httpx.Response, other: Tenant, kinds: set[str]) -> None:
     """Note what a page has of the other tenant's that was not in its request."""
-    report.sent += 1
+    report.request_count += 1
     report.pages += 1
     words = [] if other.word in about else [other.word]  # a filter is shown as it was given
-    if any(word in page.text for word in words) or _ids_of(other, page.text, f"{about} {' '.join(named)}"):
+    if any(word in page.text for word in words) or _ids_of(other, page.text, f"{about} {' '.join(kinds)}"):
         report.leaks.append(f"{about}: {page.status_code}")
     if page.status_code >= 500:
         report.faults.append(f"{about}: {page.text[:200]}")
 
 
-def _ids_of(other: Tenant, told: str, sent: str) -> set[str]:
+def _ids_of(other: Tenant, reply_text: str, request_text: str) -> set[str]:
     """Return the ids of a tenant's runs and keys that a reply has, without those that its request has."""
-    found = set(RUN_ID.findall(told)) & other.every - set(RUN_ID.findall(sent))
-    return found | {key for key in other.made if key in told and key not in sent}
+    ids = set(RUN_ID.findall(reply_text)) & other.every - set(RUN_ID.findall(request_text))
+    return ids | {key for key in other.key_ids if key in reply_text and key not in request_text}
 
 
 async def _is_over(runtime: Runtime, run: str) -> bool:
@@ -277,12 +277,12 @@ async def _is_over(runtime: Runtime, run: str) -> bool:
 
 async def _standing(runtime: Runtime, runs: Iterable[str]) -> dict[str, tuple[Any, ...]]:
     """Return what a meddling with these runs would change: their rows, their ratings, and whether content is left."""
-    found = {}
+    standing = {}
     store = runtime.gateway.store
     for name in runs:
         row: RunRow = await store.run(name)
-        found[name] = (row.seq, row.state, row.erased, len(await store.feedback(name)))
-    return found
+        standing[name] = (row.seq, row.state, row.erased, len(await store.feedback(name)))
+    return standing
 
 
 async def _rights(runtime: Runtime, of: Tenant) -> tuple[Any, ...]:
@@ -305,28 +305,28 @@ def _note(
     mine: Tenant,
     route: tuple[str, str],
     request: Request,
-    named: Mapping[str, str],
+    ids: Mapping[str, str],
     reply: httpx.Response,
-    sent: Any,
+    request_text: Any,
 ) -> None:
     """Keep what a reply has given to its tenant, for later operations."""
     run = reply.headers.get("x-baton-run")
     if route in ERASES:
-        gone = RUN_ID.findall(next(named[kind] for kind in ("run", "response", "plan") if f"{{{kind}}}" in route[1]))
+        gone = RUN_ID.findall(next(ids[kind] for kind in ("run", "response", "plan") if f"{{{kind}}}" in route[1]))
         mine.runs = [run for run in mine.runs if run not in gone]
         mine.responses = _without(mine.responses, gone)
         mine.background = [response for response in mine.background if response in mine.responses]
         mine.plans = _without(mine.plans, gone)
         mine.asking = {run: digest for run, digest in mine.asking.items() if run not in gone}
     if route == ("POST", "/admin/v1/keys") and reply.status_code == 200:
-        mine.made.append(reply.json()["id"])
+        mine.key_ids.append(reply.json()["id"])
     if route == ("POST", "/admin/v1/budgets") and reply.status_code == 200:
         mine.budgets = [*mine.budgets, reply.json()["id"]][-KEPT_RUNS:]
     if run is None or route[0] not in ("POST", "PATCH") or reply.status_code != 200:
         return
     mine.every.add(run)
     mine.runs = [*mine.runs, run][-KEPT_RUNS:]
-    mine.keys += [key for key in sent.values() if key not in mine.keys]
+    mine.keys += [key for key in request_text.values() if key not in mine.keys]
     mine.calls = [*mine.calls, *re.findall(r"call_run_[0-9a-z_]+", reply.text)][-KEPT_RUNS:]
     if request is asking:
         mine.asking[run] = reply.json()["baton"]["approval"]["digest"]

@@ -39,7 +39,7 @@ class Tenant:
     """Calls of tools that wait for their results."""
     keys: list[str] = field(default_factory=list)
     """Idempotency keys that it has used."""
-    made: list[str] = field(default_factory=list)
+    key_ids: list[str] = field(default_factory=list)
     """The ids of its API keys."""
     budgets: list[str] = field(default_factory=list)
     """The ids of its budgets."""
@@ -66,10 +66,10 @@ def _chat(mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
     kind = chosen(["plain", "stream", "tools", "results", "again", "user"])
     if kind == "results" and theirs.calls:
         call = chosen(theirs.calls)
-        made = {"id": call, "type": "function", "function": {"name": "look", "arguments": "{}"}}
-        said = [{"role": "assistant", "content": None, "tool_calls": [made]}]
-        said += [{"role": "tool", "tool_call_id": call, "content": f"{mine.word} found it."}]
-        return Asked("", chat(mine, tools=[TOOL]) | {"messages": [*chat(mine)["messages"], *said]})
+        call_message = {"id": call, "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        turns = [{"role": "assistant", "content": None, "tool_calls": [call_message]}]
+        turns += [{"role": "tool", "tool_call_id": call, "content": f"{mine.word} found it."}]
+        return Asked("", chat(mine, tools=[TOOL]) | {"messages": [*chat(mine)["messages"], *turns]})
     if kind == "tools":
         return Asked("", chat(mine, tools=[TOOL]))
     if kind == "again":

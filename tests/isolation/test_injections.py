@@ -28,10 +28,10 @@ async def test_injections_cause_no_call_give_no_authority_and_move_no_canary(tmp
     chosen = sampled(SAMPLE)
     assert {case.topology for case in chosen} == set(TOPOLOGIES)
     assert {case.outbound for case in chosen} == set(OUTBOUND)
-    found = await played(tmp_path, chosen)
-    assert found.wrong == []
-    assert found.runs == len(chosen)
-    assert found.calls > 2 * found.runs
+    findings = await played(tmp_path, chosen)
+    assert findings.wrong == []
+    assert findings.runs == len(chosen)
+    assert findings.calls > 2 * findings.runs
 
 
 async def judged(folder: Path, topology: str) -> Findings:
@@ -49,8 +49,8 @@ async def test_words_beyond_an_access_list_would_be_found(tmp_path: Path, monkey
         return compose(view.task, view.subtask, view.earlier_steps, view.tool_uses, worker)
 
     monkeypatch.setattr(View, "messages", messages)
-    found = await judged(tmp_path, "caller")
-    assert any("step 1 was shown" in canary and "CANARY-user" in canary for canary in found.canaries)
+    findings = await judged(tmp_path, "caller")
+    assert any("step 1 was shown" in canary and "CANARY-user" in canary for canary in findings.canaries)
 
 
 async def test_an_id_of_a_worker_and_a_call_of_an_uncleared_one_would_be_found(
@@ -58,6 +58,6 @@ async def test_an_id_of_a_worker_and_a_call_of_an_uncleared_one_would_be_found(
 ) -> None:
     monkeypatch.setattr("app.engine.steps.execution.mint", lambda _run, _token: FORGED_CALL)
     monkeypatch.setattr("app.core.pool.policy.permits", lambda _worker, _reading: True)
-    found = await judged(tmp_path, "tools")
-    assert any("an id that Baton did not mint" in fault for fault in found.authority)
-    assert any("the pool is" in fault for fault in found.authority)
+    findings = await judged(tmp_path, "tools")
+    assert any("an id that Baton did not mint" in fault for fault in findings.authority)
+    assert any("the pool is" in fault for fault in findings.authority)

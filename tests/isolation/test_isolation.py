@@ -29,7 +29,7 @@ async def played(folder: Path, stub: ProviderStub, environ: dict[str, str], *, b
 async def test_no_route_shows_or_changes_what_another_tenant_has(stub: ProviderStub, tmp_path: Path) -> None:
     report = await played(tmp_path, stub, {}, browses=True)
     assert (report.leaks, report.meddlings, report.faults) == ([], [], [])
-    assert set(report.done) == set(report.reached) == set(EVERY_REQUEST)
+    assert set(report.operations) == set(report.reached) == set(EVERY_REQUEST)
     without = {route for route, count in report.reached.items() if not count}
     assert without == SERVICE_WIDE, "each other route has given something"
     assert report.pages > 150, "pages of both consoles"
@@ -58,10 +58,10 @@ def with_reads_of_the_service(patch: pytest.MonkeyPatch) -> None:
 
 def forget(patch: pytest.MonkeyPatch, verb: str) -> None:
     """Have a verb of the store that is told the caller's tenant forget it."""
-    known = getattr(SqlStore, verb)
+    original = getattr(SqlStore, verb)
 
     async def forgetful(store: SqlStore, _tenant: str | None, work: Any, **options: Any) -> Any:
-        return await known(store, None, work, **options)
+        return await original(store, None, work, **options)
 
     patch.setattr(SqlStore, verb, forgetful)
 

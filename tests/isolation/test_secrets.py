@@ -88,16 +88,16 @@ def leaks(place: str, text: str) -> list[str]:
 
 def quoting(key: str) -> Iterator[Any]:
     """Failures whose messages quote the key, as providers do."""
-    said = f"Incorrect API key provided: {key}. You can find it at https://x.example/?key={key}"
-    yield Fail(status=401, message=said, code=key)
+    message = f"Incorrect API key provided: {key}. You can find it at https://x.example/?key={key}"
+    yield Fail(status=401, message=message, code=key)
     yield Fail(status=400, message=f"header authorization: Bearer {key} is malformed; {key[:-2]}")
-    yield Fail(status=503, message=said, html=True)
-    yield Reply(fault=StreamError(after=0, status=500, message=said))
-    yield Reply(fault=Garbage(after=0, line=f"not json {said}"))
+    yield Fail(status=503, message=message, html=True)
+    yield Reply(fault=StreamError(after=0, status=500, message=message))
+    yield Reply(fault=Garbage(after=0, line=f"not json {message}"))
     yield Reply(fault=Truncate(after=0))
     yield Raw(status=502, body=f"<html>upstream said: Authorization: Bearer {key}</html>", content_type="text/html")
     yield Raw(status=200, body=f'{{"key": "{key}"}}', content_type="application/json")
-    yield Raw(status=302, body=said, content_type="text/plain")
+    yield Raw(status=302, body=message, content_type="text/plain")
 
 
 @pytest.fixture
@@ -147,14 +147,16 @@ async def test_no_secret_shows_when_providers_quote_it_and_everything_fails(
         async with running_service(tmp_path, pool_text(stub), SECRETS | URLS, audits=False) as runtime:
             spans.record(runtime)
             async with client_of(runtime) as client:
-                found = [leak for text in await provoke(stub, client, TIERS) for leak in leaks("a reply", text)]
+                all_leaks = [leak for text in await provoke(stub, client, TIERS) for leak in leaks("a reply", text)]
                 with monkeypatch.context() as broken:
                     broken.setattr(OpenAIProvider, "stream", _broken)
-                    found += [leak for text in await provoke(stub, client, ["far"]) for leak in leaks("a reply", text)]
+                    all_leaks += [
+                        leak for text in await provoke(stub, client, ["far"]) for leak in leaks("a reply", text)
+                    ]
         for key in KEYS.values():
             assert any(key in str(received.headers) for received in stub.requests), "the provider was sent its key"
-    found += leaks("the log", logged.text)
-    found += leaks("a span", " ".join(span.to_json() for span in spans.ended))
+    all_leaks += leaks("the log", logged.text)
+    all_leaks += leaks("a span", " ".join(span.to_json() for span in spans.ended))
     assert "Traceback" in logged.text
     assert spans.ended
     environ = environment(
@@ -163,18 +165,18 @@ async def test_no_secret_shows_when_providers_quote_it_and_everything_fails(
     for arguments in (("runs", "show"), ("runs", "explain"), ("runs", "ls", "--json"), ("config",), ("doctor",)):
         words = await asyncio.to_thread(baton, environ, *arguments)
         assert words, arguments
-        found += leaks(f"baton {' '.join(arguments)}", words)
+        all_leaks += leaks(f"baton {' '.join(arguments)}", words)
     await asyncio.to_thread(baton, environ, "audit", "export", str(tmp_path / "export.jsonl"))
-    found += _in_files(tmp_path)
-    assert sorted(set(found)) == []
+    all_leaks += _in_files(tmp_path)
+    assert sorted(set(all_leaks)) == []
 
 
 def _in_files(folder: Path) -> list[str]:
-    found = []
+    all_leaks = []
     for path in folder.iterdir():
         if path.is_file() and path.name != "pool.toml":
-            found += leaks(path.name, path.read_bytes().decode(errors="replace"))
-    return found
+            all_leaks += leaks(path.name, path.read_bytes().decode(errors="replace"))
+    return all_leaks
 
 
 async def _broken(*_arguments: Any) -> Any:
@@ -187,10 +189,10 @@ def test_no_password_of_a_database_that_is_away_shows(
 ) -> None:
     (tmp_path / "pool.toml").write_text("")
     environ = environment(tmp_path, **SECRETS, **DATABASES)
-    found = []
+    all_leaks = []
     for arguments in (("doctor",), ("config",), ("migrate",), ("runs", "ls"), ("keys", "ls"), ("audit", "check")):
-        found += leaks(f"baton {' '.join(arguments)}", baton(environ, *arguments))
-    assert found + leaks("the log", logged.text) + leaks("the terminal", "".join(capfd.readouterr())) == []
+        all_leaks += leaks(f"baton {' '.join(arguments)}", baton(environ, *arguments))
+    assert all_leaks + leaks("the log", logged.text) + leaks("the terminal", "".join(capfd.readouterr())) == []
 
 
 MISTAKES = {
@@ -220,15 +222,15 @@ async def test_no_fault_of_the_settings_or_the_pool_file_repeats_a_secret(tmp_pa
         text = pool_text(stub)
     pool = tmp_path / "pool.toml"
     usual = environment(tmp_path, **SECRETS, BATON_POOL=str(pool))
-    found, told = [], []
+    all_leaks, outputs = [], []
     for mistake, (old, new) in MISTAKES.items():
         assert old in text
         pool.write_text(text.replace(old, new))
-        told.append(baton(usual, "config"))
-        found += leaks(mistake, told[-1])
+        outputs.append(baton(usual, "config"))
+        all_leaks += leaks(mistake, outputs[-1])
     pool.write_text(text)
     for name, value in BAD_SETTINGS.items():
         for command in ("config", "doctor"):
-            found += leaks(f"{name}, {command}", baton(usual | {name: value}, command))
-    assert all("pool.toml" in words or "providers" in words for words in told)
-    assert found == []
+            all_leaks += leaks(f"{name}, {command}", baton(usual | {name: value}, command))
+    assert all("pool.toml" in words or "providers" in words for words in outputs)
+    assert all_leaks == []

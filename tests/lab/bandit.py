@@ -79,10 +79,10 @@ def problems(count: int, seed: int) -> list[Problem]:
     return [draw_lesson(random, "held-out tasks").problem for _ in range(count)]
 
 
-def choose(posterior: Posterior, seen: Features, random: Random, share: float | None = SPEC.explore) -> ArmChoice:
+def choose(posterior: Posterior, sight: Features, random: Random, share: float | None = SPEC.explore) -> ArmChoice:
     """As the conductor does."""
-    found = estimates(posterior, SPEC, every_arm(), workers(), seen)
-    return decide(found, share, lambda count: random.choices(grains(), k=count), random.random)
+    all_estimates = estimates(posterior, SPEC, every_arm(), workers(), sight)
+    return decide(all_estimates, share, lambda count: random.choices(grains(), k=count), random.random)
 
 
 @cache
@@ -94,18 +94,18 @@ def grains() -> tuple[float, ...]:
 def play(posterior: Posterior, tasks: Sequence[Problem], random: Random, began: float = 1e9) -> Posterior:
     """Decide, carry out by the world's dice, rate and learn, one task after the other."""
     for place, task in enumerate(tasks):
-        seen = features(task.text)
-        choice = choose(posterior, seen, random)
-        arm = named()[choice.action]
+        sight = features(task.text)
+        choice = choose(posterior, sight, random)
+        arm = arms_by_name()[choice.action]
         answered = random.random() < right(as_plan(arm), task.kind, standard_pool())
         usd, waited = bill(as_plan(arm), task.kind[1], standard_pool())
-        rating = Rating(arm, seen, score(answered, waited), round(1e6 * usd), began + place)
+        rating = Rating(arm, sight, score(answered, waited), round(1e6 * usd), began + place)
         posterior = learned(posterior, SPEC, workers(), rating)
     return posterior
 
 
 @cache
-def named() -> Mapping[str, Arm]:
+def arms_by_name() -> Mapping[str, Arm]:
     """The arms by name."""
     return {arm.name: arm for arm in every_arm()}
 
@@ -115,7 +115,7 @@ def value(posterior: Posterior, tasks: Sequence[Problem]) -> float:
     total = 0.0
     for task in tasks:
         choice = choose(posterior, features(task.text), Random(0), None)
-        total += reward(named()[choice.action], task.kind)
+        total += reward(arms_by_name()[choice.action], task.kind)
     return total / len(tasks)
 
 

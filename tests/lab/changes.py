@@ -64,13 +64,13 @@ def played(tasks: Sequence[Problem], pool: Pool, random: Random, posterior: Post
     return posterior
 
 
-def rated(task: Problem, pool: Pool, random: Random, known: Posterior, at: float) -> Rating:
+def rated(task: Problem, pool: Pool, random: Random, posterior: Posterior, at: float) -> Rating:
     """The rating of a task, for the arm that a posterior chooses."""
-    seen = features(task.text)
-    arm = bandit.named()[bandit.choose(known, seen, random).action]
+    sight = features(task.text)
+    arm = bandit.arms_by_name()[bandit.choose(posterior, sight, random).action]
     answered = random.random() < chance(arm, task.kind, pool)
     usd, waited = bill(bandit.as_plan(arm), task.kind[1], pool)
-    return Rating(arm, seen, bandit.score(answered, waited), round(1e6 * usd), at)
+    return Rating(arm, sight, bandit.score(answered, waited), round(1e6 * usd), at)
 
 
 @cache
@@ -88,10 +88,10 @@ def worth(arm: Arm, kind: tuple[int, int], pool: Pool) -> float:
 def value(posterior: Posterior, exam: Sequence[Problem], pool: Pool) -> float:
     """The mean expected reward of the arm that is best at the posterior's mean."""
     best = [bandit.choose(posterior, features(task.text), Random(0), None).action for task in exam]
-    return mean(worth(bandit.named()[name], task.kind, pool) for name, task in zip(best, exam, strict=True))
+    return mean(worth(bandit.arms_by_name()[name], task.kind, pool) for name, task in zip(best, exam, strict=True))
 
 
-def told(posterior: Posterior) -> Posterior:
+def forget_changed_workers(posterior: Posterior) -> Posterior:
     """The posterior of a selector that is told which two workers have changed: it forgets all that it knows of them."""
     changed = [bandit.workers()[place] for place in (BIRCH, CEDAR)]
     gone = {f"{worker.name}={worker.model}" for worker in changed}
@@ -105,10 +105,10 @@ def told_with_wider_priors(posterior: Posterior) -> Posterior:
     changed = [bandit.workers()[place] for place in (BIRCH, CEDAR)]
     gone = {f"{worker.name}={worker.model}" for worker in changed}
     weights = dict(posterior.weights)
-    for part, known in posterior.weights.items():
+    for part, belief in posterior.weights.items():
         if part.partition(":")[2] in gone:
             prior = posteriors.prior_of(part)
-            weights[part] = {place: (0.0, WIDER * posteriors.spread_of(prior, place)) for place in known}
+            weights[part] = {place: (0.0, WIDER * posteriors.spread_of(prior, place)) for place in belief}
     return replace(posterior, weights=weights, watches={}, usual={})
 
 
@@ -126,27 +126,27 @@ def swap_in_the_world(seeds: range, aware: Callable[[Posterior], Posterior] = un
     """The share of the lost reward that is back at each look, for each seed. `aware` is what the swap itself does to
     the posterior."""
     exam, after = bandit.problems(200, 1_000_003), swapped()
-    found = []
+    recoveries = []
     for seed in seeds:
         random, tasks = Random(seed), bandit.problems(BEFORE + max(LOOKS), seed)
         posterior = played(tasks[:BEFORE], standard_pool(), random, Posterior(), 1e9)
         high, low = value(posterior, exam, standard_pool()), value(posterior, exam, after)
-        back, done, posterior = [], BEFORE, aware(posterior)
+        back, ratings_so_far, posterior = [], BEFORE, aware(posterior)
         for look in LOOKS:
-            posterior = played(tasks[done : BEFORE + look], after, random, posterior, 1e9 + done)
-            done = BEFORE + look
+            posterior = played(tasks[ratings_so_far : BEFORE + look], after, random, posterior, 1e9 + ratings_so_far)
+            ratings_so_far = BEFORE + look
             back.append((value(posterior, exam, after) - low) / (high - low))
-        found.append(back)
-    return found
+        recoveries.append(back)
+    return recoveries
 
 
 def swap_in_records(data: Dataset, seeds: range) -> list[list[float]]:
     """The same where two models exchange their recorded outcomes, and cost nothing."""
-    open_, seen, found = routes(data, 0.0), dict[int, Features](), []
+    open_, features_by_row, recoveries = routes(data, 0.0), dict[int, Features](), []
     cheap, best = open_.models[0], open_.models[-1]
     for seed in seeds:
         plan = Plan(BEFORE + max(LOOKS), 1_000, seeds, 0.0)
-        training, held = split(data, open_, seen, plan, seed)
+        training, held_out_part = split(data, open_, features_by_row, plan, seed)
         random, selector = Random(f"bandit|{seed}"), Bandit(open_)
 
         def part(first: int, last: int, of: Part = training) -> Part:
@@ -154,20 +154,20 @@ def swap_in_records(data: Dataset, seeds: range) -> list[list[float]]:
             return Part(of.rows[first:last], of.seen[first:last], scores)
 
         def earned(of: Part, selector: Bandit = selector) -> float:
-            chosen = [open_.best(selector.expects(seen)) for seen in of.seen]
+            chosen = [open_.best(selector.expects(sight)) for sight in of.seen]
             return mean(scores[name] for name, scores in zip(chosen, of.scores, strict=True))
 
         selector.learn(Part(training.rows[:BEFORE], training.seen[:BEFORE], training.scores[:BEFORE]), random)
-        exchanged = part(0, len(held.rows), held)
-        low = mean(scores[cheap] for scores in held.scores)
-        high = mean(scores[best] for scores in held.scores)
-        back, done = [], BEFORE
+        exchanged = part(0, len(held_out_part.rows), held_out_part)
+        low = mean(scores[cheap] for scores in held_out_part.scores)
+        high = mean(scores[best] for scores in held_out_part.scores)
+        back, ratings_so_far = [], BEFORE
         for look in LOOKS:
-            selector.learn(part(done, BEFORE + look), random)
-            done = BEFORE + look
+            selector.learn(part(ratings_so_far, BEFORE + look), random)
+            ratings_so_far = BEFORE + look
             back.append((earned(exchanged) - low) / (high - low))
-        found.append(back)
-    return found
+        recoveries.append(back)
+    return recoveries
 
 
 def poisoning(own: int, foreign: int, seed: int) -> tuple[float, float, float]:
@@ -188,18 +188,18 @@ def poisoning(own: int, foreign: int, seed: int) -> tuple[float, float, float]:
     return first, second, third
 
 
-def _own(count: int, seed: int, pool: Pool, said: Callable[[float], float]) -> Posterior:
-    known, given, random = Posterior(), [], Random(seed)
+def _own(count: int, seed: int, pool: Pool, say: Callable[[float], float]) -> Posterior:
+    posterior, own_ratings, random = Posterior(), [], Random(seed)
     for place, task in enumerate(bandit.problems(count, seed)):
-        rated_task = rated(task, pool, random, known, 1e9 + place)
-        given.append(replace(rated_task, score=said(rated_task.score)))
-        known = learned(known, bandit.SPEC, bandit.workers(), given[-1])
-    return taught(Posterior(), Posterior(), bandit.SPEC, bandit.workers(), given)
+        rated_task = rated(task, pool, random, posterior, 1e9 + place)
+        own_ratings.append(replace(rated_task, score=say(rated_task.score)))
+        posterior = learned(posterior, bandit.SPEC, bandit.workers(), own_ratings[-1])
+    return taught(Posterior(), Posterior(), bandit.SPEC, bandit.workers(), own_ratings)
 
 
-def _print(name: str, found: Sequence[Sequence[float]]) -> None:
+def _print(name: str, recoveries: Sequence[Sequence[float]]) -> None:
     for place, look in enumerate(LOOKS):
-        of = [row[place] for row in found]
+        of = [row[place] for row in recoveries]
         every = ", ".join(f"{share:.0%}" for share in sorted(of))
         print(
             f"{name}, {look} ratings after the swap: {mean(of):.0%} is back; by seed, the worst first: {every}",
@@ -213,9 +213,9 @@ def main() -> None:
     parser.add_argument("--recorded", type=Path)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--first", type=int, default=0, help="the first of the seeds")
-    given = parser.parse_args()
-    seeds = range(given.first, given.first + given.seeds)
-    data = read([given.recorded], {}, {}) if given.recorded else None
+    options = parser.parse_args()
+    seeds = range(options.first, options.first + options.seeds)
+    data = read([options.recorded], {}, {}) if options.recorded else None
     present = {"CHANGE_EVIDENCE": posteriors.CHANGE_EVIDENCE, "DROP_EVIDENCE": posteriors.DROP_EVIDENCE}
     for name, alarms in (("as it is", present), ("without detection", dict.fromkeys(present, math.inf))):
         with patch.multiple(posteriors, **alarms):
@@ -223,7 +223,9 @@ def main() -> None:
             if data is not None:
                 _print(f"recorded outcomes, {name}", swap_in_records(data, seeds))
     with patch.multiple(posteriors, **dict.fromkeys(present, math.inf)):
-        _print("rehearsal world, told who has changed, without detection", swap_in_the_world(seeds, told))
+        _print(
+            "rehearsal world, told who has changed, without detection", swap_in_the_world(seeds, forget_changed_workers)
+        )
         told_wider = swap_in_the_world(seeds, told_with_wider_priors)
         _print("rehearsal world, told so, with wider priors, without detection", told_wider)
         _print("rehearsal world, begun anew at the swap, without detection", swap_in_the_world(seeds, begun_anew))

@@ -42,22 +42,22 @@ def arms() -> Mapping[str, Plan]:
     with both."""
     place = {worker.name: n for n, worker in enumerate(standard_pool())}
     plans = PlanStep(place["flint"], "plan")
-    found: dict[str, Plan] = {}
+    arms_by_name: dict[str, Plan] = {}
     for name, n in place.items():
-        found[name] = (PlanStep(n, "solve"),)
-        found[f"{name}, step by step"] = (PlanStep(n, "reason"),)
+        arms_by_name[name] = (PlanStep(n, "solve"),)
+        arms_by_name[f"{name}, step by step"] = (PlanStep(n, "reason"),)
         if name != "flint":
-            found[f"flint > {name}"] = (plans, PlanStep(n, "reason", True, (0,)))
-            found[f"{name} > flint"] = (PlanStep(n, "reason"), PlanStep(place["flint"], "check", True, (0,)))
+            arms_by_name[f"flint > {name}"] = (plans, PlanStep(n, "reason", True, (0,)))
+            arms_by_name[f"{name} > flint"] = (PlanStep(n, "reason"), PlanStep(place["flint"], "check", True, (0,)))
     solved, checked = PlanStep(place["ember"], "reason", True, (0,)), PlanStep(place["flint"], "check", True, (1,))
-    return found | {"flint > ember > flint": (plans, solved, checked)}
+    return arms_by_name | {"flint > ember > flint": (plans, solved, checked)}
 
 
 @cache
 def worth(arm: str, kind: tuple[int, int]) -> tuple[float, float]:
     """The chance that an arm's answer is right, and what it is worth then."""
-    found = outcome(arms()[arm], kind, Setting(standard_pool()))
-    return found.right, found.worth
+    expected = outcome(arms()[arm], kind, Setting(standard_pool()))
+    return expected.right, expected.worth
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Asked:
 Choose = Callable[[Asked], Policy]
 
 
-def asked(random: Random) -> Asked:
+def draw_task(random: Random) -> Asked:
     """Any task."""
     return _asked(random, random.choice(FAMILIES), random.randrange(LEVELS), random.randrange(PHRASINGS))
 
@@ -100,7 +100,7 @@ def logged(random: Random, policy: Choose, count: int) -> tuple[list[Asked], lis
     """So many decisions of a policy, and what came of them."""
     tasks, rows = [], []
     for _ in range(count):
-        task = asked(random)
+        task = draw_task(random)
         odds = policy(task)
         arm = random.choices(list(odds), list(odds.values()))[0]
         right, value = worth(arm, task.kind)
@@ -147,10 +147,10 @@ class Study:
     def truths(self) -> dict[str, float]:
         """What each of them really earns."""
         tasks = every(Random("truth"))
-        found = {}
+        truth_by_policy = {}
         for name, policy in self.targets.items():
-            found[name] = mean(_expected(policy, task) for task in tasks)
-        return found
+            truth_by_policy[name] = mean(_expected(policy, task) for task in tasks)
+        return truth_by_policy
 
     def reports(self, seed: int, rows: int) -> Iterator[tuple[str, Report]]:
         """What one log of so many rows tells of each."""
@@ -161,8 +161,8 @@ class Study:
 
 
 def _expected(policy: Choose, task: Asked) -> float:
-    known = {arm: worth(arm, task.kind) for arm in policy(task)}
-    return sum(chance * known[arm][0] * known[arm][1] for arm, chance in policy(task).items())
+    worth_by_arm = {arm: worth(arm, task.kind) for arm in policy(task)}
+    return sum(chance * worth_by_arm[arm][0] * worth_by_arm[arm][1] for arm, chance in policy(task).items())
 
 
 @cache
@@ -181,21 +181,21 @@ def study(seed: int = 0) -> Study:
     return Study(mixed((1 - EXPLORED, served), (EXPLORED, uniform)), targets)
 
 
-def table(found: Mapping[str, Sequence[Report]], truths: Mapping[str, float]) -> str:
+def table(reports_by_name: Mapping[str, Sequence[Report]], truths: Mapping[str, float]) -> str:
     """Bias, spread and coverage of each estimator for each policy."""
     lines = [f"{'policy':37}truth   ESS  covered  refused  " + "".join(f"{name:>22}" for name in ESTIMATORS)]
-    for policy, reports in found.items():
+    for policy, reports in reports_by_name.items():
         refused = sum(report.verdict == "refused" for report in reports)
         head = f"{policy:37}{truths[policy]:.3f}  {mean(report.ess for report in reports):4.0f}  "
         head += f"{mean(report.covered for report in reports):7.2f}  {refused:3d} of {len(reports):<2d}"
         for name in ESTIMATORS:
-            told = [getattr(report, name) for report in reports]
+            estimates = [getattr(report, name) for report in reports]
             off, spread = (
-                mean(estimate.value for estimate in told) - truths[policy],
-                stdev(estimate.value for estimate in told),
+                mean(estimate.value for estimate in estimates) - truths[policy],
+                stdev(estimate.value for estimate in estimates),
             )
-            held = sum(estimate.holds(truths[policy]) for estimate in told) / len(told)
-            head += f"  {off:+.3f} / {spread:.3f} {held:4.0%}"
+            holding_share = sum(estimate.holds(truths[policy]) for estimate in estimates) / len(estimates)
+            head += f"  {off:+.3f} / {spread:.3f} {holding_share:4.0%}"
         lines.append(head)
     return "\n".join(lines)
 
@@ -207,13 +207,13 @@ def held_at_all_looks(repeats: int, looks: Sequence[int], seed: int = 0) -> tupl
     Two arms are drawn evenly, in conversations of one to four rows that have the same difficulty. The truth is that
     the first arm is ahead of the log by 0.1.
     """
-    held = fixed = 0
+    holding = fixed = 0
     for repeat in range(repeats):
         rows = _conversations(Random(f"looks|{seed}|{repeat}"), max(looks))
         reports = [Log(rows[:look]).report([{"a": 1.0}] * look) for look in looks]
-        held += all(report.ahead.holds(0.1) for report in reports)
+        holding += all(report.ahead.holds(0.1) for report in reports)
         fixed += all(_of_one_look(report).holds(0.1) for report in reports)
-    return held / repeats, fixed / repeats
+    return holding / repeats, fixed / repeats
 
 
 def _of_one_look(report: Report) -> Estimate:
@@ -241,21 +241,22 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--looks", action="store_true", help="coverage of intervals at several looks, and nothing else")
-    given = parser.parse_args()
-    if given.looks:
-        held, fixed = held_at_all_looks(given.repeats, LOOKS, given.seed)
+    options = parser.parse_args()
+    if options.looks:
+        holding, fixed = held_at_all_looks(options.repeats, LOOKS, options.seed)
         looks = ", ".join(map(str, LOOKS))
-        print(
-            f"{given.repeats} logs, looks after {looks} rows: {held:.1%} held at all looks, {fixed:.1%} if for one look"
-        )
+        rows = f"{options.repeats} logs, looks after {looks} rows"
+        print(f"{rows}: {holding:.1%} held at all looks, {fixed:.1%} if for one look")
         return
-    under = study(given.seed)
-    found: dict[str, list[Report]] = {name: [] for name in under.targets}
-    for repeat in range(given.repeats):
-        for name, report in under.reports(repeat, given.rows):
-            found[name].append(report)
-    print(f"{len(arms())} arms, {given.rows} rows, {given.repeats} repeats; bias / sd and coverage of each estimator")
-    print(table(found, under.truths()))
+    under = study(options.seed)
+    reports_by_name: dict[str, list[Report]] = {name: [] for name in under.targets}
+    for repeat in range(options.repeats):
+        for name, report in under.reports(repeat, options.rows):
+            reports_by_name[name].append(report)
+    print(
+        f"{len(arms())} arms, {options.rows} rows, {options.repeats} repeats; bias / sd and coverage of each estimator"
+    )
+    print(table(reports_by_name, under.truths()))
 
 
 if __name__ == "__main__":

@@ -34,15 +34,15 @@ SETTINGS: Mapping[str, Priors] = {
 RATINGS, COST_WEIGHT = 2_000, 0.2
 
 
-def recorded(data: Dataset, plan: Plan, seen: dict[int, Features]) -> list[Figures]:
+def recorded(data: Dataset, plan: Plan, features_by_row: dict[int, Features]) -> list[Figures]:
     """The figures of the selector, one for each seed."""
-    open_, found = routes(data, plan.cost_weight), []
+    open_, results = routes(data, plan.cost_weight), []
     for seed in plan.seeds:
-        training, held = split(data, open_, seen, plan, seed)
+        training, held_out_part = split(data, open_, features_by_row, plan, seed)
         selector = Bandit(open_)
         lost = selector.learn(training, Random(f"bandit|{seed}"))
-        found.append(judged(open_, held, selector.expects, lost))
-    return found
+        results.append(judged(open_, held_out_part, selector.expects, lost))
+    return results
 
 
 def rehearsed(runs: int) -> float:
@@ -60,15 +60,15 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first of the seeds")
     parser.add_argument("--held-out", type=int, default=1_000, help="prompts that the selector is judged by")
     parser.add_argument("--runs", type=int, default=0, help="rated runs in the rehearsal world; 0: none")
-    given = parser.parse_args()
-    data, seen = read([given.path], {}, {}), dict[int, Features]()
-    plan = Plan(RATINGS, given.held_out, range(given.first, given.first + given.seeds), COST_WEIGHT)
+    options = parser.parse_args()
+    data, features_by_row = read([options.path], {}, {}), dict[int, Features]()
+    plan = Plan(RATINGS, options.held_out, range(options.first, options.first + options.seeds), COST_WEIGHT)
     for name, priors in SETTINGS.items():
         with patch.object(posterior, "VARIANCES", priors):
-            found = recorded(data, plan, seen)
-            gain = f", {rehearsed(given.runs):.1%} of the gain" if given.runs else ""
-        rates = [figures.apgr for figures in found if figures.apgr is not None]
-        lost = mean(figures.learning_regret or 0.0 for figures in found)
+            results = recorded(data, plan, features_by_row)
+            gain = f", {rehearsed(options.runs):.1%} of the gain" if options.runs else ""
+        rates = [figures.apgr for figures in results if figures.apgr is not None]
+        lost = mean(figures.learning_regret or 0.0 for figures in results)
         print(f"{name}: APGR {mean(rates):.3f} ({min(rates):.3f}), regret while learning {lost:.3f}{gain}", flush=True)
 
 

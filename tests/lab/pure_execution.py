@@ -87,19 +87,19 @@ class Stage:
 
     def _work(self, n: int) -> None:
         step = self._state.steps[n]
-        seen = visible_steps(step.access, self._done)
-        messages = compose(self._task if step.access.user else None, step.subtask, seen)
+        visible = visible_steps(step.access, self._done)
+        messages = compose(self._task if step.access.user else None, step.subtask, visible)
         worker = self._workers[step.worker]
-        said = reply(worker, messages, f"{self._seed}|{n}")
-        call, usage = f"call-{n}", Usage(input=said.input_tokens, output=said.output_tokens)
+        answer = reply(worker, messages, f"{self._seed}|{n}")
+        call, usage = f"call-{n}", Usage(input=answer.input_tokens, output=answer.output_tokens)
         self._write(CallIntended(call, n, worker.name, step.access, usd_held=9, tokens_held=9))
         self._write(
             CallFinished(call, n, "ok", usage, usd=0, seconds=0.0),
-            StepDone(n, call, output=call, chars=len(said.text), finish="stop"),
+            StepDone(n, call, output=call, chars=len(answer.text), finish="stop"),
         )
-        self._replies[n], self._done[n] = said, EarlierStep(n, step.subtask, said.text)
+        self._replies[n], self._done[n] = answer, EarlierStep(n, step.subtask, answer.text)
         self._ends[n] = max((self._ends[k] for k in step.access.steps), default=0.0) + seconds(
-            worker, said.output_tokens
+            worker, answer.output_tokens
         )
 
     def _write(self, *written: Fact) -> None:

@@ -104,9 +104,9 @@ class Learner:
     skill that the worker could have since, to the skill that it had before.
     """
 
-    def __init__(self, moments: Sequence[int], pairs: Sequence[tuple[int, int]], *, told: bool) -> None:
+    def __init__(self, moments: Sequence[int], pairs: Sequence[tuple[int, int]], *, informed: bool) -> None:
         """`moments` and `pairs` of workers are those that are possible; `told`: one of each, and it is certain."""
-        self._moments, self._pairs, self._told = np.array(moments), pairs, told
+        self._moments, self._pairs, self._told = np.array(moments), pairs, informed
         workers = len(standard_pool())
         self._is_in_pair = np.zeros((workers, len(pairs)))
         for place, pair in enumerate(pairs):
@@ -120,8 +120,8 @@ class Learner:
 
     def learn(self, arm: int, kind: int, *, answered: bool) -> None:
         """Learn one rating of an arm for a task of this class."""
-        known, worker, domain = world(), world().answering[arm], CLASSES[kind][0]
-        changed, unchanged = known.by_skill[arm, kind], known.before[arm, kind]
+        known_world, worker, domain = world(), world().answering[arm], CLASSES[kind][0]
+        changed, unchanged = known_world.by_skill[arm, kind], known_world.before[arm, kind]
         since = self._moments <= self._ratings
         ratio = np.log(changed / unchanged) if answered else np.log((1 - changed) / (1 - unchanged))
         self._ratios[since, worker, domain] += ratio
@@ -132,14 +132,14 @@ class Learner:
 
     def _probabilities(self) -> Array:
         """Return the probability of a change by moment and pair; what is missing to 1 is that nothing has changed."""
-        begun = int((self._moments <= self._ratings).sum())
-        logs = self._evidence[:begun].sum(axis=2) @ self._is_in_pair
+        moments_past = int((self._moments <= self._ratings).sum())
+        logs = self._evidence[:moments_past].sum(axis=2) @ self._is_in_pair
         if self._told:
             unchanged = -np.inf
         else:
             unchanged = -self._ratings / RATINGS_BETWEEN_CHANGES
             logs += np.log(RATINGS_BETWEEN_MOMENTS / RATINGS_BETWEEN_CHANGES / len(self._pairs))
-            logs -= self._moments[:begun, None] / RATINGS_BETWEEN_CHANGES
+            logs -= self._moments[:moments_past, None] / RATINGS_BETWEEN_CHANGES
         most = max(unchanged, logs.max())
         weights = np.exp(logs - most)
         probabilities: Array = weights / (weights.sum() + np.exp(unchanged - most))
@@ -152,62 +152,64 @@ class Learner:
         probabilities: Array = weights / weights.sum(axis=-1, keepdims=True)
         return probabilities
 
-    def drawn(self, kind: int, random: np.random.Generator) -> Array:
+    def draw_chances(self, kind: int, random: np.random.Generator) -> Array:
         """Return the chances of all arms for a class, by one draw of what has changed."""
-        known, found = world(), self._probabilities()
-        chances = known.before[:, kind].copy()
-        if random.random() >= found.sum():
+        known_world, probabilities = world(), self._probabilities()
+        chances = known_world.before[:, kind].copy()
+        if random.random() >= probabilities.sum():
             return chances
-        drawn = random.choice(found.size, p=found.ravel() / found.sum())
-        moment, pair = divmod(int(drawn), len(self._pairs))
+        place_drawn = random.choice(probabilities.size, p=probabilities.ravel() / probabilities.sum())
+        moment, pair = divmod(int(place_drawn), len(self._pairs))
         for worker in self._pairs[pair]:
             skill = random.choice(len(SKILLS), p=self._skills(moment, worker, CLASSES[kind][0]))
-            rows = known.answering == worker
-            chances[rows] = known.by_skill[rows, kind, skill]
+            rows = known_world.answering == worker
+            chances[rows] = known_world.by_skill[rows, kind, skill]
         return chances
 
     def expected(self, kind: int) -> Array:
         """Return the mean chances of all arms for a class."""
-        known, found = world(), self._probabilities()
-        chances = known.before[:, kind].copy()
+        known_world, probabilities = world(), self._probabilities()
+        chances = known_world.before[:, kind].copy()
         for worker in range(len(standard_pool())):
-            changed = found @ self._is_in_pair[worker]
+            changed = probabilities @ self._is_in_pair[worker]
             skills = changed @ self._skills(slice(0, len(changed)), worker, CLASSES[kind][0])
-            rows = known.answering == worker
-            chances[rows] = (1 - changed.sum()) * known.before[rows, kind] + known.by_skill[rows, kind] @ skills
+            rows = known_world.answering == worker
+            chances[rows] = (1 - changed.sum()) * known_world.before[rows, kind] + known_world.by_skill[
+                rows, kind
+            ] @ skills
         return chances
 
 
-def told() -> Learner:
+def informed_learner() -> Learner:
     """Return the learner that knows the moment and the two workers."""
-    return Learner([0], [(BIRCH, CEDAR)], told=True)
+    return Learner([0], [(BIRCH, CEDAR)], informed=True)
 
 
 def untold() -> Learner:
     """Return the learner that knows neither."""
-    return Learner(range(0, BEFORE + max(LOOKS), RATINGS_BETWEEN_MOMENTS), PAIRS, told=False)
+    return Learner(range(0, BEFORE + max(LOOKS), RATINGS_BETWEEN_MOMENTS), PAIRS, informed=False)
 
 
 def recovered(learner: Learner, seed: int, first: int, *, draws: bool) -> list[float]:
     """Return the share of the lost reward that is regained at each look. The learner gets the ratings from the task
     `first` on."""
-    known, random, shares = world(), np.random.default_rng(seed), []
+    known_world, random, shares = world(), np.random.default_rng(seed), []
     exam = [CLASSES.index(task.kind) for task in bandit.problems(200, 1_000_003)]
     tasks = [CLASSES.index(task.kind) for task in bandit.problems(BEFORE + max(LOOKS), seed)]
-    best = (known.before * known.worth).argmax(axis=0)
-    high, low = (_value(chances, best, exam) for chances in (known.before, known.after))
+    best = (known_world.before * known_world.worth).argmax(axis=0)
+    high, low = (_value(chances, best, exam) for chances in (known_world.before, known_world.after))
     for place in range(first, len(tasks)):
         kind = tasks[place]
-        chances = learner.drawn(kind, random) if draws else learner.expected(kind)
-        arm = int((chances * known.worth[:, kind]).argmax())
+        chances = learner.draw_chances(kind, random) if draws else learner.expected(kind)
+        arm = int((chances * known_world.worth[:, kind]).argmax())
         if random.random() < bandit.SPEC.explore:
-            arm = int(random.integers(len(known.worth)))
-        truth = known.before if place < BEFORE else known.after
+            arm = int(random.integers(len(known_world.worth)))
+        truth = known_world.before if place < BEFORE else known_world.after
         learner.learn(arm, kind, answered=random.random() < truth[arm, kind])
         if place + 1 - BEFORE in LOOKS:
             believed = np.stack([learner.expected(kind) for kind in range(len(CLASSES))], axis=1)
-            chosen = (believed * known.worth).argmax(axis=0)
-            shares.append((_value(known.after, chosen, exam) - low) / (high - low))
+            chosen = (believed * known_world.worth).argmax(axis=0)
+            shares.append((_value(known_world.after, chosen, exam) - low) / (high - low))
     return shares
 
 
@@ -222,16 +224,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first", type=int, default=20)
-    given = parser.parse_args()
+    options = parser.parse_args()
     learners: tuple[tuple[str, Callable[[], Learner], int, bool], ...] = (
-        ("told", told, BEFORE, True),
+        ("told", informed_learner, BEFORE, True),
         ("not told", untold, 0, True),
         ("not told, by mean", untold, 0, False),
     )
-    for name, made, first, draws in learners:
-        seeds = range(given.first, given.first + given.seeds)
-        found = [recovered(made(), seed, first, draws=draws) for seed in seeds]
-        for look, shares in zip(LOOKS, zip(*found, strict=True), strict=True):
+    for name, make_learner, first, draws in learners:
+        seeds = range(options.first, options.first + options.seeds)
+        shares_by_seed = [recovered(make_learner(), seed, first, draws=draws) for seed in seeds]
+        for look, shares in zip(LOOKS, zip(*shares_by_seed, strict=True), strict=True):
             every = ", ".join([f"{share:.0%}" for share in sorted(shares)])
             print(f"{name}, {look} ratings after the swap: {mean(shares):.0%}; by seed, the worst first: {every}")
 

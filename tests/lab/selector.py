@@ -78,9 +78,9 @@ class Caller:
     async def chosen(self, run: str) -> Any:
         """The arm that a run was decided for."""
         reply = await self._send("GET", f"/v1/runs/{run}")
-        return bandit.named()[reply.json()["proposals"][0]["decision"]["action"]]
+        return bandit.arms_by_name()[reply.json()["proposals"][0]["decision"]["action"]]
 
-    async def held(self, task: Problem) -> float:
+    async def worth_of_best(self, task: Problem) -> float:
         """What the arm is worth that is held for best."""
         run, _ = await self.ask(task, explores=False)
         return bandit.reward(await self.chosen(run), task.kind)
@@ -88,14 +88,14 @@ class Caller:
 
 async def many(tasks: Sequence[Problem], work: Any) -> list[Any]:
     """The work for each task, by `CALLERS` at once, in any order."""
-    waiting, found = iter(tasks), []
+    waiting, results = iter(tasks), []
 
     async def caller() -> None:
         for task in waiting:
-            found.append(await work(task))
+            results.append(await work(task))
 
     await asyncio.gather(*(caller() for _ in range(CALLERS)))
-    return found
+    return results
 
 
 async def learn(url: str, runs: int, seed: int, held_out: int) -> float:
@@ -110,7 +110,7 @@ async def learn(url: str, runs: int, seed: int, held_out: int) -> float:
         for before, look in zip([0, *looks], looks, strict=False):
             await many(tasks[before:look], caller.rate)
             await asyncio.sleep(SETTLE_SECONDS if look else 0)
-            worths = await many(exam, caller.held)
+            worths = await many(exam, caller.worth_of_best)
             reached = bandit.share(sum(worths) / len(worths), exam, optimum)
             seconds = time.monotonic() - began
             reward = f"reward {sum(worths) / len(worths):.4f}, {reached:6.1%} of the gain"
@@ -143,8 +143,8 @@ def served(runs: int, seed: int, held_out: int, *, judge: bool = False) -> float
         finally:
             service.stop()
         if judge:
-            done = run_command(folder, environ, "offpolicy", "--tier", "baton-mini")
-            print(done.stdout + done.stderr, flush=True)
+            process = run_command(folder, environ, "offpolicy", "--tier", "baton-mini")
+            print(process.stdout + process.stderr, flush=True)
         return reached
 
 
@@ -156,16 +156,16 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=800)
     parser.add_argument("--pure", action="store_true", help="without a service, in seconds")
     parser.add_argument("--judge", action="store_true", help="print what `baton offpolicy` makes of the journal")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     shares = []
-    for seed in asked.seeds:
+    for seed in options.seeds:
         print(f"seed {seed}", flush=True)
-        if asked.pure:
-            shares.append(pure(asked.runs, seed, asked.held_out))
+        if options.pure:
+            shares.append(pure(options.runs, seed, options.held_out))
         else:
-            shares.append(served(asked.runs, seed, asked.held_out, judge=asked.judge))
+            shares.append(served(options.runs, seed, options.held_out, judge=options.judge))
     each = ", ".join(f"{share:.1%}" for share in shares)
-    print(f"after {asked.runs} rated runs: {each}; mean {sum(shares) / len(shares):.1%}")
+    print(f"after {options.runs} rated runs: {each}; mean {sum(shares) / len(shares):.1%}")
 
 
 if __name__ == "__main__":

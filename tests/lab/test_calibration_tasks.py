@@ -21,8 +21,8 @@ def test_every_family_is_asked_at_every_level() -> None:
 
 
 def test_a_version_means_the_same_tasks_for_ever() -> None:
-    told = json.dumps([(task.name, task.question) for task in built_in(MOST)])
-    digest = hashlib.sha256(told.encode()).hexdigest()[:16]
+    content = json.dumps([(task.name, task.question) for task in built_in(MOST)])
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     assert (VERSION, digest) == ("calibration-1", "2b450300faa92e40")
 
 

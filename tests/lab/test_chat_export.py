@@ -22,7 +22,7 @@ from app.lab.rollouts import Rollout, to_line
 from app.lab.world import VERSION
 from tests.cli.test_conductor import PLAN, Bench, described
 from tests.harness.vllm_stub import tokens, vllm_stub
-from tests.lab.test_rollouts import made
+from tests.lab.test_rollouts import make_rollout
 from tests.lab.test_teach import KEY, URL
 
 SECRET = "My name is Ada, and my question is this:"
@@ -47,10 +47,10 @@ class Trainer:
 
     def __init__(self, base: Path, pupil: Pupil) -> None:
         self.base, self.pupil = base, pupil
-        self.made: Manifest | None = None
+        self.manifest: Manifest | None = None
 
-    def Order(self, **told: Any) -> Namespace:
-        return Namespace(**told)
+    def Order(self, **options: Any) -> Namespace:
+        return Namespace(**options)
 
     def train(self, order: Namespace, say: Any) -> None:
         folder = order.out / "adapter"
@@ -59,8 +59,8 @@ class Trainer:
         (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
         base = chat_export.base_of(self.base)
         facts = {"title": "mine", "evaluation": {"imitation": {"loss": [2.0, 1.0]}}}
-        self.made = chat_export.describe(folder, base, order.reach, self.pupil, order.recipe.completion, **facts)
-        for line in chat_export.next_steps(folder, base, self.made):
+        self.manifest = chat_export.describe(folder, base, order.reach, self.pupil, order.recipe.completion, **facts)
+        for line in chat_export.next_steps(folder, base, self.manifest):
             say(line)
 
 
@@ -76,13 +76,13 @@ def plain(folder: Path) -> Path:
 
 def journaled(folder: Path) -> str:
     """Rollouts over two workers, three steps allowed, one of them with a caller's tools."""
-    found = []
-    for place, lesson in enumerate([made("a", 1.0), made("b", 0.0), made("c", 1.0)]):
+    records = []
+    for place, lesson in enumerate([make_rollout("a", 1.0), make_rollout("b", 0.0), make_rollout("c", 1.0)]):
         system = f"Cards, in order {place}" + (TOOLS.format(tools="- pay: pays") if place == 2 else "")
         prompt = ({"role": "system", "content": system}, {"role": "user", "content": SECRET})
         more: dict[str, Any] = {"prompt": prompt, "workers": ("sage", "abacus"), "most": 3}
-        found.append(to_line(Rollout(**{**{name: getattr(lesson, name) for name in lesson.__slots__}, **more})))
-    (folder / "rollouts.jsonl").write_text("\n".join(found))
+        records.append(to_line(Rollout(**{**{name: getattr(lesson, name) for name in lesson.__slots__}, **more})))
+    (folder / "rollouts.jsonl").write_text("\n".join(records))
     return str(folder / "rollouts.jsonl")
 
 
@@ -98,14 +98,14 @@ class School:
 
     def train(self, pupil: Pupil, base: Path | None = None) -> tuple[Manifest, list[str]]:
         """`baton train --backend awr`, with what it says."""
-        said: list[str] = []
+        lines: list[str] = []
         words = ["train", "--backend", "awr", "--model", str(self.base), "--out", str(self.folder / "out")]
-        asked = parse([*words, "--warm-start", journaled(self.folder)])
+        options = parse([*words, "--warm-start", journaled(self.folder)])
         trainer = Trainer(base or self.base, pupil)
-        train_chat.run(asked, {}, trainer, said.append)
-        assert trainer.made is not None
-        self.stub.plans[trainer.made.name] = lambda _: PLAN
-        return trainer.made, said
+        train_chat.run(options, {}, trainer, lines.append)
+        assert trainer.manifest is not None
+        self.stub.plans[trainer.manifest.name] = lambda _: PLAN
+        return trainer.manifest, lines
 
 
 @pytest.fixture
@@ -115,11 +115,11 @@ def school(tmp_path: Path, embedded_database: None) -> Iterator[School]:
 
 
 def test_what_training_leaves_is_deployed_as_it_is(school: School, capsys: pytest.CaptureFixture[str]) -> None:
-    trained, said = school.train(Pupil())
+    trained, lines = school.train(Pupil())
     assert (trained.kind, trained.base, trained.steps, trained.workers) == ("adapter", school.name, 3, 2)
     assert (trained.prompt, trained.reward, trained.evaluation["imitation"]["loss"]) == ("general", "reward-1", [2, 1])
     assert trained.commit
-    assert said[-3:] == [
+    assert lines[-3:] == [
         f"baton conductor describe {school.base} --title Qwen-tiny",
         f"baton conductor serve {school.base} --adapters",
         f"baton conductor deploy conductor {school.folder}/out/adapter",
@@ -162,11 +162,11 @@ def test_a_plan_is_expected_only_if_a_server_must_write_it(school: School, pupil
 def test_a_base_that_is_described_gives_its_name_and_its_golden_prompts(school: School) -> None:
     base = school.folder / "other"
     card, theirs = manifest.read(base)
-    trained, said = school.train(Pupil(), base)
+    trained, lines = school.train(Pupil(), base)
     assert (trained.base, trained.steps, trained.workers) == (card.name, card.steps, card.workers)
     golden = manifest.read(school.folder / "out" / "adapter")[1]
     assert [prompt.messages for prompt in golden] == [known_prompt.messages for known_prompt in theirs]
-    assert not any(line.startswith("baton conductor describe") for line in said)
+    assert not any(line.startswith("baton conductor describe") for line in lines)
     assert school.bench.deploy("out/adapter") == 0
 
 

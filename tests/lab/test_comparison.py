@@ -10,14 +10,14 @@ from app.lab.measurements import Measure, figures, incompatibilities, of_json
 
 
 def call(seconds: float, tokens: int, outcome: str | None = "ok") -> dict[str, Any]:
-    told = {"usage": {"input": tokens, "output": 1}, "seconds": seconds} if outcome else {}
-    return {"outcome": outcome, **told}
+    outcome_fields = {"usage": {"input": tokens, "output": 1}, "seconds": seconds} if outcome else {}
+    return {"outcome": outcome, **outcome_fields}
 
 
 def step(n: int, round_: int, access: list[str | int], *calls: dict[str, Any], proposal: int = 0) -> dict[str, Any]:
     seconds = sum(call.get("seconds", 0.0) for call in calls)
-    known = {"n": n, "round": round_, "access": access, "attempts": list(calls), "seconds": seconds}
-    return known | {"proposal": proposal, "planned_worker": "abc"[n % 3]}
+    fields = {"n": n, "round": round_, "access": access, "attempts": list(calls), "seconds": seconds}
+    return fields | {"proposal": proposal, "planned_worker": "abc"[n % 3]}
 
 
 def plan(number: int, round_: int, state: str, *calls: dict[str, Any]) -> dict[str, Any]:
@@ -41,11 +41,18 @@ RUN: dict[str, Any] = {
 
 
 def test_a_rows_figures_are_those_of_all_its_calls() -> None:
-    found = figures(RUN)
-    assert (found.conductor_input, found.conductor_output, found.worker_input, found.worker_output) == (150, 2, 50, 5)
-    assert (found.calls, found.steps, found.rounds, found.usd) == (7, 4, 2, 0.25)
-    assert found.path == 0.5 + 0.25 + (2.0 + 1.0) + 4.0 + 8.0, "planning, the slower branch, the joint, the next round"
-    assert not found.invalid
+    run_figures = figures(RUN)
+    assert (
+        run_figures.conductor_input,
+        run_figures.conductor_output,
+        run_figures.worker_input,
+        run_figures.worker_output,
+    ) == (150, 2, 50, 5)
+    assert (run_figures.calls, run_figures.steps, run_figures.rounds, run_figures.usd) == (7, 4, 2, 0.25)
+    assert run_figures.path == 0.5 + 0.25 + (2.0 + 1.0) + 4.0 + 8.0, (
+        "planning, the slower branch, the joint, the next round"
+    )
+    assert not run_figures.invalid
 
 
 def test_a_plans_hash_is_that_of_workers_and_access_alone() -> None:
@@ -66,24 +73,29 @@ def row(task: int, arm: str, right: float, usd: float = 1.0, repeat: int = 0, **
 def test_repeats_are_averaged_and_failures_are_wrong() -> None:
     rows = [row(n, "a", float(repeat == 0), repeat=repeat) for n in range(4) for repeat in range(2)]
     rows += [row(n, "b", 1.0, 3.0) for n in range(3)] + [row(3, "b", 0.0, 3.0, outcome="outage", degraded=True)]
-    found = {standing.arm: standing for standing in table(rows, ["a", "b"], "a", 0, 400).standings}
-    assert (found["a"].accuracy.value, found["a"].accuracy.low, found["a"].accuracy.high) == (0.5, 0.5, 0.5)
-    assert (found["b"].accuracy.value, found["b"].outages, found["b"].failures, found["b"].degraded) == (0.75, 1, 0, 1)
-    assert found["b"].ahead is not None
-    assert (found["a"].ahead, found["a"].p, found["oracle"].p) == (None, None, None)
-    assert (found["b"].ahead.value, found["b"].ahead.low) == (0.25, -0.25)
-    assert found["oracle"].accuracy.value == 0.875
-    assert found["oracle"].usd == pytest.approx((3 * 3.0 + 1.0) / 4), "where arms are as good, the cheaper one"
-    assert found["a"].rewards == pytest.approx([0.5 * (1 - share / 3) for share in LAMBDAS])
-    assert (found["a"].front, found["b"].front, found["a"].bought) == (True, True, None)
-    assert found["b"].bought is not None
-    assert found["b"].bought.value == pytest.approx(0.25)
+    by_arm = {standing.arm: standing for standing in table(rows, ["a", "b"], "a", 0, 400).standings}
+    assert (by_arm["a"].accuracy.value, by_arm["a"].accuracy.low, by_arm["a"].accuracy.high) == (0.5, 0.5, 0.5)
+    assert (by_arm["b"].accuracy.value, by_arm["b"].outages, by_arm["b"].failures, by_arm["b"].degraded) == (
+        0.75,
+        1,
+        0,
+        1,
+    )
+    assert by_arm["b"].ahead is not None
+    assert (by_arm["a"].ahead, by_arm["a"].p, by_arm["oracle"].p) == (None, None, None)
+    assert (by_arm["b"].ahead.value, by_arm["b"].ahead.low) == (0.25, -0.25)
+    assert by_arm["oracle"].accuracy.value == 0.875
+    assert by_arm["oracle"].usd == pytest.approx((3 * 3.0 + 1.0) / 4), "where arms are as good, the cheaper one"
+    assert by_arm["a"].rewards == pytest.approx([0.5 * (1 - share / 3) for share in LAMBDAS])
+    assert (by_arm["a"].front, by_arm["b"].front, by_arm["a"].bought) == (True, True, None)
+    assert by_arm["b"].bought is not None
+    assert by_arm["b"].bought.value == pytest.approx(0.25)
 
 
 def test_a_task_that_lacks_an_arms_row_is_left_out_and_told() -> None:
     rows = [row(n, "a", 1.0) for n in range(3)] + [row(n, "b", 0.0) for n in range(2)]
-    found = table(rows, ["a", "b"], "b", 0, 50)
-    assert (found.tasks, found.missing) == (2, 1)
+    standings = table(rows, ["a", "b"], "b", 0, 50)
+    assert (standings.tasks, standings.missing) == (2, 1)
     with pytest.raises(ValueError, match="no task has a row of every arm"):
         table(rows, ["a", "b", "c"], "a", 0, 50)
 

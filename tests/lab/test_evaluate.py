@@ -26,21 +26,21 @@ def lessons(count: int) -> list[Lesson]:
 
 def test_each_fixed_arm_has_the_shape_of_its_name_and_none_beats_the_best_fixed_plan() -> None:
     setting = Setting(SMALL)
-    found = searched_arms(setting)
+    arms_by_name = searched_arms(setting)
     roles = {}
-    for arm, plan in found.fixed.items():
+    for arm, plan in arms_by_name.fixed.items():
         roles[arm] = [step.role for step in plan]
     assert len(roles["best single worker"]) == 1
     assert roles["best planner-executor-checker"][0::2] == ["plan", "check"]
     assert roles["mixture of agents"][-1] == "combine"
-    worth = {arm: search.mean_reward(plan, setting) for arm, plan in found.fixed.items()}
+    worth = {arm: search.mean_reward(plan, setting) for arm, plan in arms_by_name.fixed.items()}
     assert max(worth.values()) == worth[FIXED]
-    assert found.tried == sum(len(SMALL) ** len(shape) for shape in search.shapes())
+    assert arms_by_name.tried == sum(len(SMALL) ** len(shape) for shape in search.shapes())
 
 
 def test_nothing_passes_the_optimum_and_every_arm_is_in_the_table() -> None:
-    asked = lessons(60)
-    table = compare("held-out tasks", asked, plans_of_arm("random sensible plan", asked, Weights(), 9), Weights(), 0)
+    tasks = lessons(60)
+    table = compare("held-out tasks", tasks, plans_of_arm("random sensible plan", tasks, Weights(), 9), Weights(), 0)
     assert [row.arm for row in table.rows] == [*ARMS, TRAINED]
     assert max(row.reward for row in table.rows) == table.row(OPTIMUM).reward
     assert table.constant <= 1e-12
@@ -48,9 +48,9 @@ def test_nothing_passes_the_optimum_and_every_arm_is_in_the_table() -> None:
 
 
 def test_the_share_of_the_gap_is_nothing_for_the_fixed_plan_and_all_for_the_optimum() -> None:
-    asked, weights = lessons(60), Weights()
-    fixed = compare("held-out tasks", asked, plans_of_arm(FIXED, asked, weights, 0), weights, 0)
-    optimum = compare("held-out tasks", asked, plans_of_arm(OPTIMUM, asked, weights, 0), weights, 0)
+    tasks, weights = lessons(60), Weights()
+    fixed = compare("held-out tasks", tasks, plans_of_arm(FIXED, tasks, weights, 0), weights, 0)
+    optimum = compare("held-out tasks", tasks, plans_of_arm(OPTIMUM, tasks, weights, 0), weights, 0)
     assert (fixed.closed.value, fixed.closed.low, fixed.closed.high) == (0, 0, 0)
     assert optimum.closed.value == pytest.approx(1)
     assert optimum.row(FIXED).ahead.low > 0

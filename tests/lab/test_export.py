@@ -59,19 +59,21 @@ def test_the_shipped_checkpoint_is_read_as_it_was_measured() -> None:
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_the_tokenizer_makes_the_tokens_of_the_trainer(form: Form, tmp_path: Path) -> None:
     tokenizer(form).save_pretrained(tmp_path)
-    read = AutoTokenizer.from_pretrained(tmp_path)
+    saved_tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     random = Random(3)
     for split in (*SPLITS, "train"):
         for _ in range(20):
             lesson = draw_lesson(random, split)
-            asked = [{"role": "user", "content": prompt.as_text(lesson.problem.text, lesson.pool, lesson.order)}]
-            assert read.apply_chat_template(asked, tokenize=True, return_dict=False) == lesson.prompt(form=form)
-            plan = form.encode(drawn(random, form))
-            assert read.decode(plan) == form.text(plan)
-    assert read.eos_token_id == read.pad_token_id == prompt.pad(form)
+            messages = [{"role": "user", "content": prompt.as_text(lesson.problem.text, lesson.pool, lesson.order)}]
+            assert saved_tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False) == lesson.prompt(
+                form=form
+            )
+            plan = form.encode(draw_plan(random, form))
+            assert saved_tokenizer.decode(plan) == form.text(plan)
+    assert saved_tokenizer.eos_token_id == saved_tokenizer.pad_token_id == prompt.pad(form)
 
 
-def drawn(random: Random, form: Form) -> Plan:
+def draw_plan(random: Random, form: Form) -> Plan:
     """Any plan of a form."""
     tokens, state = [0], form.follow(0, 0)
     while tokens[-1] != 2:
@@ -110,7 +112,7 @@ def test_the_manifest_says_what_it_is_and_the_golden_plans_are_its_own(folder: P
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "told"),
+    ("name", "change", "message"),
     [
         ("tokenizer.json", lambda text: text.replace("january", "februar"), "tokenizer.json is not the file"),
         ("golden.jsonl", lambda text: text.replace("answer", "anser"), "golden.jsonl is not the file"),
@@ -121,7 +123,7 @@ def test_the_manifest_says_what_it_is_and_the_golden_plans_are_its_own(folder: P
     ],
 )
 def test_a_folder_that_was_changed_is_refused(
-    folder: Path, tmp_path: Path, name: str, change: object, told: str
+    folder: Path, tmp_path: Path, name: str, change: object, message: str
 ) -> None:
     assert callable(change)
     for file in folder.iterdir():
@@ -131,7 +133,7 @@ def test_a_folder_that_was_changed_is_refused(
     assert (tmp_path / name).read_text() != before
     with pytest.raises(ConfigInvalid) as refused:
         manifest.read(tmp_path)
-    assert told in "\n".join(refused.value.faults)
+    assert message in "\n".join(refused.value.faults)
 
 
 def test_an_adapter_is_the_base_under_what_training_has_changed(run: Path, folder: Path, tmp_path: Path) -> None:
@@ -144,9 +146,9 @@ def test_an_adapter_is_the_base_under_what_training_has_changed(run: Path, folde
         for name, tensor in base.weights.items()
     }
     tuned = export.TrainingResult(trained.recipe, trained.weighing, changed, trained.card)
-    made = export.export_adapter(tuned, folder, tmp_path / "full", "tuned", trained.recipe.hidden)
+    adapter = export.export_adapter(tuned, folder, tmp_path / "full", "tuned", trained.recipe.hidden)
     card, golden = manifest.read(tmp_path / "full")
-    assert (made, card.kind, card.base) == (card, "adapter", manifest.read(folder)[0].name)
+    assert (adapter, card.kind, card.base) == (card, "adapter", manifest.read(folder)[0].name)
     assert card.tokenizer_sha256 == manifest.tokenizer_sha256(folder)
     parts = load_file(tmp_path / "full" / "adapter_model.safetensors")
     name = "model.layers.0.self_attn.q_proj"

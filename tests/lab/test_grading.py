@@ -104,7 +104,7 @@ def test_unit_tests_get_the_code_of_the_answer_and_are_run_by_whoever_asks() -> 
         return None if "right" in code else "a test fails"
 
     spec = {"kind": "tests", "tests": "assert f()", "seconds": 2}
-    found = grader(spec, execute)
+    result = grader(spec, execute)
     answers = [
         ("right = 1", "right = 1"),
         ("```\nold\n```\nBetter:\n```python\nright\n```\n```sh\nrun it\n```", "right\n"),
@@ -112,7 +112,7 @@ def test_unit_tests_get_the_code_of_the_answer_and_are_run_by_whoever_asks() -> 
         ("```python\nnever closed right", "```python\nnever closed right"),
     ]
     for answer, code in answers:
-        assert found.grade(answer) == (Grade(1.0, "right") if "right" in code else Grade(0.0, "a test fails"))
+        assert result.grade(answer) == (Grade(1.0, "right") if "right" in code else Grade(0.0, "a test fails"))
         assert ran[-1] == (code, "assert f()", 2.0)
     for wrong in ({"tests": " "}, {"seconds": 0}, {"seconds": 61}, {"seconds": True}):
         with pytest.raises(ValueError, match="tests grader"):

@@ -36,12 +36,27 @@ def rollout(problem: Problem, plan: Plan, score: float | None, pool: Pool | None
     """What the journal has of a run over this pool, whose places are the ordinals."""
     pool = pool or standard_pool()
     names = tuple(worker.name for worker in pool)
-    said = ({"role": "user", "content": problem.text},)
+    conversation = ({"role": "user", "content": problem.text},)
     task = Task((Message("user", (Text(problem.text),)),))
     prompt = conductor_prompt(Brief(task, offered(pool), Limits(), Limits().usd))
     completion = plan_json(to_workflow(plan, names).steps, names)
-    told = ("r", 0.0, "t", "model", "train", said, prompt, completion, names, "p", len(plan), 0.0006, 1.0, score)
-    return replace(Rollout(*told), **more)
+    values = (
+        "r",
+        0.0,
+        "t",
+        "model",
+        "train",
+        conversation,
+        prompt,
+        completion,
+        names,
+        "p",
+        len(plan),
+        0.0006,
+        1.0,
+        score,
+    )
+    return replace(Rollout(*values), **more)
 
 
 def problem(family: int = 0, phrasing: int = 0, seed: int = 1) -> Problem:
@@ -55,15 +70,15 @@ def read(*rollouts: Rollout) -> tuple[list[Any], Counter[str]]:
 
 def test_a_run_is_read_back_as_it_was() -> None:
     dear = tuple(replace(worker, price=worker.price * 2) for worker in standard_pool()[::-1])
-    ((found,), skipped) = read(rollout(problem(), PLAN, 1.0, dear))
-    assert (found.problem, found.pool, found.plan, found.weight) == (problem(), dear, PLAN, 1.0)
+    ((example,), skipped) = read(rollout(problem(), PLAN, 1.0, dear))
+    assert (example.problem, example.pool, example.plan, example.weight) == (problem(), dear, PLAN, 1.0)
     assert not skipped
 
 
 def test_the_pool_is_shown_in_another_order_each_time_and_the_plan_follows() -> None:
-    ((found,), _) = read(rollout(problem(), PLAN, 1.0))
+    ((example,), _) = read(rollout(problem(), PLAN, 1.0))
     random = Random(0)
-    lessons = [found.lesson(random) for _ in range(40)]
+    lessons = [example.lesson(random) for _ in range(40)]
     assert len({lesson.order for lesson in lessons}) > 30
     assert {lesson.pool for lesson in lessons} == {standard_pool()}
 
@@ -91,17 +106,17 @@ def test_the_pool_is_shown_in_another_order_each_time_and_the_plan_follows() -> 
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_cannot_be_learned_from_is_left_out_by_its_reason(unusable: Rollout, reason: str) -> None:
-    found, skipped = read(unusable, rollout(problem(), PLAN, 1.0))
-    assert len(found) == 1
+    examples, skipped = read(unusable, rollout(problem(), PLAN, 1.0))
+    assert len(examples) == 1
     assert skipped == {reason: 1}
 
 
 def test_a_pool_that_is_kept_for_examinations_is_left_out() -> None:
     names = list(profiles())
-    kept = next(pool for n in range(3, 7) for pool in [names[n - 3 : n]] if held_out(pool))
-    pool = tuple(profiles()[name] for name in kept)
-    found, skipped = read(rollout(problem(), (PlanStep(0, "solve"),), 1.0, pool))
-    assert (found, skipped) == ([], {"its pool is kept for examinations": 1})
+    pool_kept_apart = next(pool for n in range(3, 7) for pool in [names[n - 3 : n]] if held_out(pool))
+    pool = tuple(profiles()[name] for name in pool_kept_apart)
+    examples, skipped = read(rollout(problem(), (PlanStep(0, "solve"),), 1.0, pool))
+    assert (examples, skipped) == ([], {"its pool is kept for examinations": 1})
 
 
 @pytest.mark.parametrize(
@@ -125,23 +140,23 @@ def test_a_plan_of_another_grammar_is_left_out(change: dict[str, Any]) -> None:
 
 def test_the_weights_are_those_of_the_advantage() -> None:
     right, wrong = rollout(problem(), PLAN, 1.0), rollout(problem(), (PlanStep(0, "solve"),), 0.0)
-    found, _ = read(right, wrong, rollout(problem(seed=2), PLAN, None))
-    assert found[0].weight > 5 * found[1].weight
-    assert sum(run.weight for run in found) == pytest.approx(2)
-    assert digest_of(found) != digest_of(found[::-1])
+    examples, _ = read(right, wrong, rollout(problem(seed=2), PLAN, None))
+    assert examples[0].weight > 5 * examples[1].weight
+    assert sum(run.weight for run in examples) == pytest.approx(2)
+    assert digest_of(examples) != digest_of(examples[::-1])
     assert digest_of([]) == ""
 
 
-def told(rollouts: Sequence[Rollout]) -> list[str]:
-    said: list[str] = []
-    examples_for(rollouts, Weights(), 0.3, said.append)
-    return said
+def lines_of_examples(rollouts: Sequence[Rollout]) -> list[str]:
+    lines: list[str] = []
+    examples_for(rollouts, Weights(), 0.3, lines.append)
+    return lines
 
 
 def test_what_is_left_out_is_said_and_nothing_at_all_is_an_error() -> None:
     some = [rollout(problem(seed=n), PLAN, float(n % 2)) for n in range(4)]
-    said = told([*some, rollout(problem(phrasing=4), PLAN, 1.0)])
-    assert said[0].startswith("4 of 5 rollouts are imitated, by their weights worth ")
-    assert said[1:] == ["left out: 1, because its task is kept for examinations"]
+    lines = lines_of_examples([*some, rollout(problem(phrasing=4), PLAN, 1.0)])
+    assert lines[0].startswith("4 of 5 rollouts are imitated, by their weights worth ")
+    assert lines[1:] == ["left out: 1, because its task is kept for examinations"]
     with pytest.raises(ConfigInvalid, match="from none of these"):
-        told([rollout(problem(), PLAN, None)])
+        lines_of_examples([rollout(problem(), PLAN, None)])

@@ -30,8 +30,8 @@ DECISION = {
 }  # fmt: skip
 
 
-def journal(*told: tuple[Kind, dict[str, Any]]) -> list[Event]:
-    return [Event("run", seq, kind, 0.0, body) for seq, (kind, body) in zip(count(1), told, strict=False)]
+def journal(*facts: tuple[Kind, dict[str, Any]]) -> list[Event]:
+    return [Event("run", seq, kind, 0.0, body) for seq, (kind, body) in zip(count(1), facts, strict=False)]
 
 
 def opened(proposal: int = 0, mode: str = "first", **more: Any) -> tuple[Kind, dict[str, Any]]:
@@ -59,19 +59,19 @@ PLANNED = (
 
 
 def test_a_selector_tells_every_arms_probability() -> None:
-    found = logged_decision(journal(opened(decision=DECISION), step(0, "sol", "user"), accepted(), SUCCEEDED))
-    assert found is not None
-    assert (found.layer, found.shape, found.action, found.propensity) == ("selector", "", "answer sol", 0.3)
-    assert found.candidates == DECISION["candidates"]
-    assert found.features == "ref"
-    assert found.was_drawn
+    decision = logged_decision(journal(opened(decision=DECISION), step(0, "sol", "user"), accepted(), SUCCEEDED))
+    assert decision is not None
+    assert (decision.layer, decision.shape, decision.action, decision.propensity) == ("selector", "", "answer sol", 0.3)
+    assert decision.candidates == DECISION["candidates"]
+    assert decision.features == "ref"
+    assert decision.was_drawn
 
 
 def test_a_models_plan_is_its_workers_given_its_shape() -> None:
-    found = logged_decision(journal(*PLANNED))
-    assert found is not None
-    assert (found.layer, found.shape, found.action) == ("model", '[["user"], ["user", 0]]', "sol luna")
-    assert found.propensity == pytest.approx(0.4)
+    decision = logged_decision(journal(*PLANNED))
+    assert decision is not None
+    assert (decision.layer, decision.shape, decision.action) == ("model", '[["user"], ["user", 0]]', "sol luna")
+    assert decision.propensity == pytest.approx(0.4)
 
 
 def test_steps_are_counted_within_their_plan() -> None:
@@ -81,13 +81,13 @@ def test_steps_are_counted_within_their_plan() -> None:
         step(2, "sol", "user", proposal=1, probability=0.5),
         step(3, "sol", 2, proposal=1, probability=0.5),
     ]
-    found = logged_decision(journal(*further, accepted(1), SUCCEEDED))
-    assert found is not None
-    assert found.shape == '[["user"], [0]]'
+    decision = logged_decision(journal(*further, accepted(1), SUCCEEDED))
+    assert decision is not None
+    assert decision.shape == '[["user"], [0]]'
 
 
 @pytest.mark.parametrize(
-    "told",
+    "facts",
     [
         PLANNED[:-1],
         (*PLANNED[:-2], SUCCEEDED),
@@ -99,14 +99,14 @@ def test_steps_are_counted_within_their_plan() -> None:
     ],
     ids=["no answer", "no plan", "a repair", "a fallback", "no probability", "not of every step", "given up"],
 )
-def test_what_was_not_drawn_or_has_no_answer_is_no_row(told: tuple[tuple[Kind, dict[str, Any]], ...]) -> None:
-    assert logged_decision(journal(*told)) is None
+def test_what_was_not_drawn_or_has_no_answer_is_no_row(facts: tuple[tuple[Kind, dict[str, Any]], ...]) -> None:
+    assert logged_decision(journal(*facts)) is None
 
 
 def selected(**changes: Any) -> LoggedDecision:
-    found = logged_decision(journal(opened(decision={**DECISION, **changes}), step(0, "sol"), accepted(), SUCCEEDED))
-    assert found is not None
-    return found
+    decision = logged_decision(journal(opened(decision={**DECISION, **changes}), step(0, "sol"), accepted(), SUCCEEDED))
+    assert decision is not None
+    return decision
 
 
 def test_policies_over_arms() -> None:
@@ -118,13 +118,13 @@ def test_policies_over_arms() -> None:
 
 
 def test_policies_over_a_models_workers() -> None:
-    found = logged_decision(journal(*PLANNED))
-    assert found is not None
-    assert choice("uniform", found) == {pair: 0.25 for pair in ("sol sol", "sol luna", "luna sol", "luna luna")}
-    assert choice("always luna sol", found) == {"luna sol": 1.0}
-    assert choice("always luna", found) is None, "a plan of another shape"
-    assert choice("always luna nova", found) is None
-    assert choice("greedy", found) is None, "nobody knows what else it would have preferred"
+    decision = logged_decision(journal(*PLANNED))
+    assert decision is not None
+    assert choice("uniform", decision) == {pair: 0.25 for pair in ("sol sol", "sol luna", "luna sol", "luna luna")}
+    assert choice("always luna sol", decision) == {"luna sol": 1.0}
+    assert choice("always luna", decision) is None, "a plan of another shape"
+    assert choice("always luna nova", decision) is None
+    assert choice("greedy", decision) is None, "nobody knows what else it would have preferred"
 
 
 def ratings() -> Iterator[Feedback]:
@@ -136,39 +136,39 @@ def ratings() -> Iterator[Feedback]:
 
 
 def test_a_run_is_worth_the_mean_of_the_latest_scores() -> None:
-    given = list(ratings())
-    assert score(given) == 0.75
-    assert score(given[3:]) is None
+    all_ratings = list(ratings())
+    assert score(all_ratings) == 0.75
+    assert score(all_ratings[3:]) is None
     assert score([]) is None
 
 
 def test_costs_take_their_share_of_a_score() -> None:
     spec = SelectorSpec(cost=0.2, full_usd=1_000)
-    given = list(ratings())
-    assert worth(given, 500, spec) == pytest.approx(0.75 * 0.9)
-    assert worth(given, 9_000, spec) == pytest.approx(0.75 * 0.8)
-    assert worth(given, 500, None) == 0.75
+    all_ratings = list(ratings())
+    assert worth(all_ratings, 500, spec) == pytest.approx(0.75 * 0.9)
+    assert worth(all_ratings, 9_000, spec) == pytest.approx(0.75 * 0.8)
+    assert worth(all_ratings, 500, None) == 0.75
     assert worth([], 500, spec) is None
 
 
 def test_the_current_policy_is_what_the_selector_believes_now() -> None:
     spec = SelectorSpec(templates=("answer",))
     workers = {name: Worker(name, "p", name) for name in ("sol", "luna")}
-    seen = features("What is 2 + 2?")
+    sight = features("What is 2 + 2?")
     luna, sol = arm_of_workers("answer", ["luna"]), arm_of_workers("answer", ["sol"])
     posterior = Posterior()
-    for arm, given in ((luna, 1.0), (sol, 0.0)) * 5:
-        posterior = learned(posterior, spec, list(workers.values()), Rating(arm, seen, given, 10, 5.0))
-    assert Beliefs(posterior, spec, workers).choice(selected(), seen) == {"answer luna": 1.0}
+    for arm, value in ((luna, 1.0), (sol, 0.0)) * 5:
+        posterior = learned(posterior, spec, list(workers.values()), Rating(arm, sight, value, 10, 5.0))
+    assert Beliefs(posterior, spec, workers).choice(selected(), sight) == {"answer luna": 1.0}
     only = selected(candidates={"answer sol": 1.0}, propensity=1.0)
-    assert Beliefs(posterior, spec, workers).choice(only, seen) == {"answer sol": 1.0}
-    assert Beliefs(posterior, spec, {}).choice(selected(), seen) is None
+    assert Beliefs(posterior, spec, workers).choice(only, sight) == {"answer sol": 1.0}
+    assert Beliefs(posterior, spec, {}).choice(selected(), sight) is None
 
 
 def test_words_are_folded_and_counts_stay() -> None:
-    found = hashed_features(Features(((3, 0.5), (3 + PLACES, 0.25), (7, -1.0)), (1.0, 2.0)))
-    assert len(found) == PLACES + 2
-    assert (found[3], found[7], found[-2:]) == (0.75, -1.0, (1.0, 2.0))
+    hashed = hashed_features(Features(((3, 0.5), (3 + PLACES, 0.25), (7, -1.0)), (1.0, 2.0)))
+    assert len(hashed) == PLACES + 2
+    assert (hashed[3], hashed[7], hashed[-2:]) == (0.75, -1.0, (1.0, 2.0))
 
 
 TAKEN = {**DECISION, "candidates": {"accept": 0.7, "redo luna": 0.3}, "action": "accept", "propensity": 0.7}
@@ -176,13 +176,13 @@ TWICE = (opened(decision=DECISION), step(0, "sol", "user"), accepted(), opened(1
 
 
 def test_the_decision_of_a_second_round_follows_the_first() -> None:
-    found = logged_decision(journal(*TWICE, accepted(1), SUCCEEDED))
-    assert found is not None
-    assert (found.action, found.further.action if found.further else "") == ("answer sol", "accept")
-    assert found.further is not None
-    assert found.further.propensity == 0.7
-    assert choice("always answer sol", found.further) == {"accept": 1.0}
-    assert choice("greedy", found.further) == {"accept": 1.0}
+    decision = logged_decision(journal(*TWICE, accepted(1), SUCCEEDED))
+    assert decision is not None
+    assert (decision.action, decision.further.action if decision.further else "") == ("answer sol", "accept")
+    assert decision.further is not None
+    assert decision.further.propensity == 0.7
+    assert choice("always answer sol", decision.further) == {"accept": 1.0}
+    assert choice("greedy", decision.further) == {"accept": 1.0}
     stopped = Kind.SUCCEEDED, {"stopped": "run_over_budget"}
     assert logged_decision(journal(*TWICE, SUCCEEDED)) is None, "its plan was refused"
     assert logged_decision(journal(*TWICE, accepted(1), stopped)) is None, "nobody came to do it"

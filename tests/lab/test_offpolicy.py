@@ -26,13 +26,13 @@ def judged(rows: Sequence[Logged], target: Policy) -> Report:
 
 
 def test_weighted_means_are_those_of_pen_and_paper() -> None:
-    found = judged([row("a", 0.5, 1.0), row("a", 0.25, 0.0), row("b", 0.5, 1.0), row("a", 0.5, 0.5)], A)
-    assert found.ips.value == pytest.approx((2 * 1.0 + 4 * 0.0 + 0 + 2 * 0.5) / 4)
-    assert found.snips.value == pytest.approx((2 * 1.0 + 4 * 0.0 + 0 + 2 * 0.5) / 8)
-    assert found.ess == pytest.approx(8**2 / (4 + 16 + 4))
-    assert found.logged.value == pytest.approx(2.5 / 4)
+    judgement = judged([row("a", 0.5, 1.0), row("a", 0.25, 0.0), row("b", 0.5, 1.0), row("a", 0.5, 0.5)], A)
+    assert judgement.ips.value == pytest.approx((2 * 1.0 + 4 * 0.0 + 0 + 2 * 0.5) / 4)
+    assert judgement.snips.value == pytest.approx((2 * 1.0 + 4 * 0.0 + 0 + 2 * 0.5) / 8)
+    assert judgement.ess == pytest.approx(8**2 / (4 + 16 + 4))
+    assert judgement.logged.value == pytest.approx(2.5 / 4)
     spread = math.sqrt(sum((reward - 0.625) ** 2 for reward in (1.0, 0.0, 1.0, 0.5)) / 3 / 4)
-    assert found.logged.high - found.logged.value == pytest.approx(1.96 * spread)
+    assert judgement.logged.high - judgement.logged.value == pytest.approx(1.96 * spread)
 
 
 def test_the_policy_of_the_log_earned_what_was_logged() -> None:
@@ -41,22 +41,22 @@ def test_the_policy_of_the_log_earned_what_was_logged() -> None:
     rows = [
         row(arm := random.choices(list(odds), list(odds.values()))[0], odds[arm], random.random()) for _ in range(300)
     ]
-    found = judged(rows, odds)
-    assert found.ips.value == pytest.approx(found.logged.value)
-    assert found.snips.value == pytest.approx(found.logged.value)
-    assert found.ess == pytest.approx(300)
-    assert found.covered == 1.0
-    assert found.ahead.holds(0.0)
-    assert found.verdict == "undecided"
+    judgement = judged(rows, odds)
+    assert judgement.ips.value == pytest.approx(judgement.logged.value)
+    assert judgement.snips.value == pytest.approx(judgement.logged.value)
+    assert judgement.ess == pytest.approx(300)
+    assert judgement.covered == 1.0
+    assert judgement.ahead.holds(0.0)
+    assert judgement.verdict == "undecided"
 
 
 def test_weights_are_capped_and_what_they_no_longer_stand_for_is_told() -> None:
     rows = [row("a", 0.01, 1.0), *(row("b", 0.99, 0.0) for _ in range(99))]
-    found = judged(rows, A)
-    assert found.dr.high - found.dr.value >= 1.96 * (1 - found.covered) * 0.5, "nobody knows of the others"
-    assert found.capped == 1
-    assert found.ips.value == pytest.approx(CAP / 100)
-    assert found.covered == pytest.approx(CAP / 100)
+    judgement = judged(rows, A)
+    assert judgement.dr.high - judgement.dr.value >= 1.96 * (1 - judgement.covered) * 0.5, "nobody knows of the others"
+    assert judgement.capped == 1
+    assert judgement.ips.value == pytest.approx(CAP / 100)
+    assert judgement.covered == pytest.approx(CAP / 100)
 
 
 def test_it_refuses_to_judge_by_too_few_rows() -> None:
@@ -73,10 +73,10 @@ def test_it_refuses_to_judge_by_too_few_rows() -> None:
 
 def test_it_refuses_to_let_the_model_alone_judge() -> None:
     rows = [row("a", 0.02, 1.0)] * 120 + [row("b", 0.98, 0.0)] * 5_880
-    found = judged(rows, A)
-    assert found.ess >= LEAST
-    assert found.verdict == "refused"
-    assert "stands for 40% of that policy's choices" in found.refusal
+    judgement = judged(rows, A)
+    assert judgement.ess >= LEAST
+    assert judgement.verdict == "refused"
+    assert "stands for 40% of that policy's choices" in judgement.refusal
 
 
 def test_it_says_which_policy_is_better() -> None:
@@ -85,7 +85,7 @@ def test_it_says_which_policy_is_better() -> None:
     assert judged(rows, {"b": 1.0}).verdict == "worse"
 
 
-def drawn(random: Random, count: int, better: float = 0.2) -> list[Logged]:
+def draw_decisions(random: Random, count: int, better: float = 0.2) -> list[Logged]:
     """Decisions between two arms, drawn evenly: a is right in half of them, b less often by `better`."""
     rows = []
     for _ in range(count):
@@ -97,13 +97,13 @@ def drawn(random: Random, count: int, better: float = 0.2) -> list[Logged]:
 
 def test_the_intervals_hold_at_all_looks_at_once() -> None:
     """The short form of `python -m tests.lab.logs --looks`: someone looks after each hundred rows."""
-    held, fixed = logs.held_at_all_looks(repeats=40, looks=(100, 150, 200, 300, 400))
-    assert held >= 0.95
-    assert fixed < held, "intervals for one look alone do not hold at each of several"
+    holding, fixed = logs.held_at_all_looks(repeats=40, looks=(100, 150, 200, 300, 400))
+    assert holding >= 0.95
+    assert fixed < holding, "intervals for one look alone do not hold at each of several"
 
 
 def test_rows_of_one_conversation_count_as_one() -> None:
-    once = drawn(Random(0), 300)
+    once = draw_decisions(Random(0), 300)
     often = [replace(row, cluster=f"{n}") for n, row in enumerate(once) for _ in range(5)]
     single, grouped = judged(once, A), judged(often, A)
     apart = judged([replace(row, cluster="") for row in often], A)
@@ -114,20 +114,20 @@ def test_rows_of_one_conversation_count_as_one() -> None:
 
 
 def test_no_row_is_judged_by_a_model_that_has_seen_its_conversation() -> None:
-    rows = [replace(row, cluster=f"{n % 10}") for n, row in enumerate(drawn(Random(1), 50))]
+    rows = [replace(row, cluster=f"{n % 10}") for n, row in enumerate(draw_decisions(Random(1), 50))]
     only: list[Policy] = [A if n == 7 else {} for n in range(50)]
     other = [replace(row, reward=0.5) if row.cluster == "7" else row for row in rows]
     assert Log(rows).report(only).direct == Log(other).report(only).direct
 
 
 def test_beside_a_refusal_stand_the_rows_that_are_still_needed() -> None:
-    few = judged(drawn(Random(2), 60), A)
+    few = judged(draw_decisions(Random(2), 60), A)
     assert few.verdict == "refused"
     assert few.needed is not None
     assert f"about {few.needed - 60} more rows like these" in few.refusal
-    assert judged(drawn(Random(2), round(1.5 * few.needed)), A).verdict == "better"
+    assert judged(draw_decisions(Random(2), round(1.5 * few.needed)), A).verdict == "better"
     assert judged([row("b", 0.5, 0.0)] * 50, A).needed is None
-    equal = judged(drawn(Random(3), 2_000, better=0.0), A)
+    equal = judged(draw_decisions(Random(3), 2_000, better=0.0), A)
     assert equal.verdict == "undecided"
     assert equal.needed is None or equal.needed > 2_000
 
@@ -135,12 +135,12 @@ def test_beside_a_refusal_stand_the_rows_that_are_still_needed() -> None:
 def test_ratings_that_are_missing_for_a_reason_are_bounded() -> None:
     """Both arms are as good, and right answers of the first one are rated twice as often as all others."""
     random = Random(4)
-    found = [
+    decisions = [
         decision
-        for decision in drawn(random, 6_000, better=0.0)
+        for decision in draw_decisions(random, 6_000, better=0.0)
         if random.random() < (0.8 if decision.reward and decision.action == "a" else 0.4)
     ]
-    misled = judged(found, A)
+    misled = judged(decisions, A)
     assert misled.verdict == "better"
     low, high = misled.selected
     assert low <= 0.0 <= high
@@ -167,8 +167,8 @@ def test_no_row_is_judged_by_a_model_that_has_seen_it() -> None:
         only: list[Policy] = [A if n == place else {} for n in range(50)]
         other = [replace(row, reward=0.5) if n == place else row for n, row in enumerate(rows)]
         assert Log(rows).report(only).direct == Log(other).report(only).direct
-        seen: list[Policy] = [A if n == (place + 1) % 50 else {} for n in range(50)]
-        assert Log(rows).report(seen).direct != Log(other).report(seen).direct
+        policies: list[Policy] = [A if n == (place + 1) % 50 else {} for n in range(50)]
+        assert Log(rows).report(policies).direct != Log(other).report(policies).direct
 
 
 def test_the_model_finds_what_each_arm_hangs_on_and_takes_unseen_arms_for_usual_ones() -> None:
@@ -203,12 +203,12 @@ def _studied() -> tuple[logs.Study, dict[str, float]]:
 def test_intervals_cover_the_truth(world: tuple[logs.Study, dict[str, float]]) -> None:
     """The short form of `python -m tests.lab.logs`: the log's own mean is far off, the doubly robust one is not."""
     study, truths = world
-    found = [report for repeat in range(REPEATS) for report in study.reports(repeat, ROWS)]
-    held = sum(report.dr.holds(truths[name]) for name, report in found)
-    assert held >= 0.8 * len(found)
-    assert sum(report.logged.holds(truths[name]) for name, report in found) < held
-    assert all(report.verdict != "refused" for _, report in found)
-    widest = max(report.dr.high - report.dr.low for _, report in found)
+    reports = [report for repeat in range(REPEATS) for report in study.reports(repeat, ROWS)]
+    holding = sum(report.dr.holds(truths[name]) for name, report in reports)
+    assert holding >= 0.8 * len(reports)
+    assert sum(report.logged.holds(truths[name]) for name, report in reports) < holding
+    assert all(report.verdict != "refused" for _, report in reports)
+    widest = max(report.dr.high - report.dr.low for _, report in reports)
     assert widest < 0.4, "an interval that holds everything covers by no merit"
 
 
@@ -239,9 +239,9 @@ def test_the_command_prints_its_table(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr(logs, "TRUTH", 1)
     monkeypatch.setattr(sys, "argv", ["logs", "--repeats", "2", "--rows", "100"])
     logs.main()
-    told = capsys.readouterr().out
-    assert "23 arms, 100 rows, 2 repeats" in told
-    assert "always flint > ember" in told
+    output = capsys.readouterr().out
+    assert "23 arms, 100 rows, 2 repeats" in output
+    assert "always flint > ember" in output
 
 
 # -- two decisions for one reward
@@ -277,25 +277,25 @@ def escalating(rows: Sequence[Logged]) -> Report:
 
 
 def test_a_row_with_two_decisions_is_weighed_by_both() -> None:
-    kept = Logged((), "cheap", 0.5, 1.0, further=Logged((), "keep", 0.25, 1.0))
+    kept_answer = Logged((), "cheap", 0.5, 1.0, further=Logged((), "keep", 0.25, 1.0))
     redone = Logged((), "cheap", 0.5, 0.5, further=Logged((), "redo", 0.75, 0.5))
     dear = Logged((), "dear", 0.5, 0.25)
-    found = Log([kept, redone, dear]).report([{"cheap": 1.0}] * 3, [{"keep": 1.0}, {"keep": 1.0}, None])
-    assert found.ips.value == pytest.approx(8 * 1.0 / 3)
-    assert found.ess == pytest.approx(1.0)
+    report = Log([kept_answer, redone, dear]).report([{"cheap": 1.0}] * 3, [{"keep": 1.0}, {"keep": 1.0}, None])
+    assert report.ips.value == pytest.approx(8 * 1.0 / 3)
+    assert report.ess == pytest.approx(1.0)
 
 
 def test_the_value_of_a_policy_over_two_rounds_is_found() -> None:
     """As it is not if the second decision is left out: then the log's own second choices are taken for the policy's."""
     random = Random(2026)
-    whole, one_round, held = [], [], 0
+    whole, one_round, holding = [], [], 0
     for _ in range(20):
         rows = two_rounds(2_000, random)
-        found = escalating(rows)
-        whole.append(found.dr.value)
-        held += found.dr.holds(ESCALATED)
+        report = escalating(rows)
+        whole.append(report.dr.value)
+        holding += report.dr.holds(ESCALATED)
         blind = Log([replace(row, further=None) for row in rows]).report([{"cheap": 1.0}] * len(rows))
         one_round.append(blind.dr.value)
     assert sum(whole) / 20 == pytest.approx(ESCALATED, abs=0.02)
-    assert held >= 19
+    assert holding >= 19
     assert sum(one_round) / 20 < ESCALATED - 0.15

@@ -16,8 +16,8 @@ def test_the_interval_of_a_difference_covers_the_truth_as_often_as_it_says() -> 
         first = [float(random.random() < 0.2 + 0.5 * chance) for chance in easy]
         second = [float(random.random() < 0.3 + 0.5 * chance) for chance in easy]
         means = paired_bootstrap({"first": first, "second": second}, random, 250)
-        found = interval([mean["second"] - mean["first"] for mean in means])
-        covered += found.low <= 0.1 <= found.high
+        low_and_high = interval([mean["second"] - mean["first"] for mean in means])
+        covered += low_and_high.low <= 0.1 <= low_and_high.high
     assert 0.88 <= covered / 120 <= 1.0
 
 
@@ -36,8 +36,8 @@ def test_p_values() -> None:
 
 def test_holm_is_the_textbooks() -> None:
     """Holm's own procedure: 0.01 * 4, then 0.013 * 3 raised to the one before, 0.03 * 2, 0.04 raised."""
-    found = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.013})
-    assert found == pytest.approx({"a": 0.04, "d": 0.04, "c": 0.06, "b": 0.06})
+    adjusted = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.013})
+    assert adjusted == pytest.approx({"a": 0.04, "d": 0.04, "c": 0.06, "b": 0.06})
     assert holm({"a": 0.7, "b": 0.6}) == {"b": 1.0, "a": 1.0}
 
 

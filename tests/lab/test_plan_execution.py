@@ -23,7 +23,7 @@ from app.lab.training_questions import Question, Rule, draw_questions, draw_rule
 from app.lab.world import Weights, profiles
 from app.process.wiring import Runtime
 from tests.harness.in_process import running_service
-from tests.lab.test_rollouts import made
+from tests.lab.test_rollouts import make_rollout
 
 EMBER = {"subtask": "Solve the task step by step. Give the final answer.", "access": ["user"]}
 
@@ -34,7 +34,7 @@ async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
         yield running
 
 
-def asked(runtime: Runtime, count: int = 40, **changes: Any) -> list[Question]:
+def draw_batch(runtime: Runtime, count: int = 40, **changes: Any) -> list[Question]:
     catalog = runtime.pool.catalog()
     tier = catalog.tiers[world_file.TIER]
     pool = [catalog.workers[name] for name in tier.pool]
@@ -53,11 +53,11 @@ def plan(question: Question, worker: str) -> str:
 
 
 async def test_a_batch_is_rewarded_by_what_the_executor_made_of_it(runtime: Runtime) -> None:
-    questions = asked(runtime)
+    questions = draw_batch(runtime)
     where, transport = await place(runtime)
-    told: list[str] = []
+    lines: list[str] = []
     logged: dict[str, float] = {}
-    scorer = Scorer(questions, where, Weights(), 0.0, told.append, transport=transport)
+    scorer = Scorer(questions, where, Weights(), 0.0, lines.append, transport=transport)
     texts = [plan(question, "ember") for question in questions]
     completions = [[{"role": "assistant", "content": text}] for text in texts] + ["I would rather not.", "{"]
     rows = [*range(len(questions)), 0, 1]
@@ -70,11 +70,11 @@ async def test_a_batch_is_rewarded_by_what_the_executor_made_of_it(runtime: Runt
     assert scorer.carried == {"right": len(right), "wrong": len(questions) - len(right), "malformed": 2}
     assert logged["right"] == pytest.approx(len(right) / len(rows))
     assert logged["usd"] > 0
-    assert told[0].startswith(f"step 3: {len(rows)} plans: 2 malformed")
+    assert lines[0].startswith(f"step 3: {len(rows)} plans: 2 malformed")
 
 
 async def test_a_plan_is_bound_to_the_workers_that_were_shown(runtime: Runtime) -> None:
-    questions = asked(runtime, random_pools=True)
+    questions = draw_batch(runtime, random_pools=True)
     assert {len(question.workers) for question in questions} >= {3, 8}
     small = next(question for question in questions if len(question.workers) == 3)
     where, transport = await place(runtime)
@@ -92,7 +92,7 @@ async def test_a_plan_is_bound_to_the_workers_that_were_shown(runtime: Runtime) 
 
 
 async def test_another_tier_or_key_stops_training(runtime: Runtime) -> None:
-    question = asked(runtime, 1)[0]
+    question = draw_batch(runtime, 1)[0]
     where, transport = await place(runtime)
     for wrong in (
         Place(where.url, where.key, "no-such-tier"),
@@ -119,8 +119,8 @@ def replying(status: int, body: Any) -> httpx.MockTransport:
 
 
 def reply(worker: str = "ember", degraded: bool = False) -> dict[str, Any]:
-    told = {"run": "run_1", "degraded": degraded, "cost_usd": 0.001, "steps": [{"worker": worker, "seconds": 1.5}]}
-    return {"choices": [{"message": {"content": "It is 4."}}], "baton": told}
+    body = {"run": "run_1", "degraded": degraded, "cost_usd": 0.001, "steps": [{"worker": worker, "seconds": 1.5}]}
+    return {"choices": [{"message": {"content": "It is 4."}}], "baton": body}
 
 
 def error(code: str) -> dict[str, Any]:
@@ -147,10 +147,10 @@ def cut(_request: httpx.Request) -> httpx.Response:
 )
 async def test_only_the_plan_is_blamed_for_what_is_its_own(transport: httpx.MockTransport, verdict: str) -> None:
     async with Executor(Place("http://baton", "key", "tier"), transport) as executor:
-        found = await executor.execute(question(), json.dumps({"steps": [{"worker": 0, **EMBER}]}))
-    assert found.verdict == verdict
-    assert found.usd == (0.001 if verdict == "right" else 0.0)
-    assert not found.told
+        result = await executor.execute(question(), json.dumps({"steps": [{"worker": 0, **EMBER}]}))
+    assert result.verdict == verdict
+    assert result.usd == (0.001 if verdict == "right" else 0.0)
+    assert not result.told
 
 
 async def test_plans_that_contain_the_conductors_own_answer_are_counted() -> None:
@@ -180,8 +180,8 @@ async def test_an_outage_gives_no_reward_and_a_lasting_one_ends_training() -> No
 
 async def test_a_conductor_with_one_plan_for_everything_has_collapsed() -> None:
     """Single plans and batches with a second plan are no sign of it."""
-    told: list[str] = []
-    scorer = Scorer([question()], Place("http://b", "k", "t"), Weights(), 0.0, told.append)
+    lines: list[str] = []
+    scorer = Scorer([question()], Place("http://b", "k", "t"), Weights(), 0.0, lines.append)
     for texts in (
         ["?", "?"],
         ["?", "!"],
@@ -193,7 +193,7 @@ async def test_a_conductor_with_one_plan_for_everything_has_collapsed() -> None:
         assert not scorer.collapsed
     await scorer.executor_reward(["?", "?"], [0, 0])
     assert scorer.collapsed
-    assert sum("training ends here" in line for line in told) == 1
+    assert sum("training ends here" in line for line in lines) == 1
 
 
 async def test_a_plan_that_was_carried_out_before_is_known_from_the_file(tmp_path: Path) -> None:
@@ -237,11 +237,11 @@ async def test_a_plan_that_was_carried_out_before_is_known_from_the_file(tmp_pat
 
 
 async def test_held_out_questions_are_judged_by_the_whole_weights_and_teach_nothing() -> None:
-    told: list[str] = []
+    lines: list[str] = []
     state = SimpleNamespace(global_step=0, max_steps=10)
     text = json.dumps({"steps": [{"worker": 0, **EMBER}]})
     scorer = Scorer(
-        [question(), question()], Place("http://b", "k", "t"), Weights(), 0.4, told.append,
+        [question(), question()], Place("http://b", "k", "t"), Weights(), 0.4, lines.append,
         held_out=1, transport=replying(200, reply()),
     )  # fmt: skip
     learned = await scorer.executor_reward([text], [0], trainer_state=state)
@@ -251,53 +251,53 @@ async def test_held_out_questions_are_judged_by_the_whole_weights_and_teach_noth
     assert judged[0] < 1.0
     assert not scorer.collapsed
     assert scorer.carried.total() == 1
-    assert told[-1].startswith("step 0: 3 held-out questions, reward 0.")
+    assert lines[-1].startswith("step 0: 3 held-out questions, reward 0.")
 
 
 def test_questions_are_held_out_by_the_seed_and_at_most_a_tenth() -> None:
     rules = draw_rules(60, 1)
-    learned, held = split_held_out(rules, 128, 7)
-    assert (len(learned), len(held)) == (54, 6)
+    learned, held_out = split_held_out(rules, 128, 7)
+    assert (len(learned), len(held_out)) == (54, 6)
     assert not {rule.conversation[0]["content"] for rule in learned} & {
-        rule.conversation[0]["content"] for rule in held
+        rule.conversation[0]["content"] for rule in held_out
     }
-    assert split_held_out(rules, 128, 7) == (learned, held)
+    assert split_held_out(rules, 128, 7) == (learned, held_out)
     assert split_held_out(rules, 0, 7) == (rules, [])
 
 
 async def test_cost_counts_only_as_far_as_training_has_come() -> None:
     transport: Callable[[], httpx.MockTransport] = lambda: replying(200, reply())  # noqa: E731
     text = json.dumps({"steps": [{"worker": 0, **EMBER}]})
-    found = []
+    rewards = []
     for step in (0, 2, 4, 9):
         scorer = Scorer(
             [question()], Place("http://b", "k", "t"), Weights(), 0.4, lambda _: None, transport=transport()
         )
         state = SimpleNamespace(global_step=step, max_steps=10)
-        found += await scorer.executor_reward([text], [0], trainer_state=state)
-    assert found[0] == 1.0
-    assert found[0] > found[1] > found[2] == found[3]
+        rewards += await scorer.executor_reward([text], [0], trainer_state=state)
+    assert rewards[0] == 1.0
+    assert rewards[0] > rewards[1] > rewards[2] == rewards[3]
 
 
 def test_conversations_of_the_journal_are_asked_again_by_the_rules_of_a_task_set() -> None:
     rules = [four("What is  2 + 2?")]
-    longer = made("What is 2 + 2?", None)
-    kept = replace(longer, split="held-out", conversation=(*longer.conversation, *longer.conversation))
-    found = of_rollouts([longer, longer, kept, made("Else?", None)], rules)
-    assert [question.conversation for question in found] == [longer.conversation]
-    assert found[0].grader.grade("4").score == 1
+    longer = make_rollout("What is 2 + 2?", None)
+    held_out_rollout = replace(longer, split="held-out", conversation=(*longer.conversation, *longer.conversation))
+    rules_of_journal = of_rollouts([longer, longer, held_out_rollout, make_rollout("Else?", None)], rules)
+    assert [question.conversation for question in rules_of_journal] == [longer.conversation]
+    assert rules_of_journal[0].grader.grade("4").score == 1
 
 
 def test_questions_come_by_turns_and_depend_on_the_seed_alone() -> None:
     rules = draw_rules(5, 0)
     workers: Any = [SimpleNamespace(name=name) for name in "abcd"]
 
-    def drawn(seed: int) -> list[tuple[str, list[str]]]:
-        found = draw_questions(rules, workers, Limits(), 15, seed, random_pools=False)
-        return [(question.rule.conversation[0]["content"], question.names) for question in found]
+    def draw_names(seed: int) -> list[tuple[str, list[str]]]:
+        drawn_questions = draw_questions(rules, workers, Limits(), 15, seed, random_pools=False)
+        return [(question.rule.conversation[0]["content"], question.names) for question in drawn_questions]
 
-    first = drawn(1)
-    assert first == drawn(1) != drawn(2)
+    first = draw_names(1)
+    assert first == draw_names(1) != draw_names(2)
     texts = [text for text, _ in first]
     assert all(texts.count(rule.conversation[0]["content"]) == 3 for rule in rules)
     assert len({tuple(names) for _, names in first}) > 3

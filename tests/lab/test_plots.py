@@ -10,11 +10,11 @@ DOCS = Path(__file__).resolve().parents[2] / "deploy" / "docs"
 
 def test_the_learning_curves_are_read_from_the_published_tables() -> None:
     page = (DOCS / "world2.md").read_text()
-    found = [int(row["verdicts"].replace(",", "")) for row in plots.by_verdicts(page)]
-    assert found == sorted(found), "tables have their rows by reward, curves go by verdicts"
-    assert len(found) >= 5
-    assert len(found) % len(plots.GAP.findall(page)) == 0, "as many budgets on every split"
-    assert max(found) >= 16_000
+    counts = [int(row["verdicts"].replace(",", "")) for row in plots.by_verdicts(page)]
+    assert counts == sorted(counts), "tables have their rows by reward, curves go by verdicts"
+    assert len(counts) >= 5
+    assert len(counts) % len(plots.GAP.findall(page)) == 0, "as many budgets on every split"
+    assert max(counts) >= 16_000
 
 
 def test_the_other_plots_are_drawn_from_kept_results_and_shown() -> None:

@@ -59,12 +59,12 @@ async def test_the_service_finds_what_the_simulator_says(tmp_path: Path) -> None
     async with running_service(tmp_path, pool_text()) as runtime:
         for plan in PLANS:
             steps = to_workflow(plan, names).steps
-            asked = [{"worker": s.worker, "subtask": s.subtask, "access": s.access.as_list()} for s in steps]
+            steps_json = [{"worker": s.worker, "subtask": s.subtask, "access": s.access.as_list()} for s in steps]
             chance, dollars = right(plan, KIND, standard_pool()), bill(plan, KIND[1], standard_pool())[0]
             for _ in range(RUNS):
                 problem = any_problem(random, KIND)
                 followed_run = await runtime.runs.start(
-                    order(runtime, "baton-mini", problem.text, plan={"steps": asked})
+                    order(runtime, "baton-mini", problem.text, plan={"steps": steps_json})
                 )
                 ended = (await finish(followed_run)).ended
                 assert ended.error is None

@@ -15,7 +15,7 @@ TRUE = ({"weak": 0, "strong": 1}, {"weak": 1, "strong": 1}, {"weak": 1, "strong"
 """The strong model gains on the first and the last prompt, and loses on the third."""
 
 
-def held() -> Part:
+def held_out_part() -> Part:
     rows = []
     for text, scores in zip(TEXTS, TRUE, strict=True):
         rows.append(Recorded(text, text, {model: Outcome(score) for model, score in scores.items()}))
@@ -31,18 +31,18 @@ def test_the_curve_upgrades_prompts_in_the_order_of_the_estimated_gain() -> None
 
 def test_figures_are_those_of_pen_and_paper() -> None:
     order = dict(zip(map(features, TEXTS), (0.9, 0.1, 0.3, 0.2), strict=True))
-    found = judged(TWO, held(), lambda seen: {"weak": 0.0, "strong": order[seen]})
+    judgement = judged(TWO, held_out_part(), lambda sight: {"weak": 0.0, "strong": order[sight]})
     auc = (0.625 + 0.625 + 0.625 + 0.75) / 4
-    assert found.auc == pytest.approx(auc)
-    assert found.apgr == pytest.approx((auc - 0.5) / 0.25)
-    assert found.cost_95 == pytest.approx(0.2 + 0.2 * (0.95 * 0.75 - 0.5) / 0.25)
+    assert judgement.auc == pytest.approx(auc)
+    assert judgement.apgr == pytest.approx((auc - 0.5) / 0.25)
+    assert judgement.cost_95 == pytest.approx(0.2 + 0.2 * (0.95 * 0.75 - 0.5) / 0.25)
     # The strong model's right answer is worth 0.5, the weak one's 0.9; always the strong one loses 0, 0.4, 0.9 and 0.
-    assert found.regret == pytest.approx((0.4 + 0.9) / 4)
+    assert judgement.regret == pytest.approx((0.4 + 0.9) / 4)
 
 
 def test_equal_estimates_are_upgraded_together_as_by_chance() -> None:
-    found = judged(TWO, held(), lambda seen: {"weak": 0.3, "strong": 0.6})
-    assert found.apgr == pytest.approx(0.5)
+    judgement = judged(TWO, held_out_part(), lambda sight: {"weak": 0.3, "strong": 0.6})
+    assert judgement.apgr == pytest.approx(0.5)
 
 
 def test_a_model_below_the_line_between_two_others_is_passed_over() -> None:
@@ -56,7 +56,7 @@ def test_a_model_below_the_line_between_two_others_is_passed_over() -> None:
 
 def test_the_selector_learns_the_outcome_of_its_own_choice_alone() -> None:
     """The other model's scores, turned round, change nothing."""
-    part, played = held(), Bandit(TWO)
+    part, played = held_out_part(), Bandit(TWO)
     chosen: list[str] = []
     note = played.note
     played.note = lambda arm, *more: (chosen.append(arm.main), note(arm, *more))  # type: ignore[method-assign,func-returns-value]

@@ -50,7 +50,7 @@ def test_an_outage_is_no_verdict() -> None:
 
 def test_cost_is_ramped_in() -> None:
     full = Weights()
-    shares = [ramped(full, done / 20, 0.5).cost / full.cost for done in range(21)]
+    shares = [ramped(full, percent / 20, 0.5).cost / full.cost for percent in range(21)]
     assert shares[0] == 0
     assert shares == sorted(shares)
     assert shares[10:] == [1.0] * 11
@@ -59,7 +59,7 @@ def test_cost_is_ramped_in() -> None:
 
 def test_the_expected_reward_is_the_mean_of_sampled_verdicts() -> None:
     setting, random = Setting(standard_pool()), Random(2)
-    found = outcome((PlanStep(1, "solve"),), (0, 1), setting)
-    verdicts = ["right" if random.random() < found.right else "wrong" for _ in range(20_000)]
-    sampled = [reward(verdict, found.usd, found.seconds, setting.weights) or 0.0 for verdict in verdicts]
-    assert sum(sampled) / len(sampled) == pytest.approx(expected(found, setting.weights), abs=0.02)
+    result = outcome((PlanStep(1, "solve"),), (0, 1), setting)
+    verdicts = ["right" if random.random() < result.right else "wrong" for _ in range(20_000)]
+    sampled = [reward(verdict, result.usd, result.seconds, setting.weights) or 0.0 for verdict in verdicts]
+    assert sum(sampled) / len(sampled) == pytest.approx(expected(result, setting.weights), abs=0.02)

@@ -59,8 +59,8 @@ async def rate(runtime: Runtime, run: str, score: float, kind: str = "grader") -
     await runtime.context.store.rate(derived(run, "tenant", 5.0, kind, "exact", "1", score=score))  # type: ignore[arg-type]
 
 
-async def collected(runtime: Runtime, wanted: RolloutFilter = AGREED) -> tuple[list[Rollout], Counter[str]]:
-    return await command.collect(runtime.pool.loaded.settings, wanted, None)
+async def collected(runtime: Runtime, rollout_filter: RolloutFilter = AGREED) -> tuple[list[Rollout], Counter[str]]:
+    return await command.collect(runtime.pool.loaded.settings, rollout_filter, None)
 
 
 async def test_a_conductor_that_might_take_steps_itself_is_another_one(runtime: Runtime) -> None:
@@ -74,23 +74,23 @@ async def test_a_rollout_has_the_very_prompt_and_the_plan_as_it_was_written(
 ) -> None:
     run = await ask(runtime)
     await rate(runtime, run, 1.0)
-    ((found,), skipped) = await collected(runtime)
-    sent = json.loads(stub.requests_for("planner")[0].body)
-    assert [dict(turn) for turn in found.prompt] == [
-        {"role": turn["role"], "content": turn["content"]} for turn in sent["messages"]
+    ((rollout,), skipped) = await collected(runtime)
+    body_sent = json.loads(stub.requests_for("planner")[0].body)
+    assert [dict(turn) for turn in rollout.prompt] == [
+        {"role": turn["role"], "content": turn["content"]} for turn in body_sent["messages"]
     ]
-    assert json.loads(found.completion) == json.loads(PLAN)
-    assert " " not in found.completion.replace("Draft it.", "").replace("Finish it.", ""), "as servers decode it"
-    assert (found.run, found.steps, found.score, found.verdict) == (run, 2, 1.0, "right")
+    assert json.loads(rollout.completion) == json.loads(PLAN)
+    assert " " not in rollout.completion.replace("Draft it.", "").replace("Finish it.", ""), "as servers decode it"
+    assert (rollout.run, rollout.steps, rollout.score, rollout.verdict) == (run, 2, 1.0, "right")
     journal = (await runtime.context.store.journal(run)).events
-    shown = next(event.body["order"] for event in journal if event.kind is Kind.PLAN_OPENED)
-    assert list(found.workers) == shown
+    order_shown = next(event.body["order"] for event in journal if event.kind is Kind.PLAN_OPENED)
+    assert list(rollout.workers) == order_shown
     steps = [event.body for event in journal if event.kind is Kind.CALL_FINISHED][1:]
-    assert found.usd == pytest.approx(sum(body["usd"] for body in steps) / 1e6)
-    assert found.usd > 0
+    assert rollout.usd == pytest.approx(sum(body["usd"] for body in steps) / 1e6)
+    assert rollout.usd > 0
     assert not skipped
-    line = to_line(found)
-    assert list(from_lines([line, ""])) == [found]
+    line = to_line(rollout)
+    assert list(from_lines([line, ""])) == [rollout]
     assert "tenant" not in line.replace("content", "")
 
 
@@ -98,9 +98,9 @@ async def test_a_plan_that_no_model_wrote_is_shown_over_shuffled_ordinals(runtim
     """So it teaches the same prompt; and the worker's name stands nowhere in what is learned."""
     for n in range(8):
         await ask(runtime, f"Why {n}?", "baton-mini")
-    found, _ = await collected(runtime)
-    assert len({json.loads(rollout.completion)["steps"][0]["worker"] for rollout in found}) > 1
-    for read_rollout in found:
+    rollouts, _ = await collected(runtime)
+    assert len({json.loads(rollout.completion)["steps"][0]["worker"] for rollout in rollouts}) > 1
+    for read_rollout in rollouts:
         assert read_rollout.workers[json.loads(read_rollout.completion)["steps"][0]["worker"]] == "alpha"
         assert "alpha" not in read_rollout.completion + "".join(turn["content"] for turn in read_rollout.prompt)
 
@@ -112,14 +112,14 @@ async def test_only_who_has_agreed_is_learned_from(runtime: Runtime) -> None:
     refused = await ask(runtime, task=Task(words, metadata={"study": "no"}))
     silent = await ask(runtime, "Or?")
     private = await ask(runtime, labels=frozenset({"study", "phi"}))
-    found, skipped = await collected(runtime, RolloutFilter("study", frozenset({"phi"})))
-    assert {rollout.run for rollout in found} == {by_label, by_word}
+    rollouts, skipped = await collected(runtime, RolloutFilter("study", frozenset({"phi"})))
+    assert {rollout.run for rollout in rollouts} == {by_label, by_word}
     assert skipped == {"its caller has not agreed": 2, "it has the label phi": 1}
     everybody, _ = await collected(runtime)
     assert {rollout.run for rollout in everybody} == {by_label, by_word, refused, silent, private}
     await runtime.context.store.erase(by_label)
-    found, skipped = await collected(runtime, RolloutFilter("study"))
-    assert {rollout.run for rollout in found} == {by_word, private}
+    rollouts, skipped = await collected(runtime, RolloutFilter("study"))
+    assert {rollout.run for rollout in rollouts} == {by_word, private}
     assert skipped["its content was erased"] == 1
 
 
@@ -128,8 +128,8 @@ async def test_an_outage_teaches_nothing(runtime: Runtime, stub: ProviderStub) -
     await ask(runtime, "Why?", "baton-mini")
     stub.always("planner", Fail(status=401))
     await ask(runtime, "How?")
-    found, skipped = await collected(runtime)
-    assert not found
+    rollouts, skipped = await collected(runtime)
+    assert not rollouts
     assert sum(skipped.values()) == 2
     assert set(skipped) <= {"another worker stood in for a planned one", "a fallback decided, or a worker was out"}
 
@@ -142,20 +142,20 @@ async def test_the_command_writes_a_private_file_and_asks_for_consent(
     path = tmp_path / "out.jsonl"
     environ = {"BATON_DATA_DIR": str(tmp_path), "BATON_PEPPER": "p" * 32}
 
-    async def told(*options: str) -> int:
+    async def run_command(*options: str) -> int:
         asked = parse(["rollouts", str(path), *options])
         return await asyncio.to_thread(command.run, asked, environ, lambda: 2e9)
 
     with pytest.raises(ConfigInvalid, match="--consent"):
-        await told()
+        await run_command()
     with pytest.raises(ConfigInvalid, match="--consent"):
-        await told("--consent", "study", "--everybody")
-    assert await told("--everybody", "--rated") == 0
+        await run_command("--consent", "study", "--everybody")
+    assert await run_command("--everybody", "--rated") == 0
     (rollout,) = from_lines(path.read_text().splitlines())
     assert (rollout.verdict, rollout.conversation[0]["content"]) == ("wrong", "How?")
     assert path.stat().st_mode & 0o77 == 0
     assert "left out: 1, because nobody has rated it" in capsys.readouterr().out
-    assert await told("--consent", "study") == 1
+    assert await run_command("--consent", "study") == 1
 
 
 def test_all_runs_of_a_conversation_are_on_one_side() -> None:
@@ -168,26 +168,32 @@ def test_all_runs_of_a_conversation_are_on_one_side() -> None:
 
 
 def test_rules_come_before_what_callers_say_and_signs_say_nothing() -> None:
-    def given(kind: Any, score: float | None, source: str = "s") -> Feedback:
+    def feedback(kind: Any, score: float | None, source: str = "s") -> Feedback:
         return Feedback("f", "r", "t", "", 1.0, kind, source, "1", score=score)
 
-    assert score_of([given("implicit", None)]) == (None, "")
-    assert score_of([given("explicit", 0.0), given("explicit", 1.0)])[0] == 1.0
-    assert score_of([given("explicit", 0.0), given("grader", 1.0), given("grader", 0.5, "other")])[0] == 0.75
+    assert score_of([feedback("implicit", None)]) == (None, "")
+    assert score_of([feedback("explicit", 0.0), feedback("explicit", 1.0)])[0] == 1.0
+    assert score_of([feedback("explicit", 0.0), feedback("grader", 1.0), feedback("grader", 0.5, "other")])[0] == 0.75
 
 
 def test_seconds_follow_the_critical_path() -> None:
     assert critical_path_seconds([((), 2.0), ((), 3.0), ((0, 1), 1.0), ((0,), 0.5)]) == 4.0
 
 
-def made(question: str, score: float | None, usd: float = 0.0) -> Rollout:
-    asked = ({"role": "user", "content": question},)
-    return Rollout("r", 0.0, "t", "fixed", "train", asked, asked, "{}", ("a",), "p", 1, usd, 0.0, score)
+def make_rollout(question: str, score: float | None, usd: float = 0.0) -> Rollout:
+    conversation = ({"role": "user", "content": question},)
+    return Rollout("r", 0.0, "t", "fixed", "train", conversation, conversation, "{}", ("a",), "p", 1, usd, 0.0, score)
 
 
 def test_weights_grow_with_the_advantage_and_are_capped() -> None:
     free = Weights()
-    rollouts = [made("a", 1.0), made("a", 1.0, 0.006), made("a", 0.0), made("b", 1.0), made("c", None)]
+    rollouts = [
+        make_rollout("a", 1.0),
+        make_rollout("a", 1.0, 0.006),
+        make_rollout("a", 0.0),
+        make_rollout("b", 1.0),
+        make_rollout("c", None),
+    ]
     examples = advantage_weighted(rollouts, free, 0.3, 20.0)
     assert len(examples) == 4
     cheap, dear, wrong, _ = (example.weight for example in examples)
@@ -197,15 +203,17 @@ def test_weights_grow_with_the_advantage_and_are_capped() -> None:
     assert max(tight) / sorted(tight)[-2] == pytest.approx(1.0)
     assert 1 <= effective_count(examples) < 4
     assert [example.weight for example in right_examples(rollouts)] == [1.0] * 3
-    assert advantage_weighted([made("c", None)], free, 0.3, 20.0) == []
+    assert advantage_weighted([make_rollout("c", None)], free, 0.3, 20.0) == []
 
 
 def test_a_line_of_another_schema_is_refused() -> None:
-    line = to_line(replace(made("a", 1.0), schema="rollout-0"))
+    line = to_line(replace(make_rollout("a", 1.0), schema="rollout-0"))
     with pytest.raises(ValueError, match="line 2 is no rollout"):
-        list(from_lines([to_line(made("a", 1.0)), line]))
+        list(from_lines([to_line(make_rollout("a", 1.0)), line]))
 
 
 def test_every_option_that_chooses_runs_reaches_the_choice() -> None:
-    asked = Arguments(consent="study", everybody=False, without=["phi"], held_out=0.3, tier="t", tenant="n", rated=True)
-    assert command.rollout_filter(asked) == RolloutFilter("study", frozenset({"phi"}), 0.3, "t", "n", True)
+    options = Arguments(
+        consent="study", everybody=False, without=["phi"], held_out=0.3, tier="t", tenant="n", rated=True
+    )
+    assert command.rollout_filter(options) == RolloutFilter("study", frozenset({"phi"}), 0.3, "t", "n", True)

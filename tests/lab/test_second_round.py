@@ -23,7 +23,7 @@ CHECK = PlanStep(FLINT, "check", True, (0,))
 
 
 @pytest.mark.parametrize(
-    ("second", "known"),
+    ("second", "second_figures"),
     [
         ((BEFORE, CHECK), Second(None, "", FLINT)),
         ((BEFORE, CHECK._replace(worker=BIRCH)), Second(None, "", BIRCH)),
@@ -31,13 +31,13 @@ CHECK = PlanStep(FLINT, "check", True, (0,))
     ],
     ids=str,
 )
-def test_a_run_of_two_rounds_comes_to_what_the_executor_makes_of_it(second: Plan, known: Second) -> None:
+def test_a_run_of_two_rounds_comes_to_what_the_executor_makes_of_it(second: Plan, second_figures: Second) -> None:
     """Those figures are held against the executor's core by `test_rounds.py`."""
     setting = Setting(POOL)
     assert POOL.index(second_round.judging_worker(POOL)) == FLINT
-    for kind, point in zip(CLASSES, rounds.policy(setting, FIRST, FLINT, known), strict=True):
-        found = second_round.run_outcome(FIRST, (TAKE, second), kind, setting)
-        assert (found.right, found.usd, found.again) == pytest.approx((point.right, point.usd, point.again))
+    for kind, point in zip(CLASSES, rounds.policy(setting, FIRST, FLINT, second_figures), strict=True):
+        result = second_round.run_outcome(FIRST, (TAKE, second), kind, setting)
+        assert (result.right, result.usd, result.again) == pytest.approx((point.right, point.usd, point.again))
 
 
 def test_taking_every_answer_costs_only_the_look_at_it() -> None:
@@ -98,15 +98,17 @@ def test_the_second_prompt_is_the_first_with_the_plan_and_a_sign() -> None:
     lesson = draw_lesson(random, "train")
     first = any_plan(random, len(lesson.pool))
     cards = 3 * len(lesson.pool) + 1
-    for read in (lesson.prompt(), lesson.prompt(Random(1), 0.9)):
+    for first_prompt in (lesson.prompt(), lesson.prompt(Random(1), 0.9)):
         for sign in second_round.SIGNS:
-            shown = second_round.second_prompt(read, lesson, first, sign)
-            assert shown == [*read[:-cards], *to_tokens(first), *read[-cards:], sign]
-            assert shown[-cards - 1] == lesson.prompt()[-cards] == prompt.tokens("", lesson.pool, lesson.order)[0]
+            second_prompt = second_round.second_prompt(first_prompt, lesson, first, sign)
+            assert second_prompt == [*first_prompt[:-cards], *to_tokens(first), *first_prompt[-cards:], sign]
+            assert (
+                second_prompt[-cards - 1] == lesson.prompt()[-cards] == prompt.tokens("", lesson.pool, lesson.order)[0]
+            )
 
 
 def test_the_pages_command_is_a_command() -> None:
     page = (Path(__file__).parents[2] / "deploy" / "docs" / "learning.md").read_text().partition("### Learned")[2]
     line = page.partition("```sh\n")[2].partition("\n")[0]
-    asked = parse(shlex.split(line)[1:])
-    assert (asked.backend, asked.rounds, asked.checkpoint) == ("builtin", 2, "trained/seed-0")
+    options = parse(shlex.split(line)[1:])
+    assert (options.backend, options.rounds, options.checkpoint) == ("builtin", 2, "trained/seed-0")

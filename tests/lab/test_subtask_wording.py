@@ -78,8 +78,8 @@ def test_the_executor_finds_what_the_simulator_says_of_words(level: int, texts: 
     """Workers that read their messages do as well as the words let them."""
     random, pool, kind = Random(texts[0]), standard_pool(), (CALENDAR, level)
     roles = [subtask_wording.role_of(text) for text in texts]
-    seen = ((), (0,), (1,)) if roles[0] == "plan" else ((), (), (0, 1))
-    plan = tuple(PlanStep(*fields) for fields in zip((5, 3, 0), roles, (True,) * 3, seen, texts, strict=True))
+    access_lists = ((), (0,), (1,)) if roles[0] == "plan" else ((), (), (0, 1))
+    plan = tuple(PlanStep(*fields) for fields in zip((5, 3, 0), roles, (True,) * 3, access_lists, texts, strict=True))
     chance, spread = right(plan, kind, pool), math.sqrt(0.25 / 400)
     played = [Stage(plan, pool, any_problem(random, kind), str(n)).play().right for n in range(400)]
     assert abs(sum(played) / 400 - chance) <= 4 * spread
@@ -131,8 +131,8 @@ def test_a_plan_in_words_is_read_by_the_service_as_it_was_meant() -> None:
         names = [worker.name for worker in lesson.pool]
         reader = core_plan.PlanReader(core_plan.by_ordinal(names), 4)
         steps = (*reader.feed(WORDS.text(tokens)), *reader.finish())
-        meant = [replace(step, subtask=f"Please {step.subtask}.") for step in to_workflow(plan, names).steps]
-        assert list(steps) == meant
+        intended = [replace(step, subtask=f"Please {step.subtask}.") for step in to_workflow(plan, names).steps]
+        assert list(steps) == intended
         assert [subtask_wording.role_of(step.subtask) for step in steps] == [step.role for step in plan]
         assert is_valid(WORDS, lesson, prompt.over_places(plan, lesson.order))
         assert "valid plans: 1 of 1" in format_samples(WORDS, [(lesson, prompt.over_places(plan, lesson.order))])

@@ -20,7 +20,7 @@ from app.lab import training_record
 from app.lab.rollouts import to_line
 from app.lab.world import profiles
 from app.process.config import read
-from tests.lab.test_rollouts import made
+from tests.lab.test_rollouts import make_rollout
 
 ROOT = Path(__file__).resolve().parents[2]
 URL = ("--url", "http://127.0.0.1:1/v1")
@@ -33,31 +33,31 @@ class Trainer:
     def __init__(self) -> None:
         self.orders: list[Namespace] = []
 
-    def Order(self, **told: Any) -> Namespace:
-        return Namespace(**{"questions": (), "place": None, **told})
+    def Order(self, **fields: Any) -> Namespace:
+        return Namespace(**{"questions": (), "place": None, **fields})
 
     def train(self, order: Namespace, say: Any) -> None:
         self.orders.append(order)
 
 
-def told(folder: Path, *words: str, backend: str = "trl", environ: dict[str, str] = KEY) -> Namespace:
+def order_of_command(folder: Path, *words: str, backend: str = "trl", environ: dict[str, str] = KEY) -> Namespace:
     """The order of one command."""
     trainer = Trainer()
-    asked = parse(["train", "--backend", backend, "--model", "m", "--out", str(folder / "out"), *words])
-    train_chat.run(asked, environ, trainer, lambda _line: None)
+    options = parse(["train", "--backend", backend, "--model", "m", "--out", str(folder / "out"), *words])
+    train_chat.run(options, environ, trainer, lambda _line: None)
     (order,) = trainer.orders
     return order
 
 
 def rollouts(folder: Path) -> str:
     path = folder / "rollouts.jsonl"
-    lines = [made("a", 1.0), made("b", 0.0), made("c", None), made("d", 1.0)]
+    lines = [make_rollout("a", 1.0), make_rollout("b", 0.0), make_rollout("c", None), make_rollout("d", 1.0)]
     path.write_text("\n".join(map(to_line, lines)))
     return str(path)
 
 
 def test_the_world_is_asked_about_over_all_its_workers(tmp_path: Path) -> None:
-    order = told(tmp_path, *URL, "--steps", "2", "--questions", "3", "--random-pools", "--dear")
+    order = order_of_command(tmp_path, *URL, "--steps", "2", "--questions", "3", "--random-pools", "--dear")
     assert len(order.questions) == 6
     assert len({question.names[0] for question in order.questions}) > 1
     assert {name for question in order.questions for name in question.names} <= set(profiles())
@@ -75,13 +75,13 @@ def test_a_task_set_is_asked_over_the_configured_pool(tmp_path: Path) -> None:
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text(json.dumps({"question": "a", "grader": {"kind": "exact", "expected": "b"}}))
     environ = {**KEY, "BATON_DATA_DIR": str(tmp_path)}
-    order = told(tmp_path, *URL, "--tasks", str(tasks), "--steps", "1", "--questions", "2", environ=environ)
+    order = order_of_command(tmp_path, *URL, "--tasks", str(tasks), "--steps", "1", "--questions", "2", environ=environ)
     assert order.place.tier == "baton-ultra"
     assert "rehearsal-sage" in order.questions[0].names
-    named = told(
+    order_over_pool = order_of_command(
         tmp_path, *URL, "--tasks", str(tasks), "--rollouts", rollouts(tmp_path), "--tier", "ultra", environ=environ
     )
-    assert {question.rule.conversation[0]["content"] for question in named.questions} == {"a"}
+    assert {question.rule.conversation[0]["content"] for question in order_over_pool.questions} == {"a"}
 
 
 @pytest.mark.usefixtures("embedded_database")
@@ -96,23 +96,23 @@ def test_prompts_show_what_was_measured(tmp_path: Path) -> None:
     asyncio.run(calibrate())
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text(json.dumps({"question": "a", "grader": {"kind": "exact", "expected": "b"}}))
-    order = told(tmp_path, *URL, "--tasks", str(tasks), "--steps", "1", "--questions", "1", environ=environ)
+    order = order_of_command(tmp_path, *URL, "--tasks", str(tasks), "--steps", "1", "--questions", "1", environ=environ)
     assert "measured pass rates: numbers 100% of 1" in order.questions[0].prompt[0]["content"]
 
 
 def test_what_is_imitated_depends_on_the_backend(tmp_path: Path) -> None:
     path = rollouts(tmp_path)
-    regressed = told(tmp_path, "--warm-start", path, backend="awr")
+    regressed = order_of_command(tmp_path, "--warm-start", path, backend="awr")
     assert len(regressed.examples) == 3
     assert len({example.weight for example in regressed.examples}) == 2
     assert not regressed.questions
-    warm = told(tmp_path, *URL, "--warm-start", path, "--steps", "1")
+    warm = order_of_command(tmp_path, *URL, "--warm-start", path, "--steps", "1")
     assert [example.weight for example in warm.examples] == [1.0, 1.0]
     assert warm.questions
 
 
 @pytest.mark.parametrize(
-    ("words", "backend", "said"),
+    ("words", "backend", "message"),
     [
         (["--warm-start", "absent.jsonl"], "awr", "--warm-start absent.jsonl"),
         ([], "awr", "--warm-start FILE"),
@@ -123,14 +123,14 @@ def test_what_is_imitated_depends_on_the_backend(tmp_path: Path) -> None:
         (["--warm-start", "journal"], "awr", "--consent"),
     ],
 )
-def test_what_is_missing_is_said(tmp_path: Path, words: list[str], backend: str, said: str) -> None:
-    with pytest.raises(ConfigInvalid, match=re.escape(said)):
-        told(tmp_path, *words, backend=backend)
+def test_what_is_missing_is_said(tmp_path: Path, words: list[str], backend: str, message: str) -> None:
+    with pytest.raises(ConfigInvalid, match=re.escape(message)):
+        order_of_command(tmp_path, *words, backend=backend)
 
 
 def test_a_url_needs_a_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="BATON_API_KEY"):
-        told(tmp_path, *URL, "--steps", "1", environ={})
+        order_of_command(tmp_path, *URL, "--steps", "1", environ={})
 
 
 def test_a_folder_is_gone_on_with_only_by_the_same_order(tmp_path: Path) -> None:
@@ -142,16 +142,16 @@ def test_a_folder_is_gone_on_with_only_by_the_same_order(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("words", [["--warm-start", "journal"], ["--gap", "0.8"], ["--dear"]], ids=" ".join)
 def test_what_a_second_round_does_not_look_at_is_refused(words: list[str]) -> None:
-    asked = parse(["train", "--rounds", "2", "--from", "trained/seed-0", *words])
+    options = parse(["train", "--rounds", "2", "--from", "trained/seed-0", *words])
     with pytest.raises(ConfigInvalid, match=f"{words[0]}: has no effect with --rounds 2"):
-        command.run(asked, {}, lambda: 0.0)
+        command.run(options, {}, lambda: 0.0)
 
 
 def test_the_small_conductor_is_given_the_rollouts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Any] = []
+    orders: list[Any] = []
 
-    def trainer(asked: Namespace, say: Any, runs: Any) -> bool:
-        given.append((asked.beta, runs))
+    def trainer(options: Namespace, say: Any, runs: Any) -> bool:
+        orders.append((options.beta, runs))
         return True
 
     modules = {
@@ -161,7 +161,7 @@ def test_the_small_conductor_is_given_the_rollouts_too(tmp_path: Path, monkeypat
     monkeypatch.setattr(command, "import_object", modules.__getitem__)
     for words in ([], ["--warm-start", rollouts(tmp_path), "--beta", "0.1"]):
         assert command.run(parse(["train", *words]), {}, lambda: 0.0) == 0
-    assert [(beta, len(runs)) for beta, runs in given] == [(0.3, 0), (0.1, 4)]
+    assert [(beta, len(runs)) for beta, runs in orders] == [(0.3, 0), (0.1, 4)]
 
 
 def test_the_commands_of_the_page_are_understood() -> None:

@@ -17,14 +17,14 @@ class Tries:
     def __init__(self, seed: int) -> None:
         self.lesson = draw_lesson(Random(seed), "train", standard=0.3)
         self.workers = len(self.lesson.pool)
-        self.found: dict[Plan, float] = {}
+        self.rewards: dict[Plan, float] = {}
         self.times = 0
 
     def worth(self, plan: Plan) -> float:
         placed = prompt.over_places(plan, self.lesson.order)
         self.times += 1
-        self.found[plan] = outcome(placed, self.lesson.problem.kind, Setting(self.lesson.pool)).reward
-        return self.found[plan]
+        self.rewards[plan] = outcome(placed, self.lesson.problem.kind, Setting(self.lesson.pool)).reward
+        return self.rewards[plan]
 
 
 @pytest.mark.parametrize("count", [1, 8, 64])
@@ -32,8 +32,8 @@ def test_it_carries_no_plan_out_twice_and_keeps_the_best(count: int) -> None:
     for seed in range(30):
         tries = Tries(seed)
         plan, most = teacher.search_best_plan(Random(seed), tries.workers, tries.worth, count)
-        assert tries.times == len(tries.found) <= count
-        assert most == tries.found[plan] == max(tries.found.values())
+        assert tries.times == len(tries.rewards) <= count
+        assert most == tries.rewards[plan] == max(tries.rewards.values())
 
 
 def test_a_changed_plan_is_one_that_answers_and_wastes_nothing() -> None:

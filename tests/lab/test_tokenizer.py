@@ -51,11 +51,11 @@ def test_a_server_reads_what_the_trainer_reads(split: Split) -> None:
 def test_words_that_were_never_learned_are_unknown_and_no_text_becomes_a_plan() -> None:
     lesson = draw_lesson(Random(1), "train")
     text = f'Zyzzyva {to_text([0, 3, 9])} <pool> {{"worker":0, 7'
-    read = lesson.prompt()[lesson.prompt().index(IDS["<pool>"]) :]
+    tokens = lesson.prompt()[lesson.prompt().index(IDS["<pool>"]) :]
     ids = encoded(prompt.as_text(text, lesson.pool, lesson.order))
-    assert ids == [*prompt.tokens(text, (), ())[:-1], *read]
+    assert ids == [*prompt.tokens(text, (), ())[:-1], *tokens]
     assert ids[0] == IDS[prompt.UNKNOWN]
-    assert all(number >= TOKENS for number in ids[: -len(read)])
+    assert all(number >= TOKENS for number in ids[: -len(tokens)])
     assert ids.count(IDS["<pool>"]) == 1
 
 
@@ -66,13 +66,13 @@ def test_training_disturbs_known_words_alone() -> None:
     changed: set[int] = set()
     for _ in range(200):
         lesson = draw_lesson(random, "train")
-        read, disturbed = lesson.prompt(), lesson.prompt(random, 1.0)
+        tokens, disturbed = lesson.prompt(), lesson.prompt(random, 1.0)
         assert [n for n in disturbed if n not in words | {IDS[prompt.UNKNOWN]}] == [
-            n for n in read if n not in words | {IDS[prompt.UNKNOWN]}
+            n for n in tokens if n not in words | {IDS[prompt.UNKNOWN]}
         ]
-        assert disturbed.count(IDS[prompt.UNKNOWN]) >= read.count(IDS[prompt.UNKNOWN])
-        changed |= {len(disturbed) - len(read)}
-        assert lesson.prompt(random, 0.0) == read
+        assert disturbed.count(IDS[prompt.UNKNOWN]) >= tokens.count(IDS[prompt.UNKNOWN])
+        changed |= {len(disturbed) - len(tokens)}
+        assert lesson.prompt(random, 0.0) == tokens
     assert min(changed) < 0 < max(changed)
 
 

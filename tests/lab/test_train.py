@@ -49,7 +49,7 @@ def conductor(seed: int = 0, form: Form = ROLES) -> Conductor:
     return Conductor.fresh(config(form, 32, 2, 2), seed, form)
 
 
-def asked(count: int, form: Form) -> tuple[list[list[int]], Any]:
+def draw_prompts(count: int, form: Form) -> tuple[list[list[int]], Any]:
     """Prompts of different lengths and pools, and the sizes of the pools."""
     random = Random(count)
     lessons = [draw_lesson(random, "train", standard=0.3) for _ in range(count)]
@@ -59,7 +59,7 @@ def asked(count: int, form: Form) -> tuple[list[list[int]], Any]:
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_every_sampled_plan_is_valid_whatever_the_weights(form: Form) -> None:
     model = conductor(form=form)
-    prompts, workers = asked(12, form)
+    prompts, workers = draw_prompts(12, form)
     written = model.write(prompts, workers, 20, torch.Generator().manual_seed(1)).tolist()
     for group, size in zip(written, workers.tolist(), strict=True):
         for tokens in group:
@@ -71,7 +71,7 @@ def test_every_sampled_plan_is_valid_whatever_the_weights(form: Form) -> None:
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_the_loss_sees_the_same_mask_and_the_same_odds_as_the_rollout(form: Form) -> None:
     model = conductor(form=form)
-    prompts, workers = asked(6, form)
+    prompts, workers = draw_prompts(6, form)
     plans = model.write(prompts, workers, 4, torch.Generator().manual_seed(2))
     likeliest = model.write(prompts, workers, 1, None)
     with torch.no_grad():
@@ -99,9 +99,9 @@ def test_padding_and_company_change_nothing() -> None:
     sizes = torch.tensor([3] * 5)
     with torch.no_grad():
         wide = model.scores(prompts, plans.expand(5, 3, -1), sizes)
-        for n, read in enumerate(prompts):
+        for n, tokens_of_prompt in enumerate(prompts):
             for m, plan in enumerate(tokens):
-                alone = model.scores([read], torch.tensor([[plan]]), sizes[:1])[0, 0]
+                alone = model.scores([tokens_of_prompt], torch.tensor([[plan]]), sizes[:1])[0, 0]
                 together = wide[n, m, : len(plan)]
                 assert torch.equal(torch.isfinite(together), torch.isfinite(alone))
                 assert torch.allclose(together.exp(), alone.exp(), atol=1e-4)
@@ -137,9 +137,9 @@ def test_the_average_follows_the_weights_and_is_what_is_kept(tmp_path: Path) -> 
     assert torch.allclose(trainer.averaged.weights[name], expected, atol=1e-6)
     assert not torch.equal(trainer.averaged.weights[name], trainer.conductor.weights[name])
     train.train(train.Order(tmp_path, recipe, Weights(), lessons=24), lambda words: None)
-    kept = torch.load(tmp_path / "model.pt", weights_only=True)
+    saved = torch.load(tmp_path / "model.pt", weights_only=True)
     state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["trainer"]
-    assert torch.equal(kept[name], state["averaged"][name])
+    assert torch.equal(saved[name], state["averaged"][name])
 
 
 def test_seeds_differ_and_equal_seeds_do_not() -> None:
@@ -188,8 +188,8 @@ def short(out: Path) -> Namespace:
 @pytest.mark.timeout(600)  # it trains, searches and exports twice
 def test_a_whole_run_leaves_curve_card_report_and_model(tmp_path: Path) -> None:
     options = short(tmp_path)
-    said: list[str] = []
-    assert train.run(options, said.append)
+    lines: list[str] = []
+    assert train.run(options, lines.append)
     card = json.loads((tmp_path / "card.json").read_text())
     assert card["recipe"]["seed"] == 3
     assert [table["split"] for table in card["tables"]] == list(SPLITS)
@@ -198,8 +198,8 @@ def test_a_whole_run_leaves_curve_card_report_and_model(tmp_path: Path) -> None:
     rows = list(csv.DictReader((tmp_path / "curve.csv").read_text().splitlines()))
     assert rows[-1]["step"] == "6"
     assert train.CAVEAT in (tmp_path / "report.txt").read_text()
-    assert not train.run(Namespace(**{**vars(options), "gap": 2.0}), said.append)
-    assert any("going on from step 6" in line for line in said)
+    assert not train.run(Namespace(**{**vars(options), "gap": 2.0}), lines.append)
+    assert any("going on from step 6" in line for line in lines)
 
 
 @pytest.mark.timeout(600)  # it searches twice, with words and without
@@ -251,20 +251,20 @@ GOOD, BAD = (PlanStep(5, "plan"), PlanStep(4, "reason", True, (0,))), (PlanStep(
 
 def journaled(*, swapped: bool = False, runs: int = 160) -> list[Rollout]:
     """Runs of the standard pool: to each task a plan that is mostly right and one that is mostly wrong, rated so."""
-    random, found = Random(4), []
+    random, rollouts = Random(4), []
     for problem in (draw_lesson(random, "train", standard=1.0).problem for _ in range(runs // 2)):
-        found += [rollout(problem, GOOD, float(not swapped)), rollout(problem, BAD, float(swapped))]
-    return found
+        rollouts += [rollout(problem, GOOD, float(not swapped)), rollout(problem, BAD, float(swapped))]
+    return rollouts
 
 
 def taught(runs: list[Rollout]) -> float:
     """The exact mean reward of greedy plans after a warm start from runs, for their tasks; without runs, before it."""
     recipe = Recipe(drill_steps=30, warm_steps=50, warm_lessons=32, steps=0, hidden=48, layers=2, unknown=0.3)
-    found, _ = journaled_examples(runs or journaled(), Weights())
-    trainer = Regressor(recipe, Weights(), found)
+    examples, _ = journaled_examples(runs or journaled(), Weights())
+    trainer = Regressor(recipe, Weights(), examples)
     while runs and trainer.step < trainer.total:
         trainer.advance()
-    lessons = [run.lesson(Random(9)) for run in found[::4]]
+    lessons = [run.lesson(Random(9)) for run in examples[::4]]
     plans = greedy(trainer.conductor, lessons)
     settings = [Setting(lesson.pool, Weights()) for lesson in lessons]
     worth = [
@@ -287,12 +287,12 @@ def test_a_run_from_the_journal_goes_on_with_policy_gradients_and_says_so(tmp_pa
         out=str(tmp_path), seed=3, drill_steps=2, warm_steps=2, steps=2, lessons=24, threads=1, dear=False, gap=None,
         beta=0.3, recipe="roles",
     )  # fmt: skip
-    said: list[str] = []
+    lines: list[str] = []
     foreign = replace(journaled(runs=2)[0], completion="{}")
-    train.run(options, said.append, [*journaled(runs=40), foreign])
-    assert "left out: 1, because its plan is none that the small conductor can write" in said
+    train.run(options, lines.append, [*journaled(runs=40), foreign])
+    assert "left out: 1, because its plan is none that the small conductor can write" in lines
     card = json.loads((tmp_path / "card.json").read_text())
     assert len(card["recipe"]["remembered"]) == 64
     assert card["plans_carried_out"] > 0, "by the policy gradients; the warm start carries out nothing"
     with pytest.raises(ValueError, match="another recipe"):
-        train.run(options, said.append, journaled(runs=42))
+        train.run(options, lines.append, journaled(runs=42))

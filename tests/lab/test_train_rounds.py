@@ -33,12 +33,12 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def begun(recipe: Recipe = TINY) -> Rounds:
+def fresh_rounds(recipe: Recipe = TINY) -> Rounds:
     return Rounds(recipe, Weights(), Trainer(recipe, Weights()).conductor.weights)
 
 
 def test_second_plans_have_a_grammar_of_their_own() -> None:
-    table, random, trainer = masks(), Random(1), begun()
+    table, random, trainer = masks(), Random(1), fresh_rounds()
     for workers in range(1, SLOTS + 1):
         for place in range(1, LONGEST):
             allowed = {token for token in range(TOKENS) if table[SLOTS + workers, place, token]}
@@ -52,10 +52,10 @@ def test_second_plans_have_a_grammar_of_their_own() -> None:
 
 
 def test_it_begins_with_the_checkpoint_and_goes_on_where_it_was_interrupted() -> None:
-    trainer = begun()
+    trainer = fresh_rounds()
     for name, tensor in trainer.base.weights.items():
         assert torch.equal(tensor, trainer.conductor.weights[name])
-    parts = [begun(), begun()]
+    parts = [fresh_rounds(), fresh_rounds()]
     for _ in range(trainer.total):
         trainer.advance()
     for _ in range(4):
@@ -74,17 +74,19 @@ def test_it_begins_with_the_checkpoint_and_goes_on_where_it_was_interrupted() ->
 @pytest.mark.timeout(180)
 def test_it_learns_to_take_an_answer_that_is_trusted_sooner_than_one_that_is_doubted() -> None:
     """From a checkpoint whose answers are mostly right: of a fresh model nothing is worth taking."""
-    kept = Recipe(**json.loads((TRAINED / "card.json").read_text())["recipe"])
-    recipe = replace(kept, drill_steps=0, warm_steps=30, steps=0, warm_lessons=32, warm_draws=12, warm_rate=1e-3)
+    saved_recipe = Recipe(**json.loads((TRAINED / "card.json").read_text())["recipe"])
+    recipe = replace(
+        saved_recipe, drill_steps=0, warm_steps=30, steps=0, warm_lessons=32, warm_draws=12, warm_rate=1e-3
+    )
     trainer = Rounds(recipe, Weights(), export.load_conductor(TRAINED).weights)
     while trainer.step < trainer.total:
         trainer.advance()
     lessons = [draw_lesson(Random(n), "held-out tasks") for n in range(80)]
     chosen = both_rounds(trainer.conductor, lessons)
-    taken = {}
+    shares = {}
     for place, sign in enumerate(second_round.SIGNS):
-        taken[sign] = sum(seconds[place] == TAKE for _, seconds in chosen)
-    assert taken[TRUST] > taken[DOUBT] + 10
+        shares[sign] = sum(seconds[place] == TAKE for _, seconds in chosen)
+    assert shares[TRUST] > shares[DOUBT] + 10
     for (first, seconds), lesson in zip(chosen, lessons, strict=True):
         assert all(step.worker < len(lesson.pool) for plan in (first, *seconds) for step in plan)
 
@@ -98,11 +100,11 @@ def test_the_command_goes_on_from_a_folder_and_compares(tmp_path: Path) -> None:
     options = Namespace(
         checkpoint=str(tmp_path), out=str(tmp_path / "out"), seed=2, warm_steps=2, steps=2, lessons=24, threads=1
     )
-    said: list[str] = []
-    train_rounds.run(options, said.append)
-    made = json.loads((tmp_path / "out" / "card.json").read_text())
-    assert (made["rounds"], made["from"], made["recipe"]["seed"]) == (2, "0" * 64, 2)
-    table = made["tables"]["held-out tasks"]
+    lines: list[str] = []
+    train_rounds.run(options, lines.append)
+    saved_card = json.loads((tmp_path / "out" / "card.json").read_text())
+    assert (saved_card["rounds"], saved_card["from"], saved_card["recipe"]["seed"]) == (2, "0" * 64, 2)
+    table = saved_card["tables"]["held-out tasks"]
     lessons = train_rounds.draw_exam("held-out tasks", 24, 1)
     plans = greedy(base.conductor, lessons)
     worth = [
@@ -114,6 +116,6 @@ def test_the_command_goes_on_from_a_folder_and_compares(tmp_path: Path) -> None:
     assert table["ahead"]["reward"]["value"] == pytest.approx(both["reward"] - sum(worth) / 24)
     assert (tmp_path / "out" / "report.txt").read_text().count("two rounds are ahead of the checkpoint: reward") == 4
     with pytest.raises(ConfigInvalid, match="--from"):
-        train_rounds.run(Namespace(**{**vars(options), "checkpoint": str(tmp_path / "absent")}), said.append)
+        train_rounds.run(Namespace(**{**vars(options), "checkpoint": str(tmp_path / "absent")}), lines.append)
     with pytest.raises(ConfigInvalid, match="--from"):
-        train_rounds.run(Namespace(**{**vars(options), "checkpoint": None}), said.append)
+        train_rounds.run(Namespace(**{**vars(options), "checkpoint": None}), lines.append)

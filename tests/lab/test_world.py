@@ -128,8 +128,8 @@ def test_the_executor_finds_what_the_simulator_says(name: str) -> None:
     random, pool, plan = Random(name), standard_pool(), PLANS[name]
     kind = (1, 1)
     played = [Stage(plan, pool, any_problem(random, kind), str(n)).play() for n in range(600)]
-    chance, found = right(plan, kind, pool), sum(execution.right for execution in played) / len(played)
-    assert abs(found - chance) <= 4 * math.sqrt(max(chance * (1 - chance), 0.002) / len(played))
+    chance, share_right = right(plan, kind, pool), sum(execution.right for execution in played) / len(played)
+    assert abs(share_right - chance) <= 4 * math.sqrt(max(chance * (1 - chance), 0.002) / len(played))
     dollars, wait = bill(plan, kind[1], pool)
     assert {round(execution.usd, 9) for execution in played} == {round(dollars, 9)}
     assert {round(execution.seconds, 6) for execution in played} == {round(wait, 6)}
@@ -153,12 +153,12 @@ def test_the_executor_agrees_on_any_plan_of_the_grammar() -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> search.SearchResult:
+def optimum() -> search.SearchResult:
     """The exhaustive search over plans of up to three steps of the standard pool."""
     return search.search(Setting(standard_pool()), most=3)
 
 
-def test_no_plan_beats_the_searched_optimum(found: search.SearchResult) -> None:
+def test_no_plan_beats_the_searched_optimum(optimum: search.SearchResult) -> None:
     """Any plan, valid but wasteful, is no better than its lean form; and no lean form escapes the search."""
     random, setting, shapes = Random(11), Setting(standard_pool()), set(search.shapes())
     for _ in range(4_000):
@@ -170,14 +170,14 @@ def test_no_plan_beats_the_searched_optimum(found: search.SearchResult) -> None:
         assert reward <= outcome(slim, kind, setting).reward + 1e-12
         assert search.canonical_order(tuple((step.role, step.sees) for step in slim)) in shapes
         if len(slim) <= 3:
-            assert reward <= found.best_rewards[CLASSES.index(kind)] + 1e-12
+            assert reward <= optimum.best_rewards[CLASSES.index(kind)] + 1e-12
 
 
-def test_a_climber_that_changes_one_thing_at_a_time_ends_below_the_optimum(found: search.SearchResult) -> None:
+def test_a_climber_that_changes_one_thing_at_a_time_ends_below_the_optimum(optimum: search.SearchResult) -> None:
     random, setting = Random(5), Setting(standard_pool())
     for place, kind in enumerate(CLASSES):
         best = max((_climbed(any_plan(random), kind, setting, random) for _ in range(3)), default=0.0)
-        assert best <= found.best_rewards[place] + 1e-12
+        assert best <= optimum.best_rewards[place] + 1e-12
 
 
 def _climbed(plan: Plan, kind: tuple[int, int], setting: Setting, random: Random) -> float:
@@ -193,12 +193,12 @@ def _climbed(plan: Plan, kind: tuple[int, int], setting: Setting, random: Random
     return reward
 
 
-def test_the_search_sums_as_the_simulator_does(found: search.SearchResult) -> None:
+def test_the_search_sums_as_the_simulator_does(optimum: search.SearchResult) -> None:
     setting = Setting(standard_pool())
-    for kind, plan, reward in zip(CLASSES, found.best, found.best_rewards, strict=True):
+    for kind, plan, reward in zip(CLASSES, optimum.best, optimum.best_rewards, strict=True):
         assert outcome(plan, kind, setting).reward == pytest.approx(reward)
-    mean = sum(outcome(found.fixed, kind, setting).reward for kind in CLASSES) / len(CLASSES)
-    assert mean == pytest.approx(found.fixed_reward)
+    mean = sum(outcome(optimum.fixed, kind, setting).reward for kind in CLASSES) / len(CLASSES)
+    assert mean == pytest.approx(optimum.fixed_reward)
 
 
 def test_checks_of_nothing_solve_nothing() -> None:
@@ -227,9 +227,9 @@ def test_asking_for_more_is_never_free() -> None:
     assert right(blind, kind, pool) == 0
 
 
-def test_there_is_something_to_learn(found: search.SearchResult) -> None:
+def test_there_is_something_to_learn(optimum: search.SearchResult) -> None:
     """The best plan for each class is worth at least 0.06 more than the best plan for all."""
-    assert found.optimum - found.fixed_reward >= 0.06
+    assert optimum.optimum - optimum.fixed_reward >= 0.06
 
 
 @pytest.mark.parametrize("weights", [Weights(), DEAR])

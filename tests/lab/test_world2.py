@@ -37,9 +37,9 @@ def test_each_constant_lies_in_its_range_and_names_its_source() -> None:
 
 
 def test_a_plan_of_average_worth_helps_by_the_published_figure() -> None:
-    known = constants()
-    good = logistic(known.plan_skill)
-    assert 0.06 <= good * known.plan_good + (1 - good) * known.plan_bad <= 0.10
+    world_constants = constants()
+    good = logistic(world_constants.plan_skill)
+    assert 0.06 <= good * world_constants.plan_good + (1 - good) * world_constants.plan_bad <= 0.10
 
 
 # Tasks.
@@ -58,14 +58,14 @@ def test_training_meets_no_phrase_and_no_family_that_is_held_out() -> None:
 
 def test_difficulty_is_not_in_the_text() -> None:
     """The hidden trait is drawn apart: no word of a text, nor its length, goes with it beyond chance."""
-    drawn = composed.draw_tasks("train", "traits", 2_000)
-    hard = [task for task in drawn if task.trait >= 2]
+    tasks = composed.draw_tasks("train", "traits", 2_000)
+    hard = [task for task in tasks if task.trait >= 2]
     for word in ("then", "document", "calendar", "numbers", "list", "letters"):
-        share = sum(word in task.text.lower() for task in drawn) / len(drawn)
+        share = sum(word in task.text.lower() for task in tasks) / len(tasks)
         among = sum(word in task.text.lower() for task in hard) / len(hard)
         assert abs(among - share) <= 4 * math.sqrt(max(share * (1 - share), 0.001) / len(hard)), word
     lengths = []
-    for part in (drawn, hard):
+    for part in (tasks, hard):
         lengths.append(sum(len(task.text) for task in part) / len(part))
     assert abs(lengths[0] - lengths[1]) <= 20
 
@@ -83,12 +83,12 @@ def test_a_wrong_answer_differs_from_the_right_one() -> None:
 def test_a_card_of_any_worker_can_be_read_also_of_one_that_training_never_met() -> None:
     """In world 1 a card was one token and an unseen one a KeyError; here a card is numbers and words."""
     for worker in worker_profiles(unseen=True) + worker_profiles(unseen=False):
-        found = re.findall(r"(\w+) (\d+) of (\d+)", worker.card.words())
-        assert [name for name, _, _ in found] == list(DOMAINS)
-        assert [int(right) for _, right, _ in found] == list(worker.card.right)
+        numbers = re.findall(r"(\w+) (\d+) of (\d+)", worker.card.words())
+        assert [name for name, _, _ in numbers] == list(DOMAINS)
+        assert [int(right) for _, right, _ in numbers] == list(worker.card.right)
         assert worker.name not in worker.card.words()
-    seen = {worker.name for worker in worker_profiles(unseen=False)}
-    assert not seen & {worker.name for worker in worker_profiles(unseen=True)}
+    training_names = {worker.name for worker in worker_profiles(unseen=False)}
+    assert not training_names & {worker.name for worker in worker_profiles(unseen=True)}
 
 
 def test_what_is_held_out_of_pools_is_independent_of_who_is_in_them() -> None:
@@ -107,13 +107,13 @@ def test_what_is_held_out_of_pools_is_independent_of_who_is_in_them() -> None:
 
 def test_training_meets_no_pool_worker_or_price_that_is_held_out() -> None:
     random = Random(1)
-    seen = {worker.name: worker.price for worker in worker_profiles(unseen=False)}
+    training_prices = {worker.name: worker.price for worker in worker_profiles(unseen=False)}
     for _ in range(100):
         assert not held_out([worker.name for worker in draw_pool(random)])
         assert held_out([worker.name for worker in draw_pool(random, unseen_pool=True)])
-        assert not {worker.name for worker in draw_pool(random, unseen_workers=True)} & set(seen)
-        assert _factors(draw_pool(random), seen) <= set(PRICE_FACTORS)
-        assert _factors(draw_pool(random, unseen_pool=True), seen) <= set(HELD_OUT_FACTORS)
+        assert not {worker.name for worker in draw_pool(random, unseen_workers=True)} & set(training_prices)
+        assert _factors(draw_pool(random), training_prices) <= set(PRICE_FACTORS)
+        assert _factors(draw_pool(random, unseen_pool=True), training_prices) <= set(HELD_OUT_FACTORS)
 
 
 def _factors(chosen: Pool, prices: dict[str, float]) -> set[float]:
@@ -129,5 +129,5 @@ def test_cards_agree_with_hidden_skill_only_as_far_as_their_samples_reach() -> N
             rate = pass_rate(worker.ability, worker.edges[domain], domain)
             misses[worker.card.questions] += (right / worker.card.questions - rate) ** 2
             spread[worker.card.questions] += rate * (1 - rate) / worker.card.questions
-    for asked in misses:
-        assert 0.6 <= misses[asked] / spread[asked] <= 1.5
+    for questions in misses:
+        assert 0.6 <= misses[questions] / spread[questions] <= 1.5

@@ -49,13 +49,13 @@ TESTED = 24
 @pytest.fixture(scope="module")
 def settings() -> list[Setting]:
     """Two small pools."""
-    random, found = Random(3), []
-    while len(found) < 2:
+    random, all_settings = Random(3), []
+    while len(all_settings) < 2:
         chosen = draw_pool(random)
         if len(chosen) == 3:
             training = composed.draw_tasks("train", "small", 20)
-            found.append(Setting(chosen, training, training[:8]))
-    return found
+            all_settings.append(Setting(chosen, training, training[:8]))
+    return all_settings
 
 
 def reached(setting: Setting, chosen: np.ndarray, tasks: list[composed.Task]) -> float:
@@ -120,9 +120,9 @@ def test_what_learns_from_verdicts_is_the_same_for_the_same_seed(settings: list[
 def test_a_prompt_is_evolved_within_its_executions(settings: list[Setting], monkeypatch: pytest.MonkeyPatch) -> None:
     executed, really = [], Setting.sample_reward
 
-    def counted(*asked: Any) -> float:
-        executed.append(asked)
-        return really(*asked)
+    def counted(*request: Any) -> float:
+        executed.append(request)
+        return really(*request)
 
     monkeypatch.setattr(Setting, "sample_reward", counted)
     assert evolve_prompt(settings, 1, 2_000) != (FIRST,)
@@ -157,18 +157,18 @@ def test_the_report_has_every_seed_and_the_worst_first_also_if_they_were_kept(tm
     def figures(reward: float) -> Figures:
         return Figures(*[np.full((2, 3), value) for value in (reward, reward, 0.001)])
 
-    found = []
+    reports = []
     for seed, best in enumerate((0.9, 0.7, 0.8)):
         splits = ("fresh tasks", "unseen phrasings", "unseen families", "unseen pools and prices", "unseen workers")
         rows = {"plan by domain (kNN)": figures(0.6), "plan by domain (k-means)": figures(0.5)}
         rows |= {"searched optimum": figures(best), "learned from 10 verdicts": figures(0.55 + best / 6)}
         assert best_domain_plan(rows) == "plan by domain (kNN)"
-        found.append(SeedResults(seed, {split: dict(rows) for split in splits}))  # type: ignore[misc]
-    found[0].splits["fresh tasks"]["only here"] = figures(0.4)
-    for result in found:
+        reports.append(SeedResults(seed, {split: dict(rows) for split in splits}))  # type: ignore[misc]
+    reports[0].splits["fresh tasks"]["only here"] = figures(0.4)
+    for result in reports:
         save_results(result, tmp_path / f"{result.seed}.npz")
     text = report([load_results(seed, tmp_path / f"{seed}.npz") for seed in range(3)], Sizes())
-    assert text == report(found, Sizes())
+    assert text == report(reports, Sizes())
     assert "only here" not in text, "a policy of which a seed is missing has no mean over seeds"
     rewards = [line.split("|")[2].strip() for line in text.split("### ")[1].splitlines() if "%" in line]
     assert len(rewards) == 4

@@ -46,25 +46,25 @@ def trial() -> Environment:
 
 def _chances_of_domains(reader: Reader, task: composed.Task) -> np.ndarray:
     """The chance of each domain (column) for each part of a task (row), over all readings."""
-    found = np.zeros((len(task.parts), len(DOMAINS)))
-    for read in reader.readings(task):
-        for part, family in enumerate(read.families):
-            found[part, reader.families[family].domain] += read.weight
-    return found
+    chances = np.zeros((len(task.parts), len(DOMAINS)))
+    for reading in reader.readings(task):
+        for part, family in enumerate(reading.families):
+            chances[part, reader.families[family].domain] += reading.weight
+    return chances
 
 
 def test_a_reader_finds_the_parts_and_the_confidence_of_texts_that_it_has_not_seen(reader: Reader) -> None:
-    found = parts = right = confident = 0
+    texts = parts = right = confident = 0
     for task in composed.draw_tasks("fresh", "reader", 80):
-        read = reader.read(task)
+        reading = reader.read(task)
         assert sum(reading.weight for reading in reader.readings(task)) == pytest.approx(1)
         parts += len(task.parts)
-        for place, part in zip(read.families, task.parts, strict=True):
+        for place, part in zip(reading.families, task.parts, strict=True):
             right += reader.families[place].name == part.family.name
-        confident += read.confidential == task.confidential
-        found += 1
+        confident += reading.confidential == task.confidential
+        texts += 1
     assert right / parts > 0.85
-    assert confident / found > 0.9
+    assert confident / texts > 0.9
 
 
 def test_a_reader_is_not_sure_of_families_that_it_never_met(reader: Reader) -> None:
@@ -79,9 +79,9 @@ def test_a_reader_is_not_sure_of_families_that_it_never_met(reader: Reader) -> N
 
 def test_words_that_no_training_text_has_say_nothing_of_confidence(reader: Reader) -> None:
     task = composed.draw_tasks("fresh", "silent", 1)[0]
-    asked = "add 3 days to 4 weeks and say what it makes in days."
-    strange = replace(task, text=f"Zounds! {asked} Verily forsooth hitherto.", parts=task.parts[:1])
-    confident = sum([read.weight for read in reader.readings(strange) if read.confidential])
+    question = "add 3 days to 4 weeks and say what it makes in days."
+    strange = replace(task, text=f"Zounds! {question} Verily forsooth hitherto.", parts=task.parts[:1])
+    confident = sum([reading.weight for reading in reader.readings(strange) if reading.confidential])
     assert 0.2 < confident < 0.4
 
 
@@ -100,8 +100,8 @@ def test_vectors_of_words_stand_in_for_words_that_were_never_met() -> None:
             rows.append(np.array(met, dtype=float) / max(1.0, np.linalg.norm(met)))
         return np.array(rows)
 
-    found = SentenceReader(training, families, vectors).evidence(["say glyphs", "say ducats"])  # type: ignore[arg-type]
-    best = [DOMAINS[families[place].domain] for place in found.argmax(axis=1)]
+    evidence = SentenceReader(training, families, vectors).evidence(["say glyphs", "say ducats"])  # type: ignore[arg-type]
+    best = [DOMAINS[families[place].domain] for place in evidence.argmax(axis=1)]
     assert best == ["language", "numbers"]
 
 
@@ -110,9 +110,9 @@ def test_derivatives_are_those_of_small_differences() -> None:
     start, places = random.normal(size=(4, 6)), np.array([0, 3, 3, 5])
 
     def result(value: Value) -> Value:
-        seen = value.at(places)
-        chances = (seen.column() * np.array([[1.0, 2.0]]) - 0.5).logistic()
-        return (1 - chances * seen.exponential().column()).mean_of_rows()
+        result_value = value.at(places)
+        chances = (result_value.column() * np.array([[1.0, 2.0]]) - 0.5).logistic()
+        return (1 - chances * result_value.exponential().column()).mean_of_rows()
 
     first = Value(start)
     result(first).backward(np.ones(4))
@@ -135,13 +135,13 @@ def test_what_a_learner_fits_is_what_it_then_expects_of_every_shape(learner: Lea
     rewards = learner.believed_rewards(chosen)
     for name, steps in catalogue().items():
         (task,) = composed.draw_tasks("train", name, 1)
-        read = learner.reader.read(task)
+        reading = learner.reader.read(task)
         plan = Plan(name, tuple(random.randrange(len(chosen)) for _ in steps))
-        row = LoggedExecution(name, read, tuple(members[worker] for worker in plan.workers), passed=True)
+        row = LoggedExecution(name, reading, tuple(members[worker] for worker in plan.workers), passed=True)
         fitted = _RightProbability(
-            learner._values_by_row(1), steps, len(read.families), learner._columns([row])
+            learner._values_by_row(1), steps, len(reading.families), learner._columns([row])
         ).right()
-        expected = rewards.right(name, learner.task_as_read(task, read)).mean(axis=0)[plan.workers]
+        expected = rewards.right(name, learner.task_as_read(task, reading)).mean(axis=0)[plan.workers]
         assert fitted.array[0] == pytest.approx(float(expected)), name
 
 
@@ -153,17 +153,17 @@ def test_verdicts_teach_what_workers_can_do_beyond_their_cards(learner: Learner)
     learner._executions = []
     names = [worker.name for worker in worker_profiles(unseen=False)]
     places = [names.index(worker.name) for worker in chosen]
-    read = learner.reader.read(composed.draw_tasks("train", "one", 1)[0])
+    reading = learner.reader.read(composed.draw_tasks("train", "one", 1)[0])
     before = np.diag(learner.covariance)
     for at in range(300):
         worker = at % len(places)
-        learner._executions.append(LoggedExecution("solve", read, (places[worker],), passed=worker == 1))
+        learner._executions.append(LoggedExecution("solve", reading, (places[worker],), passed=worker == 1))
     learner.fit(6)
     believed = [worker.ability for worker in learner.believed_rewards(chosen).pool]
     assert believed.index(max(believed)) == 1
     assert np.diag(learner.covariance).sum() < before.sum()
-    drawn = [learner.sample_beliefs().rewards(chosen).pool[1].ability for _ in range(2)]
-    assert drawn[0] != drawn[1]
+    abilities_drawn = [learner.sample_beliefs().rewards(chosen).pool[1].ability for _ in range(2)]
+    assert abilities_drawn[0] != abilities_drawn[1]
     exported = json.loads(json.dumps(learner.policy().as_json()))
     assert exported["format"] == "world-2 policy 2"
     assert len(exported["workers"][chosen[1].name]) == len(DOMAINS)
@@ -193,8 +193,8 @@ def test_cards_alone_tell_who_is_good_at_what_and_many_questions_tell_more(learn
     spreads = (SPREADS["abilities"], SPREADS["edges"])
     card = worker_profiles(unseen=True)[0].card
     edges = []
-    for asked in (8, 60):
-        changed_card = replace(card, questions=asked, right=(asked, *[asked // 2] * 4))
+    for questions in (8, 60):
+        changed_card = replace(card, questions=questions, right=(questions, *[questions // 2] * 4))
         edges.append(posterior_by_card(changed_card, learner.figures, spreads)[1])
         assert edges[-1].argmax() == 0
     assert edges[1][0] > edges[0][0] > 0
@@ -215,22 +215,22 @@ def test_bounds_lie_below_the_optimum_and_a_card_of_many_questions_is_nearly_the
         setting, [replace(tasks[0], confidential=True), replace(tasks[0], confidential=False)]
     )
     assert silent[0] == silent[1]
-    known = Setting(measure_again(chosen, 1_000, Random(2)), [], [])
-    reached = table[np.arange(len(tasks)), OptimumByCards().choose(known, tasks)]
+    measured_again = Setting(measure_again(chosen, 1_000, Random(2)), [], [])
+    reached = table[np.arange(len(tasks)), OptimumByCards().choose(measured_again, tasks)]
     assert (table.max(axis=1) - reached).mean() < 0.005
 
 
 def test_what_may_be_true_of_a_worker_has_the_spread_that_its_card_leaves() -> None:
     """Over workers that are drawn by the world's own rules, the truth is as far from the posterior's mean as the
     posterior says, so that the optimum by cards is a bound and not a guess."""
-    off, said = [], []
+    off, spreads = [], []
     for worker in (*worker_profiles(unseen=False), *worker_profiles(unseen=True)):
         abilities, skills = _sample_skills(worker.card, np.random.default_rng(0))
         truth = np.array([worker.ability, *[worker.ability + edge for edge in worker.edges]])
-        drawn = np.column_stack([abilities, skills])
-        off.append(((truth - drawn.mean(axis=0)) ** 2).mean())
-        said.append(drawn.var(axis=0).mean())
-    assert np.mean(off) == pytest.approx(np.mean(said), rel=0.2)
+        samples = np.column_stack([abilities, skills])
+        off.append(((truth - samples.mean(axis=0)) ** 2).mean())
+        spreads.append(samples.var(axis=0).mean())
+    assert np.mean(off) == pytest.approx(np.mean(spreads), rel=0.2)
 
 
 @pytest.mark.parametrize("learn", [train_advantage_weighted, train_policy_gradient])
@@ -248,7 +248,7 @@ def test_what_learns_without_a_model_gets_better_by_verdicts(learn: object, tria
 
 
 def test_a_kept_seed_is_given_only_the_policies_that_it_lacks(tmp_path: Path) -> None:
-    made = []
+    names = []
 
     class First:
         def __init__(self, name: str) -> None:
@@ -258,13 +258,13 @@ def test_a_kept_seed_is_given_only_the_policies_that_it_lacks(tmp_path: Path) ->
             return np.zeros(len(tasks), dtype=np.int64)
 
     def group(name: str) -> PolicyGroup:
-        return PolicyGroup((name,), lambda seen, seed: made.append(name) or [First(name)])  # type: ignore[func-returns-value]
+        return PolicyGroup((name,), lambda sizes, seed: names.append(name) or [First(name)])  # type: ignore[func-returns-value]
 
     sizes = Sizes(pools=1, training=1, validation=1, tested=1)
     save_results(run_seed(0, sizes, [group("a")]), tmp_path / "seed-0.npz")
-    found = run_seed(0, sizes, [group("b"), group("a")], load_results(0, tmp_path / "seed-0.npz"))
-    assert made == ["a", "b"]
-    assert set(found.splits["fresh tasks"]) == {"a", "b"}
+    results = run_seed(0, sizes, [group("b"), group("a")], load_results(0, tmp_path / "seed-0.npz"))
+    assert names == ["a", "b"]
+    assert set(results.splits["fresh tasks"]) == {"a", "b"}
 
 
 def test_a_plan_is_chosen_for_all_readings_at_once(learner: Learner) -> None:
@@ -273,9 +273,9 @@ def test_a_plan_is_chosen_for_all_readings_at_once(learner: Learner) -> None:
     task = composed.draw_tasks("fresh", "readings", 1)[0]
     rewards = policy.beliefs.rewards(setting.pool)
     total, readings = np.zeros(len(setting.plans)), []
-    for read in learner.reader.readings(task):
-        readings.append((read.weight, policy.beliefs.task_as_read(task, read)))
-        total += read.weight * rewards_of_all_plans(rewards, readings[-1][1])
+    for reading in learner.reader.readings(task):
+        readings.append((reading.weight, policy.beliefs.task_as_read(task, reading)))
+        total += reading.weight * rewards_of_all_plans(rewards, readings[-1][1])
     assert len({reading.confidential for _, reading in readings}) == 2, (
         "the text leaves open whether it is confidential"
     )
@@ -287,7 +287,9 @@ def test_to_a_thrifty_policy_a_dollar_is_more_than_its_price(learner: Learner) -
     policy, setting = learner.thrifty_policy(), Setting(draw_pool(Random(2)), [], [])
     task = composed.draw_tasks("fresh", "readings", 2)[1]
     rewards = policy.beliefs.rewards(setting.pool)
-    readings = [(read.weight, policy.beliefs.task_as_read(task, read)) for read in learner.reader.readings(task)]
+    readings = [
+        (reading.weight, policy.beliefs.task_as_read(task, reading)) for reading in learner.reader.readings(task)
+    ]
     believed, costs = mean_rewards_of_all_plans(rewards, readings), cost_shares_of_all_plans(rewards, size_of(task))
     (chosen,) = policy.choose(setting, [task])
     assert chosen == (believed - THRIFT * costs).argmax()

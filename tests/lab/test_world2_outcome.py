@@ -33,7 +33,7 @@ class Dice(Random):
 
     def begin(self, script: list[bool]) -> None:
         """Begin one execution, whose first decisions are given."""
-        self.script, self.taken, self.weight = script, list[bool](), 1.0
+        self.script, self.answers, self.weight = script, list[bool](), 1.0
 
     def random(self) -> float:
         """Return a branch."""
@@ -43,8 +43,8 @@ class Dice(Random):
 
     def decide(self, chance: float) -> bool:
         """Decide by the script, and beyond it for true."""
-        answer = self.script[len(self.taken)] if len(self.taken) < len(self.script) else True
-        self.taken.append(answer)
+        answer = self.script[len(self.answers)] if len(self.answers) < len(self.script) else True
+        self.answers.append(answer)
         self.weight *= chance if answer else 1 - chance
         return answer
 
@@ -54,11 +54,11 @@ def exactly(plan: Plan, task: Task, chosen: Pool) -> tuple[float, float]:
     dice, script, right, reward, total = Dice(), list[bool](), 0.0, 0.0, 0.0
     while True:
         dice.begin(script)
-        found = execute_plan(plan, task, chosen, dice)
+        execution = execute_plan(plan, task, chosen, dice)
         total += dice.weight
-        right += dice.weight * found.right
-        reward += dice.weight * found.reward
-        script = dice.taken
+        right += dice.weight * execution.right
+        reward += dice.weight * execution.reward
+        script = dice.answers
         while script and not script[-1]:
             script.pop()
         if not script:
@@ -71,11 +71,11 @@ def exactly(plan: Plan, task: Task, chosen: Pool) -> tuple[float, float]:
 def test_the_executor_and_the_simulator_agree_in_distribution_on_every_shape_and_role() -> None:
     """Every branch of every execution is carried out by messages; the sum is what the simulator says, to the digit."""
     random, roles = Random(2), set[str]()
-    drawn = composed.draw_tasks("train", "agree", 200)
+    tasks = composed.draw_tasks("train", "agree", 200)
     settings = [Rewards(draw_pool(random)) for _ in range(3)]
     for number, (name, steps) in enumerate(catalogue().items()):
         rewards, parts = settings[number % 3], 2 if len(steps) <= 3 - ("combine" in name) else 1
-        task = next(task for task in drawn[number:] if len(task.parts) == parts and task.document == number % 3)
+        task = next(task for task in tasks[number:] if len(task.parts) == parts and task.document == number % 3)
         workers = [random.randrange(len(rewards.pool)) for _ in steps]
         workers[-1] = workers[0] if number % 2 else workers[-1]
         plan = Plan(name, tuple(workers))
@@ -97,16 +97,16 @@ def test_three_parts_agree_where_parts_are_handed_over() -> None:
 
 def test_bills_agree_and_executions_are_not_all_alike() -> None:
     random, surplus, variance = Random(2), 0.0, 0.0
-    drawn, rewards = composed.draw_tasks("train", "bills", 60), Rewards(draw_pool(random))
+    tasks, rewards = composed.draw_tasks("train", "bills", 60), Rewards(draw_pool(random))
     for _ in range(300):
-        task, name = random.choice(drawn), random.choice(sorted(catalogue()))
+        task, name = random.choice(tasks), random.choice(sorted(catalogue()))
         plan = Plan(name, tuple(random.randrange(len(rewards.pool)) for _ in catalogue()[name]))
-        found = execute_plan(plan, task, rewards.pool, random)
+        execution = execute_plan(plan, task, rewards.pool, random)
         usd, seconds, _ = rewards.bill(name, size_of(task))
-        assert found.usd == pytest.approx(usd[plan.workers])
-        assert found.seconds == pytest.approx(seconds[plan.workers])
+        assert execution.usd == pytest.approx(usd[plan.workers])
+        assert execution.seconds == pytest.approx(seconds[plan.workers])
         chance = float(rewards.right(name, task)[task.trait][plan.workers])
-        surplus += found.right - chance
+        surplus += execution.right - chance
         variance += chance * (1 - chance)
     assert abs(surplus) <= 4 * math.sqrt(variance)
 
@@ -132,8 +132,8 @@ def test_the_same_call_twice_has_dice_of_its_own(chosen: Pool) -> None:
 def test_steps_that_may_not_see_the_task_fail_without_a_digest(chosen: Pool) -> None:
     (task,) = composed.draw_tasks("train", "withheld", 1)
     random = Random(1)
-    found = [execute_plan(Plan("digest solve", (0, 1)), task, chosen, random, Library([])).right for _ in range(5)]
-    assert not any(found)
+    executions = [execute_plan(Plan("digest solve", (0, 1)), task, chosen, random, Library([])).right for _ in range(5)]
+    assert not any(executions)
     assert final_answer("I was not shown what this needs, so I cannot know.") == ""
 
 

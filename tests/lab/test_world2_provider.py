@@ -16,19 +16,19 @@ async def test_the_service_executes_plans_of_the_second_world_at_the_simulators_
     chosen = draw_numbered_pool(0, unseen=True)
     names = [worker.name for worker in chosen]
     plan = Plan("digest solve check", (0, 1, 0))
-    asked = [
+    steps = [
         {"worker": step.worker, "subtask": step.subtask, "access": step.access.as_list()}
         for step in workflow(plan, tuple(names)).steps
     ]
     answers = []
     async with running_service(tmp_path, pool_file(0, unseen=True)) as runtime:
         for task in [task for task in service_tasks("fresh") if task.document < 2][:4]:
-            followed_run = await runtime.runs.start(order(runtime, TIER, task.text, plan={"steps": asked}))
+            followed_run = await runtime.runs.start(order(runtime, TIER, task.text, plan={"steps": steps}))
             ended = (await finish(followed_run)).ended
             assert ended.error is None
             answers.append(ended.answer)
             usd = float(Rewards(chosen).bill(plan.shape, size_of(task))[0][plan.workers])
-            assert 0 <= ended.state.usd - 1e6 * usd <= len(asked), "in micro-dollars, rounded up for each call"
+            assert 0 <= ended.state.usd - 1e6 * usd <= len(steps), "in micro-dollars, rounded up for each call"
     assert all(answer.startswith("Worked out by ") for answer in answers)
 
 
@@ -45,8 +45,8 @@ def test_the_same_call_twice_is_two_draws() -> None:
     texts = set()
     for task in service_tasks("train")[:12]:
         for _ in range(4):
-            found = world.answer("beleth", (Message("user", (Text(task.text),)),))
-            assert found is not None
-            texts.add((task.text, found.text))
+            answer = world.answer("beleth", (Message("user", (Text(task.text),)),))
+            assert answer is not None
+            texts.add((task.text, answer.text))
     assert len(texts) > 12
     assert world.answer("nobody", ()) is None

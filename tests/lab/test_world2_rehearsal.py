@@ -27,11 +27,11 @@ CARDS = "\n".join(
 
 
 def planned(question: str, usd: float = 1.0, most: int = 5) -> list[planner.Choice]:
-    asked = f"<question>\nuser: {question}\n</question>\n\nBudget left: ${usd:.4f}."
-    prompt = (Message("system", (Text(f"Workers:\n{CARDS}"),)), Message("user", (Text(asked),)))
-    found = planner.plan(prompt, schema(5, most, 600, True))
-    assert found is not None
-    return found
+    request_prompt = f"<question>\nuser: {question}\n</question>\n\nBudget left: ${usd:.4f}."
+    prompt = (Message("system", (Text(f"Workers:\n{CARDS}"),)), Message("user", (Text(request_prompt),)))
+    plan_text = planner.plan(prompt, schema(5, most, 600, True))
+    assert plan_text is not None
+    return plan_text
 
 
 def test_the_rehearsal_pool_has_the_profiles_of_its_cast_at_their_prices() -> None:
@@ -48,22 +48,22 @@ def test_the_rehearsal_pool_has_the_profiles_of_its_cast_at_their_prices() -> No
 
 
 def test_the_shipped_policy_says_what_it_was_learned_from() -> None:
-    made = json.loads(files("app.providers.rehearsal").joinpath("policy.json").read_text())
-    assert made["constants"] == constants.FROZEN
-    assert made["families"] == tasks.FROZEN_FAMILIES
-    assert made["workers"] == list(STRENGTHS.values())
-    assert made["learned_from"]["verdicts"] == 64_000
+    policy_file = json.loads(files("app.providers.rehearsal").joinpath("policy.json").read_text())
+    assert policy_file["constants"] == constants.FROZEN
+    assert policy_file["families"] == tasks.FROZEN_FAMILIES
+    assert policy_file["workers"] == list(STRENGTHS.values())
+    assert policy_file["learned_from"]["verdicts"] == 64_000
 
 
 def test_the_conductor_is_more_accurate_than_tuned_plans_for_half_of_a_mixtures_tokens() -> None:
-    found = {
+    by_name = {
         row.name: row
         for row in compare_policies(service_tasks("fresh")[:80], tasks.draw_tasks("train", "rehearsal validation", 20))
     }
-    ours, mixture = found["rehearsal conductor"], found["mixture of agents"]
+    ours, mixture = by_name["rehearsal conductor"], by_name["mixture of agents"]
     for name in ("best single worker", "mixture of agents", "planner-executor-checker", "best fixed plan by reward"):
-        assert ours.right.mean() > found[name].right.mean(), name
-        assert ours.reward > found[name].reward, name
+        assert ours.right.mean() > by_name[name].right.mean(), name
+        assert ours.reward > by_name[name].reward, name
     assert ours.tokens < mixture.tokens / 2
 
 
@@ -112,10 +112,10 @@ def test_ordinary_questions_are_none_of_those_that_the_policy_knows() -> None:
 
 def test_a_worker_of_the_pool_answers_by_its_profile_and_is_asked_the_rest_as_before() -> None:
     world, task = SecondWorld("0"), service_tasks("fresh")[0]
-    asked = (Message("user", (Text(text_with_document(task)),)),)
-    said = {world.answer("lawyer", asked, seed=7) for _ in range(3)}
-    assert len(said) == 1, "a request with a seed of its own always gets the same answer"
-    cut = world.answer("lawyer", asked, most=10)
+    messages = (Message("user", (Text(text_with_document(task)),)),)
+    answers = {world.answer("lawyer", messages, seed=7) for _ in range(3)}
+    assert len(answers) == 1, "a request with a seed of its own always gets the same answer"
+    cut = world.answer("lawyer", messages, most=10)
     assert cut is not None
     assert (cut.finish, cut.output_tokens) == ("length", 10)
     assert world.answer("lawyer", (Message("user", (Text("What is 17 * 23?"),)),)) is None
@@ -123,5 +123,5 @@ def test_a_worker_of_the_pool_answers_by_its_profile_and_is_asked_the_rest_as_be
 
 def test_the_rehearsal_pool_needs_no_numpy() -> None:
     loaded = "import sys, app.lab.provider; print('numpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    process = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "False"

@@ -31,8 +31,8 @@ def test_each_plan_of_the_world_is_written_as_the_service_reads_it() -> None:
     for shape, steps in catalogue().items():
         plan = Plan(shape, (2, 0, 1, 2)[: len(steps)])
         text = plan_text(plan, ORDER)
-        read = read_plan(json.loads(text), shuffled, MOST_STEPS)
-        assert [replace(step, answers=False) for step in read] == list(workflow(plan, tuple(names)).steps)
+        plan_read = read_plan(json.loads(text), shuffled, MOST_STEPS)
+        assert [replace(step, answers=False) for step in plan_read] == list(workflow(plan, tuple(names)).steps)
         assert parse_plan(text, ORDER) == plan
 
 
@@ -47,9 +47,9 @@ def test_a_prompt_is_what_the_service_sends_once_the_workers_are_calibrated() ->
     order = Random(6).sample(range(len(chosen)), len(chosen))
     bare = {worker.name: _without_rates(worker) for worker in chosen}
     trials = [trial for worker in chosen for trial in _trials(worker)]
-    known = measured(Catalog({}, bare, {}, {}, ""), trials).workers
+    calibrated = measured(Catalog({}, bare, {}, {}, ""), trials).workers
     brief = Brief(
-        Request((Message("user", (Text(task.text),)),)), tuple(known[chosen[n].name] for n in order), Limits(), 9
+        Request((Message("user", (Text(task.text),)),)), tuple(calibrated[chosen[n].name] for n in order), Limits(), 9
     )
     cards, question = STYLES["cards"].messages(brief)
     assert (cards.text, question.text) == (prompt(chosen, order), task.text)
@@ -97,15 +97,15 @@ def test_tokens_are_those_that_workers_read_and_write() -> None:
 
 
 def _without_rates(worker: Worker) -> catalog.Worker:
-    known = as_catalog(worker)
-    return replace(known, card=replace(known.card, measured=()))
+    catalog_worker = as_catalog(worker)
+    return replace(catalog_worker, card=replace(catalog_worker.card, measured=()))
 
 
 def _trials(worker: Worker) -> list[Trial]:
-    found = []
+    trials = []
     for domain, right in zip(DOMAINS, worker.card.right, strict=True):
         for number in range(worker.card.questions):
             score = float(number < right)
             task = f"{domain} {number}"
-            found.append(Trial(worker.name, worker.name, "1", task, domain, domain, 0, "", "", 1.0, score, 0, 1.0))
-    return found
+            trials.append(Trial(worker.name, worker.name, "1", task, domain, domain, 0, "", "", 1.0, score, 0, 1.0))
+    return trials

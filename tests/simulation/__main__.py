@@ -29,12 +29,12 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=24 * 60.0)
-    given = parser.parse_args()
-    if (given.seed is None) == (not given.seeds):
+    options = parser.parse_args()
+    if (options.seed is None) == (not options.seeds):
         parser.error("say one seed, or --seeds and how many")
-    if given.seed is not None:
-        return print_story(given.seed)
-    total = many(given.first, given.seeds, given.minutes)
+    if options.seed is not None:
+        return print_story(options.seed)
+    total = many(options.first, options.seeds, options.minutes)
     gaps = list(total.gaps()) if total.seeds >= ENOUGH else []
     print(*total.lines(), *gaps, sep="\n")
     return bool(total.failed or gaps)

@@ -62,16 +62,16 @@ class Server:
             if until <= now:
                 del self._taken[receipt]
                 self._waiting.append(replace(ticket, version=AGAIN))
-        given = []
-        while self._waiting and len(given) < slots:
+        tickets = []
+        while self._waiting and len(tickets) < slots:
             ticket = self._waiting.popleft()
             if twice:
                 self._waiting.append(ticket)
                 twice = False
             self._receipts += 1
-            given.append(replace(ticket, receipt=str(self._receipts)))
-            self._taken[given[-1].receipt] = (ticket, now + self._lease)
-        return given
+            tickets.append(replace(ticket, receipt=str(self._receipts)))
+            self._taken[tickets[-1].receipt] = (ticket, now + self._lease)
+        return tickets
 
     def wait(self) -> asyncio.Future[None]:
         """Done when a ticket arrives."""
@@ -132,8 +132,8 @@ class Bell:
         seam, server = self._seam, self._server
         if seam.hit("queue.take.fails"):
             raise QueueUnavailable
-        found = server.give(slots, twice=seam.hit("queue.take.given_twice"))
-        if not found:
+        tickets = server.give(slots, twice=seam.hit("queue.take.given_twice"))
+        if not tickets:
             with_wait = server.wait()
             try:
                 async with asyncio.timeout(wait):
@@ -142,12 +142,12 @@ class Bell:
                 pass
             seam.check()
             self._check_up()
-            found = server.give(slots)
-        if found and seam.hit("queue.take.reply_lost"):
+            tickets = server.give(slots)
+        if tickets and seam.hit("queue.take.reply_lost"):
             raise QueueUnavailable
-        if found:
+        if tickets:
             await seam.strike("queue.taken")
-        return found
+        return tickets
 
     async def keep(self, tickets: Sequence[Ticket]) -> None:
         await self._arrive("queue.keep")

@@ -50,7 +50,7 @@ class Hearing:
     """How often it is sent again if it is refused for the moment."""
     run: str = ""
     refused: str = ""
-    told: str = ""
+    text: str = ""
     ended: list[TurnEnd] = field(default_factory=list)
     left: bool = False
     """Whether the caller went away before the end."""
@@ -72,11 +72,11 @@ class Hearing:
         self._hear(await followed_run.mailbox.take(0.0))  # after the end there must be nothing
 
     def _hear(self, batch: list[CallerMessage]) -> None:
-        for told in batch:
-            if isinstance(told, AnswerPart):
-                self.told += told.text
-            elif isinstance(told, TurnEnd):
-                self.ended.append(told)
+        for item in batch:
+            if isinstance(item, AnswerPart):
+                self.text += item.text
+            elif isinstance(item, TurnEnd):
+                self.ended.append(item)
 
 
 @dataclass
@@ -132,17 +132,17 @@ class Visit:
         once, store, runs = order.once, process.store, process.running
         if once is None:
             return await runs.start(order)
-        found = await store.find_idempotency_record(once.id, process.clock.now())
-        if found is None:
+        record = await store.find_idempotency_record(once.id, process.clock.now())
+        if record is None:
             try:
                 return await runs.start(order)
             except Conflict as conflict:
                 if conflict.public_code != TAKEN:
                     raise
-                found = await store.find_idempotency_record(once.id, process.clock.now())
-        if found is None:
+                record = await store.find_idempotency_record(once.id, process.clock.now())
+        if record is None:
             raise Conflict(code=TAKEN)
-        return await runs.attach(found.run, once=once.id, tenant=order.tenant)
+        return await runs.attach(record.run, once=once.id, tenant=order.tenant)
 
     def _moods(self, process: "Process", hearing: Hearing, listening: asyncio.Task[None]) -> Iterator[Mood]:
         """What its first connection does besides listening."""
@@ -171,10 +171,10 @@ class Visit:
     def goes_on(self, ended: TurnEnd, results: Mapping[str, str], order: Order) -> Order:
         """The request that brings results: the conversation so far, the calls as they were told, and what came."""
         words = (Text(ended.answer),) if ended.answer else ()
-        said = Message("assistant", words, calls=ended.calls)
+        message = Message("assistant", words, calls=ended.calls)
         came = tuple(Message("tool", (Text(results[call.id]),), call_id=call.id) for call in ended.calls)
         once = order.once and replace(order.once, id=f"{order.once.id}+")
-        return replace(order, task=replace(order.task, messages=(*order.task.messages, said, *came)), once=once)
+        return replace(order, task=replace(order.task, messages=(*order.task.messages, message, *came)), once=once)
 
 
 def visit(number: int, catalog: Catalog, faults: Faults, chance: Random, *, notifies: bool = False) -> Visit:

@@ -67,8 +67,8 @@ class Case:
 
 def cases_of(world: World) -> Iterator[Case]:
     """All runs of a world."""
-    heard = [(hearing, visit) for visit in world.visits for hearing in visit.hearings if hearing.run]
-    visits = {hearing.run: visit for hearing, visit in heard}
+    hearings = [(hearing, visit) for visit in world.visits for hearing in visit.hearings if hearing.run]
+    visits = {hearing.run: visit for hearing, visit in hearings}
     for values in world.database.rows(f"SELECT {', '.join(COLUMNS)} FROM runs ORDER BY id"):
         row = dict(zip(COLUMNS, values, strict=True))
         run = row["id"]
@@ -82,7 +82,7 @@ def cases_of(world: World) -> Iterator[Case]:
             texts={ref: body.decode() for ref, body in texts.items()} | {"": ""},
             received=[call for call in world.workers.received if call.run == run],
             visit=visits.get(run),
-            hearings=[hearing for hearing, _ in heard if hearing.run == run]
+            hearings=[hearing for hearing, _ in hearings if hearing.run == run]
             + [world.recalls[recalled] for recalled in (run,) if recalled in world.recalls],
             world=world,
         )

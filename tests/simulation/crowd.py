@@ -114,8 +114,8 @@ def many(first: int, count: int, minutes: float) -> Sum:
                 going.add(pool.submit(_some, range(start, min(start + AT_ONCE, first + count))))
             if not going:
                 return total
-            done, going = wait(going, return_when=FIRST_COMPLETED)
-            for future in done:
+            finished, going = wait(going, return_when=FIRST_COMPLETED)
+            for future in finished:
                 for report in future.result():
                     total.add(report)
 

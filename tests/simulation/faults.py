@@ -166,13 +166,13 @@ class Faults:
 def _place() -> str:
     """Return the await of the product that is struck, above its store and its queue where there is one, and who waits
     for that."""
-    frame, found, above = sys._getframe(2), "", False
+    frame, name_of_place, above = sys._getframe(2), "", False
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(PRODUCT):
             here = f"{name.removeprefix(PRODUCT)}:{frame.f_lineno}"
             if above:
-                return f"{found} < {here}"
-            found, above = here, not name.startswith(BENEATH)
+                return f"{name_of_place} < {here}"
+            name_of_place, above = here, not name.startswith(BENEATH)
         frame = frame.f_back
-    return found
+    return name_of_place

@@ -50,20 +50,20 @@ class Demand:
 class CountingRunner(SimRunner):
     """Counts what reaches the database."""
 
-    def __init__(self, database: Database, witness: Witness, seam: Seam, asked: Counter[str]) -> None:
+    def __init__(self, database: Database, witness: Witness, seam: Seam, counts: Counter[str]) -> None:
         super().__init__(database, witness, seam)
-        self.asked = asked
+        self.counts = counts
 
     async def read(self, work: Callable[[Connection], T], *, brief: bool = False, tenant: str | None = None) -> T:
         """One read."""
-        self.asked["reads"] += 1
+        self.counts["reads"] += 1
         return await super().read(work, brief=brief, tenant=tenant)
 
     async def write(
         self, work: Callable[[Connection], T], *, expected_result: object = None, tenant: str | None = None
     ) -> T:
         """One writing transaction."""
-        self.asked["writes"] += 1
+        self.counts["writes"] += 1
         return await super().write(work, expected_result=expected_result, tenant=tenant)
 
 
@@ -73,7 +73,7 @@ class Fleet(World):
     def __init__(self, engines: int, runs: int, tier: str) -> None:
         super().__init__(seed=0, weather=NOTHING_BREAKS, turns=TURNS)
         self.setting.lease = LEASE_SECONDS
-        self.asked: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self.demand = Demand(0, 0, 0)
         self._engines, self._runs, self._tier = engines, runs, tier
 
@@ -100,7 +100,7 @@ class Fleet(World):
         return process
 
     def _runner(self, seam: Seam) -> SimRunner:
-        return CountingRunner(self.database, self.witness, seam, self.asked)
+        return CountingRunner(self.database, self.witness, seam, self.counts)
 
     async def _live(self) -> None:
         for number in range(GATEWAYS):
@@ -108,24 +108,24 @@ class Fleet(World):
         for number in range(self._engines):
             self.start(f"engine{number}", gateway=False, dispatcher=True)
         await asyncio.sleep(SETTLING_SECONDS)
-        self.asked.clear()
+        self.counts.clear()
         for number in range(self._runs):
             await asyncio.sleep(WINDOW_SECONDS / self._runs)
             self._ask(number)
         if not self._runs:
             await asyncio.sleep(WINDOW_SECONDS)
         ((ended,),) = self.database.rows("SELECT count(*) FROM runs WHERE ended_at IS NOT NULL")
-        self.demand = Demand(self.asked["reads"], self.asked["writes"], ended)
+        self.demand = Demand(self.counts["reads"], self.counts["writes"], ended)
         await self._rest()
         await self._stop()
 
     def _ask(self, number: int) -> None:
         """One streamed request of the tier, at one of the gateways."""
-        asked = visit(number, self.setting.catalog, self.faults, self.chance)
+        visitor = visit(number, self.setting.catalog, self.faults, self.chance)
         tier = self.setting.catalog.tiers[self._tier]
         message = Message("user", (Text(f"<user:{number}> What is it?"),))
-        asked.order = replace(
-            asked.order,
+        visitor.order = replace(
+            visitor.order,
             task=Task((message,)),
             tier=tier,
             model=tier.name,
@@ -136,10 +136,10 @@ class Fleet(World):
             wire={},
             once=None,
         )
-        asked.unheard = False
-        self.visits.append(asked)
-        self._expect(asked.order.limits.seconds)
-        self.processes[number % GATEWAYS].take(asked, asked.order)
+        visitor.unheard = False
+        self.visits.append(visitor)
+        self._expect(visitor.order.limits.seconds)
+        self.processes[number % GATEWAYS].take(visitor, visitor.order)
 
 
 def demand(engines: int, runs: int, tier: str = "single") -> Demand:

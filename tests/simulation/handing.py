@@ -42,7 +42,7 @@ def take_no_run(patch: Patch) -> None:
     """The tickets of runs are thrown away, and nobody looks for runs."""
     find_nothing_by_looking(patch)
 
-    def thrown_away(drivers: Drivers, ticket: Any, taken: Callable[[Any], Awaitable[None]]) -> None:
+    def thrown_away(drivers: Drivers, ticket: Any, take: Callable[[Any], Awaitable[None]]) -> None:
         return
 
     patch.setattr(Drivers, "take_soon", thrown_away)
@@ -51,10 +51,10 @@ def take_no_run(patch: Patch) -> None:
 def hand_back_and_keep_the_lease(patch: Patch) -> None:
     """Tickets are left, but the lease goes on, so that nobody finds the run who has not got its ticket."""
 
-    async def kept(context: Any, _home: str, drivers: Mapping[str, Driver]) -> None:
+    async def release(context: Any, _home: str, drivers: Mapping[str, Driver]) -> None:
         context.telemetry.count("baton_swept_total", "run", by=len(drivers))
 
-    patch.setattr(registry, "hand_back", kept)
+    patch.setattr(registry, "hand_back", release)
 
 
 def hand_back_and_prolong(patch: Patch) -> None:
@@ -75,8 +75,8 @@ def forget_the_caller(patch: Patch) -> None:
     """Whoever begins a run does not follow it."""
     follow = Followers.follow
 
-    def and_forget(self: Followers, *given: Any) -> Any:
-        follower = follow(self, *given)
+    def and_forget(self: Followers, *arguments: Any) -> Any:
+        follower = follow(self, *arguments)
         self.forget(follower)
         return follower
 
@@ -109,8 +109,8 @@ def drain_in_silence(patch: Patch) -> None:
 def go_on_from_memory(patch: Patch) -> None:
     begin = tool_results.begin_turn
 
-    def unseen(*given: Any) -> Any:
-        begun = begin(*given)
-        return replace(begun, entry=replace(begun.entry, seq=None))
+    def unseen(*arguments: Any) -> Any:
+        result = begin(*arguments)
+        return replace(result, entry=replace(result.entry, seq=None))
 
     patch.setattr(tool_results, "begin_turn", unseen)

@@ -37,15 +37,15 @@ Check = Callable[[Case], Iterator[str]]
 def judge(world: World) -> list[str]:
     """Everything that is wrong with a world that has come to rest."""
     cases = list(cases_of(world))
-    found = [
+    violations = [
         f"oracle.{check.__name__}: {case.run}: {sentence}"
         for case in cases
         for check in CHECKS
         for sentence in _found(check, case)
     ]
-    found += [f"oracle.strangers: {sentence}" for sentence in _strangers(world, cases)]
-    found += [f"oracle.liveness: {sentence}" for sentence in _liveness(world)]
-    return found
+    violations += [f"oracle.strangers: {sentence}" for sentence in _strangers(world, cases)]
+    violations += [f"oracle.liveness: {sentence}" for sentence in _liveness(world)]
+    return violations
 
 
 def _found(check: Check, case: Case) -> Iterator[str]:
@@ -106,14 +106,14 @@ def each_intent_has_one_outcome(case: Case) -> Iterator[str]:
 
 
 def no_step_runs_after_it_is_done(case: Case) -> Iterator[str]:
-    done: set[int] = set()
+    finished_steps: set[int] = set()
     for fact in case.facts:
         n = fact.body.get("n")
         if fact.kind == "step.done":
-            if n in done:
+            if n in finished_steps:
                 yield f"step {n} was done twice"
-            done.add(n)
-        elif fact.kind in ("call.intended", "step.queued") and n in done:
+            finished_steps.add(n)
+        elif fact.kind in ("call.intended", "step.queued") and n in finished_steps:
             yield f"step {n} was begun again after it was done"
 
 
@@ -197,13 +197,13 @@ def what_was_billed_was_counted(case: Case) -> Iterator[str]:
 def answers_are_the_workers(case: Case) -> Iterator[str]:
     """What the journal has as a step's output was said by a worker in this run, in whole, or as far as the caller's
     time went."""
-    said = {call.text for call in case.received}
+    texts = {call.text for call in case.received}
     cut = {body["call"] for body in case.bodies("call.finished") if body.get("out_of_time")}
     for body in case.bodies("step.done"):
         text = case.texts.get(body["output"], "")
         if case.erased and body["output"] not in case.texts:
             continue  # it was written when nothing was to be kept any more
-        whole = text in said or (body["call"] in cut and any(text_said.startswith(text) for text_said in said))
+        whole = text in texts or (body["call"] in cut and any(text_said.startswith(text) for text_said in texts))
         if not whole or len(text) != body["chars"]:
             yield f"step {body['n']} is done with words that no worker said"
 
@@ -216,20 +216,20 @@ def the_caller_is_told_the_truth(case: Case) -> Iterator[str]:
         for ended in hearing.ended:
             if ended.calls:
                 yield from _told_of_calls(case, hearing, ended)
-            elif ended.error is None and (case.row["state"] != "succeeded" or hearing.told != answer):
-                yield f"a caller was told {hearing.told!r}; the journal says {case.row['state']} {answer!r}"
+            elif ended.error is None and (case.row["state"] != "succeeded" or hearing.text != answer):
+                yield f"a caller was told {hearing.text!r}; the journal says {case.row['state']} {answer!r}"
             if ended.error is not None and case.calm:
                 yield f"nothing went wrong, and a caller was told {ended.error!r}"
-        if hearing.told and not any(call.text.startswith(hearing.told) for call in case.received):
-            yield f"a caller was told {hearing.told!r}, which no single call said"
+        if hearing.text and not any(call.text.startswith(hearing.text) for call in case.received):
+            yield f"a caller was told {hearing.text!r}, which no single call said"
 
 
 def it_is_told_again(case: Case) -> Iterator[str]:
     """Whoever asks when all is over hears the whole answer, or what went wrong (N-6); nothing of what was erased."""
     recall = case.world.recalls.get(case.run)
     if case.erased and recall is not None:
-        if recall.told or not (recall.ended or recall.refused):
-            yield f"its content was erased, and in the end a caller was told {recall.told!r}"
+        if recall.text or not (recall.ended or recall.refused):
+            yield f"its content was erased, and in the end a caller was told {recall.text!r}"
     elif recall is None or not recall.ended:
         yield "nobody could be told of it in the end"
     elif (recall.ended[0].error is None) != (case.row["state"] == "succeeded"):
@@ -238,20 +238,20 @@ def it_is_told_again(case: Case) -> Iterator[str]:
 
 def a_wish_is_heard(case: Case) -> Iterator[str]:
     """Who asks for the end of a run gets it, as soon as nothing is broken any more."""
-    asked = [fact.at for fact in case.facts if fact.kind == "run.cancel_asked"]
-    if asked and case.end is not None:
+    wishes = [fact.at for fact in case.facts if fact.kind == "run.cancel_asked"]
+    if wishes and case.end is not None:
         broken_until = 0.0 if case.only(*OTHERS) else case.world.healed
-        waited = case.end.at - max(asked[0], broken_until)
+        waited = case.end.at - max(wishes[0], broken_until)
         if waited > PROMPTLY * case.world.lease + QUIESCE:
             yield f"it went on for {waited:.1f} s after it was cancelled"
 
 
 def nobody_is_called_after_a_cancelled_wait(case: Case) -> Iterator[str]:
     """Results that come once the end was asked for are journaled; no worker is called for them, nor a conductor."""
-    asked = resumed = False
+    is_cancelled = resumed = False
     for fact in case.facts:
-        asked = asked or fact.kind == "run.cancel_asked"
-        resumed = resumed or (asked and fact.kind == "run.resumed")
+        is_cancelled = is_cancelled or fact.kind == "run.cancel_asked"
+        resumed = resumed or (is_cancelled and fact.kind == "run.resumed")
         if resumed and fact.kind == "call.intended":
             yield f"event {fact.seq} intends a call in a turn that began after its end was asked for"
 
@@ -299,9 +299,9 @@ def what_is_given_up_is_taken_up(case: Case) -> Iterator[str]:
         return
     there = [process.since for process in world.processes if process.dispatcher and process.name not in world.drained]
     for gift in world.witness.gifts:
-        taken = min(gift.taken, case.end.at if case.end is not None else gift.taken)
-        if gift.run == case.run and taken - gift.at > CALLED and any(since < gift.at - CALLED for since in there):
-            yield f"{gift.giver} gave it up at {gift.at:.1f} s, and it was taken up at {taken:.1f} s"
+        taken_up = min(gift.taken_at, case.end.at if case.end is not None else gift.taken_at)
+        if gift.run == case.run and taken_up - gift.at > CALLED and any(since < gift.at - CALLED for since in there):
+            yield f"{gift.giver} gave it up at {gift.at:.1f} s, and it was taken up at {taken_up:.1f} s"
 
 
 def who_stops_leaves_nothing_behind(case: Case) -> Iterator[str]:
@@ -319,29 +319,29 @@ def _told_of_calls(case: Case, hearing: Hearing, ended: TurnEnd) -> Iterator[str
             latest[fact.body["n"]] = fact.body
         elif fact.kind == "run.awaiting_tool":
             turns.append([latest[n] for n in fact.body["steps"]])
-    told = []
+    usages = []
     for bodies in turns:
         calls = [call["id"] for body in bodies for call in body["calls"]]
         if sorted(ids) == sorted(calls):
-            told.append(bodies)
-    if len(told) != 1:
+            usages.append(bodies)
+    if len(usages) != 1:
         yield f"a caller was told of calls {ids}, which no turn ended with"
-    elif hearing.told and not any(
-        json.dumps(hearing.told)[1:-1] in case.texts.get(call["said"], "") for call in told[0]
+    elif hearing.text and not any(
+        json.dumps(hearing.text)[1:-1] in case.texts.get(call["said"], "") for call in usages[0]
     ):
-        yield f"a caller was told {hearing.told!r} with its calls, which no step said"
+        yield f"a caller was told {hearing.text!r} with its calls, which no step said"
 
 
 def results_go_where_they_were_wanted(case: Case) -> Iterator[str]:
     """Each step gets what came for its own calls, once; and turns alternate with waits."""
-    wanted: dict[int, list[str]] = {}
+    expected: dict[int, list[str]] = {}
     turns, waits = 0, False
     for fact in case.facts:
         body = fact.body
         if fact.kind == "step.awaiting_tool":
-            wanted[body["n"]] = [call["id"] for call in body["calls"]]
+            expected[body["n"]] = [call["id"] for call in body["calls"]]
         elif fact.kind == "step.tool_results":
-            ids = wanted.pop(body["n"], [])
+            ids = expected.pop(body["n"], [])
             came = set(TOKEN.findall(case.texts.get(body["results"], "")))
             true = {token for id_ in ids for token in TOKEN.findall(case.world.results.get(id_, ""))}
             if ids != body["ids"] or (came != true and not (case.erased and body["results"] not in case.texts)):
@@ -385,22 +385,24 @@ def the_receiver_is_told(case: Case) -> Iterator[str]:
     """The end of each turn in the background reaches the operator's receiver, in the right words."""
     if not case.world.setting.notifies:
         return
-    wanted: dict[str, tuple[str, float]] = {}
+    expected: dict[str, tuple[str, float]] = {}
     name, wants = "", False
     for fact in case.facts:
         if fact.kind in ("run.admitted", "run.resumed"):
             turn = fact.body.get("turn", 0)
             name, wants = f"{case.run}_{turn}" if turn else case.run, bool(fact.body["wire"].get("background"))
         elif wants and (fact.kind in ENDINGS or fact.kind == "run.awaiting_tool"):
-            wanted[f"resp_{name}"], wants = (_word(fact), fact.at), False
-    told = [delivery for delivery in case.world.receiver.deliveries if delivery.response.startswith(f"resp_{case.run}")]
-    for response, (word, at) in wanted.items():
-        came = [delivery for delivery in told if delivery.response == response]
-        if not any(delivery.taken for delivery in came):
+            expected[f"resp_{name}"], wants = (_word(fact), fact.at), False
+    deliveries = [
+        delivery for delivery in case.world.receiver.deliveries if delivery.response.startswith(f"resp_{case.run}")
+    ]
+    for response, (word, at) in expected.items():
+        came = [delivery for delivery in deliveries if delivery.response == response]
+        if not any(delivery.is_accepted for delivery in came):
             yield f"the end of {response} was told {len(came)} times, and never taken"
         if wrong := [delivery for delivery in came if delivery.kind != f"response.{word}" or delivery.at < at]:
             yield f"{response} is {word} since {at:.2f} s, and {wrong[0].kind} was told at {wrong[0].at:.2f} s"
-    if unknown := {delivery.response for delivery in told} - wanted.keys():
+    if unknown := {delivery.response for delivery in deliveries} - expected.keys():
         yield f"{sorted(unknown)} was told, and nobody wanted that"
 
 

@@ -37,6 +37,8 @@ def deeds(world: World) -> Iterator[str]:
             elif fact.kind == "run.expired" and fact.body.get("error") == ABANDONED:
                 yield "wait abandoned"
     yield from ("run handed back" for gift in world.witness.gifts if gift.taker)
-    told = [delivery.id for delivery in world.receiver.deliveries]
-    yield from ("notice told again" if id_ in told[:place] else "notice told" for place, id_ in enumerate(told))
+    delivery_ids = [delivery.id for delivery in world.receiver.deliveries]
+    yield from (
+        "notice told again" if id_ in delivery_ids[:place] else "notice told" for place, id_ in enumerate(delivery_ids)
+    )
     yield from ("content erased" for erasure in world.erasures if erasure.over and not erasure.refused)

@@ -206,17 +206,17 @@ class Process:
         self.ended = True
 
     async def _serve(self) -> None:
-        given = context(self.setting, self.watch, self.clock, self.store, self.queue, self.provider)
-        drivers = self.drivers = Drivers(given, home=self.name, bound=50)
+        new_context = context(self.setting, self.watch, self.clock, self.store, self.queue, self.provider)
+        drivers = self.drivers = Drivers(new_context, home=self.name, bound=50)
         self.runs = RunClient(
-            given,
+            new_context,
             home=f"{self.name}-gateway",
             bound=50,
             waiting_bound=50,
             engine=drivers if self.dispatcher else None,
         )
         dispatcher = Dispatcher(
-            given,
+            new_context,
             name=self.name,
             slots=self.slots,
             grace=self.grace,
@@ -234,7 +234,7 @@ class Process:
                 driving.append(group.create_task(self.runs.run(runs_end)))
             if self.setting.notifies:
                 webhooks = Webhooks(
-                    given, TARGET, client=lambda: httpx.AsyncClient(transport=self.sender, trust_env=False)
+                    new_context, TARGET, client=lambda: httpx.AsyncClient(transport=self.sender, trust_env=False)
                 )
                 driving.append(group.create_task(webhooks.run(runs_end)))
             working = group.create_task(dispatcher.run(steps_end)) if self.dispatcher else None

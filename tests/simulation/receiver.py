@@ -30,7 +30,7 @@ class Delivery:
     kind: str
     response: str
     at: float
-    taken: bool
+    is_accepted: bool
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Receiver:
     deliveries: list[Delivery] = field(default_factory=list)
     bodies: dict[str, bytes] = field(default_factory=dict)
 
-    def take(self, seam: Seam, body: bytes, headers: Mapping[str, str], taken: bool) -> None:
+    def take(self, seam: Seam, body: bytes, headers: Mapping[str, str], is_taken: bool) -> None:
         """Something has come; what is not signed as the specification wants is a forgery."""
         name, stamp = headers["webhook-id"], headers["webhook-timestamp"]
         digest = hmac.new(SECRET, f"{name}.{stamp}.".encode() + body, hashlib.sha256).digest()
@@ -51,9 +51,9 @@ class Receiver:
             self.witness.object(f"{seam.name} signed {name} for another time")
         if self.bodies.setdefault(name, body) != body:
             self.witness.object(f"{name} says something else than before")
-        said = json.loads(body)
-        self.witness.note(seam.name, "webhook", name, said["type"], taken)
-        self.deliveries.append(Delivery(name, said["type"], said["data"]["id"], seam.time(), taken))
+        event = json.loads(body)
+        self.witness.note(seam.name, "webhook", name, event["type"], is_taken)
+        self.deliveries.append(Delivery(name, event["type"], event["data"]["id"], seam.time(), is_taken))
 
 
 @dataclass

@@ -21,16 +21,16 @@ def steps_see_what_is_granted(case: Case) -> Iterator[str]:
     sight = Sight(case)
     for call in case.received:
         intent = sight.intents[call.request]
-        seen = _tokens(json.loads(call.body)[2].__repr__())
+        tokens = _tokens(json.loads(call.body)[2].__repr__())
         if intent.body["n"] is not None:
             n = intent.body["n"]
-            if seen != (expected := sight.of_step(n) | sight.transcript(n, intent.seq)):
-                yield f"step {n} saw {sorted(seen)}, was granted {sorted(expected)}"
+            if tokens != (expected := sight.of_step(n) | sight.transcript(n, intent.seq)):
+                yield f"step {n} saw {sorted(tokens)}, was granted {sorted(expected)}"
         elif (parent := sight.parents[intent.seq]) is not None:
-            if _words(seen) != _words(sight.of_step(parent)):
-                yield f"planning for step {parent} saw {sorted(seen)}, was granted {sorted(sight.of_step(parent))}"
-        elif _words(seen) - sight.task - sight.answers or not sight.task <= seen:
-            yield f"the conductor saw {sorted(seen)}"
+            if _words(tokens) != _words(sight.of_step(parent)):
+                yield f"planning for step {parent} saw {sorted(tokens)}, was granted {sorted(sight.of_step(parent))}"
+        elif _words(tokens) - sight.task - sight.answers or not sight.task <= tokens:
+            yield f"the conductor saw {sorted(tokens)}"
 
 
 @dataclass
@@ -68,8 +68,8 @@ class Sight:
         """What a round has answered: its last step, or, where one said nothing, any other."""
         own = {n: text for n, text in self.outputs.items() if self.steps[n].get("parent") is None}
         finals = [n for n in own if self.steps[n]["answers"]]
-        shown = [n for n in finals if own[n]] if all(own[n] for n in finals) else list(own)
-        return {token for n in shown for token in _tokens(own[n])}
+        final_steps = [n for n in finals if own[n]] if all(own[n] for n in finals) else list(own)
+        return {token for n in final_steps for token in _tokens(own[n])}
 
     def of_step(self, n: int) -> set[str]:
         """Return what a step is granted: its subtask, what its access list names, and its parent's part if it inherits
@@ -84,14 +84,14 @@ class Sight:
 
     def transcript(self, n: int, seq: int) -> set[str]:
         """Return what a step has said with its calls of the caller's tools before an event, and what came back."""
-        found: set[str] = set()
-        said = ""
+        tokens: set[str] = set()
+        answer_ref = ""
         for fact in self.case.facts[: seq - 1]:
             if fact.body.get("n") == n and fact.kind == "step.awaiting_tool":
-                said = fact.body["said"]
+                answer_ref = fact.body["said"]
             elif fact.body.get("n") == n and fact.kind == "step.tool_results":
-                found |= _tokens(self.case.texts.get(said, "") + self.case.texts.get(fact.body["results"], ""))
-        return found
+                tokens |= _tokens(self.case.texts.get(answer_ref, "") + self.case.texts.get(fact.body["results"], ""))
+        return tokens
 
 
 def _tokens(text: str) -> set[str]:

@@ -52,7 +52,7 @@ def alone(seed: int, log: Log) -> Iterator[None]:
 @contextmanager
 def _heard_by(log: Log) -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in LOGGERS]
-    kept = [(logger.level, logger.propagate) for logger in loggers]
+    levels = [(logger.level, logger.propagate) for logger in loggers]
     for logger in loggers:
         logger.addHandler(log)
         logger.setLevel(logging.DEBUG)
@@ -60,7 +60,7 @@ def _heard_by(log: Log) -> Iterator[None]:
     try:
         yield
     finally:
-        for logger, (level, propagate) in zip(loggers, kept, strict=True):
+        for logger, (level, propagate) in zip(loggers, levels, strict=True):
             logger.removeHandler(log)
             logger.setLevel(level)
             logger.propagate = propagate

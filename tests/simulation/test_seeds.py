@@ -75,10 +75,10 @@ def test_a_seed_is_one_history() -> None:
 
 
 def test_a_seed_tells_its_story_and_is_the_same_in_another_process() -> None:
-    told = subprocess.run(
+    story = subprocess.run(
         [sys.executable, "-m", "tests.simulation", "13"], capture_output=True, text=True, timeout=120, check=True
     )
-    lines = told.stdout.splitlines()
+    lines = story.stdout.splitlines()
     assert lines[-1] == "every promise was kept"
     assert lines[-2] == f"history {play(13).trace}"
     assert any("call.intended" in line for line in lines)

@@ -25,8 +25,8 @@ def test_a_bug_is_found_and_only_a_bug(bug: Bug, monkeypatch: pytest.MonkeyPatch
         assert clean(tuple(bug.weather.items()), seed) == ()
         with monkeypatch.context() as patch:
             bug.put_in(patch)
-            found = play(seed, Weather(bug.weather))
-        if found.found_by & set(bug.noticed_by):
+            outcome = play(seed, Weather(bug.weather))
+        if outcome.found_by & set(bug.noticed_by):
             return
     pytest.fail(f"nobody of {bug.noticed_by} noticed")
 

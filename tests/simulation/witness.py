@@ -87,7 +87,7 @@ class Gift:
     giver: str
     at: float
     taker: str = ""
-    taken: float = math.inf
+    taken_at: float = math.inf
     written: set[float] = field(default_factory=set)
     """When its giver still wrote in it meanwhile."""
 
@@ -96,7 +96,7 @@ class Gift:
 class Books:
     """What a run's row must say of its money, by its journal: what is held for which call, and what is spent."""
 
-    held: dict[str, tuple[int, int]] = field(default_factory=dict)
+    reservations: dict[str, tuple[int, int]] = field(default_factory=dict)
     usd: int = 0
     tokens: int = 0
 
@@ -104,16 +104,18 @@ class Books:
         """An intent holds, its outcome spends."""
         body = fact.body
         if fact.kind == "call.intended":
-            self.held[body["call"]] = body["usd_held"], body["tokens_held"]
+            self.reservations[body["call"]] = body["usd_held"], body["tokens_held"]
         elif fact.kind == "call.finished":
-            self.held.pop(body["call"], None)
+            self.reservations.pop(body["call"], None)
             self.usd += body["usd"]
             self.tokens += body["usage"]["input"] + body["usage"]["output"]
 
     @property
     def row(self) -> tuple[int, int, int, int]:
         """In the order of `MONEY`."""
-        usd, tokens = (sum(part) for part in zip(*self.held.values(), strict=True)) if self.held else (0, 0)
+        usd, tokens = (
+            (sum(part) for part in zip(*self.reservations.values(), strict=True)) if self.reservations else (0, 0)
+        )
         return usd, tokens, self.usd, self.tokens
 
 
@@ -202,7 +204,7 @@ class Witness:
             self.gifts.append(gift)
             self.note(who, run, "given up")
         elif gift is not None and epoch > gift.epoch:
-            gift.taker, gift.taken = who, self.time()
+            gift.taker, gift.taken_at = who, self.time()
             del self._free[run]
         elif gift is not None and what == "raised" and self.time() > gift.at + OVERTAKEN:
             self.object(f"{run}: {who} prolonged the lease that it had given up")
@@ -225,23 +227,23 @@ class Witness:
             if fact.author != owner:
                 self.object(f"{fact.run}: {fact.author} wrote {fact.kind}, but {owner} {title}")
 
-    def intent_of(self, body: bytes, made: Mapping[str, int]) -> tuple[str, str] | None:
+    def intent_of(self, body: bytes, counts: Mapping[str, int]) -> tuple[str, str] | None:
         """Return the run and the hash of a committed intent with exactly these bytes: one for which no call was `made`
         yet, if there is one, since a conversation that goes on and one that begins anew may be asked in the same
         words."""
         digests = ((run, hashlib.sha256(salt + body).hexdigest()) for run, salt in self.salts.items())
-        found = [(run, digest) for run, digest in digests if digest in self.intents]
+        intents = [(run, digest) for run, digest in digests if digest in self.intents]
         return next(
-            (intent for intent in found if made.get(intent[1], 0) < self.intents[intent[1]]),
-            found[0] if found else None,
+            (intent for intent in intents if counts.get(intent[1], 0) < self.intents[intent[1]]),
+            intents[0] if intents else None,
         )
 
 
-def _leads(found: list[tuple[Any, ...]]) -> dict[str, tuple[str, int]]:
+def _leads(rows: list[tuple[Any, ...]]) -> dict[str, tuple[str, int]]:
     """Who drove each run at the end of a transaction, and under which epoch. One transaction may hold the entry by
     which a driver left a run, and after it what others wrote of that run: then the driver is the one that left."""
     leads: dict[str, tuple[str, int]] = {}
-    for what, run, epoch, _, _, who in found:
+    for what, run, epoch, _, _, who in rows:
         if what in ("run", "driver"):
             leads[run] = (who or leads.get(run, ("", 0))[0], epoch)
     return leads

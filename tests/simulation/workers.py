@@ -74,12 +74,12 @@ class Workers:
 
     def receive(self, seam: Seam, worker: Worker, body: bytes) -> Received:
         """A request has arrived: whatever was not journaled by now was not journaled in time (D4)."""
-        found = self.witness.intent_of(body, self.counts)
-        if found is None:
+        intent = self.witness.intent_of(body, self.counts)
+        if intent is None:
             self.witness.object(f"{seam.name} called {worker.name} without an intent")
-        run, request = found or ("", "")
+        run, request = intent or ("", "")
         self.counts[request] = self.counts.get(request, 0) + 1
-        if found and self.counts[request] > self.witness.intents[request]:
+        if intent and self.counts[request] > self.witness.intents[request]:
             self.witness.object(f"{run}: {seam.name} called {worker.name} more often than was intended")
         call = Received(len(self.received), seam.name, worker, body, run, request, self.time())
         self.received.append(call)
@@ -129,15 +129,15 @@ class SimProvider:
     async def _speak(
         self, call: Received, clock: "_Clock", deadlines: Deadlines, conducts: bool, *, live: bool
     ) -> AsyncIterator[list[Piece]]:
-        seam, text, said = self._seam, call.text, 0
+        seam, text, position = self._seam, call.text, 0
         breaks = seam.hit("conductor.truncated" if conducts else "worker.truncated_late")
         hangs = not conducts and seam.hit("worker.hangs_midway")
         cut = len(text) // 2 if breaks or hangs else len(text)
-        while live and said < cut:
-            size = min(1 + int(40 * seam.chance()), cut - said)
-            call.billed = Usage(call.billed.input, output=(said + size) // 4 + 1)
-            yield [Words(text[said : said + size])]
-            said += size
+        while live and position < cut:
+            size = min(1 + int(40 * seam.chance()), cut - position)
+            call.billed = Usage(call.billed.input, output=(position + size) // 4 + 1)
+            yield [Words(text[position : position + size])]
+            position += size
             await seam.strike("worker.piece")
             await clock.pause(0.1 * seam.chance(), deadlines.gap)
         if hangs:
@@ -148,12 +148,12 @@ class SimProvider:
             yield [piece]
             await clock.pause(0.05 * seam.chance(), deadlines.gap)
         call.billed = Usage(call.billed.input, output=call.written // 4 + 1)
-        told = not seam.hit("worker.tells_no_usage")
-        if not told:  # then ours is an estimate: four bytes a token, as the truth is here
+        tells_usage = not seam.hit("worker.tells_no_usage")
+        if not tells_usage:  # then ours is an estimate: four bytes a token, as the truth is here
             call.billed = Usage(call.billed.input, output=call.written // 4)
         declines = not conducts and not call.tools and seam.hit("worker.declines")
         finish = "tool_calls" if call.tools else "content_filter" if declines else "stop"
-        end = End(finish, call.billed if told else None, refused=declines)
+        end = End(finish, call.billed if tells_usage else None, refused=declines)
         yield [end] if live else [*([Words(text)] if text else []), *call.tools, end]
 
     def _may_fail(self, conducts: bool) -> None:

@@ -266,8 +266,8 @@ class World:
             self.erasures.append(Hearing(process.name, guest.order, run=runs[0]))
             process.forget(self.erasures[-1])
 
-    def _later(self, seconds: float, act: Callable[..., object], *given: object) -> None:
-        self.loop.call_later(seconds, act, *given, context=self.loop.outside.context.copy())
+    def _later(self, seconds: float, act: Callable[..., object], *arguments: object) -> None:
+        self.loop.call_later(seconds, act, *arguments, context=self.loop.outside.context.copy())
 
     async def _rest(self) -> None:
         """Until nothing is left to do, or it took too long."""
@@ -280,8 +280,8 @@ class World:
         if rows("SELECT 1 FROM tickets LIMIT 1") or (self.setting.notifies and rows("SELECT 1 FROM notices LIMIT 1")):
             return True
         up = {process.name for process in self.living()}
-        asked = (*self.erasures, *(hearing for guest in self.visits for hearing in guest.hearings))
-        return any(erasure.place in up and not erasure.over for erasure in asked)
+        tasks = (*self.erasures, *(hearing for guest in self.visits for hearing in guest.hearings))
+        return any(erasure.place in up and not erasure.over for erasure in tasks)
 
     async def _recall(self) -> None:
         """Every run is asked for once more, anywhere."""

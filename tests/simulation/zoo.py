@@ -109,7 +109,7 @@ def acknowledge_before_the_commit(patch: Patch) -> None:
         if entry.new is None:
             return await append(store, entry)
         written = store.writers[0].put(encode(entry))
-        written.add_done_callback(lambda done: done.cancelled() or done.exception())
+        written.add_done_callback(lambda finish: finish.cancelled() or finish.exception())
         bodies = [orjson.loads(orjson.dumps(draft.to_json())) for draft in entry.events]
         pairs = enumerate(zip(entry.events, bodies, strict=True), 1)
         return Appended(tuple(Event(entry.run, seq, draft.kind, entry.at, body) for seq, (draft, body) in pairs))
@@ -126,8 +126,8 @@ def repeat_an_unanswered_commit(patch: Patch) -> None:
 
 
 def believe_a_guess(patch: Patch) -> None:
-    def believed(statements: Statements, conn: Connection, *given: Any) -> bool:
-        statements.write(conn, *given[1:])
+    def believed(statements: Statements, conn: Connection, *arguments: Any) -> bool:
+        statements.write(conn, *arguments[1:])
         return True
 
     patch.setattr(Statements, "write_if_current", believed)
@@ -136,8 +136,8 @@ def believe_a_guess(patch: Patch) -> None:
 def take_over_without_raising_the_epoch(patch: Patch) -> None:
     adopt = runs.take_over
 
-    def quiet(conn: Connection, **given: Any) -> Any:
-        rows = adopt(conn, **given)
+    def quiet(conn: Connection, **arguments: Any) -> Any:
+        rows = adopt(conn, **arguments)
         conn.execute(update(RUNS).where(RUNS.c.id.in_([row.id for row in rows])).values(epoch=RUNS.c.epoch - 1))
         return tuple(replace(row, epoch=row.epoch - 1) for row in rows)
 
@@ -233,18 +233,23 @@ def call_again_after_the_outcome(patch: Patch) -> None:
 def do_a_step_again_when_it_is_done(patch: Patch) -> None:
     move = batch.RowBatch._move
 
-    def kept(rows: Any, run: Any, ticket: Any, given: Move) -> None:
-        move(rows, run, ticket, replace(given, verb="release", until=0.0) if given.verb == "finish" else given)
+    def repeat_move(rows: Any, run: Any, ticket: Any, move_given: Move) -> None:
+        move(
+            rows,
+            run,
+            ticket,
+            replace(move_given, verb="release", until=0.0) if move_given.verb == "finish" else move_given,
+        )
 
-    patch.setattr(batch.RowBatch, "_move", kept)
+    patch.setattr(batch.RowBatch, "_move", repeat_move)
     patch.setattr(Execution, "_has_nothing_to_do", lambda _self, state: state.ended)
 
 
 def use_an_attempt_number_again(patch: Patch) -> None:
-    made = Execution._attempt
+    name_attempt = Execution._attempt
 
-    def first(self: Execution, *given: Any) -> Attempt:
-        attempt = made(self, *given)
+    def first(self: Execution, *arguments: Any) -> Attempt:
+        attempt = name_attempt(self, *arguments)
         attempt._planned = copy_with(attempt._planned, number=1)
         return attempt
 
@@ -281,9 +286,9 @@ def bury_a_dead_letter_in_silence(patch: Patch) -> None:
 def _seeing(patch: Patch, wider: Callable[[RunState, int, Access], Access]) -> None:
     view_of_step = execution.view_of_step
 
-    async def peeping(store: Any, state: RunState, n: int, *given: Any) -> Any:
+    async def peeping(store: Any, state: RunState, n: int, *arguments: Any) -> Any:
         step = replace(state.steps[n], access=wider(state, n, state.steps[n].access))
-        return await view_of_step(store, replace(state, steps={**state.steps, n: step}), n, *given)
+        return await view_of_step(store, replace(state, steps={**state.steps, n: step}), n, *arguments)
 
     patch.setattr(execution, "view_of_step", peeping)
 
@@ -370,12 +375,12 @@ def wait_for_results_without_end(patch: Patch) -> None:
 
 def forget_what_tools_said(patch: Patch) -> None:
     use = step_request.ToolUse
-    patch.setattr(step_request, "ToolUse", lambda *given: replace(use(*given), results=()))
+    patch.setattr(step_request, "ToolUse", lambda *arguments: replace(use(*arguments), results=()))
 
 
 def widen_the_view_inside(patch: Patch) -> None:
     granted = drafts.access_in_run
-    patch.setattr(drafts, "access_in_run", lambda *given: replace(granted(*given), user=True))
+    patch.setattr(drafts, "access_in_run", lambda *arguments: replace(granted(*arguments), user=True))
 
 
 def nest_without_end(patch: Patch) -> None:
