@@ -81,7 +81,7 @@ class Message:
 
 
 def labels_of(messages: Iterable[Message]) -> frozenset[str]:
-    """The labels of all of the messages."""
+    """Return the labels of all of the messages."""
     return frozenset[str]().union(*(message.labels for message in messages))
 
 
@@ -202,12 +202,12 @@ class Usage:
 
     @property
     def total(self) -> int:
-        """Input plus output tokens."""
+        """Return the sum of input and output tokens."""
         return self.input + self.output
 
 
 def summed(usages: Iterable[Usage]) -> Usage:
-    """The sum of all of them, in one pass: each turn of a long run sums up all of its calls."""
+    """Return the sum of all of them, made in one pass: each turn of a long run sums up all of its calls."""
     used, cached, output, reasoning, estimated, written = 0, 0, 0, 0, False, 0
     for usage in usages:
         used, cached, output = used + usage.input, cached + usage.cached, output + usage.output
@@ -302,7 +302,7 @@ SAMPLING = tuple(attribute.name for attribute in fields(Sampling))
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
-    """A task as plain JSON values, for the content store."""
+    """Return a task as plain JSON values, for the content store."""
     value: dict[str, Any] = {
         "messages": [message_to_json(message) for message in task.messages],
         "sampling": {name: getattr(task.sampling, name) for name in SAMPLING},
@@ -321,7 +321,7 @@ def task_to_json(task: Task) -> dict[str, Any]:
 
 
 def task_from_json(value: Mapping[str, Any]) -> Task:
-    """The inverse of `task_to_json`; trusts its input, which only the content store gives."""
+    """Return the inverse of `task_to_json`; trusts its input, which only the content store gives."""
     return Task(
         messages=tuple(message_from_json(message) for message in value["messages"]),
         sampling=sampling_from_json(value["sampling"]),
@@ -335,13 +335,13 @@ def task_from_json(value: Mapping[str, Any]) -> Task:
 
 
 def sampling_from_json(value: Mapping[str, Any]) -> Sampling:
-    """A sampling from its fields as JSON values."""
+    """Return a sampling from its fields as JSON values."""
     bias = tuple((token, weight) for token, weight in value.get("logit_bias", ()))
     return Sampling(**{**value, "stop": tuple(value["stop"]), "logit_bias": bias})
 
 
 def toolbox_to_json(toolbox: Toolbox) -> dict[str, Any]:
-    """A toolbox as plain JSON values; schemas as they came."""
+    """Return a toolbox as plain JSON values, with its schemas as they came."""
     tools = [_tool_to_json(tool) for tool in toolbox.tools]
     return {"tools": tools, "choice": toolbox.choice, "named": toolbox.named, "parallel": toolbox.parallel}
 
@@ -359,12 +359,13 @@ def _tool_to_json(tool: Tool) -> dict[str, Any]:
 
 
 def toolbox_from_json(value: Mapping[str, Any]) -> Toolbox:
-    """The inverse of `toolbox_to_json`."""
+    """Return the inverse of `toolbox_to_json`."""
     return Toolbox(tuple(Tool(**tool) for tool in value["tools"]), value["choice"], value["named"], value["parallel"])
 
 
 def message_to_json(message: Message) -> dict[str, Any]:
-    """A message as plain JSON values; parts by their fields. What belongs to tools stands there only if it is used."""
+    """Return a message as plain JSON values, with its parts by their fields. What belongs to tools stands there only if
+    it is used."""
     parts = [_part_to_json(part) for part in message.parts]
     value: dict[str, Any] = {"role": message.role, "parts": parts, "name": message.name}
     if message.calls:
@@ -379,7 +380,8 @@ def message_to_json(message: Message) -> dict[str, Any]:
 
 
 def _part_to_json(part: Part) -> dict[str, Any]:
-    """The fields of a part. A release that knows no documents reads one as an image, which its provider refuses."""
+    """Return the fields of a part. A release that knows no documents reads one as an image, which its provider
+    refuses."""
     if isinstance(part, Text):
         return {"text": part.text}
     if isinstance(part, Document):
@@ -396,7 +398,7 @@ def _part_from_json(value: Mapping[str, Any]) -> Part:
 
 
 def message_from_json(value: Mapping[str, Any]) -> Message:
-    """The inverse of `message_to_json`."""
+    """Return the inverse of `message_to_json`."""
     return Message(
         role=value["role"],
         parts=tuple([_part_from_json(part) for part in value["parts"]]),
@@ -410,7 +412,8 @@ def message_from_json(value: Mapping[str, Any]) -> Message:
 
 
 def usage_to_json(usage: Usage) -> dict[str, Any]:
-    """A usage as plain JSON values; written out, because `asdict` copies deeply and this is on every call's path."""
+    """Return a usage as plain JSON values. They are written out, because `asdict` copies deeply and this is on every
+    call's path."""
     plain = {
         "input": usage.input,
         "cached": usage.cached,
@@ -424,7 +427,7 @@ def usage_to_json(usage: Usage) -> dict[str, Any]:
 
 
 def usage_from_json(value: Mapping[str, Any]) -> Usage:
-    """The inverse of `usage_to_json`."""
+    """Return the inverse of `usage_to_json`."""
     counts = (value["input"], value["cached"], value["output"], value["reasoning"])
     return Usage(*counts, value["estimated"], value.get("written", 0))
 
@@ -435,7 +438,8 @@ worker's decoder, and then stored, streamed and returned unchanged."""
 
 
 def decoded(chosen: Chosen) -> dict[str, Any]:
-    """A decoded token: itself, its natural-log probability, its bytes where they are known, and the likeliest."""
+    """Return a decoded token: itself, its natural-log probability, its bytes where they are known, and the
+    likeliest."""
     likely = Likely(chosen.token, chosen.logprob, chosen.raw)
     return _figures(likely) | {"top_logprobs": [_figures(likely_token) for likely_token in chosen.top]}
 
@@ -446,7 +450,7 @@ def _figures(likely: Likely) -> dict[str, Any]:
 
 
 def decoded_size(token: Decoded) -> int:
-    """The characters of its tokens: what a worker that says too much is measured by."""
+    """Return the number of characters of its tokens: what a worker that says too much is measured by."""
     return len(token["token"]) + sum(1 + len(likely["token"]) for likely in token["top_logprobs"])
 
 

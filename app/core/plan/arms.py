@@ -26,7 +26,8 @@ ORACLE = "oracle"
 
 
 def tier_for(catalog: Catalog, model: str) -> Tier | None:
-    """The tier that a model id means: one of the file's, by name or alias, or an arm of one, where arms are served."""
+    """Return the tier that a model id means: one of the file's, by name or alias, or an arm of one, where arms are
+    served."""
     file_tier = catalog.tier(model)
     if file_tier is not None or not catalog.evaluation.arms:
         return file_tier
@@ -55,7 +56,7 @@ def is_arm(catalog: Catalog, model: str) -> bool:
 
 
 def listed(catalog: Catalog, tier: Tier) -> Iterator[str]:
-    """Model ids of a tier's arms: each kind once, for each worker or further conductor, as large as fits."""
+    """Yield the model ids of a tier's arms: each kind once, for each worker or further conductor, as large as fits."""
     if not catalog.evaluation.arms:
         return
     steps = tier.efforts[tier.effort].steps
@@ -71,7 +72,7 @@ def listed(catalog: Catalog, tier: Tier) -> Iterator[str]:
 
 
 def steps_needed(spec: ConductorSpec) -> int:
-    """Steps of a conductor's whole shape; 1 where it fits any limit."""
+    """Return the number of steps of a conductor's whole shape; 1 where it fits any limit."""
     if spec.kind != "fixed" or spec.shape == "single":
         return 1
     return 3 if spec.shape == "chain" else spec.width + 1
@@ -99,7 +100,7 @@ def _arm(catalog: Catalog, tier: Tier, arm: str) -> Tier | None:
 
 
 def _over(tier: Tier, workers: list[str] | tuple[str, ...], shape: str, width: int = 3) -> Tier | None:
-    """This shape over these workers and no others: nobody else is to answer in an arm's name."""
+    """Return the tier with this shape over these workers and no others: nobody else is to answer in an arm's name."""
     names = tuple(workers)
     if not set(names) <= set(tier.pool):
         return None
@@ -108,7 +109,8 @@ def _over(tier: Tier, workers: list[str] | tuple[str, ...], shape: str, width: i
 
 
 def _fixed(tier: Tier, spec: ConductorSpec, pool: tuple[str, ...]) -> Tier:
-    """One round: it would take its own answer in any further one."""
+    """Return the tier with this conductor and pool, and with one round: it would accept its own answer in any further
+    one."""
     efforts: Mapping[str, Limits] = {name: replace(limits, rounds=1) for name, limits in tier.efforts.items()}
     fallback = tier.fallback if tier.fallback in pool else pool[0]
     return replace(tier, conductor=spec, pool=pool, fallback=fallback, efforts=efforts)

@@ -59,7 +59,7 @@ def _inputs(step: Step, base: int) -> list[int]:
 
 
 def _access(access: Access, base: int) -> list[str | int]:
-    """Sorted and without repetitions, because neither changes what a step sees."""
+    """Return the access list, sorted and without repetitions, because neither changes what a step sees."""
     numbers = sorted(set(access.steps))
     entries: list[str | int] = ["user"] if access.user else []
     if access.previous:

@@ -44,7 +44,8 @@ def least_price(worker: Worker, input_tokens: int, floor: int) -> Amount:
 
 
 def seen_bytes(floor: int) -> int:
-    """About the most bytes of a finished step that another one is sent, if it wrote no more than `floor` tokens."""
+    """Return about the most bytes of a finished step that another one is sent, if it wrote no more than `floor`
+    tokens."""
     return BYTES_A_TOKEN * floor + SUBTASK_BYTES + FRAME_BYTES
 
 

@@ -182,9 +182,9 @@ def schema(
     further: bool = False,
     reasons: bool = False,
 ) -> dict[str, Any]:
-    """The JSON schema of a plan over `workers` ordinals; with `tools`, each step says whether it may call them, and if
-    it is for a `further` round it may be empty and its steps may see the previous answer. With `reasons` each step and
-    the plan have the fields of reasons, behind everything that is carried out.
+    """Return the JSON schema of a plan over `workers` ordinals; with `tools`, each step says whether it may call them,
+    and if it is for a `further` round it may be empty and its steps may see the previous answer. With `reasons` each
+    step and the plan have the fields of reasons, behind everything that is carried out.
 
     With `positional` each place of the list has its own schema, so that a step can list only earlier ones and every
     decodable plan is valid (measured against vLLM's guidance and xgrammar backends). Servers that know no `prefixItems`
@@ -245,7 +245,7 @@ def _subsets(entries: Sequence[str | int]) -> list[list[str | int]]:
 
 
 def by_ordinal(names: Sequence[str]) -> Resolve:
-    """Workers as a conductor names them."""
+    """Return the reader of workers as a conductor names them."""
 
     def resolve(value: object) -> str | None:
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(names):
@@ -256,7 +256,7 @@ def by_ordinal(names: Sequence[str]) -> Resolve:
 
 
 def by_name(names: Sequence[str]) -> Resolve:
-    """Workers as a caller names them."""
+    """Return the reader of workers as a caller names them."""
     allowed_names = frozenset(names)
 
     def resolve(value: object) -> str | None:
@@ -270,8 +270,8 @@ def by_name(names: Sequence[str]) -> Resolve:
 def check_step(
     value: object, place: int, resolve: Resolve, further: bool = False, reasoned: bool = False
 ) -> tuple[Step | None, list[str]]:
-    """One step of a plan, or every reason why it is none. `place` counts from 0; reasons say it. In a `further` round
-    it may see the previous answer; a `reasoned` one may give the conductor's reasons."""
+    """Return one step of a plan, or every reason why it is none. `place` counts from 0, and the reasons name it. In a
+    `further` round it may see the previous answer; a `reasoned` one may give the conductor's reasons."""
     if not isinstance(value, Mapping):
         return None, [f"step {place}: must be an object with worker, subtask and access"]
     optional_fields = OPTIONAL | {WHY, WITHHELD} if reasoned else OPTIONAL
@@ -303,7 +303,7 @@ def check_step(
 
 
 def reason(value: object) -> str:
-    """A conductor's reason as it is kept: cut to a bound, and empty for what is no text that can be stored."""
+    """Return a conductor's reason as it is stored: cut to a bound, and empty for what is no text that can be stored."""
     if isinstance(value, str) and _sendable(value):
         return value[:MAX_REASON_CHARS]
     return ""
@@ -334,7 +334,7 @@ def _sendable(text: str) -> bool:
 
 
 def read_plan(value: object, resolve: Resolve, max_steps: int, further: bool = False) -> tuple[Step, ...]:
-    """A whole plan given as a JSON value (a caller's, say). Raises `PlanRejected` with every fault."""
+    """Return a whole plan that is given as a JSON value (a caller's, say). Raises `PlanRejected` with every fault."""
     if not isinstance(value, Mapping) or not isinstance(value.get("steps"), list):
         raise PlanRejected(["the plan must be an object whose field steps is a list"])
     reasons = ["the plan has an unknown field beside steps"] if set(value) - {"steps"} else []
@@ -397,7 +397,7 @@ class PlanReader:
         return self._text
 
     def feed(self, text: str) -> list[Step]:
-        """The steps that this text completed."""
+        """Return the steps that this text completed."""
         self._text += text[: MAX_PLAN_CHARS + 1 - len(self._text)]
         if not self._started and not self._find_start():
             return []
@@ -414,7 +414,8 @@ class PlanReader:
         return [] if self._reasons else steps
 
     def finish(self) -> list[Step]:
-        """Steps that only the whole text shows (three lists); raises `PlanRejected` if the text is no valid plan."""
+        """Return the steps that only the whole text shows (three lists). Raises `PlanRejected` if the text is no valid
+        plan."""
         if len(self._text) > MAX_PLAN_CHARS:
             self._reasons.append(f"the plan is longer than {MAX_PLAN_CHARS} characters")
         if not self._started and not self._reasons:
@@ -522,7 +523,8 @@ class PlanReader:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object as it was written: which of two values of one key was meant is not ours to choose."""
+    """Return an object as it was written. Raises `PlanRejected` for a repeated key: which of its values was meant is
+    not ours to choose."""
     value = dict(pairs)
     if len(value) < len(pairs):
         raise PlanRejected(["has the same key twice"])
@@ -537,7 +539,7 @@ _LABELS: Mapping[str, re.Pattern[str]] = {
 
 
 def read_lists(text: str, resolve: Resolve, max_steps: int, further: bool = False) -> tuple[Step, ...]:
-    """The published Conductor format: three lists of equal length, access `[]` (the user only) or `["all"]`.
+    """Read the published Conductor format: three lists of equal length, access `[]` (the user only) or `["all"]`.
 
     Source: arXiv 2512.04388. `"all"` means the user and every earlier step, in a further round also the previous
     answer; numbers of earlier steps are read too. Three empty lists are the empty plan.
@@ -558,7 +560,7 @@ def read_lists(text: str, resolve: Resolve, max_steps: int, further: bool = Fals
 
 
 def published_access(access_value: object, place: int, further: bool) -> object:
-    """The access list of the step at this place in Baton's own form, as the published one writes it."""
+    """Return the access list of the step at this place in Baton's own form, as the published one writes it."""
     if access_value in ("all", ["all"]):
         return Access(True, tuple(range(place)), previous=further).as_list()
     if isinstance(access_value, list):

@@ -144,7 +144,7 @@ class Deadlines:
     until this process knows how long its calls take."""
 
     def patience(self, seconds: float, writing: float) -> float:
-        """Seconds of silence after which another worker is asked, in a tier whose runs may take `seconds`.
+        """Return the seconds of silence after which another worker is asked, in a tier whose runs may take `seconds`.
 
         They are a ninth of those, so 20 s of 180 s; then the `writing` of a reply that comes in one piece. A `first`
         that the pool file sets is taken as it is.
@@ -328,7 +328,7 @@ def limit(
     budget: float | None = None,
     unsaid: float | None = None,
 ) -> Any:
-    """A field of `Limits` with what `Limit` says of it."""
+    """Return a field of `Limits` with what `Limit` says of it."""
     stated = {"words": words, "unit": unit, "least": least, "most": most, "budget": budget, "unsaid": unsaid}
     return field(default=default, metadata={"about": about, **stated})
 
@@ -411,8 +411,8 @@ class Limits:
         return min(self.floor_tokens, self.output_tokens)
 
     def to_json(self) -> dict[str, Any]:
-        """The limits by name, as `run.admitted` records them: those in `NEWER_LIMITS` only where they have not their
-        default, because release 0.1.0 cannot read a journal that names a limit which it does not know."""
+        """Return the limits by name, as `run.admitted` records them: those in `NEWER_LIMITS` only where they have not
+        their default, because release 0.1.0 cannot read a journal that names a limit which it does not know."""
         limits = {name: getattr(self, name) for name in Limits.__slots__}
         for name, default in NEWER_LIMITS.items():
             if limits[name] == default:
@@ -421,8 +421,8 @@ class Limits:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "Limits":
-        """The inverse of `to_json`. It ignores limits that it does not know, which a newer process may have written;
-        one that an older process did not know has its default."""
+        """Return the inverse of `to_json`. It ignores limits that it does not know, which a newer process may have
+        written; one that an older process did not know has its default."""
         return cls(**{name: body[name] for name in Limits.__slots__ if name in body})
 
 
@@ -681,5 +681,6 @@ class Catalog:
     """The rules of the pool file, as the auditor reads them; `Worker.bars` are compiled from them."""
 
     def tier(self, model: str) -> Tier | None:
-        """The tier of this name, aliases resolved once. What a caller's model id means, `arms.tier_for` knows."""
+        """Return the tier of this name, with aliases resolved once. `arms.tier_for` says what a caller's model id
+        means."""
         return self.tiers.get(self.aliases.get(model, model))

@@ -52,7 +52,7 @@ class VersionsInForce:
 
 
 def versions_in_force(changes: Iterable[Change]) -> dict[str, VersionsInForce]:
-    """The versions of each conductor that are in force, from changes in the order of (at, id)."""
+    """Return the versions of each conductor that are in force, from changes in the order of (at, id)."""
     versions: dict[str, VersionsInForce] = {}
     for change in changes:
         versions[change.conductor] = _after(versions.get(change.conductor, VersionsInForce()), change)
@@ -118,5 +118,5 @@ def chosen(versions: Mapping[str, VersionsInForce], conductor: str, run: str) ->
 
 
 def _place(text: str) -> float:
-    """A number in [0, 1) that the text determines."""
+    """Return a number in [0, 1) that the text determines."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") / 2**56

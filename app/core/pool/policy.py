@@ -106,7 +106,8 @@ def eligible(catalog: Catalog, tier: Tier, task: Task, least: Reading, overrides
 
 
 def priced(choice: Eligible) -> Eligible:
-    """Without the workers of unknown price, for a run that has a budget: what they cost could not be held."""
+    """Return the choice without the workers of unknown price, for a run that has a budget: their cost could not be
+    held."""
     unknown = {worker.name: NO_PRICE for worker in choice.workers if not worker.priced}
     workers = tuple(worker for worker in choice.workers if worker.name not in unknown)
     if unknown:
@@ -115,7 +116,8 @@ def priced(choice: Eligible) -> Eligible:
 
 
 def healthy(choice: Eligible, ejected: Mapping[str, str]) -> Eligible:
-    """Without the ejected ones, as long as `ENOUGH` remain; `ejected` gives their reasons, the worst of them first."""
+    """Return the choice without the ejected workers, as long as `ENOUGH` remain; `ejected` gives their reasons, the
+    worst of them first."""
     reasons = spared(choice.workers, ejected)
     workers = tuple(worker for worker in choice.workers if worker.name not in reasons)
     excluded = dict(choice.excluded)
@@ -152,7 +154,8 @@ def overridden(tier: Tier, other: Tier, overrides: Overrides) -> Overrides | Non
 
 
 def permits(worker: Worker, reading: Reading) -> bool:
-    """True if a worker may read this: the decision of `exclusion`, without the sentence that gives its reason."""
+    """Return True if a worker may read this: the decision of `exclusion`, without the sentence that gives its
+    reason."""
     labels = reading.labels
     if not labels <= worker.card.clearance:
         for label in labels - worker.card.clearance:
@@ -178,7 +181,7 @@ def exclusion(worker: Worker, reading: Reading) -> str:
 
 
 def _is_granted(card: Card, label: str) -> bool:
-    """True for `region:` and `retention:` with what the card says of each."""
+    """Return True for `region:` and `retention:` with what the card says of each."""
     kind, _, value = label.partition(":")
     if kind == "region":
         return bool(value) and value == card.region
@@ -251,7 +254,7 @@ def _of_part(part: Part) -> int:
 
 
 def tool_bytes(toolbox: Toolbox) -> int:
-    """About what the definitions of tools add to a request."""
+    """Return about the number of bytes that the definitions of tools add to a request."""
     if not toolbox.tools:
         return 0
     return len(json.dumps(toolbox_to_json(toolbox)))
@@ -265,8 +268,8 @@ def _of_tools(message: Message) -> int:
 
 
 def worst_case(worker: Worker, input_tokens: int, output_tokens: int) -> tuple[int, int]:
-    """(micro-dollars, tokens) to reserve before a call, at the dearest of the rates that it may be billed at: nobody
-    promises that cached input is the cheaper one."""
+    """Return the micro-dollars and the tokens to reserve before a call, at the dearest of the rates that it may be
+    billed at: nobody promises that cached input is the cheaper one."""
     return worker.price.worst(input_tokens, output_tokens), input_tokens + output_tokens
 
 

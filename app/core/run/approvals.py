@@ -58,7 +58,7 @@ def approval_reasons(
 
 
 def fingerprint(catalog: Catalog, worker: Worker) -> str:
-    """The SHA-256 of what decides who reads the words and what they cost, shortened to 32 digits."""
+    """Return the SHA-256 of what decides who reads the words and what they cost, shortened to 32 digits."""
     provider = catalog.providers.get(worker.provider)
     places = [] if provider is None else [provider.base_url, *[endpoint.base_url for endpoint in provider.endpoints]]
     price = [worker.price.input, worker.price.output, worker.price.cached, worker.price.written, worker.price.reasoning]
@@ -67,7 +67,7 @@ def fingerprint(catalog: Catalog, worker: Worker) -> str:
 
 
 def fingerprints(catalog: Catalog, names: Iterable[str]) -> dict[str, str]:
-    """The fingerprint of each of these workers that the catalog has, by name."""
+    """Return the fingerprint of each of these workers that the catalog has, by name."""
     workers = catalog.workers
     return {name: fingerprint(catalog, workers[name]) for name in names if name in workers}
 
@@ -75,7 +75,8 @@ def fingerprints(catalog: Catalog, names: Iterable[str]) -> dict[str, str]:
 def subject_digest(
     run: str, task: str, plan: str, proposal: int, catalog: str, price: int | None, workers: Mapping[str, str]
 ) -> str:
-    """The SHA-256 of exactly what is to be approved. `task` and `catalog` are the ref and the digest of these."""
+    """Return the SHA-256 of exactly what is to be approved. `task` and `catalog` are the ref and the digest of
+    these."""
     form: dict[str, Any] = {
         "version": 1,
         "run": run,
@@ -90,14 +91,14 @@ def subject_digest(
 
 
 def binding_digest(subject: str, by: str, workers: Iterable[str], max_usd: int) -> str:
-    """The SHA-256 of an approval: what was approved, by whom, and within which bounds."""
+    """Return the SHA-256 of an approval: what was approved, by whom, and within which bounds."""
     form = {"subject": subject, "by": by, "workers": sorted(workers), "max_usd_micros": max_usd, "decision": "approve"}
     return digest(form)
 
 
 def needs_approval(worker: Worker, terms: ApprovalTerms) -> bool:
-    """True if no step may call a worker without an approval: the terms name it, or a price above which plans need one,
-    and its own price is not known."""
+    """Return True if no step may call a worker without an approval: the terms name it, or a price above which plans
+    need one, and its own price is not known."""
     return worker.name in terms.workers or (terms.above_usd is not None and not worker.priced)
 
 

@@ -185,7 +185,7 @@ def answering_step_of(state: RunState) -> StepState | None:
 
 
 def end_position(state: RunState) -> Position:
-    """Behind the last character of a turn's reply; the start if it has no text."""
+    """Return the position behind the last character of a turn's reply; the start if it has no text."""
     caller = state.answering_step
     if state.state == "awaiting_tool" and caller is not None and caller.state == "awaiting_tool":
         last = caller.exchanges[-1]
@@ -227,7 +227,7 @@ def unknown_event_error() -> InvalidRequest:
 
 
 def answer_changed_error(run: str) -> Conflict:
-    """The answer comes from another attempt than the text that was sent."""
+    """Return the error for an answer that comes from another attempt than the text that was sent."""
     return Conflict(
         f"What was streamed up to that event is not part of the answer: the attempt was lost and another one took its "
         f"place. Run {run} is not affected; ask again without an event number for its stream from the start.",

@@ -154,7 +154,7 @@ def step_taken_over(origin: str, n: int, output: str, kept_output: KeptOutput) -
 
 
 def steps_skipped(steps: Iterable[StepState], reason: str) -> tuple[Fact, ...]:
-    """`step.skipped` for each of the steps that is not settled."""
+    """Return `step.skipped` for each of the steps that is not settled."""
     return tuple(StepSkipped(step.n, reason) for step in steps if not step.settled)
 
 

@@ -776,7 +776,7 @@ ENDS: Mapping[Kind, type[RunEnd]] = {event.kind: event for event in _ENDS}
 
 
 def fact_from_json(kind: Kind, body: Json) -> Fact:
-    """The record of a kind; see the module's docstring for what it tolerates."""
+    """Return the record of a kind; see the module's docstring for what it tolerates."""
     return _READERS[kind](body)
 
 
@@ -801,7 +801,7 @@ class Event:
 
     @classmethod
     def of(cls, run: str, seq: int, at: float, fact: Fact) -> "Event":
-        """The event that a written fact has become."""
+        """Return the event that a written fact has become."""
         return cls(run, seq, fact.kind, at, None, fact)
 
     @property

@@ -52,7 +52,7 @@ class Instant:
 def instant(
     events: tuple[Event, ...], present: float, *, seq: int | None = None, seconds: float | None = None
 ) -> Instant:
-    """The run of this journal after its event `seq`, or `seconds` after its admission, or at present.
+    """Return the run of this journal after its event `seq`, or `seconds` after its admission, or at present.
 
     Raises ValueError if the journal has no event of that number.
     """
@@ -70,7 +70,7 @@ def instant(
 
 
 def _end(events: Sequence[Event], present: float) -> float:
-    """The end of the time axis: that of the latest event once the run has ended, else the present."""
+    """Return the end of the time axis: that of the latest event once the run has ended, else the present."""
     latest = max(event.at for event in events)
     if any(event.kind in TERMINAL for event in reversed(events)):
         return latest
@@ -78,8 +78,8 @@ def _end(events: Sequence[Event], present: float) -> float:
 
 
 def _until(events: Sequence[Event], now: float) -> int:
-    """The number of events that were committed by then. Clocks of processes differ a little: an event counts once all
-    before it count."""
+    """Return the number of events that were committed by then. Clocks of processes differ a little: an event counts
+    once all before it count."""
     for place, event in enumerate(events):
         if place and event.at > now + TOLERANCE_SECONDS:
             return place
@@ -87,7 +87,7 @@ def _until(events: Sequence[Event], now: float) -> int:
 
 
 def round_seconds(seconds: float) -> float:
-    """Seconds to the microsecond, as the JSON has them; never below 0."""
+    """Return seconds to the microsecond, as the JSON has them; never below 0."""
     return round(max(seconds, 0.0), DIGITS)
 
 
@@ -95,7 +95,7 @@ def round_seconds(seconds: float) -> float:
 
 
 def snapshot(at: Instant) -> dict[str, Any]:
-    """The state of the run at the instant in plain JSON values, without any text. Money is in dollars."""
+    """Return the state of the run at the instant in plain JSON values, without any text. Money is in dollars."""
     state = at.state
     planned = {step.n for step in state.planned_steps}
     calls: dict[int | None, list[Call]] = {}
@@ -126,7 +126,7 @@ def snapshot(at: Instant) -> dict[str, Any]:
 
 
 def instant_to_json(at: Instant) -> dict[str, Any]:
-    """The place of an instant in its run, as each view of a run begins."""
+    """Return the place of an instant in its run, as each view of a run begins."""
     return {
         "seq": at.state.seq,
         "last_seq": at.last_seq,
@@ -137,7 +137,7 @@ def instant_to_json(at: Instant) -> dict[str, Any]:
 
 
 def _waits(state: RunState) -> dict[str, Any] | None:
-    """The kind of thing that the run waits for, and until when; None if it waits for nothing."""
+    """Return the kind of thing that the run waits for, and until when; None if it waits for nothing."""
     if state.state == "awaiting_tool":
         return {"kind": "tools", "until": state.turn.until}
     if state.state == "awaiting_approval" and state.approval_question is not None:

@@ -146,7 +146,7 @@ def decide(state: RunState, now: float) -> tuple[Command, ...]:
 
 
 def _end_of_wait(state: RunState, now: float) -> tuple[Command, ...]:
-    """The end of a wait for somebody outside, for tool results or for an approval; nothing while it goes on."""
+    """Return the end of a wait for somebody outside, for tool results or for an approval; nothing while it goes on."""
     if state.state == "awaiting_approval":
         return _end_of_approval_wait(state, now)
     if now >= state.turn.until:
@@ -155,7 +155,7 @@ def _end_of_wait(state: RunState, now: float) -> tuple[Command, ...]:
 
 
 def _end_of_approval_wait(state: RunState, now: float) -> tuple[Command, ...]:
-    """The end of a wait for an approval: nothing before there is a decision, or the time for it is over."""
+    """Return the end of a wait for an approval: nothing before there is a decision, or the time for it is over."""
     if state.refused:
         return (give_up(state, Kind.FAILED, approvals.REFUSED),)
     terms, question = state.admitted.approval, state.approval_question
@@ -167,7 +167,7 @@ def _end_of_approval_wait(state: RunState, now: float) -> tuple[Command, ...]:
 
 
 def _may_fall_back(state: RunState, terms: ApprovalTerms, proposal: int) -> bool:
-    """True if a plan that nobody has approved in time may be replaced: by one worker's answer, which needs no
+    """Return True if a plan that nobody has approved in time may be replaced: by one worker's answer, which needs no
     approval."""
     last = state.proposal
     if terms.on_expiry != "fallback-plan" or terms.reasons or last is None:
@@ -177,7 +177,7 @@ def _may_fall_back(state: RunState, terms: ApprovalTerms, proposal: int) -> bool
 
 
 def _await_approval(state: RunState) -> tuple[Command, ...]:
-    """Once nothing else goes on, so that no process is needed while the run waits."""
+    """Return the command to wait for an approval, once nothing else goes on, so that no process is needed meanwhile."""
     if state.admitted.approval is None:
         return ()
     pending = state.awaits_approval
@@ -191,7 +191,7 @@ def _await_approval(state: RunState) -> tuple[Command, ...]:
 
 
 def _shortage(live: Sequence[StepState]) -> tuple[Kind, str] | None:
-    """The end of a run whose answering step is lost, if that or another step had no time or no money."""
+    """Return the end of a run whose answering step is lost, if that or another step had no time or no money."""
     lost = {step.error for step in live}
     if NO_TIME in lost:
         return Kind.EXPIRED, EXPIRED
@@ -226,8 +226,8 @@ def _next_proposal(state: RunState, parent: int | None = None) -> Command:
 
 
 def give_up(state: RunState, kind: Kind, error: str) -> Finish:
-    """The end of a run that cannot go on: with the last answer there is, if an earlier round has given one, or in the
-    first round, for want of money or time, with the best output that may stand in for the answer."""
+    """Return the end of a run that cannot go on: with the last answer there is, if an earlier round has given one, or
+    in the first round, for want of money or time, with the best output that may stand in for the answer."""
     if state.previous_answer is None:
         return _end_with_best_output(state, error) or Finish(kind, error=error)
     accepted_empty_plan = state.has_workflow and not state.current_steps
@@ -241,8 +241,8 @@ def give_up(state: RunState, kind: Kind, error: str) -> Finish:
 
 
 def _end_with_best_output(state: RunState, error: str) -> Finish | None:
-    """The end of a run of one round that has no money or time left: with its answer, if that has come by now, or with
-    what may stand in for it; None if there is neither."""
+    """Return the end of a run of one round that has no money or time left: with its answer, if that has come by now, or
+    with what may stand in for it; None if there is neither."""
     if error not in (EXPIRED, OVER_BUDGET) or state.round > 1:
         return None
     answer = state.answer_of_round(1)
@@ -255,7 +255,8 @@ def _end_with_best_output(state: RunState, error: str) -> Finish | None:
 
 
 def best_output_so_far(state: RunState) -> StepState | None:
-    """The last step of the first round's workflow whose output may stand in for the answer; None if there is none."""
+    """Return the last step of the first round's workflow whose output may stand in for the answer; None if there is
+    none."""
     if not state.has_workflow or state.round > 1:
         return None
     for step in reversed(state.current_steps):
@@ -266,8 +267,8 @@ def best_output_so_far(state: RunState) -> StepState | None:
 
 
 def decide_end_again(command: Finish, state: RunState, decided: float) -> Finish:
-    """The end that follows from a later state than that for which `command` was decided on, at that time. What ran has
-    been stopped, so there is no way back; but others may have answered meanwhile."""
+    """Return the end that follows from a later state than that for which `command` was decided on, at that time. What
+    ran has been stopped, so there is no way back; but others may have answered meanwhile."""
     for next_command in decide(state, decided):
         if isinstance(next_command, Finish):
             return next_command
@@ -277,7 +278,8 @@ def decide_end_again(command: Finish, state: RunState, decided: float) -> Finish
 
 
 def _schedule_steps(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]:
-    """Steps to queue or to skip. A failed or empty input is left out; a step is skipped if nothing is left to see.
+    """Return the steps to queue or to skip. A failed or empty input is left out; a step is skipped if nothing is left
+    to see.
 
     While a plan still streams, its steps start as they come, unless money or time is short; the one that answers waits
     until the plan is accepted.
@@ -327,7 +329,7 @@ def _count_busy(steps: Sequence[StepState]) -> int:
 
 
 def _gated_proposals(state: RunState) -> frozenset[int]:
-    """The proposals of which no step may begin, by number: they are to be approved."""
+    """Return the proposals of which no step may begin, by number: they are to be approved."""
     if state.admitted.approval is None:
         return frozenset()
     return frozenset([proposal.number for proposal in state.all_proposals if state.is_gated(proposal)])
@@ -372,7 +374,7 @@ def _continue_nested(state: RunState, parent: int) -> tuple[Command, ...]:
 
 
 def _await_tools(state: RunState, current: Sequence[StepState], answering: StepState | None) -> tuple[Command, ...]:
-    """Once nothing goes on by itself any more."""
+    """Return the command to wait for the results of tools, once nothing goes on by itself any more; else none."""
     waiting = tuple([step.n for step in current if step.state == "awaiting_tool"])
     if not waiting:
         return ()
@@ -406,7 +408,8 @@ def _succeed(answer: Answer | None) -> tuple[Command, ...]:
 
 
 def _next_round(state: RunState, current: Sequence[StepState]) -> tuple[Command, ...]:
-    """First the steps that the round did not need are settled, then its answer is shown to the conductor."""
+    """Return the commands to skip the steps that the round did not need; once there are none, the one to plan the next
+    round, whose conductor is shown the answer."""
     open_steps = [step for step in current if not step.settled]
     if open_steps:
         return tuple(Skip(step.n, ROUND_OVER) for step in open_steps)

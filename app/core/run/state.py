@@ -252,8 +252,8 @@ class RunState:
         return next((proposal for proposal in self.all_proposals if proposal.needs and self.is_gated(proposal)), None)
 
     def is_gated(self, proposal: Proposal) -> bool:
-        """True if no step of a proposal may begin, because the run has terms of approval and the plan is not accepted
-        yet, or needs an approval that it does not have."""
+        """Return True if no step of a proposal may begin, because the run has terms of approval and the plan is not
+        accepted yet, or needs an approval that it does not have."""
         if self.admitted.approval is None or proposal.state == "rejected":
             return False
         return proposal.state == "open" or (bool(proposal.needs) and proposal.number not in self.approvals)
@@ -280,7 +280,7 @@ class RunState:
         return tuple([step for step in self.steps.values() if step.proposal == last])
 
     def steps_of(self, proposal: Proposal) -> tuple[StepState, ...]:
-        """The steps of a proposal, in order."""
+        """Return the steps of a proposal, in order."""
         return tuple(step for step in self.steps.values() if step.proposal == proposal.number)
 
     @property
@@ -321,7 +321,7 @@ class RunState:
         return last is None or last.round >= self.admitted.limits.rounds or last.mode == FALLBACK
 
     def steps_of_round(self, number: int) -> tuple[StepState, ...]:
-        """The steps of a round's workflow; none before it is accepted."""
+        """Return the steps of a round's workflow; none before it is accepted."""
         accepted: set[int] = set()
         for proposal in self.proposals:
             if proposal.round == number and proposal.state == "accepted":
@@ -362,7 +362,7 @@ class RunState:
 
     @property
     def open_calls(self) -> tuple[Call, ...]:
-        """Calls that are intended and have no outcome."""
+        """Return the calls that are intended and have no outcome."""
         return tuple(call for call in self.calls.values() if call.outcome is None)
 
     @property

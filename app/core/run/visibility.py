@@ -214,7 +214,7 @@ class LabelFlow:
         return Reading(labels, frozenset({CONDUCTOR}) if step.subtask else NOTHING)
 
     def _lost(self, step: StepState) -> frozenset[str]:
-        """The labels that a subtask has lost."""
+        """Return the labels that a subtask has lost."""
         if self._catalog is None or not self._lowered_now:
             return step.subtask_lost
         admitted = self._state.admitted
@@ -265,7 +265,8 @@ def labels_in_run(state: RunState) -> frozenset[str]:
 
 
 def labels_matter(state: RunState, workers: Iterable[Worker]) -> bool:
-    """True if the labels of a run can exclude anybody: something of it carries a label, or rules bind the workers."""
+    """Return True if the labels of a run can exclude anybody: something of it carries a label, or rules bind the
+    workers."""
     for worker in workers:  # a generator takes longer than all of the rest, and each step of each run asks
         if worker.bars:
             return True

@@ -104,7 +104,7 @@ def hashes_of(body: bytes) -> list[bytes]:
 
 
 def node_reader(tile: Callable[[int, int], Sequence[bytes]]) -> Node:
-    """Reads nodes from tiles, whose hashes `tile` returns for a level and a number."""
+    """Return a reader of nodes from tiles, whose hashes `tile` returns for a level and a number."""
 
     def node(level: int, index: int) -> bytes:
         tile_level, height = divmod(level, HEIGHT)

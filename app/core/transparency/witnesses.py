@@ -63,7 +63,7 @@ def cosigned_at(signature: bytes) -> int:
 
 
 def cosignature_time(note: str, key: WitnessKey) -> int | None:
-    """When the witness has cosigned this checkpoint; None if it has not. Raises `NoteInvalid`."""
+    """Return when the witness has cosigned this checkpoint; None if it has not. Raises `NoteInvalid`."""
     text, signatures = split_note(note)
     for name, number, signature in signatures:
         if (name, number) == (key.name, key.id):
