@@ -97,5 +97,6 @@ lock: .venv/dev.stamp  ## Pins stay where they are; UPGRADE=--upgrade moves them
 .venv/dev.stamp: requirements-dev.txt requirements.txt pyproject.toml | .venv/bin/python
 	$(PIP) --require-hashes -r requirements-dev.txt
 	$(BATON)
-	-$(BIN)/python -m compileall -qq -j 0 .venv/lib app tests  # by all cores; what is not compiled here is when it is imported
+	-$(BIN)/python -m compileall -qq -j 0 -x '/test_[^/]*\.py$$' .venv/lib app tests  # by all cores; the rest is when it is imported
+	-$(BIN)/python -m tests.harness.compiled_tests
 	touch .venv/runtime.stamp $@
