@@ -196,6 +196,13 @@ def _mint_key(
     if unknown:
         raise InvalidRequest("There is no tier of a name in 'tiers'.", param="tiers", code="invalid_value")
     now = context.gateway.now()
+    expires_at, public_id, max_usd = None, None, None
+    if key_request.expires_in is not None:
+        expires_at = now + key_request.expires_in
+    if record is not None:
+        public_id = record.id[:PUBLIC_DIGITS]
+    if key_request.usd is not None:
+        max_usd = round(key_request.usd * MILLION)
     try:
         key, row = mint(
             context.gateway.pepper,
@@ -203,8 +210,8 @@ def _mint_key(
             name=key_request.name,
             scopes=scopes_of(key_request.roles, key_request.scopes) or ROLES["caller"],
             now=now,
-            expires_at=now + key_request.expires_in if key_request.expires_in is not None else None,
-            public=None if record is None else record.id[:PUBLIC_DIGITS],
+            expires_at=expires_at,
+            public=public_id,
         )
     except ConfigInvalid:
         raise InvalidRequest("There is no scope of a name in 'scopes'.", param="scopes", code="invalid_value") from None
@@ -212,7 +219,7 @@ def _mint_key(
         row,
         tiers=frozenset(key_request.tiers),
         labels=frozenset(key_request.labels),
-        max_usd=round(key_request.usd * MILLION) if key_request.usd is not None else None,
+        max_usd=max_usd,
         all_tenants=key_request.all_tenants,
         rpm=key_request.rpm,
         tpm=key_request.tpm,
@@ -237,7 +244,7 @@ def _check_rights(caller: Caller, row: KeyRow) -> None:
     ends_in_time = caller.via == "oidc" or own.expires_at is None
     if own.expires_at is not None and row.expires_at is not None:
         ends_in_time |= row.expires_at <= own.expires_at
-    allowed = (
+    rights = (
         _has_rights(caller, row),
         own.labels <= row.labels,
         has_tiers,
@@ -247,7 +254,7 @@ def _check_rights(caller: Caller, row: KeyRow) -> None:
         _is_within(row.concurrency, own.concurrency),
         ends_in_time,
     )
-    if not all(allowed):
+    if not all(rights):
         raise Forbidden(
             "The key may do more than the one who asks: its scopes, tenants, labels, tiers, cost, rates or lifetime."
         )

@@ -162,8 +162,8 @@ class Access(Keys):
         mac, body = raw[:32], raw[32:]
         is_ours = False
         for pepper in self._context.peppers():  # every pepper is tried, so that the time tells nothing
-            expected = _mac(_session_key(pepper), purpose.encode(), body)
-            is_ours |= hmac.compare_digest(expected, mac)
+            own_mac = _mac(_session_key(pepper), purpose.encode(), body)
+            is_ours |= hmac.compare_digest(own_mac, mac)
         if not is_ours:
             return None
         fields: dict[str, Any] = orjson.loads(body)
@@ -220,13 +220,9 @@ def rules(keys: Keys, people: People | None) -> APIRouter:
     )
     async def list_login_rules(caller: Annotated[Caller, keys.needs("keys:read")]) -> Response:
         """The rules of BATON_OIDC_ROLES, in their order; for a caller of one tenant those of that tenant."""
-        body: dict[str, Any] = {
-            "object": "logins",
-            "enabled": people is not None,
-            "session_seconds": people.seconds if people is not None else 0.0,
-            "grants": [],
-        }
+        body: dict[str, Any] = {"object": "logins", "enabled": False, "session_seconds": 0.0, "grants": []}
         if people is not None:
+            body |= {"enabled": True, "session_seconds": people.seconds}
             for grant in people.grants:
                 if caller.key.all_tenants or grant.tenant == caller.key.tenant:
                     body["grants"].append(asdict(grant))
@@ -299,14 +295,14 @@ def _add_logout_route(router: APIRouter, access: Access, people: People) -> None
 
 def _identity_claims(claims: Mapping[str, Any], grants: Sequence[Grant]) -> list[tuple[str, str]]:
     """Return the claims that some rule names, each with one of the values of the person; a claim may be a list."""
-    trusted: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for claim, value in dict.fromkeys((grant.claim, grant.value) for grant in grants):
         values = claims.get(claim)
         if not isinstance(values, list):
             values = [values]
         if value in values and _is_trusted(claim, claims):
-            trusted.append((claim, value))
-    return trusted
+            pairs.append((claim, value))
+    return pairs
 
 
 def _is_trusted(claim: str, claims: Mapping[str, Any]) -> bool:
@@ -315,5 +311,7 @@ def _is_trusted(claim: str, claims: Mapping[str, Any]) -> bool:
 
 
 def _set(reply: Response, people: People, name: str, value: str, seconds: float) -> None:
-    path = "/" if name == SESSION else "/admin"
+    path = "/admin"
+    if name == SESSION:
+        path = "/"
     reply.set_cookie(name, value, max_age=int(seconds), path=path, secure=people.secure, httponly=True, samesite="lax")

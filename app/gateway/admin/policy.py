@@ -81,8 +81,11 @@ def _add_read_route(router: APIRouter, context: AdminContext, keys: Keys) -> Non
 
 
 def _rule(catalog: Catalog, rule: Rule) -> dict[str, Any]:
-    excluded = [worker.name for worker in catalog.workers.values() if rule.name in _rules_of(worker)]
-    return {"name": rule.name, "labels": sorted(rule.labels), "excludes": excluded}
+    worker_names: list[str] = []
+    for worker in catalog.workers.values():
+        if rule.name in _rules_of(worker):
+            worker_names.append(worker.name)
+    return {"name": rule.name, "labels": sorted(rule.labels), "excludes": worker_names}
 
 
 def _rules_of(worker: Worker) -> frozenset[str]:

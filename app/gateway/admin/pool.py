@@ -82,6 +82,9 @@ def _add_worker_routes(router: APIRouter, context: AdminContext, keys: Keys) -> 
 
 
 def _worker(context: AdminContext, catalog: Catalog, worker: Worker) -> dict[str, Any]:
+    state = None
+    if context.state is not None:
+        state = context.state(worker)
     return {
         "object": "worker",
         "name": worker.name,
@@ -92,7 +95,7 @@ def _worker(context: AdminContext, catalog: Catalog, worker: Worker) -> dict[str
         "retention": worker.card.retention,
         "clearance": sorted(worker.card.clearance),
         "rules": sorted({bar.rule for bar in worker.bars}),
-        "state": context.state(worker) if context.state is not None else None,
+        "state": state,
     }
 
 
@@ -212,13 +215,13 @@ def _add_conductor_change(
         if conductor not in versions.conductor_names(context.gateway.catalog()):
             raise NotFound("No tier of the pool file has this conductor.")
         store = context.gateway.store
-        requested = versions.RequestedChange(
+        requested_change = versions.RequestedChange(
             conductor, kind, getattr(change_request, "version", ""), getattr(change_request, "share", 0.0)
         )
         check = partial(
             versions.check_change,
             store,
-            requested,
+            requested_change,
             lambda: context.versions(conductor),
             context.trusted,
             partial(_warn, context),
@@ -256,9 +259,13 @@ def _add_tier_change(
         With an `Idempotency-Key` the same request changes it once."""
         change_request, store, catalog = read(model, body), context.gateway.store, context.gateway.catalog()
         _check_tier(catalog, tier)
-        subject = subject_named(catalog, change_request.subject) if isinstance(change_request, SubjectRequest) else ""
-        requested = versions.RequestedChange(f"{TIER}{tier}", kind, subject, getattr(change_request, "share", 0.0))
-        check = partial(versions.check_service, store, catalog, requested)
+        subject = ""
+        if isinstance(change_request, SubjectRequest):
+            subject = subject_named(catalog, change_request.subject)
+        requested_change = versions.RequestedChange(
+            f"{TIER}{tier}", kind, subject, getattr(change_request, "share", 0.0)
+        )
+        check = partial(versions.check_service, store, catalog, requested_change)
 
         async def change() -> Response:
             await _make_change(context, check, "tier", getattr(change_request, "force", None), caller)

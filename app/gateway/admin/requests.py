@@ -290,4 +290,8 @@ def read(model: type[Model], body: Mapping[str, Any]) -> Model:
 
 def _with_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the body with tuples for lists: the models are strict."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    values: dict[str, Any] = dict(fields)
+    for name, value in fields.items():
+        if isinstance(value, list):
+            values[name] = tuple(value)
+    return values

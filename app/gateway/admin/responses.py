@@ -33,5 +33,7 @@ def positions() -> Iterator[None]:
 
 def page(entries: Sequence[Mapping[str, Any]], field: str, *, has_more: bool) -> Response:
     """Return a page of a list."""
-    next_position = str(entries[-1][field]) if has_more else None
+    next_position = None
+    if has_more:
+        next_position = str(entries[-1][field])
     return as_json({"object": "list", "data": list(entries), "has_more": has_more, "next": next_position})

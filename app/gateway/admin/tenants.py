@@ -118,10 +118,13 @@ def _add_change_log_route(router: APIRouter, context: AdminContext, keys: Keys) 
         for a caller of all tenants."""
         if filters.tenant is not None and not caller.sees(filters.tenant):
             return page([], "seq", has_more=False)
+        tenant = caller.tenant
+        if filters.tenant is not None:
+            tenant = filters.tenant
         query = AdminEventQuery(
             limit=filters.limit + 1,
             before=filters.after,
-            tenant=filters.tenant if filters.tenant is not None else caller.tenant,
+            tenant=tenant,
             target=filters.target,
             actor=filters.actor,
             action=filters.action,
@@ -159,17 +162,10 @@ def _add_spending_route(router: APIRouter, context: AdminContext, keys: Keys) ->
         if tenant is not None and not caller.sees(tenant):
             raise NotFound("There is no such tenant.")
         query = SpendQuery(since=since, until=until, tenant=tenant, by=filters.by, limit=filters.limit)
-        rows = [
-            {
-                "tenant": row.tenant,
-                "key": row.key,
-                "runs": row.runs,
-                "usd": row.usd / MILLION,
-                "held_usd": row.held / MILLION,
-                "tokens": row.tokens,
-            }
-            for row in await administration(context, caller).spending(query)
-        ]
+        rows: list[dict[str, Any]] = []
+        for row in await administration(context, caller).spending(query):
+            dollars = {"usd": row.usd / MILLION, "held_usd": row.held / MILLION}
+            rows.append({"tenant": row.tenant, "key": row.key, "runs": row.runs, **dollars, "tokens": row.tokens})
         return as_json({"object": "spending", "since": since, "until": until, "by": filters.by, "data": rows})
 
 

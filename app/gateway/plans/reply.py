@@ -54,7 +54,13 @@ def whole(catalog: Catalog, plan: Plan, revision: Revision, content: RevisionCon
     """Return a plan with one of its revisions in full; with `lists` in the published form."""
     state, steps = revision.state, content.steps
     limits = limits_of(state.admitted.limits)
-    plan_value = as_lists(steps, state.admitted.pool) if lists else as_value(steps)
+    if lists:
+        plan_value = as_lists(steps, state.admitted.pool)
+    else:
+        plan_value = as_value(steps)
+    approval_reasons: list[str] = []
+    if state.proposal is not None:
+        approval_reasons = list(state.proposal.needs)
     return {
         "id": plan.id,
         "object": "plan",
@@ -71,7 +77,7 @@ def whole(catalog: Catalog, plan: Plan, revision: Revision, content: RevisionCon
         "topology": state.topology,
         "plan": plan_value,
         "limits": {**limits.to_json(), "usd": dollars(limits.usd)},
-        "approval_needed": list(state.proposal.needs) if state.proposal is not None else [],
+        "approval_needed": approval_reasons,
         "labels": sorted(state.admitted.labels),
         "pool": list(state.admitted.pool),
         "excluded": dict(state.admitted.excluded),
@@ -107,14 +113,18 @@ def _revision(revision: Revision) -> dict[str, Any]:
 def planned_disclosures(catalog: Catalog, revision: Revision, steps: Sequence[Step]) -> list[dict[str, Any]]:
     """Return the disclosures that a plan would cause, one for each step, in the words of the ledger of disclosures."""
     state = revision.state
-    base = state.proposal.base if state.proposal is not None else 0
+    base = 0
+    if state.proposal is not None:
+        base = state.proposal.base
     readings = LabelFlow(state, catalog).readings
     pool = [catalog.workers[name] for name in state.admitted.pool if name in catalog.workers]
     disclosures: list[dict[str, Any]] = []
     for n, step in enumerate(steps):
         reading, worker = readings[n + base], catalog.workers.get(step.worker)
         disclosure = ledger.recipient(_recipient(n, step, worker, reading, state.admitted.conductor))
-        disclosure["retention"] = worker.card.retention if worker is not None else None
+        disclosure["retention"] = None
+        if worker is not None:
+            disclosure["retention"] = worker.card.retention
         disclosure["why"]["granted"] = _granted(step)
         disclosures.append(disclosure | _others(pool, step.worker, reading))
     return disclosures
@@ -122,10 +132,13 @@ def planned_disclosures(catalog: Catalog, revision: Revision, steps: Sequence[St
 
 def _granted(step: Step) -> list[str]:
     """Return what the access list of a step grants, in words."""
-    granted: list[str] = []
+    grants: list[str] = []
     for entry in step.access.as_list():
-        granted.append(entry if isinstance(entry, str) else f"step:{entry}")
-    return granted
+        if isinstance(entry, str):
+            grants.append(entry)
+        else:
+            grants.append(f"step:{entry}")
+    return grants
 
 
 def _recipient(n: int, step: Step, worker: Worker | None, reading: Reading, planned_by: str) -> Recipient:

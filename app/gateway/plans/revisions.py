@@ -126,7 +126,9 @@ async def steps_of(store: TenantStore, revision: Revision) -> tuple[Step, ...]:
     """Return the steps of a revision, counted from 0. Raises `NotFound` if their texts were erased."""
     state = revision.state
     texts = await texts_of(store, state.run, {step.subtask for step in state.current_steps})
-    base = state.proposal.base if state.proposal is not None else 0
+    base = 0
+    if state.proposal is not None:
+        base = state.proposal.base
     return tuple([_step(step, texts, base) for step in state.current_steps])
 
 

@@ -4,7 +4,7 @@ disclose, `PATCH` makes a revision of it, and `POST /v1/plans/{id}/run` executes
 A plan's texts are its author's: another key of the tenant needs `audit:read` to see, change or execute it.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import orjson
@@ -165,32 +165,21 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, his
         filters: Annotated[PlanFilters, Query()], caller: Annotated[Caller, keys.needs("runs:read")]
     ) -> Response:
         """The plans of the key's tenant that were not deleted, without their texts."""
+        before = None
+        if filters.after is not None:
+            before = filters.after[:2]
         run_query = RunQuery(
             tenant=caller.tenant,
             since=filters.since,
             until=filters.until,
             tags=((PLAN_TAG, FIRST_REVISION),),
-            before=filters.after[:2] if filters.after is not None else None,
+            before=before,
             limit=filters.limit + 1,
         )
         rows = await context.store.of_tenant(caller.tenant).runs(run_query)
         page = rows[: filters.limit]
         names = await key_names(context.store.administration_of(caller.tenant), [row.key for row in page])
-        data = [reply.summary(row) | {"author_name": names[row.key]} for row in page if not row.erased]
-        has_more = len(rows) > filters.limit
-        next_page = None
-        if has_more:
-            next_page = query.as_cursor(query.Cursor(page[-1].created_at, page[-1].id))
-        return _json(
-            {
-                "object": "list",
-                "data": data,
-                "first_id": data[0]["id"] if data else None,
-                "last_id": data[-1]["id"] if data else None,
-                "has_more": has_more,
-                "next": next_page,
-            }
-        )
+        return _json(_list_page(page, names, has_more=len(rows) > filters.limit))
 
     @router.get(
         "/{plan}",
@@ -205,6 +194,20 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, his
         task = await target.task()
         content = await _read_content(target.store, histories, target.plan, revision, task)
         return await _plan_reply(context, target.caller, target.plan, revision, content, options.format)
+
+
+def _list_page(rows: Sequence[RunRow], names: Mapping[str, str | None], *, has_more: bool) -> dict[str, Any]:
+    """Return a page of the list of plans; `names` are those of the keys. Deleted plans are left out."""
+    data: list[dict[str, Any]] = []
+    for row in rows:
+        if not row.erased:
+            data.append(reply.summary(row) | {"author_name": names[row.key]})
+    page = {"object": "list", "data": data, "first_id": None, "last_id": None, "has_more": has_more, "next": None}
+    if data:
+        page |= {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
+    if has_more:
+        page["next"] = query.as_cursor(query.Cursor(rows[-1].created_at, rows[-1].id))
+    return page
 
 
 def _add_revise_route(

@@ -157,14 +157,19 @@ def _read_request(body: Mapping[str, Any]) -> ApprovalRequest:
 
 
 def _decision(approval_request: ApprovalRequest, caller: Caller) -> Decision:
+    key, max_usd = "", None
+    if caller.via == "key":
+        key = caller.key.id
+    if approval_request.max_usd is not None:
+        max_usd = round(approval_request.max_usd * MILLION)
     return Decision(
         verdict=approval_request.decision,
         digest=approval_request.digest,
         by=f"{caller.via}:{caller.key.id}",
-        key=caller.key.id if caller.via == "key" else "",
+        key=key,
         reason=approval_request.reason,
         replacements=tuple(approval_request.replacements),
-        max_usd=round(approval_request.max_usd * MILLION) if approval_request.max_usd is not None else None,
+        max_usd=max_usd,
     )
 
 
@@ -234,9 +239,11 @@ async def approval_of(store: TenantStore, row: RunRow, *, reads: bool, own: bool
     question, terms = state.approval_question, state.admitted.approval
     if question is None or terms is None:
         return None
-    asked_at = next(
-        at for at, fact in timed_facts(journal.events, RunAwaitingApproval) if fact.digest == question.digest
-    )
+    requests = timed_facts(journal.events, RunAwaitingApproval)
+    asked_at = next(at for at, fact in requests if fact.digest == question.digest)
+    worst_case_usd = None
+    if question.price is not None:
+        worst_case_usd = dollars(question.price)
     proposal = _proposal(state, question.proposal)
     steps = state.steps_of(proposal)
     decision = _decision_on(journal.events, question.digest)
@@ -266,7 +273,7 @@ async def approval_of(store: TenantStore, row: RunRow, *, reads: bool, own: bool
         "expires_at": question.until,
         "on_expiry": terms.on_expiry,
         "four_eyes": terms.four_eyes,
-        "worst_case_usd": dollars(question.price) if question.price is not None else None,
+        "worst_case_usd": worst_case_usd,
         "spent_usd": dollars(question.usd),
         "limit_usd": dollars(state.admitted.limits.usd),
         "estimate": None,
@@ -291,7 +298,9 @@ def _decision_on(events: Sequence[Event], digest: str) -> tuple[float, RunApprov
 
 def _status(state: RunState, decision: tuple[float, RunApproved | RunRefused] | None) -> str:
     if decision is not None:
-        return "approved" if isinstance(decision[1], RunApproved) else "refused"
+        if isinstance(decision[1], RunApproved):
+            return "approved"
+        return "refused"
     if state.state == WAITING:
         return "waiting"
     if state.state == "cancelled":

@@ -78,9 +78,11 @@ def whole(
     run_facts, admitted = _facts_of(state, journal.events), state.admitted
     costs = bill(state)
     limits = asdict(admitted.limits)
-    erasure = None
+    erasure, end = None, {}
     if not journal.salt:
         erasure = {"at": row.erased_at, "by": row.erased_by}
+    if state.end is not None:
+        end = state.end.to_json()
     return summary(row) | {
         "request_id": admitted.request_id or None,
         "trace_id": trace_of_turn(admitted.trace, state.turn.trace).id or None,
@@ -106,7 +108,7 @@ def whole(
         "usage": usage_of(costs),
         "total_usage": usage_figures(costs.total),
         "cost_usd": dollars(costs.usd),
-        "end": state.end.to_json() if state.end is not None else {},
+        "end": end,
         "feedback": ratings(feedback),
     }
 
@@ -164,7 +166,10 @@ def _first(pairs: Iterable[tuple[int, F]]) -> dict[int, F]:
 
 
 def _proposal(run_facts: _RunFacts, proposal: Proposal) -> dict[str, Any]:
-    opened = run_facts.opened.get(proposal.number)
+    opening = run_facts.opened.get(proposal.number)
+    decision, order = None, None
+    if opening is not None:
+        decision, order = opening.decision, list(opening.order)
     plan_steps = [fact for fact in run_facts.planned.values() if fact.proposal == proposal.number]
     calls: list[dict[str, Any]] = []
     for at, intent in run_facts.intents.get(None, ()):
@@ -181,8 +186,8 @@ def _proposal(run_facts: _RunFacts, proposal: Proposal) -> dict[str, Any]:
         "outage": proposal.outage,
         "reasons": list(proposal.reasons),
         "topology": proposal.topology or None,
-        "decision": opened.decision if opened is not None else None,
-        "order": list(opened.order) if opened is not None else None,
+        "decision": decision,
+        "order": order,
         "steps": [fact.n for fact in plan_steps],
         "probabilities": {str(fact.n): fact.probability for fact in plan_steps},
         "attempts": own_calls or calls,
@@ -194,7 +199,14 @@ def _step(run_facts: _RunFacts, n: int) -> dict[str, Any]:
     plan_step, failure = run_facts.planned.get(n), run_facts.failed.get(n)
     proposal = run_facts.proposals[step.proposal]
     intents = run_facts.intents.get(n, ())
-    ended_at, kept_from = None, None
+    planned_worker, probability, passed_over = step.worker, None, []
+    if plan_step is not None:
+        planned_worker, probability = plan_step.worker, plan_step.probability
+    if failure is not None:
+        passed_over = _passed_over(failure.passed_over)
+    started_at, ended_at, kept_from = None, None, None
+    if intents:
+        started_at, _ = intents[0]
     if n in run_facts.done:
         ended_at, end = run_facts.done[n]
         kept_from = _kept_from(end)
@@ -204,19 +216,19 @@ def _step(run_facts: _RunFacts, n: int) -> dict[str, Any]:
         "round": proposal.round,
         "parent": proposal.parent,
         "worker": step.worker,
-        "planned_worker": plan_step.worker if plan_step is not None else step.worker,
+        "planned_worker": planned_worker,
         "kept_from": kept_from,
-        "probability": plan_step.probability if plan_step is not None else None,
+        "probability": probability,
         "access": step.access.as_list(),
         "labels": sorted(run_facts.labels[n]),
         "declassified": sorted(step.output_lost),
         "tools": step.tools,
         "state": step.state,
         "error": step.error or None,
-        "passed_over": _passed_over(failure.passed_over) if failure is not None else [],
+        "passed_over": passed_over,
         "chars": step.chars,
         "finish": step.finish or None,
-        "started_at": intents[0][0] if intents else None,
+        "started_at": started_at,
         "ended_at": ended_at,
         "usage": usage_figures(summed(call.usage for call in calls)),
         "cost_usd": dollars(sum(call.usd for call in calls)),
@@ -264,10 +276,13 @@ def _attempt(at: float, intent: CallIntended, finished: Mapping[str, CallFinishe
 
 
 def _outcome(finished: CallFinished) -> dict[str, Any]:
+    blamed: str | None = finished.blamed
+    if blamed == "silent":
+        blamed = None
     return {
         "outcome": finished.outcome,
         "error": finished.error,
-        "blamed": finished.blamed if finished.blamed != "silent" else None,
+        "blamed": blamed,
         "retry_after": finished.retry_after,
         "reason": finished.reason or None,
         "http_status": finished.http_status,

@@ -119,11 +119,14 @@ def _page_reply(
     """Return a page of the list; `names` are those of the keys, which the list has in JSON only."""
     if form == "json":
         data = [shown(row) | {"key_name": names[row.key]} for row in rows]
+        first_id, last_id = None, None
+        if data:
+            first_id, last_id = data[0]["id"], data[-1]["id"]
         page = {
             "object": "list",
             "data": data,
-            "first_id": data[0]["id"] if data else None,
-            "last_id": data[-1]["id"] if data else None,
+            "first_id": first_id,
+            "last_id": last_id,
             "has_more": next_page is not None,
             "next": next_page,
         }

@@ -70,6 +70,9 @@ def exchanges(step: StepState, events: Sequence[Event]) -> list[dict[str, Any]]:
     result_times = [at for at, fact in timed_facts(events, StepToolResults) if fact.n == step.n]
     uses: list[dict[str, Any]] = []
     for place, (exchange, (at, fact)) in enumerate(zip(step.exchanges, requests, strict=True)):
+        answered_at = None
+        if place < len(result_times):
+            answered_at = result_times[place]
         uses.append(
             {
                 "turn": exchange.turn,
@@ -77,7 +80,7 @@ def exchanges(step: StepState, events: Sequence[Event]) -> list[dict[str, Any]]:
                 "worker": exchange.worker,
                 "at": at,
                 "calls": [{"id": call.id, "name": call.name} for call in fact.calls],
-                "answered_at": result_times[place] if place < len(result_times) else None,
+                "answered_at": answered_at,
             }
         )
     return uses
@@ -98,7 +101,13 @@ def event_without_ids(body: Mapping[str, Any], waiting: Collection[str]) -> Mapp
 
 
 def _without_ids(calls: Sequence[Mapping[str, Any]], waiting: Collection[str]) -> list[dict[str, Any]]:
-    return [{**call, "id": None if call["id"] in waiting else call["id"]} for call in calls]
+    calls_without_ids: list[dict[str, Any]] = []
+    for call in calls:
+        call_id = call["id"]
+        if call_id in waiting:
+            call_id = None
+        calls_without_ids.append({**call, "id": call_id})
+    return calls_without_ids
 
 
 def refs(step: StepState) -> set[str]:

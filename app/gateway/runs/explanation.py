@@ -5,6 +5,7 @@ reasons that a conductor gave. `explanation_words.py` puts this data into senten
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from app.core.plan.workflow import CONDUCTOR
@@ -316,10 +317,13 @@ def _left_out(worker: str, reason: str, proposal: int | None, otherwise: str = "
 
 def _approval(run: _ExplainedRun, question: RunAwaitingApproval) -> Data:
     """Return a plan that needed an approval: why, and who decided what. There is no decision while it waits."""
+    worst_case_usd = None
+    if question.price is not None:
+        worst_case_usd = dollars(question.price)
     fields: Data = {
         "proposal": question.proposal,
         "needed_because": list(question.reasons),
-        "worst_case_usd": dollars(question.price) if question.price is not None else None,
+        "worst_case_usd": worst_case_usd,
         "decision": None,
         "by": None,
         "max_usd": None,
@@ -461,7 +465,7 @@ def _answer(run: _ExplainedRun) -> Data:
         "stopped": None,
         "degraded": state.degraded,
         "error": None,
-        "ratings": [_rating(rating) for kind in run.whole["feedback"].values() for rating in kind],
+        "ratings": list(map(_rating, chain.from_iterable(run.whole["feedback"].values()))),
     }
     if end is not None:
         fields |= {"fell_back": end.fell_back, "stopped": end.stopped or None, "error": end.error or None}

@@ -119,12 +119,16 @@ def figure(number: float) -> str:
 
 
 def _step_list(numbers: Sequence[int]) -> str:
-    noun = "step" if len(numbers) == 1 else "steps"
+    noun = "steps"
+    if len(numbers) == 1:
+        noun = "step"
     return f"{noun} " + ", ".join(map(str, numbers))
 
 
 def _count_of(number: int, noun: str, many: str) -> str:
-    return f"{number} {noun if number == 1 else many}"
+    if number == 1:
+        return f"{number} {noun}"
+    return f"{number} {many}"
 
 
 def _opening(data: Data) -> str:
@@ -174,13 +178,17 @@ def _version(shape: Data) -> str:
 def _rejected(proposal: Data) -> list[str]:
     if proposal["state"] != "rejected":
         return []
-    failed = "the conductor failed" if proposal["outage"] else "it was rejected"
+    failure = "it was rejected"
+    if proposal["outage"]:
+        failure = "the conductor failed"
     reasons = "; ".join(map(quoted, proposal["rejected_because"]))
-    return [f"  Proposal {proposal['number']} was not used, because {failed}: {reasons}."]
+    return [f"  Proposal {proposal['number']} was not used, because {failure}: {reasons}."]
 
 
 def _choice(choice: Data) -> list[str]:
-    purpose = "to explore" if choice["explored"] else "as the best"
+    purpose = "as the best"
+    if choice["explored"]:
+        purpose = "to explore"
     if not choice["explores"]:
         purpose += ", because exploring was not allowed"
     candidates = _count_of(choice["candidates"], "candidate", "candidates")
@@ -196,8 +204,10 @@ def _choice(choice: Data) -> list[str]:
 
 def _alternative(alternative: Data, *, is_chosen: bool) -> list[str]:
     """Return what is known of an alternative; nothing for the chosen one if nothing was predicted for it."""
-    which = "It" if is_chosen else f"Alternative {quoted(alternative['action'])}"
-    words = f"    {which}: probability {figure(alternative['probability'])}"
+    subject = f"Alternative {quoted(alternative['action'])}"
+    if is_chosen:
+        subject = "It"
+    words = f"    {subject}: probability {figure(alternative['probability'])}"
     if alternative["success"] is not None:
         success, cost = figure(alternative["success"]), money(alternative["cost_usd"])
         return [f"{words}, predicted success {success}, predicted cost {cost}."]
@@ -253,7 +263,9 @@ def _step(step: Data, *, preview: bool) -> list[str]:
     who = step["worker"]
     if step["nested"]:
         who = "the conductor itself, with a workflow of its own"
-    state = "planned" if preview else step["state"]
+    state = step["state"]
+    if preview:
+        state = "planned"
     if step["error"] and not preview:
         state += f" ({step['error']})"
     lines = [
@@ -262,7 +274,9 @@ def _step(step: Data, *, preview: bool) -> list[str]:
     ]
     if step["reason"]["text"] is not None:
         lines.append(f"  The conductor's reason, in its own words: {quoted(step['reason']['text'])}")
-    verb = "saw" if step["calls"] else "would see"
+    verb = "would see"
+    if step["calls"]:
+        verb = "saw"
     lines.append(f"  It {verb} {_saw(step['saw'])}.{_withheld(step['withheld'])}")
     if step["withheld"]["reason"]["text"] is not None:
         lines.append(f"  The reason for withholding, in its own words: {quoted(step['withheld']['reason']['text'])}")

@@ -44,8 +44,15 @@ async def take(
     rating_request = _read_request(body)
     if row.ended_at is None:
         raise Conflict("The run goes on; send feedback when it has ended.", code="run_not_ended")
+    if once is not None:
+        feedback_id = f"fb_{once.id[:32]}"
+    else:
+        feedback_id = context.name("fb")
+    score = rating_request.score
+    if rating_request.thumbs is not None:
+        score = THUMBS[rating_request.thumbs]
     feedback = Feedback(
-        id=f"fb_{once.id[:32]}" if once is not None else context.name("fb"),
+        id=feedback_id,
         run=row.id,
         tenant=row.tenant,
         key=caller.key.id,
@@ -53,7 +60,7 @@ async def take(
         kind="explicit",
         source=rating_request.source,
         version=rating_request.version,
-        score=THUMBS[rating_request.thumbs] if rating_request.thumbs is not None else rating_request.score,
+        score=score,
         label=rating_request.label or "",
         comment=rating_request.comment,
     )

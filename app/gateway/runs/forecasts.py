@@ -104,8 +104,11 @@ def _planned(catalog: Catalog, task: Task, steps: Sequence[Step], place: int, li
 def _bytes(task: Task, steps: Sequence[Step], place: int) -> int:
     """Return the bytes of a step's messages as they would be sent, without what earlier steps will have written."""
     step = steps[place]
-    seen = [EarlierStep(n, steps[n].subtask, "?") for n in step.access.steps]
-    size = _size(compose(task if step.access.user else None, step.subtask, seen)) - len(seen)
+    earlier_steps = [EarlierStep(n, steps[n].subtask, "?") for n in step.access.steps]
+    conversation = None
+    if step.access.user:
+        conversation = task
+    size = _size(compose(conversation, step.subtask, earlier_steps)) - len(earlier_steps)
     if step.answers and task.form is not None:
         size += len(json.dumps(task.form.schema, default=dict))
     if step.answers or step.tools:

@@ -102,7 +102,9 @@ async def _body(log: TransparencyLog, tile: Tile) -> bytes:
         body = (await log.tile(tile.level, tile.number))[: tile.width * HASH_BYTES]
         count = len(body) // HASH_BYTES
     if count < tile.width:
-        kind = "full tile" if tile.width == WIDTH else "tile of this width"
+        kind = "tile of this width"
+        if tile.width == WIDTH:
+            kind = "full tile"
         raise NotFound(f"The log has no such {kind} yet.")
     return body
 
@@ -114,10 +116,13 @@ def proof_of_run(run: str, events: int, proof: Proof) -> dict[str, Any]:
 
 
 def _leaf_to_json(leaf: ProvenLeaf) -> dict[str, Any]:
+    salt = None
+    if leaf.salt is not None:
+        salt = _base64(leaf.salt)
     return {
         "index": leaf.place,
         "entry": leaf.entry.decode(),
-        "salt": _base64(leaf.salt) if leaf.salt is not None else None,
+        "salt": salt,
         "proof": [_base64(step) for step in leaf.proof],
     }
 

@@ -60,9 +60,9 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         if describe_model is describe:
             page["object"] = "list"
         page["data"] = [describe_model(catalog, _serving_tier(context, catalog, name), name, created) for name in names]
-        page["first_id"] = names[0] if names else None
-        page["last_id"] = names[-1] if names else None
-        page["has_more"] = has_more
+        page |= {"first_id": None, "last_id": None, "has_more": has_more}
+        if names:
+            page |= {"first_id": names[0], "last_id": names[-1]}
         return Response(orjson.dumps(page), media_type="application/json")
 
     @router.get(

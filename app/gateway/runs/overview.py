@@ -69,11 +69,18 @@ def sums(groups: Iterable[RunGroup]) -> Json:
         "runs": runs,
         "ended": ended,
         "succeeded": succeeded,
-        "success_rate": succeeded / ended if ended else None,
+        "success_rate": _share(succeeded, ended),
         "degraded": degraded,
         "cost_usd": dollars(micro_usd),
         "tokens": tokens,
     }
+
+
+def _share(part: int, whole: int) -> float | None:
+    """Return what share of a whole its part is; None where the whole is nothing."""
+    if not whole:
+        return None
+    return part / whole
 
 
 def _group_by(groups: Iterable[RunGroup], name: Callable[[RunGroup], str]) -> list[tuple[str, list[RunGroup]]]:
@@ -96,9 +103,11 @@ def _failures(groups: Iterable[RunGroup]) -> list[Json]:
 def percentiles(values: Sequence[float]) -> Json:
     """Return the nearest-rank percentiles of some values, and how many there are; null without any."""
     ordered = sorted(values)
-    values_by_name: Json = {"count": len(ordered)}
+    values_by_name: Json = {"count": len(ordered)} | dict.fromkeys(PERCENTILES)
+    if not ordered:
+        return values_by_name
     for name, rank in PERCENTILES.items():
-        values_by_name[name] = ordered[ceil(len(ordered) * rank / 100) - 1] if ordered else None
+        values_by_name[name] = ordered[ceil(len(ordered) * rank / 100) - 1]
     return values_by_name
 
 
@@ -130,12 +139,12 @@ def _worker(name: str, groups: Sequence[CallGroup], total: int, ratings: tuple[i
         "calls": calls,
         "share": calls / total,
         "outcomes": {outcome: number for outcome, number in sorted(by_outcome.items()) if number},
-        "success_rate": by_outcome["ok"] / finished if finished else None,
+        "success_rate": _share(by_outcome["ok"], finished),
         "input_tokens": input_tokens,
         "output_tokens": output_tokens,
         "about_usd": _estimated_usd(price, input_tokens, output_tokens),
         "rated_runs": rated,
-        "pass_rate": passed / rated if rated else None,
+        "pass_rate": _share(passed, rated),
     }
 
 

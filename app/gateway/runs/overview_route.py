@@ -87,7 +87,9 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         if followed is None:
             followed = shared[key] = _SharedOverview(context, turns, overview_filters, caller)
         number, first = await followed.at(0)
-        seconds = None if filters.seconds is None else float(filters.seconds)
+        seconds = None
+        if filters.seconds is not None:
+            seconds = float(filters.seconds)
         return streams.begin(request, caller, _follow_overview(context, followed, number, first), seconds)
 
     return router
@@ -164,22 +166,22 @@ class _SharedOverview:
 
 
 async def _follow_overview(
-    context: GatewayContext, followed: _SharedOverview, number: int, sent: Json
+    context: GatewayContext, shared: _SharedOverview, number: int, last: Json
 ) -> AsyncGenerator[bytes]:
     """Yield the frames of a stream: the overview that is `sent` first, made after change `number`, and each later
     one."""
-    yield b"event: overview\ndata: %b\n\n" % orjson.dumps(sent)
+    yield b"event: overview\ndata: %b\n\n" % orjson.dumps(last)
     while True:
         latest = await context.runs.changes.after(number, context.ping)
         try:
-            number, now = await followed.at(latest)
+            number, now = await shared.at(latest)
         except (Overloaded, StoreUnavailable):
-            now = sent
-        if now is sent:
+            now = last
+        if now is last:
             yield b": ping\n"
         else:
-            sent = now
-            yield b"event: overview\ndata: %b\n\n" % orjson.dumps(sent)
+            last = now
+            yield b"event: overview\ndata: %b\n\n" % orjson.dumps(last)
 
 
 async def _overview(context: GatewayContext, filters: query.OverviewFilters, caller: Caller) -> Json:
@@ -247,13 +249,18 @@ async def _conductors(context: GatewayContext) -> list[Json]:
 def _service(context: GatewayContext) -> Json:
     """Return the state of what this process depends on."""
     conducts = context.conducts()
+    conductors = None
+    if conducts is not None:
+        conductors = _word(healthy=conducts)
     return {
         "database": _word(healthy=context.store.healthy),
         "queue": _word(healthy=context.queue.healthy),
-        "conductors": None if conducts is None else _word(healthy=conducts),
+        "conductors": conductors,
         "rehearsal": context.catalog().rehearsal,
     }
 
 
 def _word(*, healthy: bool) -> str:
-    return "healthy" if healthy else "unavailable"
+    if healthy:
+        return "healthy"
+    return "unavailable"

@@ -10,13 +10,13 @@ from app.gateway.http.ingress import Caller
 from app.store.protocol import RunRow
 
 
-async def note(context: GatewayContext, caller: Caller, row: RunRow, what: str, shown: str = "") -> None:
+async def note(context: GatewayContext, caller: Caller, row: RunRow, part: str, digest: str = "") -> None:
     """Log that a caller reads a part of a run: once only for what is `shown`, if that is given."""
     administration = context.store.administration_of(caller.tenant)
-    await administration.note_read(row.id, row.tenant, what, by=caller.actor, digest=shown)
+    await administration.note_read(row.id, row.tenant, part, by=caller.actor, digest=digest)
 
 
-async def note_foreign(context: GatewayContext, caller: Caller, row: RunRow, what: str, shown: str = "") -> None:
+async def note_foreign(context: GatewayContext, caller: Caller, row: RunRow, part: str, digest: str = "") -> None:
     """Log that a caller reads a part of a run which another key began."""
     if row.key != caller.key.id:
-        await note(context, caller, row, what, shown)
+        await note(context, caller, row, part, digest)

@@ -155,7 +155,10 @@ async def compare_with_replay(
     """Compare two runs; texts are compared only if the caller `reads` the content of both."""
     first = figures(journals[0].events, ratings[0])
     second = figures(journals[1].events, ratings[1])
-    return compare(first, second, await _same(store, first, second) if reads else unknown)
+    same_texts: Same = unknown
+    if reads:
+        same_texts = await _same(store, first, second)
+    return compare(first, second, same_texts)
 
 
 async def _same(store: ContentReads, first: RunFigures, second: RunFigures) -> Same:

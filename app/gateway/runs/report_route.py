@@ -74,8 +74,11 @@ def _check(filters: query.ReportFilters, caller: Caller) -> None:
 
 async def _figures(context: GatewayContext, filters: query.ReportFilters, caller: Caller) -> dict[str, Any]:
     now = context.now()
-    until = now if filters.until is None else filters.until
-    since = until - PERIOD_SECONDS if filters.since is None else filters.since
+    until, since = filters.until, filters.since
+    if until is None:
+        until = now
+    if since is None:
+        since = until - PERIOD_SECONDS
     tags = (("worker", filters.worker), ("label", filters.label), (METADATA_TAG, filters.metadata))
     run_query = RunQuery(
         tenant=caller.tenant or filters.tenant,

@@ -128,7 +128,10 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> 
         waiting = await _hidden_ids(run, events)
         data = [_event(event, waiting) for event in events]
         has_more = len(journal.events) > filters.limit
-        return _json(_page(data, "seq", has_more, str(data[-1]["seq"]) if has_more else None))
+        next_page = None
+        if has_more:
+            next_page = str(data[-1]["seq"])
+        return _json(_page(data, "seq", has_more, next_page))
 
     @router.get(
         "/{run}/proof",
@@ -195,7 +198,9 @@ def _add_follow_route(router: APIRouter, context: GatewayContext, keys: Keys, st
             after = options.starting_after
 
         def to_json(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]:
-            hidden = () if run.may_read else state.unanswered_tool_calls.keys()
+            hidden: Collection[str] = ()
+            if not run.may_read:
+                hidden = state.unanswered_tool_calls.keys()
             return [_event(event, hidden) for event in events]
 
         journal = await run.store.journal(run.row.id)
@@ -272,7 +277,9 @@ def _add_all_views_route(router: APIRouter, context: GatewayContext, keys: Keys)
         """
         journal = await run.store.journal(run.row.id)
         at = views.at_instant(journal, options, now=journal.events[-1].at)
-        state = at.state if at.is_latest else fold(journal.events)
+        state = at.state
+        if not at.is_latest:
+            state = fold(journal.events)
         run_record = await _record_of(run, journal, state)
         content = run.may_read and options.words
         if content:
@@ -555,8 +562,9 @@ def _json(value: Mapping[str, Any]) -> Response:
 
 def _page(data: list[dict[str, Any]], key: str, has_more: bool, next_page: str | None) -> dict[str, Any]:
     """Return a list object; `key` is the field that names an entry."""
-    first, last = (str(data[0][key]), str(data[-1][key])) if data else (None, None)
-    ends = {"first_id": first, "last_id": last}
+    ends: dict[str, str | None] = {"first_id": None, "last_id": None}
+    if data:
+        ends = {"first_id": str(data[0][key]), "last_id": str(data[-1][key])}
     return {"object": "list", "data": data, **ends, "has_more": has_more, "next": next_page}
 
 
@@ -569,8 +577,9 @@ async def _hidden_ids(run: VisibleRun, events: Sequence[Event]) -> Collection[st
 
 
 def _event(event: Event, hidden: Collection[str]) -> dict[str, Any]:
-    has_hidden_ids = hidden and event.kind is Kind.STEP_AWAITING
-    body = exchanges.event_without_ids(event.body, hidden) if has_hidden_ids else event.body
+    body = event.body
+    if hidden and event.kind is Kind.STEP_AWAITING:
+        body = exchanges.event_without_ids(body, hidden)
     return {"object": "run.event", "seq": event.seq, "kind": event.kind.value, "at": event.at, "body": body}
 
 

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.records import copy_with
+from app.core.run.kinds import OriginKind
 from app.errors import InvalidRequest, NotFound, StoreUnavailable
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys
@@ -67,7 +68,9 @@ def add_routes(router: APIRouter, context: GatewayContext, keys: Keys, streams: 
         if request.method == "HEAD":  # which would wait for a stream's end, and for no body
             return Response(media_type="text/event-stream")
         frames = await pages.frames(caller.tenant, filters, run_query)
-        seconds = None if filters.seconds is None else float(filters.seconds)
+        seconds = None
+        if filters.seconds is not None:
+            seconds = float(filters.seconds)
         return streams.begin(request, caller, frames, seconds)
 
 
@@ -131,7 +134,9 @@ async def _summaries(
         for run in summaries:
             detail = details.get(run["id"])
             if "workers" in detail_names:
-                run["workers"] = list(detail.workers) if detail is not None else []
+                run["workers"] = []
+            if "workers" in detail_names and detail is not None:
+                run["workers"] = list(detail.workers)
             if "preview" in detail_names:
                 run["preview"] = detail is not None and detail.is_preview
     if "key_name" in filters.include:
@@ -150,17 +155,19 @@ async def _count(
     in_front = 0
     if first is not None and run_query.before is not None:
         in_front = await lists.count(_reversed(copy_with(run_query, before=first[:2])), MOST_COUNTED + 1)
-    return {
-        "total": total if total <= MOST_COUNTED else None,
-        "in_front": in_front if in_front <= MOST_COUNTED else None,
-        "most": MOST_COUNTED,
-    }
+    counts: dict[str, int | None] = {"total": None, "in_front": None, "most": MOST_COUNTED}
+    if total <= MOST_COUNTED:
+        counts["total"] = total
+    if in_front <= MOST_COUNTED:
+        counts["in_front"] = in_front
+    return counts
 
 
 def _cursor(filters: query.RunFilters, row: RunRow) -> query.Cursor:
     """Return the place of a run in the list."""
-    first = row.spent.usd if filters.sort == "cost" else row.created_at
-    return query.Cursor(first, row.id, filters.sort)
+    if filters.sort == "cost":
+        return query.Cursor(row.spent.usd, row.id, filters.sort)
+    return query.Cursor(row.created_at, row.id, filters.sort)
 
 
 async def _behind(
@@ -203,6 +210,12 @@ async def _run_query(context: GatewayContext, filters: query.RunFilters, caller:
         if value is not None:
             place = await _behind(context, filters, caller, name, value)
     tags = (("worker", filters.worker), ("label", filters.label), (METADATA_TAG, filters.metadata))
+    untaken_at = None
+    if filters.queue is not None:
+        untaken_at = context.now()
+    origin_kind: OriginKind | None = ""
+    if filters.origin_kind != "none":
+        origin_kind = filters.origin_kind
     return RunQuery(
         tenant=caller.tenant or filters.tenant,
         state=filters.state,
@@ -222,8 +235,8 @@ async def _run_query(context: GatewayContext, filters: query.RunFilters, caller:
         outcome=filters.outcome,
         error=filters.error,
         rated=_rated(filters),
-        untaken_at=context.now() if filters.queue is not None else None,
-        origin_kind="" if filters.origin_kind == "none" else filters.origin_kind,
+        untaken_at=untaken_at,
+        origin_kind=origin_kind,
         origin_run=filters.origin_run,
         tags=tuple((name, value) for name, value in tags if value is not None),
         before=place,
@@ -290,7 +303,7 @@ async def _follow_page(
 ) -> AsyncGenerator[bytes]:
     """Yield the frames of a page: at first the whole page, as it is after change `number`, then each difference."""
     yield _event("page", first)
-    sent = _by_id(first)
+    last = _by_id(first)
     while True:
         latest = await context.runs.changes.after(number, context.ping)
         if latest == number:
@@ -301,8 +314,8 @@ async def _follow_page(
         except StoreUnavailable:
             continue  # the number stays, so that the page is read again
         number = latest
-        yield _difference(sent, present)
-        sent = present
+        yield _difference(last, present)
+        last = present
 
 
 def _by_id(page: dict[str, Any]) -> dict[str, Summary]:

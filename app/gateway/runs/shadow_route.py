@@ -1,6 +1,7 @@
 """`GET /v1/shadows/report`: a tier's live runs compared with their shadows (`deploy/docs/shadows.md`)."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated, Final
 
 import orjson
@@ -38,14 +39,19 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
     async def get_shadow_report(filters: Annotated[query.ShadowFilters, Query()], caller: reader) -> Response:
         """Over the runs of the key's tenant; of a key of all tenants, over those of every tenant."""
         tier = _tier(context.catalog(), filters.tier)
-        until = context.now() if filters.until is None else filters.until
-        since = until - PERIOD_SECONDS if filters.since is None else filters.since
+        until, since = filters.until, filters.since
+        if until is None:
+            until = context.now()
+        if since is None:
+            since = until - PERIOD_SECONDS
         if since >= until:
             raise InvalidRequest("Invalid value for 'since': it must be earlier than 'until'.", param="since")
-        sample_notes = None
+        sample_notes: Mapping[str, int] | None = None
         if caller.tenant is None:
             notes = await context.store.learned(policy_of(tier.name), 0)
-            sample_notes = notes_from_json(notes.body).since(since) if notes is not None else {}
+            sample_notes = {}
+            if notes is not None:
+                sample_notes = notes_from_json(notes.body).since(since)
         try:
             async with asyncio.timeout(REPORT_SECONDS), one_at_a_time:
                 figures = await trials.report(context.store.of_tenant(caller.tenant), tier, since, until, sample_notes)

@@ -34,7 +34,9 @@ Json = dict[str, Any]
 
 async def figures(lists: RunLists, filters: query.OverviewFilters, now: float, prices: Mapping[str, Price]) -> Json:
     """Return the part of an overview that is about the runs of a tenant, or of all, and about their calls."""
-    until = now if filters.until is None else filters.until
+    until = filters.until
+    if until is None:
+        until = now
     seconds, buckets = PERIODS[filters.period]
     period = Period(
         tenant=filters.tenant,
@@ -82,6 +84,9 @@ async def budgets(store: Budgets, now: float, tenant: str | None) -> Json:
     for budget in all_budgets[:MOST_BUDGETS]:
         windows = await store.budget_use(budget.id, 1)
         present = [window for window in windows if window.start <= now < window.end]
+        since = None
+        if present:
+            since = present[0].start
         used = sum(window.held + window.spent for window in present)
         rows.append(
             {
@@ -90,7 +95,7 @@ async def budgets(store: Budgets, now: float, tenant: str | None) -> Json:
                 "scope": budget.scope,
                 "name": budget.name,
                 "period": budget.period,
-                "since": present[0].start if present else None,
+                "since": since,
                 "usd": budget.usd / MILLION,
                 "used_usd": used / MILLION,
                 "left_usd": (budget.usd - used) / MILLION,
@@ -103,7 +108,9 @@ async def budgets(store: Budgets, now: float, tenant: str | None) -> Json:
 async def queue(store: Store, now: float) -> Json:
     backlog = await store.backlog(now, MOST_QUEUED)
     since = backlog.oldest_since
-    waits = max(now - since, 0.0) if since is not None else None
+    waits = None
+    if since is not None:
+        waits = max(now - since, 0.0)
     return {"waiting": backlog.waiting, "most": MOST_QUEUED, "oldest_seconds": waits}
 
 

@@ -38,7 +38,9 @@ async def with_words(store: ContentReads, run_graph: Graph, *, content: bool) ->
     `none` (it answers the conversation), `erased`, or `not_shown`."""
     data, run = run_graph.to_json(), run_graph.at.state.run
     refs = sorted({node.subtask for node in run_graph.nodes} - {""})
-    texts = await store.contents(run, refs) if content and refs else {}
+    texts: Mapping[str, bytes] = {}
+    if content and refs:
+        texts = await store.contents(run, refs)
     for node, fields in zip(run_graph.nodes, data["nodes"], strict=True):
         if node.kind == "step":
             fields["subtask"] = _words(node.subtask, texts, content=content)
@@ -54,7 +56,9 @@ def _words(ref: str, texts: Mapping[str, bytes], *, content: bool) -> dict[str, 
         return {"state": "erased", "text": None}
     # Four bytes are the most that UTF-8 takes for a character, so that a long text is not decoded as a whole.
     text = texts[ref][: 4 * FIRST_WORDS + 4].decode("utf-8", "replace")
-    return {"state": "given", "text": text if len(text) <= FIRST_WORDS else text[: FIRST_WORDS - 1] + "…"}
+    if len(text) > FIRST_WORDS:
+        text = text[: FIRST_WORDS - 1] + "…"
+    return {"state": "given", "text": text}
 
 
 async def align(
