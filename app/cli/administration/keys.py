@@ -63,10 +63,10 @@ def find_key(rows: Sequence[KeyRow], name: str, now: float) -> KeyRow:
     return matches[0]
 
 
-def _check_tiers(loaded: Loaded, tiers: Sequence[str]) -> None:
-    unknown = sorted(set(tiers) - set(loaded.catalog.tiers))
+def _check_tiers(config: Loaded, tiers: Sequence[str]) -> None:
+    unknown = sorted(set(tiers) - set(config.catalog.tiers))
     if unknown:
-        tier_names = ", ".join(loaded.catalog.tiers)
+        tier_names = ", ".join(config.catalog.tiers)
         raise ConfigInvalid([f"--tier {name}: there is no such tier; there are {tier_names}" for name in unknown])
 
 

@@ -100,20 +100,18 @@ async def _prove(settings: Settings, args: Arguments) -> int:
     if events is None and not proof.leaves:
         raise NotFound("The log has nothing about this run.")
     faults = _faults(proof, state.verifiers)
-    leaves = [parse_leaf(proved.entry) for proved in proof.leaves]
+    leaves = [parse_leaf(entry.entry) for entry in proof.leaves]
     sealed_events = max([leaf.events for leaf in leaves], default=0)
     if args.json:
         terminal.print_json(
             proof_of_run(name, events or sealed_events, proof) | {"sealed": sealed_events, "faults": faults}
         )
         return int(bool(faults))
-    for proved, leaf in zip(proof.leaves, leaves, strict=True):
+    for entry, leaf in zip(proof.leaves, leaves, strict=True):
         about = leaf.kind
         if leaf.kind == "run":
             about = terminal.count(leaf.events, "event")
-        print(
-            f"entry {proved.place}: {about}, sealed at {terminal.moment(leaf.at)}, proof of {len(proved.proof)} hashes"
-        )
+        print(f"entry {entry.place}: {about}, sealed at {terminal.moment(leaf.at)}, proof of {len(entry.proof)} hashes")
     if events is None:
         print("The run was pruned.")
     else:

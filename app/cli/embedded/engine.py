@@ -15,13 +15,13 @@ START_SECONDS = 5.0
 
 
 @asynccontextmanager
-async def start_engine(loaded: Loaded, runs: int, *, dispatches: bool = False) -> AsyncIterator[Runtime]:
+async def start_engine(config: Loaded, runs: int, *, dispatches: bool = False) -> AsyncIterator[Runtime]:
     """Start an engine for so many runs of this command at once, and for no run of anybody else's.
 
     Without `dispatches` it plans runs and executes no steps.
     """
-    settings = loaded.settings.model_copy(update={"concurrent_runs": runs})
-    async with open_runtime(replace(loaded, settings=settings)) as runtime:
+    settings = config.settings.model_copy(update={"concurrent_runs": runs})
+    async with open_runtime(replace(config, settings=settings)) as runtime:
         runs_over, steps_over = asyncio.Event(), asyncio.Event()
         runtime.drivers.recovers = False
         if not dispatches:

@@ -19,9 +19,9 @@ from app.store.sqlkit import revisions
 TENANT = "evaluation"
 
 
-def move_to_folder(loaded: Loaded, folder: Path) -> Loaded:
+def move_to_folder(config: Loaded, folder: Path) -> Loaded:
     """Return the pool with arms, for one process that shares nothing with a service that may be running."""
-    settings = loaded.settings.model_copy(
+    settings = config.settings.model_copy(
         update={
             "data_dir": folder,
             "database_url": f"sqlite:///{folder / 'baton.db'}",
@@ -30,20 +30,20 @@ def move_to_folder(loaded: Loaded, folder: Path) -> Loaded:
             "webhook_secret": None,
         }
     )
-    evaluation = replace(loaded.catalog.evaluation, arms=True)
-    return replace(loaded, settings=settings, catalog=sealed(replace(loaded.catalog, evaluation=evaluation)))
+    evaluation = replace(config.catalog.evaluation, arms=True)
+    return replace(config, settings=settings, catalog=sealed(replace(config.catalog, evaluation=evaluation)))
 
 
 @asynccontextmanager
-async def embedded_service(loaded: Loaded, folder: Path, concurrency: int) -> AsyncIterator[httpx.AsyncClient]:
+async def embedded_service(config: Loaded, folder: Path, concurrency: int) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client with a key that calls the application without a socket. The service ends with the block.
 
     The cards of its workers have the calibration of the configured database.
     """
     trials: tuple[Trial, ...] = ()
-    if revisions.exists(loaded.settings.database_url):
-        trials = await _calibration_results(loaded.settings)
-    async with start_engine(move_to_folder(loaded, folder), concurrency, dispatches=True) as runtime:
+    if revisions.exists(config.settings.database_url):
+        trials = await _calibration_results(config.settings)
+    async with start_engine(move_to_folder(config, folder), concurrency, dispatches=True) as runtime:
         for trial in trials:
             await runtime.gateway.store.note_trial(trial)
         runtime.pool.apply_trials(await runtime.gateway.store.trials())

@@ -88,32 +88,32 @@ class CalibrationProgress:
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Calibrate and print the table. Returns 1 if some tasks could not be tried."""
-    loaded = configure(environ)
+    config = configure(environ)
     terminal.log_to_stderr("error")
-    storage.print_database(loaded.settings)
+    storage.print_database(config.settings)
     tasks = _tasks(args)
-    trials = event_loop.run(_read_trials(loaded))
-    assignments = list(_assignments(loaded.catalog, args, tasks))
+    trials = event_loop.run(_read_trials(config))
+    assignments = list(_assignments(config.catalog, args, tasks))
     trial_keys = {trial.key for trial in trials}
     remaining: list[Assignment] = []
     if not args.show:
         remaining = [task for task in assignments if args.again or task.key not in trial_keys]
     progress = CalibrationProgress()
     if remaining and _ask_for_confirmation(
-        args, remaining, len(assignments) - len(remaining), loaded.catalog.rehearsal
+        args, remaining, len(assignments) - len(remaining), config.catalog.rehearsal
     ):
         with Progress(console=terminal.stderr(), transient=True) as bar:
             step = bar.add_task("calibrating", total=len(remaining))
-            event_loop.run(_calibrate(loaded, args, remaining, progress, now, lambda: bar.advance(step)))
-        trials = event_loop.run(_read_trials(loaded))
-    _print(args, loaded.catalog, trials, progress)
+            event_loop.run(_calibrate(config, args, remaining, progress, now, lambda: bar.advance(step)))
+        trials = event_loop.run(_read_trials(config))
+    _print(args, config.catalog, trials, progress)
     measured_keys = {trial.key for trial in trials}
     missing = any(task.key not in measured_keys for task in assignments)
     return int(missing and not args.show)
 
 
-async def _read_trials(loaded: Loaded) -> tuple[Trial, ...]:
-    async with storage.open_configured_store(loaded.settings) as store:
+async def _read_trials(config: Loaded) -> tuple[Trial, ...]:
+    async with storage.open_configured_store(config.settings) as store:
         return await store.trials()
 
 
@@ -200,7 +200,7 @@ def _ask_for_confirmation(args: Arguments, remaining: Sequence[Assignment], befo
 
 
 async def _calibrate(
-    loaded: Loaded,
+    config: Loaded,
     args: Arguments,
     remaining: Sequence[Assignment],
     progress: CalibrationProgress,
@@ -208,7 +208,7 @@ async def _calibrate(
     advance: Callable[[], object],
 ) -> None:
     waiting = iter(remaining)
-    async with engine.start_engine(loaded, args.concurrency, dispatches=True) as runtime:
+    async with engine.start_engine(config, args.concurrency, dispatches=True) as runtime:
 
         async def work() -> None:
             for task in waiting:

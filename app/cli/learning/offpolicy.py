@@ -103,13 +103,13 @@ class Judgement:
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Print the estimates. Returns 1 if there was nothing to judge."""
-    loaded = configure(environ)
+    config = configure(environ)
     terminal.log_to_stderr("warning")
     for policy in args.policy:
         if policy not in (GREEDY, CURRENT, UNIFORM) and not policy.startswith(ALWAYS):
             raise ConfigInvalid([f"--policy: write {GREEDY}, {CURRENT}, {UNIFORM} or '{ALWAYS}ARM'"])
-    storage.print_database(loaded.settings)
-    decisions = event_loop.run(_read(loaded, args, now()))
+    storage.print_database(config.settings)
+    decisions = event_loop.run(_read(config, args, now()))
     judgements: list[Judgement] = []
     for group, rows in sorted(decisions.rows.items()):
         estimates = _judge(group, rows, args.policy)
@@ -124,24 +124,24 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 # -- reading
 
 
-async def _read(loaded: Loaded, args: Arguments, now: float) -> JournaledDecisions:
+async def _read(config: Loaded, args: Arguments, now: float) -> JournaledDecisions:
     decisions = JournaledDecisions()
     query = RunQuery(tenant=args.tenant, tier=args.tier, limit=PAGE)
     if args.since:
         query = replace(query, since=now - args.since)
-    async with storage.open_configured_store(loaded.settings) as store:
+    async with storage.open_configured_store(config.settings) as store:
         rows = await store.runs(query)
         while rows:
             for row in rows:
                 if row.ended_at is not None and row.origin_kind != "shadow":
-                    await _note(store, loaded, row, decisions)
+                    await _note(store, config, row, decisions)
             query = replace(query, before=(rows[-1].created_at, rows[-1].id))
             rows = await store.runs(query)
     return decisions
 
 
-async def _note(store: Store, loaded: Loaded, row: RunRow, decisions: JournaledDecisions) -> None:
-    tier = loaded.catalog.tiers.get(row.tier)
+async def _note(store: Store, config: Loaded, row: RunRow, decisions: JournaledDecisions) -> None:
+    tier = config.catalog.tiers.get(row.tier)
     spec = None
     if tier is not None:
         spec = tier.conductor.selector
@@ -165,22 +165,22 @@ async def _note(store: Store, loaded: Loaded, row: RunRow, decisions: JournaledD
     further_features = None
     if decision.further is not None:
         further_features, _ = await _read_features(store, row.id, decision.further, task)
-    beliefs = await _beliefs(store, loaded, row, decisions)
+    beliefs = await _beliefs(store, config, row, decisions)
     rewarded_decision = RewardedDecision(
         decision, request_features, reward, beliefs, conversation_name, further_features
     )
     decisions.rows.setdefault((row.tier, decision.layer, decision.shape), []).append(rewarded_decision)
 
 
-async def _beliefs(store: Store, loaded: Loaded, row: RunRow, decisions: JournaledDecisions) -> Beliefs | None:
+async def _beliefs(store: Store, config: Loaded, row: RunRow, decisions: JournaledDecisions) -> Beliefs | None:
     """Return the present beliefs of the selector of a run's tier for the run's tenant."""
-    tier = loaded.catalog.tiers.get(row.tier)
+    tier = config.catalog.tiers.get(row.tier)
     if tier is None or tier.conductor.selector is None:
         return None
     place = row.tier, row.tenant
     if place not in decisions.beliefs:
         posterior = await posterior_of(store, row.tier, row.tenant)
-        decisions.beliefs[place] = Beliefs(posterior, tier.conductor.selector, loaded.catalog.workers)
+        decisions.beliefs[place] = Beliefs(posterior, tier.conductor.selector, config.catalog.workers)
     return decisions.beliefs[place]
 
 

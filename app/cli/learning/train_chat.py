@@ -47,17 +47,17 @@ def run(args: Arguments, environ: Mapping[str, str], trainer: Any, say: Say) -> 
         origin = {"imitated": args.warm_start}
         trainer.train(trainer.Order(**common, reach=chat_export.of_rollouts(rollouts), origin=origin), say)
         return
-    loaded, pool = _pool(args, environ, out)
+    config, pool = _pool(args, environ, out)
     name = "baton-ultra"
     if pool:
         name = world_file.TIER
-    tier = _tier(loaded, args.tier or name)
-    questions, held_out_questions = _questions(args, loaded, tier, recipe)
+    tier = _tier(config, args.tier or name)
+    questions, held_out_questions = _questions(args, config, tier, recipe)
     origin = {
         "imitated": args.warm_start,
         "questions": args.tasks or VERSION,
         "journaled": args.rollouts,
-        "pool": loaded.catalog.digest,
+        "pool": config.catalog.digest,
         "tier": tier.name,
         "random_pools": args.random_pools,
     }
@@ -140,34 +140,34 @@ def _read(path: str, option: str) -> list[Rollout]:
 def _pool(args: Arguments, environ: Mapping[str, str], out: Path) -> tuple[Loaded, str]:
     """Return the configuration in force, or for the rehearsal world its own one with the text of its pool file."""
     if args.tasks is not None:
-        loaded = configure(environ)
-        return replace(loaded, catalog=event_loop.run(_calibrated_catalog(loaded))), ""
+        config = configure(environ)
+        return replace(config, catalog=event_loop.run(_calibrated_catalog(config))), ""
     text = world_file.pool_file(tuple(profiles().values()))
     (out / "pool.toml").write_text(text)
     others = process.without_settings(environ)
     return configure({**others, "BATON_POOL": str(out / "pool.toml"), "BATON_DATA_DIR": str(out)}), text
 
 
-async def _calibrated_catalog(loaded: Loaded) -> Catalog:
+async def _calibrated_catalog(config: Loaded) -> Catalog:
     """Return the pool with the results of `baton calibrate` on its cards, as the service shows it to its conductor."""
-    if not revisions.exists(loaded.settings.database_url):
-        return loaded.catalog
-    async with storage.open_configured_store(loaded.settings) as store:
-        return measured(loaded.catalog, await store.trials())
+    if not revisions.exists(config.settings.database_url):
+        return config.catalog
+    async with storage.open_configured_store(config.settings) as store:
+        return measured(config.catalog, await store.trials())
 
 
-def _tier(loaded: Loaded, name: str) -> Tier:
-    tier = loaded.catalog.tier(name)
+def _tier(config: Loaded, name: str) -> Tier:
+    tier = config.catalog.tier(name)
     if tier is None:
-        raise ConfigInvalid([f"--tier: there is no such tier; there are {', '.join(loaded.catalog.tiers)}"])
+        raise ConfigInvalid([f"--tier: there is no such tier; there are {', '.join(config.catalog.tiers)}"])
     return tier
 
 
 def _questions(
-    args: Arguments, loaded: Loaded, tier: Tier, recipe: Recipe
+    args: Arguments, config: Loaded, tier: Tier, recipe: Recipe
 ) -> tuple[list[training_questions.Question], list[training_questions.Question]]:
     """Return a question for each group of each step, and those that are held out."""
-    pool = [loaded.catalog.workers[name] for name in tier.pool]
+    pool = [config.catalog.workers[name] for name in tier.pool]
     count = recipe.steps * recipe.questions
     rules, held_out_rules = training_questions.split_held_out(_rules(args, recipe.seed), recipe.held_out, recipe.seed)
     limits, pools = tier.efforts[tier.effort], {"random_pools": args.random_pools}

@@ -24,20 +24,20 @@ def define(root: Group) -> None:
 
 
 def _processes(root: Group) -> None:
-    announced = flag("--json", help="Announce the started process as one line of JSON.")
+    announcement = flag("--json", help="Announce the started process as one line of JSON.")
 
     @root.add("serve", "operations.serve", "baton serve", "baton serve --port 9000 --pool pool.toml")
-    @in_order(HOST, PORT, POOL, announced)
+    @in_order(HOST, PORT, POOL, announcement)
     def serve() -> None:
         """Run the whole service in this process."""
 
     @root.add("gateway", "operations.serve", "baton gateway --host 0.0.0.0 --pool pool.toml")
-    @in_order(HOST, PORT, POOL, announced)
+    @in_order(HOST, PORT, POOL, announcement)
     def gateway() -> None:
         """Answer HTTP requests, while engines (`baton dispatcher`) carry out the runs. Needs Postgres and Redis."""
 
     @root.add("dispatcher", "operations.serve", "baton dispatcher --pool pool.toml")
-    @in_order(POOL, announced)
+    @in_order(POOL, announcement)
     def dispatcher() -> None:
         """Run an engine, which plans and carries out runs. Start as many as you need. Needs Postgres and Redis."""
 

@@ -12,12 +12,12 @@ from app.process.config import Loaded, configure, describe
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Print the settings with masked secrets. Raises `ConfigInvalid` for a faulty configuration."""
-    loaded = configure(environ)
+    config = configure(environ)
     if args.json:
-        terminal.print_json(_record(loaded))
+        terminal.print_json(_record(config))
         return 0
     table = terminal.table("setting", "value", "default", "from", "meaning")
-    for row in describe(loaded.settings):
+    for row in describe(config.settings):
         style = ""
         if row.origin != "default":
             style = "bold"
@@ -25,19 +25,19 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         table.add_row(*(Text(cell, style=style, overflow="fold") for cell in cells))
     console = terminal.stdout()
     console.print(table)
-    catalog = loaded.catalog
-    console.print(f"\nPool: {loaded.origin}", markup=False)
+    catalog = config.catalog
+    console.print(f"\nPool: {config.origin}", markup=False)
     for tier in catalog.tiers.values():
         console.print(f"  {tier.name}: {', '.join(tier.pool)}", markup=False, soft_wrap=True)
-    for note in loaded.notes:
+    for note in config.notes:
         console.print(f"  note: {note}", markup=False, soft_wrap=True)
     return 0
 
 
-def _record(loaded: Loaded) -> dict[str, Any]:
+def _record(config: Loaded) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
-    for row in describe(loaded.settings):
+    for row in describe(config.settings):
         record = {"name": row.name, "value": row.value, "default": row.default}
         rows.append(record | {"from": row.origin, "meaning": row.meaning})
-    tiers = {tier.name: list(tier.pool) for tier in loaded.catalog.tiers.values()}
-    return {"settings": rows, "pool": {"from": loaded.origin, "tiers": tiers}, "notes": list(loaded.notes)}
+    tiers = {tier.name: list(tier.pool) for tier in config.catalog.tiers.values()}
+    return {"settings": rows, "pool": {"from": config.origin, "tiers": tiers}, "notes": list(config.notes)}

@@ -24,37 +24,37 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     terminal.log_to_stderr("error")
     report = _Report(as_json=args.json)
     try:
-        loaded = configure(environ)
+        config = configure(environ)
     except ConfigInvalid as error:
         report.add([Verdict("settings", "fail", fault) for fault in error.faults])
         return report.end()
-    report.add(doctor_checks.check_settings(loaded))
-    if not loaded.catalog.rehearsal:
+    report.add(doctor_checks.check_settings(config))
+    if not config.catalog.rehearsal:
         terminal.stderr().print("Each real model is asked for one token now, which costs a fraction of a cent.")
     with terminal.stderr().status("checking"):
-        verdicts = event_loop.run(_check(loaded, every=args.every))
+        verdicts = event_loop.run(_check(config, every=args.every))
     report.add(verdicts)
     return report.end()
 
 
-async def _check(loaded: Loaded, *, every: bool) -> list[Verdict]:
+async def _check(config: Loaded, *, every: bool) -> list[Verdict]:
     """Check the schema first, because without it all other checks of the database fail for the same reason.
 
     An SQLite file that nobody has made yet is not made: the parts are opened over a temporary folder instead.
     """
-    if revisions.exists(loaded.settings.database_url):
-        return await _check_runtime(loaded, loaded, every=every, exists=True)
+    if revisions.exists(config.settings.database_url):
+        return await _check_runtime(config, config, every=every, exists=True)
     with TemporaryDirectory(prefix="baton-doctor-") as folder:
         place = {"data_dir": Path(folder), "database_url": f"sqlite:///{folder}/baton.db"}
-        elsewhere = replace(loaded, settings=loaded.settings.model_copy(update=place))
-        return await _check_runtime(loaded, elsewhere, every=every, exists=False)
+        elsewhere = replace(config, settings=config.settings.model_copy(update=place))
+        return await _check_runtime(config, elsewhere, every=every, exists=False)
 
 
-async def _check_runtime(loaded: Loaded, effective: Loaded, *, every: bool, exists: bool) -> list[Verdict]:
-    schema = await doctor_checks.check_schema(loaded)
+async def _check_runtime(config: Loaded, effective: Loaded, *, every: bool, exists: bool) -> list[Verdict]:
+    schema = await doctor_checks.check_schema(config)
     try:
         async with open_runtime(effective) as runtime:
-            return [*schema, *await doctor_checks.check_parts(loaded, runtime, every=every, exists=exists)]
+            return [*schema, *await doctor_checks.check_parts(config, runtime, every=every, exists=exists)]
     except BatonError as error:
         return [*schema, Verdict("start", "fail", terminal.clean(error.message))]
 

@@ -52,27 +52,27 @@ class Verdict:
     remedy: str = ""
 
 
-def check_settings(loaded: Loaded) -> list[Verdict]:
+def check_settings(config: Loaded) -> list[Verdict]:
     """Report the settings and the pool, which were read without faults before."""
-    catalog = loaded.catalog
+    catalog = config.catalog
     workers, providers = count(len(catalog.workers), "worker"), count(len(catalog.providers), "provider")
     size = f"{workers} at {providers}, tiers {', '.join(catalog.tiers)}"
     verdicts = [
-        Verdict("settings", "ok", f"{len(loaded.settings.given)} set by the environment"),
-        Verdict("pool", "ok", f"{loaded.origin}: {size}"),
+        Verdict("settings", "ok", f"{len(config.settings.given)} set by the environment"),
+        Verdict("pool", "ok", f"{config.origin}: {size}"),
     ]
-    if loaded.settings.log_export:
-        confirmations = [witness.name for witness in log_witnesses(loaded.settings)]
-        if loaded.settings.log_timestamp_url:
+    if config.settings.log_export:
+        confirmations = [witness.name for witness in log_witnesses(config.settings)]
+        if config.settings.log_timestamp_url:
             confirmations.append("a time-stamp authority")
-        words = f"checkpoints are written to {loaded.settings.log_export}"
+        words = f"checkpoints are written to {config.settings.log_export}"
         if confirmations:
             words += f", confirmed by {', '.join(confirmations)}"
         verdicts.append(Verdict("log export", "ok", words))
     else:
         words = "no checkpoint is held outside of the database, so a log that was made anew would pass"
         verdicts.append(Verdict("log export", "skip", words, "set BATON_LOG_EXPORT to a folder elsewhere, or a bucket"))
-    verdicts.append(Verdict("retention", "ok", periods.retention_text(loaded.settings)))
+    verdicts.append(Verdict("retention", "ok", periods.retention_text(config.settings)))
     if catalog.rehearsal:
         verdicts.append(
             Verdict(
@@ -87,15 +87,15 @@ def check_settings(loaded: Loaded) -> list[Verdict]:
         words = f"no price is known of {', '.join(names)}: not called for a request, key or tenant that has a budget"
         remedy = "write `price` in the pool file; price = { input = 0, output = 0 } says that a worker is free"
         verdicts.append(Verdict("prices", "skip", words, remedy))
-    return verdicts + [Verdict("pool", "ok", f"note: {note}") for note in loaded.notes]
+    return verdicts + [Verdict("pool", "ok", f"note: {note}") for note in config.notes]
 
 
-async def check_schema(loaded: Loaded) -> list[Verdict]:
+async def check_schema(config: Loaded) -> list[Verdict]:
     """Check that the database has this version's tables. SQLite is left out, which gets them when it is opened."""
-    settings = loaded.settings
+    settings = config.settings
     if settings.database_url.startswith("sqlite"):
         return []
-    where = _setting_text(loaded, "BATON_DATABASE_URL")
+    where = _setting_text(config, "BATON_DATABASE_URL")
     remedy = "check BATON_DATABASE_URL, and that the server runs and accepts this user"
 
     async def check() -> Verdict:
@@ -119,21 +119,21 @@ async def check_schema(loaded: Loaded) -> list[Verdict]:
     return [schema]
 
 
-async def check_parts(loaded: Loaded, runtime: Runtime, *, every: bool, exists: bool) -> list[Verdict]:
+async def check_parts(config: Loaded, runtime: Runtime, *, every: bool, exists: bool) -> list[Verdict]:
     """Check database, queue, conductors and providers at the same time, and report them in this order.
 
     `every` asks all workers instead of the cheapest of each provider. Unless `exists`, the configured database is an
     SQLite file that nobody has made yet, and is not checked.
     """
-    catalog = loaded.catalog
+    catalog = config.catalog
     conductors = _tiers_by_conductor(catalog)
     if exists:
-        pending = [_check_database(loaded, runtime), _check_queue(loaded, runtime)]
+        pending = [_check_database(config, runtime), _check_queue(config, runtime)]
         pending += [_check_keys(runtime), _check_log(runtime), _check_tiers(runtime)]
-        if loaded.settings.log_export:
-            pending.append(_check_exported_checkpoints(loaded, runtime))
+        if config.settings.log_export:
+            pending.append(_check_exported_checkpoints(config, runtime))
     else:
-        pending = [_missing_database(loaded), _check_queue(loaded, runtime)]
+        pending = [_missing_database(config), _check_queue(config, runtime)]
     for name, tiers in conductors.items():
         pending.append(_check_generation(f"conductor of {tiers}", catalog.workers[name], runtime))
     if every:
@@ -147,10 +147,10 @@ async def check_parts(loaded: Loaded, runtime: Runtime, *, every: bool, exists: 
     return verdicts
 
 
-async def _check_database(loaded: Loaded, runtime: Runtime) -> Verdict:
+async def _check_database(config: Loaded, runtime: Runtime) -> Verdict:
     async def check() -> Verdict:
         await runtime.context.store.ready()
-        return Verdict("database", "ok", f"{_setting_text(loaded, 'BATON_DATABASE_URL')} takes writes")
+        return Verdict("database", "ok", f"{_setting_text(config, 'BATON_DATABASE_URL')} takes writes")
 
     return await _with_deadline(
         "database",
@@ -211,10 +211,10 @@ async def _check_tiers(runtime: Runtime) -> Verdict:
     return await _with_deadline("tiers", check, "check BATON_DATABASE_URL and `baton migrate`")
 
 
-async def _check_exported_checkpoints(loaded: Loaded, runtime: Runtime) -> Verdict:
+async def _check_exported_checkpoints(config: Loaded, runtime: Runtime) -> Verdict:
     async def check() -> Verdict:
         size = (await runtime.context.store.log.state()).size
-        checkpoints = await exported_checkpoints.read_exported(loaded.settings, size)
+        checkpoints = await exported_checkpoints.read_exported(config.settings, size)
         remedy = "check BATON_LOG_EXPORT and its credentials"
         if checkpoints is None:
             return Verdict("log held outside", "fail", "", remedy)
@@ -226,7 +226,7 @@ async def _check_exported_checkpoints(loaded: Loaded, runtime: Runtime) -> Verdi
             f"the newest checkpoint counts {checkpoints.size} of {size} entries, written at {checkpoints.written_at}"
         )
         behind = [name for name, checkpoint in checkpoints.witnesses.items() if checkpoint.size != checkpoints.size]
-        if loaded.settings.log_timestamp_url and checkpoints.stamped_size != checkpoints.size:
+        if config.settings.log_timestamp_url and checkpoints.stamped_size != checkpoints.size:
             behind.append("the time-stamp authority")
         if behind:
             words += f"; not confirmed by {', '.join(behind)}"
@@ -237,26 +237,26 @@ async def _check_exported_checkpoints(loaded: Loaded, runtime: Runtime) -> Verdi
     return await _with_deadline("log held outside", check, "check BATON_LOG_EXPORT and its credentials")
 
 
-async def _missing_database(loaded: Loaded) -> Verdict:
-    where = _setting_text(loaded, "BATON_DATABASE_URL")
+async def _missing_database(config: Loaded) -> Verdict:
+    where = _setting_text(config, "BATON_DATABASE_URL")
     return Verdict("database", "skip", f"{where} does not exist yet; `baton serve` or `baton migrate` makes it")
 
 
-async def _check_queue(loaded: Loaded, runtime: Runtime) -> Verdict:
-    if loaded.settings.redis_url is None:
+async def _check_queue(config: Loaded, runtime: Runtime) -> Verdict:
+    if config.settings.redis_url is None:
         return Verdict(
             "redis", "skip", "not configured: the queue is inside the process, which is enough for `baton serve`"
         )
 
     async def check() -> Verdict:
         await runtime.context.queue.ready()  # an error with its own code: reached, but not usable as it is configured
-        return Verdict("redis", "ok", f"{_setting_text(loaded, 'BATON_REDIS_URL')} answers")
+        return Verdict("redis", "ok", f"{_setting_text(config, 'BATON_REDIS_URL')} answers")
 
     return await _with_deadline("redis", check, "check BATON_REDIS_URL, and that the server runs")
 
 
-def _setting_text(loaded: Loaded, variable: str) -> str:
-    return next(row.value for row in describe(loaded.settings) if row.name == variable)
+def _setting_text(config: Loaded, variable: str) -> str:
+    return next(row.value for row in describe(config.settings) if row.name == variable)
 
 
 def _tiers_by_conductor(catalog: Catalog) -> Mapping[str, str]:

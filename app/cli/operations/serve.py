@@ -20,9 +20,9 @@ ROLES: Mapping[str, Roles] = {
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Serve. Returns 0 after an orderly stop."""
-    loaded = configure(environ)
-    terminal.log_to_stderr(loaded.settings.log_level)
-    for note in loaded.notes:
+    config = configure(environ)
+    terminal.log_to_stderr(config.settings.log_level)
+    for note in config.notes:
         terminal.stderr().print(f"note: {note}", markup=False, soft_wrap=True)
     with terminal.stderr().status("starting") as status:
 
@@ -36,10 +36,10 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
                 )
 
         try:
-            event_loop.run(serve(loaded, dict(environ), ROLES[args.verb], announce))
+            event_loop.run(serve(config, dict(environ), ROLES[args.verb], announce))
         except SystemExit:  # uvicorn's, when it cannot listen
             status.stop()
-            print(f"baton: {_why_not_listening(loaded.settings, ROLES[args.verb])}", file=sys.stderr)
+            print(f"baton: {_why_not_listening(config.settings, ROLES[args.verb])}", file=sys.stderr)
             return 1
     return 0
 

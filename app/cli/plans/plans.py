@@ -37,17 +37,17 @@ EDITS = ("change", "add", "remove", "move")
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs. Returns the exit status."""
-    loaded = configure(environ)
+    config = configure(environ)
     terminal.log_to_stderr("warning")
-    storage.print_database(loaded.settings)
+    storage.print_database(config.settings)
     if args.verb == "make":
-        document = event_loop.run(_make(loaded, args))
+        document = event_loop.run(_make(config, args))
     elif args.verb == "edit":
-        document = event_loop.run(_edit(loaded, args))
+        document = event_loop.run(_edit(config, args))
     elif args.verb == "show":
-        document = event_loop.run(_show(loaded, args))
+        document = event_loop.run(_show(config, args))
     else:
-        return event_loop.run(_execute(loaded, args))
+        return event_loop.run(_execute(config, args))
     if getattr(args, "lists", False):
         terminal.print_json(document["plan"])
     elif args.json:
@@ -57,25 +57,25 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     return 0
 
 
-async def _make(loaded: Loaded, args: Arguments) -> dict[str, Any]:
-    order = orders.to_preview(preview.order_of(loaded.catalog, args))
-    async with storage.existing_database(loaded.settings), engine.start_engine(loaded, 1) as runtime:
+async def _make(config: Loaded, args: Arguments) -> dict[str, Any]:
+    order = orders.to_preview(preview.order_of(config.catalog, args))
+    async with storage.existing_database(config.settings), engine.start_engine(config, 1) as runtime:
         end = _successful_end(await engine.run_to_end(runtime, order))
         store = runtime.context.store
         plan = Plan((revisions.of_state(end.state, PREVIEW_KEY),))
-        return await _document(store, loaded.catalog, plan, plan.first)
+        return await _document(store, config.catalog, plan, plan.first)
 
 
-async def _show(loaded: Loaded, args: Arguments) -> dict[str, Any]:
-    async with storage.open_configured_store(loaded.settings) as store:
+async def _show(config: Loaded, args: Arguments) -> dict[str, Any]:
+    async with storage.open_configured_store(config.settings) as store:
         plan, row = await _find(store, args.plan)
         await content_reads.record_read(store, row.id, row.tenant, "plan")
-        return await _document(store, loaded.catalog, plan, plan.revision(args.revision), lists=args.lists)
+        return await _document(store, config.catalog, plan, plan.revision(args.revision), lists=args.lists)
 
 
-async def _edit(loaded: Loaded, args: Arguments) -> dict[str, Any]:
+async def _edit(config: Loaded, args: Arguments) -> dict[str, Any]:
     change = requests.read_revision(_change(args))
-    async with storage.existing_database(loaded.settings), engine.start_engine(loaded, 1) as runtime:
+    async with storage.existing_database(config.settings), engine.start_engine(config, 1) as runtime:
         store = runtime.context.store
         plan, row = await _find(store, args.plan)
         await content_reads.record_read(store, row.id, row.tenant, "plan")
@@ -83,7 +83,7 @@ async def _edit(loaded: Loaded, args: Arguments) -> dict[str, Any]:
         number = orders.next_number(plan, base)
         before = revisions.as_value(await revisions.steps_of(store.of_tenant(None), base))
         value = requests.apply_revision(change, before, plan.first.state.admitted.pool)
-        usual = await _repeated_order(store, loaded.catalog, plan, base, row.tenant, PREVIEW_KEY)
+        usual = await _repeated_order(store, config.catalog, plan, base, row.tenant, PREVIEW_KEY)
         order = orders.to_revision(usual, plan, value, number)
         record = orders.record_of_revision(plan, number, row.tenant, {"command": runtime.context.name("edit")})
         until = runtime.context.now() + order.limits.seconds + runtime.gateway.remembered
@@ -96,7 +96,7 @@ async def _edit(loaded: Loaded, args: Arguments) -> dict[str, Any]:
                 raise orders.overtaken_error() from None
             raise conflict from None
         new_revision = revisions.of_state(_successful_end(end).state, PREVIEW_KEY)
-        return await _document(store, loaded.catalog, Plan((*plan.revisions, new_revision)), new_revision)
+        return await _document(store, config.catalog, Plan((*plan.revisions, new_revision)), new_revision)
 
 
 def _change(args: Arguments) -> dict[str, Any]:
@@ -131,13 +131,13 @@ def _read(name: str) -> Any:
         raise ConfigInvalid([f"--file: {name} cannot be read as JSON: {error}"]) from None
 
 
-async def _execute(loaded: Loaded, args: Arguments) -> int:
-    async with storage.existing_database(loaded.settings), engine.start_engine(loaded, 1, dispatches=True) as runtime:
+async def _execute(config: Loaded, args: Arguments) -> int:
+    async with storage.existing_database(config.settings), engine.start_engine(config, 1, dispatches=True) as runtime:
         store = runtime.context.store
         plan, row = await _find(store, args.plan)
         revision = plan.revision(args.revision)
         steps = await revisions.steps_of(store.of_tenant(None), revision)
-        usual = await _repeated_order(store, loaded.catalog, plan, revision, row.tenant, RUN_KEY)
+        usual = await _repeated_order(store, config.catalog, plan, revision, row.tenant, RUN_KEY)
         order = orders.to_execution(usual, revision, steps, requests.read_run({}))
         try:
             end = await engine.run_to_end(runtime, order)

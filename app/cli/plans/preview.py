@@ -29,12 +29,12 @@ PREVIEW_KEY = "baton-plan"
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Print the plan, the eligible and the excluded workers, and an estimate. Returns 1 if no plan was made."""
-    loaded = configure(environ)
+    config = configure(environ)
     terminal.log_to_stderr("warning")
-    order = order_of(loaded.catalog, args)
-    storage.print_database(loaded.settings)
+    order = order_of(config.catalog, args)
+    storage.print_database(config.settings)
     with terminal.stderr().status("planning"):
-        end, tree, record = event_loop.run(_preview(loaded, order))
+        end, tree, record = event_loop.run(_preview(config, order))
     if args.json:
         terminal.print_json(record)
     else:
@@ -70,8 +70,8 @@ def _tier(catalog: Catalog, args: Arguments) -> tuple[Tier, str]:
     return tier, effort
 
 
-async def _preview(loaded: Loaded, order: Order) -> tuple[TurnEnd, Tree, dict[str, Any]]:
-    async with storage.existing_database(loaded.settings), engine.start_engine(loaded, 1) as runtime:
+async def _preview(config: Loaded, order: Order) -> tuple[TurnEnd, Tree, dict[str, Any]]:
+    async with storage.existing_database(config.settings), engine.start_engine(config, 1) as runtime:
         end = await engine.run_to_end(runtime, order)
         store = runtime.context.store
         record, question = await run_tree.read_run(store, await store.run(end.state.run))

@@ -47,17 +47,17 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         return _describe(args)
     if args.verb == "sign":
         return _sign(args, environ)
-    loaded = configure(environ)
-    storage.print_database(loaded.settings)
+    config = configure(environ)
+    storage.print_database(config.settings)
     if args.verb == "ls":
-        return _list(loaded.settings, args.limit, as_json=args.json)
+        return _list(config.settings, args.limit, as_json=args.json)
     if args.verb == "deploy":
-        return _deploy(loaded, args)
+        return _deploy(config, args)
     if args.verb == "restore":
-        return _restore(loaded, args)
+        return _restore(config, args)
     if args.verb == "shadow":
-        return _shadow(loaded, args, now)
-    return _change(loaded, args, now)
+        return _shadow(config, args, now)
+    return _change(config, args, now)
 
 
 def _export(args: Arguments) -> int:
@@ -110,14 +110,14 @@ def _sign(args: Arguments, environ: Mapping[str, str]) -> int:
 # -- versions
 
 
-def _deploy(loaded: Loaded, args: Arguments) -> int:
+def _deploy(config: Loaded, args: Arguments) -> int:
     folder = Path(args.folder)
     card, golden = manifest.read(folder)
-    deployment.check_signature(folder, card, loaded.settings)
-    deployment.check_fit(card, loaded, args.conductor)
-    with conductor_servers(loaded, args.conductor) as servers:
+    deployment.check_signature(folder, card, config.settings)
+    deployment.check_fit(card, config, args.conductor)
+    with conductor_servers(config, args.conductor) as servers:
         note = deployment.deploy(servers, folder, card, golden, args.path or str(folder.resolve()))
-    event_loop.run(_store(loaded.settings, args, "loaded", card.name, note=note))
+    event_loop.run(_store(config.settings, args, "loaded", card.name, note=note))
     if args.json:
         terminal.print_json({"conductor": args.conductor, "version": card.name, "checked": json.loads(note)})
         return 0
@@ -129,11 +129,11 @@ def _deploy(loaded: Loaded, args: Arguments) -> int:
     return 0
 
 
-def _restore(loaded: Loaded, args: Arguments) -> int:
+def _restore(config: Loaded, args: Arguments) -> int:
     """Load what was deployed into each server that lacks it, from the same folder, by the same checks."""
-    changes = event_loop.run(version_changes.read_changes(loaded.settings, of_tiers=False))
+    changes = event_loop.run(version_changes.read_changes(config.settings, of_tiers=False))
     in_force = versions_in_force(changes).get(args.conductor, VersionsInForce())
-    with conductor_servers(loaded, args.conductor) as servers:
+    with conductor_servers(config, args.conductor) as servers:
         present = served_by_all(servers)
         missing = [version for version in in_force.loaded if version not in present]
         for version in missing:
@@ -141,9 +141,9 @@ def _restore(loaded: Loaded, args: Arguments) -> int:
             card, golden = manifest.read(folder)
             if card.name != version:
                 raise ConfigInvalid([f"{folder}: is {card.name} by now, not {version}; deploy it as another version"])
-            deployment.check_signature(folder, card, loaded.settings)
+            deployment.check_signature(folder, card, config.settings)
             note = deployment.deploy(servers, folder, card, golden, path)
-            event_loop.run(_store(loaded.settings, args, "loaded", version, note=note))
+            event_loop.run(_store(config.settings, args, "loaded", version, note=note))
     if args.json:
         terminal.print_json({"conductor": args.conductor, "restored": missing})
     else:
@@ -163,12 +163,12 @@ def _deployed_from(changes: Sequence[Change], conductor: str, version: str) -> t
     return Path(record["folder"]), record["path"]
 
 
-def _shadow(loaded: Loaded, args: Arguments, now: Callable[[], float]) -> int:
+def _shadow(config: Loaded, args: Arguments, now: Callable[[], float]) -> int:
     comparison = shadow_plans.PlanComparison()
-    with conductor_servers(loaded, args.conductor) as servers:
-        event_loop.run(_compare(loaded.settings, servers[0], args, now(), comparison))
+    with conductor_servers(config, args.conductor) as servers:
+        event_loop.run(_compare(config.settings, servers[0], args, now(), comparison))
     note = comparison.as_json()
-    event_loop.run(_store(loaded.settings, args, "shadowed", args.version, note=note))
+    event_loop.run(_store(config.settings, args, "shadowed", args.version, note=note))
     if args.json:
         print(note, flush=True)
     else:
@@ -189,27 +189,27 @@ async def _compare(
             shadow_plans.compare(server, args.version, case, comparison)
 
 
-def _change(loaded: Loaded, args: Arguments, now: Callable[[], float]) -> int:
+def _change(config: Loaded, args: Arguments, now: Callable[[], float]) -> int:
     kind, version = KINDS[args.verb], getattr(args, "version", "")
-    if args.conductor not in conductor_names(loaded.catalog):
+    if args.conductor not in conductor_names(config.catalog):
         raise ConfigInvalid([f"{args.conductor}: conducts no tier of the pool file"])
     request = RequestedChange(args.conductor, kind, version, getattr(args, "share", 0.0))
 
     def read_served() -> list[str]:
-        with conductor_servers(loaded, request.conductor) as servers:
+        with conductor_servers(config, request.conductor) as servers:
             return served_by_all(servers)
 
     async def check(store: Store) -> RequestedChange:
-        return await check_change(store, request, read_served, trusted_signers(loaded.settings), terminal.warn)
+        return await check_change(store, request, read_served, trusted_signers(config.settings), terminal.warn)
 
-    evidence = event_loop.run(version_changes.change(loaded, args, check, now()))
+    evidence = event_loop.run(version_changes.change(config, args, check, now()))
     if evidence:
         return version_changes.refuse(evidence, as_json=args.json)
     if kind == "unloaded":
-        with conductor_servers(loaded, args.conductor) as servers:
+        with conductor_servers(config, args.conductor) as servers:
             for server in servers:
                 server.unload(version)
-    return _list(loaded.settings, 1, as_json=args.json)
+    return _list(config.settings, 1, as_json=args.json)
 
 
 async def _store(settings: Settings, args: Arguments, kind: ChangeKind, version: str, note: str) -> None:

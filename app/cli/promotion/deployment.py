@@ -108,9 +108,9 @@ def _quoted(word: str) -> str:
     return word
 
 
-def check_fit(card: Manifest, loaded: Loaded, conductor: str) -> None:
+def check_fit(card: Manifest, config: Loaded, conductor: str) -> None:
     """Raise `ConfigInvalid` with every reason why a version cannot conduct in this worker's name."""
-    tiers = conducted_tiers(loaded, conductor)
+    tiers = conducted_tiers(config, conductor)
     if not tiers:
         raise ConfigInvalid([f"{conductor}: conducts no tier of the pool file"])
     faults: list[str] = []
@@ -120,9 +120,9 @@ def check_fit(card: Manifest, loaded: Loaded, conductor: str) -> None:
         raise ConfigInvalid(faults)
 
 
-def conducted_tiers(loaded: Loaded, conductor: str) -> list[Tier]:
+def conducted_tiers(config: Loaded, conductor: str) -> list[Tier]:
     """Return the tiers for which a worker plans, alone or as one of a selector's choices."""
-    return [tier for tier in loaded.catalog.tiers.values() if tier.conductor.worker == conductor]
+    return [tier for tier in config.catalog.tiers.values() if tier.conductor.worker == conductor]
 
 
 def _adapter_faults(card: Manifest, tier: Tier) -> Iterator[str]:

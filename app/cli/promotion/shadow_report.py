@@ -20,12 +20,12 @@ SHARES = ("success", "agreement", "answered", "degraded")
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Make the report. Returns 0, also where there are no pairs; 1 if `--gate` asks for more."""
     terminal.log_to_stderr("warning")
-    loaded = configure(environ)
-    tier = loaded.catalog.tier(args.tier)
+    config = configure(environ)
+    tier = config.catalog.tier(args.tier)
     if tier is None:
-        raise ConfigInvalid([f"{args.tier}: there is no such tier; use one of {', '.join(loaded.catalog.tiers)}"])
-    storage.print_database(loaded.settings)
-    figures = event_loop.run(_read(loaded.settings, tier, now() - args.since, now()))
+        raise ConfigInvalid([f"{args.tier}: there is no such tier; use one of {', '.join(config.catalog.tiers)}"])
+    storage.print_database(config.settings)
+    figures = event_loop.run(_read(config.settings, tier, now() - args.since, now()))
     if args.json:
         terminal.print_json(figures)
     else:

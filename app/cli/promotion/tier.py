@@ -23,15 +23,15 @@ KINDS: Mapping[str, ChangeKind] = {"canary": "canary", "promote": "promoted", "r
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs. Returns the exit status."""
     terminal.log_to_stderr("warning")
-    loaded = configure(environ)
-    storage.print_database(loaded.settings)
+    config = configure(environ)
+    storage.print_database(config.settings)
     if args.verb == "ls":
-        return _list(loaded, args.limit, as_json=args.json)
-    return _change(loaded, args, now)
+        return _list(config, args.limit, as_json=args.json)
+    return _change(config, args, now)
 
 
-def _change(loaded: Loaded, args: Arguments, now: Callable[[], float]) -> int:
-    catalog = loaded.catalog
+def _change(config: Loaded, args: Arguments, now: Callable[[], float]) -> int:
+    catalog = config.catalog
     tier = catalog.tier(args.tier)
     if tier is None:
         raise ConfigInvalid([f"{args.tier}: there is no such tier; use one of {', '.join(catalog.tiers)}"])
@@ -44,18 +44,18 @@ def _change(loaded: Loaded, args: Arguments, now: Callable[[], float]) -> int:
     async def check(store: Store) -> RequestedChange:
         return await check_service(store, catalog, request)
 
-    evidence = event_loop.run(version_changes.change(loaded, args, check, now()))
+    evidence = event_loop.run(version_changes.change(config, args, check, now()))
     if evidence:
         return version_changes.refuse(evidence, as_json=args.json)
-    return _list(loaded, 1, as_json=args.json)
+    return _list(config, 1, as_json=args.json)
 
 
-def _list(loaded: Loaded, limit: int, *, as_json: bool) -> int:
+def _list(config: Loaded, limit: int, *, as_json: bool) -> int:
     def words(name: str, now: VersionsInForce) -> str:
-        return _words(loaded.catalog, tier_in(name), now)
+        return _words(config.catalog, tier_in(name), now)
 
-    changes = event_loop.run(version_changes.read_changes(loaded.settings, of_tiers=True))
-    names = [f"{TIER}{name}" for name in loaded.catalog.tiers]
+    changes = event_loop.run(version_changes.read_changes(config.settings, of_tiers=True))
+    names = [f"{TIER}{name}" for name in config.catalog.tiers]
     version_changes.show(changes, limit, as_json=as_json, words=words, names=names)
     return 0
 

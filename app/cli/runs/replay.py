@@ -127,9 +127,9 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     terminal.log_to_stderr("warning")
     if args.verb == "diff":
         return _compare_two(args, environ)
-    loaded, under = configure(environ), _parse_configuration(args)
-    storage.print_database(loaded.settings)
-    batch = event_loop.run(_replay(loaded, args, under, now))
+    config, under = configure(environ), _parse_configuration(args)
+    storage.print_database(config.settings)
+    batch = event_loop.run(_replay(config, args, under, now))
     differences = _intervals(batch, args.seed or 0)
     if args.json:
         pairs = [pair.to_json() for pair in batch.pairs]
@@ -160,10 +160,10 @@ def _parse_configuration(args: Arguments) -> Mapping[str, str]:
 # -- replaying
 
 
-async def _replay(loaded: Loaded, args: Arguments, under: Mapping[str, str], now: Callable[[], float]) -> Batch:
-    async with storage.existing_database(loaded.settings):
-        loaded = await _configuration(loaded, under)
-        async with engine.start_engine(loaded, args.concurrency, dispatches=True) as runtime:
+async def _replay(config: Loaded, args: Arguments, under: Mapping[str, str], now: Callable[[], float]) -> Batch:
+    async with storage.existing_database(config.settings):
+        config = await _configuration(config, under)
+        async with engine.start_engine(config, args.concurrency, dispatches=True) as runtime:
             batch = Batch(runtime, args, under, Money(args.max_usd, args.concurrency))
             rows = await _rows(runtime.context.store, args, now())
             earlier_runs = _replayed_before(args.out)
@@ -178,19 +178,19 @@ async def _replay(loaded: Loaded, args: Arguments, under: Mapping[str, str], now
     return batch
 
 
-async def _configuration(loaded: Loaded, under: Mapping[str, str]) -> Loaded:
+async def _configuration(config: Loaded, under: Mapping[str, str]) -> Loaded:
     """Return the configuration with the pool snapshot that is to be tried, and with arms."""
-    catalog = loaded.catalog
+    catalog = config.catalog
     if "snapshot" in under:
-        catalog = await _stored_catalog(loaded, under["snapshot"])
+        catalog = await _stored_catalog(config, under["snapshot"])
     if "conductor" in under:
         conductors = (*catalog.evaluation.conductors, under["conductor"])
         catalog = sealed(replace(catalog, evaluation=replace(catalog.evaluation, arms=True, conductors=conductors)))
-    return replace(loaded, catalog=catalog)
+    return replace(config, catalog=catalog)
 
 
-async def _stored_catalog(loaded: Loaded, digest: str) -> Catalog:
-    async with storage.open_configured_store(loaded.settings) as store:
+async def _stored_catalog(config: Loaded, digest: str) -> Catalog:
+    async with storage.open_configured_store(config.settings) as store:
         bodies = await store.catalogs([digest])
     if digest not in bodies:
         raise ConfigInvalid([f"--under: no pool with the digest {digest[:12]} is stored; runs name theirs"])
