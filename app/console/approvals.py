@@ -50,13 +50,13 @@ class Approvals:
         after = request.query_params.get("after")
         if request.query_params.get("status") == "decided":
             page = await self._api.get(session, self._prefix, status="decided", limit=PAGE, after=after)
-            return self._pages.show(request, "approvals.html", status="decided", found=page, is_live=False)
+            return self._pages.show(request, "approvals.html", status="decided", page=page, is_live=False)
         if "live" in request.query_params:
             waiting = {"state": "awaiting_approval", "limit": MAX_WATCHED_RUNS}
             source = self._api.events(session, "/v1/runs/live", query=waiting)
             return Live(source, partial(self._regions, session), is_finite=False)
         page = await self._read_waiting(session, after)
-        return self._pages.show(request, "approvals.html", status="waiting", found=page, is_live=not after)
+        return self._pages.show(request, "approvals.html", status="waiting", page=page, is_live=not after)
 
     async def show(self, request: Request, session: Session) -> Response:
         """Return one plan, with the form of a decision for those who may decide."""
@@ -95,7 +95,7 @@ class Approvals:
 
     async def _regions(self, session: Session, _event: Event) -> Regions:
         page = await self._read_waiting(session)
-        return {REGION: self._pages.region("approvals_waiting.html", found=page)}
+        return {REGION: self._pages.region("approvals_waiting.html", page=page)}
 
     async def _page(
         self,
@@ -118,7 +118,7 @@ class Approvals:
             is_own=approval["four_eyes"] and approval["key"] == me["id"],
             others=[name for name in approval["workers"] if name not in workers],
             faults=faults or {},
-            given=lists or {},
+            entries=lists or {},
             once=secrets.token_urlsafe(TOKEN_BYTES),
         )
 

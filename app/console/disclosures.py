@@ -45,9 +45,9 @@ def routes(pages: Pages) -> list[Route]:
             "disclosures.html",
             status,
             fields=FIELDS,
-            asked=filters,
+            filters=filters,
             fault=fault,
-            found=page,
+            page=page,
             following=following,
         )
 

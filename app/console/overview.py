@@ -64,8 +64,8 @@ async def _overview(pages: Pages, request: Request, session: Session, verificati
         "overview.html",
         status,
         fault=fault,
-        verified=verification,
-        asked=filters,
+        verification=verification,
+        filters=filters,
         periods=[(name, _address(filters, name), name == overview["period"]) for name in PERIODS],
         sees_tenants=me["all_tenants"],
         live=live,
@@ -94,7 +94,7 @@ def _live(pages: Pages, session: Session, filters: Mapping[str, str], page_until
 def _values(pages: Pages, overview: Json, filters: Json) -> dict[str, Any]:
     """Return the values of the templates of an overview's parts."""
     return {
-        "found": overview,
+        "overview": overview,
         "has_playground": pages.has_page(f"{PATH}/playground"),
         "runs": _links(overview, filters, overview["runs_since"]),
         "calls": _links(overview, filters, overview["calls_since"]),

@@ -347,7 +347,7 @@ async def _explanation(pages: Pages, request: Request, session: Session) -> Resp
         request,
         "run_explain.html",
         run=run,
-        explained=explanation,
+        explanation=explanation,
         proof=await _or_refusal(pages, session, f"{path}/proof"),
         disclosures=await _or_refusal(pages, session, "/v1/disclosures", run=run, limit=200),
     )
@@ -356,9 +356,9 @@ async def _explanation(pages: Pages, request: Request, session: Session) -> Resp
 async def _or_refusal(pages: Pages, session: Session, path: str, **query: Any) -> dict[str, Any]:
     """Return the reply of the API, or the words of its refusal, which are shown in place of it."""
     try:
-        return {"found": await pages.api.get(session, path, **query), "refusal": None}
+        return {"reply": await pages.api.get(session, path, **query), "refusal": None}
     except ApiError as error:
-        return {"found": None, "refusal": error.message}
+        return {"reply": None, "refusal": error.message}
 
 
 # -- two runs
@@ -375,4 +375,4 @@ async def _comparison(pages: Pages, request: Request, session: Session) -> Respo
                 step = pair[side]
                 if step is not None:
                     step["href"] = Cursor(comparison[side]["run"]).address(step=step["n"])
-    return pages.show(request, "compare.html", a=first, b=second, found=comparison)
+    return pages.show(request, "compare.html", a=first, b=second, comparison=comparison)

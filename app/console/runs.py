@@ -109,7 +109,7 @@ def routes(pages: Pages) -> list[Route]:
             status,
             usual=USUAL,
             further=[field for field in FURTHER if field.name not in OF_ALL_TENANTS or me["all_tenants"]],
-            asked=filters,
+            filters=filters,
             is_filtered_further=any(filters.get(field.name) for field in FURTHER),
             fault=fault,
             is_followed=request.query_params.get("follow") != "no",

@@ -36,27 +36,27 @@ def routes(admin: Administration) -> list[Route]:
     """Return the pages of workers and conductors."""
 
     async def show_workers(request: Request, session: Session) -> Response:
-        found = (await admin.api.get(session, f"{API}/workers"))["data"]
+        workers = (await admin.api.get(session, f"{API}/workers"))["data"]
         calls = await _calls(admin, session)
         table = Table(
             "Table of workers",
             (*COLUMNS, "Provider", "Model", "Tiers", "Region", "Clearance", "Kept away by the rules"),
-            [_worker(worker, calls[worker["name"]]) for worker in found],
+            [_worker(worker, calls[worker["name"]]) for worker in workers],
             "The pool file in force has no workers.",
         )
         breakers = BREAKERS_ELSEWHERE
-        if any(worker["state"] is not None for worker in found):
+        if any(worker["state"] is not None for worker in workers):
             breakers = MEASURED
         hint = f"{breakers} {CALLS}"
         return await admin.show_list(request, session, ListPage("Workers", table, hint=hint))
 
     async def show_conductors(request: Request, session: Session) -> Response:
-        found = (await admin.api.get(session, f"{API}/conductors"))["data"]
+        conductors = (await admin.api.get(session, f"{API}/conductors"))["data"]
         person = await admin.person(request, session)
         table = Table(
             "Table of conductors",
             ("Conductor", "Live", "Canary", "Share", "Loaded", "Live before", "Actions"),
-            [_conductor(conductor, person) for conductor in found],
+            [_conductor(conductor, person) for conductor in conductors],
             "No tier of the pool file has a model as its conductor.",
         )
         hint = "`baton conductor deploy` loads a version and checks it."
