@@ -10,6 +10,9 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 	--no-strip-extras --custom-compile-command "make lock"
 EXTRAS := azure bedrock kms s3 timestamps vertex  # of the image with more libraries (Dockerfile)
 
+# Compiled when they are imported, if ever: packages that few commands need. Pytest compiles tests in its own way.
+COMPILED_WHEN_IMPORTED := '/test_[^/]*\.py$$|/site-packages/(graphql|mypy|mypyc|pip|pygments/lexers|schemathesis)/'
+
 .PHONY: run help test faults fuzz simulate lint soak bench learn chart trace s3 test-vllm test-browser test-clients lock
 
 run: .venv/runtime.stamp  ## The service, embedded: no keys, no database, no Redis needed.
@@ -97,6 +100,6 @@ lock: .venv/dev.stamp  ## Pins stay where they are; UPGRADE=--upgrade moves them
 .venv/dev.stamp: requirements-dev.txt requirements.txt pyproject.toml | .venv/bin/python
 	$(PIP) --require-hashes -r requirements-dev.txt
 	$(BATON)
-	-$(BIN)/python -m compileall -qq -j 0 -x '/test_[^/]*\.py$$' .venv/lib app tests  # by all cores; the rest is when it is imported
+	-$(BIN)/python -m compileall -qq -j 0 -x $(COMPILED_WHEN_IMPORTED) .venv/lib app tests  # by all cores
 	-$(BIN)/python -m tests.harness.compiled_tests
 	touch .venv/runtime.stamp $@
