@@ -69,9 +69,14 @@ def _from_base64(text: str) -> bytes:
 
 
 def _decode_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _from_base64(column[BYTES]) if isinstance(column, dict) else column for name, column in columns.items()
-    }
+    """Return the columns of a row, with those that are bytes decoded."""
+    row: dict[str, Any] = {}
+    for name, column in columns.items():
+        if isinstance(column, dict):
+            row[name] = _from_base64(column[BYTES])
+        else:
+            row[name] = column
+    return row
 
 
 class Export:

@@ -36,7 +36,8 @@ class EarlierExport:
     def compare(self, record: Record) -> Iterator[Violation]:
         """Compare a run that is still stored: it has the events of the export, and perhaps later ones."""
         name = str(record.row["id"])
-        if (exported := self.runs.pop(name, None)) is None:
+        exported = self.runs.pop(name, None)
+        if exported is None:
             return
         count, root = exported
         if merkle_root(name, record.events[:count]) != root:
@@ -44,7 +45,8 @@ class EarlierExport:
 
     def compare_pruned(self, pruned_run: PrunedRun, report: Report) -> None:
         """Compare a run that was pruned. Of one that had later events by then, nothing can be said."""
-        if (exported := self.runs.pop(pruned_run.id, None)) is None:
+        exported = self.runs.pop(pruned_run.id, None)
+        if exported is None:
             return
         count, root = exported
         if count < pruned_run.events:
@@ -75,9 +77,10 @@ async def check_missing_runs(
 
 def merkle_root(run: str, events: Sequence[Stored]) -> bytes:
     """Return the root over the events of a run."""
-    level = [
-        _hash(b"\0", f"{run}\n{event.seq}\n{event.kind}\n{event.at!r}\n".encode() + event.body) for event in events
-    ]
+    level: list[bytes] = []
+    for event in events:
+        head = f"{run}\n{event.seq}\n{event.kind}\n{event.at!r}\n"
+        level.append(_hash(b"\0", head.encode() + event.body))
     while len(level) > 1:
         pairs = [_hash(b"\1", level[at] + level[at + 1]) for at in range(0, len(level) - 1, 2)]
         level = pairs + level[2 * len(pairs) :]

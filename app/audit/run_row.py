@@ -23,20 +23,18 @@ def check_columns(run: AuditedRun) -> Iterator[Violation]:
     for column, expected in _expected_columns(run).items():
         if run.record.row.get(column) != expected:
             yield run.violation("row-projection", 0, f"{column} is not what the events make it")
-    if run.record.row["degraded"] and True not in possible_degraded_values(
-        run
-    ):  # of a run that goes on it may be set a little later
+    # The column of a run that goes on may be set a little later than the event, so only True is compared.
+    if run.record.row["degraded"] and True not in possible_degraded_values(run):
         yield run.violation("row-projection", 0, "degraded is not what the events make it")
 
 
 def _expected_columns(run: AuditedRun) -> dict[str, Any]:
     """Return the columns that the row must have."""
     admitted, end = run.admission, run.end
-    shapes = [
-        proposal.acceptance.body["topology"]
-        for proposal in run.proposals_for()
-        if proposal.acceptance is not None and proposal.steps
-    ]
+    topology = None
+    for proposal in run.proposals_for():
+        if proposal.acceptance is not None and proposal.steps:
+            topology = proposal.acceptance.body["topology"]
     return {
         "tier": admitted["tier"],
         "model": admitted["model"],
@@ -47,7 +45,7 @@ def _expected_columns(run: AuditedRun) -> dict[str, Any]:
         "seq": run.events[-1].seq,
         "state": state_of(run),
         "steps": len(run.planned_steps),
-        "topology": shapes[-1] if shapes else None,
+        "topology": topology,
         "ended_at": end.at if end is not None else None,
         "error": end.body.get("error") if end is not None else None,
     }

@@ -56,7 +56,8 @@ def _is_waiting(step: Step, seq: int) -> bool:
     """Return True if a step waits for tool results at this event."""
     if step.is_settled_before(seq):
         return False
-    return any(
-        tool_use.calls.seq < seq and (tool_use.results is None or tool_use.results.seq > seq)
-        for tool_use in step.tool_uses
-    )
+    for tool_use in step.tool_uses:
+        has_results = tool_use.results is not None and tool_use.results.seq <= seq
+        if tool_use.calls.seq < seq and not has_results:
+            return True
+    return False

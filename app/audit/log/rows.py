@@ -137,8 +137,10 @@ class RowCheck:
         self._check_absent_runs()
         self._check_forgotten_salts()
         for name, pruned in self.stored.orphans():
-            words = "it was pruned, and rows of it are stored" if pruned else "rows name it, and its own is not stored"
-            self._add("surplus" if pruned else "missing", f"run {name}", words, self._place_of(name))
+            rule, fault = "missing", "rows name it, and its own is not stored"
+            if pruned:
+                rule, fault = "surplus", "it was pruned, and rows of it are stored"
+            self._add(rule, f"run {name}", fault, self._place_of(name))
         self._check_shared_texts()
         self._check_administration()
         if self._undated_erasures:
@@ -397,7 +399,9 @@ class RowCheck:
                 self._add("content", thing, f"the text {ref[:12]} is stored and should not be", place)
             elif hashlib.sha256(salt + body).hexdigest() != ref:
                 self._add("content", thing, f"the text {ref[:12]} does not have its hash", place)
-        for ref in _named_refs(run.events) if salt is not None else ():
+        if salt is None:
+            return
+        for ref in _named_refs(run.events):
             if ref not in run.contents:
                 self._add("content", thing, f"the text {ref[:12]} is not stored, and the run was not erased", place)
 
@@ -624,6 +628,10 @@ class RowCheck:
         return entries[0].place if entries else None
 
 
+def _stored_entry(row: LogRow) -> StoredEntry:
+    return StoredEntry(row.place, row.entry, row.salt, row.kind, row.id, row.subject, row.events, row.frontier)
+
+
 def check_database(check: LogCheck, stored: SealedRows, *, contents: bool = True, settled: bool = False) -> None:
     """Check the log of a database, and everything that is stored in it against the log. See `RowCheck`."""
     report = check.report
@@ -634,11 +642,8 @@ def check_database(check: LogCheck, stored: SealedRows, *, contents: bool = True
         return
     check.tiles, check.stored_tiles = stored.tile, stored.count_tiles()
     state = stored.state()
-    entries = (
-        StoredEntry(row.place, row.entry, row.salt, row.kind, row.id, row.subject, row.events, row.frontier)
-        for row in stored.entries()
-    )
-    check.check(entries, state["checkpoint"] if state is not None else None)
+    checkpoint = state["checkpoint"] if state is not None else None
+    check.check(map(_stored_entry, stored.entries()), checkpoint)
     if state is None:
         report.add(Finding("state", LOG, "its state is not stored", 0))
     elif stored.count_states() > 1:
