@@ -35,6 +35,8 @@ from app.cli.terminal import QUIETED_LOGGERS
 from app.console import templating
 from app.stepqueue import live
 from app.stepqueue import redis as redis_queue
+from app.store import sql
+from app.store.sqlkit import postgres, sqlite
 from app.store.sqlkit.log_statements import LogStatements
 from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.statements import Statements
@@ -417,3 +419,13 @@ def patient_redis(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(redis_queue, name, PATIENCE_SECONDS)
     monkeypatch.setattr(live, "PROBE_SECONDS", PATIENCE_SECONDS)
     monkeypatch.setattr(redis_queue, "_options", functools.partial(redis_queue._options, answers=PATIENCE_SECONDS))
+
+
+@pytest.fixture
+def patient_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have stores of this process wait for their database, which is healthy: on a busy machine a connection or a row
+    that others lock may take longer than the two seconds after which they give a write up."""
+    for name in ("CONNECT_SECONDS", "LOCK_SECONDS"):
+        monkeypatch.setattr(postgres, name, PATIENCE_SECONDS)
+    monkeypatch.setattr(sqlite, "LOCK_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(sql, "Postgres", functools.partial(sql.Postgres, work_seconds=PATIENCE_SECONDS))

@@ -9,6 +9,7 @@ import pytest
 from app.store.sql import SqlStore, open_store
 from tests.conformance.entries import GRACE, Opener
 from tests.conformance.wire_formats import FORMATS, Format, Line, connected
+from tests.harness.waiting import PATIENCE_SECONDS
 from tests.stubs import ProviderStub
 
 
@@ -23,9 +24,9 @@ def database(request: pytest.FixtureRequest, tmp_path: Path, make_schema: Callab
 
 
 @pytest.fixture
-def opener(database: str) -> Opener:
+def opener(database: str, patient_store: None) -> Opener:
     """Opens stores over one database, as several processes would."""
-    return partial(open_store, database, grace=GRACE, writers=2)
+    return partial(open_store, database, grace=GRACE, patience=PATIENCE_SECONDS, writers=2)
 
 
 @pytest.fixture
