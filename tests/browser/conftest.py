@@ -30,8 +30,8 @@ HARMLESS: Final = re.compile(r"Password forms should have|the server responded w
 @pytest.fixture(scope="session")
 def service(postgres_server_url: str, redis_server_url: str) -> Iterator[Service]:
     """A gateway with its admin listener and an engine over Postgres and Redis."""
-    with serving(postgres_server_url, redis_server_url) as made:
-        yield made
+    with serving(postgres_server_url, redis_server_url) as new_service:
+        yield new_service
 
 
 @contextmanager
@@ -66,9 +66,9 @@ def cookies(browser: "Browser", service: Service) -> "StorageState":
     """The cookies of a person who has signed in by the first key."""
     context = browser.new_context(base_url=service.url)
     sign_in(context.new_page())
-    found = context.storage_state()
+    state = context.storage_state()
     context.close()
-    return found
+    return state
 
 
 @contextmanager
@@ -109,9 +109,9 @@ def another(browser: "Browser", service: Service) -> Iterator[Callable[..., "Pag
     with ExitStack() as stack:
 
         def arrive(name: str, *scopes: str, address: str = "/console") -> "Page":
-            made = stack.enter_context(watched(browser, service)).new_page()
-            sign_in(made, address, service.new_key(name, *scopes))
-            return made
+            new_page = stack.enter_context(watched(browser, service)).new_page()
+            sign_in(new_page, address, service.new_key(name, *scopes))
+            return new_page
 
         yield arrive
 

@@ -44,8 +44,8 @@ class Service:
 
     def new_key(self, name: str, *scopes: str) -> str:
         """Make a key of another person; return its secret."""
-        made = self.api("POST", f"{self.admin}/admin/v1/keys", json={"name": name, "scopes": scopes})
-        return str(made.json()["key"])
+        key_body = self.api("POST", f"{self.admin}/admin/v1/keys", json={"name": name, "scopes": scopes})
+        return str(key_body.json()["key"])
 
 
 @contextmanager

@@ -47,34 +47,34 @@ class Picture:
     to: str = "body"
 
 
-def asked(made: Service, tier: str, question: str, **more: object) -> str:
+def send_question(service: Service, tier: str, question: str, **more: object) -> str:
     """Send a request; return the id of its run, whatever becomes of it."""
     body = {"model": tier, "messages": [{"role": "user", "content": question}], **more}
-    return made.caller.http.post("/v1/chat/completions", json=body).headers["x-baton-run"]
+    return service.caller.http.post("/v1/chat/completions", json=body).headers["x-baton-run"]
 
 
-def filled(made: Service) -> dict[str, str]:
+def filled(service: Service) -> dict[str, str]:
     """Carry out runs of several kinds; return those that pictures show by name."""
-    stub, found = made.stub, {}
+    stub, runs = service.stub, {}
     for worker in ("alpha", "beta", "gamma"):
         stub.always(worker, Reply(chunks=ANSWER, first_delay=0.12, gap=0.08, usage=Usage(input=840, output=96)))
     stub.always("planner", replace(PLAN, gap=0.01))
     for question in ("What is due on Friday?", "Sum up the minutes.", "Draft a reply to the landlord."):
-        asked(made, "baton-mini", question)
+        send_question(service, "baton-mini", question)
     for worker in ("alpha", "beta"):
         stub.script(worker, Fail(status=529, message="The model is overloaded. Try again later."))
-    found["run"] = asked(made, "baton-ultra", QUESTION)
-    found["again"] = str(made.api("POST", f"/v1/runs/{found['run']}/replay", json={"wait": 60}).json()["id"])
+    runs["run"] = send_question(service, "baton-ultra", QUESTION)
+    runs["again"] = str(service.api("POST", f"/v1/runs/{runs['run']}/replay", json={"wait": 60}).json()["id"])
     preview = {"model": "baton-ultra", "messages": [{"role": "user", "content": QUESTION}]}
-    found["plan"] = str(made.api("POST", "/v1/plans", json=preview).json()["id"])
+    runs["plan"] = str(service.api("POST", "/v1/plans", json=preview).json()["id"])
     more = {"baton": {"approval": "required"}}
-    found["waiting"] = asked(made, "baton-ultra", "Compare the salaries of both teams.", **more)
-    return found
+    runs["waiting"] = send_question(service, "baton-ultra", "Compare the salaries of both teams.", **more)
+    return runs
 
 
-def pictures(made: Service, found: dict[str, str]) -> list[Picture]:
+def pictures(service: Service, runs: dict[str, str]) -> list[Picture]:
     """The pictures that are addresses, in the order of the guide."""
-    run = f"/console/runs/{found['run']}"
+    run = f"/console/runs/{runs['run']}"
     return [
         Picture("overview", "/console?period=hour", to="h2:has-text('In this period')"),
         Picture("runs", "/console/runs"),
@@ -83,14 +83,14 @@ def pictures(made: Service, found: dict[str, str]) -> list[Picture]:
         Picture("run-phone", f"{run}?step=2", is_phone=True, to="#run-graph"),
         Picture("run-step", f"{run}?step=2", to="#run-timeline"),
         Picture("disclosures", "/console/disclosures?saw=user"),
-        Picture("compare", f"/console/compare?a={found['run']}&b={found['again']}"),
-        Picture("plan", f"/console/plans/{found['plan']}", theme="dark"),
-        Picture("approval", f"{made.admin}/console/approvals/{found['waiting']}"),
-        Picture("keys-phone", f"{made.admin}/console/admin/keys", theme="dark", is_phone=True),
+        Picture("compare", f"/console/compare?a={runs['run']}&b={runs['again']}"),
+        Picture("plan", f"/console/plans/{runs['plan']}", theme="dark"),
+        Picture("approval", f"{service.admin}/console/approvals/{runs['waiting']}"),
+        Picture("keys-phone", f"{service.admin}/console/admin/keys", theme="dark", is_phone=True),
     ]
 
 
-def taken(page: "Page", name: str) -> None:
+def take_picture(page: "Page", name: str) -> None:
     """Store a picture of what the page shows."""
     session = page.context.new_cdp_session(page)
     reply = session.send("Page.captureScreenshot", {"format": "webp", "quality": QUALITY})
@@ -98,7 +98,7 @@ def taken(page: "Page", name: str) -> None:
     session.detach()
 
 
-def shown(page: "Page", picture: Picture) -> None:
+def open_picture(page: "Page", picture: Picture) -> None:
     """Open the page of a picture."""
     page.set_viewport_size(PHONE if picture.is_phone else DESKTOP)  # type: ignore[arg-type]
     page.emulate_media(color_scheme=picture.theme)  # type: ignore[arg-type]
@@ -106,47 +106,47 @@ def shown(page: "Page", picture: Picture) -> None:
     page.locator(picture.to).evaluate("one => one.scrollIntoView()")
 
 
-def playground(page: "Page", made: Service) -> None:
+def playground(page: "Page", service: Service) -> None:
     """Take a picture of the playground while the answer streams."""
     for worker in ("alpha", "beta", "gamma"):
-        made.stub.always(worker, Reply(chunks=ANSWER, usage=Usage(input=840, output=96)))
-    shown(page, Picture("playground", "/console/playground"))
+        service.stub.always(worker, Reply(chunks=ANSWER, usage=Usage(input=840, output=96)))
+    open_picture(page, Picture("playground", "/console/playground"))
     page.get_by_label("Question").fill(QUESTION)
     page.get_by_label("Tier").select_option("baton-ultra")
-    made.stub.always("planner", replace(PLAN, fault=Stall(after="close")))
+    service.stub.always("planner", replace(PLAN, fault=Stall(after="close")))
     page.get_by_role("button", name="Ask").click()
     steps = page.locator("#run-steps li")
     steps.locator(".done").nth(1).wait_for()
     for worker in ("alpha", "beta", "gamma"):
-        made.stub.always(worker, Reply(chunks=ANSWER, fault=Stall(after=2)))
-    made.stub.release()
+        service.stub.always(worker, Reply(chunks=ANSWER, fault=Stall(after=2)))
+    service.stub.release()
     page.get_by_text("Trier no room").wait_for()
     page.locator("body").evaluate("one => one.scrollIntoView()")
-    taken(page, "playground")
-    made.stub.release()
+    take_picture(page, "playground")
+    service.stub.release()
 
 
 def main() -> None:
     """Take all pictures, and print their sizes."""
     program = sys.argv[1] if len(sys.argv) > 1 else shutil.which("chromium")
     FOLDER.mkdir(exist_ok=True)
-    with servers.postgres() as postgres, servers.redis() as redis, serving(postgres.url, redis.url) as made:
-        found = filled(made)
+    with servers.postgres() as postgres, servers.redis() as redis, serving(postgres.url, redis.url) as service:
+        runs = filled(service)
         with chromium(program) as browser:
-            _photograph(browser, made, found)
+            _photograph(browser, service, runs)
     sizes = {file.name: file.stat().st_size for file in sorted(FOLDER.glob("*.webp"))}
     for name, size in sizes.items():
         print(f"{name:<24}{size / 1024:7.1f} kB")
     print(f"{'together':<24}{sum(sizes.values()) / 1024:7.1f} kB")
 
 
-def _photograph(browser: "Browser", made: Service, found: dict[str, str]) -> None:
-    page = browser.new_page(base_url=made.url)
+def _photograph(browser: "Browser", service: Service, runs: dict[str, str]) -> None:
+    page = browser.new_page(base_url=service.url)
     sign_in(page)
-    for picture in pictures(made, found):
-        shown(page, picture)
-        taken(page, picture.name)
-    playground(page, made)
+    for picture in pictures(service, runs):
+        open_picture(page, picture)
+        take_picture(page, picture.name)
+    playground(page, service)
 
 
 if __name__ == "__main__":

@@ -61,10 +61,10 @@ def addresses(service: Service) -> list[str]:
 def violations(page: "Page", axe: str) -> list[str]:
     """Return what axe finds on a page, each with the element and the reason."""
     page.evaluate(axe)
-    found: dict[str, Any] = page.evaluate("levels => axe.run(document, {runOnly: levels})", LEVELS)
+    result: dict[str, Any] = page.evaluate("levels => axe.run(document, {runOnly: levels})", LEVELS)
     return [
         f"{violation['id']}: {node['html'][:200]}: {node['failureSummary']}"
-        for violation in found["violations"]
+        for violation in result["violations"]
         for node in violation["nodes"]
     ]
 
@@ -84,8 +84,8 @@ def test_no_page_keeps_anybody_out(
     for address in addresses:
         page.goto(address)
         page.wait_for_load_state()
-        if found := violations(page, axe):
-            wrong[address] = found
+        if violation := violations(page, axe):
+            wrong[address] = violation
         elif (beyond := too_wide(page)) > 0:
             wrong[address] = f"{beyond} pixels too wide"
         elif page.locator("h1").count() != 1:
@@ -113,8 +113,8 @@ def test_every_page_is_used_by_keyboard_alone(page: "Page", addresses: list[str]
             if not page.evaluate(LEFT_OUT):
                 break
             page.keyboard.press("Tab")
-        if found := page.evaluate(LEFT_OUT) + page.evaluate("window.unseen"):
-            wrong[address] = found
+        if problems := page.evaluate(LEFT_OUT) + page.evaluate("window.unseen"):
+            wrong[address] = problems
         page.locator(".skip").focus()
         page.keyboard.press("Enter")
         assert page.evaluate("document.activeElement.id") == "main"

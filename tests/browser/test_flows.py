@@ -112,8 +112,8 @@ def test_the_slider_shows_any_instant_and_plays_it_back(page: "Page", service: S
         page.get_by_label("The run at an instant").fill(t)
         expect(place).to_contain_text(f"event {then['seq']} of {last}")
         graph = service.caller.read(f"/v1/runs/{run}/graph", at=then["seq"])
-        shown = [node["state"].replace("_", " ") for node in graph["nodes"]]
-        expect(nodes.locator(".word")).to_have_text(shown)
+        states = [node["state"].replace("_", " ") for node in graph["nodes"]]
+        expect(nodes.locator(".word")).to_have_text(states)
         assert "t=" in page.url
     page.get_by_label("The run at an instant").press("Home")
     expect(nodes).to_have_count(1)

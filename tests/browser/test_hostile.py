@@ -40,23 +40,23 @@ HARM = """() => [
 @pytest.fixture(scope="module")
 def runs(service: Service) -> dict[str, str]:
     """Runs with hostile texts everywhere: of three steps, failed, and with a long word; and a plan."""
-    stub, found = service.stub, {}
+    stub, runs_by_name = service.stub, {}
     stub.always("planner", plan_reply((0, HOSTILE, ["user"]), (1, HOSTILE, ["user"]), (2, HOSTILE, ["user", 0, 1])))
     for worker in ("alpha", "beta", "gamma"):
         stub.always(worker, Reply(chunks=(HOSTILE,)))
     more: dict[str, Any] = {"user": MARKUP, "metadata": {"team": HOSTILE[:500]}, "safety_identifier": MARKUP[:64]}
-    found["steps"] = ask(service, "baton-ultra", **more)
+    runs_by_name["steps"] = ask(service, "baton-ultra", **more)
     rating = {"thumbs": "down", "comment": HOSTILE, "source": "test"}
-    service.api("POST", f"/v1/runs/{found['steps']}/feedback", json=rating)
+    service.api("POST", f"/v1/runs/{runs_by_name['steps']}/feedback", json=rating)
     stub.always("alpha", Fail(status=400, message=HOSTILE))
     for worker in ("beta", "gamma"):
         stub.always(worker, Fail(status=400, message=HOSTILE))
-    found["failed"] = ask(service, "baton-mini")
+    runs_by_name["failed"] = ask(service, "baton-mini")
     stub.always("alpha", Reply())
-    found["long"] = ask(service, "baton-mini", messages=[{"role": "user", "content": LONG_WORD}])
+    runs_by_name["long"] = ask(service, "baton-mini", messages=[{"role": "user", "content": LONG_WORD}])
     plan = service.caller.http.post("/v1/plans", json=body("baton-ultra")).json()
-    found["plan"] = str(plan.get("id", ""))
-    return found
+    runs_by_name["plan"] = str(plan.get("id", ""))
+    return runs_by_name
 
 
 def body(tier: str, **more: Any) -> dict[str, Any]:
@@ -68,9 +68,9 @@ def body(tier: str, **more: Any) -> dict[str, Any]:
 def ask(service: Service, tier: str, **more: Any) -> str:
     """Send a request; return the id of its run, whatever becomes of it."""
     reply = service.caller.http.post("/v1/chat/completions", json=body(tier, **more))
-    found = service.caller.read("/v1/runs", request_id=reply.headers["x-request-id"])["data"]
-    assert found, reply.text
-    return str(found[0]["id"])
+    rows = service.caller.read("/v1/runs", request_id=reply.headers["x-request-id"])["data"]
+    assert rows, reply.text
+    return str(rows[0]["id"])
 
 
 def addresses(runs: dict[str, str]) -> Iterator[str]:
@@ -90,8 +90,8 @@ def test_no_page_runs_or_obeys_a_text(page: "Page", runs: dict[str, str]) -> Non
     for address in addresses(runs):
         page.goto(address)
         page.wait_for_load_state()
-        if found := page.evaluate(HARM):
-            harm[address] = found
+        if harm_done := page.evaluate(HARM):
+            harm[address] = harm_done
     assert harm == {}
 
 

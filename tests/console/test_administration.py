@@ -59,20 +59,20 @@ async def send(client: httpx.AsyncClient, path: str, **fields: Any) -> httpx.Res
 async def test_a_key_is_made_rotated_and_revoked_each_once_however_often_the_form_is_sent(admin: AdminStandIn) -> None:
     async with console(admin, await admin.add_key("boss")) as client:
         fields = await filled(client, "/keys/new", name="ci", roles=["caller", "auditor"], rpm="60", expires_in="30")
-        made = [await post(client, "/keys/new", fields) for _ in range(2)]
-        first = SECRET.search(made[0].text)
+        replies = [await post(client, "/keys/new", fields) for _ in range(2)]
+        first = SECRET.search(replies[0].text)
         assert first is not None
-        assert "The form was sent twice, and was carried out once." in page_text(made[1].text)
+        assert "The form was sent twice, and was carried out once." in page_text(replies[1].text)
         rows = {row.name: row for row in await admin.store.keys()}
         assert set(rows) == {"boss", "ci"}
         assert rows["ci"].scopes == ROLES["auditor"] | ROLES["caller"]
         assert (rows["ci"].rpm, rows["ci"].expires_at) == (60, admin.stand_in.seconds + 30 * 86_400)
         name = rows["ci"].id
         fields = await filled(client, f"/keys/{name}/rotate", overlap_seconds="0.5")
-        made = [await post(client, f"/keys/{name}/rotate", fields) for _ in range(2)]
-        second = SECRET.search(made[0].text)
+        replies = [await post(client, f"/keys/{name}/rotate", fields) for _ in range(2)]
+        second = SECRET.search(replies[0].text)
         assert second is not None
-        assert SECRET.search(made[1].text) is None
+        assert SECRET.search(replies[1].text) is None
         rotated = await admin.store.key(name)
         assert rotated is not None
         assert rotated.previous_until == admin.stand_in.seconds + 0.5 * 86_400
@@ -84,8 +84,8 @@ async def test_a_key_is_made_rotated_and_revoked_each_once_however_often_the_for
         assert "ci" not in await read(client, "/keys?in_force=true")
         assert f"{name} acme" in await read(client, "/keys?in_force=false")
         changes = await read(client, f"/changes?target={name}")
-    done = ("Key made", "Key given a new secret", "Key revoked")
-    assert [changes.count(f"(key) {words} {name}") for words in done] == [1, 1, 1]
+    titles = ("Key made", "Key given a new secret", "Key revoked")
+    assert [changes.count(f"(key) {words} {name}") for words in titles] == [1, 1, 1]
     assert "Secret: another one" in changes
     assert "Revoked at: was none, is " in changes
 
@@ -178,8 +178,8 @@ async def test_texts_of_others_are_shown_as_texts(admin: AdminStandIn) -> None:
         for path in ("/holds", "/changes", "/budgets", f"/budgets/one?{urlencode({'id': budget.id})}"):
             page = await client.get(f"/console/admin{path}")
             assert page.status_code == 200
-            shown = "%3Cscript%3E" if path == "/budgets" else "&lt;script&gt;alert(1)&lt;/script&gt;{{ 7 * 7 }}"
-            assert shown in page.text
+            text = "%3Cscript%3E" if path == "/budgets" else "&lt;script&gt;alert(1)&lt;/script&gt;{{ 7 * 7 }}"
+            assert text in page.text
             assert "<script>alert" not in page.text
             assert "<svg" not in page.text
             assert "\u202e" not in page.text

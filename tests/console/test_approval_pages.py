@@ -64,24 +64,24 @@ async def test_exactly_what_was_shown_is_decided(runtime: Runtime, caller: httpx
             assert f"{run} " in listed
             assert "alpha, beta $" in listed
             page = await client.get(f"/console/approvals/{run}")
-            shown = page_text(page.text)
-            assert re.search(r"Likely cost \$[\d.]+ \(\$[\d.]+ to \$[\d.]+\) Likely time [\d.]+ m?s \(", shown)
-            assert "alpha the caller's words nothing is withheld Add &lt;b&gt;carefully&lt;/b&gt;." in shown
-            assert "beta the output of step 0 the caller's words (by caller) Check." in shown
-            sent = form_of(page.text) | {"decision": "refuse", "reason": "Not on a Monday."}
+            text = page_text(page.text)
+            assert re.search(r"Likely cost \$[\d.]+ \(\$[\d.]+ to \$[\d.]+\) Likely time [\d.]+ m?s \(", text)
+            assert "alpha the caller's words nothing is withheld Add &lt;b&gt;carefully&lt;/b&gt;." in text
+            assert "beta the output of step 0 the caller's words (by caller) Check." in text
+            form = form_of(page.text) | {"decision": "refuse", "reason": "Not on a Monday."}
             other = await client.post(
-                f"/console/approvals/{run}", data=sent | {"digest": "0" * 64}, headers=SAME_ORIGIN
+                f"/console/approvals/{run}", data=form | {"digest": "0" * 64}, headers=SAME_ORIGIN
             )
             assert other.status_code == 409
             assert "Nothing was decided. What the run asks for now is shown below." in page_text(other.text)
-            assert sent["digest"] in other.text
+            assert form["digest"] in other.text
             assert "Not on a Monday.</textarea>" in other.text
             for amount in ("much", "1.0e999", "nan"):
-                wrong = sent | {"decision": "approve", "max_usd": amount}
+                wrong = form | {"decision": "approve", "max_usd": amount}
                 faulty = await client.post(f"/console/approvals/{run}", data=wrong, headers=SAME_ORIGIN)
                 assert (faulty.status_code, 'id="fault-max_usd">This must be a number.' in faulty.text) == (400, True)
             for _ in range(2):  # a double click decides once
-                reply = await client.post(f"/console/approvals/{run}", data=sent, headers=SAME_ORIGIN)
+                reply = await client.post(f"/console/approvals/{run}", data=form, headers=SAME_ORIGIN)
                 assert (reply.status_code, reply.headers["location"]) == (303, f"/console/approvals/{run}")
             assert "Refused by key:boss" in page_text((await client.get(f"/console/approvals/{run}")).text)
             assert "No plan waits" in (await client.get("/console/approvals")).text
@@ -92,8 +92,8 @@ async def test_exactly_what_was_shown_is_decided(runtime: Runtime, caller: httpx
                 "/v1/chat/completions", json=QUESTION, headers={"authorization": f"Bearer {boss}"}
             )
             own = second_reply.json()["baton"]["run"]
-            shown = page_text((await client.get(f"/console/approvals/{own}")).text)
-            assert "began this run; somebody else must decide." in shown
+            text = page_text((await client.get(f"/console/approvals/{own}")).text)
+            assert "began this run; somebody else must decide." in text
             client.cookies.clear()
             await sign_in(client, await key_of(runtime, "devel", "developer"))
             assert "Not on a Monday." not in (await client.get("/console/approvals?status=decided")).text

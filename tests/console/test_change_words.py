@@ -10,9 +10,9 @@ def facts(before: dict[str, Any] | None, after: dict[str, Any] | None) -> list[s
 
 
 def test_what_is_new_is_told_without_what_says_nothing() -> None:
-    made = {"name": "ci", "tiers": [], "scopes": ["runs:read", "runs:write"], "max_usd": 2_500_000, "digest": "f00"}
-    made |= {"all_tenants": False, "expires_at": 86_400.0, "rpm": None}
-    assert facts(None, made) == [
+    key = {"name": "ci", "tiers": [], "scopes": ["runs:read", "runs:write"], "max_usd": 2_500_000, "digest": "f00"}
+    key |= {"all_tenants": False, "expires_at": 86_400.0, "rpm": None}
+    assert facts(None, key) == [
         "Name: ci",
         "Scopes: runs:read, runs:write",
         "Dollars a run: $2.50",

@@ -30,12 +30,12 @@ def link(step: str | int | None) -> str:
 
 
 def test_withheld_edges_that_are_too_many_are_counted_and_drawn_for_the_chosen_step() -> None:
-    found = graph(run_of(13)).to_json()
-    drawn = drawing.draw_graph(found, "", link)
-    assert (drawn["withheld"], drawn["not_drawn"]) == (78, 78)
-    assert not [edge for edge in drawn["edges"] if edge["kind"] == "withheld"]
-    assert len([edge for edge in drawn["list"] if edge["kind"] == "withheld"]) == 78, "the table has all of them"
-    chosen = drawing.draw_graph(found, "step:12", link)
+    graph_data = graph(run_of(13)).to_json()
+    svg = drawing.draw_graph(graph_data, "", link)
+    assert (svg["withheld"], svg["not_drawn"]) == (78, 78)
+    assert not [edge for edge in svg["edges"] if edge["kind"] == "withheld"]
+    assert len([edge for edge in svg["list"] if edge["kind"] == "withheld"]) == 78, "the table has all of them"
+    chosen = drawing.draw_graph(graph_data, "step:12", link)
     assert [edge["target"] for edge in chosen["edges"] if edge["kind"] == "withheld"] == ["step 12"] * 12
     assert chosen["not_drawn"] == 66
     few = drawing.draw_graph(graph(run_of(4)).to_json(), "", link)
@@ -46,14 +46,14 @@ def test_withheld_edges_that_are_too_many_are_counted_and_drawn_for_the_chosen_s
 
 
 def test_granted_edges_that_lead_far_are_counted_and_drawn_for_the_chosen_step() -> None:
-    found = graph(run_of(60)).to_json()
-    places = {node["id"]: node["x"] for node in found["nodes"]}
-    far = [edge for edge in found["edges"] if edge["what"] == "conversation" and places[edge["target"]] > 1]
+    graph_data = graph(run_of(60)).to_json()
+    places = {node["id"]: node["x"] for node in graph_data["nodes"]}
+    far = [edge for edge in graph_data["edges"] if edge["what"] == "conversation" and places[edge["target"]] > 1]
     few = drawing.draw_graph(graph(run_of(4)).to_json(), "", link)
     assert few["far_not_drawn"] == 0
-    drawn = {name: drawing.draw_graph(found, name, link) for name in ("", "step:59", "caller")}
-    assert [drawn[name]["far_not_drawn"] for name in drawn] == [len(far), len(far) - 1, 0]
-    assert len(drawn["caller"]["edges"]) - len(drawn[""]["edges"]) == len(far)
+    svgs = {name: drawing.draw_graph(graph_data, name, link) for name in ("", "step:59", "caller")}
+    assert [svgs[name]["far_not_drawn"] for name in svgs] == [len(far), len(far) - 1, 0]
+    assert len(svgs["caller"]["edges"]) - len(svgs[""]["edges"]) == len(far)
 
 
 def test_each_call_has_a_mark_and_a_replacement_is_named() -> None:
@@ -77,13 +77,13 @@ def test_every_reason_for_which_words_are_withheld_is_a_sentence() -> None:
 def test_bars_lie_on_the_axis_by_time_and_by_money() -> None:
     events = numbered(*[event.fact for event in run_of(1).events], *CALLS)
     timed = tuple(type(event).of("run", event.seq, event.seq / 4, event.fact) for event in events)
-    found = timeline(instant(timed, 0.0)).to_json()
-    for by, whole in (("time", found["length_seconds"]), ("money", found["cost_usd"])):
-        drawn = drawing.draw_timeline(found, found["length_seconds"], by, "step:0", link)  # type: ignore[arg-type]
-        assert drawn["ticks"][-1]["value"] == pytest.approx(whole)
-        bars = [bar for row in drawn["rows"] for bar in row["bars"]]
+    timeline_data = timeline(instant(timed, 0.0)).to_json()
+    for by, whole in (("time", timeline_data["length_seconds"]), ("money", timeline_data["cost_usd"])):
+        svg = drawing.draw_timeline(timeline_data, timeline_data["length_seconds"], by, "step:0", link)  # type: ignore[arg-type]
+        assert svg["ticks"][-1]["value"] == pytest.approx(whole)
+        bars = [bar for row in svg["rows"] for bar in row["bars"]]
         assert all(bar["x"] >= 0 and bar["x"] + bar["width"] <= 100.001 for bar in bars)
-        [step] = [row for row in drawn["rows"] if row["name"] == "step 0"]
+        [step] = [row for row in svg["rows"] if row["name"] == "step 0"]
         assert (step["chosen"], step["href"]) == (True, "?step=0")
         classes = [bar["class"].split() for bar in step["bars"]]
         assert {names[1] for names in classes} >= {"step", "attempt"}

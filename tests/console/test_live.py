@@ -24,11 +24,11 @@ async def coming(*events: Event, pause: float = 0.0) -> AsyncIterator[AsyncItera
     yield each()
 
 
-async def shown(event: Event) -> Regions:
+async def regions_of_event(event: Event) -> Regions:
     return {"it": f"<p id=it>{event.data}</p>"}
 
 
-async def sent(live: Live, *, leaves_behind: str | None = None) -> str:
+async def received_by_browser(live: Live, *, leaves_behind: str | None = None) -> str:
     """What a browser receives that leaves once it has received some text, or waits for the end."""
     parts: list[str] = []
     leaves = asyncio.Event()
@@ -74,7 +74,7 @@ def test_a_patch_brings_any_text_whole(text: str) -> None:
 
 async def test_what_comes_faster_than_pages_are_patched_is_shown_by_the_next() -> None:
     events = [Event(str(n), "", f"{n}") for n in range(500)]
-    text = await sent(Live(coming(*events, pause=0.001), shown))
+    text = await received_by_browser(Live(coming(*events, pause=0.001), regions_of_event))
     patches = text.count("<hx-partial")
     assert "<p id=it>499</p>" in text
     assert "id: 499\n" in text
@@ -97,7 +97,7 @@ async def test_a_silent_stream_is_kept_open_until_the_browser_leaves(monkeypatch
         finally:
             closed.append(True)
 
-    text = await sent(Live(silent(), shown), leaves_behind=": ping")
+    text = await received_by_browser(Live(silent(), regions_of_event), leaves_behind=": ping")
     assert ": ping\n\n" in text
     assert closed == [True]
 
@@ -108,7 +108,7 @@ async def test_a_refusal_ends_the_stream_without_a_fault() -> None:
         raise ApiError(404, {})
         yield
 
-    assert (await sent(Live(refused(), shown))).endswith("event: end\ndata: \n\n")
+    assert (await received_by_browser(Live(refused(), regions_of_event))).endswith("event: end\ndata: \n\n")
 
 
 async def unreadable(event: Event) -> Regions:
@@ -116,17 +116,17 @@ async def unreadable(event: Event) -> Regions:
     raise ApiError(int(event.data), {})
 
 
-async def ended(*events: Event, status: int = 0, is_finite: bool, render: Any = shown) -> bool:
+async def ended(*events: Event, status: int = 0, is_finite: bool, render: Any = regions_of_event) -> bool:
     """True if the browser is told not to ask again, where the source ends behind these events or with a refusal."""
 
     @asynccontextmanager
     async def source() -> AsyncIterator[AsyncIterator[Event]]:
         if status:
             raise ApiError(status, {})
-        async with coming(*events) as found:
-            yield found
+        async with coming(*events) as page_regions:
+            yield page_regions
 
-    return "event: end" in await sent(Live(source(), render, is_finite=is_finite))
+    return "event: end" in await received_by_browser(Live(source(), render, is_finite=is_finite))
 
 
 async def test_a_browser_asks_again_where_a_service_restarts_and_not_where_it_refuses() -> None:

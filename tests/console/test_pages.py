@@ -68,7 +68,7 @@ def test_a_template_escapes_everything_and_has_no_code_in_attributes(path: Path)
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "visible_text"),
     [
         ("a\x00b\x1b[31m\x7f", "a␀b␛[31m␡"),
         ("user\u202etxt.exe\u2066\u061c", "user[U+202E]txt.exe[U+2066][U+061C]"),
@@ -77,8 +77,8 @@ def test_a_template_escapes_everything_and_has_no_code_in_attributes(path: Path)
         ("two\nlines\tand a tab", "two\nlines\tand a tab"),
     ],
 )
-def test_invisible_characters_are_made_visible(text: str, shown: str) -> None:
-    assert plain(text) == shown
+def test_invisible_characters_are_made_visible(text: str, visible_text: str) -> None:
+    assert plain(text) == visible_text
 
 
 def test_words_of_the_api_are_told_in_plain_words() -> None:
@@ -103,7 +103,7 @@ def test_a_long_text_says_how_much_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("amount", "shown"),
+    ("amount", "text"),
     [
         (None, NOTHING),
         (0, "$0"),
@@ -114,15 +114,15 @@ def test_a_long_text_says_how_much_is_left_out() -> None:
         (-0.5, "-$0.50"),
     ],
 )
-def test_money_has_the_digits_that_it_needs(amount: float | None, shown: str) -> None:
-    assert usd(amount) == shown
+def test_money_has_the_digits_that_it_needs(amount: float | None, text: str) -> None:
+    assert usd(amount) == text
 
 
 @pytest.mark.parametrize(
-    ("length", "shown"), [(None, NOTHING), (0.0042, "4 ms"), (3.21, "3.2 s"), (125, "2 min 5 s"), (9000, "2 h 30 min")]
+    ("length", "text"), [(None, NOTHING), (0.0042, "4 ms"), (3.21, "3.2 s"), (125, "2 min 5 s"), (9000, "2 h 30 min")]
 )
-def test_lengths_of_time_have_a_fitting_unit(length: float | None, shown: str) -> None:
-    assert seconds(length) == shown
+def test_lengths_of_time_have_a_fitting_unit(length: float | None, text: str) -> None:
+    assert seconds(length) == text
 
 
 def test_the_guide_has_a_small_picture_with_a_description_wherever_it_names_one() -> None:

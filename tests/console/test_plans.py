@@ -31,7 +31,7 @@ async def previewed(stub: ProviderStub, client: httpx.AsyncClient, *steps: tuple
     return httpx.URL(reply.headers["location"])
 
 
-async def shown(client: httpx.AsyncClient, path: httpx.URL | str) -> str:
+async def get_page(client: httpx.AsyncClient, path: httpx.URL | str) -> str:
     """A page as its HTML."""
     reply = await client.get(path)
     assert reply.status_code == 200, page_text(reply.text)
@@ -54,19 +54,19 @@ class Fields(HTMLParser):
         self._select = self._area = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
-        name = given.get("name", "")
+        attributes = {name: value or "" for name, value in attrs}
+        name = attributes.get("name", "")
         if tag == "textarea":
             self._area = name
             self.found[name] = ""
         elif tag == "select":
             self._select = name
-        elif tag == "option" and "selected" in given:
-            self.found[self._select] = given["value"]
-        elif tag == "input" and given.get("type") == "hidden":
-            self.found[name] = given["value"]
-        elif tag == "input" and given.get("type") == "checkbox" and "checked" in given:
-            self.found.setdefault(name, []).append(given["value"])
+        elif tag == "option" and "selected" in attributes:
+            self.found[self._select] = attributes["value"]
+        elif tag == "input" and attributes.get("type") == "hidden":
+            self.found[name] = attributes["value"]
+        elif tag == "input" and attributes.get("type") == "checkbox" and "checked" in attributes:
+            self.found.setdefault(name, []).append(attributes["value"])
 
     def handle_endtag(self, tag: str) -> None:
         self._area = "" if tag == "textarea" else self._area
@@ -84,24 +84,24 @@ async def pressed(client: httpx.AsyncClient, path: httpx.URL, html: str, action:
 
 async def edited(client: httpx.AsyncClient, path: httpx.URL, action: str, **fields: Any) -> str:
     """The page of the revision that a button has made."""
-    reply = await pressed(client, path, await shown(client, path), action, **fields)
+    reply = await pressed(client, path, await get_page(client, path), action, **fields)
     assert reply.status_code == 303, page_text(reply.text)
-    return await shown(client, reply.headers["location"])
+    return await get_page(client, reply.headers["location"])
 
 
 async def test_a_preview_shows_what_would_be_done_and_who_would_see_it(
     stub: ProviderStub, browser: httpx.AsyncClient
 ) -> None:
     path = await previewed(stub, browser, (0, "Think <b>hard</b>.", ["user"]), (1, "Answer.", [0]))
-    page = await shown(browser, path)
-    said = page_text(page)
+    page = await get_page(browser, path)
+    text = page_text(page)
     assert "Think &lt;b&gt;hard&lt;/b&gt;." in page
     for fact in ("Likely cost and time", "at worst $", "Granted the conversation", "Granted step 0"):
-        assert fact in said
-    assert "Withheld the conversation (not listed)" in said
-    assert "was shown the request" in said
+        assert fact in text
+    assert "Withheld the conversation (not listed)" in text
+    assert "was shown the request" in text
     assert not stub.requests_for("alpha"), "nothing was executed"
-    assert str(path).rpartition("/")[2] in (await shown(browser, "/console/plans"))
+    assert str(path).rpartition("/")[2] in (await get_page(browser, "/console/plans"))
 
 
 async def test_each_edit_is_a_revision_and_the_last_one_is_run(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
@@ -137,7 +137,7 @@ async def test_an_edit_that_cannot_be_made_is_refused_beside_its_field(
     stub: ProviderStub, browser: httpx.AsyncClient
 ) -> None:
     path = await previewed(stub, browser)
-    page = await shown(browser, path)
+    page = await get_page(browser, path)
     for action, fields, field in (
         ("up:1", {}, "access-1"),
         ("save", {"worker_1": "nobody"}, "worker-1"),
@@ -154,7 +154,7 @@ async def test_an_edit_that_cannot_be_made_is_refused_beside_its_field(
     forged = await pressed(browser, path, page, "save", access_0=["user", "9" * 30])
     assert (forged.status_code, 'role="alert"' in forged.text) == (400, True)
     assert "Nothing was changed" in page_text((await pressed(browser, path, page, "save")).text)
-    assert "Plan, revision 1<" in await shown(browser, path)
+    assert "Plan, revision 1<" in await get_page(browser, path)
     await edited(browser, path, "save", subtask_0="Think twice.")
     late = await pressed(browser, path, page, "save", subtask_0="Think thrice.")
     assert (late.status_code, "Open the latest revision" in late.text) == (409, True)
@@ -163,11 +163,11 @@ async def test_an_edit_that_cannot_be_made_is_refused_beside_its_field(
 def test_steps_are_compared_wherever_they_stand() -> None:
     before = [step("a", "Think.", "user"), step("b", "Check it.", "user", 0), step("c", "Answer.", 1)]
     after = [step("b", "Check it.", "user"), step("a", "Think.", "user"), step("c", "Answer now.", 0)]
-    found = {(difference.before, difference.after): difference for difference in differences(before, after)}
-    assert set(found) == {(1, 0), (0, 1), (2, 2)}
-    assert found[1, 0].changes == (("shown", "the conversation, step 0", "the conversation"),)
-    assert [piece.kind for piece in found[2, 2].instruction] == ["gone", "new"]
-    assert not found[2, 2].changes, "it is shown the same step, which has another number now"
+    by_pair = {(difference.before, difference.after): difference for difference in differences(before, after)}
+    assert set(by_pair) == {(1, 0), (0, 1), (2, 2)}
+    assert by_pair[1, 0].changes == (("shown", "the conversation, step 0", "the conversation"),)
+    assert [piece.kind for piece in by_pair[2, 2].instruction] == ["gone", "new"]
+    assert not by_pair[2, 2].changes, "it is shown the same step, which has another number now"
     assert differences(before, before) == []
     edited = [before[0] | {"subtask": "Think twice."}, *before[1:]]
     assert [(difference.before, difference.after) for difference in differences(before, edited)] == [(0, 0)]

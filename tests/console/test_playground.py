@@ -52,9 +52,9 @@ async def test_a_question_is_planned_carried_out_and_answered_before_the_readers
     run = run_of_page(page)
     live = await live_stream(browser, run)
     assert live.rstrip().endswith("event: end")
-    shown = page_text(section(live, "steps"))
-    assert re.search(r"Think it over\. Shown: the conversation", shown)
-    assert "Withheld: the conversation (not listed" in shown
+    text = page_text(section(live, "steps"))
+    assert re.search(r"Think it over\. Shown: the conversation", text)
+    assert "Withheld: the conversation (not listed" in text
     assert f'href="/console/runs/{run}?step=1#run-pane"' in section(live, "steps")
     assert any(answer in section(live, "answer") for answer in ANSWERS.values())
     outcome = page_text(section(live, "outcome"))
@@ -179,11 +179,11 @@ FAULTS = [
 
 
 async def test_a_fault_stands_beside_its_field(browser: httpx.AsyncClient) -> None:
-    for fields, field, said in FAULTS:
+    for fields, field, message in FAULTS:
         page = await submit_form(browser, **fields)
         assert page.status_code in (400, 404)
         assert 'role="alert"' in page.text
-        assert said in page_text(page.text)
+        assert message in page_text(page.text)
         assert f'id="{field}-fault"' in page.text
 
 
@@ -197,10 +197,10 @@ async def test_hidden_fields_that_somebody_has_changed_are_refused_as_a_page(bro
 async def test_what_a_caller_writes_is_text(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
     stub.always("alpha", Reply(chunks=(HOSTILE,)))
     page = await submit_form(browser, question=HOSTILE, system=HOSTILE)
-    shown = page.text + await live_stream(browser, run_of_page(page))
-    assert "<svg" not in shown
-    assert "<script>alert" not in shown
-    assert "7 * 7" in shown
+    html = page.text + await live_stream(browser, run_of_page(page))
+    assert "<svg" not in html
+    assert "<script>alert" not in html
+    assert "7 * 7" in html
     assert "[U+202E]" in section(await live_stream(browser, run_of_page(page)), "answer")
     assert "\\u202e" in page.text, "in code an invisible character is escaped, so that what is copied is the same"
 
@@ -213,10 +213,10 @@ async def test_a_refusal_is_shown_with_its_cause_and_the_next_step(
     assert "not cleared for secret" in page_text(barred.text)
     assert "Take away a label or a tool" in page_text(barred.text)
     poor = await submit_form(browser, usd="0.000001")
-    shown = page_text(
+    text = page_text(
         section(await live_stream(browser, run_of_page(poor)), "answer") if poor.status_code == 200 else poor.text
     )
-    assert "Raise the budget of this request" in shown
+    assert "Raise the budget of this request" in text
     for worker in ("alpha", "beta", "gamma"):
         stub.always(worker, Fail(status=401))
     failed = await live_stream(browser, run_of_page(await submit_form(browser)))
@@ -242,9 +242,9 @@ async def test_a_run_that_waits_for_an_approval_says_so_and_goes_on_by_itself(
         return (await browser.get(f"/v1/approvals/{run}", headers=boss)).status_code == 200
 
     await until(waits)
-    shown = section((await browser.get(f"/console/playground/{run}")).text, "answer")
-    assert "waiting for approval" in shown
-    assert f'href="/console/approvals/{run}"' in shown
+    html = section((await browser.get(f"/console/playground/{run}")).text, "answer")
+    assert "waiting for approval" in html
+    assert f'href="/console/approvals/{run}"' in html
     live = asyncio.create_task(live_stream(browser, run))
     digest = (await browser.get(f"/v1/approvals/{run}", headers=boss)).json()["digest"]
     decision = {"decision": "approve", "digest": digest}
@@ -278,11 +278,11 @@ def code_in(page: httpx.Response, language: str, url: str) -> str:
 def printed_by(code: str) -> str:
     """The output of Python code that makes a `client`."""
     names: dict[str, Any] = {}
-    said = StringIO()
-    with redirect_stdout(said):
+    output = StringIO()
+    with redirect_stdout(output):
         exec(code, names)
     names["client"].close()
-    return said.getvalue()
+    return output.getvalue()
 
 
 def arguments_in(code: str) -> dict[str, Any]:
@@ -298,26 +298,28 @@ async def test_the_code_sends_what_the_page_has_sent(
 ) -> None:
     pool = pool_text(stub).replace("strengths =", 'region = "eu"\nclearance = ["phi"]\nstrengths =')
     stub.always("alpha", Reply(chunks=('{"sum": null}',)))
-    sent: list[tuple[str, dict[str, Any]]] = []
-    async with running_service(tmp_path, pool) as runtime, visiting(runtime, sent) as browser:
+    requests: list[tuple[str, dict[str, Any]]] = []
+    async with running_service(tmp_path, pool) as runtime, visiting(runtime, requests) as browser:
         page = await submit_form(browser, **TRICKY)
         key, row = mint(runtime.gateway.pepper, tenant="acme", name="program", scopes=["runs:write"], now=0.0)
         assert await runtime.gateway.store.add_key(row)
         assert key not in page.text
         monkeypatch.setenv("BATON_API_KEY", key)
         with app_over(runtime.gateway) as app:
-            async with serving(recording_requests(app, sent), runtime.gateway) as url:
+            async with serving(recording_requests(app, requests), runtime.gateway) as url:
                 command = await asyncio.create_subprocess_shell(code_in(page, "curl", url), stdout=PIPE)
                 printed = (await command.communicate())[0].decode()
                 assert printed.endswith("data: [DONE]\n\n"), printed
                 assert await asyncio.to_thread(printed_by, code_in(page, "Python (openai)", url)) == '{"sum": null}'
-                given = arguments_in(code_in(page, "Python (anthropic)", url))
-                body = given.pop("extra_body") | given | {"stream": True}
+                arguments = arguments_in(code_in(page, "Python (anthropic)", url))
+                body = arguments.pop("extra_body") | arguments | {"stream": True}
                 headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}
                 async with httpx.AsyncClient(base_url=url, headers=headers) as client:
                     reply = await client.post("/v1/messages", json=body)
                 assert "message_stop" in reply.text, reply.text
-    console, curl, python, anthropic = [body for path, body in sent if path in ("/v1/chat/completions", "/v1/messages")]
+    console, curl, python, anthropic = [
+        body for path, body in requests if path in ("/v1/chat/completions", "/v1/messages")
+    ]
     assert console["messages"][1]["content"] == TRICKY["question"].replace("\r\n", "\n")
     assert console["baton"] == {
         "stream_steps": True,

@@ -35,9 +35,9 @@ EMPTY = {"area", "br", "hr", "img", "input", "link", "meta"}
 async def browser(runtime: Runtime, client: httpx.AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
     """A browser that is signed in with the key of `client`."""
     with app_over(runtime.gateway) as app:
-        async with console_client(app) as found:
-            await sign_in(found, client.headers["authorization"].removeprefix("Bearer "))
-            yield found
+        async with console_client(app) as opened_client:
+            await sign_in(opened_client, client.headers["authorization"].removeprefix("Bearer "))
+            yield opened_client
 
 
 class Page(HTMLParser):
@@ -65,7 +65,7 @@ class Page(HTMLParser):
         return [attrs["href"] or "" for tag, attrs in self.tags if tag == "a" and part in (attrs.get("href") or "")]
 
 
-async def asked(client: httpx.AsyncClient, steps: Any = STEPS) -> str:
+async def ask(client: httpx.AsyncClient, steps: Any = STEPS) -> str:
     body = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
     reply = await client.post("/v1/chat/completions", json=body | {"baton": {"plan": steps}})
     return str(reply.headers["x-baton-run"])
@@ -82,7 +82,7 @@ async def test_a_step_shows_what_it_saw_what_was_withheld_and_what_its_calls_cam
 ) -> None:
     script_answers(stub)
     stub.script("alpha", Fail(status=401))
-    run = await asked(client)
+    run = await ask(client)
     page, text = await page_of(browser, f"/console/runs/{run}")
     assert {tag for tag, _ in page.tags} >= {"svg", "path", "rect"}
     assert len([attrs for tag, attrs in page.tags if tag == "path" and "withheld" in (attrs["class"] or "")]) == 3
@@ -111,7 +111,7 @@ async def test_the_cursor_shows_the_run_as_it_was(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
     script_answers(stub)
-    run = await asked(client)
+    run = await ask(client)
     page, _ = await page_of(browser, f"/console/runs/{run}?t=0&step=2")
     events = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
     planned = next(event for event in events if event["kind"] == "plan.step" and event["body"]["n"] == 2)
@@ -130,7 +130,7 @@ async def test_text_of_workers_is_text_whatever_it_contains(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
     stub.always("*", Reply(chunks=(HOSTILE,)))
-    run = await asked(client, plan(("alpha", HOSTILE.replace("\x1b", ""), ["user"]), ("beta", "Answer", [0])))
+    run = await ask(client, plan(("alpha", HOSTILE.replace("\x1b", ""), ["user"]), ("beta", "Answer", [0])))
     for address in (f"/console/runs/{run}?step=0", f"/console/runs/{run}/explain", f"/console/compare?a={run}&b={run}"):
         reply = await browser.get(address)
         page = Page(reply.text)
@@ -142,9 +142,11 @@ async def test_text_of_workers_is_text_whatever_it_contains(
     assert "␛[31m[U+202E]" in text
 
 
-@pytest.mark.parametrize(("probability", "said"), [(None, "reports no probabilities"), (0.5, "not those of the other")])
-def test_why_a_model_has_no_alternatives_is_said_from_what_it_reported(probability: float | None, said: str) -> None:
-    assert said in why_no_alternatives({"chosen_by": "conductor", "probability": probability})
+@pytest.mark.parametrize(
+    ("probability", "reason"), [(None, "reports no probabilities"), (0.5, "not those of the other")]
+)
+def test_why_a_model_has_no_alternatives_is_said_from_what_it_reported(probability: float | None, reason: str) -> None:
+    assert reason in why_no_alternatives({"chosen_by": "conductor", "probability": probability})
 
 
 async def test_a_step_that_waits_for_tools_shows_what_it_has_called(
@@ -155,11 +157,11 @@ async def test_a_step_that_waits_for_tools_shows_what_it_has_called(
     tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
     body = {"model": "baton-mini", "messages": [{"role": "user", "content": "What shall I wear?"}], "tools": [tool]}
     reply_body = (await client.post("/v1/chat/completions", json=body)).json()
-    said, address = reply_body["choices"][0]["message"], f"/console/runs/{reply_body['baton']['run']}?step=0"
+    message, address = reply_body["choices"][0]["message"], f"/console/runs/{reply_body['baton']['run']}?step=0"
     _, text = await page_of(browser, address)
     assert 'whose results have not come yet. calls weather({"city": "Bonn"})' in text
-    result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "It rains."}
-    await client.post("/v1/chat/completions", json={**body, "messages": [*body["messages"], said, result]})
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "It rains."}
+    await client.post("/v1/chat/completions", json={**body, "messages": [*body["messages"], message, result]})
     _, text = await page_of(browser, address)
     assert 'calls weather({"city": "Bonn"}) tool It rains. Answer Take a coat.' in text
 
@@ -168,7 +170,7 @@ async def test_an_empty_panel_says_why(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
     script_answers(stub)
-    run = await asked(client)
+    run = await ask(client)
     assert "Nobody has rated this run." in (await page_of(browser, f"/console/runs/{run}"))[1]
     rated = await browser.post(
         f"/console/runs/{run}/feedback", data={"thumbs": "up", "comment": "Fine"}, headers=SAME_ORIGIN
@@ -184,7 +186,7 @@ async def test_an_empty_panel_says_why(
     assert "The better answer." not in text
     for worker in ("alpha", "beta", "gamma"):
         stub.always(worker, Fail(status=400))
-    failed = await asked(client)
+    failed = await ask(client)
     _, text = await page_of(browser, f"/console/runs/{failed}?step=2")
     assert "before anything was sent" in text or "was skipped" in text
 
@@ -193,7 +195,7 @@ async def test_two_runs_are_compared_side_by_side(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
     script_answers(stub)
-    first, second = await asked(client), await asked(client, plan(("beta", "Answer it", ["user"])))
+    first, second = await ask(client), await ask(client, plan(("beta", "Answer it", ["user"])))
     _, text = await page_of(browser, f"/console/compare?a={first}&b={second}")
     assert "the same subtask" in text
     assert "it has no such step" in text
@@ -204,25 +206,25 @@ async def test_two_runs_are_compared_side_by_side(
 
 def regions(html: str, names: Iterable[str] = REGIONS) -> dict[str, str]:
     """The regions of a page that patches replace, by their ids."""
-    found = {}
+    regions_by_id = {}
     for name in names:
         [(start, tag)] = [(match.start(), match[1]) for match in re.finditer(rf'<(\w+) id="{name}"', html)]
         depth = 0
         for one in re.finditer(rf"<(/?){tag}\b", html[start:]):
             depth += -1 if one[1] else 1
             if not depth:
-                found[name] = html[start : start + one.end()] + ">"
+                regions_by_id[name] = html[start : start + one.end()] + ">"
                 break
-    return found
+    return regions_by_id
 
 
-def patched(shown: dict[str, str], stream: str) -> list[int]:
+def patched(regions_shown: dict[str, str], stream: str) -> list[int]:
     """Put the patches of a stream in place, and return their ids."""
     ids = []
     for block in stream.split("\n\n"):
         data = "\n".join(line[6:] for line in block.split("\n") if line.startswith("data: "))
         for name, html in re.findall(r'<hx-partial hx-target="#([a-z-]+)"[^>]*>(.*?)</hx-partial>', data, re.DOTALL):
-            shown[name] = html.strip()
+            regions_shown[name] = html.strip()
         ids += [int(line[4:]) for line in block.split("\n") if line.startswith("id: ")]
     return ids
 
@@ -246,16 +248,16 @@ async def test_after_any_break_the_page_equals_a_fresh_one(
     fresh = regions((await browser.get(address)).text)
     last = (await client.get(f"/v1/runs/{run}")).json()["seq"]
     assert stale != fresh
-    shown = dict(stale)
-    ids = patched(shown, following.result().text)
-    assert (ids[-1], ids, shown) == (last, sorted(set(ids)), fresh)
+    regions_shown = dict(stale)
+    ids = patched(regions_shown, following.result().text)
+    assert (ids[-1], ids, regions_shown) == (last, sorted(set(ids)), fresh)
     assert following.result().text.endswith("event: end\ndata: \n\n")
     chance = Random(run)
     for cut in chance.sample(range(last), 3):
-        shown = dict(stale)
+        regions_shown = dict(stale)
         reply = await browser.get(live, headers={"last-event-id": str(cut)})
-        assert patched(shown, reply.text)[-1] == last
-        assert shown == fresh
+        assert patched(regions_shown, reply.text)[-1] == last
+        assert regions_shown == fresh
     nothing = await browser.get(live, headers={"last-event-id": str(last)})
     assert patched(dict(fresh), nothing.text) == []
 
@@ -268,34 +270,34 @@ def test_a_patch_keeps_every_character_of_a_text() -> None:
 async def test_a_page_is_followed_on_when_the_api_ends_its_stream_before_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[str | None] = []
+    cursors: list[str | None] = []
 
     class Streams:
         @asynccontextmanager
         async def events(self, *_: Any, last_event_id: str | None) -> AsyncIterator[AsyncIterator[Event]]:
-            asked.append(last_event_id)
+            cursors.append(last_event_id)
 
             async def each() -> AsyncIterator[Event]:
                 yield Event("", "", "")
-                yield Event(str(len(asked) * 10), "", "{}")
+                yield Event(str(len(cursors) * 10), "", "{}")
 
             yield each()
 
         async def get(self, *_: Any) -> dict[str, str]:
-            return {"state": "running" if len(asked) < 3 else "succeeded"}
+            return {"state": "running" if len(cursors) < 3 else "succeeded"}
 
     monkeypatch.setattr(run_page, "AGAIN_SECONDS", 0.0)
     pages: Any = SimpleNamespace(api=Streams())
     async with run_page._journal(pages, Session(()), "run_1", "7") as events:
-        found = [event.id async for event in events if event.id]
-    assert (asked, found) == (["7", "10", "20"], ["10", "20", "30"])
+        event_ids = [event.id async for event in events if event.id]
+    assert (cursors, event_ids) == (["7", "10", "20"], ["10", "20", "30"])
 
 
 async def test_a_live_page_sends_no_content_again_after_it_was_erased(
     stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
     script_answers(stub)
-    run = await asked(client)
+    run = await ask(client)
     session = Session((("authorization", client.headers["authorization"]),))
     cache, cursor = run_page._Cache(), run_page.Cursor(run, step="2")
     with app_over(runtime.gateway) as app:
@@ -313,7 +315,7 @@ async def test_a_part_of_the_page_runs_nothing_and_is_shown_in_no_frame(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
     script_answers(stub)
-    reply = await browser.get(f"/console/runs/{await asked(client)}/views")
+    reply = await browser.get(f"/console/runs/{await ask(client)}/views")
     assert reply.headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'"
 
 
@@ -321,7 +323,7 @@ async def test_who_may_not_write_is_offered_nothing_that_writes(
     stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
     script_answers(stub)
-    run = await asked(client)
+    run = await ask(client)
     key, row = mint(runtime.gateway.pepper, tenant="acme", name="reader", scopes=["runs:read"], now=0.0)
     assert await runtime.gateway.store.add_key(row)
     with app_over(runtime.gateway) as app:
@@ -337,7 +339,7 @@ async def test_an_ended_run_is_replayed_once_however_often_the_form_is_sent(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
     script_answers(stub)
-    run = await asked(client)
+    run = await ask(client)
     page = (await browser.get(f"/console/runs/{run}")).text
     once = re.search(r'name="once" value="([^"]+)"', page)
     assert once is not None
@@ -352,7 +354,7 @@ async def test_the_disclosures_of_all_runs_are_filtered_by_day_and_by_what_was_s
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
     script_answers(stub)
-    run = await asked(client)
+    run = await ask(client)
     page, text = await page_of(browser, "/console/disclosures?saw=user&since=2020-01-01")
     assert len(page.links(f"/console/runs/{run}?step=")) == 2, "two of its three steps see the conversation"
     assert "the caller's words" in text

@@ -32,8 +32,8 @@ async def test_each_run_has_its_facts_and_a_word_for_what_is_particular(gateway:
     assert 'class="state mark preview">preview<' in rows["run_planned"]
     assert 'class="state mark degraded">degraded<' in rows["run_planned"]
     assert 'class="state awaiting_approval">awaiting approval<' in rows["run_waits"]
-    said = page_text(rows["run_19"]).split()
-    assert (said[1], *said[4:6]) == ("succeeded", "baton-mini", "chain,")
+    words = page_text(rows["run_19"]).split()
+    assert (words[1], *words[4:6]) == ("succeeded", "baton-mini", "chain,")
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;[U+202E]" in rows["run_failed"]
     assert "Runs 1 to 20 of 24" in page_text(page)
@@ -45,8 +45,8 @@ async def test_the_address_is_the_state_of_the_form_and_of_the_pages(gateway: Ga
         assert '<option value="succeeded" selected>' in page
         following = re.search(r'rel="next" href="([^"]+)"', page)
         assert following is not None
-        asked = parse_qs(urlsplit(following[1].replace("&amp;", "&")).query)
-        assert (asked["state"], "tier" in asked) == (["succeeded"], False)
+        query = parse_qs(urlsplit(following[1].replace("&amp;", "&")).query)
+        assert (query["state"], "tier" in query) == (["succeeded"], False)
         second = (await client.get(following[1].replace("&amp;", "&"))).text
         assert 'rel="prev"' in second
         assert "Previous" not in page_text(page)
@@ -55,15 +55,15 @@ async def test_the_address_is_the_state_of_the_form_and_of_the_pages(gateway: Ga
         assert "No run of those that your key may see fits these filters." in empty
 
 
-@pytest.mark.parametrize(("query", "told"), [("since=x", "since"), ("after=x", "after"), ("state=x", "state")])
+@pytest.mark.parametrize(("query", "message"), [("since=x", "since"), ("after=x", "after"), ("state=x", "state")])
 async def test_a_filter_that_the_api_refuses_is_named_above_the_list(
-    gateway: GatewayStandIn, query: str, told: str
+    gateway: GatewayStandIn, query: str, message: str
 ) -> None:
     async with signed_in(gateway, stocked(gateway)) as client:
         reply = await client.get(f"/console/runs?{query}")
     fault = re.search(r'role="alert">([^<]*)<', reply.text)
     assert fault is not None
-    assert (reply.status_code, told in fault[1]) == (400, True)
+    assert (reply.status_code, message in fault[1]) == (400, True)
     assert 'name="tier"' in reply.text
 
 

@@ -14,12 +14,12 @@ async def test_a_browser_is_led_from_the_root_to_the_page_it_wanted(gateway: Gat
     async with console_client(gateway.app) as client:
         root = await client.get("/", headers={"accept": "text/html"})
         assert root.status_code == 303
-        wanted = await client.get("/console/runs?status=failed")
-        assert (wanted.status_code, wanted.headers["location"]) == (
+        redirect = await client.get("/console/runs?status=failed")
+        assert (redirect.status_code, redirect.headers["location"]) == (
             303,
             "/console/sign-in?next=/console/runs%3Fstatus%3Dfailed",
         )
-        form = await client.get(wanted.headers["location"])
+        form = await client.get(redirect.headers["location"])
         assert 'value="/console/runs?status=failed"' in form.text
         reply = await client.post(
             "/console/sign-in", data={"key": key, "next": "/console/runs?status=failed"}, headers=SAME_ORIGIN
@@ -105,9 +105,9 @@ async def test_the_address_of_a_button_leads_to_its_page(gateway: GatewayStandIn
 
 async def test_a_changed_cookie_is_nobodys(gateway: GatewayStandIn) -> None:
     async with signed_in(gateway, gateway.add_key()) as client:
-        kept = client.cookies["baton_console"]
+        cookie = client.cookies["baton_console"]
         client.cookies.clear()
-        client.cookies.set("baton_console", ("B" if kept[0] == "A" else "A") + kept[1:])
+        client.cookies.set("baton_console", ("B" if cookie[0] == "A" else "A") + cookie[1:])
         assert (await client.get("/console/runs")).status_code == 303
 
 

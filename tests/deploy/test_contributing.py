@@ -29,12 +29,12 @@ def definitions(body: list[ast.stmt], prefix: str = "") -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("named", NAMED)
-def test_what_the_page_names_exists(named: str) -> None:
-    path, _, name = named.partition(":")
+@pytest.mark.parametrize("path_and_name", NAMED)
+def test_what_the_page_names_exists(path_and_name: str) -> None:
+    path, _, name = path_and_name.partition(":")
     assert (ROOT / path).is_file(), path
     if name:
-        assert name in definitions(ast.parse((ROOT / path).read_text()).body), named
+        assert name in definitions(ast.parse((ROOT / path).read_text()).body), path_and_name
 
 
 @pytest.mark.parametrize("task", MOST)

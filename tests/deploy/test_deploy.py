@@ -52,23 +52,23 @@ def instructions() -> list[tuple[str, str]]:
     return [(line.split(None, 1)[0], line.split(None, 1)[1]) for line in text.splitlines() if line.strip()]
 
 
-def interpolated(value: str, given: dict[str, str]) -> str:
+def interpolated(value: str, variables: dict[str, str]) -> str:
     """As docker compose replaces `${NAME:-default}` and `${NAME:?message}`."""
 
-    def found(match: re.Match[str]) -> str:
+    def value_of(match: re.Match[str]) -> str:
         name, sign, rest = match.groups()
-        if given.get(name):
-            return given[name]
+        if variables.get(name):
+            return variables[name]
         assert sign != "?", f"{name} is required"
         return rest
 
-    return re.sub(r"\$\{(\w+):([-?])([^}]*)\}", found, value)
+    return re.sub(r"\$\{(\w+):([-?])([^}]*)\}", value_of, value)
 
 
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())
-    return found
+    document: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())
+    return document
 
 
 def accepted(arguments: list[str]) -> bool:
@@ -82,7 +82,7 @@ def accepted(arguments: list[str]) -> bool:
 def names_a_command(mention: str) -> bool:
     """True if a mention in a sentence is the path of a command or of a group, perhaps with options but no values."""
     path = [word for word in mention.split() if not word.startswith("-")]
-    return any(known[: len(path)] == path for known in COMMANDS)
+    return any(command[: len(path)] == path for command in COMMANDS)
 
 
 def strings(value: object) -> Iterator[str]:
@@ -122,14 +122,14 @@ def test_every_command_that_is_named_is_accepted(name: str) -> None:
 
 
 def test_the_image_is_slim_pinned_and_without_rights() -> None:
-    found = instructions()
-    stages = [place for place, (word, _) in enumerate(found) if word == "FROM"]
-    last = found[stages[-1] :]
-    runs = " ".join(rest for word, rest in found if word == "RUN")
+    image_lines = instructions()
+    stages = [place for place, (word, _) in enumerate(image_lines) if word == "FROM"]
+    last = image_lines[stages[-1] :]
+    runs = " ".join(rest for word, rest in image_lines if word == "RUN")
     assert len(stages) == 2
-    assert all("slim" in rest for word, rest in found if word == "FROM")
+    assert all("slim" in rest for word, rest in image_lines if word == "FROM")
     assert '--require-hashes -r "${REQUIREMENTS}"' in runs
-    assert ("ARG", "REQUIREMENTS=requirements.txt") in found
+    assert ("ARG", "REQUIREMENTS=requirements.txt") in image_lines
     assert "--only-binary=:all:" in runs
     assert "apt-get" not in runs
     assert "gcc" not in runs
@@ -165,9 +165,9 @@ def pins(locked: Path) -> set[str]:
 
 
 def test_the_image_starts_what_exists_in_isolated_mode() -> None:
-    found = dict(instructions())
-    entry, command = json.loads(found["ENTRYPOINT"]), json.loads(found["CMD"])
-    probe = json.loads(found["HEALTHCHECK"].partition("CMD")[2])
+    image_lines = dict(instructions())
+    entry, command = json.loads(image_lines["ENTRYPOINT"]), json.loads(image_lines["CMD"])
+    probe = json.loads(image_lines["HEALTHCHECK"].partition("CMD")[2])
     assert entry[1:] == ["-I", "-m", "app"]
     assert probe[: len(entry)] == entry
     assert accepted(command)
@@ -230,9 +230,9 @@ def test_compose_starts_with_three_values_and_not_with_two(compose: dict[str, An
 def test_the_gpu_profile_conducts(compose: dict[str, Any]) -> None:
     served = compose["services"]["vllm"]
     flags = [interpolated(flag, {}) for flag in served["command"]]
-    given = {**SECRET, "BATON_CONDUCTOR_URL": "http://vllm:8000/v1", "BATON_CONDUCTOR_MODEL": "conductor"}
+    variables = {**SECRET, "BATON_CONDUCTOR_URL": "http://vllm:8000/v1", "BATON_CONDUCTOR_MODEL": "conductor"}
     environ = compose["services"]["gateway"]["environment"]
-    loaded = configure({name: interpolated(str(value), given) for name, value in environ.items()})
+    loaded = configure({name: interpolated(str(value), variables) for name, value in environ.items()})
     assert loaded.catalog.tiers["baton-ultra"].conductor.worker == "conductor"
     assert f"--served-model-name={loaded.catalog.workers['conductor'].model}" in flags
     assert f"--port={8000}" in flags
@@ -268,10 +268,10 @@ def test_the_probe_of_vllm_is_python(compose: dict[str, Any]) -> None:
 
 
 def test_the_example_environment_names_what_compose_reads(compose: dict[str, Any]) -> None:
-    named = set(re.findall(r"^(?:# )?([A-Z_]+)=", (DEPLOY / "env.example").read_text(), re.MULTILINE))
-    read = {name for text in strings(compose) for name in re.findall(r"\$\{(\w+):", text)}
-    assert named - read == set()
-    assert set(SECRET) <= named
+    variables = set(re.findall(r"^(?:# )?([A-Z_]+)=", (DEPLOY / "env.example").read_text(), re.MULTILINE))
+    variables_read = {name for text in strings(compose) for name in re.findall(r"\$\{(\w+):", text)}
+    assert variables - variables_read == set()
+    assert set(SECRET) <= variables
 
 
 # -- Helm: `make chart` installs it; here is what needs no Helm
@@ -343,8 +343,8 @@ def known_labels(metric: str) -> set[str]:
 @pytest.fixture(scope="module")
 def rules() -> list[dict[str, Any]]:
     (group,) = yaml.safe_load((DEPLOY / "prometheus/rules.yaml").read_text())["groups"]
-    found: list[dict[str, Any]] = group["rules"]
-    return found
+    group_rules: list[dict[str, Any]] = group["rules"]
+    return group_rules
 
 
 def test_alerts_and_dashboard_ask_for_metrics_that_exist(rules: list[dict[str, Any]]) -> None:
@@ -364,9 +364,9 @@ def test_the_dashboard_and_the_rules_need_no_other_metrics(rules: list[dict[str,
     others = set()
     for query in targets + [rule["expr"] for rule in rules]:
         others.update(re.findall(r"\b[a-z]+_[a-z_]+\b", query))
-    known = set(Telemetry().exposition().decode().replace("{", " ").split())
+    metrics = set(Telemetry().exposition().decode().replace("{", " ").split())
     functions = {"histogram_quantile", "min_over_time", "over_budget"}
-    assert {name for name in others - exposed() - functions if name not in known} == set()
+    assert {name for name in others - exposed() - functions if name not in metrics} == set()
 
 
 def test_the_admin_api_is_not_published(compose: dict[str, Any]) -> None:
@@ -393,24 +393,24 @@ def test_the_admin_listener_is_reached_where_an_operator_asks_for_it() -> None:
 
 def test_prometheus_scrapes_gateways_and_engines(compose: dict[str, Any]) -> None:
     (job,) = yaml.safe_load((DEPLOY / "prometheus/prometheus.yaml").read_text())["scrape_configs"]
-    (found,) = job["dns_sd_configs"]
+    (service,) = job["dns_sd_configs"]
     assert job["job_name"] == "baton"
-    assert set(found["names"]) == {"gateway", "dispatcher"}
-    for name in found["names"]:
-        assert compose["services"][name]["environment"]["BATON_METRICS_PORT"] == found["port"]
+    assert set(service["names"]) == {"gateway", "dispatcher"}
+    for name in service["names"]:
+        assert compose["services"][name]["environment"]["BATON_METRICS_PORT"] == service["port"]
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package: prometheus)")
 def test_prometheus_reads_its_files() -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         ["promtool", "check", "config", str(DEPLOY / "prometheus/prometheus.yaml")],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "rules found" in done.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "rules found" in process.stdout
 
 
 def test_the_page_of_metrics_is_up_to_date() -> None:
@@ -427,13 +427,13 @@ def test_every_alert_has_its_page_in_the_runbook(rules: list[dict[str, Any]]) ->
 
 
 def test_the_collector_takes_what_baton_sends() -> None:
-    found = yaml.safe_load((DEPLOY / "otel-collector.yaml").read_text())
-    assert set(found["service"]["pipelines"]) == {"traces", "metrics"}
-    for pipeline in found["service"]["pipelines"].values():
-        assert set(pipeline["receivers"]) <= set(found["receivers"])
-        assert set(pipeline["processors"]) <= set(found["processors"])
-        assert set(pipeline["exporters"]) <= set(found["exporters"])
-    assert "http" in found["receivers"]["otlp"]["protocols"]
+    config = yaml.safe_load((DEPLOY / "otel-collector.yaml").read_text())
+    assert set(config["service"]["pipelines"]) == {"traces", "metrics"}
+    for pipeline in config["service"]["pipelines"].values():
+        assert set(pipeline["receivers"]) <= set(config["receivers"])
+        assert set(pipeline["processors"]) <= set(config["processors"])
+        assert set(pipeline["exporters"]) <= set(config["exporters"])
+    assert "http" in config["receivers"]["otlp"]["protocols"]
 
 
 def test_the_release_is_named_alike_everywhere() -> None:
@@ -447,5 +447,5 @@ def test_the_release_is_named_alike_everywhere() -> None:
 @pytest.mark.parametrize("number", range(1, 14))
 def test_every_decision_is_there_in_at_most_three_lines(number: int) -> None:
     paragraphs = (DEPLOY / "docs" / "decisions.md").read_text().split("\n\n")
-    (found,) = [paragraph for paragraph in paragraphs if paragraph.startswith(f"**D{number}.")]
-    assert len(found.strip().splitlines()) <= 3
+    (paragraph,) = [paragraph for paragraph in paragraphs if paragraph.startswith(f"**D{number}.")]
+    assert len(paragraph.strip().splitlines()) <= 3

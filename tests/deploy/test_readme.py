@@ -48,7 +48,7 @@ class Terminal:
 
     def paste(self, *command: str, text: str) -> str:
         """What the text prints; it must exit with 0."""
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, text.replace(ADDRESS, self.url)],
             env=self.environ,
             cwd=self.folder,
@@ -57,8 +57,8 @@ class Terminal:
             timeout=200,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert process.returncode == 0, process.stderr
+        return process.stdout
 
     def type(self, *words: str) -> str:
         """What a command of ours prints, run by its `main` in this process; it must exit with 0."""
@@ -108,15 +108,17 @@ def run(terminal: Terminal, printed: str) -> str:
     """The id of the last run, of which there is one even if no other test has run before."""
     assert printed
     listed = json.loads(terminal.type("runs", "ls", "--json"))
-    found: str = listed[0]["id"]
-    return found
+    run_id: str = listed[0]["id"]
+    return run_id
 
 
 def test_it_is_short_and_in_order() -> None:
     assert len(README.splitlines()) <= 200
     headings = re.findall(r"^## (.+)$", README, re.MULTILINE)
-    wanted = ("minute", "request", "ocabulary", "Map", "Workers", "Production", "Settings", "Tests")
-    assert [word in heading for word, heading in zip(wanted, headings, strict=True)] == [True] * len(wanted)
+    expected_headings = ("minute", "request", "ocabulary", "Map", "Workers", "Production", "Settings", "Tests")
+    assert [word in heading for word, heading in zip(expected_headings, headings, strict=True)] == [True] * len(
+        expected_headings
+    )
 
 
 def test_make_run_starts_the_service() -> None:
@@ -142,7 +144,7 @@ def test_the_tool_loop_comes_to_its_answer(terminal: Terminal) -> None:
     assert terminal.paste(sys.executable, "-c", text=program).splitlines() == ["The answer is 7006652."]
 
 
-def told(lines: list[str]) -> str:
+def text_of_lines(lines: list[str]) -> str:
     """The text in the lines of a stream of chunks."""
     chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
@@ -154,9 +156,9 @@ def test_a_broken_connection_loses_nothing(terminal: Terminal) -> None:
     end = lines.index("data: [DONE]")
     first, again, rest = lines[:5], lines[5:end], lines[end + 1 :]
     assert first[0] == again[0] == "id: 0"
-    assert "391" in told(again)
-    assert told(again).startswith(told(first))
-    assert told(again)[:4] + told(rest) == told(again)
+    assert "391" in text_of_lines(again)
+    assert text_of_lines(again).startswith(text_of_lines(first))
+    assert text_of_lines(again)[:4] + text_of_lines(rest) == text_of_lines(again)
     assert "data: [DONE]" in rest
 
 
@@ -190,9 +192,9 @@ def test_a_run_is_rated_by_its_id(terminal: Terminal, run: str) -> None:
     *_, rate = blocks("sh", CALLERS)
     rated = json.loads(terminal.paste("bash", "-ec", text=f"RUN={run}\n{rate}"))
     assert (rated["run"], rated["score"], rated["label"]) == (run, 0.0, "wrong_unit")
-    shown = terminal.type("runs", "show", run)
-    assert "explicit, by user: 0 of 1, wrong_unit" in shown
-    assert "Miles, not kilometres." in shown
+    output = terminal.type("runs", "show", run)
+    assert "explicit, by user: 0 of 1, wrong_unit" in output
+    assert "Miles, not kilometres." in output
 
 
 @pytest.mark.usefixtures("run")
@@ -201,11 +203,11 @@ def test_the_commands_explain_it(terminal: Terminal) -> None:
     (block,) = [block for block in blocks("sh") if "runs show" in block]
     activate, first, *others = block.splitlines()
     assert activate == ". .venv/bin/activate"
-    shown = terminal.paste("bash", "-ec", text=re.sub(r"^baton ", f"{sys.executable} -m app ", first))
+    output = terminal.paste("bash", "-ec", text=re.sub(r"^baton ", f"{sys.executable} -m app ", first))
     for line in others:
-        shown += terminal.type(*shlex.split(line, comments=True)[1:])
+        output += terminal.type(*shlex.split(line, comments=True)[1:])
     for words in ("succeeded", "its output is the answer", "sees: the conversation", "estimate: ", "0 violations"):
-        assert words in shown
+        assert words in output
 
 
 def test_the_pool_snippets_make_a_pool(tmp_path: Path) -> None:
@@ -220,15 +222,15 @@ def test_the_pool_snippets_make_a_pool(tmp_path: Path) -> None:
 
 def test_every_command_for_this_machine_works(terminal: Terminal, run: str) -> None:
     (block,) = [block for block in blocks("sh", START) if "baton keys ls" in block]
-    shown = ""
+    output = ""
     for line in block.splitlines():
-        shown += (
+        output += (
             terminal.type(*shlex.split(line)[1:])
             if line.startswith("baton ")
             else terminal.paste("bash", "-ec", text=line)
         )
     for words in ("rehearsal", "laptop", "baton-ultra", run):
-        assert words in shown
+        assert words in output
 
 
 def test_the_last_request_of_the_first_steps_is_answered(terminal: Terminal) -> None:
@@ -254,9 +256,9 @@ def test_what_litellms_configuration_becomes_is_a_valid_pool(tmp_path: Path) -> 
 
 def test_the_map_is_the_tree() -> None:
     (section,) = re.findall(r"^## Map of `app/`\n(.*?)^## ", README, re.MULTILINE | re.DOTALL)
-    named = {name.rstrip("/") for name in re.findall(r"`([\w/.]+)`", section)}
+    paths = {name.rstrip("/") for name in re.findall(r"`([\w/.]+)`", section)}
     there = {path.name for path in (ROOT / "app").iterdir() if not path.name.startswith("__")} | {"__main__.py"}
-    assert there - named == set()
+    assert there - paths == set()
 
 
 def test_the_settings_table_is_complete() -> None:

@@ -39,11 +39,11 @@ def installation(name: str) -> Iterator[int]:
 
     class Named(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            said = f"{name} {self.headers['Host']}".encode()
+            text = f"{name} {self.headers['Host']}".encode()
             self.send_response(200)
-            self.send_header("Content-Length", str(len(said)))
+            self.send_header("Content-Length", str(len(text)))
             self.end_headers()
-            self.wfile.write(said)
+            self.wfile.write(text)
 
         def log_message(self, *_: object) -> None:
             return
@@ -78,5 +78,5 @@ def test_the_proxy_sends_each_tenant_to_its_installation(tmp_path: Path) -> None
         stack.callback(process.terminate)
         transport = stack.enter_context(httpx.HTTPTransport(retries=10))
         client = stack.enter_context(httpx.Client(transport=transport, base_url=f"http://127.0.0.1:{port}"))
-        said = [client.get("/", headers={"Host": host}).text for host in ("acme.baton.example", "other.baton.example")]
-    assert said == ["second acme.baton.example", "first other.baton.example"]
+        texts = [client.get("/", headers={"Host": host}).text for host in ("acme.baton.example", "other.baton.example")]
+    assert texts == ["second acme.baton.example", "first other.baton.example"]

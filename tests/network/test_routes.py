@@ -55,8 +55,8 @@ async def provider(stub: ProviderStub, route: Route, credentials: str | None = N
 
 
 async def answer(opened: OpenAIProvider) -> str:
-    asked = request()
-    stream = opened.stream(asked, opened.render(asked), PATIENT)
+    reply = request()
+    stream = opened.stream(reply, opened.render(reply), PATIENT)
     return text_of_pieces([piece async for pieces in stream for piece in pieces])
 
 

@@ -24,11 +24,11 @@ class Times:
     async def read(self) -> float:
         self.reads += 1
         self.pass_by(self.took / 2)
-        said = self.database
+        database_time = self.database
         self.pass_by(self.took / 2)
         if self.away:
             raise StoreUnavailable
-        return said
+        return database_time
 
     def pass_by(self, seconds: float) -> None:
         self.wall, self.monotonic, self.database = (

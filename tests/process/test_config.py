@@ -195,12 +195,16 @@ def test_every_effort_has_limits(tmp_path: Path) -> None:
 
 
 def test_a_nasty_file_is_told_all_at_once(tmp_path: Path) -> None:
-    told = faults(written(tmp_path, NASTY))
+    all_faults = faults(written(tmp_path, NASTY))
     for line, path, words in EXPECTED:
-        assert any(f"pool.toml:{line}: {path}: " in fault and words in fault for fault in told), (line, path, told)
-    assert len(told) >= len(EXPECTED)
-    assert all(";" in fault or "did you mean" in fault for fault in told)
-    assert "sk-live" not in "".join(told)
+        assert any(f"pool.toml:{line}: {path}: " in fault and words in fault for fault in all_faults), (
+            line,
+            path,
+            all_faults,
+        )
+    assert len(all_faults) >= len(EXPECTED)
+    assert all(";" in fault or "did you mean" in fault for fault in all_faults)
+    assert "sk-live" not in "".join(all_faults)
 
 
 def test_what_is_found_between_entries(tmp_path: Path) -> None:
@@ -225,20 +229,20 @@ pool = ["small"]
 conductor = { kind = "model", worker = "lage" }
 """
     )
-    told = "\n".join(faults(written(tmp_path, text)))
-    assert "there is no provider opanai; did you mean openai?" in told
-    assert "workers.small.model: is used by another worker" in told
-    assert "workers.copy.model: is used by another worker" in told
-    assert "there is no worker smal; did you mean small?" in told
-    assert "the fallback large is not in the tier's pool" in told
-    assert "the conductor's worker large is not in the tier's pool" in told
-    assert "there is no worker lage; did you mean large?" in told
+    all_faults = "\n".join(faults(written(tmp_path, text)))
+    assert "there is no provider opanai; did you mean openai?" in all_faults
+    assert "workers.small.model: is used by another worker" in all_faults
+    assert "workers.copy.model: is used by another worker" in all_faults
+    assert "there is no worker smal; did you mean small?" in all_faults
+    assert "the fallback large is not in the tier's pool" in all_faults
+    assert "the conductor's worker large is not in the tier's pool" in all_faults
+    assert "there is no worker lage; did you mean large?" in all_faults
 
 
 def test_arms_are_served_if_the_file_says_so(tmp_path: Path) -> None:
     assert configure(written(tmp_path, GOOD)).catalog.evaluation == Evaluation()
-    wanted = GOOD + '[evaluation]\narms = true\nconductors = ["small"]\n'
-    assert configure(written(tmp_path, wanted)).catalog.evaluation == Evaluation(True, ("small",))
+    text = GOOD + '[evaluation]\narms = true\nconductors = ["small"]\n'
+    assert configure(written(tmp_path, text)).catalog.evaluation == Evaluation(True, ("small",))
     wrong = "[evaluation]\narms = 1\narm = true\n"
     assert [fault.split(": ")[1] for fault in faults(written(tmp_path, GOOD + wrong))] == [
         "evaluation.arms",
@@ -282,9 +286,9 @@ def test_a_key_that_is_not_set(tmp_path: Path) -> None:
 def test_base_urls_are_overridden_by_their_variable(tmp_path: Path) -> None:
     environ = written(tmp_path, GOOD) | {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1/"}
     assert configure(environ).catalog.providers["openai"].base_url == "http://127.0.0.1:9/v1"
-    told = faults(environ | {"OPENAI_BASE_URL": "https://me:hunter2@host/v1"})
-    assert "is overridden by OPENAI_BASE_URL, which holds credentials" in told[0]
-    assert "hunter2" not in told[0]
+    all_faults = faults(environ | {"OPENAI_BASE_URL": "https://me:hunter2@host/v1"})
+    assert "is overridden by OPENAI_BASE_URL, which holds credentials" in all_faults[0]
+    assert "hunter2" not in all_faults[0]
 
 
 @pytest.mark.parametrize("name", ["pool.example.toml", "pool.eu.toml"])
@@ -299,14 +303,14 @@ def test_reload_keeps_the_last_good_one(tmp_path: Path) -> None:
     environ = written(tmp_path, GOOD)
     first = configure(environ)
     written(tmp_path, GOOD.replace("0.15", "0.25"))
-    second, told = reload(first, environ)
-    assert not told
+    second, messages = reload(first, environ)
+    assert not messages
     assert second.catalog.workers["small"].price.input == 250_000
     assert second.catalog.digest != first.catalog.digest
     written(tmp_path, NASTY)
-    third, told = reload(second, environ)
+    third, messages = reload(second, environ)
     assert third is second
-    assert len(told) > 10
+    assert len(messages) > 10
 
 
 def test_no_key_means_rehearsal() -> None:
@@ -318,7 +322,7 @@ def test_no_key_means_rehearsal() -> None:
     assert configure({"BATON_REHEARSAL_DELAY": "0"}).catalog.providers["rehearsal"].options["delay"] == "0.0"
 
 
-HOSTED = [(name, key) for name, known in known_providers().items() if not known.server for key in known.keys]
+HOSTED = [(name, key) for name, provider in known_providers().items() if not provider.server for key in provider.keys]
 
 
 @pytest.mark.parametrize(("name", "key"), HOSTED)
@@ -342,12 +346,12 @@ def test_discovery_from_each_key(name: str, key: str) -> None:
 def test_discovery_honours_base_urls_and_models(name: str) -> None:
     key = known_providers()[name].keys[0]
     upper = name.upper()
-    known = str(known_providers()[name].models[0]["model"])
+    model = str(known_providers()[name].models[0]["model"])
     loaded = configure(
-        {key: "k", f"{upper}_BASE_URL": "http://127.0.0.1:9/x/", f"{upper}_MODELS": f"brand-new, {known}"}
+        {key: "k", f"{upper}_BASE_URL": "http://127.0.0.1:9/x/", f"{upper}_MODELS": f"brand-new, {model}"}
     )
     assert loaded.catalog.providers[name].base_url == "http://127.0.0.1:9/x"
-    assert set(loaded.catalog.workers) == {f"{name}/brand-new", f"{name}/{known}"}
+    assert set(loaded.catalog.workers) == {f"{name}/brand-new", f"{name}/{model}"}
     assert any(f"{name}/brand-new" in note for note in loaded.notes)
     assert loaded.catalog.workers[f"{name}/brand-new"].price.output > 0
 
@@ -394,12 +398,12 @@ def test_a_conductor_by_url(more: dict[str, str]) -> None:
 
 def test_settings_and_pool_faults_come_together(tmp_path: Path) -> None:
     environ = written(tmp_path, NASTY) | {"BATON_PROT": "1", "BATON_PORT": "many", "BATON_LEASE_SECONDS": "nan"}
-    told = faults(environ | {"BATON_DATABASE_URL": "mysql://root:hunter2@h/d"})
-    assert "BATON_PROT: there is no such setting; did you mean BATON_PORT?" in told
+    all_faults = faults(environ | {"BATON_DATABASE_URL": "mysql://root:hunter2@h/d"})
+    assert "BATON_PROT: there is no such setting; did you mean BATON_PORT?" in all_faults
     for name in ("BATON_PORT: ", "BATON_LEASE_SECONDS: ", "BATON_DATABASE_URL: "):
-        assert any(fault.startswith(name) for fault in told)
-    assert any("pool.toml:8: " in fault for fault in told)
-    assert "hunter2" not in "".join(told)
+        assert any(fault.startswith(name) for fault in all_faults)
+    assert any("pool.toml:8: " in fault for fault in all_faults)
+    assert "hunter2" not in "".join(all_faults)
 
 
 def test_a_file_may_name_the_conductor_of_the_environment(tmp_path: Path) -> None:
@@ -435,9 +439,9 @@ def test_secrets_are_masked() -> None:
         "BATON_WEBHOOK_SECRET": WEBHOOK_SECRET,
     }
     settings = read(environ)
-    shown = "\n".join(str(row) for row in describe(settings)) + repr(settings)
+    text = "\n".join(str(row) for row in describe(settings)) + repr(settings)
     for secret in ("pppp", "secretpart", "hunter", "c3Nz"):
-        assert secret not in shown
+        assert secret not in text
     rows = {row.name: row for row in describe(settings)}
     assert set(rows) == set(variables())
     assert rows["BATON_PEPPER"].origin == "environment"
@@ -465,9 +469,9 @@ WEBHOOK_SECRET = "whsec_" + base64.b64encode(b"s" * 24).decode()
 def test_a_webhook_needs_an_address_and_a_secret(environ: dict[str, str], fault: str) -> None:
     with pytest.raises(ConfigInvalid) as refused:
         read({f"BATON_WEBHOOK_{name}": value for name, value in environ.items()})
-    (told,) = refused.value.faults
-    assert told.startswith(fault)
-    assert "hunter2" not in told
+    (only_fault,) = refused.value.faults
+    assert only_fault.startswith(fault)
+    assert "hunter2" not in only_fault
 
 
 def test_a_webhook_may_have_a_query_and_several_secrets() -> None:

@@ -32,7 +32,7 @@ def test_rounds_are_limits_of_a_tier_and_of_its_effort_levels(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         (", again = true }", " }", "tiers.again.limits.rounds: has no effect with a fixed conductor"),
         (
@@ -64,7 +64,7 @@ def test_rounds_are_limits_of_a_tier_and_of_its_effort_levels(tmp_path: Path) ->
         ("again = true }", 'again = true, prompt = "compact" }', "tiers.again.conductor: does not use prompt"),
     ],
 )
-def test_rounds_that_nobody_would_open_are_faults(tmp_path: Path, old: str, new: str, told: str) -> None:
+def test_rounds_that_nobody_would_open_are_faults(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in AGAIN
-    found = "\n".join(faults(written(tmp_path, GOOD + AGAIN.replace(old, new))))
-    assert told in found
+    all_faults = "\n".join(faults(written(tmp_path, GOOD + AGAIN.replace(old, new))))
+    assert message in all_faults

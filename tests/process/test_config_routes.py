@@ -51,11 +51,11 @@ def test_a_route_is_read_with_its_credentials_apart(tmp_path: Path, authority: A
         client_certificate = "{certificate}"
         client_key = "{key}"
     """
-    found = loaded(tmp_path, route, FAR_PROXY="baton:s3:cret")
+    loaded_route = loaded(tmp_path, route, FAR_PROXY="baton:s3:cret")
     expected = Route("http://proxy.example:3128", "FAR_PROXY", authority.ca, certificate, key)
-    assert found.catalog.providers["far"].route == expected
-    assert found.proxy_credentials["far"].get_secret_value() == "baton:s3:cret"
-    assert "s3:cret" not in repr(found)
+    assert loaded_route.catalog.providers["far"].route == expected
+    assert loaded_route.proxy_credentials["far"].get_secret_value() == "baton:s3:cret"
+    assert "s3:cret" not in repr(loaded_route)
     assert loaded(tmp_path, "").catalog.providers["far"].route == DIRECT
 
 
@@ -98,14 +98,14 @@ def test_all_faults_of_a_route_come_at_once(tmp_path: Path, authority: Authority
 def test_each_fault_of_a_route(tmp_path: Path, authority: Authority, route: str, fault: str) -> None:
     certificate, key = authority.client()
     text = route.format(certificate=certificate, key=key, locked=authority.locked_key())
-    (found,) = faults(tmp_path, text, FAR_PROXY="user:password")
-    assert found.startswith(fault)
-    assert "secret" not in found
+    (only_fault,) = faults(tmp_path, text, FAR_PROXY="user:password")
+    assert only_fault.startswith(fault)
+    assert "secret" not in only_fault
 
 
 def test_certificates_are_of_no_use_without_tls(tmp_path: Path, authority: Authority) -> None:
-    (found,) = faults(tmp_path, f'ca = "{authority.ca}"', base_url="http://far.example/v1")
-    assert found.startswith("ca: is of no use with a base_url of http://")
+    (fault,) = faults(tmp_path, f'ca = "{authority.ca}"', base_url="http://far.example/v1")
+    assert fault.startswith("ca: is of no use with a base_url of http://")
 
 
 def test_simulated_workers_take_no_route(tmp_path: Path) -> None:

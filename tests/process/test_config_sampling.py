@@ -104,7 +104,7 @@ async def test_the_version_of_a_worker_replaces_its_providers() -> None:
 
 
 async def test_a_refused_parameter_is_a_400_that_names_it_unless_another_worker_takes_it(tmp_path: Path) -> None:
-    async def asked(client: Any, **changes: Any) -> Any:
+    async def ask(client: Any, **changes: Any) -> Any:
         body = {"model": "baton-mini", "messages": [{"role": "user", "content": "Hi"}], **changes}
         return await client.post("/v1/chat/completions", json=body)
 
@@ -112,9 +112,9 @@ async def test_a_refused_parameter_is_a_400_that_names_it_unless_another_worker_
         pool = POOL.format(url=stub.anthropic_url, top_p="take")
         environ = {"NEAR_KEY": KEYS["anthropic"]}
         async with running_service(tmp_path, pool, environ) as runtime, client_of(runtime) as client:
-            assert (await asked(client, temperature=0.5)).status_code == 200  # dropped, and noted
-            assert (await asked(client, top_p=0.5)).status_code == 200  # the other worker takes it
-            refused = await asked(client, top_p=0.5, seed=7)
+            assert (await ask(client, temperature=0.5)).status_code == 200  # dropped, and noted
+            assert (await ask(client, top_p=0.5)).status_code == 200  # the other worker takes it
+            refused = await ask(client, top_p=0.5, seed=7)
             run = (await client.get("/v1/runs")).json()["data"][-1]["id"]
             events = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
     assert [json.loads(request.body).get("temperature") for request in stub.requests_for("old-1")] == [None]

@@ -30,7 +30,7 @@ def test_a_selector_is_data_of_its_tier(tmp_path: Path) -> None:
     catalog = configure(written(tmp_path, GOOD + LEARNS)).catalog
     conductor = catalog.tiers["learns"].conductor
     assert (conductor.kind, conductor.worker) == ("selector", "large")
-    asked = SelectorSpec(
+    expected = SelectorSpec(
         templates=("answer", "judge"),
         checkers=("large",),
         cost=0.5,
@@ -39,14 +39,14 @@ def test_a_selector_is_data_of_its_tier(tmp_path: Path) -> None:
         raters=(("robot", 0.25),),
         daily=100,
     )
-    assert conductor.selector == asked
-    assert (asked.explore, asked.decay) == (0.05, 0.995)
+    assert conductor.selector == expected
+    assert (expected.explore, expected.decay) == (0.05, 0.995)
     assert catalog.tiers["baton-mini"].conductor.selector is None
     assert restored(snapshot(catalog)) == catalog
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ('"judge"]', '"judge", "guess"]', "tiers.learns.conductor.templates.2: must be 'answer', "),
         ('"answer", "judge"', '"answer", "answer"', "lists answer more than once"),
@@ -60,9 +60,9 @@ def test_a_selector_is_data_of_its_tier(tmp_path: Path) -> None:
         ('worker = "large"', 'worker = "gone"', "there is no worker gone"),
     ],
 )
-def test_what_a_selector_cannot_be(tmp_path: Path, old: str, new: str, told: str) -> None:
+def test_what_a_selector_cannot_be(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in LEARNS
-    assert told in "\n".join(faults(written(tmp_path, GOOD + LEARNS.replace(old, new))))
+    assert message in "\n".join(faults(written(tmp_path, GOOD + LEARNS.replace(old, new))))
 
 
 LOOKS = """
@@ -90,7 +90,7 @@ def test_a_selector_may_look_at_embeddings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("options = { dimensions = 384 }\n", "", "providers.vectors.options: must say how many"),
         ("dimensions = 384", "dimensions = 0", "providers.vectors.options: must say how many"),
@@ -102,9 +102,9 @@ def test_a_selector_may_look_at_embeddings(tmp_path: Path) -> None:
         ('kind = "selector", ', 'kind = "fixed", ', "does not use embedder, patience"),
     ],
 )
-def test_who_makes_embeddings_does_nothing_else(tmp_path: Path, old: str, new: str, told: str) -> None:
+def test_who_makes_embeddings_does_nothing_else(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in LOOKS
-    assert told in "\n".join(faults(written(tmp_path, GOOD + LOOKS.replace(old, new))))
+    assert message in "\n".join(faults(written(tmp_path, GOOD + LOOKS.replace(old, new))))
 
 
 def test_who_makes_embeddings_does_not_plan_for_an_evaluation(tmp_path: Path) -> None:

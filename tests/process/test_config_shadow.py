@@ -40,14 +40,14 @@ def test_a_shadow_and_its_conditions_are_data_of_the_tier(tmp_path: Path) -> Non
 
 def test_a_name_alone_is_that_of_a_tier_or_else_of_a_worker(tmp_path: Path) -> None:
     short = '\n[tiers.tried]\npool = ["small"]\nshadow = "{}"\n'
-    named = configure(written(tmp_path, GOOD + short.format("baton-mini"))).catalog.tiers["tried"].shadow
-    assert named == ShadowSpec(0.05, tier="baton-mini")
+    shadow = configure(written(tmp_path, GOOD + short.format("baton-mini"))).catalog.tiers["tried"].shadow
+    assert shadow == ShadowSpec(0.05, tier="baton-mini")
     alone = configure(written(tmp_path, GOOD + short.format("large"))).catalog.tiers["tried"].shadow
     assert alone == ShadowSpec(0.05, worker="large")
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ('tier = "baton-mini"', 'tier = "tried"', "tiers.tried.shadow.tier: is the tier itself"),
         ('tier = "baton-mini"', 'tier = "gone"', "there is no tier gone"),
@@ -59,9 +59,9 @@ def test_a_name_alone_is_that_of_a_tier_or_else_of_a_worker(tmp_path: Path) -> N
         ("min_pairs = 50", "min_pairs = 1", "tiers.tried.promotion.min_pairs: must be greater than or equal to 2"),
     ],
 )
-def test_what_a_shadow_cannot_be(tmp_path: Path, old: str, new: str, told: str) -> None:
+def test_what_a_shadow_cannot_be(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in TRIED
-    assert told in "\n".join(faults(written(tmp_path, GOOD + TRIED.replace(old, new))))
+    assert message in "\n".join(faults(written(tmp_path, GOOD + TRIED.replace(old, new))))
 
 
 def test_only_a_model_has_versions_to_try(tmp_path: Path) -> None:

@@ -36,16 +36,16 @@ def service(environ: dict[str, str]) -> Iterator[Process]:
 @pytest.fixture(scope="module")
 def key(service: Process) -> str:
     """The key that the first start has printed."""
-    found = PRINTED.search(service.output)
-    assert found is not None, service.output
-    return found[1]
+    match = PRINTED.search(service.output)
+    assert match is not None, service.output
+    return match[1]
 
 
 @pytest.fixture
 def caller(service: Process, key: str) -> Iterator[Caller]:
     """Somebody who has pasted what was printed."""
-    with open_caller(service.url, key) as made:
-        yield made
+    with open_caller(service.url, key) as new_caller:
+        yield new_caller
 
 
 def ask(caller: Caller, tier: str, question: str, streams: bool) -> tuple[str, dict[str, Any]]:
@@ -56,8 +56,8 @@ def ask(caller: Caller, tier: str, question: str, streams: bool) -> tuple[str, d
 @pytest.mark.parametrize("tier", TIERS)
 def test_every_rehearsal_question_is_answered_rightly(caller: Caller, tier: str, streams: bool) -> None:
     for question, answer in EASY:
-        said, reply = ask(caller, tier, question, streams)
-        assert answer in said, question
+        answer_text, reply = ask(caller, tier, question, streams)
+        assert answer in answer_text, question
         assert reply["baton"]["rehearsal"] is True
         assert reply["baton"]["degraded"] is False
         usage = reply["usage"]
@@ -75,13 +75,13 @@ def test_a_run_is_explained_on_the_command_line(
     caller: Caller, service: Process, environ: dict[str, str], tier: str, streams: bool
 ) -> None:
     _, reply = ask(caller, tier, "Solve for x: 2(x - 3) = 4x + 1", streams)
-    shown = run_command(service.folder, environ, "runs", "show", reply["baton"]["run"])
-    assert shown.returncode == 0, shown.stderr
-    assert "succeeded" in shown.stdout
+    output = run_command(service.folder, environ, "runs", "show", reply["baton"]["run"])
+    assert output.returncode == 0, output.stderr
+    assert "succeeded" in output.stdout
     assert (len(reply["baton"]["steps"]) > 1) is (tier == "baton-ultra")
     for step in reply["baton"]["steps"]:
-        assert step["worker"] in shown.stdout
-        assert f"sees: {run_words.sees(step['access'])}" in shown.stdout
+        assert step["worker"] in output.stdout
+        assert f"sees: {run_words.sees(step['access'])}" in output.stdout
 
 
 def test_the_first_key_is_shown_once_and_restarts_keep_it_and_the_runs(

@@ -32,11 +32,11 @@ async def test_garbage_goes_when_there_is_nothing_to_do_and_not_before(settled: 
     stopping, busy = asyncio.Event(), True
     keeping = asyncio.create_task(gc_policy.collect_when_idle(lambda: busy, stopping, pause=0.01))
     lost = ref(Cycle())
-    kept: list[list[int]] = [[] for _ in range(50 * gc_policy.IDLE_THRESHOLD_OBJECTS)]  # work that makes objects
+    garbage: list[list[int]] = [[] for _ in range(50 * gc_policy.IDLE_THRESHOLD_OBJECTS)]  # work that makes objects
     await assert_stays(lambda: lost() is not None, seconds=0.1)
     busy = False
     await until(lambda: lost() is None)
-    del kept
+    del garbage
     stopping.set()
     await keeping
     assert gc.get_freeze_count() == 0, "the interpreter may free everything when it exits"

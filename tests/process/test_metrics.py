@@ -71,13 +71,13 @@ def test_metrics_and_the_admin_api_have_listeners_of_their_own(tmp_path: Path) -
             "own": f"http://127.0.0.1:{port}",
             "admin": f"http://127.0.0.1:{admin_port}",
         }
-        found = {
+        statuses = {
             (where, path): httpx.get(f"{url}{path}", timeout=PATIENCE_SECONDS, trust_env=False).status_code
             for where, url in places.items()
             for path in ("/metrics", "/readyz", "/v1/models", "/admin/v1/keys", "/admin/login")
         }
         assert process.stop() == 0
-    assert found == {
+    assert statuses == {
         ("public", "/metrics"): 404,
         ("public", "/readyz"): 200,
         ("public", "/v1/models"): 401,

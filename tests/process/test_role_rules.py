@@ -32,7 +32,7 @@ def test_the_settings_of_logins_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"BATON_OIDC_ROLES": "groups=x=>root"}, "BATON_OIDC_ROLES: rule 1 names no role"),
         ({"BATON_OIDC_ROLES": "groups=x=>owner;groups"}, "BATON_OIDC_ROLES: rule 2 cannot be read"),
@@ -44,8 +44,8 @@ def test_the_settings_of_logins_are_read() -> None:
         ({"BATON_OIDC_ISSUER": "id.example.com"}, "BATON_OIDC_ISSUER: is not an HTTP URL"),
     ],
 )
-def test_what_is_missing_or_wrong_is_said(changes: dict[str, str], said: str) -> None:
+def test_what_is_missing_or_wrong_is_said(changes: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigInvalid) as caught:
         read(WHOLE | changes)
-    assert any(fault.startswith(said) for fault in caught.value.faults), caught.value.faults
+    assert any(fault.startswith(message) for fault in caught.value.faults), caught.value.faults
     assert "hunter2" not in str(caught.value)

@@ -82,8 +82,8 @@ def test_keys_of_providers_come_from_files_and_are_read_again_with_the_pool(tmp_
     assert loaded.secrets["conductor"].get_secret_value() == "s3cret-conductor"
     assert loaded.proxy_credentials["near"].get_secret_value() == "user:word"
     (tmp_path / "NEAR_KEY").write_text("sk-two\n")
-    again, found = reload(loaded, environ)
-    assert (again.secrets["near"].get_secret_value(), found) == ("sk-two", ())
+    again, reloaded = reload(loaded, environ)
+    assert (again.secrets["near"].get_secret_value(), reloaded) == ("sk-two", ())
 
 
 def test_without_a_pool_file_a_key_in_a_file_finds_its_provider(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_all_faults_come_at_once_and_show_no_secret(tmp_path: Path) -> None:
         "pool.toml:5: providers.near.key: NEAR_KEY_FILE names a file that is empty",
         "pool.toml:7: providers.near.proxy_credentials: NEAR_PROXY_FILE cannot be read",
     ]
-    found = faults(environ)
-    assert len(found) == len(expected), found
-    for words, fault in zip(expected, found, strict=True):
+    all_faults = faults(environ)
+    assert len(all_faults) == len(expected), all_faults
+    for words, fault in zip(expected, all_faults, strict=True):
         assert words in fault
         assert "s3cret" not in fault

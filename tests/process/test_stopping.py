@@ -37,7 +37,7 @@ def readiness(service: Process) -> tuple[int, dict[str, Any]]:
     return reply.status_code, reply.json()["checks"]
 
 
-def asked(connection: http.client.HTTPConnection, key: str) -> http.client.HTTPResponse:
+def ask(connection: http.client.HTTPConnection, key: str) -> http.client.HTTPResponse:
     """Ask a question over a connection that may be open already, and read the answer to its end."""
     body = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
@@ -48,16 +48,18 @@ def asked(connection: http.client.HTTPConnection, key: str) -> http.client.HTTPR
 
 
 def test_it_is_not_ready_and_serves_until_it_is_told_again(service: Process) -> None:
-    found = re.search(r"export BATON_API_KEY=(bt_\S+)", service.output)
-    assert found is not None
-    known, fresh = (http.client.HTTPConnection("127.0.0.1", service.port, timeout=PATIENCE_SECONDS) for _ in range(2))
-    assert asked(known, found[1]).getheader("connection") is None
+    match = re.search(r"export BATON_API_KEY=(bt_\S+)", service.output)
+    assert match is not None
+    open_connection, fresh = (
+        http.client.HTTPConnection("127.0.0.1", service.port, timeout=PATIENCE_SECONDS) for _ in range(2)
+    )
+    assert ask(open_connection, match[1]).getheader("connection") is None
     assert readiness(service)[0] == 200
     service.send_sigterm()
     wait_until(lambda: readiness(service)[0] == 503, what="it is not ready")
     assert readiness(service)[1]["process"] == "stopping"
-    for connection in (known, fresh):  # one that was open before, and a new one
-        reply = asked(connection, found[1])
+    for connection in (open_connection, fresh):  # one that was open before, and a new one
+        reply = ask(connection, match[1])
         assert (reply.status, reply.getheader("connection")) == (200, "close")
         connection.close()
     assert service.alive

@@ -28,41 +28,41 @@ def server() -> Iterator[servers.Server]:
 
 
 async def test_tellers_share_publishes_and_what_was_told_last_is_heard_before_the_end(server: servers.Server) -> None:
-    heard: list[Live] = []
-    async with RedisQueue(server.url, ["mini"]) as hearer, hearer.subscribe("a", heard.append):
+    messages: list[Live] = []
+    async with RedisQueue(server.url, ["mini"]) as hearer, hearer.subscribe("a", messages.append):
         async with RedisQueue(server.url, ["mini"]) as teller, Redis.from_url(server.url) as client:
             before = await _calls(client, "publish")
             for step in range(500):
                 await teller.publish("a", [Stop("run", step)])
             await teller.close()
             assert await _calls(client, "publish") - before <= 4
-        await until(lambda: len(heard) == 500)
-    assert heard == [Stop("run", step) for step in range(500)]
+        await until(lambda: len(messages) == 500)
+    assert messages == [Stop("run", step) for step in range(500)]
 
 
 async def test_who_keeps_talking_is_published_at_a_pace(server: servers.Server) -> None:
-    heard: list[Live] = []
+    messages: list[Live] = []
     teller, hearer = RedisQueue(server.url, TIERS), RedisQueue(server.url, TIERS)
-    async with hearer, hearer.subscribe("a", heard.append), teller, Redis.from_url(server.url) as client:
+    async with hearer, hearer.subscribe("a", messages.append), teller, Redis.from_url(server.url) as client:
         before, began = await _calls(client, "publish"), time.monotonic()
         for step in range(400):
             await teller.publish("a", [Stop("run", step)])
             await asyncio.sleep(PAUSE)
         seconds = time.monotonic() - began
         assert await _calls(client, "publish") - before <= BURST + seconds / PACE + 2
-        await until(lambda: len(heard) == 400)
-        assert heard == [Stop("run", step) for step in range(400)]
-        assert await fastest(lambda: _seconds_of_ten(teller, heard), enough=9 * PACE) < 10 * PACE
+        await until(lambda: len(messages) == 400)
+        assert messages == [Stop("run", step) for step in range(400)]
+        assert await fastest(lambda: _seconds_of_ten(teller, messages), enough=9 * PACE) < 10 * PACE
 
 
-async def _seconds_of_ten(teller: RedisQueue, heard: list[Live]) -> float:
+async def _seconds_of_ten(teller: RedisQueue, messages: list[Live]) -> float:
     """How long it takes to tell ten times and be heard each time, after some silence."""
     await asyncio.sleep(BURST * PACE)
     began = time.monotonic()
     for _ in range(10):
-        heard.clear()
+        messages.clear()
         await teller.publish("a", [Stop("run")])
-        while not heard:  # noqa: ASYNC110 - a sink has no event
+        while not messages:  # noqa: ASYNC110 - a sink has no event
             await asyncio.sleep(0)
     return time.monotonic() - began
 

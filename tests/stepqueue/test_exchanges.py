@@ -24,9 +24,9 @@ def server() -> Iterator[servers.Server]:
 
 @pytest.fixture
 async def connections(server: servers.Server) -> AsyncIterator[Connections]:
-    made = Connections(ConnectionPool.from_url(server.url, protocol=2))
-    yield made
-    await made.forget()
+    opened_connections = Connections(ConnectionPool.from_url(server.url, protocol=2))
+    yield opened_connections
+    await opened_connections.forget()
 
 
 async def test_a_refusal_stands_among_the_replies_in_order(connections: Connections) -> None:

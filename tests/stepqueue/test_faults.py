@@ -129,18 +129,18 @@ async def test_the_ticket_of_a_killed_dispatcher_comes_back(server: servers.Serv
     finally:
         victim.kill()
         await victim.communicate()
-    (found,) = await queue.take(1, PATIENCE_SECONDS)
-    assert found.step == 1
+    (ticket_again,) = await queue.take(1, PATIENCE_SECONDS)
+    assert ticket_again.step == 1
 
 
 async def test_flushall_is_a_non_event(server: servers.Server, queue: RedisQueue) -> None:
-    heard: list[Live] = []
+    messages: list[Live] = []
     await queue.enqueue([ticket(1), ticket(2)])
     mine = await queue.take(1, 1.0)
     waiting = asyncio.create_task(queue.take(1, 5.0))
     assert [each.step for each in await waiting] == [2]
     waiting = asyncio.create_task(queue.take(1, 5.0))
-    async with queue.subscribe("a", heard.append), Redis.from_url(server.url) as client:
+    async with queue.subscribe("a", messages.append), Redis.from_url(server.url) as client:
         await assert_stays(lambda: not waiting.done(), seconds=0.1)
         await client.flushall()
         await queue.keep(mine)
@@ -148,12 +148,12 @@ async def test_flushall_is_a_non_event(server: servers.Server, queue: RedisQueue
         await queue.enqueue([ticket(3)])
         assert [each.step for each in await waiting] == [3]
         await queue.publish("a", [Stop("run")])
-        await until(lambda: bool(heard))
+        await until(lambda: bool(messages))
 
 
 async def test_it_works_again_after_a_restart(server: servers.Server, queue: RedisQueue) -> None:
-    heard: list[Live] = []
-    async with queue.subscribe("a", heard.append):
+    messages: list[Live] = []
+    async with queue.subscribe("a", messages.append):
         await queue.enqueue([ticket(1)])
         server.crash()
         for call in (queue.enqueue([ticket(2)]), queue.take(1, 1.0), queue.ready()):
@@ -162,15 +162,15 @@ async def test_it_works_again_after_a_restart(server: servers.Server, queue: Red
         server.start()
         await _again(lambda: queue.enqueue([ticket(3)]))
         assert [each.step for each in await queue.take(1, 1.0)] == [3]
-        await _tell_until_heard(queue, heard)
+        await _tell_until_heard(queue, messages)
 
 
-async def _tell_until_heard(queue: RedisQueue, heard: list[Live]) -> None:
-    async def told() -> bool:
+async def _tell_until_heard(queue: RedisQueue, messages: list[Live]) -> None:
+    async def publish_and_look() -> bool:
         await _end(queue.publish("a", [Stop("run")]))
-        return bool(heard)
+        return bool(messages)
 
-    await until(told)
+    await until(publish_and_look)
 
 
 async def test_a_restart_under_idle_connections_goes_unnoticed(server: servers.Server, queue: RedisQueue) -> None:
@@ -183,12 +183,12 @@ async def test_a_restart_under_idle_connections_goes_unnoticed(server: servers.S
 
 
 async def test_a_frozen_server_hangs_nobody(server: servers.Server, queue: RedisQueue) -> None:
-    heard: list[Live] = []
+    messages: list[Live] = []
     await queue.enqueue([ticket(1)])
     (mine,) = await queue.take(1, 1.0)
     waiting = asyncio.create_task(queue.take(1, 60.0))
     await assert_stays(lambda: not waiting.done(), seconds=0.1)
-    async with queue.subscribe("a", heard.append):
+    async with queue.subscribe("a", messages.append):
         with _frozen(await _pid(server)):
             calls = [
                 queue.enqueue([ticket(2)]),
@@ -208,10 +208,10 @@ async def test_a_frozen_server_hangs_nobody(server: servers.Server, queue: Redis
                 ends.append(await deaf)
                 assert ends[-1][0] is None, "hearing begins when the server answers again"
         await _again(lambda: queue.enqueue([ticket(3)]))
-        taken = {each.step for each in await _again(lambda: queue.take(9, 1.0))}
-        assert 3 in taken
-        heard.clear()
-        await _tell_until_heard(queue, heard)
+        steps = {each.step for each in await _again(lambda: queue.take(9, 1.0))}
+        assert 3 in steps
+        messages.clear()
+        await _tell_until_heard(queue, messages)
 
 
 async def test_a_frozen_server_is_paid_for_once(server: servers.Server, queue: RedisQueue) -> None:
@@ -247,8 +247,8 @@ async def test_who_waits_for_a_frozen_server_is_let_go_with_the_first(
 
 
 async def test_more_than_can_be_carried_away_is_refused(server: servers.Server, queue: RedisQueue) -> None:
-    heard: list[Live] = []
-    async with queue.subscribe("a", heard.append):
+    messages: list[Live] = []
+    async with queue.subscribe("a", messages.append):
         with _frozen(await _pid(server)):
             await queue.publish("a", [Stop("lost")])
             await let_others_run()  # that one is on its way, and the others wait
@@ -256,8 +256,8 @@ async def test_more_than_can_be_carried_away_is_refused(server: servers.Server, 
             with pytest.raises(QueueUnavailable):
                 await queue.publish("a", [Stop("lost")])
         await until(lambda: queue.healthy)
-        heard.clear()
-        await _tell_until_heard(queue, heard)
+        messages.clear()
+        await _tell_until_heard(queue, messages)
 
 
 async def _end(call: Awaitable[Any]) -> tuple[BaseException | None, float]:
@@ -270,11 +270,11 @@ async def _end(call: Awaitable[Any]) -> tuple[BaseException | None, float]:
 
 
 async def test_who_begins_to_hear_before_the_server_is_there_hears_it_come(server: servers.Server) -> None:
-    heard: list[Live] = []
+    messages: list[Live] = []
     server.stop()
-    async with RedisQueue(server.url, TIERS) as queue, queue.subscribe("a", heard.append):
+    async with RedisQueue(server.url, TIERS) as queue, queue.subscribe("a", messages.append):
         server.start()
-        await _tell_until_heard(queue, heard)
+        await _tell_until_heard(queue, messages)
 
 
 async def _hear_once(queue: RedisQueue) -> None:
@@ -283,11 +283,11 @@ async def _hear_once(queue: RedisQueue) -> None:
 
 
 async def test_a_hearer_notices_a_connection_that_has_died_in_silence(server: servers.Server) -> None:
-    heard: list[Live] = []
+    messages: list[Live] = []
     async with (
         _proxy(server.port) as (port, is_open),
         RedisQueue(f"redis://127.0.0.1:{port}/0", TIERS, LEASE) as queue,
-        queue.subscribe("a", heard.append),
+        queue.subscribe("a", messages.append),
         Redis.from_url(server.url) as client,
     ):
         before = await _subscriptions(client)
@@ -299,7 +299,7 @@ async def test_a_hearer_notices_a_connection_that_has_died_in_silence(server: se
             return await _subscriptions(client) != before
 
         await until(subscribed_anew)
-        await _tell_until_heard(queue, heard)
+        await _tell_until_heard(queue, messages)
 
 
 async def _subscriptions(client: Redis) -> set[str]:
@@ -310,12 +310,12 @@ async def test_a_transport_that_closed_under_its_writer_is_an_outage_and_nothing
     server: servers.Server, queue: RedisQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """uvloop raises a RuntimeError then, and redis-py passes it on."""
-    heard: list[Live] = []
+    messages: list[Live] = []
 
     async def closed(*_: object, **__: object) -> None:
         raise RuntimeError("unable to perform operation; the handler is closed")
 
-    async with queue.subscribe("a", heard.append), Redis.from_url(server.url) as client:
+    async with queue.subscribe("a", messages.append), Redis.from_url(server.url) as client:
         await client.ping()
         await client.client_kill_filter(_type="pubsub")
         with monkeypatch.context() as broken:
@@ -324,7 +324,7 @@ async def test_a_transport_that_closed_under_its_writer_is_an_outage_and_nothing
                 await queue.enqueue([ticket(1)])
             await asyncio.sleep(2 * REDIS_PAUSE)
         await _again(partial(queue.enqueue, [ticket(2)]))
-        await _tell_until_heard(queue, heard)
+        await _tell_until_heard(queue, messages)
 
 
 async def test_it_can_be_opened_before_redis_is_there(server: servers.Server) -> None:
@@ -374,9 +374,9 @@ async def test_a_server_out_of_memory_refuses_tickets(server: servers.Server, qu
 
 
 async def test_rubbish_is_dropped_and_counted(server: servers.Server, queue: RedisQueue) -> None:
-    heard: list[Live] = []
+    messages: list[Live] = []
     keys = KeyNames("baton")
-    async with Redis.from_url(server.url) as client, queue.subscribe("a", heard.append):
+    async with Redis.from_url(server.url) as client, queue.subscribe("a", messages.append):
         for name, value in (("t", b"\xff"), ("t", b"[1,2]"), ("other", b"{}"), ("t", b"[" * 5000)):
             await client.xadd(keys.steps("ultra"), {name: value})
         for rubbish in (
@@ -392,14 +392,14 @@ async def test_rubbish_is_dropped_and_counted(server: servers.Server, queue: Red
         await queue.enqueue([ticket(1)])
         await queue.publish("a", [Stop("\ud800"), Stop("run")])
         assert [each.step for each in await queue.take(9, 1.0)] == [1]
-        await until(lambda: bool(heard))
+        await until(lambda: bool(messages))
         assert await client.xlen(keys.steps("ultra")) == 0
-    assert heard == [Stop("run")]
+    assert messages == [Stop("run")]
     assert (queue.undecodable, queue.undecodable_tickets, queue.unencodable) == (7, 4, 1)
 
 
 async def test_a_message_that_no_process_of_ours_sent_is_dropped_and_counted(server: servers.Server) -> None:
-    heard: list[Live] = []
+    messages: list[Live] = []
     delta = Delta("run", 0, "call", 0, "so says whoever can write to Redis")
     (payload,), _ = pack_live([delta])
     ours, theirs, channel = b"our key", b"another key", KeyNames("baton").live("a")
@@ -407,7 +407,7 @@ async def test_a_message_that_no_process_of_ours_sent_is_dropped_and_counted(ser
         RedisQueue(server.url, TIERS, LEASE, seals=SealKeys((ours,))) as queue,
         RedisQueue(server.url, TIERS, LEASE, seals=SealKeys((theirs,))) as stranger,
         Redis.from_url(server.url) as client,
-        queue.subscribe("a", heard.append),
+        queue.subscribe("a", messages.append),
     ):
         elsewhere = sealed(payload, KeyNames("baton").live("b"), ours)
         for forged in (payload, b"", sealed(payload, channel, theirs), elsewhere):
@@ -415,48 +415,48 @@ async def test_a_message_that_no_process_of_ours_sent_is_dropped_and_counted(ser
         await stranger.publish("a", [delta])
         await until(lambda: queue.forged == 5)
         await queue.publish("a", [Stop("run")])
-        await until(lambda: bool(heard))
-    assert heard == [Stop("run")]
+        await until(lambda: bool(messages))
+    assert messages == [Stop("run")]
     assert queue.undecodable == 0
 
 
 async def test_while_a_pepper_is_rotated_messages_under_both_are_accepted(server: servers.Server) -> None:
-    heard: list[Live] = []
+    messages: list[Live] = []
     seals = SealKeys((b"old",))
     async with (
         RedisQueue(server.url, TIERS, LEASE, seals=seals) as queue,
         RedisQueue(server.url, TIERS, LEASE, seals=SealKeys((b"new", b"old"))) as ahead,
-        queue.subscribe("a", heard.append),
-        ahead.subscribe("b", heard.append),
+        queue.subscribe("a", messages.append),
+        ahead.subscribe("b", messages.append),
     ):
         await queue.publish("b", [Stop("sealed with the old one")])
-        await until(lambda: len(heard) == 1)
+        await until(lambda: len(messages) == 1)
         await ahead.publish("a", [Stop("not known yet")])
         await until(lambda: queue.forged == 1)
         seals.keys = (b"new", b"old")
         await ahead.publish("a", [Stop("known by now")])
         await queue.publish("b", [Stop("sealed with the new one")])
-        await until(lambda: len(heard) == 3)
-    assert Stop("not known yet") not in heard
+        await until(lambda: len(messages) == 3)
+    assert Stop("not known yet") not in messages
     assert (queue.forged, ahead.forged) == (1, 0)
 
 
 async def test_a_large_backlog_of_lost_tickets_comes_back_whole(server: servers.Server, queue: RedisQueue) -> None:
     async with RedisQueue(server.url, TIERS, LEASE) as dead:
         await dead.enqueue([ticket(number) for number in range(500)])
-        kept = await dead.take(450, 1.0)
+        batch_of_dead = await dead.take(450, 1.0)
         assert len(await dead.take(50, 1.0)) == 50
-        found: set[int] = set()
+        steps: set[int] = set()
         clock = asyncio.get_running_loop().time
         async with asyncio.timeout(60):
-            while len(found) < 50:  # the kept ones come first in Redis' list: pages of one must get past them
+            while len(steps) < 50:  # the kept ones come first in Redis' list: pages of one must get past them
                 since = clock()
-                await dead.keep(kept)
-                batch = {each.step for each in await queue.take(1 if len(found) < 3 else 20, LEASE / 10)}
-                found |= (
+                await dead.keep(batch_of_dead)
+                batch = {each.step for each in await queue.take(1 if len(steps) < 3 else 20, LEASE / 10)}
+                steps |= (
                     batch - set(range(450)) if clock() - since > LEASE else batch
                 )  # a stall lets go of what is kept
-        assert found == set(range(450, 500))
+        assert steps == set(range(450, 500))
 
 
 async def test_it_leaves_nothing_behind(server: servers.Server) -> None:
@@ -476,26 +476,26 @@ async def test_a_read_that_brings_too_much_gives_the_rest_back(server: servers.S
     await queue.enqueue(
         [*(ticket(number) for number in range(3)), *(ticket(number, "ultra") for number in range(3, 6))]
     )
-    taken = await queue.take(2, 1.0)
-    assert [each.step for each in taken] == [3, 4]
+    batch = await queue.take(2, 1.0)
+    assert [each.step for each in batch] == [3, 4]
     async with RedisQueue(server.url, TIERS, LEASE) as other:
         rest = await other.take(9, 0)
         assert {each.step for each in rest} == {0, 1, 2, 5}
         assert rest[0].step == 5
         await other.done(rest)
-        await queue.done(taken)
+        await queue.done(batch)
     async with Redis.from_url(server.url) as client:
         assert [await client.xlen(KeyNames("baton").steps(tier)) for tier in TIERS] == [0, 0]
 
 
 async def test_bodies_may_hold_any_mapping_and_sets(queue: RedisQueue) -> None:
-    heard: list[Live] = []
+    messages: list[Live] = []
     body = MappingProxyType({"access": frozenset({2, 1}), "labels": ("b", "a")})
-    async with queue.subscribe("a", heard.append):
+    async with queue.subscribe("a", messages.append):
         await queue.publish("a", [Committed("run", (Event("run", 1, Kind.ADMITTED, 0.0, body),)), Stop("run")])
         bad = Event("run", 2, Kind.ADMITTED, 0.0, {"what": object()})
         await queue.publish("a", [Committed("run", (bad,)), Stop("run")])
-        await until(lambda: len(heard) == 3)
-    assert isinstance(heard[0], Committed)
-    assert heard[0].events[0].body == {"access": [1, 2], "labels": ["b", "a"]}
+        await until(lambda: len(messages) == 3)
+    assert isinstance(messages[0], Committed)
+    assert messages[0].events[0].body == {"access": [1, 2], "labels": ["b", "a"]}
     assert queue.unencodable == 1

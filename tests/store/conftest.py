@@ -12,12 +12,12 @@ from sqlalchemy.pool import Pool
 @pytest.fixture
 def round_trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Each statement that a store sends to Postgres from now on, with BEGIN and COMMIT: one round trip each."""
-    sent: list[str] = []
+    statements: list[str] = []
     fetch, many = PreparedStatement.fetch, PreparedStatement.executemany
 
     def note(query: str, times: int = 1) -> None:
         if not _is_of_the_driver(query):
-            sent.extend([query.strip()] * times)
+            statements.extend([query.strip()] * times)
 
     async def fetched(statement: Any, *values: Any, **options: Any) -> Any:
         note(statement.get_query())
@@ -35,7 +35,7 @@ def round_trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(PreparedStatement, "fetch", fetched)
     monkeypatch.setattr(PreparedStatement, "executemany", repeated)
     event.listen(Pool, "connect", connected)
-    yield sent
+    yield statements
     event.remove(Pool, "connect", connected)
 
 

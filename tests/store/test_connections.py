@@ -49,8 +49,8 @@ def ask(runner: Postgres, *columns: str) -> SingleStatement[Any]:
 
 async def pids(runner: Postgres, count: int) -> set[int]:
     """Of so many connections at once."""
-    asked = ask(runner, PID, "pg_sleep(0.05)")
-    return set(await asyncio.gather(*(runner.read(asked) for _ in range(count))))
+    pid_task = ask(runner, PID, "pg_sleep(0.05)")
+    return set(await asyncio.gather(*(runner.read(pid_task) for _ in range(count))))
 
 
 def end(url: str, pid: int) -> None:
@@ -126,11 +126,11 @@ async def test_a_connection_that_the_server_has_closed_is_not_used_again(
     """What is to be written is not in doubt then, though the loop was too busy to hear of it."""
     async with opened(migrated_postgres_url, 1) as runner:
         before = await runner.read(ask(runner, PID))
-        (kept,) = runner._connections._idle
+        (connection,) = runner._connections._idle
         with ThreadPoolExecutor(1) as aside:
             ending = aside.submit(end, migrated_postgres_url, before)
             ending.result() if busy else await asyncio.wrap_future(ending)
-        assert kept.connection.raw.is_closed() != busy
+        assert connection.connection.raw.is_closed() != busy
         assert await runner.write(ask(runner, PID), expected_result=before) != before
 
 
@@ -140,8 +140,8 @@ async def test_a_statement_that_a_closed_connection_did_not_send_is_not_in_doubt
     monkeypatch.setattr(postgres.RawConnection, "is_alive", True)
     async with opened(migrated_postgres_url, 1) as runner:
         before = await runner.read(ask(runner, PID))
-        (kept,) = runner._connections._idle
-        await kept.connection.raw.close()
+        (connection,) = runner._connections._idle
+        await connection.connection.raw.close()
         with pytest.raises(Fault, match="lost"):
             await runner.write(ask(runner, PID), expected_result=before)
         assert await runner.write(ask(runner, PID), expected_result=before) != before
@@ -155,16 +155,16 @@ async def test_a_connection_that_cannot_be_opened_at_once_is_nobodys_error(
     has just answered, so it is not away."""
     slow, real = [error], asyncpg.connect
 
-    async def connect(*arguments: Any, **named: Any) -> asyncpg.Connection:
+    async def connect(*arguments: Any, **options: Any) -> asyncpg.Connection:
         if slow:
             raise slow.pop()
-        return await real(*arguments, **named)
+        return await real(*arguments, **options)
 
     async with open_store(migrated_postgres_url) as store:
         await store.append(admitted("run"))
         monkeypatch.setattr(asyncpg, "connect", connect)
-        found = await asyncio.gather(*(store.run("run") for _ in range(3)), store.append(note("run")))
-        assert (len(slow), len(found), store.availability.healthy) == (0, 4, True)
+        results = await asyncio.gather(*(store.run("run") for _ in range(3)), store.append(note("run")))
+        assert (len(slow), len(results), store.availability.healthy) == (0, 4, True)
         monkeypatch.setattr(postgres, "CONNECT_SECONDS", -1.0)  # long ago
         slow += [error] * 8
         refused = await asyncio.gather(*(store.run("run") for _ in range(12)), return_exceptions=True)
@@ -181,8 +181,8 @@ async def test_losses_while_a_connection_opens_are_nobodys_error(
         await store.append(admitted("run"))
         connections = store._runner._connections
 
-        async def connect(*arguments: Any, **named: Any) -> asyncpg.Connection:
-            connection = await real(*arguments, **named)
+        async def connect(*arguments: Any, **options: Any) -> asyncpg.Connection:
+            connection = await real(*arguments, **options)
             if left[0]:
                 left[0] -= 1
                 asyncio.get_running_loop().call_soon(connections.note_loss)

@@ -76,8 +76,8 @@ async def test_a_conversation_is_shared_as_before(url: str) -> None:
         assert texts == 7, "the second and third turn add two texts each to those of the first, and one is of tools"
     async with open_store(url, content_keys=[FIRST]) as store:
         for turns, run in enumerate(runs, 1):
-            wanted = contents_of(run, turns)
-            assert await store.contents(run, list(wanted)) == wanted
+            contents = contents_of(run, turns)
+            assert await store.contents(run, list(contents)) == contents
         theirs = await store.runs_with_content(ContentQuery(user="ann"))
         assert [row.id for row in theirs.runs] == runs
         assert await store.erase_contents(runs) == 3
@@ -168,10 +168,10 @@ def test_the_commands_read_erase_and_rewrap_with_the_key(tmp_path: Path, monkeyp
         assert main(["content-keys", "rewrap"], environ | {"BATON_CONTENT_KEYS": f"{other}\n{key}"}) == 0
     assert base64.b64encode(BODY).decode() in (tmp_path / "export").read_text()
     assert "1 of 1 content keys were encrypted anew" in out.getvalue(), "the other tenant's is left"
-    with redirect_stderr(StringIO()) as told:
+    with redirect_stderr(StringIO()) as errors:
         assert main(["runs", "ls"], environ | {"BATON_CONTENT_KEYS": "short"}) == 2
-    assert "BATON_CONTENT_KEYS" in told.getvalue()
-    assert "openssl rand -base64 32" in told.getvalue()
+    assert "BATON_CONTENT_KEYS" in errors.getvalue()
+    assert "openssl rand -base64 32" in errors.getvalue()
 
 
 class FakeKms(BaseHTTPRequestHandler):
@@ -179,16 +179,16 @@ class FakeKms(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Answer one request."""
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        context = json.dumps(asked["EncryptionContext"])
+        request_body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        context = json.dumps(request_body["EncryptionContext"])
         status, answer = 200, {}
         if self.headers["x-amz-target"] == "TrentService.Encrypt":
-            sealed = json.dumps([asked["KeyId"], asked["Plaintext"], context]).encode()
-            answer = {"KeyId": asked["KeyId"], "CiphertextBlob": base64.b64encode(sealed).decode()}
+            sealed = json.dumps([request_body["KeyId"], request_body["Plaintext"], context]).encode()
+            answer = {"KeyId": request_body["KeyId"], "CiphertextBlob": base64.b64encode(sealed).decode()}
         else:
-            key, plaintext, bound = json.loads(base64.b64decode(asked["CiphertextBlob"]))
+            key, plaintext, bound = json.loads(base64.b64decode(request_body["CiphertextBlob"]))
             answer = {"KeyId": key, "Plaintext": plaintext}
-            if (key, bound) != (asked["KeyId"], context):
+            if (key, bound) != (request_body["KeyId"], context):
                 status, answer = 400, {"__type": "InvalidCiphertextException"}
         body = json.dumps(answer).encode()
         self.send_response(status)

@@ -308,31 +308,31 @@ async def test_a_commit_without_an_answer_is_looked_up(proxy: Proxy, postgres_ur
         entries = [note("run"), note("run"), admitted("other")]
         answers = await asyncio.gather(*map(store.append, entries))
         assert proxy.cuts == 1
-        found = []
+        outcomes = []
         for answer in answers:
-            found.append([event.seq for event in answer.events])
-        assert found == [[2], [3], [1]]
+            outcomes.append([event.seq for event in answer.events])
+        assert outcomes == [[2], [3], [1]]
         async with open_store(postgres_url) as direct:
             assert [event.seq for event in (await direct.journal("run")).events] == [1, 2, 3]
             assert len((await direct.journal("other")).events) == 1
 
 
-@pytest.mark.parametrize("known", [False, True])
-async def test_a_commit_that_comes_late_is_not_made_twice(proxy: Proxy, postgres_url: str, known: bool) -> None:
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_a_commit_that_comes_late_is_not_made_twice(proxy: Proxy, postgres_url: str, is_known: bool) -> None:
     """F-18: the connection breaks, and the server goes on committing while we look for what it has committed."""
     async with behind(proxy, postgres_url) as store:
         await store.append(admitted("run"))
         proxy.mood = "cut, and commit late"
-        entries = [admitted("other"), *([note("run")] if known else [])]
+        entries = [admitted("other"), *([note("run")] if is_known else [])]
         answers = await asyncio.gather(*map(store.append, entries))
         assert proxy.cuts == 1
-        found = []
+        outcomes = []
         for answer in answers:
-            found.append([event.seq for event in answer.events])
-        assert found == [[1], [2]][: len(entries)]
+            outcomes.append([event.seq for event in answer.events])
+        assert outcomes == [[1], [2]][: len(entries)]
         async with open_store(postgres_url) as direct:
             assert len((await direct.journal("other")).events) == 1
-            assert len((await direct.journal("run")).events) == 1 + known
+            assert len((await direct.journal("run")).events) == 1 + is_known
 
 
 @pytest.mark.parametrize("mood", ["cut before commit", "cut after commit"])

@@ -72,8 +72,8 @@ async def test_whoever_held_a_run_or_a_step_on_the_former_server_has_lost_it(
         assert lapsed.runs == 1
         (due,) = await after.overdue(after_all(0.0), 9)
         assert (due.holder, due.lost) == (None, 0), "its engine did not fail"
-        taken = await after.append(take("open", due.version, "heir", at=5e9, until=6e9))
-        assert taken.claim > claim + generation.STEP - 1
+        taken_over = await after.append(take("open", due.version, "heir", at=5e9, until=6e9))
+        assert taken_over.claim > claim + generation.STEP - 1
         assert (await beside.run("open")).epoch == 1 + generation.STEP, "it is done once, whoever connects"
 
 

@@ -31,8 +31,10 @@ ON_BOTH = pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest
 @ON_BOTH
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database."""
-    given = f"sqlite:///{tmp_path}/baton.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-    return str(given)
+    url_text = (
+        f"sqlite:///{tmp_path}/baton.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    )
+    return str(url_text)
 
 
 @ON_BOTH
@@ -76,9 +78,9 @@ def tables(conn: Connection) -> set[str]:
 def index_conditions(conn: Connection) -> dict[str, bool]:
     """Index names, and whether they are partial: Alembic's comparison does not look at conditions."""
     inspector = inspect(conn)
-    found = [index for table in METADATA.tables for index in inspector.get_indexes(table)]
+    indexes = [index for table in METADATA.tables for index in inspector.get_indexes(table)]
     listed = {}
-    for index in found:
+    for index in indexes:
         listed[str(index["name"])] = any(name.endswith("_where") for name in index.get("dialect_options", {}))
     return listed
 
@@ -102,9 +104,11 @@ def _listed(options: Mapping[str, object]) -> list[str]:
 @pytest.mark.integration
 def test_pages_keep_room_for_renewals(migrated_postgres_url: str) -> None:
     room = "SELECT relname, reloptions FROM pg_class WHERE relkind = 'r' AND reloptions IS NOT NULL"
-    found = ask(migrated_postgres_url, lambda conn: {name: options for name, options in conn.exec_driver_sql(room)})
-    wanted = {table.name: table.dialect_options["postgresql"]["with"] for table in METADATA.tables.values()}
-    assert found == {name: _listed(options) for name, options in wanted.items() if options}
+    storage_options = ask(
+        migrated_postgres_url, lambda conn: {name: options for name, options in conn.exec_driver_sql(room)}
+    )
+    expected = {table.name: table.dialect_options["postgresql"]["with"] for table in METADATA.tables.values()}
+    assert storage_options == {name: _listed(options) for name, options in expected.items() if options}
 
 
 def test_every_version_goes_up_and_down(current: str) -> None:
@@ -123,8 +127,8 @@ def test_the_way_down_brings_the_slices_of_budgets_home(current: str) -> None:
     )
 
     def fill(conn: Connection) -> None:
-        for account, held, spent, overrun, escrow, whole in rows:
-            values = {"account": account, "held": held, "spent": spent, "overrun": overrun, "escrow": escrow}
+        for account, held_usd, spent, overrun, escrow, whole in rows:
+            values = {"account": account, "held": held_usd, "spent": spent, "overrun": overrun, "escrow": escrow}
             conn.execute(BUDGET_WINDOWS.insert().values(values | {"whole": whole, "start": 0, "end": 9, "budget": "b"}))
         for run, account, usd in (("r", "a", 20), ("r", "a+0", 90), ("s", "b", 5)):
             conn.execute(BUDGET_HOLDS.insert().values(run=run, call=account, account=account, start=0, usd=usd))
@@ -186,11 +190,11 @@ def test_an_update_by_the_release_before_raises_the_revision(current: str) -> No
         values = ", ".join("NULL" if METADATA.tables["runs"].c[name].nullable else "'0'" for name in names)
         quoted = ", ".join(f'"{name}"' for name in names)
         conn.exec_driver_sql(f"INSERT INTO runs ({quoted}) VALUES ({values})")
-        found = []
+        revisions = []
         for assigned in ("lease_until = 9", "seq = 1, state = 'running'", "salt = NULL", "seq = 2, revision = 7"):
             conn.exec_driver_sql(f"UPDATE runs SET {assigned}")
-            found.append(conn.exec_driver_sql("SELECT revision FROM runs").scalar_one())
-        return found
+            revisions.append(conn.exec_driver_sql("SELECT revision FROM runs").scalar_one())
+        return revisions
 
     assert ask(current, changed) == [0, 1, 2, 7]
 
@@ -259,7 +263,7 @@ async def test_the_way_back_makes_contents_whole(current: str) -> None:
     async with open_store(current) as store:
         await converse(store, 3)
     await asyncio.to_thread(migrate, current, "0016")
-    found = await asyncio.to_thread(
+    rows = await asyncio.to_thread(
         ask, current, lambda conn: conn.exec_driver_sql("SELECT ref, body FROM contents WHERE run = '3'").all()
     )
-    assert {ref: bytes(body) for ref, body in found} == contents_of("3", 3)
+    assert {ref: bytes(body) for ref, body in rows} == contents_of("3", 3)

@@ -51,8 +51,8 @@ async def tickets(store: SqlStore, run: str) -> list[dict[str, Any]]:
     """As the server has them."""
 
     def read(conn: Connection) -> list[dict[str, Any]]:
-        found = conn.exec_driver_sql(f"SELECT * FROM tickets WHERE run = '{run}'")
-        return [dict(row) for row in found.mappings()]
+        cursor = conn.exec_driver_sql(f"SELECT * FROM tickets WHERE run = '{run}'")
+        return [dict(row) for row in cursor.mappings()]
 
     return await store._read(read)
 
@@ -146,7 +146,7 @@ async def test_requests_that_come_together_read_once_who_has_budgets(
 ) -> None:
     store, _ = stores
     assert await asyncio.gather(*[store.budget_accounts("acme", {"key": "k"}) for _ in range(16)]) == [()] * 16
-    assert len([sent for sent in round_trips if "FROM budgets" in sent]) == 1
+    assert len([statement for statement in round_trips if "FROM budgets" in statement]) == 1
 
 
 async def test_nothing_of_a_batch_is_written_on_outdated_rows(stores: Sequence[SqlStore]) -> None:
@@ -256,9 +256,9 @@ async def test_a_claim_that_was_prolonged_is_left_as_long_as_it_is(stores: Seque
     assert await second_store.renew_claims([TicketClaim("run", 0, 1)], 100.0)
     again = replace(queued("run"), outbox=(Outbox(0, "mini", "new address"),))
     await first_store.append(moved("run", "hold", 1) if verb == "hold" else again)
-    found = await ticket(second_store)
-    assert (found["until"], found["holder"], found["claim"]) == (100.0, "a", 1)
-    assert found["driver"] == ("driver" if verb == "hold" else "new address")
+    row = await ticket(second_store)
+    assert (row["until"], row["holder"], row["claim"]) == (100.0, "a", 1)
+    assert row["driver"] == ("driver" if verb == "hold" else "new address")
 
 
 async def test_a_ticket_that_is_queued_anew_in_one_entry_with_its_end_is_due_at_once(
@@ -272,8 +272,8 @@ async def test_a_ticket_that_is_queued_anew_in_one_entry_with_its_end_is_due_at_
     await first_store.append(
         Entry("run", 4.0, (Raw(Kind.CALL_FINISHED, {}),), move=finish, outbox=(Outbox(0, "mini", "d"),))
     )
-    found = await ticket(second_store)
-    assert (found["until"], found["holder"], found["claim"], found["version"]) == (4.0, None, 0, 0)
+    row = await ticket(second_store)
+    assert (row["until"], row["holder"], row["claim"], row["version"]) == (4.0, None, 0, 0)
 
 
 async def test_who_wishes_something_of_a_run_has_it_looked_at(stores: Sequence[SqlStore]) -> None:

@@ -72,7 +72,7 @@ async def test_what_is_done_for_callers_of_two_tenants_does_not_mix(stores: list
     for n, run in enumerate(RUNS):
         await stores[0].append(admitted(run, tenant="ab"[n % 2]))
 
-    async def seen(tenant: str | None) -> set[str]:
+    async def tenants_of(tenant: str | None) -> set[str]:
         return {row.tenant for row in await stores[1].of_tenant(tenant).runs(RunQuery(limit=100))}
 
     async def listed(tenant: str, n: int) -> set[str]:
@@ -83,10 +83,10 @@ async def test_what_is_done_for_callers_of_two_tenants_does_not_mix(stores: list
             await mine.add_key(KeyRow(f"foreign {tenant}{n}", "c", f"{n}", b"", frozenset(), 1.0))
         return {row.tenant for row in await mine.keys()}
 
-    found = await asyncio.gather(*[seen(tenant) for _ in range(6) for tenant in ("a", "b", None)])
-    assert found == [{"a"}, {"b"}, {"a", "b"}] * 6
-    found = await asyncio.gather(*[listed(tenant, n) for n in range(6) for tenant in "ab"])
-    assert found == [{"a"}, {"b"}] * 6
+    tenants = await asyncio.gather(*[tenants_of(tenant) for _ in range(6) for tenant in ("a", "b", None)])
+    assert tenants == [{"a"}, {"b"}, {"a", "b"}] * 6
+    tenants = await asyncio.gather(*[listed(tenant, n) for n in range(6) for tenant in "ab"])
+    assert tenants == [{"a"}, {"b"}] * 6
     assert len(await stores[0].keys()) == 12
 
 
@@ -107,9 +107,9 @@ async def test_runs_are_written_and_read_from_two_processes(stores: list[SqlStor
             group.create_task(step(run, *(stores if n % 2 else stores[::-1])))
     kinds = [Kind.ADMITTED, Kind.STEP_QUEUED, Kind.CALL_FINISHED, Kind.AWAITING]
     for run in RUNS:
-        found = await second_store.journal(run)
-        assert ([event.seq for event in found.events], found.salt) == ([1, 2, 3, 4], SALT)
-        assert [event.kind for event in found.events] == kinds
+        journal = await second_store.journal(run)
+        assert ([event.seq for event in journal.events], journal.salt) == ([1, 2, 3, 4], SALT)
+        assert [event.kind for event in journal.events] == kinds
     assert {row.id for row in await first_store.runs(RunQuery(limit=50))} == set(RUNS)
     assert await first_store.last_seqs(RUNS) == dict.fromkeys(RUNS, 4)
     conn = await asyncpg.connect(migrated_postgres_url)
@@ -180,9 +180,9 @@ async def test_nothing_is_left_on_connections_that_others_use(stores: list[SqlSt
         "SELECT (SELECT count(*) FROM pg_prepared_statements WHERE name <> ''), current_setting('synchronous_commit'), "
         "current_setting('lock_timeout'), pg_backend_pid()"
     )
-    found = await asyncio.gather(*[stores[n % 2]._read(lambda conn: conn.execute(left).one()) for n in range(12)])
-    assert {tuple(row[:3]) for row in found} == {(0, "on", "0")}
-    assert len({row[3] for row in found}) <= SERVER_CONNECTIONS
+    settings = await asyncio.gather(*[stores[n % 2]._read(lambda conn: conn.execute(left).one()) for n in range(12)])
+    assert {tuple(row[:3]) for row in settings} == {(0, "on", "0")}
+    assert len({row[3] for row in settings}) <= SERVER_CONNECTIONS
 
 
 def test_another_way_of_pooling_is_refused() -> None:

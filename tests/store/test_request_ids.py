@@ -27,39 +27,39 @@ BY_COST = {
 CROWD = 5_000
 
 
-def explained(sent: list[tuple[str, Any]], conn: Connection) -> str:
+def explained(statements: list[tuple[str, Any]], conn: Connection) -> str:
     return "\n".join(
-        str(row) for text, values in sent for row in conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values)
+        str(row) for text, values in statements for row in conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values)
     )
 
 
 async def test_sqlite_reads_no_other_run(tmp_path: Path) -> None:
-    sent: list[tuple[str, Any]] = []
+    statements: list[tuple[str, Any]] = []
 
     def noted(_conn: object, _cursor: object, text: str, values: Any, *_: object) -> None:
-        sent.append((text, values))
+        statements.append((text, values))
 
     event.listen(Engine, "before_cursor_execute", noted)
     try:
         async with open_store(f"sqlite:///{tmp_path / 'baton.db'}") as store:
-            sent.clear()
+            statements.clear()
             for query in QUERIES:
                 await store.runs(query)
-            found = await store._read(lambda conn: explained(sent[:], conn))
+            query_plans = await store._read(lambda conn: explained(statements[:], conn))
             plans = []
             for query in BY_COST:
-                sent.clear()
+                statements.clear()
                 await store.runs(query)
-                plans.append(await store._read(lambda conn: explained(sent[:1], conn)))
+                plans.append(await store._read(lambda conn: explained(statements[:1], conn)))
             await store.append(admitted("run"))
             for work in (store.journaled_runs(RunQuery()), store.erase_contents(["run"])):
-                sent.clear()
+                statements.clear()
                 await work
-                of_tags = [statement for statement in sent if "tags" in statement[0]]
+                of_tags = [statement for statement in statements if "tags" in statement[0]]
                 plans.append(await store._read(lambda conn: explained(of_tags, conn)))  # noqa: B023
     finally:
         event.remove(Engine, "before_cursor_execute", noted)
-    assert found.count("SEARCH runs USING PRIMARY KEY") == len(QUERIES), found
+    assert query_plans.count("SEARCH runs USING PRIMARY KEY") == len(QUERIES), query_plans
     for plan, index in zip(plans, (*BY_COST.values(), "tags_of_callers", "tags_of_callers"), strict=True):
         assert f"INDEX {index}'" in plan or f"INDEX {index} (" in plan, plan
         assert "TEMP B-TREE" not in plan, "the rows are sorted"
@@ -77,8 +77,8 @@ async def test_postgres_reads_no_other_run(migrated_postgres_url: str) -> None:
                 "SELECT column_name FROM information_schema.columns WHERE table_name = 'runs' ORDER BY ordinal_position"
             )
         ]
-        made = {"id": "'run-' || n", "spent_usd": "n", "ended_at": "2.0"}
-        values = [made.get(name, f'"{name}"') for name in names]
+        column_values = {"id": "'run-' || n", "spent_usd": "n", "ended_at": "2.0"}
+        values = [column_values.get(name, f'"{name}"') for name in names]
         columns = ", ".join(f'"{name}"' for name in names)
         await conn.execute(
             f"INSERT INTO runs ({columns}) SELECT {', '.join(values)} FROM runs, generate_series(1, {CROWD}) AS n"
@@ -109,8 +109,8 @@ async def test_postgres_reads_no_other_run(migrated_postgres_url: str) -> None:
 async def _read(conn: asyncpg.Connection) -> int:
     """Rows and index entries of runs and tags that were read so far; those of a connection count once it is closed."""
     await conn.execute("SELECT pg_stat_force_next_flush()")
-    found: int = await conn.fetchval(
+    rows_read: int = await conn.fetchval(
         "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0)) FROM pg_stat_user_tables "
         "WHERE relname IN ('runs', 'tags')"
     )
-    return found
+    return rows_read

@@ -188,12 +188,12 @@ async def test_every_policy_is_checked_by_an_index(store: SqlStore) -> None:
     tags = {"tags": "name = 'label' AND value = 'red' AND run = 'our-run'"}
     windows = {"budget_windows": "budget = 'budget of our-run'", "admin_events": "target = 'x'"}
     for table, condition in (by_run | keys | tags | windows).items():
-        found = await plan(store, f"SELECT * FROM {table} WHERE {condition}")
-        assert "Seq Scan" not in found, found
+        plan_lines = await plan(store, f"SELECT * FROM {table} WHERE {condition}")
+        assert "Seq Scan" not in plan_lines, plan_lines
         if table in ("events", "contents", "shared_contents", "tags"):
-            assert "runs_pkey" in found, found
+            assert "runs_pkey" in plan_lines, plan_lines
         if table == "budget_windows":
-            assert "budgets_pkey" in found, found
+            assert "budgets_pkey" in plan_lines, plan_lines
     newest = "ORDER BY created_at DESC, id DESC LIMIT 20"
     listed = await plan(store, f"SELECT * FROM runs WHERE tenant = :tenant {newest}", tenant=OURS)
     assert "runs_by_tenant" in listed, listed
@@ -264,9 +264,9 @@ async def test_the_owner_of_the_tables_reads_for_a_caller_under_the_same_policie
         with pytest.raises(NotFound):
             await store.administration_of(OURS).add_key(KeyRow("new", THEIRS, "n", b"", frozenset(), 1.0))
         forced = "SELECT relname FROM pg_class WHERE relforcerowsecurity AND relrowsecurity"
-        found = set(await store._read(lambda conn: conn.execute(text(forced)).scalars().all()))
+        runs = set(await store._read(lambda conn: conn.execute(text(forced)).scalars().all()))
         listed = listed_tables()
-        assert found == {*READABLE, "content_keys"} == {table for table, is_forced in listed.items() if is_forced}
+        assert runs == {*READABLE, "content_keys"} == {table for table, is_forced in listed.items() if is_forced}
         assert set(listed) == set(METADATA.tables), "deploy/docs/security.md lists every table"
         await store._write(fillers)
         await store._write(lambda conn: conn.execute(text("ANALYZE")))
@@ -300,8 +300,8 @@ async def test_a_role_of_readers_is_used_once_the_user_may_make_it(owner_url: st
     await admin.execute(f'ALTER ROLE "{server.username}" CREATEROLE')
     await admin.close()
     await asyncio.to_thread(migrate, owner_url)
-    found = await asyncio.to_thread(revisions.row_security, owner_url)
-    assert (found.reader, found.reason) == (f"baton_reader_{server.database}", "")
+    statements_run = await asyncio.to_thread(revisions.row_security, owner_url)
+    assert (statements_run.reader, statements_run.reason) == (f"baton_reader_{server.database}", "")
     async with open_store(owner_url) as store:
         await store.append(admitted("their-run", tenant=THEIRS))
         assert (await store.of_tenant(THEIRS).run("their-run")).tenant == THEIRS
@@ -323,8 +323,8 @@ async def test_a_role_of_auditors_reads_the_views_and_no_text(store: SqlStore, m
         return store._write(work)
 
     assert {row.tenant for row in await read("SELECT * FROM audit_runs")} == {OURS, THEIRS}
-    [seen] = await read("SELECT * FROM audit_disclosures WHERE run = 'our-run'")
-    assert (seen.recipient, seen.saw_user, seen.labels, seen.saw_steps) == ("w", True, [], None)
+    [row] = await read("SELECT * FROM audit_disclosures WHERE run = 'our-run'")
+    assert (row.recipient, row.saw_user, row.labels, row.saw_steps) == ("w", True, [], None)
     assert await read("SELECT body ->> 'tier' FROM audit_events WHERE run = 'our-run'")
     assert "salt" not in (await read("SELECT * FROM audit_runs"))[0]._mapping
     for table in (*READABLE, "keys"):

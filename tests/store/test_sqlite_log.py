@@ -67,12 +67,12 @@ def test_runs_that_failed_are_found_by_the_index_of_rare_states(
 ) -> None:
     url = f"sqlite:///{tmp_path}/baton.db"
     make_schema(url)
-    sent: list[str] = []
+    statements: list[str] = []
     engine = create_engine(url)
     with engine.connect() as conn:
-        conn.connection.driver_connection.set_trace_callback(sent.append)  # type: ignore[union-attr]
+        conn.connection.driver_connection.set_trace_callback(statements.append)  # type: ignore[union-attr]
         assert runs.page(conn, RunQuery(state="failed")) == ()
         conn.connection.driver_connection.set_trace_callback(None)  # type: ignore[union-attr]
-        plan = conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {sent[-1]}").all()
+        plan = conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {statements[-1]}").all()
     engine.dispose()
     assert "runs_unhappy" in str(plan)

@@ -140,8 +140,8 @@ async def test_rows_are_found_by_their_key_after_the_tables_have_grown(migrated_
             await store.renew_leases("driver", {f"after-{n}": 1, "none": 1}, 9.0)
             await store.renew_claims([TicketClaim(f"after-{n}", 0, 1), TicketClaim("none", 0, 1)], 9.0)
     after = await _rows_read_in_sequence(migrated_postgres_url)
-    read = {table: after[table] - before[table] for table in ("runs", "tickets", "events", "contents")}
-    assert max(read.values()) < CROWD, read
+    rows_read = {table: after[table] - before[table] for table in ("runs", "tickets", "events", "contents")}
+    assert max(rows_read.values()) < CROWD, rows_read
 
 
 async def test_lists_of_runs_are_planned_as_the_server_sees_fit(migrated_postgres_url: str) -> None:
@@ -155,16 +155,16 @@ async def test_lists_of_runs_are_planned_as_the_server_sees_fit(migrated_postgre
             await store.renew_leases("driver", {"run-0": 1}, 9.0)
             await asyncio.gather(*[store.append(skipped(f"run-{m}")) for m in range(n)])
             assert await store._read(lambda conn: conn.exec_driver_sql(switched).scalars().all()) == []
-        found = await store._read(lambda conn: conn.exec_driver_sql(limits).scalars().all())
-        assert found == ["idle_in_transaction_session_timeout", "lock_timeout", "statement_timeout"]
+        settings = await store._read(lambda conn: conn.exec_driver_sql(limits).scalars().all())
+        assert settings == ["idle_in_transaction_session_timeout", "lock_timeout", "statement_timeout"]
 
 
 async def test_who_looks_for_what_has_lapsed_goes_by_what_is_open(store: SqlStore, migrated_postgres_url: str) -> None:
     """However many runs have ended."""
-    sent: list[str] = []
+    statements: list[str] = []
 
     def noted(_conn: object, _cursor: object, query: str, *_: object) -> None:
-        sent.append(query)
+        statements.append(query)
 
     event.listen(store._runner._writing.sync_engine, "before_cursor_execute", noted)  # type: ignore[attr-defined]
     await store.append(admitted("model", lease_until=5.0))
@@ -172,12 +172,12 @@ async def test_who_looks_for_what_has_lapsed_goes_by_what_is_open(store: SqlStor
     await store.append(Entry("model", 2.0, (Raw(Kind.SUCCEEDED, {}),), epoch=1))
     await _crowd(migrated_postgres_url)
     await store._write(lambda conn: conn.exec_driver_sql("ANALYZE"))
-    sent.clear()
+    statements.clear()
     await store.lapsed(6.0)
     await store.waiting(10)
     await store.overdue(6.0, 10)
     await store.take_over("heir", 6.0, 9.0, 10, [("mini", "test")])
-    queries = [query for query in dict.fromkeys(sent) if "<=" in query or "LIMIT" in query]
+    queries = [query for query in dict.fromkeys(statements) if "<=" in query or "LIMIT" in query]
     other = await asyncpg.connect(migrated_postgres_url)
     plans = []
     try:
@@ -210,9 +210,9 @@ async def test_leases_and_claims_are_prolonged_in_place(migrated_postgres_url: s
             assert len(await opened.renew_claims([TicketClaim(name, 0, 1) for name in names], until)) == len(names)
     after = await _updates(migrated_postgres_url)
     for table in ("runs", "tickets"):
-        made, in_place = (later - sooner for later, sooner in zip(after[table], before[table], strict=True))
-        assert made == 3 * len(names)
-        assert in_place > 0.8 * made, table
+        updates, in_place = (later - sooner for later, sooner in zip(after[table], before[table], strict=True))
+        assert updates == 3 * len(names)
+        assert in_place > 0.8 * updates, table
 
 
 async def _updates(url: str) -> dict[str, tuple[int, int]]:
@@ -222,7 +222,7 @@ async def _updates(url: str) -> dict[str, tuple[int, int]]:
         rows = await conn.fetch("SELECT relname, n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables")
     finally:
         await conn.close()
-    return {name: (made, in_place) for name, made, in_place in rows}
+    return {name: (updates, in_place) for name, updates, in_place in rows}
 
 
 async def test_who_waited_for_the_lock_goes_by_what_was_changed_under_it(
@@ -248,24 +248,24 @@ async def test_a_renewal_does_not_wait_for_the_disk(store: SqlStore, monkeypatch
     await store.append(admitted("run"))
     await store.append(queued("run"))
     await store.append(take("run", 0, "a"))
-    found: list[str] = []
+    modes: list[str] = []
     write = WriteStatements.__call__
 
-    def noted(self: WriteStatements, conn: Connection, *wanted: tuple[TableWrite, Sequence[Row]]) -> None:
-        write(self, conn, *wanted)
-        found.append(str(conn.exec_driver_sql("SHOW synchronous_commit").scalar_one()))
+    def noted(self: WriteStatements, conn: Connection, *rows: tuple[TableWrite, Sequence[Row]]) -> None:
+        write(self, conn, *rows)
+        modes.append(str(conn.exec_driver_sql("SHOW synchronous_commit").scalar_one()))
 
     prepared = RawConnection.prepared
 
-    async def noted_too(self: RawConnection, *given: Any) -> Any:
-        found.append(await self.raw.fetchval("SHOW synchronous_commit"))
-        return await prepared(self, *given)
+    async def noted_too(self: RawConnection, *arguments: Any) -> Any:
+        modes.append(await self.raw.fetchval("SHOW synchronous_commit"))
+        return await prepared(self, *arguments)
 
     monkeypatch.setattr(WriteStatements, "__call__", noted)
     monkeypatch.setattr(RawConnection, "prepared", noted_too)
     await store.renew_leases("driver", {"run": 1}, 9.0)
     await store.renew_claims([TicketClaim("run", 0, 1)], 9.0)
     await store.append(Entry("run", 6.0, (Raw(Kind.CALL_FINISHED, {}),), move=Move(0, "finish", claim=1)))
-    assert found == ["off", "off", "on"]
+    assert modes == ["off", "off", "on"]
     await store.append(note("run"))
-    assert set(found[3:]) == {"on"}
+    assert set(modes[3:]) == {"on"}

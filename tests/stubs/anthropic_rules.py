@@ -211,6 +211,6 @@ def _unsupported(schema: Any) -> str | None:
     """Return a keyword that strict tools do not take, if there is one; what stands in `properties` are names."""
     if not isinstance(schema, dict):
         return None
-    found = sorted(UNSUPPORTED & schema.keys())
+    unsupported = sorted(UNSUPPORTED & schema.keys())
     inner = [*schema.get("properties", {}).values(), schema.get("items")]
-    return next((fault for fault in (*found, *map(_unsupported, inner)) if fault), None)
+    return next((fault for fault in (*unsupported, *map(_unsupported, inner)) if fault), None)

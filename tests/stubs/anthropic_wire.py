@@ -98,10 +98,10 @@ class AnthropicWire:
             content.append({"type": "text", "text": reply.text})
         for i, call in enumerate(reply.tool_calls):
             try:
-                given = json.loads(call.arguments)
+                arguments = json.loads(call.arguments)
             except ValueError:
-                given = {}
-            content.append({**_tool_use(received, call, i), "input": given})
+                arguments = {}
+            content.append({**_tool_use(received, call, i), "input": arguments})
         usage = self._usage(reply)
         return {
             **_shell(received, reply),
@@ -113,10 +113,10 @@ class AnthropicWire:
     def frames(self, received: Received, reply: Reply) -> Iterator[Frame]:
         """`message_start`, blocks, `message_delta`, `message_stop`."""
         usage = self._usage(reply)
-        begun = (
+        usage_so_far = (
             {} if reply.raw_usage is not None or reply.usage is None else {"output_tokens": min(1, reply.usage.output)}
         )
-        first = {} if usage is None else {"usage": {**usage, **begun}}
+        first = {} if usage is None else {"usage": {**usage, **usage_so_far}}
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
         yield _event("open", "message_start", message={**_shell(received, reply), **empty, **first})
         yield from self._blocks(received, reply)

@@ -50,8 +50,8 @@ def signed(access: str, secret: str, region: str, token: str = "", service: str 
     """Demand AWS's signature version 4."""
 
     def check(received: Received, target: str) -> str:
-        given = received.header("authorization") or ""
-        algorithm, _, rest = given.partition(" ")
+        header = received.header("authorization") or ""
+        algorithm, _, rest = header.partition(" ")
         fields = dict(part.strip().split("=", 1) for part in rest.split(",") if "=" in part)
         at = received.header("x-amz-date") or ""
         scope = f"{at[:8]}/{region}/{service}/aws4_request"
@@ -77,8 +77,8 @@ def signed(access: str, secret: str, region: str, token: str = "", service: str 
         key = f"AWS4{secret}".encode()
         for part in (at[:8], region, service, "aws4_request"):
             key = hmac.digest(key, part.encode(), "sha256")
-        wanted = hmac.digest(key, f"{algorithm}\n{at}\n{scope}\n{digest}".encode(), "sha256").hex()
-        return "" if hmac.compare_digest(wanted, fields.get("Signature", "")) else "the signature does not fit"
+        signature = hmac.digest(key, f"{algorithm}\n{at}\n{scope}\n{digest}".encode(), "sha256").hex()
+        return "" if hmac.compare_digest(signature, fields.get("Signature", "")) else "the signature does not fit"
 
     return check
 
@@ -190,10 +190,10 @@ class CloudStub(_LocalServer):
         self.requests.append(received)
         if fault := self._check(received, request.raw_path):
             return web.json_response({"error": {"message": fault, "code": "401"}}, status=401)
-        found = _model(request.path, received.json)
-        if found is None:
+        model = _model(request.path, received.json)
+        if model is None:
             return web.json_response({"error": {"message": "no such path or body"}}, status=404)
-        wire, received.model, framing = found
+        wire, received.model, framing = model
         reply = self.replies.pop(0) if self.replies else Reply()
         if framing == "whole":
             return web.json_response(wire.document(received, reply))

@@ -143,10 +143,10 @@ class Exchange:
 
     async def _document(self, behaviour: Reply) -> web.StreamResponse:
         fault = behaviour.fault
-        shown = behaviour
+        behaviour_shown = behaviour
         if isinstance(fault, HugeLine):
-            shown = Reply(chunks=("x" * fault.size,))
-        body = json.dumps(self.wire.document(self.received, shown)).encode()
+            behaviour_shown = Reply(chunks=("x" * fault.size,))
+        body = json.dumps(self.wire.document(self.received, behaviour_shown)).encode()
         if isinstance(fault, Garbage | WrongSchema):
             body = (fault.line if isinstance(fault, Garbage) else fault.document).encode()
         if isinstance(fault, StreamError):
@@ -220,10 +220,10 @@ class Exchange:
         await self.cut()
 
 
-def _strikes(after: Point, frame: Frame, sent: int) -> bool:
+def _strikes(after: Point, frame: Frame, sent_size: int) -> bool:
     if isinstance(after, str):
         return frame.kind == after
-    return frame.kind in ("close", "end") or (frame.kind == "delta" and sent == after)
+    return frame.kind in ("close", "end") or (frame.kind == "delta" and sent_size == after)
 
 
 def _deltas(frames: Iterator[Frame]) -> Iterator[Frame]:

@@ -33,8 +33,8 @@ def camel(value: Any) -> Any:
         return [camel(item) for item in value]
     if not isinstance(value, dict):
         return value
-    named = {re.sub(r"_([a-z])", lambda m: m[1].upper(), name): item for name, item in value.items()}
-    return {name: item if name in free else camel(item) for name, item in named.items()}
+    camel_names = {re.sub(r"_([a-z])", lambda m: m[1].upper(), name): item for name, item in value.items()}
+    return {name: item if name in free else camel(item) for name, item in camel_names.items()}
 
 
 def refuse(message: str, field: str = "") -> NoReturn:
@@ -66,8 +66,8 @@ def check(body: dict[str, Any]) -> None:
         refuse("* GenerateContentRequest.system_instruction.parts: system_instruction.parts must not be empty.\n")
 
 
-def _known(named: dict[str, Any], fields: frozenset[str], where: str) -> None:
-    for name in named:
+def _known(names: dict[str, Any], fields: frozenset[str], where: str) -> None:
+    for name in names:
         if name not in fields:
             at = f" at '{where}'" if where else ""
             refuse(f'Invalid JSON payload received. Unknown name "{name}"{at}: Cannot find field.', where)

@@ -135,8 +135,8 @@ class GeminiWire:
                 args = json.loads(call.arguments)
             except ValueError:
                 args = {}
-            named = {"name": call.name, "args": args, **({"id": call.id} if call.id else {})}
-            calls.append({"functionCall": named, "thoughtSignature": "c3R1Yg=="})
+            function = {"name": call.name, "args": args, **({"id": call.id} if call.id else {})}
+            calls.append({"functionCall": function, "thoughtSignature": "c3R1Yg=="})
         return calls
 
     def _response(self, received: Received, reply: Reply, parts: list[dict[str, Any]], last: bool) -> dict[str, Any]:

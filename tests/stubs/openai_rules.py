@@ -250,10 +250,10 @@ def _check_choice(body: dict[str, Any], offered: list[str]) -> None:
 
 
 def _check_format(body: dict[str, Any]) -> None:
-    wanted = body.get("response_format")
-    if wanted is None:
+    response_format = body.get("response_format")
+    if response_format is None:
         return
-    kind = wanted.get("type")
+    kind = response_format.get("type")
     if kind == "json_object" and "json" not in json.dumps(body["messages"]).lower():
         refuse(
             "'messages' must contain the word 'json' in some form, to use 'response_format' of type 'json_object'.",
@@ -261,7 +261,7 @@ def _check_format(body: dict[str, Any]) -> None:
             None,
         )
     elif kind == "json_schema":
-        schema = wanted.get("json_schema") or {}
+        schema = response_format.get("json_schema") or {}
         name = schema.get("name")
         if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
             refuse(

@@ -193,8 +193,8 @@ class OpenAIWire:
     def _call(self, received: Received, reply: Reply, i: int, whole: bool) -> dict[str, Any]:
         call = reply.tool_calls[i]
         function = {"name": call.name, "arguments": call.arguments if whole else ""}
-        named = {"id": call.id or f"call_{id(received):x}_{i}", "type": "function", "function": function}
-        return named if whole else {"index": i, **named}
+        call_fields = {"id": call.id or f"call_{id(received):x}_{i}", "type": "function", "function": function}
+        return call_fields if whole else {"index": i, **call_fields}
 
     def _logprobs(self, body: dict[str, Any], reply: Reply, tokens: list[str]) -> dict[str, Any] | None:
         if not body.get("logprobs"):

@@ -149,20 +149,22 @@ def _check_tools(body: dict[str, Any]) -> None:
 
 
 def _check_format(body: dict[str, Any]) -> None:
-    wanted = (body.get("text") or {}).get("format")
-    if wanted is None:
+    response_format = (body.get("text") or {}).get("format")
+    if response_format is None:
         return
-    kind = wanted.get("type")
+    kind = response_format.get("type")
     if kind == "json_object" and "json" not in json.dumps(body["input"]).lower():
         words = "must contain the word 'json' in some form to use 'text.format' of type 'json_object'."
         refuse(f"Response input messages {words}", "input", None)
     elif kind == "json_schema":
-        if not TOOL_NAME.fullmatch(str(wanted.get("name", ""))) or not isinstance(wanted.get("schema"), dict):
+        if not TOOL_NAME.fullmatch(str(response_format.get("name", ""))) or not isinstance(
+            response_format.get("schema"), dict
+        ):
             refuse("Missing required parameter: 'text.format.name'.", "text.format.name", "missing_required_parameter")
-        if wanted.get("strict"):
-            words = f"Invalid schema for response_format '{wanted['name']}': "
+        if response_format.get("strict"):
+            words = f"Invalid schema for response_format '{response_format['name']}': "
             check_strict_schema(
-                wanted["schema"], lambda why: refuse(words + why, "text.format.schema", "invalid_schema")
+                response_format["schema"], lambda why: refuse(words + why, "text.format.schema", "invalid_schema")
             )
     elif kind not in ("text", "json_object"):
         refuse(f"Invalid value: '{kind}'.", "text.format.type")

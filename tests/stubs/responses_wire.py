@@ -65,21 +65,21 @@ class ResponsesWire:
     def document(self, received: Received, reply: Reply) -> dict[str, Any]:
         """Return a `response`."""
         document = self._shell(received, reply)
-        done = reply.finish in _COMPLETE
+        is_complete = reply.finish in _COMPLETE
         usage = self._usage(reply)
         return {
             **document,
-            "status": "completed" if done else "incomplete",
-            "incomplete_details": None if done else {"reason": _REASONS.get(reply.finish, reply.finish)},
+            "status": "completed" if is_complete else "incomplete",
+            "incomplete_details": None if is_complete else {"reason": _REASONS.get(reply.finish, reply.finish)},
             "output": [item for item, _ in self._items(received, reply)],
             **({} if usage is None else {"usage": usage}),
         }
 
     def frames(self, received: Received, reply: Reply) -> Iterator[Frame]:
         """`response.created`, each item from `added` to `done`, and the whole response."""
-        begun = {**self._shell(received, reply), "status": "in_progress", "output": [], "usage": None}
-        yield self._event("open", "response.created", response=begun)
-        yield self._event("open", "response.in_progress", response=begun)
+        response = {**self._shell(received, reply), "status": "in_progress", "output": [], "usage": None}
+        yield self._event("open", "response.created", response=response)
+        yield self._event("open", "response.in_progress", response=response)
         items = list(self._items(received, reply))
         for place, (item, content) in enumerate(items):
             empty = {name: [] if isinstance(value, list) else value for name, value in item.items()}
@@ -115,8 +115,12 @@ class ResponsesWire:
             message = {"id": "msg_stub", "type": "message", "role": "assistant", "status": "completed"}
             yield {**message, "phase": "final_answer", "content": [part]}, self._said(received, reply)
         for i, call in enumerate(reply.tool_calls):
-            named = {"call_id": call.id or f"call_{id(received):x}_{i}", "name": call.name, "arguments": call.arguments}
-            item = {"id": f"fc_stub{i}", "type": "function_call", "status": "completed", **named}
+            call_fields = {
+                "call_id": call.id or f"call_{id(received):x}_{i}",
+                "name": call.name,
+                "arguments": call.arguments,
+            }
+            item = {"id": f"fc_stub{i}", "type": "function_call", "status": "completed", **call_fields}
             yield item, self._arguments(call.arguments)
 
     def _said(self, received: Received, reply: Reply) -> Iterator[tuple[str, Any]]:

@@ -195,8 +195,8 @@ class Echo:
 
     def reply(self, received: Received) -> Reply:
         """The reply it stands for."""
-        seen = received.body.decode(errors="replace") if self.mirror else ""
-        return Reply(chunks=tuple(part for part in (self.canary, seen) if part))
+        request_text = received.body.decode(errors="replace") if self.mirror else ""
+        return Reply(chunks=tuple(part for part in (self.canary, request_text) if part))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,16 +264,16 @@ def plan_reply(*steps: tuple[int | str, str, Sequence[str | int]], chunk: int = 
 def to_json(value: Any) -> Any:
     """Return a behaviour as JSON data; every record carries its class name as `kind`."""
     if type(value).__name__ in _KINDS:
-        named = {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
-        return {"kind": type(value).__name__, **named}
+        fields_as_json = {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
+        return {"kind": type(value).__name__, **fields_as_json}
     return [to_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def from_json(data: Any) -> Any:
     """Return the inverse of `to_json`; raises KeyError or TypeError on an unknown kind or field."""
     if isinstance(data, dict) and "kind" in data:
-        named = {name: from_json(item) for name, item in data.items() if name != "kind"}
-        return _KINDS[data["kind"]](**named)
+        values = {name: from_json(item) for name, item in data.items() if name != "kind"}
+        return _KINDS[data["kind"]](**values)
     return tuple(from_json(item) for item in data) if isinstance(data, list) else data
 
 

@@ -54,14 +54,14 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 @pytest.fixture
 async def client(stub: ProviderStub) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=stub.openai_url, api_key=KEYS["openai"], max_retries=0) as made:
-        yield made
+    async with openai.AsyncOpenAI(base_url=stub.openai_url, api_key=KEYS["openai"], max_retries=0) as openai_client:
+        yield openai_client
 
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=PATIENCE_SECONDS, trust_env=False) as made:
-        yield made
+    async with httpx.AsyncClient(timeout=PATIENCE_SECONDS, trust_env=False) as http_client:
+        yield http_client
 
 
 async def ask(http: httpx.AsyncClient, stub: ProviderStub, **fields: Any) -> httpx.Response:
@@ -259,7 +259,7 @@ async def test_gemini_refuses(stub: ProviderStub, http: httpx.AsyncClient) -> No
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "seen", "ended"),
+    ("behaviour", "delta_count", "ended"),
     [
         (Reply(fault=Truncate(1)), 1, True),
         (Reply(fault=Truncate("end")), 3, True),
@@ -277,7 +277,7 @@ async def test_gemini_refuses(stub: ProviderStub, http: httpx.AsyncClient) -> No
     ],
 )
 async def test_faults(
-    stub: ProviderStub, http: httpx.AsyncClient, behaviour: Behaviour, seen: int, ended: bool
+    stub: ProviderStub, http: httpx.AsyncClient, behaviour: Behaviour, delta_count: int, ended: bool
 ) -> None:
     stub.script("m", behaviour)
     text = ""
@@ -291,7 +291,7 @@ async def test_faults(
         complete = True
     except httpx.HTTPError:
         complete = False
-    assert text.count('"delta": {"content": "') == seen
+    assert text.count('"delta": {"content": "') == delta_count
     assert complete is ended
     faulty = isinstance(behaviour, Reply) and isinstance(behaviour.fault, Truncate | Reset | StreamError)
     assert ("data: [DONE]" in text) is not (faulty or isinstance(behaviour, Drop))

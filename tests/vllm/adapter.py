@@ -24,8 +24,8 @@ def main(base: Path, out: Path) -> None:
         for name, tensor in export.load_conductor(base).weights.items()
     }
     shaken = export.TrainingResult(Recipe(), Weights(), weights, (base / "card.json").read_text())
-    made = export.export_adapter(shaken, base, out, "shaken", RANK)
-    print(made.name)
+    adapter = export.export_adapter(shaken, base, out, "shaken", RANK)
+    print(adapter.name)
 
 
 if __name__ == "__main__":

@@ -61,9 +61,9 @@ class Cable:
 @asynccontextmanager
 async def cable(port: int) -> AsyncIterator[Cable]:
     """A cable to that port for the length of the block."""
-    made = Cable(port)
-    await made.plug()
+    new_cable = Cable(port)
+    await new_cable.plug()
     try:
-        yield made
+        yield new_cable
     finally:
-        await made.pull()
+        await new_cable.pull()

@@ -13,9 +13,9 @@ from tests.vllm.server import TRAINED, VllmServer, serve
 @pytest.fixture(scope="session")
 def vllm_server(request: pytest.FixtureRequest) -> Iterator[VllmServer]:
     """`base_url` (with /v1) and `model`. `BATON_TEST_VLLM_URL` names a server that already runs, to save the start."""
-    given = os.environ.get("BATON_TEST_VLLM_URL")
-    if given:
-        yield VllmServer(given)
+    url = os.environ.get("BATON_TEST_VLLM_URL")
+    if url:
+        yield VllmServer(url)
         return
     with serve(_say(request.config)) as server:
         yield server
@@ -25,9 +25,9 @@ def vllm_server(request: pytest.FixtureRequest) -> Iterator[VllmServer]:
 def trained_server(request: pytest.FixtureRequest) -> Iterator[VllmServer]:
     """A server of the trained checkpoint, as `baton conductor serve --adapters` starts it. `BATON_TEST_TRAINED_URL`
     names one that already runs."""
-    given = os.environ.get("BATON_TEST_TRAINED_URL")
-    if given:
-        yield VllmServer(given)
+    url = os.environ.get("BATON_TEST_TRAINED_URL")
+    if url:
+        yield VllmServer(url)
         return
     with serve(_say(request.config), TRAINED) as server:
         yield server

@@ -54,9 +54,9 @@ def check_plan(text: str, steps: int, workers: Sequence[int], longest: int) -> l
         assert type(step["worker"]) is int
         assert step["worker"] in workers
         assert 1 <= len(step["subtask"]) <= longest
-        seen = step["access"]
-        assert seen
-        assert len(set(seen)) == len(seen)
-        assert all(source == "user" or (type(source) is int and 0 <= source < position) for source in seen)
+        access = step["access"]
+        assert access
+        assert len(set(access)) == len(access)
+        assert all(source == "user" or (type(source) is int and 0 <= source < position) for source in access)
     result: list[dict[str, Any]] = plan["steps"]
     return result

@@ -21,13 +21,13 @@ from app.lab.train_loop import greedy
 def main() -> None:
     """Read, plan, write."""
     torch.set_num_threads(1)
-    asked = json.load(sys.stdin)
-    orders = [tuple(order) for order in asked["orders"]]
-    lessons = draw_exam(asked["split"], len(orders), asked["seed"])
-    shown = [replace(lesson, order=order) for lesson, order in zip(lessons, orders, strict=True)]
-    plans = greedy(load_conductor(Path(asked["model"])), shown)
+    request = json.load(sys.stdin)
+    orders = [tuple(order) for order in request["orders"]]
+    lessons = draw_exam(request["split"], len(orders), request["seed"])
+    lessons_in_order = [replace(lesson, order=order) for lesson, order in zip(lessons, orders, strict=True)]
+    plans = greedy(load_conductor(Path(request["model"])), lessons_in_order)
     texts = []
-    for lesson, plan in zip(shown, plans, strict=True):
+    for lesson, plan in zip(lessons_in_order, plans, strict=True):
         texts.append(to_text(to_tokens(prompt.over_ordinals(plan, lesson.order))))
     json.dump(texts, sys.stdout)
 

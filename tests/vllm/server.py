@@ -76,9 +76,11 @@ def _free_port() -> int:
 def build_model(directory: Path) -> Path:
     model = directory / "model"
     command = [str(PYTHON), str(Path(__file__).with_name("tiny_model.py")), str(model)]
-    done = subprocess.run(command, env=os.environ | OFFLINE, capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode:
-        raise ServerFailed(f"the tiny model could not be built:\n{done.stderr[-LOG_TAIL:]}")
+    process = subprocess.run(
+        command, env=os.environ | OFFLINE, capture_output=True, text=True, timeout=120, check=False
+    )
+    if process.returncode:
+        raise ServerFailed(f"the tiny model could not be built:\n{process.stderr[-LOG_TAIL:]}")
     manifest.describe(model, None, None, title="tiny")
     return model
 

@@ -188,33 +188,33 @@ def check_step(caller: Caller, run: dict[str, Any], n: int, question: str) -> st
         assert attempt["access"] == step["access"]
     check_replacement(step, attempts)
     assert 1 <= len(step["subtask"]) <= SUBTASK_CHARS
-    seen = "".join(part["text"] for message in step["messages"] for part in message["content"])
-    assert step["subtask"] in seen
-    assert (question in seen) is ("user" in step["access"])
-    said: str = step["output"]
-    return said
+    text = "".join(part["text"] for message in step["messages"] for part in message["content"])
+    assert step["subtask"] in text
+    assert (question in text) is ("user" in step["access"])
+    output: str = step["output"]
+    return output
 
 
 def test_every_plan_of_a_real_model_is_executed_and_explained(by_file: Caller) -> None:
     def one(place: int) -> tuple[dict[str, Any], int]:
         question, streams = EASY[place][0], bool(place % 4)
-        said, reply = ask(by_file, "baton-ultra", question, streams)
+        answer, reply = ask(by_file, "baton-ultra", question, streams)
         run, events = by_file.run(reply["baton"]["run"]), by_file.events(reply["baton"]["run"])
         check_journal(events)
         check_plan(run, (*WORKERS, SAGE))
         outputs = [check_step(by_file, run, step["n"], question) for step in run["steps"]]
-        assert said == outputs[run["end"]["step"]]
+        assert answer == outputs[run["end"]["step"]]
         assert (run["state"], run["degraded"], reply["baton"]["degraded"]) == ("succeeded", False, False)
         check_usage(reply, run, events)
         return run, reply.get("deltas", 0)
 
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(one, range(RUNS)))
-    runs = [run for run, _ in found]
+        results = list(threads.map(one, range(RUNS)))
+    runs = [run for run, _ in results]
     assert len({step["worker"] for run in runs for step in run["steps"]}) > 1
     assert max(len(run["steps"]) for run in runs) > 1
     # An answer that was there before its plan was accepted comes at once, so not every stream has several deltas.
-    assert max(deltas for _, deltas in found) > 1
+    assert max(deltas for _, deltas in results) > 1
     assert by_file.read("/v1/runs", tier="baton-ultra", degraded="true")["data"] == []
 
 
@@ -228,11 +228,11 @@ def test_a_real_model_gives_a_bounded_reason_wherever_the_schema_asks_for_one(by
         return [explained["shape"]["reason"], *steps]
 
     with ThreadPoolExecutor(4) as threads:
-        found = [reason for reasons in threads.map(one, range(REASONED)) for reason in reasons]
-    assert {reason["state"] for reason in found} <= {"given", "none"}, "a reason may be empty"
-    given = [reason["text"] for reason in found if reason["state"] == "given"]
-    assert len(given) > len(found) / 2
-    assert max(map(len, given)) <= REASON_CHARS
+        reasons = [reason for reasons in threads.map(one, range(REASONED)) for reason in reasons]
+    assert {reason["state"] for reason in reasons} <= {"given", "none"}, "a reason may be empty"
+    texts = [reason["text"] for reason in reasons if reason["state"] == "given"]
+    assert len(texts) > len(reasons) / 2
+    assert max(map(len, texts)) <= REASON_CHARS
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
@@ -242,14 +242,14 @@ def test_a_real_model_gives_a_bounded_reason_wherever_the_schema_asks_for_one(by
 def test_a_service_that_knows_two_urls_conducts_and_works_with_them(
     by_url: Caller, tier: str, effort: str, streams: bool
 ) -> None:
-    said, reply = ask(by_url, tier, EASY[0][0], streams, max_tokens=24, reasoning_effort=effort)
+    answer_text, reply = ask(by_url, tier, EASY[0][0], streams, max_tokens=24, reasoning_effort=effort)
     run, events = by_url.run(reply["baton"]["run"]), by_url.events(reply["baton"]["run"])
     check_journal(events)
     check_usage(reply, run, events)
     if tier == "baton-ultra":
         check_plan(run, ("vllm/conductor",))
     answer = by_url.read(f"/v1/runs/{run['id']}/steps/{run['end']['step']}")
-    assert said == answer["output"]
+    assert answer_text == answer["output"]
     assert 0 < answer["attempts"][0]["usage"]["output"] <= 24
     assert all(step["worker"] == "vllm/conductor" for step in run["steps"])
 
@@ -280,9 +280,9 @@ async def test_a_conductor_that_fails_is_replaced_by_the_fallback(
             if cut_after is None:
                 await line.pull()
             question, answer = EASY[5]
-            said, reply = await asyncio.to_thread(caller.whole, "baton-ultra", question)
+            answer_text, reply = await asyncio.to_thread(caller.whole, "baton-ultra", question)
             run = await asyncio.to_thread(caller.run, reply["baton"]["run"])
-    assert answer in said
+    assert answer in answer_text
     assert (run["state"], run["degraded"], reply["baton"]["degraded"]) == ("succeeded", True, True)
     first, last = run["proposals"]
     assert (first["state"], first["outage"]) == ("rejected", True)

@@ -46,13 +46,13 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def models(caller: Caller, seed: int, runs: int = RUNS) -> set[str]:
     """The models that conducted some fresh tasks, none of which fell back."""
-    found = set()
+    names = set()
     for lesson in draw_exam(SPLIT, runs, seed):
         _, reply = caller.whole("baton-ultra", lesson.problem.text)
         run = caller.run(reply["baton"]["run"])
         assert (run["state"], run["degraded"]) == ("succeeded", False)
-        found.add(run["proposals"][0]["attempts"][0]["model"])
-    return found
+        names.add(run["proposals"][0]["attempts"][0]["model"])
+    return names
 
 
 def test_an_adapter_goes_into_service_and_out_again(
@@ -71,14 +71,14 @@ def test_an_adapter_goes_into_service_and_out_again(
     name = manifest.read(adapter)[0].name
     with running_process("serve", tmp_path, environ) as process, open_caller(process.url, timeout=120) as caller:
         assert models(caller, 21) == {trained_server.model}
-        told = conductor("deploy", "conductor", str(adapter))
-        checked = re.search(r'"prompts": (\d+), "valid": (\d+), "known": (\d+), "agreed": (\d+)', told)
-        assert checked, told
-        prompts, valid, known, agreed = map(int, checked.groups())
-        assert prompts == valid == known == 24
+        output = conductor("deploy", "conductor", str(adapter))
+        checked = re.search(r'"prompts": (\d+), "valid": (\d+), "known": (\d+), "agreed": (\d+)', output)
+        assert checked, output
+        prompts, valid, known_prompts, agreed = map(int, checked.groups())
+        assert prompts == valid == known_prompts == 24
         assert agreed >= 23
-        told = conductor("shadow", "conductor", name)
-        assert f"{RUNS} of {RUNS} plans valid" in told
+        output = conductor("shadow", "conductor", name)
+        assert f"{RUNS} of {RUNS} plans valid" in output
         assert models(caller, 22) == {trained_server.model}, "a shadow conducts nothing"
         conductor("canary", "conductor", name, "0.5")
         assert models(caller, 23, CANARIES) == {trained_server.model, name}

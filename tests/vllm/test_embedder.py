@@ -54,21 +54,21 @@ limits = {{ steps = 2, attempts = 2, seconds = 60, output_tokens = 1000 }}
 """
 
 
-def seen(folder: Path, run: str, ref: str) -> Features:
+def features_of(folder: Path, run: str, ref: str) -> Features:
     """The features that a decision names."""
     with closing(sqlite3.connect(f"file:{folder / 'data' / 'baton.db'}?mode=ro", uri=True)) as database:
         [(body,)] = database.execute("SELECT body FROM contents WHERE run = ? AND ref = ?", (run, ref))
-    found = from_json(json.loads(body))
-    assert found is not None
-    return found
+    sight = from_json(json.loads(body))
+    assert sight is not None
+    return sight
 
 
-def asked(caller: Caller, place: int) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
+def ask_once(caller: Caller, place: int) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
     """Ask one question, which is answered whatever becomes of the embedding: the run's name, the selector's decision,
     and the journal."""
     question, answer = EASY[place]
-    said, reply = caller.whole("baton-mini", question)
-    assert answer in said
+    text, reply = caller.whole("baton-mini", question)
+    assert answer in text
     name = str(reply["baton"]["run"])
     run, events = caller.run(name), caller.events(name)
     check_journal(events)
@@ -87,14 +87,14 @@ def test_a_selector_looks_at_the_embeddings_of_a_real_server_and_goes_on_when_it
             environ = served(tmp_path, pool(server))
             process = service.enter_context(running_process("serve", tmp_path, environ))
             caller = service.enter_context(open_caller(process.url, timeout=120))
-            found = [looked_at(server, caller, tmp_path, place) for place in (0, 1, 0)]
-        assert dict(found[0].vector) == pytest.approx(dict(found[2].vector), abs=1e-3)
-        assert dict(found[0].vector) != pytest.approx(dict(found[1].vector), abs=1e-2)
-        name, decision, events = asked(caller, 2)
+            results = [looked_at(server, caller, tmp_path, place) for place in (0, 1, 0)]
+        assert dict(results[0].vector) == pytest.approx(dict(results[2].vector), abs=1e-3)
+        assert dict(results[0].vector) != pytest.approx(dict(results[1].vector), abs=1e-2)
+        name, decision, events = ask_once(caller, 2)
         assert (decision["embedder"], decision["blind"]) == ("eye", "worker_unavailable")
         first = next(event["body"] for event in events if event["kind"] == "call.finished")
         assert (first["outcome"], first["error"]) == ("error", "worker_unavailable")
-        assert seen(tmp_path, name, decision["features"]) == features(EASY[2][0])
+        assert features_of(tmp_path, name, decision["features"]) == features(EASY[2][0])
     assert main(["audit", "check"], environ) == 0
 
 
@@ -103,7 +103,7 @@ def looked_at(server: VllmServer, caller: Caller, folder: Path, place: int) -> F
     request = {"model": server.model, "input": EASY[place][0]}
     reply = httpx.post(f"{server.base_url}/embeddings", json=request, timeout=60, trust_env=False).json()
     tokens = reply["usage"]["prompt_tokens"]
-    name, decision, events = asked(caller, place)
+    name, decision, events = ask_once(caller, place)
     assert decision["embedder"] == "eye"
     assert "blind" not in decision
     assert [event["kind"] for event in events[:4]] == ["run.admitted", "call.intended", "call.finished", "plan.opened"]
@@ -112,7 +112,7 @@ def looked_at(server: VllmServer, caller: Caller, folder: Path, place: int) -> F
     assert (finished["usage"]["input"], finished["usage"]["output"]) == (tokens, 0)
     assert not finished["usage"]["estimated"]
     assert intended["usd_held"] >= finished["usd"] == tokens * DOLLARS > 0
-    mine = seen(folder, name, decision["features"])
+    mine = features_of(folder, name, decision["features"])
     vector = dict(placed(sketched(reply["data"][0]["embedding"]), server.model))
     assert dict(mine.vector) == pytest.approx(vector, abs=1e-3)
     assert mine.words == features(EASY[place][0]).words

@@ -88,12 +88,12 @@ def legal(token: ChatCompletionTokenLogprob) -> dict[str, float]:
 
 def worker_tokens(tokens: Sequence[ChatCompletionTokenLogprob]) -> list[ChatCompletionTokenLogprob]:
     """The token right after each `"worker":`, found by the bytes, for a token may end inside a character."""
-    found, written = [], b""
+    token_counts, written = [], b""
     for token in tokens:
         if written.endswith((b'{"steps":[{"worker":', b'},{"worker":')):
-            found.append(token)
+            token_counts.append(token)
         written += bytes(token.bytes or [])
-    return found
+    return token_counts
 
 
 def test_a_plain_answer_streams_token_by_token_and_ends_with_its_usage(client: OpenAI, vllm_server: VllmServer) -> None:

@@ -79,7 +79,7 @@ class Conducted:
 
 def conducted(caller: Caller, lesson: Lesson) -> Conducted:
     """Ask, and read the plan from the journal."""
-    said, reply = caller.whole("baton-ultra", lesson.problem.text)
+    answer, reply = caller.whole("baton-ultra", lesson.problem.text)
     run, events = caller.run(reply["baton"]["run"]), caller.events(reply["baton"]["run"])
     check_journal(events)
     check_plan(run, tuple(NAMES))
@@ -89,7 +89,7 @@ def conducted(caller: Caller, lesson: Lesson) -> Conducted:
     order = tuple(NAMES.index(name) for name in run["proposals"][0]["order"])
     steps = zip(run["steps"], subtasks, strict=True)
     return Conducted(
-        order, tuple(step_of(step, subtask) for step, subtask in steps), final_answer(said) == lesson.problem.answer
+        order, tuple(step_of(step, subtask) for step, subtask in steps), final_answer(answer) == lesson.problem.answer
     )
 
 
@@ -99,12 +99,12 @@ def step_of(step: dict[str, Any], subtask: str) -> PlanStep:
     return PlanStep(NAMES.index(step["planned_worker"]), ROLES[subtask], "user" in step["access"], sees)
 
 
-def reference(found: list[Conducted]) -> list[Plan]:
+def reference(results: list[Conducted]) -> list[Plan]:
     """The trainer's plan for each task under the order in which the service has shown the workers."""
-    asked = {"model": str(TRAINED), "split": SPLIT, "seed": SEED, "orders": [result.order for result in found]}
-    done = subprocess.run(
+    request = {"model": str(TRAINED), "split": SPLIT, "seed": SEED, "orders": [result.order for result in results]}
+    process = subprocess.run(
         [str(PYTHON), "-m", "tests.vllm.reference"],
-        input=json.dumps(asked),
+        input=json.dumps(request),
         env=os.environ | OFFLINE | {"PYTHONPATH": str(ROOT)},
         cwd=ROOT,
         capture_output=True,
@@ -112,9 +112,9 @@ def reference(found: list[Conducted]) -> list[Plan]:
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     plans = []
-    for text, result in zip(json.loads(done.stdout), found, strict=True):
+    for text, result in zip(json.loads(process.stdout), results, strict=True):
         names = [NAMES[place] for place in result.order]
         steps = core_plan.read_plan(json.loads(text), core_plan.by_ordinal(names), STEPS)
         plans.append(
@@ -139,11 +139,11 @@ def test_it_conducts_through_the_service_as_it_does_in_the_trainer(trained_serve
     environ = served(tmp_path, pool(trained_server))
     with running_process("serve", tmp_path, environ) as process, open_caller(process.url, timeout=120) as caller:
         with ThreadPoolExecutor(THREADS) as threads:
-            found = list(threads.map(lambda lesson: conducted(caller, lesson), lessons))
+            results = list(threads.map(lambda lesson: conducted(caller, lesson), lessons))
         assert caller.read("/v1/runs", tier="baton-ultra", degraded="true")["data"] == []
-    trainers = reference(found)
-    same = sum(answer.plan == theirs for answer, theirs in zip(found, trainers, strict=True))
-    served_ = [worth(lesson, answer.plan) for lesson, answer in zip(lessons, found, strict=True)]
+    trainers = reference(results)
+    same = sum(answer.plan == theirs for answer, theirs in zip(results, trainers, strict=True))
+    served_ = [worth(lesson, answer.plan) for lesson, answer in zip(lessons, results, strict=True)]
     trained = [worth(lesson, plan) for lesson, plan in zip(lessons, trainers, strict=True)]
     rewards = []
     for outcomes in (served_, trained):
@@ -152,7 +152,7 @@ def test_it_conducts_through_the_service_as_it_does_in_the_trainer(trained_serve
     assert same >= 0.98 * TASKS
     assert rewards[0] == pytest.approx(rewards[1], abs=0.005)
     spread = sqrt(sum(answer.right * (1 - answer.right) for answer in served_))
-    assert sum(answer.right for answer in found) == pytest.approx(
+    assert sum(answer.right for answer in results) == pytest.approx(
         sum(answer.right for answer in served_), abs=4 * spread
     )
 

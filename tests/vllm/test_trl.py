@@ -67,8 +67,8 @@ def journaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("grade", "--tasks", "tasks.jsonl"),
         ("rollouts", "rollouts.jsonl", "--everybody", "--held-out", "0.2"),
     ):
-        done = run_command(folder, environ, *words)
-        assert done.returncode == 0, done.stderr
+        result = run_command(folder, environ, *words)
+        assert result.returncode == 0, result.stderr
     return folder
 
 
@@ -86,9 +86,9 @@ def train(journaled: Path, *words: str) -> str:
     """`baton train` by the interpreter that has torch; what it says."""
     environ = {**served(journaled, (journaled / "pool.toml").read_text()), **OFFLINE, "OMP_NUM_THREADS": "1"}
     argv = [str(PYTHON), "-W", "ignore", "-m", "app", "train", *words]
-    done = subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+    process = subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=400, check=False)
+    assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-3000:]
+    return process.stdout
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +102,9 @@ def trained(journaled: Path, model: Path, tmp_path_factory: pytest.TempPathFacto
 def order(journaled: Path, model: Path, out: Path) -> list[str]:
     """The words of the command that trains into a folder, or goes on there."""
     where = f"--backend trl --model {model} --lora {RANK} --out {out} --tier {world_file.TIER}"
-    asked = f"--tasks {journaled}/tasks.jsonl --steps 3 --questions 2 --group 6 --micro 6 --completion 64 --rate 3e-4"
+    options = f"--tasks {journaled}/tasks.jsonl --steps 3 --questions 2 --group 6 --micro 6 --completion 64 --rate 3e-4"
     imitated = f"--warm-start {journaled}/rollouts.jsonl --epochs 18 --batch 4 --imitation-rate 0.015"
-    return f"{where} {asked} {imitated} --every 1".split()
+    return f"{where} {options} {imitated} --every 1".split()
 
 
 def test_an_interrupted_training_goes_on_from_its_last_checkpoint(
@@ -115,8 +115,8 @@ def test_an_interrupted_training_goes_on_from_its_last_checkpoint(
     shutil.copytree(trained, copied)
     shutil.rmtree(copied / "checkpoints" / "checkpoint-3")
     shutil.rmtree(copied / "adapter")
-    said = train(journaled, *order(journaled, model, copied))
-    assert "going on from checkpoint-2" in said
+    output = train(journaled, *order(journaled, model, copied))
+    assert "going on from checkpoint-2" in output
     rows = [list(csv.DictReader((folder / "curve.csv").read_text().splitlines())) for folder in (trained, copied)]
     assert [row["step"] for row in rows[1]] == ["1", "2", "3"]
     assert [row["reward"] for row in rows[0][:2]] == [row["reward"] for row in rows[1][:2]], "what was done stays done"
@@ -139,8 +139,8 @@ def test_plans_are_rewarded_by_the_executor_and_move_the_adapter(trained: Path) 
     assert card["imitated"]["loss"][1] < 0.2 * card["imitated"]["loss"][0], "on conversations that it has not met"
     looks = [float(row["held_out"]) for row in rows]
     assert all(-0.2 <= look <= 1.0 for look in looks), "a look at the held-out questions after each step"
-    told = manifest.read(trained / "adapter")[0].evaluation["held-out questions"]
-    assert told == {"questions": RUNS // 10, "reward": pytest.approx(max(looks), abs=1e-5)}
+    evaluation = manifest.read(trained / "adapter")[0].evaluation["held-out questions"]
+    assert evaluation == {"questions": RUNS // 10, "reward": pytest.approx(max(looks), abs=1e-5)}
     assert card["held_out_questions"] != card["questions"]
     assert {worker["name"] for worker in card["pool"]} == {worker.name for worker in POOL}
     assert set(card["weights_sha256"]) >= {"adapter_config.json", "adapter_model.safetensors"}
@@ -163,10 +163,10 @@ def test_the_adapter_is_deployed_as_it_is_and_plans_for_the_service(
     name = manifest.read(trained / "adapter")[0].name
     assert main(["migrate"], environ) == 0, capsys.readouterr().err
     assert main(["conductor", "deploy", "planner", str(trained / "adapter")], environ) == 0, capsys.readouterr().err
-    told = capsys.readouterr().out
-    found = json.loads(re.search(r"\{.*\}", told)[0])  # type: ignore[index]
-    assert found["prompts"] == found["valid"] == chat_export.COUNT
-    assert found["agreed"] >= 0.9 * found["known"], told
+    output = capsys.readouterr().out
+    report = json.loads(re.search(r"\{.*\}", output)[0])  # type: ignore[index]
+    assert report["prompts"] == report["valid"] == chat_export.COUNT
+    assert report["agreed"] >= 0.9 * report["known"], output
     try:
         rollouts = list(from_lines((journaled / "rollouts.jsonl").read_text().splitlines()))[:PROMPTS]
         assert sum(_proposes(vllm_server, name, rollout) for rollout in rollouts) >= PROMPTS / 2
@@ -182,9 +182,9 @@ def test_the_adapter_is_deployed_as_it_is_and_plans_for_the_service(
 def test_the_manifest_tells_what_training_knew(trained: Path) -> None:
     card, golden = manifest.read(trained / "adapter")
     rows = list(csv.DictReader((trained / "curve.csv").read_text().splitlines()))
-    known = card.evaluation["policy gradients"]
-    assert known["steps"] == len(rows)
-    assert known["right"] == pytest.approx(sum(float(row["right"]) for row in rows) / len(rows), abs=1e-5)
+    evaluation = card.evaluation["policy gradients"]
+    assert evaluation["steps"] == len(rows)
+    assert evaluation["right"] == pytest.approx(sum(float(row["right"]) for row in rows) / len(rows), abs=1e-5)
     assert card.evaluation["imitation"] == json.loads((trained / "card.json").read_text())["imitated"]
     assert (card.kind, card.prompt, card.reward) == ("adapter", "general", "reward-1")
     assert all(prompt.tokens for prompt in golden)
@@ -192,8 +192,13 @@ def test_the_manifest_tells_what_training_knew(trained: Path) -> None:
 
 def _proposes(server: VllmServer, name: str, rollout: Rollout) -> bool:
     """Whether a model of the server writes a plan without a schema."""
-    asked = {"model": name, "messages": [dict(turn) for turn in rollout.prompt], "temperature": 0, "max_tokens": 64}
-    reply = httpx.post(f"{server.base_url}/chat/completions", json=asked, timeout=60, trust_env=False)
+    request_body = {
+        "model": name,
+        "messages": [dict(turn) for turn in rollout.prompt],
+        "temperature": 0,
+        "max_tokens": 64,
+    }
+    reply = httpx.post(f"{server.base_url}/chat/completions", json=request_body, timeout=60, trust_env=False)
     reader = PlanReader(by_ordinal(rollout.workers), 4)
     try:
         return bool([*reader.feed(reply.json()["choices"][0]["message"]["content"]), *reader.finish()])
@@ -203,7 +208,7 @@ def _proposes(server: VllmServer, name: str, rollout: Rollout) -> bool:
 
 def _conducts(caller: Caller) -> None:
     """Its plans are the ones that are carried out."""
-    said: list[str] = []
+    lines: list[str] = []
     for rule in draw_rules(6, 9):
         _, reply = caller.whole(world_file.TIER, _text(rule))
         run = caller.run(reply["baton"]["run"])
@@ -211,8 +216,8 @@ def _conducts(caller: Caller) -> None:
         assert (proposal["conductor"], proposal["state"], run["degraded"]) == ("model", "accepted", False)
         (step,) = run["steps"]
         assert step["access"] == ["user"]
-        said.append(caller.read(f"/v1/runs/{run['id']}/steps/{step['n']}")["subtask"])
-    assert sum(text.startswith("Solve the task step") for text in said) >= len(said) / 2
+        lines.append(caller.read(f"/v1/runs/{run['id']}/steps/{step['n']}")["subtask"])
+    assert sum(text.startswith("Solve the task step") for text in lines) >= len(lines) / 2
 
 
 def test_advantage_weighted_regression_learns_from_the_same_journal(

@@ -15,15 +15,15 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 DRY = "--verdicts 0 --lessons 10 --steps 3 --judged 4 --processes 2"
 
 
-def words(*arguments: str, given: str = "") -> str:
+def words(*arguments: str, input_text: str = "") -> str:
     """Run the command with an interpreter that has torch, and return what it prints."""
     argv = [str(PYTHON), "-W", "ignore", "-m", "app.lab.world2.words", *arguments]
     environ = os.environ | OFFLINE | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        argv, input=given, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=400, check=False
+    process = subprocess.run(
+        argv, input=input_text, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=400, check=False
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    assert process.returncode == 0, process.stderr[-3000:]
+    return process.stdout
 
 
 def test_a_few_steps_leave_a_folder_that_is_served_as_it_is(tmp_path: Path) -> None:
@@ -38,4 +38,4 @@ def test_a_few_steps_leave_a_folder_that_is_served_as_it_is(tmp_path: Path) -> N
     pairs = []
     for example in golden:
         pairs.append([message["content"] for message in example.messages])
-    assert json.loads(words("--plan", str(out), given=json.dumps(pairs))) == [prompt.plan for prompt in golden]
+    assert json.loads(words("--plan", str(out), input_text=json.dumps(pairs))) == [prompt.plan for prompt in golden]

@@ -69,14 +69,14 @@ class Cluster:
                     return {"kind": f"{kind}List", "apiVersion": api, "metadata": metadata, "items": items}
         return None
 
-    def create(self, path: str, sent: Document) -> Document:
+    def create(self, path: str, document: Document) -> Document:
         """Store an object of a collection."""
-        sent["metadata"] |= {"uid": "0", "resourceVersion": "1", "namespace": "baton"}
-        if sent["kind"] == "Job":
-            sent["status"] = {"succeeded": 1, "conditions": [{"type": "Complete", "status": "True"}]}
-        self.objects[f"{path}/{sent['metadata']['name']}"] = sent
-        self.created.append(sent)
-        return sent
+        document["metadata"] |= {"uid": "0", "resourceVersion": "1", "namespace": "baton"}
+        if document["kind"] == "Job":
+            document["status"] = {"succeeded": 1, "conditions": [{"type": "Complete", "status": "True"}]}
+        self.objects[f"{path}/{document['metadata']['name']}"] = document
+        self.created.append(document)
+        return document
 
 
 def _groups() -> list[Document]:
@@ -91,11 +91,11 @@ def _groups() -> list[Document]:
 
 def _resources(kinds: tuple[str, ...]) -> list[Document]:
     verbs = ["create", "delete", "get", "list", "patch", "update", "watch"]
-    found = []
+    resources = []
     for kind in kinds:
         namespaced = kind != "Namespace"
-        found.append({"name": plural(kind), "kind": kind, "namespaced": namespaced, "verbs": verbs})
-    return found
+        resources.append({"name": plural(kind), "kind": kind, "namespaced": namespaced, "verbs": verbs})
+    return resources
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -109,23 +109,23 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         if parts.path == "/openapi/v2":  # asked for as a protobuf; an empty one describes no kind, so none is checked
             return self._send(200, b"")
-        found = self.cluster.get(parts.path)
-        if found is not None and "watch" in parse_qs(parts.query):
-            return self._watch(found)
-        return self._answer(found)
+        document = self.cluster.get(parts.path)
+        if document is not None and "watch" in parse_qs(parts.query):
+            return self._watch(document)
+        return self._answer(document)
 
-    def _watch(self, found: Document) -> None:
+    def _watch(self, document: Document) -> None:
         """Send what there is, say that this is all so far, and end; the client watches again."""
-        events = [{"type": "ADDED", "object": item} for item in found["items"]]
+        events = [{"type": "ADDED", "object": item} for item in document["items"]]
         metadata = {"resourceVersion": "1", "annotations": {"k8s.io/initial-events-end": "true"}}
-        kind = found["kind"].removesuffix("List")
-        all_sent = {"kind": kind, "apiVersion": found["apiVersion"], "metadata": metadata}
+        kind = document["kind"].removesuffix("List")
+        all_sent = {"kind": kind, "apiVersion": document["apiVersion"], "metadata": metadata}
         events.append({"type": "BOOKMARK", "object": all_sent})
         self._send(200, "\n".join(json.dumps(event) for event in events).encode())
 
     def do_POST(self) -> None:
-        sent = self._body()
-        self._send(201, json.dumps(self.cluster.create(urlsplit(self.path).path, sent)).encode())
+        document = self._body()
+        self._send(201, json.dumps(self.cluster.create(urlsplit(self.path).path, document)).encode())
 
     def do_PUT(self) -> None:
         path = urlsplit(self.path).path
@@ -136,12 +136,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self.cluster.objects.pop(urlsplit(self.path).path, None))
 
     def _body(self) -> Document:
-        sent: Document = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        return sent
+        document: Document = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        return document
 
-    def _answer(self, found: Document | None) -> None:
+    def _answer(self, document: Document | None) -> None:
         missing = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
-        self._send(404 if found is None else 200, json.dumps(missing if found is None else found).encode())
+        self._send(404 if document is None else 200, json.dumps(missing if document is None else document).encode())
 
     def _send(self, status: int, body: bytes) -> None:
         self.send_response(status)
@@ -156,11 +156,11 @@ def cluster() -> Iterator[Cluster]:
     """Serve an empty cluster on loopback."""
     handler = type("Handler", (_Handler,), {})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    made = handler.cluster = Cluster(f"http://127.0.0.1:{server.server_port}")
+    new_cluster = handler.cluster = Cluster(f"http://127.0.0.1:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield made
+        yield new_cluster
     finally:
         server.shutdown()
         thread.join()

@@ -107,18 +107,18 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Objects:
 
 def pod(document: Document) -> Document:
     """The pod of a Deployment or a Job."""
-    found: Document = document["spec"]["template"]["spec"]
-    return found
+    pod_spec: Document = document["spec"]["template"]["spec"]
+    return pod_spec
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 def test_kubernetes_accepts_every_object(objects: Objects, version: str) -> None:
     for (kind, name), one in objects.items():
         if kind not in OTHERS:
-            sent = {**one, "metadata": {**one["metadata"], "resourceVersion": None, "uid": None}}
-            sent["metadata"] = {key: value for key, value in sent["metadata"].items() if value is not None}
-            sent.pop("status", None)
-            kubernetes_validate.validate(sent, version, strict=True)
+            document = {**one, "metadata": {**one["metadata"], "resourceVersion": None, "uid": None}}
+            document["metadata"] = {key: value for key, value in document["metadata"].items() if value is not None}
+            document.pop("status", None)
+            kubernetes_validate.validate(document, version, strict=True)
         assert name.startswith("plan")
 
 
@@ -167,8 +167,8 @@ def test_ports_and_targets_exist(everything: Objects) -> None:
         assert endpoint["port"] == "metrics"
         assert endpoint["port"] in ports[component]
         environ = {variable["name"]: variable.get("value") for variable in container["env"]}
-        (named,) = [port for port in container["ports"] if port["name"] == "metrics"]
-        assert environ["BATON_METRICS_PORT"] == str(named["containerPort"])
+        (metrics_port,) = [port for port in container["ports"] if port["name"] == "metrics"]
+        assert environ["BATON_METRICS_PORT"] == str(metrics_port["containerPort"])
         rules = everything["NetworkPolicy", f"plan-{component}"]["spec"]["ingress"]
         opened = [rule["from"] for rule in rules if rule["ports"][0]["port"] == "metrics"]
         assert opened == [EVERYTHING["networkPolicy"]["prometheus"]]
@@ -196,12 +196,12 @@ def test_engines_are_scaled_by_metrics_that_exist(everything: Objects) -> None:
 def test_a_changed_pool_file_starts_the_pods_anew(tmp_path: Path) -> None:
     sums = []
     for text in ("a = 1", "a = 2"):
-        found = installed({"pool": {"text": text}}, tmp_path)
+        objects = installed({"pool": {"text": text}}, tmp_path)
         for component in ("gateway", "dispatcher"):
-            template = found["Deployment", f"plan-{component}"]["spec"]["template"]
+            template = objects["Deployment", f"plan-{component}"]["spec"]["template"]
             sums.append(template["metadata"]["annotations"]["checksum/pool"])
             assert {"name": "BATON_POOL", "value": "/etc/baton/pool.toml"} in template["spec"]["containers"][0]["env"]
-        assert found["ConfigMap", "plan-pool"]["data"]["pool.toml"].strip() == text
+        assert objects["ConfigMap", "plan-pool"]["data"]["pool.toml"].strip() == text
     assert sums[0] == sums[1]
     assert sums[2] == sums[3]
     assert sums[0] != sums[2]
@@ -214,8 +214,8 @@ def test_a_pod_leaves_the_service_before_it_is_stopped(everything: Objects) -> N
 
 
 def test_the_rules_are_those_of_the_repository(everything: Objects) -> None:
-    known = yaml.safe_load((ROOT / "deploy" / "prometheus" / "rules.yaml").read_text())
-    assert everything["PrometheusRule", "plan"]["spec"] == known
+    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "rules.yaml").read_text())
+    assert everything["PrometheusRule", "plan"]["spec"] == rules
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_wrong_values_are_refused_with_their_name(values: Document, words: str, 
 
 def test_helm_finds_nothing_to_complain_of(tmp_path: Path) -> None:
     with cluster() as target:
-        found = asyncio.run(helm.Lint(connection(target, tmp_path)).run(str(CHART)))
+        lint = asyncio.run(helm.Lint(connection(target, tmp_path)).run(str(CHART)))
     assert [
-        message for message in found["Messages"] if message["Severity"] > 1
+        message for message in lint["Messages"] if message["Severity"] > 1
     ] == []  # 1 is advice: the chart has no icon

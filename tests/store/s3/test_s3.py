@@ -86,8 +86,8 @@ async def test_runs_are_pruned_once_the_bucket_has_their_journals(
         async with open_archive(runtime.pool.loaded.settings.database_url) as journals:
 
             async def prune(address: str) -> list[str]:
-                kept = archiving(address, endpoint, contents=False)
-                pruning = Pruning(store, journals, kept, now=runtime.context.now, name=str, pause=rest)
+                archive = archiving(address, endpoint, contents=False)
+                pruning = Pruning(store, journals, archive, now=runtime.context.now, name=str, pause=rest)
                 return (await pruning.prune(EVERYTHING)).files
 
             with pytest.raises(ArchiveUnavailable, match=r"s3://absent/.* cannot be written: NoSuchBucket"):
