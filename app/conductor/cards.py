@@ -26,8 +26,8 @@ TOKENS_PER_STEP, MARGIN = 24 + SUBTASK_CHARS, 16
 def messages(brief: Brief) -> tuple[Message, ...]:
     """Return the conductor's conversation for this brief: the cards, and the caller's last message."""
     cards = "\n".join([card(ordinal, worker) for ordinal, worker in enumerate(brief.workers)])
-    shown = question(brief.last_question())
-    return Message("system", (Text(cards),)), Message("user", (Text(shown),))
+    question_text = question(brief.last_question())
+    return Message("system", (Text(cards),)), Message("user", (Text(question_text),))
 
 
 def question(text: str) -> str:
@@ -38,18 +38,18 @@ def question(text: str) -> str:
 def card(ordinal: int, worker: Worker) -> str:
     """Return the line of one worker: pass rates by domain with the number of tasks, price, speed, context, whether the
     worker retains what it reads, and last its number, which a small model copies most easily from behind the facts."""
-    known = worker.card
+    worker_card = worker.card
     facts = []
-    if known.strengths:
-        facts.append(f"good at {', '.join(known.strengths)}")
-    rates = [rate for rate in known.measured if rate.tried]
+    if worker_card.strengths:
+        facts.append(f"good at {', '.join(worker_card.strengths)}")
+    rates = [rate for rate in worker_card.measured if rate.tried]
     if rates:
         facts.append(_pass_rates(rates))
     facts.append(f"${_rounded(worker.price.output / MILLION)} per million output tokens")
-    if known.speed:
-        facts.append(f"{_rounded(known.speed)} tokens a second")
-    facts.append(f"context {known.context}")
-    if known.retention == "none":
+    if worker_card.speed:
+        facts.append(f"{_rounded(worker_card.speed)} tokens a second")
+    facts.append(f"context {worker_card.context}")
+    if worker_card.retention == "none":
         facts.append("retains nothing")
     else:
         facts.append("may retain data")

@@ -36,7 +36,7 @@ def words(question: str) -> list[str]:
 
 def card(strengths: Iterable[str], price: float) -> tuple[str, str]:
     """Return the card of a worker: its strengths, and its price in dollars per million output tokens."""
-    nearest = min(PRICES, key=lambda known: abs(math.log(known / max(price, PRICES[0]))))
+    nearest = min(PRICES, key=lambda candidate: abs(math.log(candidate / max(price, PRICES[0]))))
     return f"<{'-'.join(strengths)}>", f"<${nearest}>"
 
 
@@ -47,10 +47,10 @@ def ordinal(number: int) -> str:
 
 def text(question: str, cards: Sequence[tuple[str, str]]) -> str:
     """Return the whole prompt; a worker's ordinal is its place in `cards`."""
-    shown: list[str] = []
+    card_words: list[str] = []
     for number, card in enumerate(cards):
-        shown += (*card, ordinal(number))
-    return " ".join([*words(question), POOL, *shown])
+        card_words += (*card, ordinal(number))
+    return " ".join([*words(question), POOL, *card_words])
 
 
 def messages(brief: Brief) -> tuple[Message, ...]:

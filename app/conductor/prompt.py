@@ -127,9 +127,9 @@ def left_out(messages: Sequence[Message], message_chars: int) -> int:
     """Return the number of characters of a conversation that a conductor is not shown."""
     if not message_chars:
         return 0
-    shown = sum(_shown_ends(message_chars))
+    shown_chars = sum(_shown_ends(message_chars))
     lengths = [len(message.text) for message in messages]
-    return sum([length - shown for length in lengths if length > message_chars])
+    return sum([length - shown_chars for length in lengths if length > message_chars])
 
 
 def shortened(text: str, message_chars: int) -> str:
@@ -184,14 +184,14 @@ def messages(brief: Brief) -> tuple[Message, ...]:
     if brief.reasons:
         offered += f"\n\n{REASONS.format(chars=REASON_CHARS)}"
     system = Message("system", (Text(f"{role}\n\nWorkers:\n{cards}{offered}"),))
-    asked: tuple[Message, ...] = (system, Message("user", (Text(f"{_question(brief)}\n\n{budget}"),)))
+    conversation: tuple[Message, ...] = (system, Message("user", (Text(f"{_question(brief)}\n\n{budget}"),)))
     if brief.previous is not None:
-        asked += (Message("user", (Text(_further_round(brief, brief.previous)),)),)
+        conversation += (Message("user", (Text(_further_round(brief, brief.previous)),)),)
     if brief.objections:
         reasons = "\n".join(f"- {reason}" for reason in brief.objections[:20])
         repair = REPAIR.format(rejected=brief.rejected[:4000] or "(nothing)", objections=reasons)
-        asked += (Message("user", (Text(repair),)),)
-    return asked
+        conversation += (Message("user", (Text(repair),)),)
+    return conversation
 
 
 def _further_round(brief: Brief, previous: Previous) -> str:
@@ -234,16 +234,16 @@ def _question(brief: Brief) -> str:
 
 
 def _turn(message: Message, message_chars: int) -> str:
-    written = f"{message.role}: {shortened(message.text, message_chars)}"
+    turn = f"{message.role}: {shortened(message.text, message_chars)}"
     for call in message.calls:
-        written += f" [calls {call.name}({call.arguments})]"
+        turn += f" [calls {call.name}({call.arguments})]"
     images = [part for part in message.parts if isinstance(part, Image)]
     documents = [part for part in message.parts if isinstance(part, Document)]
     if images:
-        written += f" [{len(images)} image(s) attached]"
+        turn += f" [{len(images)} image(s) attached]"
     if documents:
-        written += f" [{len(documents)} PDF(s) attached]"
-    return written
+        turn += f" [{len(documents)} PDF(s) attached]"
+    return turn
 
 
 def _tools(toolbox: Toolbox) -> str:

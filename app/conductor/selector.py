@@ -45,7 +45,7 @@ class Selector(Chooser):
 
     def choose(self, brief: Brief, seed: str, *, explores: bool, asks: bool, sight: Sight) -> Chosen:
         """Choose an arm for this brief; `protocol.Chooser` has the contract."""
-        seen, candidates, spent = self._candidates(brief, asks=asks, sight=sight)
+        request_features, candidates, spent = self._candidates(brief, asks=asks, sight=sight)
         payable, masked = affordable(candidates, brief)
         random = Random(seed)
         explore: float | None = None
@@ -55,27 +55,29 @@ class Selector(Chooser):
             explore = self._spec.explore
             lent = beliefs.lent(self._spec.peers)
         published = _draw_posterior(beliefs, lent, random)
-        found = estimates(published.posterior, self._spec, payable, brief.workers, seen, spent)
-        choice = decide(found, explore, _normals(random), random.random)
+        estimated = estimates(published.posterior, self._spec, payable, brief.workers, request_features, spent)
+        choice = decide(estimated, explore, _normals(random), random.random)
         arm = next(arm for arm in payable if arm.name == choice.action)
         conductor: Conductor = Given(arm.steps)
         if arm.name == MODEL and self.model is not None:
             conductor = self.model
-        return Chosen(conductor, choice, self._policy, published.version, seen, explore or 0.0, seed, masked, lent)
+        return Chosen(
+            conductor, choice, self._policy, published.version, request_features, explore or 0.0, seed, masked, lent
+        )
 
     def _candidates(self, brief: Brief, *, asks: bool, sight: Sight) -> tuple[Features, Sequence[Arm], float]:
         """Return the features of the question (in a second round, of the answer too), the arms that may be chosen in
         this round, and the micro-dollars that the run has spent before it."""
-        seen = features(asked(brief.task.messages), sight.vector)
+        request_features = features(asked(brief.task.messages), sight.vector)
         if brief.round == 1:
             may_ask = asks and self.model is not None
-            return seen, arms(self._spec, brief.workers, brief.limits.steps, model=may_ask), 0.0
+            return request_features, arms(self._spec, brief.workers, brief.limits.steps, model=may_ask), 0.0
         spent = float(brief.limits.usd - brief.usd_left)
         if brief.previous is None or brief.round > SELECTOR_ROUNDS:
-            return seen, (further_arm(ACCEPT, PLANNED),), spent
+            return request_features, (further_arm(ACCEPT, PLANNED),), spent
         steps = [(step.worker, step.subtask, access_from_list(step.access)) for step in brief.previous.steps]
-        seen = replace(seen, answer=of_answer(brief.previous.answer))
-        return seen, further_arms(self._spec, brief.workers, arm_of(steps)), spent
+        request_features = replace(request_features, answer=of_answer(brief.previous.answer))
+        return request_features, further_arms(self._spec, brief.workers, arm_of(steps)), spent
 
 
 def _draw_posterior(beliefs: Beliefs, lent: float, random: Random) -> PublishedPosterior:

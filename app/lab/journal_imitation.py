@@ -18,7 +18,7 @@ from typing import Any
 from app.errors import ConfigInvalid
 from app.lab.lessons import Lesson
 from app.lab.plans import SLOTS, SUBTASKS, Plan, PlanStep, accesses, from_tokens, to_tokens
-from app.lab.rollouts import Rollout, with_weights
+from app.lab.rollouts import Rollout, effective_count, with_weights
 from app.lab.world import Pool, Weights, held_out, profiles
 from app.providers.rehearsal.task_families import Problem, kept_back, read
 
@@ -60,8 +60,10 @@ def journaled_examples(
             readable.append((rollout, _parse_rollout(rollout)))
         except Unreadable as reason:
             skipped[str(reason)] += 1
-    weighed = with_weights([rollout for rollout, _ in readable], weights, beta, cap)
-    examples = [JournaledExample(*parsed, weight) for (_, parsed), (_, weight) in zip(readable, weighed, strict=True)]
+    weighted = with_weights([rollout for rollout, _ in readable], weights, beta, cap)
+    examples = []
+    for (_, (problem, pool, plan)), (_, weight) in zip(readable, weighted, strict=True):
+        examples.append(JournaledExample(problem, pool, plan, weight))
     return examples, skipped
 
 
@@ -71,9 +73,8 @@ def examples_for(
     """Return the runs that the small conductor learns from, and report those left out. Raises `ConfigInvalid` if none
     is left."""
     examples, skipped = journaled_examples(rollouts, weights, beta)
-    counts = [run.weight for run in examples]
-    worth = sum(counts) ** 2 / sum(count**2 for count in counts) if counts else 0.0
-    say(f"{len(examples)} of {len(rollouts)} rollouts are imitated, by their weights worth {worth:.0f} equal ones")
+    effective = effective_count([run.weight for run in examples])
+    say(f"{len(examples)} of {len(rollouts)} rollouts are imitated, by their weights worth {effective:.0f} equal ones")
     for reason, count in skipped.most_common():
         say(f"left out: {count}, because {reason}")
     if not examples:
@@ -98,7 +99,9 @@ def _parse_rollout(rollout: Rollout) -> tuple[Problem, Pool, Plan]:
 
 def _problem(rollout: Rollout) -> Problem:
     messages = [turn["content"] for turn in rollout.conversation]
-    problem = read(messages[0]) if len(messages) == 1 else None
+    problem = None
+    if len(messages) == 1:
+        problem = read(messages[0])
     if problem is None:
         raise Unreadable("its task is none of the world's")
     if kept_back(problem):
@@ -107,23 +110,29 @@ def _problem(rollout: Rollout) -> Problem:
 
 
 def _pool(rollout: Rollout) -> Pool:
-    known = profiles()
-    if not set(rollout.workers) <= known.keys():
+    everyone = profiles()
+    if not set(rollout.workers) <= everyone.keys():
         raise Unreadable("its pool has workers that are not of the world")
     if len(rollout.workers) > SLOTS:
         raise Unreadable(f"its pool has more than {SLOTS} workers")
     if held_out(rollout.workers):
         raise Unreadable("its pool is kept for examinations")
-    prices = {int(place): float(price) for place, price in PRICE.findall(rollout.prompt[0]["content"])}
-    found = (known[name] for name in rollout.workers)
-    return tuple(replace(worker, price=prices.get(place, worker.price)) for place, worker in enumerate(found))
+    price_of_place: dict[int, float] = {}
+    for place, price in PRICE.findall(rollout.prompt[0]["content"]):
+        price_of_place[int(place)] = float(price)
+    pool = []
+    for place, name in enumerate(rollout.workers):
+        worker = everyone[name]
+        pool.append(replace(worker, price=price_of_place.get(place, worker.price)))
+    return tuple(pool)
 
 
 def _plan(rollout: Rollout) -> Plan:
     try:
-        plan = tuple(_step(entry) for entry in json.loads(rollout.completion)["steps"])
+        plan = tuple(map(_step, json.loads(rollout.completion)["steps"]))
         from_tokens(to_tokens(plan))
-        least, most = min(step.worker for step in plan), max(step.worker for step in plan)
+        workers = [step.worker for step in plan]
+        least, most = min(workers), max(workers)
     except (ValueError, KeyError, TypeError):
         raise Unreadable("its plan is none that the small conductor can write") from None
     if least < 0 or most >= len(rollout.workers):

@@ -64,13 +64,16 @@ class LoggedDecision:
 def logged_decision(events: Sequence[Event]) -> LoggedDecision | None:
     """Return the decision behind the first workflow of a run that has an answer; None if there is none of these kinds,
     or if that workflow was a repair or a fallback."""
-    accepted = next((fact.proposal for fact in facts(events, PlanAccepted)), None)
-    opened = next((fact for fact in facts(events, PlanOpened) if fact.proposal == accepted), None)
-    if opened is None or opened.mode != "first" or not any(event.kind is Kind.SUCCEEDED for event in events):
+    accepted = [fact.proposal for fact in facts(events, PlanAccepted)]
+    succeeded = [event for event in events if event.kind is Kind.SUCCEEDED]
+    if not accepted or not succeeded:
+        return None
+    opened = {fact.proposal: fact for fact in facts(events, PlanOpened)}.get(accepted[0])
+    if opened is None or opened.mode != "first":
         return None
     if opened.decision is not None:
         return _selector_decision(events, opened)
-    steps = [fact for fact in facts(events, PlanStep) if fact.proposal == accepted]
+    steps = [fact for fact in facts(events, PlanStep) if fact.proposal == opened.proposal]
     odds = [step.probability for step in steps if step.probability is not None]
     if steps and len(odds) == len(steps):
         return _model_decision(opened, steps, odds)
@@ -162,10 +165,12 @@ class Beliefs:
         """Return the arm that it would take now, in the place of an earlier decision; None if it has none of the
         candidates any more. `first` is the decision whose answer it is about, in a second round."""
         workers = [self.workers[name] for name in decision.pool if name in self.workers]
+        if not workers:
+            return None
         if first is not None:
-            all_arms = further_arms(self.spec, workers, arm_named(first.action)) if workers else ()
+            all_arms = further_arms(self.spec, workers, arm_named(first.action))
         else:
-            all_arms = arms(self.spec, workers, MOST_STEPS, model=MODEL in decision.candidates) if workers else ()
+            all_arms = arms(self.spec, workers, MOST_STEPS, model=MODEL in decision.candidates)
         able = [arm for arm in all_arms if arm.name in decision.candidates]
         if not able:
             return None
@@ -185,11 +190,10 @@ def worth(ratings: Sequence[Feedback], usd: int, spec: SelectorSpec | None) -> f
 def score(ratings: Sequence[Feedback]) -> float | None:
     """Return the rating of a run: the mean of each source's latest score; None if nobody has rated it. What callers did
     without saying anything has no score."""
-    latest = {
-        (rating.kind, rating.source): rating.score
-        for rating in sorted(ratings, key=lambda rating: (rating.at, rating.id))
-        if rating.score is not None and rating.kind != "implicit"
-    }
+    latest: dict[tuple[str, str], float] = {}
+    for rating in sorted(ratings, key=lambda rating: (rating.at, rating.id)):
+        if rating.score is not None and rating.kind != "implicit":
+            latest[rating.kind, rating.source] = rating.score
     if not latest:
         return None
     return sum(latest.values()) / len(latest)
@@ -197,7 +201,10 @@ def score(ratings: Sequence[Feedback]) -> float | None:
 
 def conversation(messages: Sequence[Message]) -> str:
     """Return the name of a conversation: a hash of how it begins, up to the caller's first message."""
-    first = next((place for place, message in enumerate(messages) if message.role == "user"), 0)
+    roles = [message.role for message in messages]
+    first = 0
+    if "user" in roles:
+        first = roles.index("user")
     opening = json.dumps([[message.role, message.text] for message in messages[: first + 1]])
     return hashlib.sha256(opening.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -209,4 +216,6 @@ def hashed_features(request_features: Features) -> tuple[float, ...]:
         of_request[place % PLACES] += value
     for place, value in request_features.answer:
         of_answer[place % PLACES] += value
-    return (*of_request, *request_features.counts, *(of_answer if request_features.answer else ()))
+    if not request_features.answer:
+        return (*of_request, *request_features.counts)
+    return (*of_request, *request_features.counts, *of_answer)

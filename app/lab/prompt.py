@@ -85,7 +85,10 @@ def _add_noise(task: Sequence[int], noise: Random, share: float, form: Form) -> 
         if kind < DROPPED:
             continue
         other = noise.choice(known_words)
-        noisy_task.append(other if kind < DROPPED + EXCHANGED else unknown)
+        if kind < DROPPED + EXCHANGED:
+            noisy_task.append(other)
+        else:
+            noisy_task.append(unknown)
         if kind > 1 - FOLLOWED:
             noisy_task.append(noise.choice((unknown, other)))
     return noisy_task[: compact.MAX_WORDS]
@@ -99,11 +102,11 @@ def _plain(form: Form) -> range:
 
 
 def _cards(pool: Pool, order: Sequence[int], form: Form) -> list[int]:
-    return [
-        token
-        for ordinal, place in enumerate(order)
-        for token in (*_strengths(pool[place], form), _price(pool[place], form), FIRST_WORKER + ordinal)
-    ]
+    """Return the tokens of all cards: of each worker its strengths, its price and its ordinal."""
+    tokens: list[int] = []
+    for ordinal, place in enumerate(order):
+        tokens += [*_strengths(pool[place], form), _price(pool[place], form), FIRST_WORKER + ordinal]
+    return tokens
 
 
 def _strengths(worker: Profile, form: Form) -> list[int]:
@@ -116,7 +119,10 @@ def _price(worker: Profile, form: Form) -> int:
 
 def as_text(text: str, pool: Pool, order: Sequence[int]) -> str:
     """Return the prompt as a served conductor is sent it, which its tokenizer makes the same tokens of."""
-    return compact.text(text, [compact.card(pool[place].strengths.split(), pool[place].price) for place in order])
+    cards = []
+    for place in order:
+        cards.append(compact.card(pool[place].strengths.split(), pool[place].price))
+    return compact.text(text, cards)
 
 
 def drill_prompt(pool: Pool, order: Sequence[int], ordinal: int, form: Form = ROLES) -> list[int]:

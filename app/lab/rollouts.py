@@ -110,7 +110,10 @@ def critical_path_seconds(steps: Iterable[tuple[Sequence[int], float]]) -> float
 
 def split(conversation: Turns, held_out: float) -> Split:
     """Return the side of a conversation, by a hash of how it begins: a share of `held_out` is not used for training."""
-    first = next((place for place, turn in enumerate(conversation) if turn["role"] == "user"), 0)
+    roles = [turn["role"] for turn in conversation]
+    first = 0
+    if "user" in roles:
+        first = roles.index("user")
     opening = json.dumps([dict(turn) for turn in conversation[: first + 1]], sort_keys=True)
     if hashlib.sha256(opening.encode()).digest()[0] < 256 * held_out:
         return "held-out"
@@ -200,9 +203,8 @@ def with_weights(rollouts: Iterable[Rollout], weights: Weights, beta: float, cap
     return [(rollout, weight * scale) for rollout, weight in zip(rated, raw, strict=True)]
 
 
-def effective_count(examples: Sequence[Example]) -> float:
-    """Return the effective number of examples: as many equally weighted ones have the same variance."""
-    weights = [example.weight for example in examples]
+def effective_count(weights: Sequence[float]) -> float:
+    """Return the effective number of weighted examples: as many equally weighted ones have the same variance."""
     squares = sum([weight**2 for weight in weights])
     if not squares:
         return 0.0

@@ -25,13 +25,17 @@ def search_best_plan(random: Random, workers: int, worth: Callable[[Plan], float
     leader: Plan = ()
     most = -math.inf
     for turn in range(tries):
-        plan = draw_sensible_plan(random, workers) if turn < RANDOM_SHARE * tries else mutate(random, leader, workers)
+        if turn < RANDOM_SHARE * tries:
+            plan = draw_sensible_plan(random, workers)
+        else:
+            plan = mutate(random, leader, workers)
         if plan in rewards:
             plan = mutate(random, plan, workers)
         if plan in rewards:
             continue
         rewards[plan] = worth(plan)
-        leader, most = (plan, rewards[plan]) if rewards[plan] > most else (leader, most)
+        if rewards[plan] > most:
+            leader, most = plan, rewards[plan]
     return leader, most
 
 

@@ -285,7 +285,7 @@ def _card(order: Order, folder: Path, scorer: Scorer | None) -> dict[str, Any]:
 def _imitation_figures(order: Order) -> dict[str, Any]:
     return {
         "examples": len(order.examples),
-        "effective": round(effective_count(order.examples), 1),
+        "effective": round(effective_count([example.weight for example in order.examples]), 1),
         "held_out": len(order.held_out),
         "loss": training_record.column(order.out / "imitation.csv", "held_out"),
     }

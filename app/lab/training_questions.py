@@ -72,8 +72,11 @@ def _last_question(conversation: Sequence[Mapping[str, str]]) -> str:
 def draw_rules(count: int, seed: int) -> list[Rule]:
     """Draw tasks of the rehearsal world's training split."""
     random = Random(seed)
-    problems = (draw_lesson(random, "train").problem for _ in range(count))
-    return [_exact_rule(problem.text, problem.answer) for problem in problems]
+    rules = []
+    for _ in range(count):
+        problem = draw_lesson(random, "train").problem
+        rules.append(_exact_rule(problem.text, problem.answer))
+    return rules
 
 
 def _exact_rule(text: str, answer: str) -> Rule:
@@ -98,6 +101,7 @@ def draw_questions(
     for _ in range(count):
         if not order:
             order = random.sample(rules, len(rules))
-        least = min(SMALLEST, len(pool))
-        size = random.randint(least, len(pool)) if random_pools else len(pool)
+        size = len(pool)
+        if random_pools:
+            size = random.randint(min(SMALLEST, len(pool)), len(pool))
         yield Question(order.pop(), tuple(random.sample(pool, size)), limits)

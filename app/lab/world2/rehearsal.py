@@ -86,10 +86,12 @@ def report(tested: int = TESTED) -> str:
     for row in rows:
         less = row.right - rows[0].right
         draws = bootstrap_pools_and_tasks(less[None], np.random.default_rng(1))
-        difference = "" if row is rows[0] else f"{less.mean():+.3f} {format_interval(draws)}"
-        plan = (
-            "" if row.plan is None else f"{row.plan.shape}: {', '.join(REHEARSAL_NAMES[n] for n in row.plan.workers)}"
-        )
+        difference = plan = ""
+        if row is not rows[0]:
+            difference = f"{less.mean():+.3f} {format_interval(draws)}"
+        if row.plan is not None:
+            names = [REHEARSAL_NAMES[place] for place in row.plan.workers]
+            plan = f"{row.plan.shape}: {', '.join(names)}"
         lines.append(
             f"| {row.name} | {row.right.mean():.3f} | {difference} | {row.tokens:,.0f} | {1e3 * row.usd:.2f} | "
             f"{row.reward:.3f} | {plan} |"

@@ -108,7 +108,7 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.plan:
-        pairs = [(str(shown), str(question)) for shown, question in json.load(sys.stdin)]
+        pairs = [(str(cards_text), str(question)) for cards_text, question in json.load(sys.stdin)]
         json.dump(WordsConductor.saved(args.plan).likeliest_plans(pairs), sys.stdout)
         return 0
     if not args.out:

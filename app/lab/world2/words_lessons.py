@@ -189,7 +189,10 @@ def _facts(worker: Worker) -> tuple[float, ...]:
 
 def prompt(pool: Pool, order: Sequence[int]) -> str:
     """Return the cards as the service writes them, where ordinal n stands for the worker `pool[order[n]]`."""
-    return "\n".join(cards.card(ordinal, as_catalog(pool[place])) for ordinal, place in enumerate(order))
+    lines = []
+    for ordinal, place in enumerate(order):
+        lines.append(cards.card(ordinal, as_catalog(pool[place])))
+    return "\n".join(lines)
 
 
 @cache
@@ -211,7 +214,9 @@ def plan_text(plan: Plan, order: Sequence[int]) -> str:
     """Return a plan over places of the pool as the conductor writes it, over ordinals."""
     steps = []
     for (role, sees, user), place in zip(catalogue()[plan.shape], plan.workers, strict=True):
-        access = [*(["user"] if user else []), *sees]
+        access: list[str | int] = list(sees)
+        if user:
+            access.insert(0, "user")
         steps.append({"worker": list(order).index(place), "subtask": SUBTASKS[role], "access": access})
     return json.dumps({"steps": steps}, separators=(",", ":"))
 
