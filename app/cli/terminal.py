@@ -110,7 +110,7 @@ def print_table(table: Table, without_rows: str) -> None:
 
 
 def add_row(table: Table, cells: Iterable[str]) -> None:
-    """Add a row of texts that may be those of callers or workers. Long ones are folded."""
+    """Add a row of texts, which callers or workers may have written. Long texts are folded."""
     table.add_row(*[Text(clean(cell), overflow="fold") for cell in cells])
 
 

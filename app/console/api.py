@@ -37,7 +37,7 @@ class Session:
 
 @record(frozen=True, slots=True)
 class Event:
-    """One event of a stream of the API; `data` is its text, which is JSON or `[DONE]`."""
+    """One event from a stream of the API; `data` is its text, which is JSON or `[DONE]`."""
 
     id: str
     name: str
@@ -273,7 +273,7 @@ class _Exchange:
 
 
 def _event(block: bytes) -> Event:
-    """Return one event of the text of a stream, by the standard's rules for the fields that Baton sends."""
+    """Parse one event of a stream, by the rules of server-sent events for the fields that Baton sends."""
     fields: dict[str, list[str]] = {"id": [], "event": [], "data": []}
     for line in block.decode(errors="replace").split("\n"):
         name, _, value = line.partition(":")

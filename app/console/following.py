@@ -67,7 +67,7 @@ class FollowedRun:
             yield events
 
     async def read(self) -> None:
-        """Read what there is of a run that is over; of any other, its steps alone."""
+        """Read the steps of a run, and the whole stream too if the run is over."""
         await self._read_steps()
         if not self.is_over:
             return
@@ -139,8 +139,8 @@ class FollowedRun:
     # -- the regions
 
     async def regions(self, _event: Event) -> dict[str, str]:
-        """Return the page's regions as they are now, but for those that are as they were at the last call. Raises
-        `ApiError` where the run cannot be read."""
+        """Return the page's regions that have changed since the last call. Raises `ApiError` if the run cannot be
+        read."""
         view = await self.view()
         regions = {f"run-{name}": self._pages.region(f"playground_{name}.html", view=view) for name in REGIONS}
         changes = changed_regions(self._sent_regions, regions)

@@ -31,7 +31,7 @@ MAX_NUMBER: Final = 2**53
 
 @record(frozen=True, slots=True)
 class Field:
-    """One field of a form; `name` is that of the API, which names it in a refusal."""
+    """One field of a form; `name` is the API's name of the field, which a refusal names too."""
 
     name: str
     label: str
@@ -64,7 +64,7 @@ class Form:
     """The `Idempotency-Key`."""
 
     def values(self, field: Field) -> list[str]:
-        """Return the values of a field: those that were sent, or that of a new form."""
+        """Return the values of a field: what a person has entered, or the value that a new form has."""
         if self.entries:
             return list(self.entries.get(field.name, ()))
         if field.value:

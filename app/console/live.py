@@ -121,7 +121,7 @@ def changed_regions(earlier: Regions, now: Regions) -> dict[str, str]:
 
 
 def patch(event_id: str, regions: Regions) -> str:
-    """Return the text of one event that puts these regions in place of those of the same ids."""
+    """Return one event as text. In the browser its regions replace the elements that have the same ids."""
     partials: list[str] = []
     for name, html in regions.items():
         partials.append(f'<hx-partial hx-target="#{name}" hx-swap="outerMorph">{html}</hx-partial>')

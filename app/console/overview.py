@@ -92,7 +92,7 @@ def _live(pages: Pages, session: Session, filters: Mapping[str, str], page_until
 
 
 def _values(pages: Pages, overview: Json, filters: Json) -> dict[str, Any]:
-    """Return the values of the templates of an overview's parts."""
+    """Return the values for the templates of the parts."""
     return {
         "overview": overview,
         "has_playground": pages.has_page(f"{PATH}/playground"),
@@ -106,13 +106,15 @@ def _values(pages: Pages, overview: Json, filters: Json) -> dict[str, Any]:
 
 
 def _address(filters: Json, period: str) -> str:
-    """Return the address of the overview of another period."""
+    """Return the address of the overview for another period."""
     return f"{PATH}?{urlencode({**filters, 'period': period})}"
 
 
 def _links(overview: Json, filters: Json, since: float) -> Callable[..., str]:
-    """Return the function that makes the address of the list of the runs behind a number; without a filter of its own,
-    those of the period since this time. `since=""` leaves the period away."""
+    """Return the function by which templates link a number to the list of the runs that it counts.
+
+    The function takes further filters of that list. By default it has the runs of the period since this time;
+    with `since=""` also those before."""
 
     def link(**own_filters: object) -> str:
         return _list({"since": since, "until": overview["until"], "tenant": filters.get("tenant"), **own_filters})
@@ -121,7 +123,7 @@ def _links(overview: Json, filters: Json, since: float) -> Callable[..., str]:
 
 
 def _address_of_spending(overview: Json, budget: Json) -> str:
-    """Return the address of the list of the runs that have spent of a budget in its present window, the dearest
+    """Return the address of the list of runs that have spent from a budget in its present window, the dearest
     first."""
     scope, name = budget["scope"], budget["name"]
     filters = {"since": budget["since"], "until": overview["until"]}
@@ -138,7 +140,7 @@ def _address_of_spending(overview: Json, budget: Json) -> str:
 
 
 def _address_of_good_runs(overview: Json, filters: Json, worker: str) -> str:
-    """Return the address of the list of a worker's runs that were rated good in the period, whenever they began."""
+    """Return the address of the list of a worker's runs that were rated good in the period, old ones too."""
     times = {"rated_since": overview["since"], "rated_until": overview["until"]}
     return _list({"worker": worker, "rated": "good", **times, "tenant": filters.get("tenant")})
 
@@ -149,7 +151,7 @@ def _moment(seconds: float) -> str:
 
 
 def _list(filters: Json) -> str:
-    """Return the address of the list of runs with these filters; those that are empty are left out."""
+    """Return the address of the list of runs with these filters, without the empty ones."""
     parameters = {name: value for name, value in filters.items() if value not in (None, "")}
     for name in ("since", "until", "rated_since", "rated_until"):
         if name in parameters:

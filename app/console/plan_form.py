@@ -210,8 +210,10 @@ def differences(before: Sequence[Step], after: Sequence[Step]) -> list[StepDiffe
 
 
 def _pair_steps(before: Sequence[Step], after: Sequence[Step]) -> list[tuple[int | None, int | None]]:
-    """Return the places of each step in both revisions: those of the same instruction, then those that stand behind the
-    same step or at the same place."""
+    """Return the place of each step in both revisions; None in the revision that does not have it.
+
+    Steps with the same instruction are paired first. Of the others, those are paired that stand behind a pair, or at
+    the same place in both revisions."""
     remaining = list(range(len(before)))
     pairs: dict[int, int] = {}
     for new, step in enumerate(after):
@@ -219,8 +221,8 @@ def _pair_steps(before: Sequence[Step], after: Sequence[Step]) -> list[tuple[int
         if same is not None:
             remaining.remove(same)
             pairs[new] = same
-    neighbours_before = _last_known_before(len(before), set(pairs.values()))
-    neighbours_after = _last_known_before(len(after), set(pairs))
+    neighbours_before = _last_paired_before(len(before), set(pairs.values()))
+    neighbours_after = _last_paired_before(len(after), set(pairs))
     for new in range(len(after)):
         if new in pairs:
             continue
@@ -239,8 +241,8 @@ def _pair_steps(before: Sequence[Step], after: Sequence[Step]) -> list[tuple[int
     return places
 
 
-def _last_known_before(count: int, paired_places: Collection[int]) -> list[int]:
-    """Return for each place the last known one before it; -1 if there is none."""
+def _last_paired_before(count: int, paired_places: Collection[int]) -> list[int]:
+    """Return for each place the last paired place before it; -1 if there is none."""
     neighbours: list[int] = []
     last = -1
     for place in range(count):
@@ -254,7 +256,7 @@ def _difference(old: int, new: int, first: Step, second: Step, places: Mapping[i
     changes = []
     if first["worker"] != second["worker"]:
         changes.append(("worker", str(first["worker"]), str(second["worker"])))
-    if _moved_access(first["access"], places) != set(second["access"]):
+    if _access_with_later_places(first["access"], places) != set(second["access"]):
         changes.append(("shown", _entries(first["access"]), _entries(second["access"])))
     if bool(first.get("tools")) != bool(second.get("tools")):
         changes.append(("tools", _yes(first.get("tools")), _yes(second.get("tools"))))
@@ -264,7 +266,7 @@ def _difference(old: int, new: int, first: Step, second: Step, places: Mapping[i
     return [StepDifference(old, new, str(second["worker"]), tuple(changes), instruction)]
 
 
-def _moved_access(access: Sequence[Any], places: Mapping[int, int]) -> set[Any]:
+def _access_with_later_places(access: Sequence[Any], places: Mapping[int, int]) -> set[Any]:
     """Return the entries of an access list with the places of the later revision, without steps that are gone."""
     entries: set[Any] = set()
     for entry in access:

@@ -76,8 +76,8 @@ class Cursor:
         return int(self.step)
 
     @property
-    def chosen(self) -> str:
-        """Return the id of the node in the pane; empty: none."""
+    def node_id(self) -> str:
+        """Return the id of the node in the pane; empty if no step or plan is selected."""
         if self.step.isdecimal():
             return f"step:{self.step}"
         return self.step
@@ -215,8 +215,8 @@ class _Reader:
             "run": whole,
             "key_name": views["key_name"],
             "state": state,
-            "graph": drawing.draw_graph(views["graph"], cursor.chosen, link),
-            "timeline": drawing.draw_timeline(timeline, length, cursor.by, cursor.chosen, link),
+            "graph": drawing.draw_graph(views["graph"], cursor.node_id, link),
+            "timeline": drawing.draw_timeline(timeline, length, cursor.by, cursor.node_id, link),
             "pane": step_pane.pane(views, cursor.step),
             "has_ended": whole["state"] in ENDED,
             "may_write": cache.may_write,

@@ -41,7 +41,9 @@ class Sessions:
         """True if people can log in at an OpenID provider on this listener."""
 
     def session_of(self, request: Request) -> Session | None:
-        """Return the signed-in person; None: nobody. The API decides whether the credentials are still good."""
+        """Return the signed-in person; None if nobody is signed in.
+
+        The API decides whether the credentials are still good."""
         fields = self._read_cookie(request.cookies.get(COOKIE, ""))
         if fields is not None:
             return Session((("authorization", f"Bearer {fields['key']}"),), seconds=fields["until"] - self._now())

@@ -131,7 +131,7 @@ async def _find_run(store: Store, name: str) -> tuple[str, int | None]:
 
 
 def _faults(proof: Proof, verifiers: Sequence[str]) -> list[str]:
-    """Return the faults of the proofs of a run: in the signature of the checkpoint, or in the place of an entry."""
+    """Return what is wrong with a run's proofs: the checkpoint's signature, or an entry that is not in the tree."""
     try:
         head = _checkpoint(proof.checkpoint, verifiers)
     except NoteInvalid as error:

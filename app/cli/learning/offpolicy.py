@@ -173,7 +173,7 @@ async def _note(store: Store, config: Loaded, row: RunRow, decisions: JournaledD
 
 
 async def _beliefs(store: Store, config: Loaded, row: RunRow, decisions: JournaledDecisions) -> Beliefs | None:
-    """Return the present beliefs of the selector of a run's tier for the run's tenant."""
+    """Return what the selector of the run's tier believes at present for the run's tenant; None without a selector."""
     tier = config.catalog.tiers.get(row.tier)
     if tier is None or tier.conductor.selector is None:
         return None
@@ -195,8 +195,10 @@ def _reason_not_usable(tier: Tier | None, decision: LoggedDecision | None) -> st
 
 
 async def _read_features(store: Store, run: str, decision: LoggedDecision, task: str) -> tuple[Features | None, str]:
-    """Return the features of a decision, which are the journaled ones of a selector or those of the task for a model,
-    and the name of the conversation. Both are missing where the content was erased."""
+    """Return the features by which a decision was made, and the name of the conversation.
+
+    A selector journals its features; for the decision of a model they are computed from the task. Both results are
+    missing where the content was erased."""
     bodies = await store.contents(run, [ref for ref in (decision.features, task) if ref])
     request_features, conversation_name = None, ""
     if task in bodies:

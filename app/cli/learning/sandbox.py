@@ -80,7 +80,7 @@ class Sandbox:
         return walls or ("nothing",)
 
     def standing(self) -> tuple[str, ...]:
-        """Return the isolations that this machine offers. Without that of the network only trusted code is run."""
+        """Return the isolations that this machine offers. If it lacks `network`, only trusted code may run."""
         return Sandbox(trusts=True).execute("", "", 5.0).walls
 
 

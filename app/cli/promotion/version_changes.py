@@ -118,7 +118,7 @@ def signed_findings(note: str) -> str:
 
 
 async def read_changes(settings: Settings, *, of_tiers: bool) -> tuple[Change, ...]:
-    """Return the changes of what serves tiers, or those of conductors' versions."""
+    """Return the changes of what serves the tiers, or else the changes of conductors' versions."""
     async with storage.open_configured_store(settings) as store:
         changes = await store.changes()
     return tuple([change for change in changes if bool(tier_in(change.conductor)) == of_tiers])

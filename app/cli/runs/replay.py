@@ -70,7 +70,7 @@ class ReplayedRun:
     refusal: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the pair as a line of the file of `--out`."""
+        """Return the pair as `--out` writes it, one on each line."""
         comparison = None
         if self.comparison is not None:
             comparison = self.comparison.to_json()

@@ -130,7 +130,7 @@ def query_of(args: Arguments, keys: Sequence[KeyRow], now: float) -> RunQuery:
 
 
 def _key_id(rows: Sequence[KeyRow], key: str | None, now: float) -> str | None:
-    """Return the id of the key of this name. A text that is no key's name is taken for an id."""
+    """Return the id of the key with this name. A text that no key has as its name is taken for an id."""
     if key is None or key not in {row.name for row in rows}:
         return key
     return find_key(rows, key, now).id

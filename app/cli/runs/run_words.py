@@ -207,7 +207,7 @@ def requests(run: Record) -> str:
 
 
 def replies(run: Record) -> str:
-    """Return the ids of the replies of the run's turns; empty for a run that nobody asked for over HTTP."""
+    """Return the ids of the replies to the run's turns; empty for a run that was not requested over HTTP."""
     return ", ".join(turn["reply_id"] for turn in run["turns"] if turn["reply_id"])
 
 

@@ -100,7 +100,7 @@ def _path(budget: str) -> str:
 
 
 def _row(budget: dict[str, Any]) -> list[Cell]:
-    """Return the row of a budget, with that of its present accounts of which the least is left."""
+    """Return the row of a budget. It shows the account with the least left in the present period."""
     name = Cell(budget["id"], at("budgets", "one", id=budget["id"]))
     head = [name, Cell(budget["tenant"]), Cell(f"{usd(budget['usd'])} a {budget['period']}", kind="number")]
     latest = max([window["start"] for window in budget["windows"]], default=None)

@@ -212,7 +212,7 @@ def _promotable(conductor: Mapping[str, Any]) -> list[str]:
 
 
 async def _evidence(admin: Administration, session: Session, conductor: Mapping[str, Any]) -> list[str]:
-    """Return the conditions of a promotion of each version that may be promoted, in sentences."""
+    """Return a sentence about the conditions of promotion for each version that may be promoted."""
     sentences = []
     for version in _promotable(conductor):
         path = f"{API}/conductors/{path_segment(conductor['name'])}/evidence"

@@ -171,7 +171,7 @@ def following(request: Request, page: Mapping[str, Any]) -> str:
 
 
 def at(*parts: str, **fields: str) -> str:
-    """Return the address of a page of the administration; every part may be any text."""
+    """Return the address of an administration page. Each part may be any text: it is quoted."""
     path = "/".join([ADMIN, *[quote(part, safe="") for part in parts]])
     if fields:
         return f"{path}?{urlencode(fields)}"
