@@ -18,7 +18,7 @@ from app.console.forms import REFUSALS, TOKEN_BYTES, Field, read_fields
 from app.console.live import Live, Regions
 from app.console.pages import Pages, form_lists, last_value, redirect_to
 
-PAGE: Final = 20
+PAGE_PLANS: Final = 20
 """Plans of a page; the journal of each is read."""
 MAX_WATCHED_RUNS: Final = 100
 """The most waiting runs that a page which is open looks at for changes."""
@@ -49,7 +49,7 @@ class Approvals:
         """Return the plans that wait, as a page or as they change, or those that were decided."""
         after = request.query_params.get("after")
         if request.query_params.get("status") == "decided":
-            page = await self._api.get(session, self._prefix, status="decided", limit=PAGE, after=after)
+            page = await self._api.get(session, self._prefix, status="decided", limit=PAGE_PLANS, after=after)
             return self._pages.show(request, "approvals.html", status="decided", page=page, is_live=False)
         if "live" in request.query_params:
             waiting = {"state": "awaiting_approval", "limit": MAX_WATCHED_RUNS}
@@ -90,7 +90,7 @@ class Approvals:
     async def _read_waiting(self, session: Session, after: str | None = None) -> dict[str, Any]:
         """Return a page of the plans that wait, without their instructions: their content is read on the page of
         one."""
-        page: dict[str, Any] = await self._api.get(session, self._prefix, words="false", limit=PAGE, after=after)
+        page: dict[str, Any] = await self._api.get(session, self._prefix, words="false", limit=PAGE_PLANS, after=after)
         return page
 
     async def _regions(self, session: Session, _event: Event) -> Regions:

@@ -17,7 +17,7 @@ from app.core.records import record
 Lists = Mapping[str, Sequence[str]]
 """The fields of a form, each with all of its values."""
 Step = Mapping[str, Any]
-NEW: Final = "new"
+NEW_STEP: Final = "new"
 PARAM: Final = re.compile(r"plan\.steps\[(\d+)\]\.(worker|subtask|access|tools)")
 PLACE_CHARS: Final = 4
 COMPARED_WORDS: Final = 2_000
@@ -72,10 +72,10 @@ def read(lists: Lists) -> list[dict[str, Any]]:
 def new_step(lists: Lists) -> dict[str, Any]:
     """Return the step to be added as it stands in the form, with its place; a form that was not sent has an empty
     one."""
-    step = _step(lists, NEW)
-    if f"worker-{NEW}" not in lists:
+    step = _step(lists, NEW_STEP)
+    if f"worker-{NEW_STEP}" not in lists:
         step["access"] = ["user"]
-    return step | {"place": last_value(lists, f"place-{NEW}")}
+    return step | {"place": last_value(lists, f"place-{NEW_STEP}")}
 
 
 def _step(lists: Lists, name: str) -> dict[str, Any]:
@@ -145,17 +145,17 @@ def _check_swap(form_steps: Sequence[Step], earlier: int) -> None:
 
 
 def _added_step(lists: Lists, count: int) -> dict[str, Any]:
-    step = _step(lists, NEW)
-    place = _place(last_value(lists, f"place-{NEW}"))
+    step = _step(lists, NEW_STEP)
+    place = _place(last_value(lists, f"place-{NEW_STEP}"))
     if not step["subtask"].strip():
-        raise FormFault({f"subtask-{NEW}": "Write the instruction of the new step."})
+        raise FormFault({f"subtask-{NEW_STEP}": "Write the instruction of the new step."})
     if place is None or place > count:
         place = count
     steps = [entry for entry in step["access"] if isinstance(entry, int)]
     later = [str(entry) for entry in steps if entry >= place]
     if later:
         fault = f"At that place it cannot be shown step {', '.join(later)}, which comes later."
-        raise FormFault({f"access-{NEW}": fault})
+        raise FormFault({f"access-{NEW_STEP}": fault})
     edit: dict[str, Any] = {"op": "add", "step": place}
     edit |= {name: step[name] for name in ("worker", "subtask", "access")}
     if step["tools"]:
@@ -170,7 +170,7 @@ def field_of_refusal(param: str, button: Button, count: int, added_at: int) -> s
     if match is None:
         return ""
     place: int | str = _place_before(int(match[1]), button, added_at)
-    if place == NEW or int(place) < count:
+    if place == NEW_STEP or int(place) < count:
         return f"{match[2]}-{place}"
     return ""
 
@@ -180,7 +180,7 @@ def _place_before(place: int, button: Button, added_at: int) -> int | str:
         return place + (place >= button.step)
     if button.action == "add":
         if place == added_at:
-            return NEW
+            return NEW_STEP
         return place - (place > added_at)
     if button.action in ("up", "down"):
         earlier = button.step - (button.action == "up")

@@ -21,7 +21,7 @@ from app.console.request_form import FormFault, Outcome
 from app.console.session import PATH
 from app.console.step_pane import cut
 
-SAVED: Final = "saved"
+SAVED_PARAM: Final = "saved"
 """The parameter of the address of a revision that was made by pressing the button to run."""
 
 
@@ -54,7 +54,7 @@ class Plans:
         """Return one revision of a plan, by default the latest."""
         plan = await self._plan(request, session, request.query_params.get("revision"))
         notice = ""
-        if SAVED in request.query_params:
+        if SAVED_PARAM in request.query_params:
             notice = f"Your changes are revision {plan['revision']}, which has not run yet: look at it, then run it."
         return await self._page(request, session, plan, Outcome(notice=notice), {})
 
@@ -88,7 +88,7 @@ class Plans:
             return await self._page(request, session, plan, outcome, lists)
         address = f"/plans/{path_segment(later['id'])}?revision={later['revision']}"
         if button.action == "run":
-            address += f"&{SAVED}=1"
+            address += f"&{SAVED_PARAM}=1"
         return redirect_to(address)
 
     async def _without_edits(

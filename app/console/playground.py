@@ -64,7 +64,7 @@ class Playground:
 
     async def show(self, request: Request, session: Session) -> Response:
         """Return the empty form; the address may bring fields of it."""
-        values = {name: value for name, value in request.query_params.items() if name in request_form.EMPTY}
+        values = {name: value for name, value in request.query_params.items() if name in request_form.EMPTY_FIELDS}
         return await self._page(request, session, request_form.read(values), ShownRun(), Outcome())
 
     async def show_run(self, request: Request, session: Session) -> Any:
@@ -166,8 +166,8 @@ class Playground:
 
 def _has_hidden_value(fields: Mapping[str, str]) -> bool:
     """Return True if a field among the options, which are folded away at first, was changed."""
-    options = [name for name in request_form.EMPTY if name not in VISIBLE_FIELDS]
-    return any(fields[name] != request_form.EMPTY[name] for name in options)
+    options = [name for name in request_form.EMPTY_FIELDS if name not in VISIBLE_FIELDS]
+    return any(fields[name] != request_form.EMPTY_FIELDS[name] for name in options)
 
 
 def origin_of(request: Request) -> str:

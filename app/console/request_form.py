@@ -16,7 +16,7 @@ from app.core.records import record
 
 Fields = Mapping[str, str]
 """The fields of a form, each with its text."""
-EMPTY: Final[Fields] = {
+EMPTY_FIELDS: Final[Fields] = {
     "question": "",
     "system": "",
     "tier": "",
@@ -104,7 +104,7 @@ class Outcome:
 
 def read(form: Mapping[str, str]) -> dict[str, str]:
     """Return the fields of a form that was sent; what is missing has its first value."""
-    return {name: form.get(name, first) for name, first in EMPTY.items()}
+    return {name: form.get(name, first) for name, first in EMPTY_FIELDS.items()}
 
 
 def to_body(fields: Fields) -> dict[str, Any]:

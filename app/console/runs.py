@@ -33,7 +33,7 @@ def named_choices(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return (("", "any"), *[(value, value.replace("_", " ")) for value in values])
 
 
-USUAL: Final = (
+USUAL_FIELDS: Final = (
     Field("state", "State", named_choices(RUN_STATES)),
     Field("tier", "Tier"),
     Field("worker", "Worker"),
@@ -43,7 +43,7 @@ USUAL: Final = (
     Field("order", "Order", (("desc", "descending"), ("asc", "ascending"))),
     Field("limit", "Runs a page", (("20", "20"), ("50", "50"), ("100", "100"))),
 )
-FURTHER: Final = (
+FURTHER_FIELDS: Final = (
     Field("key", "Key (id)"),
     Field("label", "Label"),
     Field("topology", "Topology", named_choices(get_args(Topology))),
@@ -78,10 +78,10 @@ FURTHER: Final = (
     Field("trace_id", "Trace id"),
     Field("tenant", "Tenant"),
 )
-FILTERS: Final = tuple(field.name for field in (*USUAL, *FURTHER))
-ARRANGING: Final = frozenset({"sort", "order", "limit"})
+FILTERS: Final = tuple(field.name for field in (*USUAL_FIELDS, *FURTHER_FIELDS))
+ORDER_FIELDS: Final = frozenset({"sort", "order", "limit"})
 """Fields that arrange the list and select nothing."""
-INCLUDED: Final = ("count", "workers", "preview", "key_name")
+DETAILS: Final = ("count", "workers", "preview", "key_name")
 OF_ALL_TENANTS: Final = frozenset({"tenant", "queue"})
 """Fields for keys of all tenants."""
 LIST: Final = f"{PATH}/runs"
@@ -107,10 +107,10 @@ def routes(pages: Pages) -> list[Route]:
             request,
             "runs.html",
             status,
-            usual=USUAL,
-            further=[field for field in FURTHER if field.name not in OF_ALL_TENANTS or me["all_tenants"]],
+            usual=USUAL_FIELDS,
+            further=[field for field in FURTHER_FIELDS if field.name not in OF_ALL_TENANTS or me["all_tenants"]],
             filters=filters,
-            is_filtered_further=any(filters.get(field.name) for field in FURTHER),
+            is_filtered_further=any(filters.get(field.name) for field in FURTHER_FIELDS),
             fault=fault,
             is_followed=request.query_params.get("follow") != "no",
             here_followed=here,
@@ -127,7 +127,7 @@ def _request_query(request: Request) -> dict[str, str]:
 
 
 async def _read_list(pages: Pages, session: Session, filters: Mapping[str, str]) -> Any:
-    return await pages.api.get(session, "/v1/runs", **filters, include=list(INCLUDED))
+    return await pages.api.get(session, "/v1/runs", **filters, include=list(DETAILS))
 
 
 def _live(pages: Pages, session: Session, filters: Mapping[str, str], *, sees_tenants: bool) -> Live:
@@ -161,7 +161,7 @@ def _table_values(
         "runs": [run | {"marks": _marks(run), "seconds": _seconds(run)} for run in page["data"]],
         "range": _range(page),
         "links": links,
-        "is_filtered": any(name not in ARRANGING for name in parameters),
+        "is_filtered": any(name not in ORDER_FIELDS for name in parameters),
         "sees_tenants": sees_tenants,
         "has_playground": pages.has_page(f"{PATH}/playground"),
     }

@@ -128,9 +128,9 @@ async def test_an_outage_is_no_wrong_answer_and_is_tried_again(
     stub.always("alpha", Fail(status=400))
     assert await run(environ, "--worker", "alpha", "--each", "1", "--concurrency", "1", "--yes") == 1
     output = capsys.readouterr().out
-    assert f"alpha: {calibrate.OUTAGES} calls failed; they are not counted as trials" in output
+    assert f"alpha: {calibrate.MAX_OUTAGES_IN_A_ROW} calls failed; they are not counted as trials" in output
     assert "got no further tasks" in output
-    assert len(stub.requests_for("alpha")) == calibrate.OUTAGES
+    assert len(stub.requests_for("alpha")) == calibrate.MAX_OUTAGES_IN_A_ROW
     assert not await asyncio.to_thread(stored_trials, environ, capsys)
     assert not stub.requests_for("beta"), "nobody answers in its place"
     stub.always("alpha", Reply(chunks=("Answer: 46",)))

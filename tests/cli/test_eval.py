@@ -159,7 +159,7 @@ def test_the_built_in_tasks_have_right_answers_that_rehearsal_workers_can_find()
 def test_code_is_run_only_behind_walls_or_where_it_is_trusted(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Sandbox, "standing", lambda _: ("files",))
+    monkeypatch.setattr(Sandbox, "isolations", lambda _: ("files",))
     (home / "t.jsonl").write_text('{"question": "?", "grader": {"kind": "tests", "tests": "assert True"}}')
     assert baton("--tasks", "t.jsonl", "--arms", "random") == 2
     assert "does not allow its network to be cut off" in capsys.readouterr().err

@@ -27,7 +27,7 @@ def walls() -> tuple[str, ...]:
     result = subprocess.run([sys.executable, "-c", KERNEL], capture_output=True, text=True, check=True).stdout.split()
     if "network" not in result:
         pytest.skip("this kernel has no namespaces for us")
-    commands = Sandbox().standing()
+    commands = Sandbox().isolations()
     assert set(commands) == {*result, "processes"}
     return commands
 

@@ -20,13 +20,13 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     terminal.log_to_stderr("warning")
     storage.print_database(settings)
     if args.verb == "failed":
-        event_loop.run(_failed(settings, args))
+        event_loop.run(_list_failed(settings, args))
     else:
         event_loop.run(_resend(settings, args, now()))
     return 0
 
 
-async def _failed(settings: Settings, args: Arguments) -> None:
+async def _list_failed(settings: Settings, args: Arguments) -> None:
     async with storage.open_configured_store(settings) as store:
         messages = await store.failed_notices(args.limit)
     if args.json:

@@ -24,7 +24,7 @@ from app.providers.formats import adapter
 from app.store.journal_file import write
 from app.store.sealed_rows import SealedRows, in_one_snapshot
 
-SHOWN = 200
+MAX_PRINTED_VIOLATIONS = 200
 """Violations that are printed; `--json` has up to 10,000."""
 CLEAN, VIOLATIONS, UNREADABLE = 0, 1, 2
 
@@ -128,10 +128,10 @@ def _json(report: Report) -> str:
 
 def _print(report: Report) -> None:
     console = terminal.stdout()
-    for violation in report.violations[:SHOWN]:
+    for violation in report.violations[:MAX_PRINTED_VIOLATIONS]:
         console.print(Text(str(violation)), soft_wrap=True)
-    if report.rules.total() > SHOWN:
-        console.print(f"... and {report.rules.total() - SHOWN:,} more")
+    if report.rules.total() > MAX_PRINTED_VIOLATIONS:
+        console.print(f"... and {report.rules.total() - MAX_PRINTED_VIOLATIONS:,} more")
     for name, number in report.rules.most_common():
         promises, meaning = RULES[name]
         console.print(f"{number:,} x {name} ({promises}): {meaning}", style="red", markup=False, soft_wrap=True)

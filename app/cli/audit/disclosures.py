@@ -22,7 +22,7 @@ PAGE_ROWS = 500
 """Rows that are read at a time."""
 BATCH_RUNS = 100
 """Runs whose rows one transaction derives."""
-SHOWN = ("when", "run", "step", "recipient", "kind", "region", "saw", "labels", "outcome", "by")
+COLUMNS = ("when", "run", "step", "recipient", "kind", "region", "saw", "labels", "outcome", "by")
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
@@ -113,7 +113,7 @@ async def read_pages(store: Store, query: DisclosureQuery) -> AsyncIterator[Sequ
 
 
 def _table(rows: Sequence[Disclosure]) -> Table:
-    table = terminal.table(*SHOWN)
+    table = terminal.table(*COLUMNS)
     for row in rows:
         step = ""
         if row.step is not None:
@@ -125,14 +125,14 @@ def _table(rows: Sequence[Disclosure]) -> Table:
             row.recipient,
             row.kind,
             row.region,
-            shown_parts(row),
+            parts_text(row),
             " ".join(row.labels),
         )
         terminal.add_row(table, (*cells, row.outcome or "open", decision_text(row)))
     return table
 
 
-def shown_parts(row: Disclosure) -> str:
+def parts_text(row: Disclosure) -> str:
     """Return what a recipient saw, in a few words."""
     parts = []
     if row.saw_user:

@@ -15,9 +15,9 @@ from app.process.config import Settings, log_witnesses
 from app.store.archive_files import ArchiveFiles, open_archive_files
 
 NAME = re.compile(r"(\d{15})\.(txt|tsr)")
-LISTED = 1_000_000
+TAIL_ENTRIES = 1_000_000
 """So many entries before the end of the log are looked at first."""
-READ = 100
+MAX_CHECKPOINTS_READ = 100
 """Most checkpoints that are read to find the last one that a witness has cosigned."""
 READ_SECONDS = 30.0
 
@@ -74,7 +74,7 @@ async def read_exported(settings: Settings, size: int) -> ExportedCheckpoints | 
 
 
 def _read(files: ArchiveFiles, checkpoints: ExportedCheckpoints, size: int, witnesses: tuple[Witness, ...]) -> None:
-    names = files.names(f"{max(0, size - LISTED):015d}") or files.names("")
+    names = files.names(f"{max(0, size - TAIL_ENTRIES):015d}") or files.names("")
     sizes: dict[str, list[int]] = {"txt": [], "tsr": []}
     for name in names:
         match = NAME.fullmatch(name)
@@ -89,7 +89,7 @@ def _read(files: ArchiveFiles, checkpoints: ExportedCheckpoints, size: int, witn
             checkpoints.written_at = moment(written_at)
     checkpoints.witnesses = {witness.name: Cosigned(size=None, at=None) for witness in witnesses}
     missing = list(witnesses)
-    for checkpoint in sizes["txt"][: -READ - 1 : -1]:
+    for checkpoint in sizes["txt"][: -MAX_CHECKPOINTS_READ - 1 : -1]:
         if not missing:
             return
         body = files.read(f"{checkpoint:015d}.txt") or b""

@@ -24,10 +24,10 @@ from app.errors import ConfigInvalid, StoreUnavailable
 from app.process.config import read
 from app.store.sealed_rows import SealedRows, in_one_snapshot
 
-SHOWN = 100
+MAX_PRINTED_FINDINGS = 100
 """Findings that are printed; `--json` has up to 10,000."""
 CLEAN, ALTERED, UNREADABLE = 0, 1, 2
-HELD_BYTES = 2**16
+MAX_CHECKPOINT_BYTES = 2**16
 """Most bytes of a checkpoint."""
 
 
@@ -88,7 +88,7 @@ def _held_checkpoints(places: tuple[str, ...]) -> tuple[tuple[str, Checkpoint], 
             files = sorted(path.rglob("*.txt"))
         for file in files:
             try:
-                if file.is_file() and file.stat().st_size <= HELD_BYTES:
+                if file.is_file() and file.stat().st_size <= MAX_CHECKPOINT_BYTES:
                     checkpoints.append((file.name, read_checkpoint(file.read_text())))
             except (OSError, UnicodeDecodeError, Unreadable) as error:
                 raise ConfigInvalid([f"--checkpoint {file}: {error}"]) from None
@@ -144,8 +144,8 @@ def _json(report: Verification, check: LogCheck) -> dict[str, object]:
 def _print(report: Verification, seconds: float) -> None:
     console = terminal.stdout()
     for number, finding in enumerate(report.ordered()):
-        if number == SHOWN:
-            console.print(f"... and {report.rules.total() - SHOWN:,} more")
+        if number == MAX_PRINTED_FINDINGS:
+            console.print(f"... and {report.rules.total() - MAX_PRINTED_FINDINGS:,} more")
             break
         console.print(Text(terminal.clean(str(finding))), soft_wrap=True)
     for name, number in report.rules.most_common():

@@ -40,13 +40,13 @@ from app.process.wiring import Runtime
 
 KEY = "baton-calibrate"
 """The name of the key in the journal."""
-ATTEMPTS = 2
-SECONDS = 180.0
-SAYS_NOTHING = (
+MAX_ATTEMPTS = 2
+MAX_RUN_SECONDS = 180.0
+NO_DIFFERENCE_NOTE = (
     "These tasks tell no two of the workers apart: nobody learns from them which worker is better. "
     "Calibrate with tasks like those of your callers: baton calibrate --tasks FILE."
 )
-OUTAGES = 5
+MAX_OUTAGES_IN_A_ROW = 5
 """Failed calls of one worker in a row after which it gets no further tasks."""
 
 
@@ -129,8 +129,8 @@ def _tasks(args: Arguments) -> Sequence[BuiltIn]:
     def read(faults: list[str]) -> list[GradedTask]:
         return task_set.read(Path(args.tasks), sandbox.run, faults)
 
-    tasks = task_set.checked(read)
-    sandbox.ready(task.grader for task in tasks)
+    tasks = task_set.require_valid(read)
+    sandbox.require_isolation(task.grader for task in tasks)
     version = f"file-{task_set.digest(tasks)[:16]}"
     return [_of_file(task, version) for task in tasks]
 
@@ -161,9 +161,9 @@ def _limits(worker: Worker, tier: Tier, task: BuiltIn, tokens: int) -> Limits:
     """Return limits within the tier's own, for one call and one retry."""
     tier_limits = tier.efforts[tier.effort]
     tokens = min(tokens, worker.card.max_output, tier_limits.output_tokens)
-    attempts = min(ATTEMPTS, tier_limits.attempts)
+    attempts = min(MAX_ATTEMPTS, tier_limits.attempts)
     most = attempts * worst_case(worker, input_bound(task.task.messages), tokens)[0]
-    seconds = min(SECONDS, tier_limits.seconds)
+    seconds = min(MAX_RUN_SECONDS, tier_limits.seconds)
     return replace(
         tier_limits,
         steps=1,
@@ -212,7 +212,7 @@ async def _calibrate(
 
         async def work() -> None:
             for task in waiting:
-                if progress.in_a_row[task.worker.name] < OUTAGES and _affordable(args.usd, task, progress):
+                if progress.in_a_row[task.worker.name] < MAX_OUTAGES_IN_A_ROW and _affordable(args.usd, task, progress):
                     await _try(runtime, task, progress, now)
                 advance()
 
@@ -301,13 +301,13 @@ def _print(args: Arguments, catalog: Catalog, trials: Sequence[Trial], progress:
     else:
         console.print("Nothing was measured yet.")
     if alike(by_worker):
-        console.print(SAYS_NOTHING)
+        console.print(NO_DIFFERENCE_NOTE)
     if progress.trials:
         console.print(f"{len(progress.trials)} trials, {terminal.dollars(progress.spent)}.")
     for name, count in sorted(progress.outages.items()):
         console.print(f"{name}: {count} calls failed; they are not counted as trials, and are repeated the next time.")
-        if progress.in_a_row[name] >= OUTAGES:
-            console.print(f"{name}: {OUTAGES} of them in a row, so it got no further tasks.")
+        if progress.in_a_row[name] >= MAX_OUTAGES_IN_A_ROW:
+            console.print(f"{name}: {MAX_OUTAGES_IN_A_ROW} of them in a row, so it got no further tasks.")
     if progress.short:
         console.print("The money of --usd was not enough for the rest.")
 

@@ -32,9 +32,9 @@ from app.lab.measurements import Measure, incompatibilities, of_json
 from app.network.http_client import async_client
 from app.process.config import configure
 
-OWN = "tier"
+UNCHANGED_TIER = "tier"
 """The name of the unchanged tier in `--arms`."""
-SPARE = 30.0
+SPARE_SECONDS = 30.0
 """Seconds that a request gets beyond its run's time limit."""
 
 
@@ -66,8 +66,8 @@ def _tasks(args: Arguments, sandbox: Sandbox) -> list[GradedTask]:
             return task_set.parse(sample_tasks.lines(), "built-in tasks", sandbox.run, faults)
         return task_set.read(Path(args.tasks), sandbox.run, faults)
 
-    tasks = task_set.checked(read)[: args.limit]
-    walls = sandbox.ready([task.grader for task in tasks])
+    tasks = task_set.require_valid(read)[: args.limit]
+    walls = sandbox.require_isolation([task.grader for task in tasks])
     if walls:
         terminal.stderr().print(f"code from answers is isolated from: {', '.join(walls)}")
     return tasks
@@ -155,7 +155,7 @@ def _arms_of_option(text: str) -> list[str]:
 
 def model_id(arm: str, tier: str) -> str:
     """Return the model id of an arm: `single:x` becomes `baton-ultra:single:x`."""
-    if arm == OWN:
+    if arm == UNCHANGED_TIER:
         return tier
     if arm == tier or arm.startswith(f"{tier}:"):
         return arm
@@ -163,7 +163,7 @@ def model_id(arm: str, tier: str) -> str:
 
 
 def _short(model: str) -> str:
-    return model.partition(":")[2] or OWN
+    return model.partition(":")[2] or UNCHANGED_TIER
 
 
 def _experiment(args: Arguments, tasks: Sequence[GradedTask], tier: ServedTier, name: str) -> Experiment:
@@ -178,7 +178,7 @@ def _experiment(args: Arguments, tasks: Sequence[GradedTask], tier: ServedTier, 
         digest=task_set.digest(tasks),
         catalog=tier.catalog,
         concurrency=args.concurrency,
-        deadline=tier.seconds + SPARE,
+        deadline=tier.seconds + SPARE_SECONDS,
         usd=usd,
         options=_options(args),
     )

@@ -27,7 +27,7 @@ from app.lab.grading import Execute, Grader
 from app.process.config import Settings, read
 from app.store.protocol import RunQuery, RunRow, Store
 
-PAGE = 200
+PAGE_RUNS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     terminal.log_to_stderr("warning")
     sandbox = Sandbox(args.trust_code)
     rules = _rules(args, sandbox.run)
-    sandbox.ready(rule.grader for rule in rules)
+    sandbox.require_isolation(rule.grader for rule in rules)
     if not rules and not args.signs:
         raise ConfigInvalid(["say what to look for: --tasks FILE, --grader JSON or --signs"])
     storage.print_database(settings)
@@ -133,7 +133,7 @@ async def _runs(store: Store, args: Arguments, now: float) -> AsyncIterator[Ende
     if args.run is not None:
         yield await _read_run(store, await storage.find_run(store, args.run))
         return
-    query = RunQuery(tenant=args.tenant, tier=args.tier, limit=PAGE)
+    query = RunQuery(tenant=args.tenant, tier=args.tier, limit=PAGE_RUNS)
     if args.since:
         query = replace(query, since=now - args.since)
     rows = await store.runs(query)

@@ -39,8 +39,8 @@ from app.lab.offpolicy import SELECTION, Estimate, Log, Logged, Policy, Report, 
 from app.process.config import Loaded, configure
 from app.store.protocol import RunQuery, RunRow, Store
 
-PAGE = 200
-FREQUENT = 6
+PAGE_RUNS = 200
+DEFAULT_ARMS = 6
 """The number of arms that are judged by default: those that were taken most often."""
 
 Group = tuple[str, str, str]
@@ -62,7 +62,7 @@ class RewardedDecision:
     """The features by which the selector decided about the answer in a second round; None if there was none."""
 
     @property
-    def logged(self) -> Logged:
+    def log_row(self) -> Logged:
         """Return the row in the form that the estimators read."""
         first = self._of(self.decision, self.features)
         if self.decision.further is None:
@@ -126,7 +126,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 async def _read(config: Loaded, args: Arguments, now: float) -> JournaledDecisions:
     decisions = JournaledDecisions()
-    query = RunQuery(tenant=args.tenant, tier=args.tier, limit=PAGE)
+    query = RunQuery(tenant=args.tenant, tier=args.tier, limit=PAGE_RUNS)
     if args.since:
         query = replace(query, since=now - args.since)
     async with storage.open_configured_store(config.settings) as store:
@@ -215,7 +215,7 @@ async def _read_features(store: Store, run: str, decision: LoggedDecision, task:
 
 
 def _judge(group: Group, rows: Sequence[RewardedDecision], policies: Sequence[str]) -> list[Judgement]:
-    frequent_actions = Counter(row.decision.action for row in rows).most_common(FREQUENT)
+    frequent_actions = Counter(row.decision.action for row in rows).most_common(DEFAULT_ARMS)
     logs: dict[tuple[int, ...], Log] = {}
     judgements = []
     usual = [GREEDY, CURRENT, UNIFORM, *[f"{ALWAYS}{arm}" for arm, _ in frequent_actions]]
@@ -229,7 +229,7 @@ def _judge(group: Group, rows: Sequence[RewardedDecision], policies: Sequence[st
             continue
         places = tuple(choices)
         if places not in logs:
-            logs[places] = Log([rows[place].logged for place in places])
+            logs[places] = Log([rows[place].log_row for place in places])
         firsts, furthers = zip(*choices.values(), strict=True)
         judgements.append(Judgement(group, policy, len(rows) - len(places), logs[places].report(firsts, furthers)))
     return judgements

@@ -11,7 +11,7 @@ from app.lab.comparison import Table
 
 WIDTH, HEIGHT = 64, 16
 MARKS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-WIDE = 20.0
+MIN_LOGARITHMIC_RATIO = 20.0
 """The ratio of costs from which their axis is logarithmic."""
 
 
@@ -44,15 +44,15 @@ def _scale(costs: Sequence[float]) -> tuple[Callable[[float], float], str]:
     """Return a function from a cost to its place between 0 and 1, and the label of the axis."""
     bend: Callable[[float], float] = float
     kind = ""
-    if _wide(costs):
+    if _has_wide_range(costs):
         bend, kind = math.log, ", logarithmic"
     low, high = bend(min(costs)), bend(max(costs))
     words = f"{terminal.dollars(min(costs) * MILLION)} to {terminal.dollars(max(costs) * MILLION)} for each task{kind}"
     return (lambda cost: (bend(cost) - low) / ((high - low) or 1.0)), words
 
 
-def _wide(costs: Sequence[float]) -> bool:
-    return min(costs) > 0 and max(costs) / min(costs) >= WIDE
+def _has_wide_range(costs: Sequence[float]) -> bool:
+    return min(costs) > 0 and max(costs) / min(costs) >= MIN_LOGARITHMIC_RATIO
 
 
 def png(table: Table, path: Path) -> bool:
@@ -69,7 +69,7 @@ def png(table: Table, path: Path) -> bool:
             form = "o"
         axes.errorbar([arm.usd], [arm.accuracy.value], yerr=[[below], [above]], fmt=form, label=label)
         axes.annotate(mark(place), (arm.usd, arm.accuracy.value), xytext=(4, 4), textcoords="offset points")
-    if _wide([arm.usd for arm in table.standings]):
+    if _has_wide_range([arm.usd for arm in table.standings]):
         axes.set_xscale("log")
     axes.set_xlabel("dollars for each task (o: on the Pareto front)")
     axes.set_ylabel(f"accuracy over {table.tasks} tasks, 95 % interval")

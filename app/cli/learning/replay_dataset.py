@@ -22,11 +22,11 @@ UNITS: Mapping[str, str] = {
     "tokens": "the mean tokens of a call",
     "calls": "the share of calls of the better model, since no costs are recorded",
 }
-LOG = (
+LOG_NOTE = (
     "This is a log with one outcome for each prompt (bandit feedback): these are off-policy estimates and no results. "
     "APGR, AUC and regret cannot be known from it."
 )
-ASSUMED = (
+ASSUMPTION_NOTE = (
     "Lines without a propensity count as if the model had been drawn at random by its share of the log: the estimates "
     "are biased if the choice depended on the prompt."
 )
@@ -128,9 +128,9 @@ def _in_words(mean: float | None, worst: float | None) -> str:
 
 def _log(args: Arguments, data: Dataset, open_: Routes, plan: Plan) -> None:
     reports_by_policy = estimated(data, plan)
-    notes = [LOG]
+    notes = [LOG_NOTE]
     if any(row.propensity is None for row in data.rows):
-        notes.append(ASSUMED)
+        notes.append(ASSUMPTION_NOTE)
     if args.json:
         policies: dict[str, Any] = {}
         for name, reports in reports_by_policy.items():

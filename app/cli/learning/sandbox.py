@@ -62,14 +62,14 @@ class Sandbox:
             return None
         return verdict.text
 
-    def ready(self, graders: Iterable[Grader]) -> tuple[str, ...]:
+    def require_isolation(self, graders: Iterable[Grader]) -> tuple[str, ...]:
         """Return the isolations under which these graders run code, or nothing if none of them does.
 
         Raises `ConfigInvalid` if code must not be run here, because a refusal is no verdict on an answer.
         """
         if not any(grader.kind == "tests" for grader in graders):
             return ()
-        walls = self.standing()
+        walls = self.isolations()
         if "network" not in walls and not self.trusts:
             raise ConfigInvalid(
                 [
@@ -79,7 +79,7 @@ class Sandbox:
             )
         return walls or ("nothing",)
 
-    def standing(self) -> tuple[str, ...]:
+    def isolations(self) -> tuple[str, ...]:
         """Return the isolations that this machine offers. If it lacks `network`, only trusted code may run."""
         return Sandbox(trusts=True).execute("", "", 5.0).walls
 

@@ -19,7 +19,7 @@ from typing import Any
 NAMESPACES = 0x10000000 | 0x40000000 | 0x20000000 | 0x08000000
 """Linux namespaces: user, network, processes, and messages between processes."""
 USER = 0x10000000
-READ, WRITE_DEVICE = 1 | 4 | 8, 2 | 4
+READ_RIGHTS, DEVICE_RIGHTS = 1 | 4 | 8, 2 | 4
 """Rights of Landlock: execute, read files and list folders; write and read a file."""
 SHARED = ("/usr/lib", "/lib", "/lib64", "/usr/local/lib", "/usr/share/zoneinfo")
 MEMORY, FILE_BYTES, OPEN_FILES = 1 << 30, 16 << 20, 64
@@ -137,8 +137,8 @@ def _restrict_files(home: str) -> bool:
     rules = libc.syscall(444, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     if rules < 0:
         return False
-    rights = {os.path.dirname(os.__file__): READ, **dict.fromkeys(SHARED, READ), home: every}
-    for path, access in {**rights, "/dev/null": WRITE_DEVICE, "/dev/urandom": 4}.items():
+    rights = {os.path.dirname(os.__file__): READ_RIGHTS, **dict.fromkeys(SHARED, READ_RIGHTS), home: every}
+    for path, access in {**rights, "/dev/null": DEVICE_RIGHTS, "/dev/urandom": 4}.items():
         _allow(libc, rules, path, access & every)
     libc.prctl(38, 1, 0, 0, 0)
     return bool(libc.syscall(446, rules, ctypes.c_uint32(0)) == 0)

@@ -16,7 +16,7 @@ from app.errors import ConfigInvalid
 from app.lab import grading
 from app.lab.grading import Execute, Grader
 
-MOST_LINES, LINE_BYTES = 1_000_000, 1_000_000
+MAX_LINES, MAX_LINE_BYTES = 1_000_000, 1_000_000
 ROLES = ("system", "developer", "user", "assistant")
 
 
@@ -51,13 +51,13 @@ def read(path: Path, execute: Execute | None, faults: list[str]) -> list[GradedT
 def parse(lines: Sequence[str], source: str, execute: Execute | None, faults: list[str]) -> list[GradedTask]:
     """Read the tasks of a file's lines, and add their faults to `faults`."""
     tasks: list[GradedTask] = []
-    for number, line in enumerate(lines[:MOST_LINES], 1):
+    for number, line in enumerate(lines[:MAX_LINES], 1):
         if line.strip():
             tasks += _task(line, f"{source}:{number}", str(number), execute, faults)
     return tasks
 
 
-def checked(make: Callable[[list[str]], list[GradedTask]]) -> list[GradedTask]:
+def require_valid(make: Callable[[list[str]], list[GradedTask]]) -> list[GradedTask]:
     """Return the tasks that `make` reads. Raises `ConfigInvalid` with every fault."""
     faults: list[str] = []
     tasks = make(faults)
@@ -91,7 +91,7 @@ def rule(text: str, place: str, execute: Execute | None, faults: list[str]) -> I
 
 def _task(line: str, place: str, number: str, execute: Execute | None, faults: list[str]) -> Iterator[GradedTask]:
     try:
-        task = json.loads(line[:LINE_BYTES])
+        task = json.loads(line[:MAX_LINE_BYTES])
     except (ValueError, RecursionError):
         task = None
     messages, name = None, None

@@ -28,8 +28,8 @@ from app.store.sqlkit import revisions
 
 STEP_LINE = "A step has ended."
 CLEAR = "app.stepqueue.redis:clear"
-PAGE = 200
-SHOWN = 50
+PAGE_RUNS = 200
+MAX_PRINTED_LINES = 50
 """Lines of each list that are printed; `--json` has all of them."""
 
 
@@ -121,7 +121,7 @@ async def _carry_out(
 
 async def _last_event(store: Store) -> float | None:
     """Return the time of the latest event of the newest runs, without writing."""
-    rows = await store.runs(RunQuery(limit=PAGE))
+    rows = await store.runs(RunQuery(limit=PAGE_RUNS))
     journals = [await store.journal(row.id) for row in rows]
     return max([journal.events[-1].at for journal in journals if journal.events], default=None)
 
@@ -132,9 +132,9 @@ async def _open_rows(store: Store) -> list[RunRow]:
     for state in RUN_STATES:
         before: tuple[float, str] | None = None
         while state not in ENDED:
-            page = await store.runs(RunQuery(state=state, before=before, limit=PAGE))
+            page = await store.runs(RunQuery(state=state, before=before, limit=PAGE_RUNS))
             rows += page
-            if len(page) < PAGE:
+            if len(page) < PAGE_RUNS:
                 break
             before = (page[-1].created_at, page[-1].id)
     return sorted(rows, key=lambda row: (row.created_at, row.id))
@@ -191,7 +191,7 @@ async def _missing(store: Store, lines: Sequence[Mapping[str, Any]]) -> tuple[Mi
         if run not in journals:
             journals[run] = await _state(store, run)
         state, fields = journals[run], last[run, step]
-        surplus_usd = costs[run, step] - _known_usd(state, step)
+        surplus_usd = costs[run, step] - _journaled_usd(state, step)
         is_settled = state is not None and step in state.steps and state.steps[step].settled
         if surplus_usd > 0 or not is_settled:
             worker, tenant = str(fields.get("worker", "")), str(fields.get("tenant", ""))
@@ -206,7 +206,7 @@ async def _state(store: Store, run: str) -> RunState | None:
         return None
 
 
-def _known_usd(state: RunState | None, step: int) -> float:
+def _journaled_usd(state: RunState | None, step: int) -> float:
     """Return the dollars that the journal knows of for a step: open calls with what is held for them."""
     if state is None:
         return 0.0
@@ -263,10 +263,10 @@ def _print(state: RestoredState, args: Arguments) -> None:
 
 
 def _list(lines: Sequence[str]) -> None:
-    for line in lines[:SHOWN]:
+    for line in lines[:MAX_PRINTED_LINES]:
         print(f"  {terminal.clean(line)}")
-    if len(lines) > SHOWN:
-        print(f"  and {len(lines) - SHOWN} more; --json lists all")
+    if len(lines) > MAX_PRINTED_LINES:
+        print(f"  and {len(lines) - MAX_PRINTED_LINES} more; --json lists all")
 
 
 def _calls(run: OpenRun) -> str:

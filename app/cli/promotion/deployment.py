@@ -27,15 +27,15 @@ from app.process.config import Loaded, Settings, trusted_signers
 from app.process.config import read as read_settings
 from app.providers.vllm import Management
 
-STRUCTURED: Mapping[str, str] = {
+STRUCTURED_OUTPUT_CONFIGS: Mapping[str, str] = {
     "xgrammar": '{"backend":"xgrammar"}',
     "guidance": '{"backend":"guidance","disable_any_whitespace":true}',
 }
 """Without disable_any_whitespace guidance allows endless blanks; with it xgrammar requires some."""
-ADAPTERS = 4
-AGREEMENT = 0.9
+MAX_ADAPTERS = 4
+MIN_AGREEMENT = 0.9
 """The share of golden plans that must be equal to those of the manifest."""
-RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+ADAPTERS_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,10 @@ class GoldenResult:
         reasons = []
         if self.valid < self.prompts:
             reasons.append(f"{self.prompts - self.valid} of {self.prompts} golden prompts led to no valid plan")
-        if self.agreed < AGREEMENT * self.known:
-            reasons.append(f"{self.agreed} of {self.known} golden plans came out as they should; {AGREEMENT:.0%} must")
+        if self.agreed < MIN_AGREEMENT * self.known:
+            reasons.append(
+                f"{self.agreed} of {self.known} golden plans came out as they should; {MIN_AGREEMENT:.0%} must"
+            )
         return reasons
 
 
@@ -72,7 +74,7 @@ def command(args: Arguments, settings: Settings) -> tuple[list[str], dict[str, s
         "--host": args.host,
         "--port": str(args.port),
         "--max-model-len": str(min(config["max_position_embeddings"], args.context)),
-        "--structured-outputs-config": STRUCTURED[card.grammar],
+        "--structured-outputs-config": STRUCTURED_OUTPUT_CONFIGS[card.grammar],
     }
     if card.prompt == "general":  # a chat model, which was trained without thoughts before its plan
         flags["--default-chat-template-kwargs"] = '{"enable_thinking": false}'
@@ -83,8 +85,8 @@ def command(args: Arguments, settings: Settings) -> tuple[list[str], dict[str, s
     words += chain.from_iterable(flags.items())
     if not args.adapters:
         return [*words, *args.flag], {}
-    words += ["--enable-lora", "--max-loras", str(ADAPTERS), "--max-lora-rank", str(args.rank)]
-    return [*words, *args.flag], {RUNTIME: "True"}
+    words += ["--enable-lora", "--max-loras", str(MAX_ADAPTERS), "--max-lora-rank", str(args.rank)]
+    return [*words, *args.flag], {ADAPTERS_VARIABLE: "True"}
 
 
 def serve(args: Arguments, environ: Mapping[str, str]) -> int:
@@ -92,7 +94,7 @@ def serve(args: Arguments, environ: Mapping[str, str]) -> int:
     words, variables = command(args, read_settings(environ))
     if args.dry_run:
         parts = [f"{name}={value}" for name, value in variables.items()]
-        parts += [_quoted(word) for word in words]
+        parts += [_quote(word) for word in words]
         print(" ".join(parts))
         return 0
     sys.stdout.flush()
@@ -102,7 +104,7 @@ def serve(args: Arguments, environ: Mapping[str, str]) -> int:
         raise ConfigInvalid([f"{words[0]}: {error.strerror}; name vLLM's interpreter with --python"]) from None
 
 
-def _quoted(word: str) -> str:
+def _quote(word: str) -> str:
     if any(char in word for char in ' "{}'):
         return f"'{word}'"
     return word

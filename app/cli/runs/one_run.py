@@ -235,7 +235,7 @@ def _plan_detail(fact: Fact) -> str:
         case PlanAccepted():
             if fact.steps:
                 return f"{fact.topology}, {fact.steps} steps"
-            return run_words.ENOUGH
+            return run_words.ANSWER_ACCEPTED
         case PlanRejected():
             return "; ".join(fact.reasons)
         case CallIntended():

@@ -39,11 +39,11 @@ REPLAY_KEY = "baton-replay"
 """The key of runs that `baton replay` has made."""
 CONFIGURATION_OPTIONS = ("tier", "version", "worker", "plan", "effort", "conductor", "snapshot")
 """The names that `--under` accepts."""
-PAGE = 200
-DRAWN_FROM = 10_000
+PAGE_RUNS = 200
+MAX_SAMPLED_RUNS = 10_000
 """Most runs among which `--seed` draws."""
 RESAMPLES = 2_000
-WAITS_SECONDS = 1.0
+TOOL_WAIT_SECONDS = 1.0
 """Seconds after which a replay that waits for tools is taken for one that has no recorded results for its calls."""
 POLL_SECONDS = 0.05
 SAME_ANSWER: Mapping[bool | None, str] = {True: "same", False: "other", None: "unknown"}
@@ -201,15 +201,15 @@ async def _rows(store: Store, args: Arguments, now: float) -> list[RunRow]:
     """Return the runs to replay, which have ended and do not follow from others."""
     if args.run:
         return [await storage.find_run(store, name) for name in args.run]
-    query = replace(query_of(args, await store.keys(), now), origin_kind="", limit=PAGE)
+    query = replace(query_of(args, await store.keys(), now), origin_kind="", limit=PAGE_RUNS)
     rows: list[RunRow] = []
     max_runs = args.limit
     if args.seed is not None:
-        max_runs = DRAWN_FROM
+        max_runs = MAX_SAMPLED_RUNS
     while len(rows) < max_runs:
         page = await store.runs(query)
         rows += [row for row in page if row.ended_at is not None and row.topology and not row.erased]
-        if len(page) < PAGE:
+        if len(page) < PAGE_RUNS:
             break
         query = replace(query, before=(page[-1].created_at, page[-1].id))
     if args.seed is not None and len(rows) > args.limit:
@@ -317,7 +317,7 @@ async def _ended_replay(batch: Batch, order: Order) -> RunRow:
     end = await engine.run_to_end(batch.runtime, order)
     row = await store.run(end.state.run)
     waits = 0.0
-    while row.ended_at is None and waits < WAITS_SECONDS:
+    while row.ended_at is None and waits < TOOL_WAIT_SECONDS:
         await asyncio.sleep(POLL_SECONDS)
         if row.state == "awaiting_tool":
             waits += POLL_SECONDS

@@ -15,7 +15,7 @@ from app.errors import ConfigInvalid
 from app.gateway.runs import reports
 from app.process.config import Settings, read
 
-SHOWN = 20
+MAX_PRINTED_ROWS = 20
 """Rows of each table that are printed; the other forms have all of them."""
 NUMBER_COLUMNS = frozenset(
     {"runs", "no answer", "no verdict", "successes", "cost", "cost of judged", "cost of a success"}
@@ -101,12 +101,12 @@ def _print_rows(console: Console, title: str, rows: Sequence[Mapping[str, str]])
             table.add_column(name, justify="right")
         else:
             table.add_column(name)
-    for row in rows[:SHOWN]:
+    for row in rows[:MAX_PRINTED_ROWS]:
         table.add_row(*map(terminal.clean, row.values()))
     console.print()
     console.print(table)
-    if len(rows) > SHOWN:
-        console.print(f"... and {len(rows) - SHOWN:,} more: --json and --csv have all of them", markup=False)
+    if len(rows) > MAX_PRINTED_ROWS:
+        console.print(f"... and {len(rows) - MAX_PRINTED_ROWS:,} more: --json and --csv have all of them", markup=False)
 
 
 def _group_rows(groups: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[dict[str, str]]:

@@ -65,7 +65,7 @@ def draw(run: run_words.Record, question: str | None, *, full: bool) -> Tree:
     for rating in chain.from_iterable(run["feedback"].values()):
         branch = tree.add(_line("feedback", run_words.rating(rating)))
         if rating["commented"]:
-            branch.add(_line("comment", _shown_text(run["comments"].get(rating["id"]), full)))
+            branch.add(_line("comment", _text_or_excerpt(run["comments"].get(rating["id"]), full)))
     return tree
 
 
@@ -98,7 +98,7 @@ def _header(run: run_words.Record) -> Text:
     return words
 
 
-def _erased(erasure: run_words.Record) -> str:
+def _erasure_text(erasure: run_words.Record) -> str:
     """Return when the content was erased, and by what."""
     if erasure["at"] is None:
         return "erased by an earlier release, which noted no time"
@@ -110,12 +110,12 @@ def _facts(run: run_words.Record, question: str | None, full: bool) -> list[tupl
     if run["ended_at"]:
         until = f"took {duration(run['ended_at'] - run['created_at'])}"
     facts = [
-        ("asked", _shown_text(question, full)),
+        ("asked", _text_or_excerpt(question, full)),
         ("when", f"{moment(run['created_at'])}, {until}; key {run_words.key(run)}, tenant {run['tenant']}"),
         ("used", f"{run_words.tokens(run['total_usage'])}, {run_words.cost(run['cost_usd'])}"),
     ]
     if run["erasure"]:
-        facts.append(("content", _erased(run["erasure"])))
+        facts.append(("content", _erasure_text(run["erasure"])))
     facts += [
         ("limits", run_words.limits(run)),
         ("labels", ", ".join(run["labels"]) or "none"),
@@ -159,13 +159,13 @@ def _step(tree: Tree, step: run_words.Record, *, answers: bool, full: bool, is_p
     if is_preview:
         state, error = "planned", None
     if state == "done":
-        output = _shown_text(step["output"], full)
+        output = _text_or_excerpt(step["output"], full)
     title = Text(f"step {step['n']}  ", style="bold")
     if step["round"] > 1:
         title.append(f"of round {step['round']}  ")
     worker = step["worker"]
     if worker == CONDUCTOR:
-        worker = run_words.ITSELF
+        worker = run_words.CONDUCTOR_ITSELF
     title.append(clean(worker), style="bold cyan")
     title.append(f"  {state}", style=COLOURS.get(state, "yellow"))
     if answers:
@@ -177,7 +177,7 @@ def _step(tree: Tree, step: run_words.Record, *, answers: bool, full: bool, is_p
         ("declassified", ", ".join(step.get("declassified", ())) or None),
         ("subtask", _subtask_text(step["subtask"], full)),
         ("chosen", run_words.choice(step)),
-        ("kept", run_words.kept(step)),
+        ("kept", run_words.output_origin(step)),
         *[(f"attempt {call['attempt']}", run_words.attempt(call)) for call in step["attempts"]],
         *[("tools", run_words.exchange(tool_use, full=full)) for tool_use in step["exchanges"]],
         ("error", error),
@@ -193,15 +193,15 @@ def _step(tree: Tree, step: run_words.Record, *, answers: bool, full: bool, is_p
 def _subtask_text(subtask: str | None, full: bool) -> str:
     if subtask == "":
         return "none: it answers the conversation"
-    return _shown_text(subtask, full)
+    return _text_or_excerpt(subtask, full)
 
 
-def _shown_text(text: str | None, full: bool) -> str:
+def _text_or_excerpt(text: str | None, full: bool) -> str:
     if text is None:
         return run_words.ERASED
     if full:
         return clean(text)
-    return excerpt(text, run_words.EXCERPT)
+    return excerpt(text, run_words.EXCERPT_CHARS)
 
 
 def _line(name: str, value: Any) -> Text:

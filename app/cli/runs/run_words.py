@@ -29,11 +29,11 @@ ERRORS: Mapping[str | None, str] = {
     "dead_letter": "several engines in a row stopped while they worked on it, so it was given up; see the runbook",
     "content_erased": "its input was erased",
 }
-STOPPED = "degraded: the last round failed ({stopped}), so the previous answer is used"
-STOPPED_SHORT = "degraded: the run could not finish its plan ({stopped}), so the best answer until then is used"
-ITSELF = "the conductor itself"
-ENOUGH = "it accepted the previous answer"
-EXCERPT = 300
+ROUND_FAILED = "degraded: the last round failed ({stopped}), so the previous answer is used"
+PLAN_UNFINISHED = "degraded: the run could not finish its plan ({stopped}), so the best answer until then is used"
+CONDUCTOR_ITSELF = "the conductor itself"
+ANSWER_ACCEPTED = "it accepted the previous answer"
+EXCERPT_CHARS = 300
 """Characters of a text that are shown without `--full`."""
 ERASED = "erased"
 
@@ -146,7 +146,7 @@ def failure(record: Record) -> str:
     if record.get("provider_request_id"):
         parts.append(f"request {record['provider_request_id']}")
     if record.get("excerpt"):
-        parts.append(f'"{excerpt(record["excerpt"], EXCERPT)}"')
+        parts.append(f'"{excerpt(record["excerpt"], EXCERPT_CHARS)}"')
     if not parts:
         return str(record["error"])
     return f"{record['error']}: {'; '.join(parts)}"
@@ -188,7 +188,7 @@ def _result(message: Record) -> str:
 def _cut(text: str, full: bool) -> str:
     if full:
         return text
-    return excerpt(text, EXCERPT // 2)
+    return excerpt(text, EXCERPT_CHARS // 2)
 
 
 def turns(run: Record) -> str | None:
@@ -223,7 +223,7 @@ def error(code: str | None) -> str | None:
     return code
 
 
-def kept(step: Record) -> str | None:
+def output_origin(step: Record) -> str | None:
     """Return the step of an earlier run whose output was taken over."""
     source = step.get("kept_from")
     if not source:
@@ -238,11 +238,11 @@ def choice(step: Record) -> str | None:
         parts.append(f"the conductor chose {step['planned_worker']} with probability {step['probability']:.2f}")
     planned_worker = step["planned_worker"]
     if step["worker"] != planned_worker:
-        parts.append(f"{step['worker']} took over from {planned_worker}{_replaced(step, planned_worker)}")
+        parts.append(f"{step['worker']} took over from {planned_worker}{_replacement_reason(step, planned_worker)}")
     return "; ".join(parts) or None
 
 
-def _replaced(step: Record, planned_worker: str) -> str:
+def _replacement_reason(step: Record, planned_worker: str) -> str:
     """Return why the planned worker was replaced: its failures, or the reason why it was passed over."""
     failures: list[str] = []
     reasons: list[str] = []
@@ -271,7 +271,7 @@ def proposal(record: Record) -> str:
     if record["outage"]:
         parts.append("conductor failed")
     elif record["round"] > 1 and record["state"] == "accepted" and not record["steps"]:
-        parts.append(ENOUGH)
+        parts.append(ANSWER_ACCEPTED)
     else:
         parts.append(record["state"])
     if record["topology"]:
@@ -338,9 +338,9 @@ def _degradation(run: Record) -> list[str]:
     """Return the sentence that says why a run is degraded; none where it is not."""
     stop_reason = run["end"].get("stopped")
     if stop_reason:
-        sentence = STOPPED
+        sentence = ROUND_FAILED
         if run["end"].get("fell_back") and run["rounds"] == 1:
-            sentence = STOPPED_SHORT
+            sentence = PLAN_UNFINISHED
         return [sentence.format(stopped=stop_reason)]
     if run["degraded"] and not run["preview"]:
         return ["degraded: a fallback decided, or a step that others needed was lost"]

@@ -14,7 +14,7 @@ from app.console.api import ApiRequest, Session
 from app.console.templating import NOTHING, usd, when
 
 FILTERS: Final = (forms.Field("tenant", "Tenant"),)
-PAGE: Final = 20
+PAGE_BUDGETS: Final = 20
 """Budgets of a page: the use of each is asked for apart."""
 FIELDS: Final = (
     forms.Field("scope", "For", "select", choices=[(scope, scope) for scope in ("tenant", "key", "user", "team")]),
@@ -36,7 +36,7 @@ def routes(admin: Administration) -> list[Route]:
     """Return the pages of budgets."""
 
     async def show_budgets(request: Request, session: Session) -> Response:
-        page = await admin.api.get(session, f"{API}/budgets", **query(request, FILTERS) | {"limit": PAGE})
+        page = await admin.api.get(session, f"{API}/budgets", **query(request, FILTERS) | {"limit": PAGE_BUDGETS})
         rows = [_row(await _budget(admin, session, budget["id"])) for budget in page["data"]]
         table = Table(
             "Table of budgets",

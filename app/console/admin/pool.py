@@ -16,7 +16,7 @@ from app.console.templating import NOTHING, count, percent, usd, when
 
 POOL_FILE: Final = "the pool file's model"
 """The words for the empty version."""
-MEASURED: Final = (
+BREAKERS_HERE: Final = (
     "A breaker is open while a worker is left out because its calls fail, and half open while it is tried."
 )
 BREAKERS_ELSEWHERE: Final = (
@@ -26,9 +26,9 @@ BREAKERS_ELSEWHERE: Final = (
 CALLS: Final = "Calls are those of the last hour, of the runs that you may see; costs are at present prices."
 COLUMNS: Final = ("Worker", "Breaker", "Calls", "Went well", "About")
 """The columns that say how a worker fares."""
-UNKNOWN: Final[Mapping[str, Any]] = {"calls": None, "success_rate": None, "about_usd": None, "ejected": None}
+UNKNOWN_FIGURES: Final[Mapping[str, Any]] = {"calls": None, "success_rate": None, "about_usd": None, "ejected": None}
 """The figures of a worker whose calls cannot be read."""
-UNCALLED: Final[Mapping[str, Any]] = {**UNKNOWN, "calls": 0, "ejected": ""}
+NO_CALLS: Final[Mapping[str, Any]] = {**UNKNOWN_FIGURES, "calls": 0, "ejected": ""}
 """The figures of a worker that was not called."""
 
 
@@ -46,7 +46,7 @@ def routes(admin: Administration) -> list[Route]:
         )
         breakers = BREAKERS_ELSEWHERE
         if any(worker["state"] is not None for worker in workers):
-            breakers = MEASURED
+            breakers = BREAKERS_HERE
         hint = f"{breakers} {CALLS}"
         return await admin.show_list(request, session, ListPage("Workers", table, hint=hint))
 
@@ -79,16 +79,16 @@ async def _calls(admin: Administration, session: Session) -> Mapping[str, Mappin
     except ApiError as error:
         if error.status == 401:
             raise
-        return defaultdict(lambda: UNKNOWN)
+        return defaultdict(lambda: UNKNOWN_FIGURES)
     ejections: dict[str, str] = {}
     figures: dict[str, Mapping[str, Any]] = {}
     for breaker in overview["ejected"]:
         name = breaker["worker"]
         ejections[name] = f"left out at {when(breaker['at'])}"
-        figures[name] = {**UNCALLED, "ejected": ejections[name]}
+        figures[name] = {**NO_CALLS, "ejected": ejections[name]}
     for worker in overview["workers"]:
         figures[worker["worker"]] = {**worker, "ejected": ejections.get(worker["worker"], "")}
-    return defaultdict(lambda: UNCALLED, figures)
+    return defaultdict(lambda: NO_CALLS, figures)
 
 
 def _ejection_text(ejection: str | None) -> str:

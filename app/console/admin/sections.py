@@ -17,7 +17,7 @@ from app.core.roles import permits
 
 API: Final = "/admin/v1"
 ADMIN: Final = f"{PATH}/admin"
-PAGE: Final = 50
+PAGE_ENTRIES: Final = 50
 """Entries of a page of a list."""
 
 
@@ -159,7 +159,7 @@ def chosen_filters(request: Request, filters: Sequence[forms.Field]) -> dict[str
 def query(request: Request, filters: Sequence[forms.Field]) -> dict[str, Any]:
     """Return the filters and the place of a page, as parameters for the API."""
     parameters: dict[str, Any] = {name: values[-1].strip() for name, values in chosen_filters(request, filters).items()}
-    return parameters | {"limit": PAGE, "after": request.query_params.get("after")}
+    return parameters | {"limit": PAGE_ENTRIES, "after": request.query_params.get("after")}
 
 
 def following(request: Request, page: Mapping[str, Any]) -> str:
