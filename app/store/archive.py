@@ -433,14 +433,14 @@ def read_accounts(conn: Connection) -> dict[str, AccountSums]:
 def _fitting(conn: Connection, names: Sequence[str]) -> list[str]:
     """Return the first of these runs whose content fits into `PAGE_BYTES`; at least one."""
     sizes = content.sizes(conn, names)
-    chosen: list[str] = []
+    fitting_names: list[str] = []
     size = 0
     for name in names:
         size += sizes.get(name, 0)
-        if chosen and size > PAGE_BYTES:
+        if fitting_names and size > PAGE_BYTES:
             break
-        chosen.append(name)
-    return chosen
+        fitting_names.append(name)
+    return fitting_names
 
 
 def _records(

@@ -149,9 +149,11 @@ def _line(value: Mapping[str, Any]) -> bytes:
 
 
 def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: {BYTES: b64encode(value).decode()} if isinstance(value, bytes) else value for name, value in row.items()
-    }
+    columns = dict(row)
+    for name, value in row.items():
+        if isinstance(value, bytes):
+            columns[name] = {BYTES: b64encode(value).decode()}
+    return columns
 
 
 def _body(body: bytes) -> Any:

@@ -344,8 +344,8 @@ class SealedRows:
         last = ("", "", "")
         key = tuple_(TAGS.c.name, TAGS.c.value, TAGS.c.run)
         while True:
-            chosen = select(TAGS).where(key > last, TAGS.c.name.not_in(ERASED_TAGS))
-            query = chosen.order_by(TAGS.c.name, TAGS.c.value, TAGS.c.run)
+            query = select(TAGS).where(key > last, TAGS.c.name.not_in(ERASED_TAGS))
+            query = query.order_by(TAGS.c.name, TAGS.c.value, TAGS.c.run)
             page = [(name, value, run) for name, value, run in self._conn.execute(query.limit(ROWS))]
             yield from page
             if len(page) < ROWS:

@@ -138,7 +138,7 @@ async def test_a_ticket_may_be_taken_by_the_entry_that_writes_it(store: Store) -
     await store.append(admitted("run"))
     both = (Outbox(0, "mini", "driver", holder="a", until=10.0), Outbox(1, "mini", "driver"))
     both_taken = await store.append(replace(queued("run"), outbox=both))
-    assert both_taken.taken == (1,)
+    assert both_taken.outbox_claims == (1,)
     with pytest.raises(LeaseLost):
         await store.append(take("run", 0, "b"))
     with pytest.raises(LeaseLost):

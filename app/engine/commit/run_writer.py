@@ -727,7 +727,7 @@ async def start_after_commit(steps: Sequence[PreparedStep], commit: Awaitable[Ap
         if _refuses_steps(error):
             return None
         raise
-    for step, claim in zip_longest(steps, appended.taken):
+    for step, claim in zip_longest(steps, appended.outbox_claims):
         if claim is not None:
             step.start(claim)
         else:  # an entry that is found again after an outage has no claims: those tickets lapse and are taken anew

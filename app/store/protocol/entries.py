@@ -184,7 +184,7 @@ class Appended:
     """The entry's events with their sequence numbers."""
     claim: int = 0
     """Claim number, if the entry took a ticket."""
-    taken: tuple[int, ...] = ()
+    outbox_claims: tuple[int, ...] = ()
     """Claim numbers of the rows of its outbox that have a holder, in their order."""
 
 

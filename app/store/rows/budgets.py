@@ -110,7 +110,7 @@ def of_ids(conn: Connection, ids: Sequence[str]) -> tuple[Budget, ...]:
     return tuple([Budget(**row._mapping) for row in conn.execute(select(*_COLUMNS).where(BUDGETS.c.id.in_(ids)))])
 
 
-def standing(
+def budgets_and_windows(
     conn: Connection, ids: Sequence[str], accounts: Sequence[str]
 ) -> tuple[float, Mapping[str, Budget], Mapping[str, int]]:
     """Return the database's time, the budgets that exist of these ids, and the start of the latest window of each of

@@ -87,8 +87,8 @@ def erase(conn: Connection, statements: Statements, runs: Sequence[str], decrypt
     hold_of_run = holds.on(conn, runs, decrypt)
     runs = [run for run in runs if run not in hold_of_run]
     owners = texts.lock_owners(conn, runs)
-    salted = select(RUNS.c.id).where(RUNS.c.id.in_(runs), RUNS.c.salt.is_not(None)).order_by(RUNS.c.id)
-    ids = conn.execute(salted.with_for_update()).scalars().all()
+    query = select(RUNS.c.id).where(RUNS.c.id.in_(runs), RUNS.c.salt.is_not(None)).order_by(RUNS.c.id)
+    ids = conn.execute(query.with_for_update()).scalars().all()
     erasure = update(RUNS).where(RUNS.c.id.in_(ids))
     changes = {"erased_at": clock(conn), "erased_by": by, "revision": RUNS.c.revision + 1}
     conn.execute(erasure.values(salt=None, thread=None, **changes))

@@ -238,10 +238,10 @@ def rebuild(conn: Connection, after: Place | None, limit: int, complete: Complet
     runs = conn.execute(query.order_by(RUNS.c.created_at, RUNS.c.id).limit(limit)).all()
     if not runs:
         return Rebuilt(0, 0, None)
-    lacking = _incomplete_runs(conn, [row.id for row in runs])
+    incomplete_runs = _incomplete_runs(conn, [row.id for row in runs])
     added = 0
     for row in runs:
-        if row.id in lacking:
+        if row.id in incomplete_runs:
             added += _derive(conn, row.id, row.tenant, row.key, complete)
     following = (runs[-1].created_at, runs[-1].id) if len(runs) == limit else None
     return Rebuilt(len(runs), added, following)
@@ -250,11 +250,11 @@ def rebuild(conn: Connection, after: Place | None, limit: int, complete: Complet
 def _incomplete_runs(conn: Connection, runs: Sequence[str]) -> set[str]:
     """Return the runs of which not each event of a call is in the ledger."""
     missing_counts: defaultdict[str, int] = defaultdict(int)
-    journaled = select(EVENTS.c.run, func.count()).where(EVENTS.c.run.in_(runs), EVENTS.c.kind.in_(CALLS))
-    for run, count in conn.execute(journaled.group_by(EVENTS.c.run)):
+    events = select(EVENTS.c.run, func.count()).where(EVENTS.c.run.in_(runs), EVENTS.c.kind.in_(CALLS))
+    for run, count in conn.execute(events.group_by(EVENTS.c.run)):
         missing_counts[run] = count
-    recorded = select(LEDGER.run, func.count() + func.count(LEDGER.outcome)).where(LEDGER.run.in_(runs))
-    for run, count in conn.execute(recorded.group_by(LEDGER.run)):
+    ledger_rows = select(LEDGER.run, func.count() + func.count(LEDGER.outcome)).where(LEDGER.run.in_(runs))
+    for run, count in conn.execute(ledger_rows.group_by(LEDGER.run)):
         missing_counts[run] -= count
     return {run for run, count in missing_counts.items() if count}
 

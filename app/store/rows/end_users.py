@@ -28,16 +28,16 @@ def of_runs(conn: Connection, users: Collection[str], runs: Sequence[str], decry
     patterns = _patterns(users)
 
     def mentions(body: ColumnElement[bytes]) -> ColumnElement[bool]:
-        sealed = func.substr(body, 1, len(MAGIC)) == bindparam(None, MAGIC, LargeBinary)
-        return or_(sealed, *[search(body, bindparam(None, pattern, LargeBinary)) > 0 for pattern in patterns])
+        is_encrypted = func.substr(body, 1, len(MAGIC)) == bindparam(None, MAGIC, LargeBinary)
+        return or_(is_encrypted, *[search(body, bindparam(None, pattern, LargeBinary)) > 0 for pattern in patterns])
 
     whole, part = CONTENTS.c, SHARED_CONTENTS.c
     likely = select(whole.run, whole.ref, whole.body, false(), false()).where(whole.run.in_(runs), mentions(whole.body))
     has_parts = part.head.is_not(None), part.tail.is_not(None)
     in_parts = select(part.run, part.ref, part.body, *has_parts).where(part.run.in_(runs), mentions(part.body))
     users_by_run: dict[str, set[str]] = {}
-    for run, ref, stored, *has in conn.execute(union_all(likely, in_parts)):
-        body = decrypt(place_of(run, ref), bytes(stored))
+    for run, ref, stored_body, *has in conn.execute(union_all(likely, in_parts)):
+        body = decrypt(place_of(run, ref), bytes(stored_body))
         if body is None:
             continue
         named_users = _users_of_task(_without_texts(body, *has)) & set(users)

@@ -82,12 +82,12 @@ class IdempotencyRows:
     def writes(self, statements: Statements) -> tuple[RowWrites, ...]:
         """Return the rows to be written, in the order of their ids, so that no two batches wait for each other in a
         circle."""
-        inserted: list[Row] = []
-        updated: list[Row] = []
+        new_rows: list[Row] = []
+        changed_rows: list[Row] = []
         for name in sorted(self._changed):
             id_, *values = record_row(self._known[name])
             if name in self._stored:
-                updated.append((*values, id_))
+                changed_rows.append((*values, id_))
             else:
-                inserted.append((id_, *values))
-        return (statements.insert_idempotency, inserted), (statements.update_idempotency, updated)
+                new_rows.append((id_, *values))
+        return (statements.insert_idempotency, new_rows), (statements.update_idempotency, changed_rows)

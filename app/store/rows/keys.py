@@ -90,7 +90,10 @@ def rehash(conn: Connection, public_id: str, was: bytes, digest: bytes, pepper: 
 
 def public(key: KeyRow) -> dict[str, Any]:
     """Return a key's fields as the log has them: in place of each digest a hash of it, which tells digests apart."""
-    values: dict[str, Any] = {field.name: getattr(key, field.name) for field in fields(key) if field.name in KEYS.c}
+    values: dict[str, Any] = {}
+    for field in fields(key):
+        if field.name in KEYS.c:
+            values[field.name] = getattr(key, field.name)
     for name in _SETS:
         values[name] = sorted(values[name])
     for name in _DIGESTS:

@@ -43,9 +43,9 @@ def of(
         row = rows.get(run)
         if row is None:
             continue
-        succeeded = row.state == "succeeded" and not row.degraded
+        is_success = row.state == "succeeded" and not row.degraded
         facts = (tuple(ratings_by_run[run]), tuple(events[run]), bodies.get(run))
-        rated.append(Rated(rating, row.tier, succeeded, row.spent_usd, *facts))
+        rated.append(Rated(rating, row.tier, is_success, row.spent_usd, *facts))
     return tuple(rated)
 
 

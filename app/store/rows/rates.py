@@ -75,9 +75,9 @@ def _read(conn: Connection, names: Sequence[str]) -> dict[str, Window]:
 
 
 def _write(conn: Connection, windows: Mapping[str, Window]) -> None:
-    rows = [
-        {"its_name": name, "new_body": window.written(), "new_until": window.until} for name, window in windows.items()
-    ]
+    rows = []
+    for name, window in windows.items():
+        rows.append({"its_name": name, "new_body": window.written(), "new_until": window.until})
     conn.execute(_WRITE, rows)
 
 

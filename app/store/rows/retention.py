@@ -87,16 +87,16 @@ def page(
     oldest_first = select(RUNS).where(*where).order_by(RUNS.c.created_at, RUNS.c.id).limit(limit)
     rows = [run_row(row) for row in conn.execute(oldest_first)]
     following = (rows[-1].created_at, rows[-1].id) if len(rows) == limit else None
-    settled = all(row.ended_at is not None for row in rows)
+    has_only_ended = all(row.ended_at is not None for row in rows)
     rows = [row for row in rows if not row.erased]
     if rows and (query.within is not None or query.without):
         among = select(RUNS.c.id).where(RUNS.c.id.in_([row.id for row in rows]), *_of_class(query))
-        chosen = set(conn.execute(among).scalars())
-        rows = [row for row in rows if row.id in chosen]
+        ids_of_class = set(conn.execute(among).scalars())
+        rows = [row for row in rows if row.id in ids_of_class]
     if query.user is not None:
         theirs = end_users.of_runs(conn, [query.user], [row.id for row in rows], decrypt)
         rows = [row for row in rows if row.id in theirs]
-    return ContentPage(tuple(rows), settled, following)
+    return ContentPage(tuple(rows), has_only_ended, following)
 
 
 def _of_class(query: ContentQuery | PruneQuery) -> list[ColumnElement[bool]]:

@@ -83,9 +83,9 @@ def _seconds(conn: Connection, ours: Conditions, bucket: ColumnElement[int]) -> 
 
 
 def _calls(conn: Connection, ours: Conditions) -> tuple[CallGroup, ...]:
-    sent = DISCLOSURES.c
-    alike = (sent.recipient, sent.kind, sent.outcome)
-    tokens = [func.coalesce(func.sum(column), 0) for column in (sent.input_tokens, sent.output_tokens)]
+    call = DISCLOSURES.c
+    alike = (call.recipient, call.kind, call.outcome)
+    tokens = [func.coalesce(func.sum(column), 0) for column in (call.input_tokens, call.output_tokens)]
     rows = conn.execute(select(*alike, func.count(), *tokens).where(*ours).group_by(*alike))
     groups = []
     for recipient, kind, outcome, number, input_tokens, output_tokens in rows:
@@ -99,12 +99,12 @@ def _ratings(conn: Connection, period: Period) -> tuple[tuple[str, int, int], ..
     ratings = ratings.where(*_within(period, FEEDBACK.c.tenant, FEEDBACK.c.at, period.since))
     latest = ratings.order_by(FEEDBACK.c.at.desc()).limit(period.most_calls).subquery()
     scores = select(latest.c.run, func.avg(latest.c.score).label("score")).group_by(latest.c.run).subquery()
-    sent = select(DISCLOSURES.c.run, DISCLOSURES.c.recipient).where(DISCLOSURES.c.kind == "worker")
-    workers = sent.where(DISCLOSURES.c.run.in_(select(scores.c.run))).distinct().subquery()
+    calls = select(DISCLOSURES.c.run, DISCLOSURES.c.recipient).where(DISCLOSURES.c.kind == "worker")
+    workers = calls.where(DISCLOSURES.c.run.in_(select(scores.c.run))).distinct().subquery()
     good = func.sum(case((scores.c.score >= GOOD, 1), else_=0))
     query = select(workers.c.recipient, func.count(), good).join(scores, scores.c.run == workers.c.run)
     rows = conn.execute(query.group_by(workers.c.recipient).order_by(workers.c.recipient))
-    return tuple([(worker, int(runs), int(passed)) for worker, runs, passed in rows])
+    return tuple([(worker, int(runs), int(good_runs)) for worker, runs, good_runs in rows])
 
 
 def _newest(conn: Connection, ours: Conditions) -> Sequence[str]:

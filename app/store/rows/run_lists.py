@@ -50,10 +50,10 @@ def _count(conn: Connection, query: RunQuery, most: int) -> int:
 
 
 def _details(conn: Connection, names: Sequence[str]) -> dict[str, RunDetails]:
-    sent = select(DISCLOSURES.c.run, DISCLOSURES.c.recipient).distinct()
-    sent = sent.where(DISCLOSURES.c.run.in_(names), DISCLOSURES.c.kind.in_(EXECUTING))
+    calls = select(DISCLOSURES.c.run, DISCLOSURES.c.recipient).distinct()
+    calls = calls.where(DISCLOSURES.c.run.in_(names), DISCLOSURES.c.kind.in_(EXECUTING))
     workers: defaultdict[str, list[str]] = defaultdict(list)
-    for run, worker in conn.execute(sent.order_by(DISCLOSURES.c.run, DISCLOSURES.c.recipient)):
+    for run, worker in conn.execute(calls.order_by(DISCLOSURES.c.run, DISCLOSURES.c.recipient)):
         workers[run].append(worker)
     admissions = select(EVENTS.c.run, EVENTS.c.body).where(EVENTS.c.run.in_(names), EVENTS.c.seq == 1)
     details: dict[str, RunDetails] = {}

@@ -152,8 +152,8 @@ def _read_step_input(
 def _decrypt_contents(name: str, rows: Iterable[Any], decrypt: Decrypt) -> dict[str, bytes]:
     """Return the contents of a run by ref, without those whose key was destroyed."""
     bodies: dict[str, bytes] = {}
-    for ref, stored in rows:
-        body = decrypt(place_of(name, ref), stored)
+    for ref, stored_body in rows:
+        body = decrypt(place_of(name, ref), stored_body)
         if body is not None:
             bodies[ref] = body
     return bodies
@@ -275,8 +275,8 @@ def take_over(
     if not names:
         return ()
     former = select(RUNS.c.driver).where(RUNS.c.id == TICKETS.c.run).scalar_subquery()
-    until_then = case((TICKETS.c.holder == former, now), else_=TICKETS.c.until)
-    conn.execute(update(TICKETS).where(TICKETS.c.run.in_(names)).values(driver=driver, until=until_then))
+    new_until = case((TICKETS.c.holder == former, now), else_=TICKETS.c.until)
+    conn.execute(update(TICKETS).where(TICKETS.c.run.in_(names)).values(driver=driver, until=new_until))
     is_taken = RUNS.c.id.in_(names)
     increments = {"epoch": RUNS.c.epoch + 1, "revision": RUNS.c.revision + 1}
     conn.execute(update(RUNS).where(is_taken).values(driver=driver, lease_until=until, **increments))
@@ -463,9 +463,9 @@ def _was_called(worker: str, has_tag: ColumnElement[bool]) -> ColumnElement[bool
     """Return the condition for runs in which a worker was sent something. Of runs with calls that are not in the ledger
     of disclosures yet, those whose plans have `has_tag` it."""
     of_run = DISCLOSURES.c.run == RUNS.c.id
-    calls = exists().where(EVENTS.c.run == RUNS.c.id, EVENTS.c.kind == Kind.CALL_INTENDED.value)
-    sent = exists().where(of_run, DISCLOSURES.c.recipient == worker)
-    return or_(sent, and_(has_tag, ~exists().where(of_run), calls))
+    has_calls = exists().where(EVENTS.c.run == RUNS.c.id, EVENTS.c.kind == Kind.CALL_INTENDED.value)
+    was_sent = exists().where(of_run, DISCLOSURES.c.recipient == worker)
+    return or_(was_sent, and_(has_tag, ~exists().where(of_run), has_calls))
 
 
 def _bounds(query: RunQuery) -> list[ColumnElement[bool]]:

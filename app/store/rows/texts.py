@@ -239,10 +239,10 @@ def count_dangling(conn: Connection) -> int:
     """Return the number of texts and contents that name a text which is not stored. There are none unless something is
     wrong."""
     columns = (TEXTS.c.before, SHARED_CONTENTS.c.head, SHARED_CONTENTS.c.tail)
-    stored = TEXTS.alias("stored")
+    target = TEXTS.alias("stored")
     count = 0
     for column in columns:
-        is_missing = ~exists(select(stored.c.id).where(stored.c.id == column))
+        is_missing = ~exists(select(target.c.id).where(target.c.id == column))
         count += conn.execute(select(func.count()).where(column.is_not(None), is_missing)).scalar_one()
     return count
 

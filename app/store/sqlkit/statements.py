@@ -219,7 +219,7 @@ class TableWrite:
             for name in types:
                 values[name] = rows.c[name]
         has_keys = [column == values[name] for name, column in self._keys.items()]
-        chosen = [*has_keys, *condition]
+        conditions = [*has_keys, *condition]
         new_rows = select(*values.values()).where(*condition)
         statement: Any
         if self._verb == "insert":
@@ -227,9 +227,9 @@ class TableWrite:
         elif self._verb == "once":
             statement = postgresql.insert(table).from_select(self._names, new_rows).on_conflict_do_nothing()
         elif self._verb == "update":
-            statement = update(table).where(*chosen).values({name: values[name] for name in self._names})
+            statement = update(table).where(*conditions).values({name: values[name] for name in self._names})
         else:
-            statement = delete(table).where(*chosen)
+            statement = delete(table).where(*conditions)
         return statement.cte(f"part_{number}"), names
 
 
@@ -573,8 +573,10 @@ class Statements:
         if with_tickets:
             ticket = TICKETS.c
             theirs = select(ticket.run).where(self.among(ticket.run, "ticket_runs")).order_by(ticket.run, ticket.step)
-            locked = theirs.with_for_update().cte("locked_tickets")
-            holds = and_(holds, select(func.count()).select_from(locked).scalar_subquery() >= literal_column("0"))
+            locked_tickets = theirs.with_for_update().cte("locked_tickets")
+            holds = and_(
+                holds, select(func.count()).select_from(locked_tickets).scalar_subquery() >= literal_column("0")
+            )
             names = [*names, "ticket_runs"]
         if owned:
             holds, names = and_(holds, _are_owned()), [*names, *_OWNED]

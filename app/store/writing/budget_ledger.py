@@ -256,7 +256,7 @@ def load(
     ids.update([budget_id(account) for account, _ in places])
     if all_slices:
         budget_rows.lock_amounts(conn, sorted(ids))
-    now, budgets, latest = budget_rows.standing(conn, sorted(ids), accounts)
+    now, budgets, latest = budget_rows.budgets_and_windows(conn, sorted(ids), accounts)
     current_places: dict[str, Place] = {}
     ends = {}
     for account in accounts:

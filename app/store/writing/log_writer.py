@@ -208,15 +208,15 @@ class Pass:
 
 def _first_runs(rows: Mapping[str, Row], last_seqs: Mapping[str, int], runs: Sequence[str], most: int) -> list[str]:
     """Return the first of these runs, that have at most `most` events to seal; at least one."""
-    chosen: list[str] = []
+    first_runs: list[str] = []
     events = 0
     for run in runs:
         event_count = rows[run]["seq"] - last_seqs[run] if run in rows else 0
-        if chosen and events + event_count > most:
+        if first_runs and events + event_count > most:
             break
-        chosen.append(run)
+        first_runs.append(run)
         events += event_count
-    return chosen
+    return first_runs
 
 
 def _is_sealed(last_entry: LastEntry, source: log_sources.Source, row: Row) -> bool:
