@@ -59,7 +59,7 @@ CALIBRATION_INTERVAL_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The roles of this process. `alone` means that no other process shares its work, so embedded parts are enough."""
+    """The roles of this process. One that has both is the whole service, for which embedded parts are enough."""
 
     gateway: bool
     dispatcher: bool

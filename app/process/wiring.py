@@ -394,7 +394,10 @@ def _webhook_target(settings: Settings) -> Target | None:
 
 
 def check_roles(loaded: Loaded, *, is_whole_service: bool) -> None:
-    """Refuse a set-up in which processes could not reach each other. `alone`: everything is in this one process."""
+    """Raise `ConfigInvalid` for a set-up in which processes could not reach each other.
+
+    With `is_whole_service` there is only this one process.
+    """
     settings = loaded.settings
     faults = []
     if not is_whole_service and settings.redis_url is None:

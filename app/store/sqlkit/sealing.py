@@ -106,7 +106,7 @@ class ContentKey:
 class Keyring:
     """The master keys of a process, and the content keys that it has loaded.
 
-    `make`, `load` and `rewrapped` block where a key management service is asked.
+    `make`, `load` and `rewrap` block where a key management service is asked.
     """
 
     def __init__(self, masters: Sequence[MasterKey] = ()) -> None:
