@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -30,7 +31,17 @@ from app.core.rating.decision import ArmChoice, Decision, decide
 from app.core.rating.evidence import Rated, decision, rating, scores
 from app.core.rating.features import COUNTED, SKETCH, WIDTH, Features, features, from_json, of_answer, placed, sketched
 from app.core.rating.feedback import Feedback
-from app.core.rating.posterior import FIRST_LOG_ODDS, Estimate, Posterior, Rating, estimates, faded, learned
+from app.core.rating.posterior import (
+    BIAS,
+    FIRST_LOG_ODDS,
+    Estimate,
+    PossibleChange,
+    Posterior,
+    Rating,
+    estimates,
+    faded,
+    learned,
+)
 from app.core.rating.posterior import from_json as read
 from app.core.run.events import CallIntended, Event, Fact, PlanAccepted, PlanOpened, PlanStep
 
@@ -179,43 +190,109 @@ def test_another_model_under_a_workers_name_starts_from_its_prior_and_the_first_
     assert before.weights["main:ant=ant"] == posterior.weights["main:ant=ant"], "an older model answered"
 
 
-def shifted(alarm: float) -> tuple[Posterior, Estimate]:
-    """The posterior of a worker that was right 150 times, and then wrong 12 times."""
-    posterior = Posterior()
-    with patch.multiple(posterior_of_arms, CHANGE_EVIDENCE=alarm, DROP_EVIDENCE=alarm):
-        for n in range(162):
-            posterior = rate(posterior, "answer ant", float(n < 150))
-    return posterior, mean(posterior, "answer ant")
+TEXTS = (
+    "Sum 2 and 3",
+    "Write a poem about rain",
+    "Name the day after Easter",
+    "Sort these words by length",
+    "Translate hello",
+    "Prove it",
+)
 
 
-def test_a_worker_that_has_changed_is_noticed_and_its_beliefs_are_reset() -> None:
-    (noticed, now), (unnoticed, still) = shifted(posterior_of_arms.CHANGE_EVIDENCE), shifted(math.inf)
-    assert (noticed.changes, unnoticed.changes) == (1, 0)
-    assert now.deviation > still.deviation, "what follows is learned faster"
-    calm, random = Posterior(), Random(1)
-    for _ in range(400):
-        calm = rate(calm, "answer ant", float(random.random() < 0.7))
-    assert calm.changes == 0
-    assert read(noticed.to_json()) == noticed
+def rate_many(posterior: Posterior, arms_in_turn: Sequence[str], count: int, chance: float, seed: int) -> Posterior:
+    """Learn ratings of answers that are right by chance."""
+    random = Random(seed)
+    for n in range(count):
+        seen = features(random.choice(TEXTS))
+        posterior = rate(posterior, arms_in_turn[n % len(arms_in_turn)], float(random.random() < chance), seen=seen)
+    return posterior
 
 
-def test_a_worker_that_gets_worse_than_usual_is_noticed_although_predictions_have_followed() -> None:
-    """Predictions learn from the very ratings that differ from them, so that a fall to the half is soon no surprise."""
-    random, posterior, patient = Random(5), Posterior(), Posterior()
-    for n in range(260):
-        score = float(random.random() < (0.85 if n < 200 else 0.45))
-        posterior = rate(posterior, "answer ant", score)
-        with patch.object(posterior_of_arms, "DROP_EVIDENCE", math.inf):
-            patient = rate(patient, "answer ant", score)
-    assert (posterior.changes, patient.changes) == (1, 0)
+@cache
+def known_workers() -> Posterior:
+    """Return what is believed of two workers after 600 ratings."""
+    return rate_many(Posterior(), ("answer ant", "answer bee"), 600, 0.8, seed=2)
+
+
+@cache
+def suspicious() -> Posterior:
+    """Return the same after the ant has been wrong nearly always for 60 ratings."""
+    return rate_many(known_workers(), ("answer ant",), 60, 0.1, seed=2)
+
+
+def expecting_no_change() -> Any:
+    """Make changes so improbable that no evidence suffices."""
+    return patch.object(posterior_of_arms, "CHANGE_PROBABILITY", 1e-30)
+
+
+def change_of(posterior: Posterior) -> PossibleChange:
+    """Return the change that is looked for."""
+    assert posterior.possible is not None
+    return posterior.possible
+
+
+def test_a_worker_that_has_changed_is_believed_to_be_what_its_ratings_since_say() -> None:
+    posterior = suspicious()
+    with expecting_no_change():
+        as_before = mean(posterior, "answer ant")
+    now = mean(posterior, "answer ant")
+    assert change_of(posterior).probability > 0.7
+    assert now.mean < as_before.mean
+    assert now.deviation > as_before.deviation, "what follows is learned faster"
     assert read(posterior.to_json()) == posterior
-    count, usual, fall = posterior.usual["main:ant=ant"]
-    assert 0 < count < 60, "what is usual is learned anew"
-    assert usual < 0.7
-    assert fall < posterior_of_arms.DROP_EVIDENCE
+
+
+def test_when_one_worker_has_changed_the_others_are_tried_again() -> None:
+    posterior = suspicious()
+    with expecting_no_change():
+        as_before = mean(posterior, "answer bee")
+    assert "main:bee=bee" not in change_of(posterior).evidence, "it was not asked since"
+    assert change_of(posterior).share("main:bee=bee") == pytest.approx(posterior_of_arms.CHANGED_SHARE)
+    assert mean(posterior, "answer bee").deviation > 1.05 * as_before.deviation
+
+
+@pytest.mark.parametrize(("evidence", "changes"), [(1.0, 0), (9.0, 1)])
+def test_after_some_hundred_ratings_the_more_probable_belief_is_kept(evidence: float, changes: int) -> None:
+    ratings = posterior_of_arms.RATINGS_UNTIL_SETTLED - 1
+    since = PossibleChange({"main:ant=ant": {BIAS: (-1.0, 0.1)}}, {"main:ant=ant": evidence}, ratings)
+    posterior = replace(known_workers(), possible=since)
+    settled = rate(posterior, "answer ant", 1.0)
+    assert (settled.changes, settled.possible) == (changes, PossibleChange())
+    assert (settled.weights["main:ant=ant"][BIAS][0] < -0.5) == bool(changes)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_worker_whose_answers_are_as_good_as_ever_has_not_changed(seed: int) -> None:
+    calm = rate_many(known_workers(), ("answer ant", "answer bee"), 400, 0.8, seed)
+    assert calm.changes == 0
+
+
+def test_a_change_that_is_settled_replaces_all_beliefs_about_the_worker() -> None:
+    posterior = rate_many(known_workers(), ("answer-check bee ant",), 20, 1.0, seed=1)
+    assert posterior.weights["check:ant=ant"][BIAS][0] != 0
+    posterior = rate_many(posterior, ("answer ant",), 320, 0.1, seed=2)
+    assert posterior.changes == 1
+    assert posterior.weights["check:ant=ant"] == {BIAS: (0.0, posterior_of_arms.HELPER[1])}
+    bias_variance = posterior.weights["main:bee=bee"][BIAS][1]
+    assert bias_variance < posterior_of_arms.VARIANCES["main"][1] / 2, "the bee is known as before"
+
+
+def test_a_rating_that_is_altered_alters_what_the_ratings_since_a_possible_change_say() -> None:
+    posterior = suspicious()
+    altered = rate(posterior, "answer ant", 1.0, before=0.0)
+    before, after = (change_of(posterior).weights["main:ant=ant"][BIAS] for posterior in (posterior, altered))
+    assert before[0] < after[0]
+    assert before[1] == after[1]
+    assert change_of(altered).evidence == change_of(posterior).evidence
+
+
+def test_beliefs_that_an_earlier_release_has_written_are_read() -> None:
+    posterior = rate(Posterior(), "answer ant", 1.0)
     before = json.loads(posterior.to_json())
-    del before["usual"]
-    assert read(json.dumps(before).encode()) == replace(posterior, usual={}), "an earlier release has written it"
+    del before["possible"]
+    before |= {"watches": {"main:ant=ant": [0.5, 0.0]}, "usual": {"main:ant=ant": [1.0, 1.0, 0.0]}}
+    assert read(json.dumps(before).encode()) == replace(posterior, possible=None)
 
 
 def test_a_rating_that_counts_for_less_moves_the_beliefs_by_less() -> None:

@@ -11,7 +11,7 @@ from app.core.message.chat import Message, Task, Text
 from app.core.plan.templates import arm_of_workers, arms
 from app.core.pool.catalog import Card, Limits, Price, SelectorSpec, Worker
 from app.core.rating.features import features
-from app.core.rating.posterior import Posterior, Rating, estimates, from_json, learned
+from app.core.rating.posterior import PossibleChange, Posterior, Rating, estimates, from_json, learned
 from app.core.rating.published_posterior import OWN_RATINGS, Beliefs, PublishedPosterior
 from app.core.rating.tenancy import joined, taught
 
@@ -57,13 +57,16 @@ def test_a_tenants_own_part_and_the_shared_posterior_are_what_was_learned_from_b
     assert from_json(own.to_json()) == own
 
 
-def test_a_change_that_a_tenant_has_noticed_is_not_noticed_again_from_the_shared_evidence() -> None:
-    shared = Posterior(watches={"main:ant=ant": (5.9, 0.0), "main:bee=bee": (5.5, 0.0)}, at=DAY)
-    wrong = Rating(arm_of_workers("answer", ["ant"]), features(QUESTIONS[0]), 0.0, 100, DAY)
-    own = taught(shared, Posterior(), SPEC, POOL, [wrong])
-    assert own.changes == 1
-    assert joined(shared, own).watches == {"main:ant=ant": (0.0, 0.0), "main:bee=bee": (0.0, 0.0)}
-    assert taught(shared, own, SPEC, POOL, [wrong]).changes == 1
+def test_a_change_that_a_tenant_has_ruled_out_is_not_suspected_again_from_the_shared_evidence() -> None:
+    shared = Posterior()
+    for rating in ratings(10, "ant"):
+        shared = learned(shared, SPEC, POOL, rating)
+    shared = replace(shared, possible=PossibleChange(evidence={"main:ant=ant": 0.01}, ratings=5.0))
+    assert joined(shared, Posterior()).possible == shared.possible
+    own = taught(shared, Posterior(), SPEC, POOL, ratings(1, "ant", at=shared.at))
+    assert own.possible == PossibleChange()
+    assert joined(shared, own).possible == PossibleChange()
+    assert from_json(own.to_json()) == own
 
 
 def test_an_own_part_fades_back_to_the_shared_posterior() -> None:

@@ -18,7 +18,6 @@ It prints figures for `deploy/docs/learning.md`.
 """
 
 import argparse
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -44,6 +43,8 @@ BEFORE, LOOKS = 2_000, (150, 300, 600)
 BIRCH, CEDAR = 1, 2
 WIDER = 3.0
 """The factor of `told_with_wider_priors`."""
+NEVER = 1e-30
+"""A probability of changes so small that no evidence suffices: the selector learns, and looks for no change."""
 Pool = tuple[Profile, ...]
 
 
@@ -96,7 +97,7 @@ def forget_changed_workers(posterior: Posterior) -> Posterior:
     changed = [bandit.workers()[place] for place in (BIRCH, CEDAR)]
     gone = {f"{worker.name}={worker.model}" for worker in changed}
     weights = {part: of for part, of in posterior.weights.items() if part.partition(":")[2] not in gone}
-    return replace(posterior, weights=weights, watches={}, usual={})
+    return replace(posterior, weights=weights, possible=None)
 
 
 def told_with_wider_priors(posterior: Posterior) -> Posterior:
@@ -109,7 +110,7 @@ def told_with_wider_priors(posterior: Posterior) -> Posterior:
         if part.partition(":")[2] in gone:
             prior = posteriors.prior_of(part)
             weights[part] = {place: (0.0, WIDER * posteriors.spread_of(prior, place)) for place in belief}
-    return replace(posterior, weights=weights, watches={}, usual={})
+    return replace(posterior, weights=weights, possible=None)
 
 
 def begun_anew(_posterior: Posterior) -> Posterior:
@@ -216,13 +217,12 @@ def main() -> None:
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.seeds)
     data = read([options.recorded], {}, {}) if options.recorded else None
-    present = {"CHANGE_EVIDENCE": posteriors.CHANGE_EVIDENCE, "DROP_EVIDENCE": posteriors.DROP_EVIDENCE}
-    for name, alarms in (("as it is", present), ("without detection", dict.fromkeys(present, math.inf))):
-        with patch.multiple(posteriors, **alarms):
+    for name, probability in (("as it is", posteriors.CHANGE_PROBABILITY), ("without detection", NEVER)):
+        with patch.object(posteriors, "CHANGE_PROBABILITY", probability):
             _print(f"rehearsal world, {name}", swap_in_the_world(seeds))
             if data is not None:
                 _print(f"recorded outcomes, {name}", swap_in_records(data, seeds))
-    with patch.multiple(posteriors, **dict.fromkeys(present, math.inf)):
+    with patch.object(posteriors, "CHANGE_PROBABILITY", NEVER):
         _print(
             "rehearsal world, told who has changed, without detection", swap_in_the_world(seeds, forget_changed_workers)
         )

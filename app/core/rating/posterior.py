@@ -8,10 +8,12 @@ moves those that contributed to it by one step of assumed-density filtering, in 
 ratings nearly to the same place. A weight without ratings is at its prior: zero, relative to the expectation from a
 worker's card (`card_log_odds`). What has been learned fades by `decay` a day, back towards the prior.
 
-The ratings of each worker are compared with their predictions (a two-sided cumulative sum of log likelihood ratios),
-and with the usual rating of this worker, because predictions learn from the very ratings that differ from them. Where
-they differ for too long, the worker has changed: its beliefs are reset to the prior, and those of the others count for
-a third, because a worker that was worse may be the better one now.
+Workers can change without a change of their name. So there are always two beliefs about each worker: what all ratings
+say of it, and what only those since a certain moment say, as if it had changed then (`PossibleChange`). The ratings
+since are evidence for the one or the other, by how well each had predicted them. Workers are expected to change
+together, as when a provider updates its models, so that evidence against one makes a change of the others more
+probable as well, and they are tried again. Decisions go by both beliefs, weighed by their probabilities. So a false
+alarm costs little: the evidence fades, and the first belief, which has learned meanwhile, counts again.
 
 Costs are measured and not estimated: the cost of an arm is averaged separately, and reduces the worth of a right
 answer.
@@ -31,6 +33,8 @@ from app.core.rating.features import COUNTED, WIDTH, Features, words
 from app.core.records import record
 
 VERSION = "posterior-3"
+ANSWERING = "main:"
+"""The beginning of the name of a part of a worker that answers."""
 BIAS, COUNTS, VECTORS = WIDTH, WIDTH + 1, WIDTH + 1 + COUNTED
 """Places of a part's weights behind those of the words. The part `answered` has the counts of an answer in `COUNTS`."""
 FIRST_LOG_ODDS = 1.0
@@ -53,21 +57,12 @@ DEARER, LEAST_DEARER, MOST_DEARER = -0.1, 0.02, 0.6
 """The constant of that sum, halfway between what fits GSM8K and MMLU, and the limits of the sum."""
 FREE_DOUBLINGS = 5.0
 """The doublings by which a worker without a price is taken to be cheaper than the cheapest one that has a price."""
-SHIFT = 1.5
-"""The change in log-odds, up or down, that the comparison of ratings with predictions looks for."""
-CHANGE_EVIDENCE = 6.0
-"""The cumulative log likelihood ratio at which a worker has changed."""
-NO_EVIDENCE = (0.0, 0.0)
-DROP = 1.0
-"""The fall in log-odds below a worker's usual rating that is looked for."""
-DROP_EVIDENCE = 6.0
-"""The cumulative log likelihood ratio at which there is one."""
-USUAL_RATINGS, LEAST_USUAL = 200.0, 30.0
-"""The ratings over which a worker's usual one is averaged, and the least with which others are compared."""
-SUSPICION = 2.0
-"""The evidence of a fall from which on the usual rating stays as it is until the evidence is gone."""
-KEPT_SHARE = 0.3
-"""The share by which beliefs about the other workers count after one of them has changed."""
+CHANGE_PROBABILITY = 0.05
+"""The probability that workers have changed at the moment from which on a change is looked for, before any evidence."""
+CHANGED_SHARE = 1 / 3
+"""The probability that such a change affects a worker. It is the same for every worker, whatever affects the others."""
+RATINGS_UNTIL_SETTLED = 300.0
+"""The ratings after which the more probable belief about each worker is kept, and the other one is forgotten."""
 USUAL_INPUT_TOKENS, USUAL_OUTPUT_TOKENS = 600, 300
 """Tokens of a step for which no bill has been seen."""
 SUPPOSED_BILLS = 2.0
@@ -77,14 +72,45 @@ Weight = tuple[float, float]
 """Mean and variance."""
 
 
-class UsualRating(NamedTuple):
-    """The mean of a worker's ratings, and the evidence that later ones are lower."""
+@record(frozen=True, slots=True)
+class PossibleChange:
+    """Beliefs about workers as if some had changed at a certain moment, and the evidence for it since.
 
+    Workers are named by the part of the one that answers. One without ratings since the moment is missing: if it has
+    changed, it is at its prior.
+    """
+
+    weights: Mapping[str, Mapping[int, Weight]] = field(default_factory=dict)
+    """By part and place, as in a posterior, but learned only from the ratings since."""
+    evidence: Mapping[str, float] = field(default_factory=dict)
+    """By part: the log likelihood ratio of the worker's ratings since, for these beliefs and against the usual ones."""
     ratings: float = 0.0
-    """The ratings in the mean, at most `USUAL_RATINGS`."""
-    mean: float = 0.0
-    fall: float = 0.0
-    """The cumulative log likelihood ratio for a fall by `DROP`."""
+    """The ratings since."""
+
+    @property
+    def total_evidence(self) -> float:
+        """Return the log likelihood ratio of all ratings since, for the event that some workers have changed."""
+        return sum([_log_mixture(evidence) for evidence in self.evidence.values()])
+
+    @property
+    def probability(self) -> float:
+        """Return the probability that some workers have changed at this moment."""
+        return logistic(log_odds(CHANGE_PROBABILITY) + self.total_evidence)
+
+    def share(self, part: str) -> float:
+        """Return the probability that a worker is affected if some have changed."""
+        return logistic(log_odds(CHANGED_SHARE) + self.evidence.get(part, 0.0))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {"weights": _weights_to_json(self.weights), "evidence": dict(self.evidence), "ratings": self.ratings}
+
+
+def _log_mixture(evidence: float) -> float:
+    """Return the log of the likelihood ratio of a worker that is affected by a change with `CHANGED_SHARE`."""
+    largest = max(evidence, 0.0)
+    changed, unchanged = CHANGED_SHARE * math.exp(evidence - largest), (1 - CHANGED_SHARE) * math.exp(-largest)
+    return largest + math.log(changed + unchanged)
 
 
 @record(frozen=True, slots=True)
@@ -100,29 +126,24 @@ class Posterior:
     ratings: int = 0
     at: float = 0.0
     """The time up to which it has faded, in seconds since 1970."""
-    watches: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """By the part of a worker that answers: the cumulative evidence that it has become worse, and better."""
-    usual: Mapping[str, UsualRating] = field(default_factory=dict)
-    """The usual rating of each worker that answers, by the same part; `DROP` is a fall below it."""
+    possible: PossibleChange | None = None
+    """The change that is looked for; None where no rating has been learned since there is one."""
     changes: int = 0
-    """The number of changes of workers that were detected."""
+    """The number of changes of workers that were found."""
 
     def to_json(self) -> bytes:
         """Canonical: equal posteriors are equal bytes."""
-        weights: dict[str, dict[str, list[float]]] = {}
-        for part, by_place in self.weights.items():
-            weights[part] = {str(place): list(weight) for place, weight in by_place.items()}
         plain = {
             "version": VERSION,
-            "weights": weights,
+            "weights": _weights_to_json(self.weights),
             "bills": {arm: list(bill) for arm, bill in self.bills.items()},
             "ratio": list(self.ratio),
             "ratings": self.ratings,
             "at": self.at,
-            "watches": {part: list(evidence) for part, evidence in self.watches.items()},
-            "usual": {part: list(usual) for part, usual in self.usual.items()},
             "changes": self.changes,
         }
+        if self.possible is not None:
+            plain["possible"] = self.possible.to_json()
         return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -131,19 +152,33 @@ def from_json(body: bytes) -> Posterior:
     value: dict[str, Any] = json.loads(body)
     if value.get("version") != VERSION:
         return Posterior()
-    weights: dict[str, dict[int, Weight]] = {}
-    for part, by_place in value["weights"].items():
-        weights[part] = {int(place): (mean, variance) for place, (mean, variance) in by_place.items()}
+    possible = None
+    if "possible" in value:  # earlier releases have not written it
+        change = value["possible"]
+        possible = PossibleChange(_weights_from_json(change["weights"]), change["evidence"], change["ratings"])
     return Posterior(
-        weights=weights,
+        weights=_weights_from_json(value["weights"]),
         bills={arm: (count, mean) for arm, (count, mean) in value["bills"].items()},
         ratio=(value["ratio"][0], value["ratio"][1]),
         ratings=value["ratings"],
         at=value["at"],
-        watches={part: (worse, better) for part, (worse, better) in value["watches"].items()},
-        usual={part: UsualRating(*usual) for part, usual in value.get("usual", {}).items()},
+        possible=possible,
         changes=value["changes"],
     )
+
+
+def _weights_to_json(weights: Mapping[str, Mapping[int, Weight]]) -> dict[str, dict[str, list[float]]]:
+    plain: dict[str, dict[str, list[float]]] = {}
+    for part, by_place in weights.items():
+        plain[part] = {str(place): list(weight) for place, weight in by_place.items()}
+    return plain
+
+
+def _weights_from_json(plain: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, Mapping[int, Weight]]:
+    weights: dict[str, Mapping[int, Weight]] = {}
+    for part, by_place in plain.items():
+        weights[part] = {int(place): (mean, variance) for place, (mean, variance) in by_place.items()}
+    return weights
 
 
 def digest(body: bytes) -> str:
@@ -182,11 +217,24 @@ def _inputs(part: str, features: Features) -> Iterator[tuple[int, float, float]]
 
 
 def belief_about(posterior: Posterior, part: str, features: Features) -> Weight:
-    """Return the mean and the variance of what a part adds to the log-odds of this request."""
-    known = posterior.weights.get(part, {})
+    """Return the mean and the variance of what a part adds to the log-odds of this request. For a worker that answers
+    they are those of both beliefs about it, weighed by their probabilities."""
+    mean, variance = _sum_of_inputs(posterior.weights.get(part, {}), part, features)
+    possible = posterior.possible
+    if possible is None or not possible.evidence or not part.startswith(ANSWERING):
+        return mean, variance
+    probability = possible.probability * possible.share(part)
+    mean_if_changed, variance_if_changed = _sum_of_inputs(possible.weights.get(part, {}), part, features)
+    difference = mean_if_changed - mean
+    variance += probability * (variance_if_changed - variance) + probability * (1 - probability) * difference**2
+    return mean + probability * difference, variance
+
+
+def _sum_of_inputs(weights: Mapping[int, Weight], part: str, features: Features) -> Weight:
+    """Return the mean and the variance of the sum of a part's inputs, each multiplied by its weight."""
     mean = variance = 0.0
     for place, value, prior in _inputs(part, features):
-        weight, spread = known.get(place, (0.0, prior))
+        weight, spread = weights.get(place, (0.0, prior))
         mean += value * weight
         variance += value * value * spread
     return mean, variance
@@ -331,97 +379,105 @@ class _Term(NamedTuple):
     variance: float
 
 
+class _Prediction(NamedTuple):
+    """What was expected of a rating before it came."""
+
+    chance: float
+    """The probability of a right answer."""
+    spread: float
+    """The variance of its log-odds."""
+
+
 def learned(posterior: Posterior, spec: SelectorSpec, workers: Sequence[Worker], rating: Rating) -> Posterior:
     """Return the posterior after one more rating: one step of assumed-density filtering."""
     posterior = faded(posterior, spec.decay, rating.at)
     models = {**{worker.name: worker.model for worker in workers}, **rating.models}
     parts = ["base", *[of_model(part, models) for part in rating.arm.parts]]
-    terms = _terms(posterior, parts, rating.seen)
-    log_odds = FIRST_LOG_ODDS + card_log_odds(workers, rating.seen).get(rating.arm.main, 0.0)
-    log_odds += sum([term.value * term.mean for term in terms])
-    spread = sum([term.value * term.value * term.variance for term in terms])
-    chance = logistic(log_odds / math.sqrt(1 + math.pi * spread / 8))
-    weights = _update_weights(posterior, terms, rating, chance, spread)
+    first = FIRST_LOG_ODDS + card_log_odds(workers, rating.seen).get(rating.arm.main, 0.0)
+    terms = _terms(posterior.weights, parts, rating.seen)
+    prediction = _predict(first, terms)
+    answering = parts[1]
+    possible = posterior.possible or PossibleChange()
+    others = [term for term in terms if term.part != answering]
+    terms_if_changed = _terms(possible.weights, [answering], rating.seen)
+    prediction_if_changed = _predict(first, [*others, *terms_if_changed])
+    weights = _update_weights(posterior.weights, terms, rating, prediction)
+    weights_if_changed = _update_weights(possible.weights, terms_if_changed, rating, prediction_if_changed)
     if rating.before is not None:
-        return replace(posterior, weights=weights)
+        if answering in possible.evidence:
+            possible = replace(possible, weights=weights_if_changed)
+        return replace(posterior, weights=weights, possible=possible)
+    gain = _log_likelihood(prediction_if_changed, rating) - _log_likelihood(prediction, rating)
+    evidence = {**possible.evidence, answering: possible.evidence.get(answering, 0.0) + gain}
     bills, ratio = _add_bill(posterior, workers, rating, models)
     after = replace(posterior, weights=weights, bills=bills, ratio=ratio, ratings=posterior.ratings + 1)
-    return _look_for_change(after, parts[1], chance, rating)
+    return _settle(after, PossibleChange(weights_if_changed, evidence, possible.ratings + rating.weight))
 
 
-def _terms(posterior: Posterior, parts: Sequence[str], features: Features) -> list[_Term]:
+def _terms(weights: Mapping[str, Mapping[int, Weight]], parts: Sequence[str], features: Features) -> list[_Term]:
     """Return the weights of these parts that a request has an input for."""
     terms = []
     for part in parts:
-        known = posterior.weights.get(part, {})
+        known = weights.get(part, {})
         for place, value, prior in _inputs(part, features):
             mean, variance = known.get(place, (0.0, prior))
             terms.append(_Term(part, place, value, mean, variance))
     return terms
 
 
+def _predict(first: float, terms: Sequence[_Term]) -> _Prediction:
+    """Return the prediction of terms that are added to the log-odds `first`."""
+    mean = first + sum([term.value * term.mean for term in terms])
+    spread = sum([term.value * term.value * term.variance for term in terms])
+    return _Prediction(logistic(mean / math.sqrt(1 + math.pi * spread / 8)), spread)
+
+
 def _update_weights(
-    posterior: Posterior, terms: Sequence[_Term], rating: Rating, chance: float, spread: float
+    weights: Mapping[str, Mapping[int, Weight]], terms: Sequence[_Term], rating: Rating, prediction: _Prediction
 ) -> dict[str, Mapping[int, Weight]]:
     """Return all weights. Those of the terms move by the difference between a rating and its prediction, each as far
     as its own variance goes. A first rating reduces the variances as well."""
+    chance, spread = prediction
     certainty = chance * (1 - chance) * rating.weight
     compared = chance if rating.before is None else rating.before
     surprise = (rating.score - compared) * rating.weight
-    moved = {term.part: dict(posterior.weights.get(term.part, {})) for term in terms}
+    moved = {term.part: dict(weights.get(term.part, {})) for term in terms}
     for term in terms:
         gain = term.value * term.variance / (1 + spread * certainty)
         variance = term.variance
         if rating.before is None:
             variance *= 1 - term.value * gain * certainty
         moved[term.part][term.place] = (term.mean + gain * surprise, variance)
-    return {**posterior.weights, **moved}
+    return {**weights, **moved}
 
 
-def _look_for_change(posterior: Posterior, part: str, chance: float, rating: Rating) -> Posterior:
-    """Add the evidence of one rating for a change of the worker `part`. Returns the posterior, with the beliefs reset
-    if the evidence is enough."""
-    worse, better = posterior.watches.get(part, NO_EVIDENCE)
-    worse = max(0.0, worse + rating.weight * _evidence(chance, rating.score, -SHIFT))
-    better = max(0.0, better + rating.weight * _evidence(chance, rating.score, SHIFT))
-    watches = {**posterior.watches, part: (worse, better)}
-    usual = {**posterior.usual, part: _update_usual(posterior.usual.get(part, UsualRating()), rating)}
-    if max(worse, better) < CHANGE_EVIDENCE and usual[part].fall < DROP_EVIDENCE:
-        return replace(posterior, watches=watches, usual=usual)
-    worker = part.partition(":")[2]
-    weights = {name: _reset_part(name, by_place, worker) for name, by_place in posterior.weights.items()}
-    watches = dict.fromkeys(watches, NO_EVIDENCE)
-    usual = dict.fromkeys(usual, UsualRating())
-    return replace(posterior, weights=weights, watches=watches, usual=usual, changes=posterior.changes + 1)
+def _log_likelihood(prediction: _Prediction, rating: Rating) -> float:
+    """Return the log likelihood of a rating. No single one decides: certain predictions are limited."""
+    chance = min(max(prediction.chance, 0.02), 0.98)
+    return rating.weight * (rating.score * math.log(chance) + (1 - rating.score) * math.log(1 - chance))
 
 
-def _update_usual(known: UsualRating, rating: Rating) -> UsualRating:
-    """Return a worker's usual rating and the evidence of a fall after one more rating."""
-    count, mean, fall = known
-    if count >= LEAST_USUAL:
-        fall = max(0.0, fall + rating.weight * _evidence(mean, rating.score, -DROP))
-    if fall < SUSPICION:
-        count = min(count + rating.weight, USUAL_RATINGS)
-        mean += (rating.score - mean) * rating.weight / count
-    return UsualRating(count, mean, fall)
+def _settle(posterior: Posterior, possible: PossibleChange) -> Posterior:
+    """Return the posterior with this possible change, or with its end.
 
-
-def _evidence(chance: float, score: float, shift: float) -> float:
-    """Return the log likelihood ratio of a score between log-odds that have shifted and those that were expected."""
-    chance = min(max(chance, 0.02), 0.98)
-    shifted = logistic(math.log(chance / (1 - chance)) + shift)
-    return score * math.log(shifted / chance) + (1 - score) * math.log((1 - shifted) / (1 - chance))
-
-
-def _reset_part(part: str, weights: Mapping[int, Weight], changed: str) -> Mapping[int, Weight]:
-    """Return the weights of a part after the worker `changed` has changed: its own are at their priors again, and
-    those of other workers are kept in part."""
-    role, _, worker = part.partition(":")
-    if role in ("base", "template", ANSWERED):
-        return weights
-    share = 0.0 if worker == changed else KEPT_SHARE
-    prior = prior_of(part)
-    return {place: _fade_weight(weight, spread_of(prior, place), share) for place, weight in weights.items()}
+    Where its evidence is below zero, a later moment is more probable, and the next rating begins another one. After
+    `RATINGS_UNTIL_SETTLED` ratings the workers that have more probably changed keep only what was learned since.
+    """
+    if possible.total_evidence < 0:
+        return replace(posterior, possible=PossibleChange())
+    if possible.ratings < RATINGS_UNTIL_SETTLED:
+        return replace(posterior, possible=possible)
+    changed: set[str] = set()
+    if possible.probability > 0.5:
+        changed = {part.removeprefix(ANSWERING) for part in possible.evidence if possible.share(part) > 0.5}
+    weights = dict(posterior.weights)
+    for part, by_place in posterior.weights.items():
+        if part.partition(":")[2] in changed:
+            prior = prior_of(part)
+            at_prior = {place: (0.0, spread_of(prior, place)) for place in by_place}
+            weights[part] = {**at_prior, **possible.weights.get(part, {})}
+    changes = posterior.changes + len(changed)
+    return replace(posterior, weights=weights, possible=PossibleChange(), changes=changes)
 
 
 def _add_bill(
@@ -455,28 +511,26 @@ def faded(posterior: Posterior, decay: float, now: float) -> Posterior:
     if now - posterior.at < FADE_SECONDS:
         return posterior
     share = decay ** ((now - posterior.at) / 86_400)
-    weights: dict[str, dict[int, Weight]] = {}
-    for part, by_place in posterior.weights.items():
-        prior = prior_of(part)
-        weights[part] = {
-            place: _fade_weight(weight, spread_of(prior, place), share) for place, weight in by_place.items()
-        }
     bills = {arm: (count * share, mean) for arm, (count, mean) in posterior.bills.items()}
     ratio = (posterior.ratio[0] * share, posterior.ratio[1])
-    watches, usual = faded_watches(posterior, share), faded_usual(posterior, share)
-    return replace(posterior, weights=weights, bills=bills, ratio=ratio, at=now, watches=watches, usual=usual)
+    weights, possible = _fade_weights(posterior.weights, share), faded_change(posterior.possible, share)
+    return replace(posterior, weights=weights, bills=bills, ratio=ratio, at=now, possible=possible)
 
 
-def faded_watches(posterior: Posterior, share: float) -> Mapping[str, tuple[float, float]]:
-    """Return the evidence for changes of workers, of which a share is kept."""
-    return {part: (worse * share, better * share) for part, (worse, better) in posterior.watches.items()}
+def faded_change(possible: PossibleChange | None, share: float) -> PossibleChange | None:
+    """Return a possible change of which a share is kept."""
+    if possible is None:
+        return None
+    evidence = {part: ratio * share for part, ratio in possible.evidence.items()}
+    return replace(possible, weights=_fade_weights(possible.weights, share), evidence=evidence)
 
 
-def faded_usual(posterior: Posterior, share: float) -> Mapping[str, UsualRating]:
-    """Return the usual ratings of workers, of which a share is kept."""
-    kept = {}
-    for part, usual in posterior.usual.items():
-        kept[part] = UsualRating(usual.ratings * share, usual.mean, usual.fall * share)
+def _fade_weights(weights: Mapping[str, Mapping[int, Weight]], share: float) -> dict[str, Mapping[int, Weight]]:
+    """Return weights in which what the ratings have added counts by `share`."""
+    kept: dict[str, Mapping[int, Weight]] = {}
+    for part, by_place in weights.items():
+        prior = prior_of(part)
+        kept[part] = {place: _fade_weight(weight, spread_of(prior, place), share) for place, weight in by_place.items()}
     return kept
 
 
@@ -493,3 +547,8 @@ def logistic(value: float) -> float:
     if value > -500:
         return 1 / (1 + math.exp(-value))
     return 0.0
+
+
+def log_odds(probability: float) -> float:
+    """Return the log-odds of a probability; the inverse of `logistic`."""
+    return math.log(probability / (1 - probability))

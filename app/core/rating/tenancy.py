@@ -17,8 +17,7 @@ from app.core.rating.posterior import (
     Rating,
     Weight,
     faded,
-    faded_usual,
-    faded_watches,
+    faded_change,
     learned,
     prior_of,
     spread_of,
@@ -43,8 +42,7 @@ def joined(shared: Posterior, own: Posterior) -> Posterior:
         ratio=own.ratio if own.ratio[0] else shared.ratio,
         ratings=shared.ratings + own.ratings,
         at=max(shared.at, own.at),
-        watches={**shared.watches, **own.watches},
-        usual={**shared.usual, **own.usual},
+        possible=shared.possible if own.possible is None else own.possible,
         changes=shared.changes + own.changes,
     )
 
@@ -82,8 +80,7 @@ def _own_part(base: Posterior, whole: Posterior) -> Posterior:
         ratio=whole.ratio if whole.ratio != base.ratio else (0.0, 1.0),
         ratings=whole.ratings - base.ratings,
         at=whole.at,
-        watches={part: watch for part, watch in whole.watches.items() if base.watches.get(part) != watch},
-        usual={part: count for part, count in whole.usual.items() if base.usual.get(part) != count},
+        possible=whole.possible if whole.possible != base.possible else None,
         changes=whole.changes - base.changes,
     )
 
@@ -105,8 +102,8 @@ def faded_part(own: Posterior, decay: float, now: float) -> Posterior:
     share = decay ** ((now - own.at) / 86_400)
     weights = {part: _scale(of, share) for part, of in own.weights.items()}
     bills = {arm: (count * share, mean) for arm, (count, mean) in own.bills.items()}
-    ratio, watches, usual = (own.ratio[0] * share, own.ratio[1]), faded_watches(own, share), faded_usual(own, share)
-    return replace(own, weights=weights, bills=bills, ratio=ratio, at=now, watches=watches, usual=usual)
+    ratio, possible = (own.ratio[0] * share, own.ratio[1]), faded_change(own.possible, share)
+    return replace(own, weights=weights, bills=bills, ratio=ratio, at=now, possible=possible)
 
 
 def _scale(weights: Mapping[int, Weight], share: float) -> dict[int, Weight]:
