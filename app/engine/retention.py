@@ -149,12 +149,12 @@ async def _erase_found(store: Erasable, find: FindRuns, end: EndRuns, held: dict
     erased = 0
     async for rows in find():
         names = [row.id for row in rows]
-        held_now = await store.held(names)
+        held_now = await store.find_holds_by_run(names)
         open_rows = [row for row in rows if row.ended_at is None and row.id not in held_now]
         if open_rows:
             await end(open_rows)
         erased += await store.erase_contents(names, by)
-        held |= await store.held(names)
+        held |= await store.find_holds_by_run(names)
     return erased
 
 
@@ -263,7 +263,7 @@ class Pruning:
             read_any = True
             self._after = place(page[-1])
             whole: list[Record] = []
-            held = await self._store.held([str(journal.row["id"]) for journal in page])
+            held = await self._store.find_holds_by_run([str(journal.row["id"]) for journal in page])
             self.done.held |= held
             for journal in page:
                 if journal.row["id"] in held:
@@ -417,7 +417,7 @@ class ContentRetention:
 
     async def _begin_again_after_a_release(self) -> None:
         """Look at all runs again once a legal hold was released, because some were passed over for its sake."""
-        released = await self._context.store.released_holds()
+        released = await self._context.store.count_released_holds()
         if released != self._released:
             self._released = released
             self._places.clear()

@@ -340,10 +340,10 @@ class SqlStore(Administration):
     async def release_hold(self, id_: str, at: float, *, by: Actor = PROCESS) -> Hold:
         return await self._write(partial(holds.release, id_=id_, at=at, by=by))
 
-    async def held(self, runs: Sequence[str]) -> Mapping[str, str]:
+    async def find_holds_by_run(self, runs: Sequence[str]) -> Mapping[str, str]:
         return await self._read(partial(holds.on, runs=runs, decrypt=self._decrypt))
 
-    async def released_holds(self) -> int:
+    async def count_released_holds(self) -> int:
         return await self._read(holds.count_released)
 
     async def count_prunable(self, query: PruneQuery) -> tuple[int, int]:
@@ -408,13 +408,13 @@ class SqlStore(Administration):
         self._journals.clear()
         return await self._write(partial(generation.begin, now=now))
 
-    async def lapsed(self, now: float) -> tuple[LapsedRuns, ...]:
+    async def count_lapsed_runs(self, now: float) -> tuple[LapsedRuns, ...]:
         return await self._read(partial(runs.count_lapsed, now=now))
 
-    async def untaken(self, now: float) -> Mapping[str, int]:
+    async def count_untaken_runs(self, now: float) -> Mapping[str, int]:
         return await self._read(partial(runs.count_untaken, now=now))
 
-    async def waiting(self, most: int) -> int:
+    async def count_waiting_runs(self, most: int) -> int:
         return await self._read(partial(runs.count_waiting, most=most))
 
     async def take_over(
@@ -432,13 +432,15 @@ class SqlStore(Administration):
             await asyncio.sleep(0)
         return frozenset(renewed)
 
-    async def due(self, run: str, step: int) -> TicketRow | None:
+    async def find_ticket(self, run: str, step: int) -> TicketRow | None:
         return await self._read(partial(runs.due, name=run, step=step))
 
     async def backlog(self, now: float, most: int) -> Backlog:
         return await self._read(partial(runs.backlog, now=now, most=most))
 
-    async def overdue(self, now: float, limit: int, grace: float | None = None) -> tuple[TicketRow, ...]:
+    async def announce_overdue_tickets(
+        self, now: float, limit: int, grace: float | None = None
+    ) -> tuple[TicketRow, ...]:
         grace = self._grace if grace is None else grace
         if not await self._read(lambda conn: conn.execute(runs.overdue(now, grace, 1)).first()):
             return ()
@@ -477,7 +479,7 @@ class SqlStore(Administration):
     async def put_off_notice(self, notice: Notice, due: float) -> bool:
         return await self._write(partial(notices.put_off, notice=notice, due=due))
 
-    async def pending_notices(self, most: int) -> int:
+    async def count_pending_notices(self, most: int) -> int:
         return await self._read(partial(notices.count, most=most))
 
     async def forget_notices(self, before: float, limit: int) -> int:
@@ -500,7 +502,7 @@ class SqlStore(Administration):
     async def trials(self, news: float | None = None) -> tuple[Trial, ...]:
         return await self._read(partial(trials.every, news=news))
 
-    async def rated(
+    async def find_rated_runs(
         self, ratings: Sequence[Feedback], kinds: Sequence[Kind], find_ref: Callable[[Sequence[Event]], str]
     ) -> tuple[Rated, ...]:
         work = partial(rated_runs.of, ratings=ratings, kinds=kinds, find_ref=find_ref, decrypt=self._decrypt)
@@ -518,7 +520,7 @@ class SqlStore(Administration):
     async def catalogs(self, digests: Sequence[str]) -> Mapping[str, bytes]:
         return await self._read(partial(reports.catalogs, digests=digests))
 
-    async def learned(self, policy: str, after: int) -> Learned | None:
+    async def find_learned_state(self, policy: str, after: int) -> Learned | None:
         return await self._read(partial(rated_runs.latest, policy=policy, after=after))
 
     async def learn(

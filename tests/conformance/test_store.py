@@ -70,7 +70,7 @@ async def test_what_no_run_has_is_not_found(store: Store) -> None:
         with pytest.raises(NotFound):
             await call
     assert await store.contents("none", ["ref"]) == {}
-    assert await store.due("none", 0) is None
+    assert await store.find_ticket("none", 0) is None
 
 
 async def test_a_run_is_admitted_once(opener: Opener) -> None:
@@ -174,8 +174,8 @@ async def test_tickets_that_nobody_took_die_with_the_run(store: Store) -> None:
     await store.append(queued("run", 1))
     await store.append(take("run", 0, "a"))
     await store.append(Entry("run", 5.0, (Raw(Kind.EXPIRED, {}),), epoch=1))
-    assert await store.due("run", 1) is None
-    assert await store.due("run", 0) is not None
+    assert await store.find_ticket("run", 1) is None
+    assert await store.find_ticket("run", 0) is not None
 
 
 # Money
@@ -246,7 +246,7 @@ async def test_a_refused_entry_leaves_nothing_behind(store: Store) -> None:
         )
     assert await store.run("run") == before
     assert await store.contents("run", [ref]) == {}
-    assert await store.due("run", 0) is None
+    assert await store.find_ticket("run", 0) is None
     assert await store.runs(RunQuery(tags=(("worker", "a"),))) == ()
 
 

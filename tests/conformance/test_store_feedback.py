@@ -73,21 +73,21 @@ async def test_comments_are_erased_with_the_content(store: Store) -> None:
 
 
 async def test_what_was_learned_is_replaced_by_whoever_has_read_it(store: Store) -> None:
-    assert await store.learned("policy", 0) is None
+    assert await store.find_learned_state("policy", 0) is None
     first, second, rival = Learned(1, b"one"), Learned(2, b"two"), Learned(2, b"too")
     assert await store.learn("policy", first, 1.0)
     assert not await store.learn("policy", Learned(1, b"uno"), 1.0)
     assert await store.learn("policy", second, 2.0)
     assert not await store.learn("policy", rival, 2.0)
     assert not await store.learn("policy", Learned(4, b"four"), 3.0)
-    assert await store.learned("policy", 1) == second
-    assert await store.learned("policy", 2) is None
-    assert await store.learned("other", 0) is None
+    assert await store.find_learned_state("policy", 1) == second
+    assert await store.find_learned_state("policy", 2) is None
+    assert await store.find_learned_state("other", 0) is None
     assert await store.learn("policy", Learned(3, b"three"), 3.0, {"policy/acme": b"own"})
     assert not await store.learn("policy", Learned(3, b"trois"), 3.0, {"policy/acme": b"lost"})
-    assert await store.learned("policy/acme", 0) == Learned(3, b"own")
+    assert await store.find_learned_state("policy/acme", 0) == Learned(3, b"own")
     assert await store.learn("policy", Learned(4, b"four"), 3.0, {"policy/acme": b"next"})
-    assert await store.learned("policy/acme", 3) == Learned(4, b"next")
+    assert await store.find_learned_state("policy/acme", 3) == Learned(4, b"next")
 
 
 def _kinds(events: Iterable[Event]) -> list[Kind]:
@@ -102,7 +102,7 @@ async def test_rated_runs_come_with_what_was_asked_of_them(store: Store) -> None
     ratings = [GOOD, replace(GOOD, id="fb_2", source="other", at=6.0), replace(GOOD, id="fb_3", run="erased")]
     for rating in ratings:
         await store.rate(rating)
-    rated_runs = await store.rated(
+    rated_runs = await store.find_rated_runs(
         ratings, (Kind.PLAN_OPENED,), lambda plans: plans[0].body["looked_at"] if plans else ""
     )
     assert [rated.rating for rated in rated_runs] == ratings

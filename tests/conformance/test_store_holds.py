@@ -43,7 +43,7 @@ async def test_what_a_hold_covers_outlasts_every_way_of_removal(store: SqlStore,
         await store._write(lambda conn: conn.execute(KEY_ROW, {"id": row.key}))
     placed = await store.place_hold(hold(scope, names[scope]), by=CLERK)
     assert placed.tenant == ("" if scope == "user" else "tenant")
-    assert await store.held(["mine", "other", "none"]) == {"mine": placed.id}
+    assert await store.find_holds_by_run(["mine", "other", "none"]) == {"mine": placed.id}
     refs = [admission("mine").contents[0][0]]
     assert await store.erase_contents(["mine", "other"]) == 1
     with pytest.raises(LegalHold, match=placed.id):
@@ -60,7 +60,7 @@ async def test_what_a_hold_covers_outlasts_every_way_of_removal(store: SqlStore,
     released = await store.release_hold(placed.id, 9.0, by=Actor("boss", "key"))
     assert (released.released_at, released.released_by) == (9.0, "boss")
     assert await store.release_hold(placed.id, 10.0) == released
-    assert (await store.holds(), await store.released_holds()) == ((released,), 1)
+    assert (await store.holds(), await store.count_released_holds()) == ((released,), 1)
     assert await store.erase("mine")
     assert await store.prune([await left_of(store, "mine")]) == ["mine"]
     logged = await store.admin_events(AdminEventQuery(target=placed.id))
@@ -80,7 +80,7 @@ async def test_a_run_whose_user_has_no_tag_is_held_by_its_task(store: SqlStore) 
         [admission("old"), admission("hashed", None, identifier="ann"), admission("bob", "bob"), ended("old", 2.0)],
     )
     await store.place_hold(hold("user", "ann", "tenant"), by=CLERK)
-    assert set(await store.held(["old", "hashed", "bob"])) == {"old", "hashed"}
+    assert set(await store.find_holds_by_run(["old", "hashed", "bob"])) == {"old", "hashed"}
     assert await store.erase_contents(["old", "hashed", "bob"]) == 1
     assert await store.prune([await left_of(store, "old")]) == []
 
@@ -88,7 +88,7 @@ async def test_a_run_whose_user_has_no_tag_is_held_by_its_task(store: SqlStore) 
 async def test_a_hold_on_a_user_of_one_tenant_leaves_the_same_name_of_another(store: SqlStore) -> None:
     await fill(store, [admission("mine"), admission("theirs", tenant="else")])
     await store.place_hold(hold("user", "ann", "else"), by=CLERK)
-    assert set(await store.held(["mine", "theirs"])) == {"theirs"}
+    assert set(await store.find_holds_by_run(["mine", "theirs"])) == {"theirs"}
 
 
 async def test_encrypted_tasks_are_held_by_their_user(database: str) -> None:

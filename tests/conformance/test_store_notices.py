@@ -75,7 +75,7 @@ async def test_each_turn_is_told_by_what_its_own_request_asked(store: Store) -> 
     assert notices == (Notice("run", 0, "completed", 2.0, 1), Notice("run", 2, "completed", 6.0, 1))
     assert [await store.close_notice(notice) for notice in notices] == [True, True]
     await store.append(event("run", Kind.EXPIRED, 7.0, epoch=3))
-    assert await store.pending_notices(10) == 0
+    assert await store.count_pending_notices(10) == 0
 
 
 async def test_a_notice_is_taken_by_one_until_the_claim_lapses(opener: Opener) -> None:
@@ -102,11 +102,11 @@ async def test_a_notice_is_closed_by_anybody_and_put_off_by_its_holder_only(stor
     assert second == replace(first, tries=2)
     assert not await store.put_off_notice(first, 0.0), "its claim has lapsed and another one's lasts"
     assert await take_notices(store, now=24.9) == ()
-    assert await store.pending_notices(10) == 1
+    assert await store.count_pending_notices(10) == 1
     assert await store.close_notice(first), "it was delivered after all"
     assert not await store.close_notice(second)
     assert not await store.put_off_notice(second, 0.0)
-    assert (await take_notices(store, now=99.0), await store.pending_notices(10)) == ((), 0)
+    assert (await take_notices(store, now=99.0), await store.count_pending_notices(10)) == ((), 0)
 
 
 async def test_a_notice_that_is_given_up_is_kept_and_sent_again_when_asked_for(store: Store) -> None:
@@ -114,7 +114,7 @@ async def test_a_notice_that_is_given_up_is_kept_and_sent_again_when_asked_for(s
     await store.append(event("run", Kind.SUCCEEDED))
     (first,) = await take_notices(store)
     assert await store.fail_notice(first, 12.0, "HTTP 410")
-    assert (await take_notices(store, now=9e9), await store.pending_notices(10)) == ((), 0)
+    assert (await take_notices(store, now=9e9), await store.count_pending_notices(10)) == ((), 0)
     assert await store.failed_notices(10) == (FailedNotice(first, 12.0, "HTTP 410"),)
     assert not await store.put_off_notice(first, 13.0)
     assert await store.resend_notices([first, replace(first, run="other")], 20.0) == 1
@@ -135,8 +135,8 @@ async def test_pending_notices_are_counted_up_to_a_bound_and_old_ones_forgotten(
     assert all(isinstance(answer, Appended) for answer in answers)
     for n in range(5):
         await store.append(event(f"run-{n}", Kind.SUCCEEDED, float(n)))
-    assert [await store.pending_notices(most) for most in (3, 10)] == [3, 5]
+    assert [await store.count_pending_notices(most) for most in (3, 10)] == [3, 5]
     await take_notices(store, now=0.0, until=50.0, limit=1)  # the first is being tried
     assert await store.forget_notices(3.0, 1) == 1
     assert await store.forget_notices(3.0, 10) == 1
-    assert await store.pending_notices(10) == 3
+    assert await store.count_pending_notices(10) == 3

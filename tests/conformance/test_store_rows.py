@@ -40,16 +40,16 @@ LOGGED = 24 + 4096
 async def test_a_ticket_is_taken_held_and_finished(store: Store) -> None:
     await store.append(admitted("run"))
     await store.append(queued("run"))
-    assert await store.due("run", 0) == TicketRow(
+    assert await store.find_ticket("run", 0) == TicketRow(
         "run", 0, "mini", "driver", version=0, claim=0, until=2.0, seq=2, tenant="tenant"
     )
     assert (await store.append(take("run", 0, "a"))).claim == 1
     due_step = TicketRow("run", 0, "mini", "driver", version=1, claim=1, until=10.0, seq=2, holder="a", tenant="tenant")
-    assert await store.due("run", 0) == due_step
+    assert await store.find_ticket("run", 0) == due_step
     await store.append(moved("run", "hold", 1))
-    assert await store.due("run", 0) == replace(due_step, version=2, seq=3)
+    assert await store.find_ticket("run", 0) == replace(due_step, version=2, seq=3)
     await store.append(moved("run", "finish", 1))
-    assert await store.due("run", 0) is None
+    assert await store.find_ticket("run", 0) is None
     with pytest.raises(LeaseLost):
         await store.append(moved("run", "hold", 1))
 
@@ -76,11 +76,11 @@ async def test_claims_that_lapse_are_counted_and_those_handed_back_are_not(store
     losses = []
     for version, name in enumerate(("silent", "silent too", "orderly")):
         await store.append(take("run", version, name, at=10.0 * version + 3, until=10.0 * version + 5))
-        due = await store.due("run", 0)
+        due = await store.find_ticket("run", 0)
         losses.append(due.lost if due else None)
     await store.append(moved("run", "release", 3, until=40.0))
     await store.append(take("run", 4, "next", at=41.0, until=50.0))
-    due = await store.due("run", 0)
+    due = await store.find_ticket("run", 0)
     assert due is not None
     assert ([*losses, due.lost], due.holder) == ([0, 1, 2, 2], "next")
 
@@ -103,8 +103,8 @@ async def test_a_released_ticket_is_due_again_and_no_longer_the_holders(store: S
     with pytest.raises(LeaseLost):
         await store.append(moved("run", "hold", 1))
     assert await store.renew_claims([TicketClaim("run", 0, 1)], 99.0) == frozenset()
-    assert await store.overdue(29.9, 10) == ()
-    (due,) = await store.overdue(30.0, 10)
+    assert await store.announce_overdue_tickets(29.9, 10) == ()
+    (due,) = await store.announce_overdue_tickets(30.0, 10)
     assert (await store.append(take("run", due.version, "b", at=30.0, until=40.0))).claim == 2
 
 
@@ -128,7 +128,7 @@ async def test_a_step_queued_twice_has_one_ticket(store: Store) -> None:
     await store.append(take("run", 0, "a"))
     again = Entry("run", 5.0, outbox=(Outbox(0, "mini", "heir"),))
     await store.append(again)
-    due = await store.due("run", 0)
+    due = await store.find_ticket("run", 0)
     assert due is not None
     assert (due.claim, due.driver, due.until) == (1, "heir", 10.0)
     await store.append(moved("run", "finish", 1))
@@ -143,9 +143,9 @@ async def test_a_ticket_may_be_taken_by_the_entry_that_writes_it(store: Store) -
         await store.append(take("run", 0, "b"))
     with pytest.raises(LeaseLost):
         await store.append(take("run", 1, "b", at=9.9))
-    assert [due.step for due in await store.overdue(9.9, 10)] == [1]
+    assert [due.step for due in await store.announce_overdue_tickets(9.9, 10)] == [1]
     await store.append(moved("run", "finish", 1))
-    assert await store.due("run", 0) is None
+    assert await store.find_ticket("run", 0) is None
 
 
 async def test_nobody_takes_a_ticket_by_writing_it_again(store: Store) -> None:
@@ -156,7 +156,7 @@ async def test_nobody_takes_a_ticket_by_writing_it_again(store: Store) -> None:
     greedy = replace(queued("run"), outbox=(Outbox(0, "mini", "driver", holder="b", until=10.0),))
     with pytest.raises(Conflict):
         await store.append(greedy)
-    due = await store.due("run", 0)
+    due = await store.find_ticket("run", 0)
     assert due is not None
     assert (due.holder, due.claim, len((await store.journal("run")).events)) == ("a", 1, 2)
 
@@ -164,20 +164,20 @@ async def test_nobody_takes_a_ticket_by_writing_it_again(store: Store) -> None:
 async def test_an_unanswered_ring_is_overdue_after_its_grace_and_only_once(store: Store) -> None:
     await store.append(admitted("run"))
     await store.append(queued("run", at=20.0))
-    assert await store.overdue(20.0 + GRACE - 0.1, 10) == ()
-    (due,) = await store.overdue(20.0 + GRACE, 10)
+    assert await store.announce_overdue_tickets(20.0 + GRACE - 0.1, 10) == ()
+    (due,) = await store.announce_overdue_tickets(20.0 + GRACE, 10)
     assert (due.run, due.step, due.seq) == ("run", 0, 2)
-    assert await store.overdue(20.0 + GRACE + 1.0, 10) == ()  # it was announced just now
-    assert len(await store.overdue(20.0 + 2 * GRACE, 10)) == 1
+    assert await store.announce_overdue_tickets(20.0 + GRACE + 1.0, 10) == ()  # it was announced just now
+    assert len(await store.announce_overdue_tickets(20.0 + 2 * GRACE, 10)) == 1
 
 
 async def test_a_ticket_that_nobody_rings_is_overdue_at_once_and_for_one(store: Store) -> None:
     await store.append(admitted("run"))
     quiet = Outbox(0, "mini", "driver", announced=False)
     await store.append(replace(queued("run", at=20.0), outbox=(quiet,)))
-    assert len(await store.overdue(20.0, 10)) == 1
-    assert await store.overdue(20.1, 10, 0.2) == ()  # whoever looked it up is about to take it
-    assert len(await store.overdue(20.2, 10, 0.2)) == 1
+    assert len(await store.announce_overdue_tickets(20.0, 10)) == 1
+    assert await store.announce_overdue_tickets(20.1, 10, 0.2) == ()  # whoever looked it up is about to take it
+    assert len(await store.announce_overdue_tickets(20.2, 10, 0.2)) == 1
 
 
 @pytest.mark.parametrize("announced", [True, False])
@@ -185,7 +185,7 @@ async def test_who_has_waited_longest_comes_first(store: Store, announced: bool)
     for name, at in (("b", 21.0), ("c", 22.0), ("a", 20.0)):
         await store.append(admitted(name))
         await store.append(replace(queued(name, at=at), outbox=(Outbox(0, "mini", "driver", announced=announced),)))
-    overdue = [await store.overdue(60.0, 1) for _ in range(4)]
+    overdue = [await store.announce_overdue_tickets(60.0, 1) for _ in range(4)]
     assert [due.run for dues in overdue for due in dues] == ["a", "b", "c"]
 
 
@@ -193,12 +193,12 @@ async def test_a_held_ticket_is_overdue_as_soon_as_its_claim_lapses(store: Store
     await store.append(admitted("run"))
     await store.append(queued("run"))
     await store.append(take("run", 0, "a", until=10.0))
-    assert await store.overdue(9.9, 10) == ()
+    assert await store.announce_overdue_tickets(9.9, 10) == ()
     assert await store.renew_claims(
         [TicketClaim("run", 0, 1), TicketClaim("run", 0, 7), TicketClaim("none", 0, 1)], 15.0
     ) == {TicketClaim("run", 0, 1)}
-    assert await store.overdue(14.9, 10) == ()
-    assert len(await store.overdue(15.0, 10)) == 1
+    assert await store.announce_overdue_tickets(14.9, 10) == ()
+    assert len(await store.announce_overdue_tickets(15.0, 10)) == 1
 
 
 @pytest.mark.parametrize("what", ["claims", "leases"])
@@ -223,7 +223,9 @@ async def test_two_sweepers_share_what_is_overdue(opener: Opener) -> None:
     async with opener() as first_store, opener() as second_store:
         await asyncio.gather(*(first_store.append(admitted(f"run-{n}")) for n in range(20)))
         await asyncio.gather(*(first_store.append(queued(f"run-{n}")) for n in range(20)))
-        swept = await asyncio.gather(*(store.overdue(50.0, 20) for store in (first_store, second_store)))
+        swept = await asyncio.gather(
+            *(store.announce_overdue_tickets(50.0, 20) for store in (first_store, second_store))
+        )
         assert sorted(due.run for dues in swept for due in dues) == sorted(f"run-{n}" for n in range(20))
 
 
@@ -249,7 +251,7 @@ async def test_a_lapsed_run_is_taken_over_once(opener: Opener) -> None:
             taken_rows += rows
         assert sorted(row.id for row in taken_rows) == [f"run-{n:02}" for n in range(1, 20)]
         assert {row.epoch for row in taken_rows} == {2}
-        due = await first_store.due("run-01", 0)
+        due = await first_store.find_ticket("run-01", 0)
         assert due is not None
         assert due.driver == next(row.driver for row in taken_rows if row.id == "run-01")
 
@@ -275,11 +277,11 @@ async def test_runs_of_another_kind_are_left_until_their_deadline(store: Store) 
         await store.append(admitted(name, lease_until=10.0, tier=tier, code=code, deadline=50.0))
     await store.append(admitted("driven", lease_until=99.0, tier="grand"))
     counted = [LapsedRuns("grand", "v1", 1, 0), LapsedRuns("mini", "v1", 1, 0), LapsedRuns("mini", "v2", 1, 0)]
-    assert await store.lapsed(9.9) == ()
-    assert await store.lapsed(10.0) == tuple(counted)
+    assert await store.count_lapsed_runs(9.9) == ()
+    assert await store.count_lapsed_runs(10.0) == tuple(counted)
     assert await store.take_over("heir", 10.0, 30.0, 10, []) == ()
     assert [row.id for row in await store.take_over("heir", 10.0, 30.0, 10, KINDS)] == ["here"]
-    assert await store.lapsed(50.0) == tuple(replace(ticket, expired=1) for ticket in counted)
+    assert await store.count_lapsed_runs(50.0) == tuple(replace(ticket, expired=1) for ticket in counted)
     late = await store.take_over("anybody", 50.0, 60.0, 10, [])
     assert {row.id: (row.tier, row.code) for row in late} == kinds
 
@@ -313,7 +315,7 @@ async def test_a_tenant_with_fewer_runs_under_way_is_taken_over_first(store: Sto
     for number in range(6):
         await store.append(admitted(f"flood-{number}", tenant="flood", driver="", lease_until=1.0 + number))
     await store.append(admitted("small", tenant="small", driver="", lease_until=9.0))
-    assert await store.untaken(10.0) == {"flood": 6, "small": 1}
+    assert await store.count_untaken_runs(10.0) == {"flood": 6, "small": 1}
     first = await store.take_over("engine", 10.0, 30.0, 2, KINDS)
     assert {row.id for row in first} == {"flood-0", "small"}
     await store.append(admitted("small-2", tenant="other", driver="", lease_until=9.0))
@@ -321,7 +323,7 @@ async def test_a_tenant_with_fewer_runs_under_way_is_taken_over_first(store: Sto
     assert [row.id for row in await store.take_over("engine", 10.0, 30.0, 9, KINDS)] == [
         f"flood-{n}" for n in range(1, 6)
     ]
-    assert await store.untaken(10.0) == {}
+    assert await store.count_untaken_runs(10.0) == {}
 
 
 async def test_a_run_that_waits_is_taken_over_when_its_wait_is_over(store: Store) -> None:
@@ -356,10 +358,10 @@ async def test_waiting_runs_are_counted_up_to_a_bound(store: Store) -> None:
     for n in range(3):
         await store.append(admitted(f"run{n}", row=Projection("awaiting_tool")))
     await store.append(admitted("other", row=Projection("running")))
-    assert [await store.waiting(most) for most in (2, 10)] == [2, 3]
+    assert [await store.count_waiting_runs(most) for most in (2, 10)] == [2, 3]
     ended = Raw(Kind.EXPIRED, {"error": "tool_results_missing"})
     await store.append(Entry("run0", 9.0, (ended,), epoch=1, row=Projection("expired")))
-    assert await store.waiting(10) == 2
+    assert await store.count_waiting_runs(10) == 2
 
 
 async def test_the_backlog_is_the_work_that_nobody_has_taken(store: Store) -> None:

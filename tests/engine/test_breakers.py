@@ -235,7 +235,7 @@ async def test_an_outcome_that_is_received_late_counts_for_the_time_when_it_was_
         followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
         store, then, ages = runtime.context.store, runtime.context.now() - 60.0, list[float]()
         monkeypatch.setattr(runtime.context.health, "note_journaled", lambda _name, _finished, age: ages.append(age))
-        due = await store.due(followed_run.run, 0)
+        due = await store.find_ticket(followed_run.run, 0)
         assert due is not None
         intent = CallIntended("call_0", 0, "alpha", Access(user=True), usd_held=5, tokens_held=7)
         take = Move(0, "take", version=due.version, holder="other", until=then + 120.0)

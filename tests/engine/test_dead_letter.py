@@ -31,7 +31,7 @@ async def silent_house(stub: ProviderStub, folder: Path) -> AsyncIterator[Runtim
 async def die(runtime: Runtime, run: str, times: int, *, with_intent: bool = False, step: int = 0) -> None:
     """What dispatchers leave that claim a step, begin with it, and are never heard of again."""
     store, now = runtime.context.store, runtime.context.now()
-    due = await store.due(run, step)
+    due = await store.find_ticket(run, step)
     assert due is not None
     for n in range(times):
         body = {"call": f"call_{n}", "n": step, "worker": "alpha", "access": ["user"], "usd_held": 5, "tokens_held": 7}
@@ -64,7 +64,7 @@ async def test_a_step_that_silences_its_dispatchers_is_given_up(stub: ProviderSt
         assert tail[1][1] == {"n": 0, "error": "dead_letter", "deliveries": MOST_DELIVERIES}
         row = await runtime.context.store.run(followed_run.run)
         assert (row.held, row.spent) == (Ledger(), Ledger(5, 7))
-        assert await runtime.context.store.due(followed_run.run, 0) is None
+        assert await runtime.context.store.find_ticket(followed_run.run, 0) is None
         assert b'baton_dead_letters_total{tier="baton-mini"} 1.0' in runtime.context.telemetry.exposition()
 
 
@@ -111,7 +111,7 @@ async def test_steps_that_were_lost_together_are_executed_one_by_one_before_one_
             ending = group.create_task(ended(runtime, followed_run))
             await until(lambda: stub.requests and (returned or len(stub.requests) > 1))
             assert (len(returned), len(stub.requests)) == (1, 1)
-            postponed = await runtime.context.store.due(followed_run.run, returned[0])
+            postponed = await runtime.context.store.find_ticket(followed_run.run, returned[0])
             assert postponed is not None
             assert postponed.holder == f"dead-{MOST_DELIVERIES - 2}", "nobody has claimed it"
             let_go.set()

@@ -178,13 +178,13 @@ async def test_requests_that_come_together_wait_for_one_count_of_the_runs_that_w
     counts = []
 
     async with running_service(tmp_path, pool_text(stub), drives=False) as gateway:
-        store, untaken = gateway.context.store, gateway.context.store.untaken
+        store, untaken = gateway.context.store, gateway.context.store.count_untaken_runs
 
         async def counted(now: float) -> Mapping[str, int]:
             counts.append(now)
             return await untaken(now)
 
-        monkeypatch.setattr(store, "untaken", counted)
+        monkeypatch.setattr(store, "count_untaken_runs", counted)
         await asyncio.gather(*[gateway.runs.start(order(gateway, "baton-mini")) for _ in range(8)])
     assert len(counts) == 1
 
@@ -200,7 +200,7 @@ async def test_gateways_count_together_the_runs_that_wait_for_an_engine(stub: Pr
         waiting = [await gateway.runs.start(replace(order(gateway, "baton-mini"), tenant="acme")) for _ in range(2)]
 
         async def counted() -> bool:
-            return await gateway.context.store.untaken(gateway.context.now()) == {"acme": 2}
+            return await gateway.context.store.count_untaken_runs(gateway.context.now()) == {"acme": 2}
 
         await until(counted)
         reply = await ask(client)
@@ -345,7 +345,7 @@ async def outcomes_after_a_takeover(stub: ProviderStub, tmp_path: Path, **more: 
     async with running_service(tmp_path, pool_text(stub), settings, dispatches=False, audits=False) as engine:
         followed_run = await engine.runs.start(order(engine, "baton-mini", on_disconnect="finish"))
         store, now = engine.context.store, engine.context.now()
-        due = await store.due(followed_run.run, 0)
+        due = await store.find_ticket(followed_run.run, 0)
         assert due is not None
         body = {"call": "call_0", "n": 0, "worker": "alpha", "access": ["user"], "usd_held": 5, "tokens_held": 7}
         move = Move(0, "take", version=due.version, holder="dead", until=now + 3600.0)

@@ -80,10 +80,10 @@ async def test_nothing_is_begun_or_judged_before_the_database_has_said_the_time(
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
         with pytest.raises(StoreUnavailable):
             await runtime.runs.start(order(runtime, "baton-mini"))
-        before = await runtime.context.store.due(run, 0)
+        before = await runtime.context.store.find_ticket(run, 0)
 
         async def is_untouched() -> bool:
-            row, due = await runtime.context.store.run(run), await runtime.context.store.due(run, 0)
+            row, due = await runtime.context.store.run(run), await runtime.context.store.find_ticket(run, 0)
             return row.epoch == 1 and due == before
 
         await assert_stays(is_untouched, seconds=4 * LEASE)

@@ -152,7 +152,7 @@ async def test_a_run_gets_no_shadow_under_what_has_served_it(tmp_path: Path) -> 
             await put(runtime, "promoted", "worker gamma")
             await serve_caller(runtime)
             await shadows.look()
-            notes = await runtime.context.store.learned(policy_of("baton-mini"), 0)
+            notes = await runtime.context.store.find_learned_state(policy_of("baton-mini"), 0)
             assert notes is not None
             assert notes_from_json(notes.body).since(0.0) == {"served": 1}
 

@@ -80,7 +80,7 @@ async def shadow_of(runtime: Runtime, run: str) -> RunRow:
 
 async def counts(runtime: Runtime, tier: str = "baton-mini") -> dict[str, int]:
     """What became of the tier's runs that were drawn."""
-    notes = await runtime.context.store.learned(policy_of(tier), 0)
+    notes = await runtime.context.store.find_learned_state(policy_of(tier), 0)
     assert notes is not None
     return dict(notes_from_json(notes.body).since(0.0))
 
@@ -274,11 +274,11 @@ async def test_an_engine_that_was_killed_leaves_one_shadow_at_most(tmp_path: Pat
         async with served(tmp_path, tried(stub)) as (runtime, shadows):
             runs = [(await answered(runtime))[0] for _ in range(2)]
             store = runtime.context.store
-            unnoted = await store.learned(policy_of("baton-mini"), 0)
+            unnoted = await store.find_learned_state(policy_of("baton-mini"), 0)
             await shadows.look()
             for run in runs:
                 await shadow_of(runtime, run)
-            noted = await store.learned(policy_of("baton-mini"), 0)
+            noted = await store.find_learned_state(policy_of("baton-mini"), 0)
             assert unnoted is not None
             assert noted is not None
             again = Learned(noted.number + 1, unnoted.body)
@@ -299,7 +299,7 @@ async def test_nobody_is_billed_for_a_shadow_and_nothing_is_learned_from_it(tmp_
             await shadows.look()
             row = await shadow_of(runtime, run)
             rating = Feedback("rating", row.id, "tenant", "key", 1.0, "grader", "exact", "1", 1.0)
-            assert await store.rated([rating], TOLD, looked_at) == ()
+            assert await store.find_rated_runs([rating], TOLD, looked_at) == ()
             (use,) = await store.budget_use("tenant/tenant/-/day", 1)
             (spent,) = await store.spending(SpendQuery(since=0.0, until=row.created_at + 1, tenant="tenant"))
             assert (use.spent, spent.usd, spent.runs) == (live, live, 1)

@@ -104,7 +104,7 @@ async def test_a_waiting_run_holds_no_driver_no_slot_and_no_lease(stub: Provider
     row = await runtime.context.store.run(ended.state.run)
     assert (row.state, row.driver, row.held.usd) == ("awaiting_tool", "", 0)
     assert row.lease_until == row.deadline == pytest.approx(runtime.context.now() + 600, abs=30)
-    assert await runtime.context.store.due(row.id, 0) is None
+    assert await runtime.context.store.find_ticket(row.id, 0) is None
     assert runtime.dispatcher._claimed == {}
     gauge = b"\nbaton_runs_waiting 1.0"
     runtime.drivers.sweep_soon()

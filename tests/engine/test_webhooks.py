@@ -126,7 +126,7 @@ async def none_left(runtime: Runtime) -> None:
 
 async def until_pending(runtime: Runtime, count: int) -> None:
     async def pending() -> bool:
-        return await runtime.context.store.pending_notices(100) == count
+        return await runtime.context.store.count_pending_notices(100) == count
 
     await until(pending)
 
@@ -314,7 +314,7 @@ async def test_a_process_that_dies_over_a_delivery_has_it_repeated_by_another(
         async with opened_house(stub, receiver, tmp_path, environ=database) as runtime:
             await run_of(runtime)
             await receiver.wait_for(1)
-            assert await runtime.context.store.pending_notices(9) == 1
+            assert await runtime.context.store.count_pending_notices(9) == 1
     async with opened_house(stub, receiver, tmp_path, environ=database) as runtime:
         await receiver.wait_for(2)
         await none_left(runtime)
@@ -373,7 +373,7 @@ async def test_without_a_webhook_nothing_is_kept_and_old_notices_are_forgotten(
     monkeypatch.setattr(webhooks, "FORGET_SECONDS", 0.02)
     async with running_service(tmp_path, pool_text(stub)) as runtime:
         await run_of(runtime)
-        assert await runtime.context.store.pending_notices(9) == 1
+        assert await runtime.context.store.count_pending_notices(9) == 1
         with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
             database.execute("UPDATE notices SET at = at - ?, due = 0", (notices.KEEP,))
         database.close()

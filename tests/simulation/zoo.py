@@ -339,7 +339,7 @@ def wait_for_the_bell_alone(patch: Patch) -> None:
         return ()
 
     patch.setattr(Dispatcher, "_take_from_outbox", none)
-    patch.setattr(SqlStore, "overdue", none)
+    patch.setattr(SqlStore, "announce_overdue_tickets", none)
     handing.find_nothing_by_looking(patch)
 
 

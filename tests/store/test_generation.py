@@ -68,9 +68,9 @@ async def test_whoever_held_a_run_or_a_step_on_the_former_server_has_lost_it(
             for store in (after, beside):
                 with pytest.raises(LeaseLost):
                     await store.append(late)
-        (lapsed,) = await beside.lapsed(after_all(rows["open"].lease_until))
+        (lapsed,) = await beside.count_lapsed_runs(after_all(rows["open"].lease_until))
         assert lapsed.runs == 1
-        (due,) = await after.overdue(after_all(0.0), 9)
+        (due,) = await after.announce_overdue_tickets(after_all(0.0), 9)
         assert (due.holder, due.lost) == (None, 0), "its engine did not fail"
         taken_over = await after.append(take("open", due.version, "heir", at=5e9, until=6e9))
         assert taken_over.claim > claim + generation.STEP - 1

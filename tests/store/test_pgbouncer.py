@@ -133,7 +133,7 @@ async def test_leases_claims_and_fences_hold(stores: list[SqlStore]) -> None:
     assert await second_store.renew_claims([TicketClaim("b", 0, 1), TicketClaim("b", 0, 9)], 30.0) == {
         TicketClaim("b", 0, 1)
     }
-    assert {due.run for due in await first_store.overdue(50.0, 9, 0.0)} == {"a", "b"}
+    assert {due.run for due in await first_store.announce_overdue_tickets(50.0, 9, 0.0)} == {"a", "b"}
     once = IdempotencyRecord("key", b"print", 99.0)
     answers = await asyncio.gather(
         *[store.append(replace(admitted(f"once-{n}"), once=once)) for n, store in enumerate(stores * 3)],

@@ -173,9 +173,9 @@ async def test_who_looks_for_what_has_lapsed_goes_by_what_is_open(store: SqlStor
     await _crowd(migrated_postgres_url)
     await store._write(lambda conn: conn.exec_driver_sql("ANALYZE"))
     statements.clear()
-    await store.lapsed(6.0)
-    await store.waiting(10)
-    await store.overdue(6.0, 10)
+    await store.count_lapsed_runs(6.0)
+    await store.count_waiting_runs(10)
+    await store.announce_overdue_tickets(6.0, 10)
     await store.take_over("heir", 6.0, 9.0, 10, [("mini", "test")])
     queries = [query for query in dict.fromkeys(statements) if "<=" in query or "LIMIT" in query]
     other = await asyncpg.connect(migrated_postgres_url)

@@ -41,7 +41,7 @@ def _holds(figures: Mapping[str, Any]) -> bool:
 
 async def _read(settings: Settings, tier: Tier, since: float, until: float) -> dict[str, Any]:
     async with storage.open_configured_store(settings) as store:
-        notes = await store.learned(policy_of(tier.name), 0)
+        notes = await store.find_learned_state(policy_of(tier.name), 0)
         draws: Mapping[str, int] = {}
         if notes is not None:
             draws = notes_from_json(notes.body).since(since)

@@ -111,7 +111,7 @@ async def _destroy_keys(store: Store, tenant: str) -> None:
 
 async def _erase_one(store: Store, name: str, patience: float, now: Callable[[], float]) -> EraseResult:
     row = await storage.find_run(store, name)
-    if hold := (await store.held([row.id])).get(row.id):
+    if hold := (await store.find_holds_by_run([row.id])).get(row.id):
         raise LegalHold(f"The legal hold {hold} covers the run, so it is not erased; `baton holds ls` shows it.")
     find = partial(_with_copies, store, row)
     return await erase_all(store, find, lambda rows: _end(store, rows, patience, now()))

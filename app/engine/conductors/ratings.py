@@ -103,7 +103,10 @@ def row_of(tier: str, tenant: str) -> str:
 
 async def posterior_of(store: Learning, tier: str, tenant: str) -> Posterior:
     """The posterior by which a tenant's requests are decided, as it stands in the database."""
-    shared, own = await store.learned(policy(tier), 0), await store.learned(row_of(tier, tenant), 0)
+    shared, own = (
+        await store.find_learned_state(policy(tier), 0),
+        await store.find_learned_state(row_of(tier, tenant), 0),
+    )
     posterior = Posterior()
     if shared is not None:
         posterior = state_from_json(shared.body).posterior
@@ -214,7 +217,7 @@ class RatingReader:
     async def _follow(self, tier: str) -> LoadedRows:
         """Follow what any process has learned for a tier."""
         loaded = self._loaded.get(tier, LoadedRows())
-        stored = await self._context.store.learned(policy(tier), loaded.number)
+        stored = await self._context.store.find_learned_state(policy(tier), loaded.number)
         if stored is None:
             return loaded
         state = state_from_json(stored.body)
@@ -228,7 +231,7 @@ class RatingReader:
 
     async def _part(self, tier: str, tenant: str) -> Posterior:
         """The own part of a tenant as it stands in the database."""
-        stored = await self._context.store.learned(row_of(tier, tenant), 0)
+        stored = await self._context.store.find_learned_state(row_of(tier, tenant), 0)
         if stored is not None:
             return from_json(stored.body)
         return Posterior()
@@ -312,7 +315,7 @@ class RatingReader:
         """The runs of the tier that these ratings are about."""
         if not ratings:
             return []
-        rated = await self._context.store.rated(ratings, evidence.TOLD, evidence.looked_at)
+        rated = await self._context.store.find_rated_runs(ratings, evidence.TOLD, evidence.looked_at)
         return [rated_run for rated_run in rated if _learning_tier(rated_run) == tier.name]
 
     async def _own_part(self, tier: str, tenant: str) -> Posterior:

@@ -117,7 +117,7 @@ class Webhooks:
     async def _count(self) -> None:
         if self._context.monotonic() - self._counted_at >= COUNT_SECONDS:
             self._counted_at = self._context.monotonic()
-            pending = await self._context.store.pending_notices(MOST_COUNTED)
+            pending = await self._context.store.count_pending_notices(MOST_COUNTED)
             self._context.telemetry.gauge("baton_webhooks_pending", pending)
 
     async def _pause(self, stopping: asyncio.Event) -> None:

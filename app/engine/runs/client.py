@@ -261,7 +261,7 @@ class RunClient:
             )
 
     async def _count_untaken(self) -> Mapping[str, int]:
-        return await self._context.store.untaken(self._context.now())
+        return await self._context.store.count_untaken_runs(self._context.now())
 
     # -- the next turn
 

@@ -83,7 +83,7 @@ class Recovery:
         overdue tickets."""
         await self._context.store.forget_idempotency_records(self._context.now(), FORGET)
         await self._context.store.forget_windows(self._context.now(), FORGET)
-        self._context.telemetry.gauge("baton_runs_waiting", await self._context.store.waiting(MOST_COUNTED))
+        self._context.telemetry.gauge("baton_runs_waiting", await self._context.store.count_waiting_runs(MOST_COUNTED))
         now = self._context.now()
         backlog = await self._context.store.backlog(now, MOST_COUNTED)
         self._context.telemetry.gauge("baton_tickets_waiting", backlog.waiting)
@@ -91,14 +91,14 @@ class Recovery:
         self._context.telemetry.gauge("baton_tickets_oldest_seconds", max(0.0, age))
         if not self._context.queue.healthy:  # dispatchers poll the outbox themselves meanwhile
             return
-        overdue = await self._context.store.overdue(self._context.now(), MOST_IN_SWEEP)
+        overdue = await self._context.store.announce_overdue_tickets(self._context.now(), MOST_IN_SWEEP)
         if overdue:
             self._context.telemetry.count("baton_swept_total", "ticket", by=len(overdue))
             await self._context.queue.enqueue([due_ticket(due) for due in overdue])
 
     async def _take_over(self, room: int, renew: Callable[[], Awaitable[object]]) -> bool:
         now = self._context.now()
-        lapsed = await self._context.store.lapsed(now)
+        lapsed = await self._context.store.count_lapsed_runs(now)
         ours, wanted, stranded = [], 0, []
         for kind in lapsed:
             if self._can_drive(kind):

@@ -124,7 +124,7 @@ class Shadows:
     async def _read_notes(self, tier: str) -> tuple[int, ShadowNotes]:
         """Return the notes of a tier with their number; new ones begin now."""
         number, notes = self._notes.get(tier, (0, ShadowNotes()))
-        stored = await self._context.store.learned(policy_of(tier), number)
+        stored = await self._context.store.find_learned_state(policy_of(tier), number)
         if stored is not None:
             number, notes = stored.number, notes_from_json(stored.body)
         oldest = self._context.now() - LOOK_BACK_SECONDS

@@ -178,7 +178,7 @@ class Dispatcher:
 
     async def _take_from_outbox(self, free: int, missed: float) -> list[Ticket]:
         try:
-            dues = await self._context.store.overdue(self._context.now(), free, missed)
+            dues = await self._context.store.announce_overdue_tickets(self._context.now(), free, missed)
         except StoreUnavailable:
             return []
         if dues:

@@ -176,7 +176,7 @@ class Execution:
     async def _claim(self) -> tuple[TicketRow, RunState] | None:
         """Take the ticket as its row is now, with the state from which to go on; None if another engine has it."""
         for _ in range(CLAIM_TRIES):
-            due = await self._context.store.due(self._ticket.run, self._ticket.step)
+            due = await self._context.store.find_ticket(self._ticket.run, self._ticket.step)
             if due is None or due.until > self._context.now():
                 return None
             is_held_elsewhere = due.holder not in (None, self._name)

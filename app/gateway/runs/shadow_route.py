@@ -48,7 +48,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
             raise InvalidRequest("Invalid value for 'since': it must be earlier than 'until'.", param="since")
         sample_notes: Mapping[str, int] | None = None
         if caller.tenant is None:
-            notes = await context.store.learned(policy_of(tier.name), 0)
+            notes = await context.store.find_learned_state(policy_of(tier.name), 0)
             sample_notes = {}
             if notes is not None:
                 sample_notes = notes_from_json(notes.body).since(since)

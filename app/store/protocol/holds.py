@@ -62,11 +62,11 @@ class Holds(Protocol):
         """Return the holds that a query chooses, the newest first. Raises `NotFound` if it chooses no hold `after`."""
         ...
 
-    async def held(self, runs: Sequence[str]) -> Mapping[str, str]:
+    async def find_holds_by_run(self, runs: Sequence[str]) -> Mapping[str, str]:
         """Return the runs among these that a hold covers, each with the id of one that does."""
         ...
 
-    async def released_holds(self) -> int:
+    async def count_released_holds(self) -> int:
         """Return the number of holds that were ever released: it grows when content may be erased that could not be
         before."""
         ...

@@ -200,6 +200,6 @@ class RunJournal(Protocol):
         journals."""
         ...
 
-    async def waiting(self, most: int) -> int:
+    async def count_waiting_runs(self, most: int) -> int:
         """Return the number of runs that wait for tool results, counted up to `most`."""
         ...

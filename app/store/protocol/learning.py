@@ -31,7 +31,7 @@ class Learning(Protocol):
         """
         ...
 
-    async def rated(
+    async def find_rated_runs(
         self, ratings: Sequence[Feedback], kinds: Sequence[Kind], find_ref: Callable[[Sequence[Event]], str]
     ) -> tuple[Rated, ...]:
         """Return the runs of these ratings, each with its events of these kinds and the content whose ref `find_ref`
@@ -46,7 +46,7 @@ class Learning(Protocol):
         """Return all trials, the oldest first; with `news`, none at all unless one is later than that time."""
         ...
 
-    async def learned(self, policy: str, after: int) -> Learned | None:
+    async def find_learned_state(self, policy: str, after: int) -> Learned | None:
         """Return the latest posterior of a policy, if its number is higher than `after`; else None."""
         ...
 

@@ -74,11 +74,11 @@ class LeasesAndOutbox(Protocol):
         or a step has lost it. Returns the time of the journal's last event, None if it is empty."""
         ...
 
-    async def lapsed(self, now: float) -> tuple[LapsedRuns, ...]:
+    async def count_lapsed_runs(self, now: float) -> tuple[LapsedRuns, ...]:
         """Return the number of runs that wait to be taken over, by tier and code version."""
         ...
 
-    async def untaken(self, now: float) -> Mapping[str, int]:
+    async def count_untaken_runs(self, now: float) -> Mapping[str, int]:
         """Return the number of runs that wait for an engine, by tenant."""
         ...
 
@@ -97,7 +97,7 @@ class LeasesAndOutbox(Protocol):
         """Prolong claims on tickets. Returns the claims that are still valid."""
         ...
 
-    async def due(self, run: str, step: int) -> TicketRow | None:
+    async def find_ticket(self, run: str, step: int) -> TicketRow | None:
         """Return one ticket as it is now, or None if the step has none."""
         ...
 
@@ -105,7 +105,9 @@ class LeasesAndOutbox(Protocol):
         """Return the work that waits for an engine; of tickets and of runs, at most `most` are counted each."""
         ...
 
-    async def overdue(self, now: float, limit: int, grace: float | None = None) -> tuple[TicketRow, ...]:
+    async def announce_overdue_tickets(
+        self, now: float, limit: int, grace: float | None = None
+    ) -> tuple[TicketRow, ...]:
         """Return tickets without a valid claim whose last announcement nobody answered for `grace` seconds (None: a
         lease).
 

@@ -34,7 +34,7 @@ class Notices(Protocol):
         """Have a notice tried again from `due` on. False if it is gone, or somebody else has taken it meanwhile."""
         ...
 
-    async def pending_notices(self, most: int) -> int:
+    async def count_pending_notices(self, most: int) -> int:
         """Return the number of notices that are not delivered yet, counted up to `most`."""
         ...
 
