@@ -18,11 +18,11 @@ from statistics import NormalDist
 
 from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given, Sight
 from app.core.plan.pricing import every_plan_fits, least_price, plan_price, plan_seconds, question_tokens
-from app.core.plan.templates import ACCEPT, MODEL, PLANNED, Arm, arm_of, arms, further_arm, further_arms
+from app.core.plan.templates import ACCEPT, MODEL, PLANNED, Arm, arm_of, arms, build_follow_up_arm, list_follow_up_arms
 from app.core.plan.workflow import access_from_list
 from app.core.pool.catalog import SELECTOR_ROUNDS, Amount, SelectorSpec
 from app.core.rating.decision import Normals, decide
-from app.core.rating.features import Features, asked, features, of_answer
+from app.core.rating.features import Features, features, find_last_question, of_answer
 from app.core.rating.posterior import estimates
 from app.core.rating.published_posterior import Beliefs, PublishedPosterior, policy
 
@@ -68,16 +68,16 @@ class Selector(Chooser):
     def _candidates(self, brief: Brief, *, asks: bool, sight: Sight) -> tuple[Features, Sequence[Arm], float]:
         """Return the features of the question (in a second round, of the answer too), the arms that may be chosen in
         this round, and the micro-dollars that the run has spent before it."""
-        request_features = features(asked(brief.task.messages), sight.vector)
+        request_features = features(find_last_question(brief.task.messages), sight.vector)
         if brief.round == 1:
             may_ask = asks and self.model is not None
             return request_features, arms(self._spec, brief.workers, brief.limits.steps, model=may_ask), 0.0
         spent = float(brief.limits.usd - brief.usd_left)
         if brief.previous is None or brief.round > SELECTOR_ROUNDS:
-            return request_features, (further_arm(ACCEPT, PLANNED),), spent
+            return request_features, (build_follow_up_arm(ACCEPT, PLANNED),), spent
         steps = [(step.worker, step.subtask, access_from_list(step.access)) for step in brief.previous.steps]
         request_features = replace(request_features, answer=of_answer(brief.previous.answer))
-        return request_features, further_arms(self._spec, brief.workers, arm_of(steps)), spent
+        return request_features, list_follow_up_arms(self._spec, brief.workers, arm_of(steps)), spent
 
 
 def _draw_posterior(beliefs: Beliefs, lent: float, random: Random) -> PublishedPosterior:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from app.core.message.chat import Message
-from app.core.plan.templates import ACCEPT, MODEL, arm_named, arms, further_arms
+from app.core.plan.templates import ACCEPT, MODEL, arm_named, arms, list_follow_up_arms
 from app.core.pool.catalog import SelectorSpec, Worker
 from app.core.rating.features import Features
 from app.core.rating.feedback import Feedback
@@ -168,7 +168,7 @@ class Beliefs:
         if not workers:
             return None
         if first is not None:
-            all_arms = further_arms(self.spec, workers, arm_named(first.action))
+            all_arms = list_follow_up_arms(self.spec, workers, arm_named(first.action))
         else:
             all_arms = arms(self.spec, workers, MOST_STEPS, model=MODEL in decision.candidates)
         able = [arm for arm in all_arms if arm.name in decision.candidates]

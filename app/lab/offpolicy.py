@@ -30,7 +30,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from app.core.rating.intervals import LEAST as LEAST_VALUES
-from app.core.rating.intervals import half_width, needed
+from app.core.rating.intervals import half_width, sample_size
 
 VERSION = "offpolicy-2"
 CAP = 20.0
@@ -316,7 +316,7 @@ def _needed(rows: int, ess: float, gains: Sequence[float], clusters: Sequence[in
     spread = _spread(gains, clusters)
     clusters_needed: int | None = LEAST_VALUES
     if spread:
-        clusters_needed = needed(spread, abs(fmean(gains)))
+        clusters_needed = sample_size(spread, abs(fmean(gains)))
     if clusters_needed is None:
         return None
     rows_for_support = math.ceil(rows * LEAST / ess)

@@ -31,7 +31,7 @@ from app.conductor.styles import STYLES
 from app.core.pool.breaker import State
 from app.core.pool.budgets import scope_of
 from app.core.pool.catalog import Catalog, ConductorSpec, ProviderSpec, Tier
-from app.core.rating.calibration import Trial, measured
+from app.core.rating.calibration import Trial, add_measurements
 from app.core.run.notices import read_secrets
 from app.engine.conductors.probe import ConductorProbe
 from app.engine.conductors.ratings import RatingReader, SelectorBeliefs
@@ -128,7 +128,7 @@ class Pool:
             self._set_catalog(self.loaded)
 
     def _set_catalog(self, loaded: Loaded) -> None:
-        self.loaded = replace(loaded, catalog=measured(loaded.catalog, self._trials))
+        self.loaded = replace(loaded, catalog=add_measurements(loaded.catalog, self._trials))
         self.health.use_catalog(self.loaded.catalog)
 
     def _watch_endpoints(self) -> None:

@@ -16,7 +16,7 @@ from app.conductor.protocol import Brief, PastStep, Previous
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import Card, Limits, Measured, Price, Worker
-from app.core.rating.features import asked, viewed
+from app.core.rating.features import excerpt, find_last_question
 from app.core.run import visibility
 from app.core.run.visibility import EarlierStep
 from app.engine.runs.planning import EMBEDDING_TEMPLATE
@@ -147,7 +147,7 @@ def calibrated_plans() -> str:
 def looks() -> str:
     """What an embedder is shown."""
     long = Task((*CONVERSATION, Message("assistant", (Text("4"),)), Message("user", (Text("1234567890" * 900),))))
-    texts = [viewed(asked(task.messages)) for task in (TASK, long, Task(CONVERSATION[:1]))]
+    texts = [excerpt(find_last_question(task.messages)) for task in (TASK, long, Task(CONVERSATION[:1]))]
     return digest(*((Message("user", (Text(text),)),) for text in texts))
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.core.plan.arms import listed, steps_needed, tier_for, tier_of
+from app.core.plan.arms import list_arm_ids, steps_needed, tier_for, tier_of
 from app.core.pool.catalog import Catalog, ConductorSpec, Evaluation, Limits, Tier, Worker
 from app.core.pool.snapshot import restored, sealed, snapshot
 
@@ -77,7 +77,7 @@ def test_what_names_no_arm_is_no_model(model: str) -> None:
 def test_arms_are_there_only_where_the_operator_wants_them() -> None:
     off = replace(CATALOG, evaluation=Evaluation())
     assert tier_for(off, "ultra:random") is None
-    assert list(listed(off, ULTRA)) == []
+    assert list(list_arm_ids(off, ULTRA)) == []
     assert tier_for(off, "u") is ULTRA
     assert snapshot(off) != snapshot(CATALOG)
     assert restored(snapshot(CATALOG)) == CATALOG
@@ -85,14 +85,16 @@ def test_arms_are_there_only_where_the_operator_wants_them() -> None:
 
 def test_whatever_is_listed_is_served_and_fits() -> None:
     for tier in (ULTRA, MINI):
-        names = list(listed(CATALOG, tier))
+        names = list(list_arm_ids(CATALOG, tier))
         for model in names:
             assert steps_needed(arm(model).conductor) <= tier.efforts[tier.effort].steps
     assert names == ["mini:single:a", "mini:conductor:trained", "mini:random"]
     chosen = replace(MINI, conductor=ConductorSpec("selector", "planner"))
     served = replace(CATALOG, tiers={"mini": chosen})
-    assert "mini:conductor:planner" in listed(served, chosen), "the model itself is another arm than who may choose it"
-    assert {"ultra:sc:4", "ultra:moa:3", "ultra:conductor:trained"} < set(listed(CATALOG, ULTRA))
+    assert "mini:conductor:planner" in list_arm_ids(served, chosen), (
+        "the model itself is another arm than who may choose it"
+    )
+    assert {"ultra:sc:4", "ultra:moa:3", "ultra:conductor:trained"} < set(list_arm_ids(CATALOG, ULTRA))
 
 
 def test_a_run_keeps_its_arm_as_long_as_there_is_one() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from app.core.pool.catalog import Card, Catalog, Measured, Worker
 from app.core.pool.snapshot import restored, sealed, snapshot
-from app.core.rating.calibration import Rate, Trial, measured, of_worker, rates
+from app.core.rating.calibration import Rate, Trial, add_measurements, of_worker, rates
 
 LUNA = Worker("luna", "openai", "gpt-6-luna", card=Card(strengths=("general",)))
 CATALOG = sealed(Catalog({}, {"luna": LUNA, "sol": replace(LUNA, name="sol", model="sol")}, {}, {}, ""))
@@ -52,11 +52,11 @@ def test_trials_of_another_model_or_of_older_tasks_say_nothing_of_a_worker() -> 
 
 def test_cards_say_what_was_measured_and_nothing_else_changes() -> None:
     trials = [trial("sort-0-0", 0.0, domain="words"), trial("sum-0-0", 1.0), trial("sum-0-1", 0.0)]
-    measured_catalog = measured(CATALOG, trials)
+    measured_catalog = add_measurements(CATALOG, trials)
     assert measured_catalog.workers["luna"].card.measured == (Measured("numbers", 1.0, 2), Measured("words", 0.0, 1))
     assert measured_catalog.workers["sol"] == CATALOG.workers["sol"]
     assert measured_catalog.digest != CATALOG.digest
-    assert measured(measured_catalog, trials) == measured_catalog
-    assert measured(measured_catalog, []) == CATALOG
-    assert measured(CATALOG, []) is CATALOG
+    assert add_measurements(measured_catalog, trials) == measured_catalog
+    assert add_measurements(measured_catalog, []) == CATALOG
+    assert add_measurements(CATALOG, []) is CATALOG
     assert restored(snapshot(measured_catalog)) == measured_catalog, "an auditor finds the cards as they were shown"

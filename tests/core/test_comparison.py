@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access
-from app.core.rating.comparison import Comparison, Recipient, compare, figures, paired, unknown
+from app.core.rating.comparison import Comparison, Recipient, compare, figures, pair_differences, unknown
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Event, Fact, PlanAccepted, PlanOpened, PlanRejected, PlanStep, RunSucceeded, StepQueued
 from tests.core.play import admission, intent, numbered, outcome, step_done
@@ -99,8 +99,8 @@ def test_scores_are_the_latest_of_each_source_and_those_of_graders_count_first()
 
 def test_many_pairs_are_summed_up_by_their_differences() -> None:
     pairs = [compared(chain(), chain(usd=usd)) for usd in (100, 200, 500)]
-    [usd] = [metric for metric in paired(pairs) if metric.metric == "usd"]
+    [usd] = [metric for metric in pair_differences(pairs) if metric.metric == "usd"]
     assert (usd.pairs, usd.first, usd.second, usd.lower, usd.higher) == (3, 400.0, 1100 / 3, 2, 1)
     assert usd.differences == (-200.0, -100.0, 200.0)
     assert usd.to_json()["difference"] == round(-100 / 3 / 1e6, 9)
-    assert not [metric for metric in paired(pairs) if metric.metric == "score"], "nobody has rated these"
+    assert not [metric for metric in pair_differences(pairs) if metric.metric == "score"], "nobody has rated these"

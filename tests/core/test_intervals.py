@@ -3,7 +3,16 @@
 import math
 from random import Random
 
-from app.core.rating.intervals import LEAST, bounded, by_cluster, half_width, mean, needed, ratio, ratio_apart
+from app.core.rating.intervals import (
+    LEAST,
+    by_cluster,
+    half_width,
+    mean,
+    mean_of_bounded,
+    ratio,
+    ratio_apart,
+    sample_size,
+)
 
 LOOKS = (20, 60, 150, 300)
 
@@ -18,7 +27,7 @@ def test_the_intervals_hold_at_all_looks_together() -> None:
         dearer = [1.2 * cost + random.expovariate(5.0) for cost in costs]
         within = {"bounded": True, "mean": True, "ratio": True}
         for count in LOOKS:
-            success, cost = bounded(signs[:count], -1, 1), mean(costs[:count])
+            success, cost = mean_of_bounded(signs[:count], -1, 1), mean(costs[:count])
             rise = ratio(costs[:count], dearer[:count])
             assert rise is not None
             within["bounded"] &= success.low <= 0.05 <= success.high
@@ -30,7 +39,7 @@ def test_the_intervals_hold_at_all_looks_together() -> None:
 
 
 def test_pairs_that_agree_do_not_make_an_interval_of_no_width() -> None:
-    few, many = bounded([0.0] * 5, -1, 1), bounded([0.0] * 500, -1, 1)
+    few, many = mean_of_bounded([0.0] * 5, -1, 1), mean_of_bounded([0.0] * 500, -1, 1)
     assert few.value == many.value == 0.0
     assert (few.low, few.high) == (-1.0, 1.0)
     assert -0.1 < many.low < 0 < many.high < 0.1
@@ -61,9 +70,9 @@ def test_a_user_counts_once() -> None:
 
 
 def test_the_number_of_values_that_a_margin_needs() -> None:
-    enough = needed(1.0, 0.1)
+    enough = sample_size(1.0, 0.1)
     assert enough is not None
     assert half_width(enough) <= 0.1 < half_width(enough - 1)
-    assert needed(0.0, 0.1) == LEAST
-    assert needed(1.0, 0.0) is None
-    assert needed(1.0, 1e-9) is None
+    assert sample_size(0.0, 0.1) == LEAST
+    assert sample_size(1.0, 0.0) is None
+    assert sample_size(1.0, 1e-9) is None

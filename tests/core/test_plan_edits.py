@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.core.plan.edits import Edit, edited
+from app.core.plan.edits import Edit, apply_edits
 from app.core.plan.workflow import by_name, from_lists, read_plan, to_lists
 from app.errors import PlanRejected
 
@@ -19,12 +19,12 @@ FAN = [step("a", "user"), step("b", "user"), step("c", "user", 0, 1)]
 
 
 def test_access_lists_keep_naming_the_same_steps() -> None:
-    added = edited(FAN, [Edit("add", 1, step("c", "user"))])
+    added = apply_edits(FAN, [Edit("add", 1, step("c", "user"))])
     assert [step["worker"] for step in added] == ["a", "c", "b", "c"]
     assert added[3]["access"] == ["user", 0, 2]
-    removed = edited(added, [Edit("remove", 0)])
+    removed = apply_edits(added, [Edit("remove", 0)])
     assert [step["access"] for step in removed] == [["user"], ["user"], ["user", 1]]
-    assert edited(added, [Edit("remove", 1)]) == FAN
+    assert apply_edits(added, [Edit("remove", 1)]) == FAN
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_access_lists_keep_naming_the_same_steps() -> None:
     [(1, 0, "bac", ["user", 1, 0]), (0, 1, "bac", ["user", 1, 0]), (1, 1, "abc", ["user", 0, 1])],
 )
 def test_a_step_that_is_moved_keeps_what_it_is_shown(step_moved: int, to: int, order: str, last: list[Any]) -> None:
-    moved = edited(FAN, [Edit("move", step_moved, to=to)])
+    moved = apply_edits(FAN, [Edit("move", step_moved, to=to)])
     assert "".join(step["worker"] for step in moved) == order
     assert moved[2]["access"] == last
 
@@ -40,12 +40,12 @@ def test_a_step_that_is_moved_keeps_what_it_is_shown(step_moved: int, to: int, o
 @pytest.mark.parametrize("edit", [Edit("move", 0), Edit("move", 0, to=3), Edit("move", 0, to=-1), Edit("add", 0, to=1)])
 def test_a_move_to_no_place_is_refused(edit: Edit) -> None:
     with pytest.raises(PlanRejected) as refused:
-        edited(FAN, [edit])
+        apply_edits(FAN, [edit])
     assert refused.value.reasons[0].startswith("edits[0].to:")
 
 
 def test_a_changed_step_keeps_its_other_fields() -> None:
-    changed = edited(FAN, [Edit("change", 2, {"worker": "a"})])
+    changed = apply_edits(FAN, [Edit("change", 2, {"worker": "a"})])
     assert changed[2] == FAN[2] | {"worker": "a"}
     assert FAN[2]["worker"] == "c", "what was given stays as it is"
 
@@ -53,7 +53,7 @@ def test_a_changed_step_keeps_its_other_fields() -> None:
 @pytest.mark.parametrize("edit", [Edit("change", 3), Edit("remove", 3), Edit("add", 4), Edit("change", -1)])
 def test_an_edit_of_no_step_is_refused_by_its_place(edit: Edit) -> None:
     with pytest.raises(PlanRejected) as refused:
-        edited(FAN, [Edit("change", 0), edit])
+        apply_edits(FAN, [Edit("change", 0), edit])
     assert refused.value.reasons[0].startswith("edits[1].step:")
 
 

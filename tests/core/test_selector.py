@@ -22,14 +22,24 @@ from app.core.plan.templates import (
     arm_of,
     arm_of_workers,
     arms,
-    further_arms,
+    list_follow_up_arms,
 )
 from app.core.plan.workflow import Access
 from app.core.pool.catalog import Card, Price, SelectorSpec, Worker
 from app.core.rating import posterior as posterior_of_arms
 from app.core.rating.decision import ArmChoice, Decision, decide
 from app.core.rating.evidence import Rated, decision, rating, scores
-from app.core.rating.features import COUNTED, SKETCH, WIDTH, Features, features, from_json, of_answer, placed, sketched
+from app.core.rating.features import (
+    COUNTED,
+    SKETCH,
+    WIDTH,
+    Features,
+    features,
+    from_json,
+    of_answer,
+    sketch_embedding,
+    sketch_to_features,
+)
 from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import (
     BIAS,
@@ -470,12 +480,12 @@ def test_it_learns_from_an_answers_words_when_to_ask_somebody_else() -> None:
 
     def choose(answer: str) -> str:
         sight = replace(SEEN, answer=of_answer(answer))
-        all_estimates = estimates(posterior, spec, further_arms(spec, POOL[:2], first), POOL[:2], sight)
+        all_estimates = estimates(posterior, spec, list_follow_up_arms(spec, POOL[:2], first), POOL[:2], sight)
         return max(all_estimates, key=lambda estimate: estimate.worth).arm.name
 
     for _ in range(400):
         answer = random.choice((sure, unsure))
-        arm_played = random.choice(further_arms(spec, POOL[:2], first))
+        arm_played = random.choice(list_follow_up_arms(spec, POOL[:2], first))
         right = random.random() < (0.75 if arm_played.name.endswith("bee") else 0.95 if answer == sure else 0.1)
         sight = replace(SEEN, answer=of_answer(answer))
         posterior = learned(posterior, spec, POOL[:2], Rating(arm_played, sight, float(right), None, DAY))
@@ -488,7 +498,7 @@ def test_an_arm_is_known_again_by_its_steps() -> None:
         assert arm_of([(step.worker, step.subtask, step.access) for step in arm.steps]) == arm
         assert arm_named(arm.name) == arm
     assert arm_of([("ant", "Something else.", Access())]) == PLANNED
-    names = [arm.name for arm in further_arms(SPEC, POOL, arm_of_workers("answer", ["ant"]))]
+    names = [arm.name for arm in list_follow_up_arms(SPEC, POOL, arm_of_workers("answer", ["ant"]))]
     assert names == ["accept", "recheck cat", "redo bee", "redo cat"]
 
 
@@ -511,24 +521,24 @@ def test_an_embedding_is_sketched_to_few_numbers_that_keep_what_is_alike() -> No
     near = []
     for mean in (topic, another, topic, another):
         near.append([value + random.gauss(0, 0.5) for value in mean])
-    first_sketch, other, again, _ = (sketched(vector) for vector in near)
+    first_sketch, other, again, _ = (sketch_embedding(vector) for vector in near)
     assert len(first_sketch) == SKETCH
     assert math.isclose(sum(value * value for value in first_sketch), 1)
     alike = _dot(first_sketch, again)
     unlike = _dot(first_sketch, other)
     assert alike > 0.6 > 0.3 > abs(unlike)
     with pytest.raises(ValueError, match="without length"):
-        sketched([0.0] * 10)
+        sketch_embedding([0.0] * 10)
 
 
 def test_what_was_learned_of_an_embedding_is_of_its_model_alone_and_the_words_know_it_too() -> None:
-    vector = sketched([1.0, -2.0, 0.5] * 50)
-    sight = features("What is 2 + 2?", placed(vector, "eye-1"))
+    vector = sketch_embedding([1.0, -2.0, 0.5] * 50)
+    sight = features("What is 2 + 2?", sketch_to_features(vector, "eye-1"))
     posterior = Posterior()
     for _ in range(20):
         posterior = rate(posterior, "answer ant", 0.0, seen=sight)
     arm = arms(SPEC, POOL, 5)[:1]
-    sights = (sight, features("What is 2 + 2?", placed(vector, "eye-2")), SEEN)
+    sights = (sight, features("What is 2 + 2?", sketch_to_features(vector, "eye-2")), SEEN)
     same, other_model, words_alone = (estimates(posterior, SPEC, arm, POOL, features)[0].mean for features in sights)
     assert same < other_model == pytest.approx(words_alone)
     assert words_alone < estimates(Posterior(), SPEC, arm, POOL, SEEN)[0].mean

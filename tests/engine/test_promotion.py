@@ -13,8 +13,8 @@ from app.core.rating.promotion import (
     ShadowedRun,
     apart,
     breaches,
+    compare_with_shadows,
     conditions,
-    paired,
     pairs_needed,
     promotable,
 )
@@ -61,17 +61,17 @@ def outcomes(evidence: Evidence) -> dict[str, str]:
 
 
 def test_without_a_pair_nothing_is_decided() -> None:
-    verdict = conditions(SPEC, paired([]))
+    verdict = conditions(SPEC, compare_with_shadows([]))
     assert {condition.outcome for condition in verdict} == {"open"}
     assert (promotable(verdict), breaches(verdict), pairs_needed(verdict)) == (False, (), None)
 
 
 def test_a_condition_holds_or_is_breached_only_beyond_chance() -> None:
-    good, dear, near = (paired(pairs(200, rise)) for rise in (0.02, 0.3, 0.0999))
+    good, dear, near = (compare_with_shadows(pairs(200, rise)) for rise in (0.02, 0.3, 0.0999))
     assert set(outcomes(good).values()) == {"holds"}
     assert outcomes(dear)["max_cost_increase"] == "breached"
     assert outcomes(near)["max_cost_increase"] in ("holds", "open")
-    few = conditions(SPEC, paired(pairs(10, 0.3)))
+    few = conditions(SPEC, compare_with_shadows(pairs(10, 0.3)))
     assert {condition.outcome for condition in few} == {"open"}
     assert (pairs_needed(few) or 0) >= SPEC.min_pairs
 
@@ -79,7 +79,7 @@ def test_a_condition_holds_or_is_breached_only_beyond_chance() -> None:
 def test_wrong_and_degraded_runs_are_breaches_in_pairs_and_apart() -> None:
     worse = [ShadowedRun(run(f"a{n}"), run(f"b{n}", right=False, degraded=True)) for n in range(60)]
     live, candidate = [run.live for run in worse], [run.shadow for run in worse]
-    for evidence in (paired(worse), apart(live, candidate)):
+    for evidence in (compare_with_shadows(worse), apart(live, candidate)):
         verdict = outcomes(evidence)
         assert (verdict["min_success_difference"], verdict["max_degraded"]) == ("breached", "breached")
     alike = outcomes(apart(live, [run(f"c{n}") for n in range(60)]))

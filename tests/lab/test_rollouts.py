@@ -14,7 +14,7 @@ from app.cli.arguments import Arguments
 from app.cli.commands import parse
 from app.cli.learning import rollouts as command
 from app.core.message.chat import Message, Task, Text
-from app.core.rating.feedback import Feedback, derived
+from app.core.rating.feedback import Feedback, derive_feedback
 from app.core.run.events import Kind
 from app.errors import ConfigInvalid
 from app.lab.journal_rollouts import RolloutFilter, score_of
@@ -56,7 +56,7 @@ async def ask(runtime: Runtime, text: str = "Why?", tier: str = "baton-ultra", *
 
 
 async def rate(runtime: Runtime, run: str, score: float, kind: str = "grader") -> None:
-    await runtime.context.store.rate(derived(run, "tenant", 5.0, kind, "exact", "1", score=score))  # type: ignore[arg-type]
+    await runtime.context.store.rate(derive_feedback(run, "tenant", 5.0, kind, "exact", "1", score=score))  # type: ignore[arg-type]
 
 
 async def collected(runtime: Runtime, rollout_filter: RolloutFilter = AGREED) -> tuple[list[Rollout], Counter[str]]:

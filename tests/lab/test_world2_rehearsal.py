@@ -77,7 +77,7 @@ def test_a_long_document_is_read_by_one_worker_alone() -> None:
 
 def test_the_conductor_counts_as_budgets_do() -> None:
     assert policy.FRAME_BYTES == pricing.FRAME_BYTES
-    assert pricing.seen_bytes(policy.FLOOR) == policy.SEEN_BYTES
+    assert pricing.step_bytes_at_floor(policy.FLOOR) == policy.SEEN_BYTES
     assert Limits().floor == policy.FLOOR
 
 

@@ -13,7 +13,7 @@ from app.core.message.chat import Task as Request
 from app.core.plan.workflow import by_ordinal, read_plan
 from app.core.pool import catalog
 from app.core.pool.catalog import Catalog, Limits
-from app.core.rating.calibration import Trial, measured
+from app.core.rating.calibration import Trial, add_measurements
 from app.lab.world2.constants import DOMAINS
 from app.lab.world2.outcome import Rewards, all_plans, tokens_of_all_plans
 from app.lab.world2.rules import Size, size_of
@@ -47,7 +47,7 @@ def test_a_prompt_is_what_the_service_sends_once_the_workers_are_calibrated() ->
     order = Random(6).sample(range(len(chosen)), len(chosen))
     bare = {worker.name: _without_rates(worker) for worker in chosen}
     trials = [trial for worker in chosen for trial in _trials(worker)]
-    calibrated = measured(Catalog({}, bare, {}, {}, ""), trials).workers
+    calibrated = add_measurements(Catalog({}, bare, {}, {}, ""), trials).workers
     brief = Brief(
         Request((Message("user", (Text(task.text),)),)), tuple(calibrated[chosen[n].name] for n in order), Limits(), 9
     )

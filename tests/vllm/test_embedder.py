@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from app.__main__ import main
-from app.core.rating.features import Features, features, from_json, placed, sketched
+from app.core.rating.features import Features, features, from_json, sketch_embedding, sketch_to_features
 from tests.conformance.test_rehearsal import EASY
 from tests.harness.processes import Caller, open_caller, running_process
 from tests.vllm.server import VllmServer
@@ -113,7 +113,7 @@ def looked_at(server: VllmServer, caller: Caller, folder: Path, place: int) -> F
     assert not finished["usage"]["estimated"]
     assert intended["usd_held"] >= finished["usd"] == tokens * DOLLARS > 0
     mine = features_of(folder, name, decision["features"])
-    vector = dict(placed(sketched(reply["data"][0]["embedding"]), server.model))
+    vector = dict(sketch_to_features(sketch_embedding(reply["data"][0]["embedding"]), server.model))
     assert dict(mine.vector) == pytest.approx(vector, abs=1e-3)
     assert mine.words == features(EASY[place][0]).words
     return mine

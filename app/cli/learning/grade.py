@@ -18,7 +18,7 @@ from app.cli.arguments import Arguments
 from app.cli.learning import task_set
 from app.cli.learning.sandbox import Sandbox
 from app.core.message.chat import Message, task_from_json
-from app.core.rating.feedback import SIGNS, Feedback, derived, repeats, sign
+from app.core.rating.feedback import SIGNS, Feedback, derive_feedback, repeats, sign
 from app.core.run.events import Event, RunAdmitted, RunSucceeded, facts
 from app.core.run.kinds import COPIES
 from app.errors import ConfigInvalid
@@ -180,7 +180,7 @@ async def _grade(
     for rule in fitting:
         grade = await asyncio.to_thread(rule.grader.grade, answer)
         about = {"score": grade.score, "by": rule.grader_text}
-        rating = derived(row.id, row.tenant, now, "grader", rule.grader.kind, grading.VERSION, **about)
+        rating = derive_feedback(row.id, row.tenant, now, "grader", rule.grader.kind, grading.VERSION, **about)
         report.ratings.append(rating)
 
 
@@ -204,7 +204,7 @@ def _signs(ended_run: EndedRun, later: EndedRun | None, now: float) -> Iterator[
             names.append("regenerated")
     for name in names:
         if name:
-            yield derived(row.id, row.tenant, now, "implicit", name, SIGNS, label=name)
+            yield derive_feedback(row.id, row.tenant, now, "implicit", name, SIGNS, label=name)
 
 
 # -- printing

@@ -17,8 +17,7 @@ from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.core.message.chat import task_from_json
 from app.core.pool.catalog import Tier
-from app.core.rating.features import Features, features, from_json
-from app.core.rating.features import asked as words
+from app.core.rating.features import Features, features, find_last_question, from_json
 from app.core.run.events import RunAdmitted, facts
 from app.engine.conductors.ratings import posterior_of
 from app.errors import ConfigInvalid
@@ -203,7 +202,7 @@ async def _read_features(store: Store, run: str, decision: LoggedDecision, task:
     request_features, conversation_name = None, ""
     if task in bodies:
         messages = task_from_json(orjson.loads(bodies[task])).messages
-        request_features, conversation_name = features(words(messages)), conversation(messages)
+        request_features, conversation_name = features(find_last_question(messages)), conversation(messages)
     if decision.features:
         request_features = None
     if decision.features in bodies:

@@ -17,7 +17,7 @@ from app.cli.learning import task_set
 from app.cli.learning.rollouts import collect, rollout_filter
 from app.cli.learning.sandbox import Sandbox
 from app.core.pool.catalog import Catalog, Tier
-from app.core.rating.calibration import measured
+from app.core.rating.calibration import add_measurements
 from app.errors import ConfigInvalid
 from app.lab import chat_export, training_questions, world_file
 from app.lab.plan_execution import Place
@@ -153,7 +153,7 @@ async def _calibrated_catalog(config: Loaded) -> Catalog:
     if not revisions.exists(config.settings.database_url):
         return config.catalog
     async with storage.open_configured_store(config.settings) as store:
-        return measured(config.catalog, await store.trials())
+        return add_measurements(config.catalog, await store.trials())
 
 
 def _tier(config: Loaded, name: str) -> Tier:

@@ -23,7 +23,7 @@ from app.cli.runs.run_list import query_of
 from app.core.plan.arms import tier_for, tier_of
 from app.core.pool.catalog import Catalog, Tier
 from app.core.pool.snapshot import restored, sealed
-from app.core.rating.comparison import Comparison, Paired, Recipient, in_unit, paired
+from app.core.rating.comparison import Comparison, Paired, Recipient, in_unit, pair_differences
 from app.engine.runs import replays
 from app.engine.runs.admission import Order
 from app.engine.runs.replays import Changes
@@ -352,7 +352,7 @@ async def _compare_runs(settings: Any, args: Arguments) -> Comparison:
 def _intervals(batch: Batch, seed: int) -> list[tuple[Paired, Interval | None]]:
     """Return the paired differences with their 95 % intervals by the bootstrap over runs; None for a single pair."""
     intervals: list[tuple[Paired, Interval | None]] = []
-    for metric in paired([pair.comparison for pair in batch.pairs if pair.comparison is not None]):
+    for metric in pair_differences([pair.comparison for pair in batch.pairs if pair.comparison is not None]):
         spread = None
         if metric.pairs > 1:
             means = paired_bootstrap({"difference": metric.differences}, Random(seed), RESAMPLES)

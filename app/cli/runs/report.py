@@ -10,7 +10,7 @@ from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.cli.runs.run_list import query_of
 from app.core.pool.catalog import MILLION
-from app.core.rating.economics import GROUPINGS, METADATA, ReportOptions, TooManyGroups, known_grouping
+from app.core.rating.economics import GROUPINGS, METADATA, ReportOptions, TooManyGroups, is_grouping
 from app.errors import ConfigInvalid
 from app.gateway.runs import reports
 from app.process.config import Settings, read
@@ -28,7 +28,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Make the report. Returns 0, also where there are no runs."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    if not all(known_grouping(name) for name in args.by):
+    if not all(is_grouping(name) for name in args.by):
         raise ConfigInvalid([f"--by: there are {', '.join(GROUPINGS)} and {METADATA}FIELD"])
     if sum(map(bool, (args.json, args.csv, args.parquet))) > 1:
         raise ConfigInvalid(["choose one of --json, --csv and --parquet"])

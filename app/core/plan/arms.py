@@ -55,7 +55,7 @@ def is_arm(catalog: Catalog, model: str) -> bool:
     return bool(model) and catalog.tier(model) is None
 
 
-def listed(catalog: Catalog, tier: Tier) -> Iterator[str]:
+def list_arm_ids(catalog: Catalog, tier: Tier) -> Iterator[str]:
     """Yield the model ids of a tier's arms: each kind once, for each worker or further conductor, as large as fits."""
     if not catalog.evaluation.arms:
         return
@@ -81,11 +81,11 @@ def steps_needed(spec: ConductorSpec) -> int:
 def _arm(catalog: Catalog, tier: Tier, arm: str) -> Tier | None:
     kind, _, argument = arm.partition(":")
     if kind == "random" and arm == kind:
-        return _fixed(tier, ConductorSpec("random"), tier.pool)
+        return _fix_conductor(tier, ConductorSpec("random"), tier.pool)
     if kind == "single":
         return _over(tier, [argument], "single")
     if kind == "conductor":
-        return _conducted(catalog, tier, argument)
+        return _use_model_as_conductor(catalog, tier, argument)
     count, _, names = argument.partition(":")
     workers = names.split("+") if names else tier.pool
     if kind == "static" and count == "pev":
@@ -105,10 +105,10 @@ def _over(tier: Tier, workers: list[str] | tuple[str, ...], shape: str, width: i
     if not set(names) <= set(tier.pool):
         return None
     spec = ConductorSpec("fixed", shape=shape, workers=names, width=width, whole=True)  # type: ignore[arg-type]
-    return _fixed(tier, spec, tuple(dict.fromkeys(names)))
+    return _fix_conductor(tier, spec, tuple(dict.fromkeys(names)))
 
 
-def _fixed(tier: Tier, spec: ConductorSpec, pool: tuple[str, ...]) -> Tier:
+def _fix_conductor(tier: Tier, spec: ConductorSpec, pool: tuple[str, ...]) -> Tier:
     """Return the tier with this conductor and pool, and with one round: it would accept its own answer in any further
     one."""
     efforts: Mapping[str, Limits] = {name: replace(limits, rounds=1) for name, limits in tier.efforts.items()}
@@ -116,7 +116,7 @@ def _fixed(tier: Tier, spec: ConductorSpec, pool: tuple[str, ...]) -> Tier:
     return replace(tier, conductor=spec, pool=pool, fallback=fallback, efforts=efforts)
 
 
-def _conducted(catalog: Catalog, tier: Tier, worker: str) -> Tier | None:
+def _use_model_as_conductor(catalog: Catalog, tier: Tier, worker: str) -> Tier | None:
     """The model conducts as it does for the tier whose conductor it is, if there is one, else as this tier's own does.
     It reads the task, so it is not just any worker."""
     own = tier.conductor

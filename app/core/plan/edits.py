@@ -26,7 +26,7 @@ class Edit:
     to: int | None = None
 
 
-def edited(steps: Sequence[Mapping[str, Any]], edits: Sequence[Edit]) -> list[dict[str, Any]]:
+def apply_edits(steps: Sequence[Mapping[str, Any]], edits: Sequence[Edit]) -> list[dict[str, Any]]:
     """Return the steps after these edits. Access lists keep naming the same steps; a step that was removed is named by
     none.
 
@@ -41,11 +41,11 @@ def edited(steps: Sequence[Mapping[str, Any]], edits: Sequence[Edit]) -> list[di
             raise PlanRejected([f"edits[{place}].to: only a step that is moved has a new place"])
         if edit.op == "move" and (edit.to is None or not 0 <= edit.to <= last):
             raise PlanRejected([f"edits[{place}].to: give the step's new place, of {len(plan)} counted from 0"])
-        plan = _applied(plan, edit)
+        plan = _apply_edit(plan, edit)
     return plan
 
 
-def _applied(steps: list[dict[str, Any]], edit: Edit) -> list[dict[str, Any]]:
+def _apply_edit(steps: list[dict[str, Any]], edit: Edit) -> list[dict[str, Any]]:
     """Return the steps after one edit, which fits them."""
     places = list(range(len(steps)))
     """The old place of each step that stays, in the new order."""
@@ -54,16 +54,16 @@ def _applied(steps: list[dict[str, Any]], edit: Edit) -> list[dict[str, Any]]:
         return [*steps[: edit.step], changed, *steps[edit.step + 1 :]]
     if edit.op == "add":
         moved = {n: n + (n >= edit.step) for n in places}
-        renumbered = [_renumbered(step, moved) for step in steps]
+        renumbered = [_renumber_access(step, moved) for step in steps]
         return [*renumbered[: edit.step], dict(edit.fields), *renumbered[edit.step :]]
     del places[edit.step]
     if edit.op == "move" and edit.to is not None:
         places.insert(edit.to, edit.step)
     numbers = {old: new for new, old in enumerate(places)}
-    return [_renumbered(steps[old], numbers) for old in places]
+    return [_renumber_access(steps[old], numbers) for old in places]
 
 
-def _renumbered(step: Mapping[str, Any], numbers: Mapping[int, int]) -> dict[str, Any]:
+def _renumber_access(step: Mapping[str, Any], numbers: Mapping[int, int]) -> dict[str, Any]:
     """Return a step whose access list has the new numbers of the steps; one that has none is left out of it."""
     access = step.get("access")
     if not isinstance(access, list):

@@ -43,7 +43,7 @@ def least_price(worker: Worker, input_tokens: int, floor: int) -> Amount:
     return Amount(*worst_case(worker, input_tokens, min(floor, worker.card.max_output)))
 
 
-def seen_bytes(floor: int) -> int:
+def step_bytes_at_floor(floor: int) -> int:
     """Return about the most bytes of a finished step that another one is sent, if it wrote no more than `floor`
     tokens."""
     return BYTES_A_TOKEN * floor + SUBTASK_BYTES + FRAME_BYTES
@@ -61,7 +61,7 @@ def plan_price(steps: Sequence[Step], workers: Iterable[Worker], question: int, 
         size = len(step.subtask.encode())
         if step.access.user:
             size += question
-        size += seen_bytes(floor) * (len(step.access.steps) + step.access.previous)
+        size += step_bytes_at_floor(floor) * (len(step.access.steps) + step.access.previous)
         if step.subtask or step.access.steps:
             size += FRAME_BYTES
         total += _step_price(step.worker, workers_by_name, size, floor)
@@ -77,7 +77,7 @@ def _step_price(name: str, workers_by_name: Mapping[str, Worker], size: int, flo
 
 def every_plan_fits(workers: Sequence[Worker], steps: int, question: int, floor: int, remaining: Amount) -> bool:
     """Return True if any plan of so many steps over these workers fits, so that none needs to be priced."""
-    size = question + SUBTASK_BYTES + FRAME_BYTES + seen_bytes(floor) * (steps - 1)
+    size = question + SUBTASK_BYTES + FRAME_BYTES + step_bytes_at_floor(floor) * (steps - 1)
     prices = [least_price(worker, size, floor) for worker in workers]
     usd = max([price.usd for price in prices], default=0)
     tokens = max([price.tokens for price in prices], default=0)

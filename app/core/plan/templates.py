@@ -109,9 +109,9 @@ def _arms_of_template(template: str, spec: SelectorSpec, workers: Sequence[Worke
         return
     planners, checkers = [""], [""]
     if "plan" in roles:
-        planners = suited_workers(workers, spec.planners, PLANNING)
+        planners = find_suitable_workers(workers, spec.planners, PLANNING)
     if "check" in roles or "weigh" in roles:
-        checkers = suited_workers(workers, spec.checkers, CHECKING)
+        checkers = find_suitable_workers(workers, spec.checkers, CHECKING)
     names = [worker.name for worker in workers]
     for place, name in enumerate(names):
         answering = [name]
@@ -171,17 +171,17 @@ def arm_of(steps: Sequence[tuple[str, str, Access]]) -> Arm:
     return PLANNED
 
 
-def further_arms(spec: SelectorSpec, workers: Sequence[Worker], first: Arm) -> tuple[Arm, ...]:
+def list_follow_up_arms(spec: SelectorSpec, workers: Sequence[Worker], first: Arm) -> tuple[Arm, ...]:
     """Return all that can be done with the answer that an arm has given. It is accepted if there is nobody else."""
-    checkers = suited_workers(workers, spec.checkers, CHECKING)
+    checkers = find_suitable_workers(workers, spec.checkers, CHECKING)
     others = [worker.name for worker in workers if (first.template, first.main) != ("answer", worker.name)]
     names = [ACCEPT]
     names += [f"{RECHECK} {checker}" for checker in checkers]
     names += [f"{REDO} {other}" for other in others]
-    return tuple([further_arm(name, first) for name in names])
+    return tuple([build_follow_up_arm(name, first) for name in names])
 
 
-def further_arm(name: str, first: Arm) -> Arm:
+def build_follow_up_arm(name: str, first: Arm) -> Arm:
     """Return one of these arms by its name. The chance that an answer is right that is accepted or checked depends on
     whom it is from, and on what it looks like."""
     template, _, worker = name.partition(" ")
@@ -193,7 +193,7 @@ def further_arm(name: str, first: Arm) -> Arm:
     return Arm(name, "answer", worker, (), (Step(worker, "", Access(True), answers=True),))
 
 
-def suited_workers(workers: Sequence[Worker], preferred_names: Sequence[str], marks: Sequence[str]) -> list[str]:
+def find_suitable_workers(workers: Sequence[Worker], preferred_names: Sequence[str], marks: Sequence[str]) -> list[str]:
     """Return the names of the workers that may plan, or check: those of `preferred_names` that are there, else those
     with a strength that has one of the marks in it, else the dearest."""
     names = [worker.name for worker in workers]

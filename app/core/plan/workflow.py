@@ -554,12 +554,12 @@ def read_lists(text: str, resolve: Resolve, max_steps: int, further: bool = Fals
         raise PlanRejected([f"the lists differ in length: {len(models)}, {len(subtasks)}, {len(access)}"])
     entries = []
     for place, (worker, subtask, access_value) in enumerate(zip(models, subtasks, access, strict=True)):
-        step_access = published_access(access_value, place, further)
+        step_access = convert_published_access(access_value, place, further)
         entries.append({"worker": worker, "subtask": subtask, "access": step_access})
     return read_plan({"steps": entries}, resolve, max_steps, further)
 
 
-def published_access(access_value: object, place: int, further: bool) -> object:
+def convert_published_access(access_value: object, place: int, further: bool) -> object:
     """Return the access list of the step at this place in Baton's own form, as the published one writes it."""
     if access_value in ("all", ["all"]):
         return Access(True, tuple(range(place)), previous=further).as_list()
@@ -644,9 +644,9 @@ def from_lists(value: Mapping[str, Any], pool: Sequence[str]) -> dict[str, Any]:
     for place, (model, subtask, access_value) in enumerate(zip(ids, subtasks, access, strict=True)):
         steps.append(
             {
-                "worker": _named(model, models, place, reasons),
+                "worker": _resolve_model_id(model, models, place, reasons),
                 "subtask": subtask,
-                "access": published_access(access_value, place, further=False),
+                "access": convert_published_access(access_value, place, further=False),
             }
         )
     if reasons:
@@ -654,7 +654,7 @@ def from_lists(value: Mapping[str, Any], pool: Sequence[str]) -> dict[str, Any]:
     return {"steps": steps}
 
 
-def _named(model: object, models: Sequence[Any], place: int, reasons: list[str]) -> object:
+def _resolve_model_id(model: object, models: Sequence[Any], place: int, reasons: list[str]) -> object:
     if isinstance(model, bool) or not isinstance(model, int):
         return model
     if 0 <= model < len(models):
@@ -678,12 +678,12 @@ def to_lists(steps: Sequence[Step], pool: Sequence[str]) -> dict[str, Any]:
     return {
         "model_id": [models.index(step.worker) for step in steps],
         "subtasks": [step.subtask for step in steps],
-        "access_list": [_listed(step, place) for place, step in enumerate(steps)],
+        "access_list": [_publish_access(step, place) for place, step in enumerate(steps)],
         MODELS: models,
     }
 
 
-def _listed(step: Step, place: int) -> list[str | int]:
+def _publish_access(step: Step, place: int) -> list[str | int]:
     earlier_steps = list(step.access.steps)
     if earlier_steps and earlier_steps == list(range(place)):
         return ["all"]

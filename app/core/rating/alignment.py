@@ -9,7 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from app.core.pool.catalog import MILLION
-from app.core.rating.comparison import METRICS, USER, RunFigures, Same, StepFigures, in_unit, same_text, shown, unknown
+from app.core.rating.comparison import (
+    METRICS,
+    USER,
+    RunFigures,
+    Same,
+    StepFigures,
+    in_unit,
+    metric_json_name,
+    same_text,
+    unknown,
+)
 from app.core.records import record
 
 Alignment = Literal["subtask", "worker", "place", "alone"]
@@ -100,7 +110,7 @@ class SideBySide:
         for name in METRICS:
             before, after = self.first.metric(name), self.second.metric(name)
             known = before is not None and after is not None
-            found[shown(name)] = in_unit(name, after - before) if known else None  # type: ignore[operator]
+            found[metric_json_name(name)] = in_unit(name, after - before) if known else None  # type: ignore[operator]
         return {
             "object": "run.side_by_side",
             "first": self.first.to_json(),
@@ -116,7 +126,7 @@ def side_by_side(
 ) -> SideBySide:
     """Align the steps of two runs. `hashes` gives the hash of a text of each run; `same` says of two refs whether their
     texts are equal."""
-    matched = _matched(first.steps, second.steps, hashes)
+    matched = _match_steps(first.steps, second.steps, hashes)
     moved = {there: here for here, (there, _) in matched.items()}
     pairs = []
     for place, step in first.steps.items():
@@ -143,7 +153,7 @@ def _pair(
     return AlignedSteps(first, other, by, same_text(first[1].output, other[1].output, same), lost, gained)
 
 
-def _matched(
+def _match_steps(
     first: Mapping[str, StepFigures], second: Mapping[str, StepFigures], hashes: tuple[Hash, Hash]
 ) -> Mapping[str, tuple[str, Alignment]]:
     """Return the place in the second run of each step of the first one that is matched, with the way in which it

@@ -89,7 +89,7 @@ def of_worker(trials: Sequence[Trial], worker: Worker) -> list[Trial]:
     return [trial for trial in own if trial.version == latest]
 
 
-def measured(catalog: Catalog, trials: Sequence[Trial]) -> Catalog:
+def add_measurements(catalog: Catalog, trials: Sequence[Trial]) -> Catalog:
     """Return the catalog with what was measured on its cards, and nothing else of that kind."""
     workers = {name: _with_rates(worker, of_worker(trials, worker)) for name, worker in catalog.workers.items()}
     if workers != catalog.workers:

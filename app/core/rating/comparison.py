@@ -265,12 +265,12 @@ class Comparison:
     @property
     def only_first(self) -> tuple[Recipient, ...]:
         """Return the disclosures of the first run that the second one has not."""
-        return _sorted(self.first.disclosures - self.second.disclosures)
+        return _sort_recipients(self.first.disclosures - self.second.disclosures)
 
     @property
     def only_second(self) -> tuple[Recipient, ...]:
         """Return the disclosures of the second run that the first one has not."""
-        return _sorted(self.second.disclosures - self.first.disclosures)
+        return _sort_recipients(self.second.disclosures - self.first.disclosures)
 
     def difference(self, metric: str) -> float | None:
         """Return the second run's figure less the first one's; None if one of them is not known."""
@@ -285,7 +285,7 @@ class Comparison:
             "object": "run.comparison",
             "first": self.first.to_json(),
             "second": self.second.to_json(),
-            "difference": {shown(name): in_unit(name, self.difference(name)) for name in METRICS},
+            "difference": {metric_json_name(name): in_unit(name, self.difference(name)) for name in METRICS},
             "same_answer": self.same_answer,
             "steps": [step.to_json() for step in self.steps],
             "disclosures": {
@@ -299,14 +299,14 @@ class Comparison:
 def compare(first: RunFigures, second: RunFigures, same: Same = unknown) -> Comparison:
     """Compare two runs; `same` says of two refs whether their texts are equal."""
     all_places = sorted(first.steps.keys() | second.steps.keys(), key=_numbers)
-    aligned = tuple([_aligned(place, first.steps.get(place), second.steps.get(place), same) for place in all_places])
+    aligned = tuple([_align_step(place, first.steps.get(place), second.steps.get(place), same) for place in all_places])
     answers = None
     if first.answer and second.answer:
         answers = same(first.answer, second.answer)
     return Comparison(first, second, answers, aligned)
 
 
-def _aligned(place: str, before: StepFigures | None, after: StepFigures | None, same: Same) -> AlignedStep:
+def _align_step(place: str, before: StepFigures | None, after: StepFigures | None, same: Same) -> AlignedStep:
     if before is None or after is None:
         return AlignedStep(place, before, after, same_subtask=None, same_output=None)
     subtasks = same_text(before.subtask, after.subtask, same)
@@ -324,13 +324,13 @@ def _numbers(place: str) -> tuple[tuple[int, str], ...]:
     return tuple([(int(part), "") if part.isdecimal() else (-1, part) for part in place.split(".")])
 
 
-def _sorted(these: Iterable[Recipient]) -> tuple[Recipient, ...]:
+def _sort_recipients(these: Iterable[Recipient]) -> tuple[Recipient, ...]:
     return tuple(
         sorted(these, key=lambda disclosure: (disclosure.role, disclosure.place, disclosure.recipient, disclosure.saw))
     )
 
 
-def shown(metric: str) -> str:
+def metric_json_name(metric: str) -> str:
     """Return the name of a metric in JSON."""
     return "cost_usd" if metric == "usd" else metric
 
@@ -365,7 +365,7 @@ class Paired:
     def to_json(self) -> dict[str, Any]:
         """The means and counts in plain JSON values."""
         return {
-            "metric": shown(self.metric),
+            "metric": metric_json_name(self.metric),
             "pairs": self.pairs,
             "first": in_unit(self.metric, self.first),
             "second": in_unit(self.metric, self.second),
@@ -375,17 +375,17 @@ class Paired:
         }
 
 
-def paired(comparisons: Sequence[Comparison]) -> tuple[Paired, ...]:
+def pair_differences(comparisons: Sequence[Comparison]) -> tuple[Paired, ...]:
     """Return the paired differences of each metric that at least one pair has."""
     found = []
     for metric in METRICS:
         pairs = [comparison for comparison in comparisons if comparison.difference(metric) is not None]
         if pairs:
-            found.append(_paired(metric, pairs))
+            found.append(_pair_difference(metric, pairs))
     return tuple(found)
 
 
-def _paired(metric: str, pairs: Sequence[Comparison]) -> Paired:
+def _pair_difference(metric: str, pairs: Sequence[Comparison]) -> Paired:
     before = [pair.first.metric(metric) or 0.0 for pair in pairs]
     after = [pair.second.metric(metric) or 0.0 for pair in pairs]
     differences = tuple([new - old for old, new in zip(before, after, strict=True)])

@@ -115,7 +115,7 @@ class ReportOptions:
     """The least score of a success."""
 
 
-def known_grouping(name: str) -> bool:
+def is_grouping(name: str) -> bool:
     """Return True for what `ReportOptions.by` may hold."""
     return name in GROUPINGS or (name.startswith(METADATA) and len(name) > len(METADATA))
 
@@ -426,7 +426,7 @@ class _Cheapest:
     def add(self, pool: Sequence[str], account: _RunAccount, prices: Prices | None) -> None:
         if not any(call.outcome for call in account.step_calls):
             return
-        found = _compared(pool, account, prices)
+        found = _compare_account_with_cheapest(pool, account, prices)
         if found is None:
             self.unpriced += 1
             return
@@ -457,13 +457,13 @@ class Compared:
     worker: str
 
 
-def compared(pool: Sequence[str], events: Sequence[Event], prices: Prices | None) -> Compared | None:
+def compare_with_cheapest(pool: Sequence[str], events: Sequence[Event], prices: Prices | None) -> Compared | None:
     """Compare the calls of one run's steps with the cheapest worker of its pool; None where none of them has ended, or
     where no price is known."""
-    return _compared(pool, _RunAccount(events), prices)
+    return _compare_account_with_cheapest(pool, _RunAccount(events), prices)
 
 
-def _compared(pool: Sequence[str], account: _RunAccount, prices: Prices | None) -> Compared | None:
+def _compare_account_with_cheapest(pool: Sequence[str], account: _RunAccount, prices: Prices | None) -> Compared | None:
     """Of workers that cost the same the first one of the pool counts as the cheapest."""
     calls = [call for call in account.step_calls if call.outcome]
     priced = [worker for worker in pool if prices and worker in prices]

@@ -10,7 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from app.core.plan.templates import ACCEPT, ANSWERED, MODEL, PLANNED, TEMPLATES, Arm, arm_of_workers, further_arm
+from app.core.plan.templates import (
+    ACCEPT,
+    ANSWERED,
+    MODEL,
+    PLANNED,
+    TEMPLATES,
+    Arm,
+    arm_of_workers,
+    build_follow_up_arm,
+)
 from app.core.rating.features import from_json
 from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import Rating
@@ -54,7 +63,7 @@ def decision(events: Sequence[Event]) -> Mapping[str, Any] | None:
     return opened[-1].decision
 
 
-def looked_at(events: Sequence[Event]) -> str:
+def find_features_ref(events: Sequence[Event]) -> str:
     """Return the ref of the content that holds the request's features; empty where nothing was decided."""
     decided = decision(events)
     if decided is None:
@@ -112,7 +121,7 @@ def arm_played(events: Sequence[Event]) -> Played | None:
         return Played(replace(first, further=(ANSWERED,)))
     kind = action.partition(" ")[0]
     name = " ".join([kind, *rounds[-1].workers])
-    return Played(further_arm(name, first), is_whole=False)
+    return Played(build_follow_up_arm(name, first), is_whole=False)
 
 
 @record(frozen=True, slots=True)

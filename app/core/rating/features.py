@@ -77,12 +77,12 @@ def _pairs(found: Any) -> tuple[tuple[int, float], ...]:
     return tuple((int(place), float(amount)) for place, amount in found)
 
 
-def asked(messages: Sequence[Message]) -> str:
+def find_last_question(messages: Sequence[Message]) -> str:
     """Return the text of the caller's last message, or an empty string."""
     return next((message.text for message in reversed(messages) if message.role == "user"), "")
 
 
-def viewed(text: str) -> str:
+def excerpt(text: str) -> str:
     """Return the part of a text that features are made from."""
     if len(text) > 2 * MOST_CHARS:
         return f"{text[:MOST_CHARS]} {text[-MOST_CHARS:]}"
@@ -91,7 +91,7 @@ def viewed(text: str) -> str:
 
 def features(text: str, vector: tuple[tuple[int, float], ...] = ()) -> Features:
     """Return the features of a text, with its embedding where there is one."""
-    text = viewed(text)
+    text = excerpt(text)
     numbers, said = _NUMBER.findall(text), _WORD.findall(text.casefold())
     counts = (
         math.log1p(len(text)) - 4.0,
@@ -134,7 +134,7 @@ def _shapes(number: str) -> dict[str, float]:
     return shapes | {"0": 1.0}
 
 
-def sketched(vector: Sequence[float]) -> tuple[float, ...]:
+def sketch_embedding(vector: Sequence[float]) -> tuple[float, ...]:
     """Return an embedding in `SKETCH` numbers, of length 1: each of its own is added to one of them, with a sign, by a
     hash, so that inner products stay what they were on average (a count sketch). Raises ValueError for one without
     length."""
@@ -153,7 +153,7 @@ def _hands(count: int) -> tuple[tuple[int, int], ...]:
     return tuple((place % SKETCH, 1 if bits & 1 else -1) for place, bits in hashed)
 
 
-def placed(sketch: Sequence[float], model: str) -> tuple[tuple[int, float], ...]:
+def sketch_to_features(sketch: Sequence[float], model: str) -> tuple[tuple[int, float], ...]:
     """Return a sketch as features: in places of its model's own."""
     bits = int.from_bytes(hashlib.blake2b(model.encode(), digest_size=8).digest(), "big")
     first = bits % SOURCES * SKETCH

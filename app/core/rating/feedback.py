@@ -39,7 +39,7 @@ class Feedback:
     """Content: it is erased with the run's."""
 
 
-def derived(
+def derive_feedback(
     run: str, tenant: str, at: float, kind: FeedbackKind, source: str, version: str, **more: object
 ) -> Feedback:
     """Return a rating that a program finds: the same one however often it is found. `more` are `score`, `label` and

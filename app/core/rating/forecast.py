@@ -192,7 +192,7 @@ class _Run:
         """Return the usage, text length and seconds of each step, in the order of their numbers."""
         found = []
         for step in self._in_order():
-            usage = _summed(step.usages)
+            usage = _sum_usages(step.usages)
             seconds = max((step.ended or 0.0) - (step.began or 0.0), 0.0)
             size = step.bytes if len(step.usages) == 1 else 0
             found.append(Past(step.worker, size, usage, step.chars, seconds))
@@ -210,7 +210,7 @@ def _inputs(planned: Json) -> tuple[int, ...]:
     return tuple([n for n in planned["access"] if isinstance(n, int)])
 
 
-def _summed(usages: Sequence[Usage]) -> Usage:
+def _sum_usages(usages: Sequence[Usage]) -> Usage:
     return Usage(
         input=sum(usage.input for usage in usages),
         cached=sum(usage.cached for usage in usages),
@@ -279,7 +279,7 @@ class History:
         """Return the input tokens of a request of so many bytes to this worker."""
         if worker not in self._sizes:
             own = self._steps.get(("worker", worker), ())
-            self._sizes[worker] = _fitted(own if len(own) >= FITTED else [*own, *self._all])
+            self._sizes[worker] = _fit_input_tokens(own if len(own) >= FITTED else [*own, *self._all])
         return max(self._sizes[worker](size), 1.0)
 
     def residual(self, past: Past) -> float:
@@ -301,7 +301,7 @@ def keys(worker: str, shape: Sequence[Sequence[int]], place: int) -> list[tuple[
     ]
 
 
-def _fitted(steps: Sequence[Past]) -> Callable[[float], float]:
+def _fit_input_tokens(steps: Sequence[Past]) -> Callable[[float], float]:
     """Return a function from the bytes of a request to its input tokens, fitted to past steps by least squares."""
     sizes = [(float(step.bytes), float(step.usage.input)) for step in steps if step.bytes and step.usage.input]
     if not sizes:

@@ -27,7 +27,7 @@ TUNED_FOR = 300
 BOLDEST = 0.5
 """The largest weight of a value in the empirical Bernstein sequence."""
 MOST_NEEDED = 10_000_000
-"""The most values that `needed` reports: nobody waits for more."""
+"""The most values that `sample_size` reports: nobody waits for more."""
 
 
 @record(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def by_cluster(values: Iterable[tuple[Hashable, float]]) -> list[float]:
     return [fmean(of) for of in found.values()]
 
 
-def bounded(values: Sequence[float], low: float, high: float, level: float = LEVEL) -> Interval:
+def mean_of_bounded(values: Sequence[float], low: float, high: float, level: float = LEVEL) -> Interval:
     """Return the mean of at least one value, all of which are between `low` and `high`."""
     scale, log_level = high - low, math.log(2 / level)
     total, squares = 0.5, 0.25  # one made-up value in the middle, with the largest variance
@@ -121,7 +121,7 @@ def ratio_apart(before: Sequence[float], after: Sequence[float]) -> Interval | N
     return Interval(value, max(other.low, 0.0) / base.high - 1, other.high / base.low - 1)
 
 
-def needed(spread: float, margin: float) -> int | None:
+def sample_size(spread: float, margin: float) -> int | None:
     """Return about how many values make an interval shorter than `margin` on either side, given the standard deviation
     of one; None if it is more than `MOST_NEEDED`."""
     if margin <= 0:

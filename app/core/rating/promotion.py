@@ -65,8 +65,8 @@ class ShadowedRun:
         return None
 
 
-def seen(run: JournaledRun) -> ComparedRun:
-    """Read a run that has ended."""
+def summarize_run(run: JournaledRun) -> ComparedRun:
+    """Return what is compared of a run that has ended."""
     intents = list(facts(run.events, CallIntended))
     admissions = list(facts(run.events, RunAdmitted))
     answer, ended_at = "", run.created_at
@@ -124,12 +124,12 @@ class Figure:
             "users": self.clusters,
             "live": _number(self.live),
             "candidate": _number(self.candidate),
-            "difference": _shown(self.difference),
-            "relative": _shown(self.relative) if self.relative is not None else None,
+            "difference": _interval_to_json(self.difference),
+            "relative": _interval_to_json(self.relative) if self.relative is not None else None,
         }
 
 
-def _shown(interval: Interval) -> dict[str, float | None]:
+def _interval_to_json(interval: Interval) -> dict[str, float | None]:
     return {"value": _number(interval.value), "low": _number(interval.low), "high": _number(interval.high)}
 
 
@@ -158,16 +158,16 @@ class Evidence:
 NO_EVIDENCE: Final = Evidence("paired", 0, {})
 
 
-def paired(pairs: Sequence[ShadowedRun]) -> Evidence:
+def compare_with_shadows(pairs: Sequence[ShadowedRun]) -> Evidence:
     """Compare runs with their shadows."""
     figures = [
-        _bounded("success", _verdicts_of_both(pairs)),
-        _bounded("agreement", _agreements(pairs)),
-        _bounded("answered", _values_of_both(pairs, lambda run: float(run.answered))),
-        _bounded("degraded", _values_of_both(pairs, lambda run: float(run.degraded))),
-        _unbounded("cost_usd", _values_of_both(pairs, lambda run: run.usd / MILLION)),
-        _unbounded("seconds", _values_of_both(pairs, lambda run: run.seconds)),
-        _unbounded("recipients", _values_of_both(pairs, lambda run: float(len(run.recipients)))),
+        _estimate_bounded_figure("success", _verdicts_of_both(pairs)),
+        _estimate_bounded_figure("agreement", _agreements(pairs)),
+        _estimate_bounded_figure("answered", _values_of_both(pairs, lambda run: float(run.answered))),
+        _estimate_bounded_figure("degraded", _values_of_both(pairs, lambda run: float(run.degraded))),
+        _estimate_unbounded_figure("cost_usd", _values_of_both(pairs, lambda run: run.usd / MILLION)),
+        _estimate_unbounded_figure("seconds", _values_of_both(pairs, lambda run: run.seconds)),
+        _estimate_unbounded_figure("recipients", _values_of_both(pairs, lambda run: float(len(run.recipients)))),
     ]
     return Evidence("paired", len(pairs), _by_name(figures))
 
@@ -216,27 +216,27 @@ def _means_by_cluster(values: Sequence[PairedValue]) -> tuple[list[float], list[
     return live, shadow
 
 
-def _bounded(name: str, values: Sequence[PairedValue]) -> Figure | None:
+def _estimate_bounded_figure(name: str, values: Sequence[PairedValue]) -> Figure | None:
     """Return a figure between 0 and 1 of each run. `agreement` has no figure of the live side, and is no difference."""
     if not values:
         return None
     live, shadow = _means_by_cluster(values)
     differences = [after - before for before, after in zip(live, shadow, strict=True)]
     least = 0.0 if name == "agreement" else -1.0
-    alone = intervals.bounded(shadow, 0.0, 1.0)
+    alone = intervals.mean_of_bounded(shadow, 0.0, 1.0)
     return Figure(
         name=name,
         count=len(values),
         clusters=len(live),
         live=fmean(live),
         candidate=alone.value,
-        difference=intervals.bounded(differences, least, 1.0),
+        difference=intervals.mean_of_bounded(differences, least, 1.0),
         alone=alone,
         spread=_spread(differences),
     )
 
 
-def _unbounded(name: str, values: Sequence[PairedValue]) -> Figure | None:
+def _estimate_unbounded_figure(name: str, values: Sequence[PairedValue]) -> Figure | None:
     if not values:
         return None
     live, shadow = _means_by_cluster(values)
@@ -272,7 +272,7 @@ def _spread(values: Sequence[float]) -> float:
 def apart(live: Sequence[ComparedRun], candidate: Sequence[ComparedRun]) -> Evidence:
     """Compare two sets of different runs."""
     figures = [
-        _shares("success", _judged(live, candidate), _judged(candidate, live)),
+        _shares("success", _find_common_verdicts(live, candidate), _find_common_verdicts(candidate, live)),
         _shares(
             "answered",
             _values(live, lambda run: run.answered),
@@ -293,7 +293,7 @@ Values = list[tuple[str, float]]
 """A value of each run, with the run's cluster before it."""
 
 
-def _judged(these: Sequence[ComparedRun], others: Sequence[ComparedRun]) -> Values:
+def _find_common_verdicts(these: Sequence[ComparedRun], others: Sequence[ComparedRun]) -> Values:
     """Return the verdicts of these runs, from the first source that has judged runs of both sides."""
     for source in VERDICTS:
         mine = [(run.cluster, float(run.verdicts[source])) for run in these if source in run.verdicts]
@@ -310,8 +310,8 @@ def _shares(name: str, live: Values, candidate: Values) -> Figure | None:
     if not live or not candidate:
         return None
     before, after = intervals.by_cluster(live), intervals.by_cluster(candidate)
-    base = intervals.bounded(before, 0.0, 1.0, LEVEL / 2)
-    alone = intervals.bounded(after, 0.0, 1.0, LEVEL / 2)
+    base = intervals.mean_of_bounded(before, 0.0, 1.0, LEVEL / 2)
+    alone = intervals.mean_of_bounded(after, 0.0, 1.0, LEVEL / 2)
     return Figure(
         name=name,
         count=min(len(live), len(candidate)),
@@ -369,7 +369,7 @@ class Condition:
             "limit": self.limit,
             "outcome": self.outcome,
             "count": self.count,
-            "found": _shown(self.found) if self.found is not None else None,
+            "found": _interval_to_json(self.found) if self.found is not None else None,
             "needed": self.needed,
         }
 
@@ -407,7 +407,7 @@ def _at_least(name: str, limit: float, figure: Figure | None) -> Condition:
         outcome = "breached"
     elif found.low >= limit:
         outcome = "holds"
-    return Condition(name, limit, outcome, figure.count, found, _needed(figure, found.value - limit))
+    return Condition(name, limit, outcome, figure.count, found, _count_pairs_needed(figure, found.value - limit))
 
 
 def _at_most(
@@ -423,12 +423,12 @@ def _at_most(
         outcome = "breached"
     elif found.high <= limit:
         outcome = "holds"
-    return Condition(name, limit, outcome, figure.count, found, _needed(figure, limit - found.value))
+    return Condition(name, limit, outcome, figure.count, found, _count_pairs_needed(figure, limit - found.value))
 
 
-def _needed(figure: Figure, margin: float) -> int | None:
-    """Pairs until the interval no longer holds the limit, at this margin and spread."""
-    users = intervals.needed(figure.spread, abs(margin))
+def _count_pairs_needed(figure: Figure, margin: float) -> int | None:
+    """Return about how many pairs it takes until the interval no longer holds the limit, at this margin and spread."""
+    users = intervals.sample_size(figure.spread, abs(margin))
     if users is None:
         return None
     return math.ceil(users * figure.count / figure.clusters)

@@ -46,7 +46,7 @@ DAYS_KEPT = 35
 """Days for which counts are kept."""
 
 
-def sampled(run: str, share: float) -> bool:
+def is_sampled(run: str, share: float) -> bool:
     """Return True for this share of all runs. The id of a run decides."""
     return int.from_bytes(_digest("sample", run)[:7], "big") / 2**56 < share
 

@@ -6,7 +6,7 @@ between the steps that may call now, so that neither parallel steps nor later on
 
 from collections.abc import Mapping, Sequence
 
-from app.core.plan.pricing import FRAME_BYTES, SUBTASK_BYTES, least_price, seen_bytes
+from app.core.plan.pricing import FRAME_BYTES, SUBTASK_BYTES, least_price, step_bytes_at_floor
 from app.core.pool.catalog import Amount, Worker
 from app.core.run.state import RunState, StepState
 
@@ -53,7 +53,7 @@ def _needed_by_step(state: RunState, step: StepState, workers: Mapping[str, Work
     size = question if step.access.user or step.inherits else 0
     for n in step.access.steps:
         earlier = state.steps[n]
-        size += WIDE * earlier.chars + SUBTASK_BYTES if earlier.settled else seen_bytes(floor)
+        size += WIDE * earlier.chars + SUBTASK_BYTES if earlier.settled else step_bytes_at_floor(floor)
     if step.subtask or step.access.steps:
         size += SUBTASK_BYTES + FRAME_BYTES
     return least_price(worker, size, floor)

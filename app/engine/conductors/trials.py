@@ -23,11 +23,11 @@ from app.core.rating.promotion import (
     Evidence,
     ShadowedRun,
     apart,
+    compare_with_shadows,
     conditions,
-    paired,
     pairs_needed,
     promotable,
-    seen,
+    summarize_run,
 )
 from app.core.records import record
 from app.core.run.events import PlanAccepted, RunAdmitted, facts
@@ -134,7 +134,7 @@ def _add_shadow(shadows: SubjectShadows, shadow: JournaledRun, origin: Journaled
         has_plan = any(facts(shadow.events, PlanAccepted))
         is_valid = shadow.state == "succeeded" and has_plan and not shadow.degraded
         return replace(shadows, plans=shadows.plans + 1, valid_plans=shadows.valid_plans + is_valid)
-    return replace(shadows, pairs=(*shadows.pairs, ShadowedRun(seen(origin), seen(shadow))))
+    return replace(shadows, pairs=(*shadows.pairs, ShadowedRun(summarize_run(origin), summarize_run(shadow))))
 
 
 async def _compare_answers(runs: Runs, shadows: SubjectShadows) -> SubjectShadows:
@@ -274,7 +274,7 @@ async def _comparable_runs(runs: Runs, query: RunQuery, candidate: Candidate) ->
     async for page in _pages(runs, replace(query, origin_kind="", limit=PAGE)):
         for run in page:
             if candidate.could_conduct(run):
-                comparable.append(seen(run))
+                comparable.append(summarize_run(run))
         if len(comparable) >= MOST_RUNS:
             break
     return comparable[::-1]
@@ -312,7 +312,7 @@ async def judge(
     source, evidence = "none", NO_EVIDENCE
     for shadow in await shadows_of(runs, tier.name, since, now, answers=False):
         if shadow.subject == subject and shadow.pairs:
-            source, evidence = "shadow", paired(shadow.pairs)
+            source, evidence = "shadow", compare_with_shadows(shadow.pairs)
     if canary is not None and canary.subject == subject and evidence.count < tier.promotion.min_pairs:
         of_versions = await compare_versions(runs, tier, canary, now)
         if of_versions.count > evidence.count:
@@ -359,7 +359,7 @@ async def report(runs: Runs, tier: Tier, since: float, until: float, drawn: Mapp
 
 
 def _report_on_candidate(tier: Tier, shadows: SubjectShadows) -> dict[str, Any]:
-    evidence = paired(shadows.pairs)
+    evidence = compare_with_shadows(shadows.pairs)
     judged: tuple[Condition, ...] = ()
     if tier.promotion is not None:
         judged = conditions(tier.promotion, evidence)

@@ -40,7 +40,7 @@ from app.core.pool.breaker import NO_TIME
 from app.core.pool.catalog import Amount, Catalog, Worker
 from app.core.pool.policy import permits, spared
 from app.core.rating.decision import Decision
-from app.core.rating.features import asked, placed, viewed
+from app.core.rating.features import excerpt, find_last_question, sketch_to_features
 from app.core.records import content_ref, copy_with, record
 from app.core.run import drafts, visibility
 from app.core.run.caller_view import unspent_amount
@@ -463,12 +463,12 @@ class Planner:
 
     async def _embed_request(self, state: RunState, command: Propose, append: Append, worker: Worker) -> Sight:
         """The embedding of the request, or the reason why there is none."""
-        text = viewed(asked(self._task.messages))
+        text = excerpt(find_last_question(self._task.messages))
         if not text:
             return Sight(blind="no_text")
         try:
             embedding = await self._ask_embedder(state, command, append, worker, text)
-            return Sight(placed(embedding, worker.model))
+            return Sight(sketch_to_features(embedding, worker.model))
         except BatonError as error:
             return Sight(blind=error.public_code or "embedder_failed")
 

@@ -29,7 +29,7 @@ from app.core.pool.rules import CALLER as CALLERS_WORDS
 from app.core.pool.rules import Reading
 from app.core.pool.serving import definition
 from app.core.rating.evidence import Learned
-from app.core.rating.shadows import STARTED, ShadowNotes, notes_from_json, policy_of, sampled, shadow_id
+from app.core.rating.shadows import STARTED, ShadowNotes, is_sampled, notes_from_json, policy_of, shadow_id
 from app.core.run.approvals import EXPIRED, REFUSED
 from app.core.run.events import RunAdmitted, facts
 from app.core.run.fold import state_of_admission
@@ -149,7 +149,7 @@ class Shadows:
         while rows := await self._context.store.runs(query):
             for row in rows:
                 mark = max(mark, row.created_at)
-                if not sampled(row.id, spec.share):
+                if not is_sampled(row.id, spec.share):
                     continue
                 recent.add(row.id)
                 if row.id in notes.seen:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from app.core.plan.edits import Edit, edited
+from app.core.plan.edits import Edit, apply_edits
 from app.core.plan.workflow import MAX_SUBTASK_CHARS, from_lists, is_published
 from app.errors import InvalidRequest, PlanRejected
 from app.gateway.chat.request import StreamOptions
@@ -93,7 +93,7 @@ def apply_revision(request: PlanRevisionRequest, before: Mapping[str, Any], pool
             if is_published(request.plan):
                 return from_lists(request.plan, pool)
             return request.plan
-        return {"steps": edited(before["steps"], [_edit(edit) for edit in request.edits or ()])}
+        return {"steps": apply_edits(before["steps"], [_edit(edit) for edit in request.edits or ()])}
     except PlanRejected as rejection:
         raise invalid_plan_error(rejection.reasons[0], "; ".join(rejection.reasons)) from None
 

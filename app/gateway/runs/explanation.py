@@ -11,7 +11,7 @@ from typing import Any, Final
 from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import MILLION, Worker
 from app.core.pool.snapshot import restored
-from app.core.rating.economics import CHEAPEST, compared
+from app.core.rating.economics import CHEAPEST, compare_with_cheapest
 from app.core.records import record
 from app.core.run.approvals import NOT_APPROVED
 from app.core.run.caller_view import dollars
@@ -437,7 +437,7 @@ def _cost(run: _ExplainedRun) -> Data:
         "dearer": None,
         "method": CHEAPEST,
     }
-    cheapest = compared(run.state.admitted.pool, run.events, prices)
+    cheapest = compare_with_cheapest(run.state.admitted.pool, run.events, prices)
     if cheapest is not None:
         fields |= {"cheapest_worker": cheapest.worker, "cheapest_usd": dollars(cheapest.least)}
         fields |= {

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core.plan.arms import is_arm, listed, tier_for
+from app.core.plan.arms import is_arm, list_arm_ids, tier_for
 from app.core.pool.catalog import MILLION, Card, Catalog, Limits, Tier
 from app.core.pool.serving import served
 from app.errors import InvalidRequest
@@ -96,7 +96,7 @@ def _usable_models(catalog: Catalog, key: KeyRow) -> Iterator[str]:
         if catalog.tier(alias) in usable:
             yield alias
     for tier in usable:
-        yield from listed(catalog, tier)
+        yield from list_arm_ids(catalog, tier)
 
 
 def _page(names: list[str], filters: query.ModelFilters) -> tuple[list[str], bool]:

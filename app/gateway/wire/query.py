@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 
 from app.core.plan.workflow import Topology
 from app.core.pool.catalog import MILLION
-from app.core.rating.economics import GROUPINGS, METADATA, Success, known_grouping
+from app.core.rating.economics import GROUPINGS, METADATA, Success, is_grouping
 from app.core.run.identifiers import REPLY_ID, run_of_reply
 from app.core.run.recipients import RecipientKind
 from app.gateway.openapi.replies import RunState
@@ -291,7 +291,7 @@ class LiveOverviewFilters(OverviewPeriod):
 
 def grouping(value: str) -> str:
     """Return the name of a grouping of a report."""
-    if not (known_grouping(value) and value.isprintable() and len(value) <= TEXT):
+    if not (is_grouping(value) and value.isprintable() and len(value) <= TEXT):
         raise _fault(f"it must be one of {', '.join(GROUPINGS)} and {METADATA}FIELD")
     return value
 

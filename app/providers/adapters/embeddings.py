@@ -16,7 +16,7 @@ import orjson
 
 from app.core.message.chat import End, Piece, Words
 from app.core.pool.catalog import Deadlines, ProviderSpec
-from app.core.rating.features import sketched
+from app.core.rating.features import sketch_embedding
 from app.errors import WorkerTruncated
 from app.providers import options
 from app.providers.authentication import key_headers
@@ -104,7 +104,7 @@ class Vector:
         if not all(type(number) in (int, float) and math.isfinite(number) for number in vector):
             raise malformed(self._sender, "a vector of something else than numbers")
         try:
-            return [round(number, DIGITS) for number in sketched(vector)]
+            return [round(number, DIGITS) for number in sketch_embedding(vector)]
         except (ValueError, OverflowError):
             raise malformed(self._sender, "a vector without length") from None
 
