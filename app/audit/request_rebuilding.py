@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from app.audit.audited_run import AuditedRun, Call, Proposal, Step
-from app.conductor.prompt import ALTERNATIVES, left_out
+from app.conductor.prompt import ALTERNATIVES, count_left_out_chars
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.conductor.styles import STYLES
 from app.core.message.chat import (
@@ -247,7 +247,7 @@ def _plan_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker)
     style = STYLES[tier.conductor.prompt]
     if style.template(brief) != call.intent.body["template"]:
         raise UnknownTemplate
-    omitted_chars = left_out(brief.task.messages, brief.message_chars) if shortens else 0
+    omitted_chars = count_left_out_chars(brief.task.messages, brief.message_chars) if shortens else 0
     if call.intent.body.get("left_out", 0) != omitted_chars:
         raise ValueError("the conductor was shown another part of the conversation")
     options = catalog.providers[worker.provider].options

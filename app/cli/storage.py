@@ -46,7 +46,7 @@ def operator() -> Actor:
 
 
 @contextmanager
-def named_failures(settings: Settings) -> Iterator[None]:
+def name_database_in_failures(settings: Settings) -> Iterator[None]:
     """Give every `StoreUnavailable` a message that names the database."""
     try:
         yield

@@ -8,7 +8,7 @@ mention tools, pictures, earlier turns or the budget, so the schema does not ask
 
 from collections.abc import Sequence
 
-from app.conductor.prompt import shortened
+from app.conductor.prompt import shorten
 from app.conductor.protocol import Brief
 from app.core.message.chat import Message, Text
 from app.core.pool.catalog import MILLION, Measured, Worker
@@ -32,7 +32,7 @@ def messages(brief: Brief) -> tuple[Message, ...]:
 
 def question(text: str) -> str:
     """Return what is shown of a question."""
-    return shortened(text, QUESTION_CHARS)
+    return shorten(text, QUESTION_CHARS)
 
 
 def card(ordinal: int, worker: Worker) -> str:
@@ -45,9 +45,9 @@ def card(ordinal: int, worker: Worker) -> str:
     rates = [rate for rate in worker_card.measured if rate.tried]
     if rates:
         facts.append(_pass_rates(rates))
-    facts.append(f"${_rounded(worker.price.output / MILLION)} per million output tokens")
+    facts.append(f"${_round_to_two_digits(worker.price.output / MILLION)} per million output tokens")
     if worker_card.speed:
-        facts.append(f"{_rounded(worker_card.speed)} tokens a second")
+        facts.append(f"{_round_to_two_digits(worker_card.speed)} tokens a second")
     facts.append(f"context {worker_card.context}")
     if worker_card.retention == "none":
         facts.append("retains nothing")
@@ -70,6 +70,6 @@ def answer_tokens(steps: int) -> int:
     return MARGIN + TOKENS_PER_STEP * steps
 
 
-def _rounded(value: float) -> str:
+def _round_to_two_digits(value: float) -> str:
     """Return a number with two significant digits."""
     return f"{float(f'{value:.2g}'):g}"

@@ -64,7 +64,7 @@ def answer_tokens(steps: int) -> int:
     return MARGIN + TOKENS_PER_STEP * steps
 
 
-def worded_tokens(steps: int) -> int:
+def max_worded_tokens(steps: int) -> int:
     """Return the most tokens of a plan whose model writes its subtasks word by word."""
     return MARGIN + WORDED_PER_STEP * steps
 

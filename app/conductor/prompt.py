@@ -2,7 +2,7 @@
 
 Workers are shown as ordinals in a shuffled order and never by name, because names bring prejudice (arXiv 2512.04388).
 The fixed part comes first and the task last, so that a server's prefix cache can serve it. The caller's messages stand
-between `<question>` lines; of a long one the conductor is shown parts (`shortened`), because it only plans, and the
+between `<question>` lines; of a long one the conductor is shown parts (`shorten`), because it only plans, and the
 workers to whom the plan grants the conversation are shown all of it. The schema, not the prompt, is what keeps a plan
 valid.
 """
@@ -108,7 +108,7 @@ def template(brief: Brief) -> str:
         name = TIMED[name]
     if brief.reasons:
         name = REASONED[name]
-    if left_out(brief.task.messages, brief.message_chars):
+    if count_left_out_chars(brief.task.messages, brief.message_chars):
         return PARTLY[name]
     return name
 
@@ -123,22 +123,22 @@ def _base_template(brief: Brief) -> str:
     return FURTHER
 
 
-def left_out(messages: Sequence[Message], message_chars: int) -> int:
+def count_left_out_chars(messages: Sequence[Message], message_chars: int) -> int:
     """Return the number of characters of a conversation that a conductor is not shown."""
     if not message_chars:
         return 0
-    shown_chars = sum(_shown_ends(message_chars))
+    shown_chars = sum(_measure_shown_ends(message_chars))
     lengths = [len(message.text) for message in messages]
     return sum([length - shown_chars for length in lengths if length > message_chars])
 
 
-def shortened(text: str, message_chars: int) -> str:
+def shorten(text: str, message_chars: int) -> str:
     """Return a message as a conductor is shown it: the whole text if it has no more than `message_chars` characters,
     else its beginning and its end, and between them the number of the characters and lines that are left out, with as
     many of their headings as a quarter of `message_chars` has room for. 0 stands for no limit."""
     if not message_chars or len(text) <= message_chars:
         return text
-    first, last = _shown_ends(message_chars)
+    first, last = _measure_shown_ends(message_chars)
     middle = text[first:-last]
     lines = middle.count("\n") + 1
     note = f"{len(middle)} characters are left out here, in {lines} lines"
@@ -148,7 +148,7 @@ def shortened(text: str, message_chars: int) -> str:
     return f"{text[:first]}\n[{note}]\n{text[-last:]}"
 
 
-def _shown_ends(message_chars: int) -> tuple[int, int]:
+def _measure_shown_ends(message_chars: int) -> tuple[int, int]:
     """Return the characters of the beginning and of the end of a message that is shown in parts."""
     return message_chars // 2, message_chars // 4
 
@@ -186,7 +186,7 @@ def messages(brief: Brief) -> tuple[Message, ...]:
     system = Message("system", (Text(f"{role}\n\nWorkers:\n{cards}{offered}"),))
     conversation: tuple[Message, ...] = (system, Message("user", (Text(f"{_question(brief)}\n\n{budget}"),)))
     if brief.previous is not None:
-        conversation += (Message("user", (Text(_further_round(brief, brief.previous)),)),)
+        conversation += (Message("user", (Text(_describe_previous_round(brief, brief.previous)),)),)
     if brief.objections:
         reasons = "\n".join(f"- {reason}" for reason in brief.objections[:20])
         repair = REPAIR.format(rejected=brief.rejected[:4000] or "(nothing)", objections=reasons)
@@ -194,7 +194,7 @@ def messages(brief: Brief) -> tuple[Message, ...]:
     return conversation
 
 
-def _further_round(brief: Brief, previous: Previous) -> str:
+def _describe_previous_round(brief: Brief, previous: Previous) -> str:
     answer, half = previous.answer, PREVIOUS_CHARS // 2
     if len(answer) > PREVIOUS_CHARS:
         answer = f"{answer[:half]}\n[{len(answer) - 2 * half} characters are left out here]\n{answer[-half:]}"
@@ -234,7 +234,7 @@ def _question(brief: Brief) -> str:
 
 
 def _turn(message: Message, message_chars: int) -> str:
-    turn = f"{message.role}: {shortened(message.text, message_chars)}"
+    turn = f"{message.role}: {shorten(message.text, message_chars)}"
     for call in message.calls:
         turn += f" [calls {call.name}({call.arguments})]"
     images = [part for part in message.parts if isinstance(part, Image)]

@@ -75,7 +75,7 @@ STYLES: Mapping[str, Style] = {
         compact.messages,
         lambda _: compact.TEMPLATE,
         (compact.TEMPLATE,),
-        compact.worded_tokens,
+        compact.max_worded_tokens,
         compact.SUBTASK_CHARS,
         offers_tools=False,
     ),

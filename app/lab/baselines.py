@@ -43,7 +43,7 @@ class SearchedArms:
 
 
 @lru_cache(256)
-def searched_arms(setting: Setting) -> SearchedArms:
+def search_arms(setting: Setting) -> SearchedArms:
     """Search this pool."""
     everything = search.search(setting)
     shapes = {"best single worker": _single, "best planner-executor-checker": _chain, "mixture of agents": _mixture}
@@ -102,13 +102,13 @@ def plans_of_arm(arm: str, lessons: Sequence[Lesson], weights: Weights, seed: in
         return [draw_sensible_plan(random, len(lesson.pool)) for lesson in lessons]
     settings = [Setting(lesson.pool, weights) for lesson in lessons]
     if arm not in (OPTIMUM, UNWORDED):
-        return [searched_arms(setting).fixed[arm] for setting in settings]
+        return [search_arms(setting).fixed[arm] for setting in settings]
     plans = []
     for lesson, setting in zip(lessons, settings, strict=True):
         if arm == OPTIMUM and form is WORDS:
             plan_of_class = best_named_plans(setting)
         else:
-            plan_of_class = searched_arms(setting).optimum
+            plan_of_class = search_arms(setting).optimum
         plans.append(plan_of_class[CLASSES.index(lesson.problem.kind)])
     return plans
 

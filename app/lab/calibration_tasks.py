@@ -48,7 +48,7 @@ class BuiltIn:
         return Task((Message("system", (Text(FORM),)), Message("user", (Text(self.question),))))
 
 
-def built_in(each: int = EACH) -> list[BuiltIn]:
+def make_built_in_tasks(each: int = EACH) -> list[BuiltIn]:
     """Return `each` tasks of every family and level; a smaller number gives the first ones of a larger."""
     cells = [(family, level) for family in FAMILIES for level in range(LEVELS)]
     return [_task(family, level, number) for number in range(each) for family, level in cells]

@@ -21,7 +21,7 @@ from app.lab.lessons import SPLITS, Lesson, Split
 from app.lab.manifest import Golden, Manifest
 from app.lab.plan_grammar import FORMS, Form
 from app.lab.plans import SLOTS, STEPS, Plan
-from app.lab.train_loop import Recipe, greedy, untrained
+from app.lab.train_loop import Recipe, greedy, new_conductor
 from app.lab.train_model import CONTEXT, Conductor, Tensor
 from app.lab.world import Weights
 
@@ -58,7 +58,7 @@ def read_training(folder: Path) -> TrainingResult:
 def export(source: TrainingResult, folder: Path, title: str) -> Manifest:
     """Export the whole model in bfloat16; the folder must be new or empty."""
     _make_empty(folder)
-    conductor = untrained(source.recipe)
+    conductor = new_conductor(source.recipe)
     conductor.load(source.weights)
     conductor.model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.tokenizer(conductor.form, CONTEXT).save_pretrained(folder)
@@ -132,7 +132,7 @@ def _adapter_config(base: str, rank: int) -> dict[str, Any]:
 def load_conductor(folder: Path) -> Conductor:
     """Return the model of an exported folder, in full precision; its card names the form in which it writes."""
     recipe = Recipe(**json.loads((folder / "card.json").read_text())["recipe"])
-    return Conductor.saved(folder, FORMS[recipe.form])
+    return Conductor.from_folder(folder, FORMS[recipe.form])
 
 
 def _has_sizes_of(conductor: Conductor, weights: Mapping[str, Tensor]) -> bool:

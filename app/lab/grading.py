@@ -126,12 +126,12 @@ class Choice:
 
     def grade(self, answer: str) -> Grade:
         """Return the grade 1 for the right letter, else 0."""
-        chosen = self._chosen(answer[-MOST_CHARS:])
+        chosen = self._find_letter(answer[-MOST_CHARS:])
         if chosen is None:
             return Grade(0.0, "no choice")
         return _grade(chosen == self.expected)
 
-    def _chosen(self, answer: str) -> str | None:
+    def _find_letter(self, answer: str) -> str | None:
         """Return the letter of the option that an answer is or states: its whole text or conclusion, else the first
         letter of the conclusion, else the last letter that the answer marks as a choice."""
         stated = conclusion(answer)
@@ -146,7 +146,7 @@ class Choice:
             alone = text.strip("*`()[].: \n").upper()
             if len(alone) == 1 and alone in letters:
                 return alone
-        marked = _marked_letters(stated or answer)
+        marked = _find_marked_letters(stated or answer)
         if stated is not None and not marked:
             marked = [letter.upper() for letter in _LETTER.findall(stated)[:1]]
         marked = [letter for letter in marked if letter in letters]
@@ -164,7 +164,7 @@ def letters_of(options: Sequence[str]) -> str:
     return LETTERS[: len(options)]
 
 
-def _marked_letters(text: str) -> list[str]:
+def _find_marked_letters(text: str) -> list[str]:
     """Return the letters that a text marks as choices, such as `(B)`, `**B**` or `option B`."""
     letters = []
     for match in _MARKED.finditer(text):
@@ -249,7 +249,7 @@ def grader(spec: object, execute: Execute | None = None) -> Grader:
 def conclusion(answer: str) -> str | None:
     """Return the result that an answer states; None if it does not say so."""
     text = answer[-MOST_CHARS:]
-    if (boxed := _boxed(text)) is not None:
+    if (boxed := _find_last_box(text)) is not None:
         return boxed
     if hashes := _HASHES.findall(text):
         return str(hashes[-1]).strip()
@@ -276,7 +276,7 @@ def number_in(answer: str) -> Fraction | None:
     return _fraction(numbers[-1])
 
 
-def _boxed(text: str) -> str | None:
+def _find_last_box(text: str) -> str | None:
     """Return the content of the last box; its braces may nest."""
     start = text.rfind(_BOXED)
     if start < 0:

@@ -19,7 +19,7 @@ from app.errors import ConfigInvalid
 from app.lab.lessons import Lesson
 from app.lab.plans import SLOTS, SUBTASKS, Plan, PlanStep, accesses, from_tokens, to_tokens
 from app.lab.rollouts import Rollout, effective_count, with_weights
-from app.lab.world import Pool, Weights, held_out, profiles
+from app.lab.world import Pool, Weights, is_held_out, profiles
 from app.providers.rehearsal.task_families import Problem, kept_back, read
 
 BETA, CAP = 0.3, 20.0
@@ -48,7 +48,7 @@ class JournaledExample:
         return Lesson(self.problem, self.pool, tuple(order))
 
 
-def journaled_examples(
+def build_examples(
     rollouts: Sequence[Rollout], weights: Weights, beta: float = BETA, cap: float = CAP
 ) -> tuple[list[JournaledExample], Counter[str]]:
     """Return the runs that can be learned from, each weighted by exp(advantage / beta) as in
@@ -72,7 +72,7 @@ def examples_for(
 ) -> list[JournaledExample]:
     """Return the runs that the small conductor learns from, and report those left out. Raises `ConfigInvalid` if none
     is left."""
-    examples, skipped = journaled_examples(rollouts, weights, beta)
+    examples, skipped = build_examples(rollouts, weights, beta)
     effective = effective_count([run.weight for run in examples])
     say(f"{len(examples)} of {len(rollouts)} rollouts are imitated, by their weights worth {effective:.0f} equal ones")
     for reason, count in skipped.most_common():
@@ -115,7 +115,7 @@ def _pool(rollout: Rollout) -> Pool:
         raise Unreadable("its pool has workers that are not of the world")
     if len(rollout.workers) > SLOTS:
         raise Unreadable(f"its pool has more than {SLOTS} workers")
-    if held_out(rollout.workers):
+    if is_held_out(rollout.workers):
         raise Unreadable("its pool is kept for examinations")
     price_of_place: dict[int, float] = {}
     for place, price in PRICE.findall(rollout.prompt[0]["content"]):

@@ -54,7 +54,7 @@ def rollout(
     state, events = _fold_record(record)
     _check_filter(record, state, conditions)
     task = _task(record, state, conditions)
-    proposal = _executed_proposal(state)
+    proposal = _find_executed_proposal(state)
     catalog = catalogs.get(state.admitted.catalog)
     order = _order(state, events, proposal)
     if catalog is None or not set(order) <= set(catalog.workers):
@@ -154,7 +154,7 @@ def _task(record: Record, state: RunState, conditions: RolloutFilter) -> Task:
     return task
 
 
-def _executed_proposal(state: RunState) -> Proposal:
+def _find_executed_proposal(state: RunState) -> Proposal:
     """Return the proposal that was carried out from beginning to end."""
     proposals = [proposal for proposal in state.proposals if proposal.state == "accepted" and proposal.topology]
     if state.degraded:

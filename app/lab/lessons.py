@@ -29,7 +29,7 @@ class Lesson:
         """Return the tokens that the conductor reads."""
         return prompt.tokens(self.problem.text, self.pool, self.order, noise, share, form)
 
-    def shuffled(self, random: Random) -> "Lesson":
+    def shuffle_pool(self, random: Random) -> "Lesson":
         """Return the lesson with its pool shown in another order."""
         return replace(self, order=tuple(random.sample(self.order, len(self.order))))
 

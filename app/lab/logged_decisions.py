@@ -61,7 +61,7 @@ class LoggedDecision:
         return self.propensity < 1.0 or (self.further is not None and self.further.was_drawn)
 
 
-def logged_decision(events: Sequence[Event]) -> LoggedDecision | None:
+def read_decision(events: Sequence[Event]) -> LoggedDecision | None:
     """Return the decision behind the first workflow of a run that has an answer; None if there is none of these kinds,
     or if that workflow was a repair or a fallback."""
     accepted = [fact.proposal for fact in facts(events, PlanAccepted)]
@@ -209,7 +209,7 @@ def conversation(messages: Sequence[Message]) -> str:
     return hashlib.sha256(opening.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def hashed_features(request_features: Features) -> tuple[float, ...]:
+def hash_features(request_features: Features) -> tuple[float, ...]:
     """Return a request's features for a regression, and those of the answer where one was seen."""
     of_request, of_answer = [0.0] * PLACES, [0.0] * PLACES
     for place, value in request_features.words:

@@ -254,7 +254,7 @@ def objection(folder: Path, version: str, trusted: TrustedSigners) -> str:
 
 def _faults(folder: Path, manifest: Manifest) -> list[str]:
     hashes = _hashes(folder)
-    faults = [f"{name} is not the file of the manifest" for name in sorted(_changed(manifest.files, hashes))]
+    faults = [f"{name} is not the file of the manifest" for name in sorted(_find_changed(manifest.files, hashes))]
     if manifest.schema_version != SCHEMA:
         faults.append(f"was made for plans of schema {manifest.schema_version}; this Baton speaks {SCHEMA}")
     style = STYLES.get(manifest.prompt)
@@ -265,12 +265,12 @@ def _faults(folder: Path, manifest: Manifest) -> list[str]:
     weights = _weights(folder, manifest.kind)
     if not set(weights) <= manifest.files.keys():
         faults.append(f"has no {WEIGHTS[manifest.kind]}")
-    elif _changed(manifest.files, hashes).isdisjoint(weights) and not _is_own_name(folder, manifest):
+    elif _find_changed(manifest.files, hashes).isdisjoint(weights) and not _is_own_name(folder, manifest):
         faults.append(f"the name {manifest.name} is not that of its weights")
     return faults
 
 
-def _changed(recorded: Mapping[str, str], hashes: Mapping[str, str]) -> set[str]:
+def _find_changed(recorded: Mapping[str, str], hashes: Mapping[str, str]) -> set[str]:
     return {name for name, digest in recorded.items() if hashes.get(name) != digest}
 
 

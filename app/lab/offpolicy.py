@@ -210,7 +210,7 @@ class Log:
             dr=anytime_estimate(estimated.corrected, self._clusters, doubt),
             ahead=ahead,
             clusters=max(self._clusters) + 1,
-            needed=_needed(n, ess, gains, self._clusters),
+            needed=_count_rows_needed(n, ess, gains, self._clusters),
             selected=selection_bounds(gains, SELECTION),
             selection=_selection(gains, ahead),
         )
@@ -307,7 +307,7 @@ def _effective_size(weights: Sequence[float]) -> float:
     return total * total / squares
 
 
-def _needed(rows: int, ess: float, gains: Sequence[float], clusters: Sequence[int]) -> int | None:
+def _count_rows_needed(rows: int, ess: float, gains: Sequence[float], clusters: Sequence[int]) -> int | None:
     """Return about how many rows like these give a verdict: enough effective ones, and an interval that is shorter than
     the advantage."""
     if not ess:

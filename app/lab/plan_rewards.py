@@ -15,7 +15,7 @@ import httpx
 
 from app.errors import WorkerUnavailable
 from app.lab.plan_execution import Executor, Place, PlanCache, PlanResult
-from app.lab.reward import Verdict, ramped, reward
+from app.lab.reward import Verdict, ramp_weights, reward
 from app.lab.training_questions import Question
 from app.lab.world import Weights
 
@@ -66,8 +66,8 @@ class Scorer:
         if trainer_state is not None:
             step, steps = trainer_state.global_step, trainer_state.max_steps
         if row[0] >= len(self.questions) - self.held_out:
-            return self._held_out_rewards(step, results)
-        weights = ramped(self.weights, step / max(steps, 1), self.ramp)
+            return self._rate_held_out_plans(step, results)
+        weights = ramp_weights(self.weights, step / max(steps, 1), self.ramp)
         rewards = _rewards(results, weights)
         if len(texts) > 1 and len(set(texts)) == 1:
             self._equal_batches += 1
@@ -78,7 +78,7 @@ class Scorer:
         self._note(step, results, len(set(texts)), more.get("log_metric"))
         return rewards
 
-    def _held_out_rewards(self, step: int, results: Sequence[PlanResult]) -> list[float | None]:
+    def _rate_held_out_plans(self, step: int, results: Sequence[PlanResult]) -> list[float | None]:
         """Return the rewards of plans for questions that are held out."""
         rewards = _rewards(results, self.weights)
         judged = [reward for reward in rewards if reward is not None]

@@ -26,7 +26,7 @@ an unknown one, with one more after it. The rest are replaced by an unknown one.
 @cache
 def words(form: Form = ROLES) -> tuple[str, ...]:
     """Return the prompt's vocabulary, in the order of its ids, which begin after those of plan tokens."""
-    phrasings = " ".join(phrase for family in FAMILIES if not family.held_out for phrase in seen_phrasings(family))
+    phrasings = " ".join(phrase for family in FAMILIES if not family.held_out for phrase in training_phrasings(family))
     texts = re.sub(r"\{\w\}", " ", phrasings).lower() + " multiply it by add subtract x y and"
     months = " january february march april may june july august september october november december"
     strengths = {word for worker in profiles().values() for word in form.strengths(worker)}
@@ -38,7 +38,7 @@ def words(form: Form = ROLES) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def seen_phrasings(family: Family) -> tuple[str, ...]:
+def training_phrasings(family: Family) -> tuple[str, ...]:
     """Return the phrasings of training; the last is held out."""
     return family.phrasings[:-1]
 

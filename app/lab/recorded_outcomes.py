@@ -260,7 +260,7 @@ def _json_lines(path: Path, scores: Mapping[str, float], left_out: Counter[str])
             else:
                 yield row
         else:
-            yield from _logged(value, place, scores, left_out)
+            yield from _read_logged_row(value, place, scores, left_out)
 
 
 def _with_outcomes(value: Mapping[str, Any], place: str) -> Recorded:
@@ -304,7 +304,7 @@ def _router_arena(value: Mapping[str, Any], place: str) -> Recorded | None:
     return Recorded(str(value["global_index"]), prompt, {model: Outcome(score, cost)})
 
 
-def _logged(
+def _read_logged_row(
     value: Mapping[str, Any], place: str, scores: Mapping[str, float], left_out: Counter[str]
 ) -> Iterator[Recorded]:
     """Yield the row of a log, if it has one: Baton's own form, LiteLLM's or OpenRouter's."""
@@ -312,18 +312,18 @@ def _logged(
     if not isinstance(model, str) or not model:
         raise RecordsRefused(f'{place}: there is no "model"; {FORMATS}')
     id_ = str(value.get("id") or value.get("request_id") or place)
-    score = scores.get(id_, _noted_score(value))
+    score = scores.get(id_, _find_score(value))
     if value.get("status") == "failure" or value.get("cancelled") is True:
         left_out[FAILED] += 1
     elif score is None:
         left_out[UNRATED] += 1
     else:
-        outcome = Outcome(_score(score, place), *_logged_cost(value, place))
+        outcome = Outcome(_score(score, place), *_read_cost(value, place))
         chance = _propensity(value.get("propensity"), place)
         yield Recorded(f"{id_} {model}", _prompt(value, place), {model: outcome}, chance)
 
 
-def _noted_score(value: Mapping[str, Any]) -> Any:
+def _find_score(value: Mapping[str, Any]) -> Any:
     """Return the score in the line, or in the metadata that the caller of LiteLLM sent; None if there is none."""
     metadata = value.get("metadata")
     sources: list[Any] = [value, metadata]
@@ -335,7 +335,7 @@ def _noted_score(value: Mapping[str, Any]) -> Any:
     return None
 
 
-def _logged_cost(value: Mapping[str, Any], place: str) -> tuple[float | None, Unit]:
+def _read_cost(value: Mapping[str, Any], place: str) -> tuple[float | None, Unit]:
     for name in ("usd", "response_cost", "spend", "total_cost"):
         if value.get(name) is not None:
             return _cost(value[name], place), "usd"

@@ -31,7 +31,7 @@ from app.core.pool.catalog import Card, Price, SelectorSpec, Worker
 from app.core.rating.decision import decide
 from app.core.rating.features import Features, features
 from app.core.rating.posterior import USUAL_OUTPUT_TOKENS, Posterior, Rating, estimates, learned, logistic
-from app.lab.logged_decisions import hashed_features
+from app.lab.logged_decisions import hash_features
 from app.lab.offpolicy import Log, Logged, Report
 from app.lab.recorded_outcomes import Dataset, Recorded, RecordsRefused
 from app.lab.routing_baselines import BASELINES, Estimator, Example, Scores
@@ -147,7 +147,7 @@ def _part(data: Dataset, routing: Routes, features_of_row: Mapping[int, Features
 # -- full information
 
 
-def replayed(data: Dataset, plan: Plan) -> Mapping[str, Sequence[Figures]]:
+def replay_outcomes(data: Dataset, plan: Plan) -> Mapping[str, Sequence[Figures]]:
     """Return the figures of each policy, one for each seed. Raises `RecordsRefused`."""
     routing = routes(data, plan.cost_weight)
     features_of_row: dict[int, Features] = {}
@@ -156,15 +156,17 @@ def replayed(data: Dataset, plan: Plan) -> Mapping[str, Sequence[Figures]]:
         training, held_out = split(data, routing, features_of_row, plan, seed)
         bandit = Bandit(routing)
         learning_regret = bandit.learn(training, Random(f"bandit|{seed}"))
-        figures[SELECTOR].append(judged(routing, held_out, bandit.expects, learning_regret))
+        figures[SELECTOR].append(judge_estimator(routing, held_out, bandit.expects, learning_regret))
         for name, fit in BASELINES.items():
             estimator = fit(training.examples, routing.models, Random(f"{name}|{seed}"))
-            figures[name].append(judged(routing, held_out, estimator))
+            figures[name].append(judge_estimator(routing, held_out, estimator))
         figures[ORACLE].append(_figures(routing, held_out, held_out.scores, None))
     return figures
 
 
-def judged(routing: Routes, held_out: Part, estimator: Estimator, learning_regret: float | None = None) -> Figures:
+def judge_estimator(
+    routing: Routes, held_out: Part, estimator: Estimator, learning_regret: float | None = None
+) -> Figures:
     """Return the figures of an estimator on held-out prompts."""
     estimates = list(map(estimator, held_out.seen))
     return _figures(routing, held_out, estimates, learning_regret)
@@ -314,7 +316,7 @@ def _worker(model: str, usd: int) -> Worker:
 # -- logs
 
 
-def estimated(data: Dataset, plan: Plan) -> Mapping[str, Sequence[Report]]:
+def estimate_from_log(data: Dataset, plan: Plan) -> Mapping[str, Sequence[Report]]:
     """Return the off-policy estimate of each policy from a log, one for each seed. Raises `RecordsRefused`."""
     routing = routes(data, plan.cost_weight)
     shares = {model: 0.0 for model in data.models}
@@ -334,7 +336,7 @@ def estimated(data: Dataset, plan: Plan) -> Mapping[str, Sequence[Report]]:
         estimators: dict[str, Estimator] = {SELECTOR: bandit.expects}
         for name, fit in BASELINES.items():
             estimators[name] = fit(training.examples, routing.models, Random(f"{name}|{seed}"))
-        judge = Log(_logged_rows(routing, held_out, shares))
+        judge = Log(_make_logged_rows(routing, held_out, shares))
         for name, estimator in estimators.items():
             choices = [{routing.best(estimator(prompt)): 1.0} for prompt in held_out.seen]
             reports[name].append(judge.report(choices))
@@ -343,7 +345,7 @@ def estimated(data: Dataset, plan: Plan) -> Mapping[str, Sequence[Report]]:
     return reports
 
 
-def _logged_rows(routing: Routes, part: Part, shares: Mapping[str, float]) -> list[Logged]:
+def _make_logged_rows(routing: Routes, part: Part, shares: Mapping[str, float]) -> list[Logged]:
     """Return the rows as the estimators read them. One without its own propensity has the model's share of the log."""
     logged = []
     for row, prompt_features in zip(part.rows, part.seen, strict=True):
@@ -351,5 +353,5 @@ def _logged_rows(routing: Routes, part: Part, shares: Mapping[str, float]) -> li
         propensity = row.propensity
         if propensity is None:
             propensity = shares[model]
-        logged.append(Logged(hashed_features(prompt_features), model, propensity, routing.reward(model, outcome.score)))
+        logged.append(Logged(hash_features(prompt_features), model, propensity, routing.reward(model, outcome.score)))
     return logged

@@ -25,12 +25,12 @@ def reward(verdict: Verdict, usd: float, seconds: float, weights: Weights) -> fl
     return MALFORMED if verdict == "malformed" else WRONG
 
 
-def expected(outcome: Outcome, weights: Weights) -> float:
+def expected_reward(outcome: Outcome, weights: Weights) -> float:
     """Return the mean reward of a well-formed plan over the workers' dice."""
     return outcome.right * weights.worth(outcome.usd, outcome.seconds) + (1 - outcome.right) * WRONG
 
 
-def ramped(weights: Weights, progress: float, ramp: float) -> Weights:
+def ramp_weights(weights: Weights, progress: float, ramp: float) -> Weights:
     """Return the weights after a share `progress` of training, if they are complete after the share `ramp` of it."""
     part = 1.0 if ramp <= 0 else min(1.0, progress / ramp)
     return replace(weights, cost=weights.cost * part, wait=weights.wait * part)

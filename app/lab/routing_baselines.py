@@ -85,12 +85,12 @@ def knn(examples: Sequence[Example], models: Sequence[str], random: Random) -> E
         neighbours = []
         for n in nearest:
             neighbours.append((examples[n].scores, max(cosine[n], 0.0)))
-        return _weighted_means(neighbours, means)
+        return _average_scores(neighbours, means)
 
     return estimate
 
 
-def _weighted_means(members: Sequence[tuple[Scores, float]], means: Scores) -> Scores:
+def _average_scores(members: Sequence[tuple[Scores, float]], means: Scores) -> Scores:
     """Return for each model the mean of the scores by their weights, drawn towards its mean over all prompts."""
     estimates = {}
     for model, mean in means.items():
@@ -121,7 +121,7 @@ def k_means(examples: Sequence[Example], models: Sequence[str], random: Random) 
     for vector, example in zip(vectors, examples, strict=True):
         scores_of_cluster.setdefault(_nearest(vector, centres), []).append((example.scores, MEMBER_WEIGHT))
     means = mean_scores(examples, models)
-    estimates = {cluster: _weighted_means(scores, means) for cluster, scores in scores_of_cluster.items()}
+    estimates = {cluster: _average_scores(scores, means) for cluster, scores in scores_of_cluster.items()}
 
     def estimate(features: Features) -> Scores:
         cluster = _nearest(_unit_vector(features.words, rarity), centres)

@@ -159,7 +159,7 @@ def second_plan_of(tokens: Sequence[int]) -> Plan:
     return from_tokens([*to_tokens(TAKE)[:4], 1, *tokens[1:]])
 
 
-def placed(second: Plan, order: Sequence[int]) -> Plan:
+def place_plan(second: Plan, order: Sequence[int]) -> Plan:
     """Return a second plan over ordinals as the same over places of the pool."""
     return (BEFORE, *over_places(second[1:], order))
 

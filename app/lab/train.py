@@ -19,7 +19,7 @@ import torch
 
 from app.errors import ConfigInvalid
 from app.lab import plan_samples, prompt, reward, world
-from app.lab.baselines import FIXED, OPTIMUM, plans_of_arm, searched_arms
+from app.lab.baselines import FIXED, OPTIMUM, plans_of_arm, search_arms
 from app.lab.evaluate import Table, compare, draw_exam, exact_outcomes, format_table, mean_of
 from app.lab.journal_imitation import JournaledExample, digest_of, examples_for
 from app.lab.lessons import SPLITS, Lesson, draw_lesson
@@ -207,7 +207,7 @@ def _card(order: Order, trainer: Trainer, tables: list[Table]) -> dict[str, Any]
         "pool": [asdict(worker) for worker in standard_pool()],
         "everyone": [asdict(worker) for worker in profiles().values()],
         "plans_carried_out": trainer.executed,
-        "plans_searched": searched_arms(Setting(standard_pool(), order.weights)).tried,
+        "plans_searched": search_arms(Setting(standard_pool(), order.weights)).tried,
         "software": software(),
         "device": str(torch.empty(0).device),
         "tables": [table.as_json() for table in tables],

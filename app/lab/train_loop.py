@@ -80,10 +80,10 @@ LESSONS_AT_A_TIME = 64
 """The lessons for which the likeliest plans are written together."""
 
 
-def untrained(recipe: Recipe) -> Conductor:
+def new_conductor(recipe: Recipe) -> Conductor:
     """Return the model that a recipe begins with."""
     form = FORMS[recipe.form]
-    return Conductor.fresh(config(form, recipe.hidden, recipe.layers, recipe.heads), recipe.seed, form)
+    return Conductor.with_random_weights(config(form, recipe.hidden, recipe.layers, recipe.heads), recipe.seed, form)
 
 
 Tokens: TypeAlias = tuple[int, ...]
@@ -104,7 +104,7 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, weights: Weights) -> None:
         self.recipe, self.weights, self.form = recipe, weights, FORMS[recipe.form]
-        self.conductor = untrained(recipe)
+        self.conductor = new_conductor(recipe)
         self._parameters = list(self.conductor.model.parameters())
         self._optimizer = torch.optim.AdamW(self._parameters, lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.01)
         self._random = Random(recipe.seed)
@@ -137,8 +137,8 @@ class Trainer:
             "recipe": asdict(self.recipe),
             "step": self.step,
             "executed": self.executed,
-            "weights": _detached(self.conductor),
-            "averaged": _detached(self.averaged),
+            "weights": _detach_weights(self.conductor),
+            "averaged": _detach_weights(self.averaged),
             "optimizer": self._optimizer.state_dict(),
             "random": self._random.getstate(),
             "generator": self._generator.get_state(),
@@ -168,13 +168,13 @@ class Trainer:
     def _warm(self) -> dict[str, float]:
         """Imitate the best of the plans that the teacher tried; every eighth lesson is a drill, lest they be
         forgotten."""
-        recipe, weights = self.recipe, self._ramped_weights()
+        recipe, weights = self.recipe, self._ramp_weights()
         lessons: list[Lesson] = []
         prompts: list[list[int]] = []
         plans: list[Plan] = []
         rewards: list[float] = []
         for place, lesson in enumerate(self._draw_lessons(recipe.warm_lessons // recipe.warm_orders)):
-            orders = [lesson.shuffled(self._random) for _ in range(recipe.warm_orders)]
+            orders = [lesson.shuffle_pool(self._random) for _ in range(recipe.warm_orders)]
             lessons += orders
             if place % 8 == 0:
                 drill_prompts, drill_plans = self._drills(orders)
@@ -225,15 +225,15 @@ class Trainer:
         logprobs, _ = self._logprobs(prompts, worker_counts(lessons), one_plan_each(tokens))
         return logprobs[:, 0]
 
-    def _ramped_weights(self) -> Weights:
+    def _ramp_weights(self) -> Weights:
         """Return the weights of cost and wait as the progress of training has ramped them in."""
         progress = (self.step - self.recipe.drill_steps) / max(1, self.total - self.recipe.drill_steps)
-        return reward.ramped(self.weights, progress, self.recipe.ramp)
+        return reward.ramp_weights(self.weights, progress, self.recipe.ramp)
 
     def _policy(self) -> dict[str, float]:
         """Take one step of policy gradients over groups of sampled plans."""
         recipe, lessons = self.recipe, self._draw_lessons(self.recipe.lessons)
-        weights = self._ramped_weights()
+        weights = self._ramp_weights()
         workers = worker_counts(lessons)
         hidden_prompts = self._prompts(lessons, hide=True)
         samples = self.conductor.write(self._prompts(lessons), workers, recipe.group, self._generator).tolist()
@@ -248,7 +248,7 @@ class Trainer:
                 rewards[tokens] = self._reward(lesson, self.form.decode(cut_at_end(tokens)), weights)
             mean_rewards.append(group_mean(rewards, counts))
             if len(counts) > 1:
-                groups.append(Group(hidden_prompt, len(lesson.pool), scored_plans(rewards, counts)))
+                groups.append(Group(hidden_prompt, len(lesson.pool), score_plans(rewards, counts)))
         measured = {"reward": sum(mean_rewards) / len(mean_rewards), "distinct": len(distinct)}
         if not groups:
             return measured | {"entropy": 0.0}
@@ -326,7 +326,7 @@ class Trainer:
         expected = outcome(placed, lesson.problem.kind, Setting(lesson.pool, weights))
         self.executed += max(1, self.recipe.executions)
         if not self.recipe.executions:
-            return reward.expected(expected, weights)
+            return reward.expected_reward(expected, weights)
         successes = 0
         for _ in range(self.recipe.executions):
             if self._random.random() < expected.right:
@@ -352,7 +352,7 @@ def group_mean(rewards: Mapping[Tokens, float], counts: Counter[Tokens]) -> floa
     return sum([rewards[plan] * count for plan, count in counts.items()]) / counts.total()
 
 
-def scored_plans(rewards: Mapping[Tokens, float], counts: Counter[Tokens], share: float = 1.0) -> list[ScoredPlan]:
+def score_plans(rewards: Mapping[Tokens, float], counts: Counter[Tokens], share: float = 1.0) -> list[ScoredPlan]:
     """Return the different plans of a group with their advantages: their rewards less the group's mean. The weight of
     each is how often it was sampled, times `share`."""
     mean = group_mean(rewards, counts)
@@ -377,7 +377,7 @@ def one_plan_each(plans: Sequence[Sequence[int]]) -> Tensor:
     return torch.tensor(rows)
 
 
-def _detached(conductor: Conductor) -> dict[str, Tensor]:
+def _detach_weights(conductor: Conductor) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in conductor.weights.items()}
 
 

@@ -57,7 +57,7 @@ class Conductor:
         self._masks, self._transitions = masks(form), _transitions(form)
 
     @classmethod
-    def fresh(cls, sizes: LlamaConfig, seed: int, form: Form = ROLES) -> "Conductor":
+    def with_random_weights(cls, sizes: LlamaConfig, seed: int, form: Form = ROLES) -> "Conductor":
         """Return a model with random weights that depend on the seed alone."""
         disable_progress_bar()
         with torch.random.fork_rng():
@@ -67,7 +67,7 @@ class Conductor:
         return cls(model, form)
 
     @classmethod
-    def saved(cls, folder: Path, form: Form = ROLES) -> "Conductor":
+    def from_folder(cls, folder: Path, form: Form = ROLES) -> "Conductor":
         """Return the model of an exported folder, in full precision."""
         disable_progress_bar()
         return cls(LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32), form)

@@ -42,7 +42,7 @@ from app.lab.train_loop import (
     group_mean,
     one_plan_each,
     rate_factor,
-    scored_plans,
+    score_plans,
     worker_counts,
 )
 from app.lab.train_model import Conductor, Tensor
@@ -127,7 +127,7 @@ class Rounds(Trainer):
             for first in counts:
                 rewards_of_runs[first] = run_rewards[place, first]
                 rewards_of_firsts[first] = self._first_plan_reward(lesson, first, run_rewards[place, first])
-            groups.append(Group(hidden_prompts[place], len(lesson.pool), scored_plans(rewards_of_firsts, counts)))
+            groups.append(Group(hidden_prompts[place], len(lesson.pool), score_plans(rewards_of_firsts, counts)))
             rewards.append(group_mean(rewards_of_runs, counts))
         slope = rate_factor(self.step - recipe.warm_steps, recipe.steps)
         loss, entropy = self._objective(groups, recipe.entropy * slope)
@@ -174,7 +174,7 @@ class Rounds(Trainer):
                 chance_of_sign = run.again
                 rewards[plan] = run.reward
             run_rewards[answer.place, answer.first] += chance_of_sign * group_mean(rewards, counts)
-            scored = scored_plans(rewards, counts, answer.share * chance_of_sign)
+            scored = score_plans(rewards, counts, answer.share * chance_of_sign)
             groups.append(Group(answer.hidden_prompt, len(answer.lesson.pool) + SLOTS, scored))
         return run_rewards
 
@@ -182,11 +182,11 @@ class Rounds(Trainer):
         """Return the discounted reward of a first plan whose runs are worth `run`."""
         plan = prompt.over_places(from_tokens(first), lesson.order)
         alone = outcome(plan, lesson.problem.kind, Setting(lesson.pool, self.weights))
-        return DISCOUNT * reward.expected(alone, self.weights) + (1 - DISCOUNT) * run
+        return DISCOUNT * reward.expected_reward(alone, self.weights) + (1 - DISCOUNT) * run
 
     def _outcome_given_sign(self, lesson: Lesson, first: Plan, second: Plan, sign: int) -> RunOutcome:
         self.executed += 1
-        plans = prompt.over_places(first, lesson.order), second_round.placed(second, lesson.order)
+        plans = prompt.over_places(first, lesson.order), second_round.place_plan(second, lesson.order)
         return second_round.outcome_given_sign(*plans, lesson.problem.kind, Setting(lesson.pool, self.weights), sign)
 
     def _sample_plans(
@@ -228,7 +228,7 @@ def _likeliest_second_plans(
     plans = []
     for lesson, tokens in zip(lessons, plans_as_tokens, strict=True):
         second = second_round.second_plan_of(cut_at_end(tokens))
-        plans.append(second_round.placed(second, lesson.order))
+        plans.append(second_round.place_plan(second, lesson.order))
     return plans
 
 

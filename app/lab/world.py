@@ -102,7 +102,7 @@ def standard_pool() -> Pool:
     return tuple(profiles().values())[:6]
 
 
-def held_out(names: Sequence[str]) -> bool:
+def is_held_out(names: Sequence[str]) -> bool:
     """Return True if a pool of these workers is held out from training: one in four, and never the standard one."""
     everyone = list(profiles())
     mask = sum([1 << everyone.index(name) for name in names])
@@ -114,7 +114,7 @@ def draw_pool(random: Random, *, unseen: bool) -> Pool:
     meets."""
     while True:
         names = random.sample(list(profiles()), random.randint(SMALLEST, 6))
-        if held_out(names) == unseen:
+        if is_held_out(names) == unseen:
             break
     prices: tuple[float, ...] = PRICES
     if unseen:

@@ -32,7 +32,7 @@ import httpx
 from app.core.message.chat import Task
 from app.core.pool.catalog import MILLION, Catalog
 from app.core.pool.policy import input_bound, worst_case
-from app.lab.calibration_tasks import FORM, BuiltIn, built_in
+from app.lab.calibration_tasks import FORM, BuiltIn, make_built_in_tasks
 from app.process.wiring import Runtime
 from tests.harness.in_process import client_of, running_service
 from tests.harness.skipped_time import run_skipping
@@ -102,7 +102,7 @@ def cheapest(catalog: Catalog, tier: str, task: Task) -> int:
 
 async def played(runtime: Runtime, client: httpx.AsyncClient, random: Random, kind: str, quickest: float) -> Played:
     """Play one run with a random cap of this kind."""
-    tier, task = random.choice(TIERS), random.choice(built_in())
+    tier, task = random.choice(TIERS), random.choice(make_built_in_tasks())
     cap = draw_cap(random, USD if kind == "usd" else SECONDS)
     catalog = runtime.pool.catalog()
     paid = int(cap * MILLION) >= cheapest(catalog, tier, task.task)
@@ -141,7 +141,7 @@ async def quickest_answer(client: httpx.AsyncClient) -> float:
     nobody."""
     clock = asyncio.get_running_loop().time
     took = []
-    for task in built_in()[:6]:
+    for task in make_built_in_tasks()[:6]:
         began = clock()
         body = {
             "model": "baton-mini",

@@ -30,7 +30,7 @@ import numpy as np
 
 from app.conductor import cards
 from app.core.rating.calibration import Trial
-from app.lab.world2.baselines import Setting, fixed_plans
+from app.lab.world2.baselines import Setting, list_fixed_policies
 from app.lab.world2.constants import DOMAINS, constants
 from app.lab.world2.execution import final_answer
 from app.lab.world2.outcome import Rewards, expected_reward
@@ -235,7 +235,7 @@ def _chances(
 
 def tuned(pools: Sequence[Pool]) -> dict[str, list[Plan]]:
     """Return, for each kind of fixed plan, the best one over each pool, for tasks of training."""
-    kinds = [policy for policy in fixed_plans() if policy.name in BESIDE]
+    kinds = [policy for policy in list_fixed_policies() if policy.name in BESIDE]
     plans_by_policy: dict[str, list[Plan]] = {policy.name: [] for policy in kinds}
     for pool in pools:
         setting = Setting(

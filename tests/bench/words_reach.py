@@ -45,7 +45,7 @@ def main() -> int:
 
 def reached(teacher: Teacher, pools: Sequence[Pool], held_out: Sequence[Task]) -> dict[str, np.ndarray[Any, Any]]:
     """Return accuracy, tokens and reward of each way to choose plans, on average over tasks."""
-    exact, believed = [Rewards(pool) for pool in pools], [teacher.believed_rewards(pool) for pool in pools]
+    exact, believed = [Rewards(pool) for pool in pools], [teacher.estimate_rewards(pool) for pool in pools]
     fixed = tuned(pools)
     rows: dict[str, list[tuple[float, float, float]]] = {}
     for number, task in enumerate(held_out):

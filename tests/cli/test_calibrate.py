@@ -17,7 +17,7 @@ from app.cli.learning import calibrate
 from app.core.rating.calibration import rates
 from app.core.run.events import Kind
 from app.errors import ConfigInvalid
-from app.lab.calibration_tasks import VERSION, built_in
+from app.lab.calibration_tasks import VERSION, make_built_in_tasks
 from app.process import serve
 from app.process.config import configure
 from app.process.wiring import Runtime
@@ -65,7 +65,7 @@ def test_each_worker_gets_each_task_once_and_is_known_for_what_it_can(
     loaded = configure(environ)
     trials = event_loop.run(calibrate._read_trials(loaded))
     assert {(trial.worker, trial.task) for trial in trials} == {
-        (worker, task.name) for worker in ("birch", "delta") for task in built_in(1)
+        (worker, task.name) for worker in ("birch", "delta") for task in make_built_in_tasks(1)
     }
     assert len(trials) == 72
     rates_by_group = rates(trials, lambda trial: f"{trial.worker} {trial.domain}")
@@ -137,7 +137,7 @@ async def test_an_outage_is_no_wrong_answer_and_is_tried_again(
     assert await run(environ, "--worker", "alpha", "--each", "1", "--yes") == 0
     trials = await asyncio.to_thread(stored_trials, environ, capsys)
     assert len(trials) == 36
-    right = [task.name for task in built_in(1) if task.grader.grade("46").score]
+    right = [task.name for task in make_built_in_tasks(1) if task.grader.grade("46").score]
     assert [trial["task"] for trial in trials if trial["score"]] == right
 
 
@@ -192,7 +192,9 @@ async def test_it_stops_before_the_money_is_spent(
     stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     environ = at(tmp_path, pool_text(stub))
-    assignments = calibrate._assignments(configure(environ).catalog, parse_arguments("--tokens", "100"), built_in())
+    assignments = calibrate._assignments(
+        configure(environ).catalog, parse_arguments("--tokens", "100"), make_built_in_tasks()
+    )
     worst = max(assignment.limits.usd for assignment in assignments)
     cap = worst * 3
     arguments = ("--worker", "alpha", "--tokens", "100", "--yes", "--usd", f"{cap / 1e6:.6f}", "--concurrency", "2")

@@ -18,7 +18,7 @@ import pytest
 from app.__main__ import main
 from app.cli import storage
 from app.cli.commands import parse
-from app.cli.embedded.gateway import embedded_service
+from app.cli.embedded.gateway import run_embedded_service
 from app.cli.learning import eval as evaluation
 from app.cli.learning import eval_requests, plot, sample_tasks, task_set
 from app.cli.learning.eval_requests import Bench, Experiment
@@ -91,14 +91,14 @@ async def test_the_service_inside_knows_what_was_calibrated_outside(tmp_path: Pa
     tried = Trial("rehearsal-sage", "sage", "calibration-1", "1", "numbers", "sums", 0, "q", "run_1", 1.0, 0.5, 10, 1.0)
     async with storage.open_configured_store(loaded.settings) as store:
         await store.note_trial(tried)
-    async with embedded_service(loaded, tmp_path / "inside", 2) as client:
+    async with run_embedded_service(loaded, tmp_path / "inside", 2) as client:
         listed = (await client.get("/v1/models")).json()["data"]
         options = evaluation._options(parse(["eval", "--no-explore", "--effort", "low"]))
         assert options == {"baton": {"explore": False}, "reasoning_effort": "low"}
         run = await client.post("/v1/chat/completions", json={"model": "baton-ultra", **HELLO, **options})
         assert run.status_code == 200
     never = configure(ENVIRON | {"BATON_DATA_DIR": str(tmp_path / "never")})
-    async with embedded_service(never, tmp_path / "other", 2) as client:
+    async with run_embedded_service(never, tmp_path / "other", 2) as client:
         others = (await client.get("/v1/models")).json()["data"]
     assert listed[0]["baton"]["catalog"] != others[0]["baton"]["catalog"], "other cards are another pool"
     assert not (tmp_path / "never").exists()

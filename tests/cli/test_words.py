@@ -50,7 +50,7 @@ def test_a_worker_that_was_passed_over_is_explained() -> None:
     call = {"worker": "b", "error": None, "outcome": "ok", "passed_over": [{"worker": "a", "reason": "failing"}]}
     step: Mapping[str, Any] = {"probability": None, "planned_worker": "a", "worker": "b", "attempts": [call]}
     assert run_words.choice(step) == "b took over from a, which was passed over (failing)"
-    assert run_words.passed_over(call) == ["a passed over (failing)"]
+    assert run_words.describe_passed_over_workers(call) == ["a passed over (failing)"]
 
 
 def test_a_dead_letter_is_explained() -> None:

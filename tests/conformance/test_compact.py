@@ -85,6 +85,6 @@ async def test_a_tier_may_be_conducted_with_it_and_the_auditor_makes_it_again(
     (message,) = planned["messages"]
     cards = " ".join(f"<general> <$1.6> {compact.ordinal(n)}" for n in range(3))
     assert message["content"] == f"what is 2 + 2 <pool> {cards}"
-    assert planned["max_tokens"] == {"compact": compact.answer_tokens, "worded": compact.worded_tokens}[style](5)
+    assert planned["max_tokens"] == {"compact": compact.answer_tokens, "worded": compact.max_worded_tokens}[style](5)
     assert "tools" not in planned
     assert '"tools"' not in str(planned["response_format"])

@@ -10,7 +10,7 @@ import pytest
 
 from app.conductor.fixed import SHAPES, FixedConductor, RandomConductor
 from app.conductor.model import ModelConductor
-from app.conductor.prompt import messages, shortened, template
+from app.conductor.prompt import messages, shorten, template
 from app.conductor.protocol import Brief, Conductor, Given, PastStep, Previous, Question
 from app.conductor.styles import STYLES
 from app.core.message.chat import Chosen, End, Image, Message, Piece, Task, Text, Tool, Toolbox, ToolCall, Usage, Words
@@ -388,19 +388,19 @@ LONG = "Sum this up.\n" + "".join(f"## Part {n}\n{'x' * 90}\n" for n in range(40
 
 def test_of_a_long_message_a_conductor_is_shown_both_ends_and_the_outline() -> None:
     middle = LONG[500:-250]
-    prompt = shortened(LONG, 1_000)
+    prompt = shorten(LONG, 1_000)
     headings = "\n".join(f"## Part {n}" for n in range(5, 38, 2))
     lines = middle.count("\n") + 1
     note = f"[{len(middle)} characters are left out here, in {lines} lines; of their headings:\n{headings}]"
     assert prompt == f"{LONG[:500]}\n{note}\n{LONG[-250:]}"
     plain = "y" * 5_000
-    assert shortened(plain, 1_000) == f"{plain[:500]}\n[4250 characters are left out here, in 1 lines]\n{plain[:250]}"
+    assert shorten(plain, 1_000) == f"{plain[:500]}\n[4250 characters are left out here, in 1 lines]\n{plain[:250]}"
 
 
 def test_a_message_that_is_not_too_long_is_shown_whole_under_the_same_name() -> None:
-    assert shortened(LONG, len(LONG)) == shortened(LONG, 0) == LONG
+    assert shorten(LONG, len(LONG)) == shorten(LONG, 0) == LONG
     brief = replace(BRIEF, task=Task((Message("user", (Text(LONG),)),)))
     assert template(replace(brief, message_chars=len(LONG))) == template(brief) == "plan-1"
     assert template(replace(brief, message_chars=len(LONG) - 1)) == "plan-1-parts"
     assert LONG in messages(replace(brief, message_chars=len(LONG)))[1].text
-    assert shortened(LONG, 1_000) in messages(replace(brief, message_chars=1_000))[1].text
+    assert shorten(LONG, 1_000) in messages(replace(brief, message_chars=1_000))[1].text

@@ -17,9 +17,9 @@ from unittest.mock import patch
 from app.core.rating import posterior
 from app.core.rating.features import Features
 from app.core.rating.posterior import Variances
-from app.lab.baselines import searched_arms
+from app.lab.baselines import search_arms
 from app.lab.recorded_outcomes import Dataset, read
-from app.lab.replay import Bandit, Figures, Plan, judged, routes, split
+from app.lab.replay import Bandit, Figures, Plan, judge_estimator, routes, split
 from tests.lab import bandit
 
 Priors = Mapping[str, Variances]
@@ -41,7 +41,7 @@ def recorded(data: Dataset, plan: Plan, features_by_row: dict[int, Features]) ->
         training, held_out_part = split(data, open_, features_by_row, plan, seed)
         selector = Bandit(open_)
         lost = selector.learn(training, Random(f"bandit|{seed}"))
-        results.append(judged(open_, held_out_part, selector.expects, lost))
+        results.append(judge_estimator(open_, held_out_part, selector.expects, lost))
     return results
 
 
@@ -49,7 +49,7 @@ def rehearsed(runs: int) -> float:
     """The share of the gain in the rehearsal world after so many rated runs."""
     exam = bandit.problems(800, 1_000_003)
     taught = bandit.play(posterior.Posterior(), bandit.problems(runs, 0), Random(0))
-    return bandit.share(bandit.value(taught, exam), exam, searched_arms(bandit.setting()).optimum)
+    return bandit.share(bandit.value(taught, exam), exam, search_arms(bandit.setting()).optimum)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 
 from app.core.rating.posterior import Posterior
-from app.lab.baselines import searched_arms
+from app.lab.baselines import search_arms
 from app.lab.outcome import bill
 from app.lab.workers import final_answer
 from app.lab.world import standard_pool
@@ -101,7 +101,7 @@ async def many(tasks: Sequence[Problem], work: Any) -> list[Any]:
 async def learn(url: str, runs: int, seed: int, held_out: int) -> float:
     """Rate so many runs, and tell at each look what was learned; returns the last share."""
     tasks, exam = bandit.problems(runs, seed), bandit.problems(held_out, 1_000_003)
-    optimum = searched_arms(bandit.setting()).optimum
+    optimum = search_arms(bandit.setting()).optimum
     headers = {"authorization": f"Bearer {KEY}"}
     reached = 0.0
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=600, trust_env=False) as client:
@@ -121,7 +121,7 @@ async def learn(url: str, runs: int, seed: int, held_out: int) -> float:
 def pure(runs: int, seed: int, held_out: int) -> float:
     """The same without a service: each rating is learned at once."""
     tasks, exam = bandit.problems(runs, seed), bandit.problems(held_out, 1_000_003)
-    optimum = searched_arms(bandit.setting()).optimum
+    optimum = search_arms(bandit.setting()).optimum
     posterior, random, reached = Posterior(), Random(seed), 0.0
     looks = sorted({*(look for look in LOOKS if look < runs), runs})
     for before, look in zip([0, *looks], looks, strict=False):

@@ -7,21 +7,23 @@ from random import Random
 
 import pytest
 
-from app.lab.calibration_tasks import EACH, MOST, VERSION, built_in, rule
+from app.lab.calibration_tasks import EACH, MOST, VERSION, make_built_in_tasks, rule
 from app.providers.rehearsal.task_families import FAMILIES, LEVELS, read, write
 
 
 def test_every_family_is_asked_at_every_level() -> None:
-    tasks = built_in()
+    tasks = make_built_in_tasks()
     assert Counter((task.family, task.level) for task in tasks) == {
         (family.name, level): EACH for family in FAMILIES for level in range(LEVELS)
     }
     assert len({task.name for task in tasks}) == len({task.question for task in tasks}) == 72
-    assert built_in(MOST)[:72] == tasks, "fewer tasks are the first of more, so that a calibration can be extended"
+    assert make_built_in_tasks(MOST)[:72] == tasks, (
+        "fewer tasks are the first of more, so that a calibration can be extended"
+    )
 
 
 def test_a_version_means_the_same_tasks_for_ever() -> None:
-    content = json.dumps([(task.name, task.question) for task in built_in(MOST)])
+    content = json.dumps([(task.name, task.question) for task in make_built_in_tasks(MOST)])
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     assert (VERSION, digest) == ("calibration-1", "2b450300faa92e40")
 

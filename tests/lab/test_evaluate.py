@@ -6,11 +6,11 @@ from random import Random
 import pytest
 
 from app.lab import search
-from app.lab.baselines import ARMS, FIXED, OPTIMUM, plans_of_arm, searched_arms
+from app.lab.baselines import ARMS, FIXED, OPTIMUM, plans_of_arm, search_arms
 from app.lab.evaluate import TRAINED, compare, draw_exam, format_table
 from app.lab.lessons import SPLITS, Lesson, draw_lesson
 from app.lab.paired_statistics import paired_bootstrap
-from app.lab.world import HELD_OUT_PRICES, Setting, Weights, held_out, profiles
+from app.lab.world import HELD_OUT_PRICES, Setting, Weights, is_held_out, profiles
 from app.providers.rehearsal.task_families import FAMILIES
 
 SMALL = tuple(profiles()[name] for name in ("birch", "cedar", "flint"))
@@ -26,7 +26,7 @@ def lessons(count: int) -> list[Lesson]:
 
 def test_each_fixed_arm_has_the_shape_of_its_name_and_none_beats_the_best_fixed_plan() -> None:
     setting = Setting(SMALL)
-    arms_by_name = searched_arms(setting)
+    arms_by_name = search_arms(setting)
     roles = {}
     for arm, plan in arms_by_name.fixed.items():
         roles[arm] = [step.role for step in plan]
@@ -75,7 +75,7 @@ def test_what_is_held_out_is_not_what_is_trained_on(split: str) -> None:
     for lesson in draw_exam(split, 80, 1):
         family = by_name[lesson.problem.family]
         assert family.held_out is (split == "unseen families")
-        assert held_out([worker.name for worker in lesson.pool]) is (split == "random pools")
+        assert is_held_out([worker.name for worker in lesson.pool]) is (split == "random pools")
         if split == "random pools":
             factors = {round(worker.price / profiles()[worker.name].price, 3) for worker in lesson.pool}
             assert factors <= set(HELD_OUT_PRICES)

@@ -13,10 +13,10 @@ from app.conductor.protocol import Brief
 from app.core.message.chat import Message, Task, Text
 from app.core.pool.catalog import Card, Limits, Price, Worker
 from app.errors import ConfigInvalid
-from app.lab.journal_imitation import digest_of, examples_for, journaled_examples
+from app.lab.journal_imitation import build_examples, digest_of, examples_for
 from app.lab.plans import Plan, PlanStep, to_workflow
 from app.lab.rollouts import Rollout, conductor_prompt, from_lines, plan_json, to_line
-from app.lab.world import INPUT_SHARE, Pool, Weights, held_out, profiles, standard_pool
+from app.lab.world import INPUT_SHARE, Pool, Weights, is_held_out, profiles, standard_pool
 from app.providers.rehearsal.task_families import FAMILIES, Problem, write
 
 PLAN = (PlanStep(5, "plan"), PlanStep(1, "reason", True, (0,)))
@@ -65,7 +65,7 @@ def problem(family: int = 0, phrasing: int = 0, seed: int = 1) -> Problem:
 
 def read(*rollouts: Rollout) -> tuple[list[Any], Counter[str]]:
     """Through the file, as the command reads them."""
-    return journaled_examples(list(from_lines(map(to_line, rollouts))), Weights())
+    return build_examples(list(from_lines(map(to_line, rollouts))), Weights())
 
 
 def test_a_run_is_read_back_as_it_was() -> None:
@@ -113,7 +113,7 @@ def test_what_cannot_be_learned_from_is_left_out_by_its_reason(unusable: Rollout
 
 def test_a_pool_that_is_kept_for_examinations_is_left_out() -> None:
     names = list(profiles())
-    pool_kept_apart = next(pool for n in range(3, 7) for pool in [names[n - 3 : n]] if held_out(pool))
+    pool_kept_apart = next(pool for n in range(3, 7) for pool in [names[n - 3 : n]] if is_held_out(pool))
     pool = tuple(profiles()[name] for name in pool_kept_apart)
     examples, skipped = read(rollout(problem(), (PlanStep(0, "solve"),), 1.0, pool))
     assert (examples, skipped) == ([], {"its pool is kept for examinations": 1})

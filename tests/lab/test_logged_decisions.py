@@ -17,8 +17,8 @@ from app.lab.logged_decisions import (
     Beliefs,
     LoggedDecision,
     choice,
-    hashed_features,
-    logged_decision,
+    hash_features,
+    read_decision,
     score,
     worth,
 )
@@ -59,7 +59,7 @@ PLANNED = (
 
 
 def test_a_selector_tells_every_arms_probability() -> None:
-    decision = logged_decision(journal(opened(decision=DECISION), step(0, "sol", "user"), accepted(), SUCCEEDED))
+    decision = read_decision(journal(opened(decision=DECISION), step(0, "sol", "user"), accepted(), SUCCEEDED))
     assert decision is not None
     assert (decision.layer, decision.shape, decision.action, decision.propensity) == ("selector", "", "answer sol", 0.3)
     assert decision.candidates == DECISION["candidates"]
@@ -68,7 +68,7 @@ def test_a_selector_tells_every_arms_probability() -> None:
 
 
 def test_a_models_plan_is_its_workers_given_its_shape() -> None:
-    decision = logged_decision(journal(*PLANNED))
+    decision = read_decision(journal(*PLANNED))
     assert decision is not None
     assert (decision.layer, decision.shape, decision.action) == ("model", '[["user"], ["user", 0]]', "sol luna")
     assert decision.propensity == pytest.approx(0.4)
@@ -81,7 +81,7 @@ def test_steps_are_counted_within_their_plan() -> None:
         step(2, "sol", "user", proposal=1, probability=0.5),
         step(3, "sol", 2, proposal=1, probability=0.5),
     ]
-    decision = logged_decision(journal(*further, accepted(1), SUCCEEDED))
+    decision = read_decision(journal(*further, accepted(1), SUCCEEDED))
     assert decision is not None
     assert decision.shape == '[["user"], [0]]'
 
@@ -100,11 +100,11 @@ def test_steps_are_counted_within_their_plan() -> None:
     ids=["no answer", "no plan", "a repair", "a fallback", "no probability", "not of every step", "given up"],
 )
 def test_what_was_not_drawn_or_has_no_answer_is_no_row(facts: tuple[tuple[Kind, dict[str, Any]], ...]) -> None:
-    assert logged_decision(journal(*facts)) is None
+    assert read_decision(journal(*facts)) is None
 
 
 def selected(**changes: Any) -> LoggedDecision:
-    decision = logged_decision(journal(opened(decision={**DECISION, **changes}), step(0, "sol"), accepted(), SUCCEEDED))
+    decision = read_decision(journal(opened(decision={**DECISION, **changes}), step(0, "sol"), accepted(), SUCCEEDED))
     assert decision is not None
     return decision
 
@@ -118,7 +118,7 @@ def test_policies_over_arms() -> None:
 
 
 def test_policies_over_a_models_workers() -> None:
-    decision = logged_decision(journal(*PLANNED))
+    decision = read_decision(journal(*PLANNED))
     assert decision is not None
     assert choice("uniform", decision) == {pair: 0.25 for pair in ("sol sol", "sol luna", "luna sol", "luna luna")}
     assert choice("always luna sol", decision) == {"luna sol": 1.0}
@@ -166,7 +166,7 @@ def test_the_current_policy_is_what_the_selector_believes_now() -> None:
 
 
 def test_words_are_folded_and_counts_stay() -> None:
-    hashed = hashed_features(Features(((3, 0.5), (3 + PLACES, 0.25), (7, -1.0)), (1.0, 2.0)))
+    hashed = hash_features(Features(((3, 0.5), (3 + PLACES, 0.25), (7, -1.0)), (1.0, 2.0)))
     assert len(hashed) == PLACES + 2
     assert (hashed[3], hashed[7], hashed[-2:]) == (0.75, -1.0, (1.0, 2.0))
 
@@ -176,7 +176,7 @@ TWICE = (opened(decision=DECISION), step(0, "sol", "user"), accepted(), opened(1
 
 
 def test_the_decision_of_a_second_round_follows_the_first() -> None:
-    decision = logged_decision(journal(*TWICE, accepted(1), SUCCEEDED))
+    decision = read_decision(journal(*TWICE, accepted(1), SUCCEEDED))
     assert decision is not None
     assert (decision.action, decision.further.action if decision.further else "") == ("answer sol", "accept")
     assert decision.further is not None
@@ -184,5 +184,5 @@ def test_the_decision_of_a_second_round_follows_the_first() -> None:
     assert choice("always answer sol", decision.further) == {"accept": 1.0}
     assert choice("greedy", decision.further) == {"accept": 1.0}
     stopped = Kind.SUCCEEDED, {"stopped": "run_over_budget"}
-    assert logged_decision(journal(*TWICE, SUCCEEDED)) is None, "its plan was refused"
-    assert logged_decision(journal(*TWICE, accepted(1), stopped)) is None, "nobody came to do it"
+    assert read_decision(journal(*TWICE, SUCCEEDED)) is None, "its plan was refused"
+    assert read_decision(journal(*TWICE, accepted(1), stopped)) is None, "nobody came to do it"

@@ -6,7 +6,7 @@ import pytest
 
 from app.core.rating.features import features
 from app.lab.recorded_outcomes import Outcome, Recorded
-from app.lab.replay import Bandit, Part, Routes, curve, judged, regret
+from app.lab.replay import Bandit, Part, Routes, curve, judge_estimator, regret
 from app.lab.routing_baselines import BASELINES, Example
 
 TWO = Routes(("weak", "strong"), {"weak": 0.2, "strong": 1.0}, 0.5)
@@ -31,7 +31,7 @@ def test_the_curve_upgrades_prompts_in_the_order_of_the_estimated_gain() -> None
 
 def test_figures_are_those_of_pen_and_paper() -> None:
     order = dict(zip(map(features, TEXTS), (0.9, 0.1, 0.3, 0.2), strict=True))
-    judgement = judged(TWO, held_out_part(), lambda sight: {"weak": 0.0, "strong": order[sight]})
+    judgement = judge_estimator(TWO, held_out_part(), lambda sight: {"weak": 0.0, "strong": order[sight]})
     auc = (0.625 + 0.625 + 0.625 + 0.75) / 4
     assert judgement.auc == pytest.approx(auc)
     assert judgement.apgr == pytest.approx((auc - 0.5) / 0.25)
@@ -41,7 +41,7 @@ def test_figures_are_those_of_pen_and_paper() -> None:
 
 
 def test_equal_estimates_are_upgraded_together_as_by_chance() -> None:
-    judgement = judged(TWO, held_out_part(), lambda sight: {"weak": 0.3, "strong": 0.6})
+    judgement = judge_estimator(TWO, held_out_part(), lambda sight: {"weak": 0.3, "strong": 0.6})
     assert judgement.apgr == pytest.approx(0.5)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from app.lab.outcome import outcome
 from app.lab.plans import PlanStep
-from app.lab.reward import MALFORMED, WRONG, expected, ramped, reward
+from app.lab.reward import MALFORMED, WRONG, expected_reward, ramp_weights, reward
 from app.lab.world import DEAR, Setting, Weights, standard_pool
 
 WEIGHTS = [Weights(), DEAR]
@@ -50,11 +50,11 @@ def test_an_outage_is_no_verdict() -> None:
 
 def test_cost_is_ramped_in() -> None:
     full = Weights()
-    shares = [ramped(full, percent / 20, 0.5).cost / full.cost for percent in range(21)]
+    shares = [ramp_weights(full, percent / 20, 0.5).cost / full.cost for percent in range(21)]
     assert shares[0] == 0
     assert shares == sorted(shares)
     assert shares[10:] == [1.0] * 11
-    assert ramped(full, 0.0, 0.0) == full
+    assert ramp_weights(full, 0.0, 0.0) == full
 
 
 def test_the_expected_reward_is_the_mean_of_sampled_verdicts() -> None:
@@ -62,4 +62,4 @@ def test_the_expected_reward_is_the_mean_of_sampled_verdicts() -> None:
     result = outcome((PlanStep(1, "solve"),), (0, 1), setting)
     verdicts = ["right" if random.random() < result.right else "wrong" for _ in range(20_000)]
     sampled = [reward(verdict, result.usd, result.seconds, setting.weights) or 0.0 for verdict in verdicts]
-    assert sum(sampled) / len(sampled) == pytest.approx(expected(result, setting.weights), abs=0.02)
+    assert sum(sampled) / len(sampled) == pytest.approx(expected_reward(result, setting.weights), abs=0.02)

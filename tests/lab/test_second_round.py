@@ -90,7 +90,7 @@ def test_drawn_second_plans_go_on_or_begin_anew_and_are_legal() -> None:
     for plan in plans:
         seeing += any(0 in step.sees for step in plan[1:])
     assert 60 < seeing < 240
-    assert {step.worker for plan in plans for step in second_round.placed(plan, (3, 2, 1, 0))[1:]} == {0, 1, 2, 3}
+    assert {step.worker for plan in plans for step in second_round.place_plan(plan, (3, 2, 1, 0))[1:]} == {0, 1, 2, 3}
 
 
 def test_the_second_prompt_is_the_first_with_the_plan_and_a_sign() -> None:

@@ -23,14 +23,14 @@ from app.errors import ConfigInvalid  # noqa: E402
 from app.lab import manifest, train, train_rounds  # noqa: E402
 from app.lab.baselines import FIXED, OPTIMUM, UNWORDED  # noqa: E402
 from app.lab.evaluate import TRAINED, WITHOUT_TEXT  # noqa: E402
-from app.lab.journal_imitation import journaled_examples  # noqa: E402
+from app.lab.journal_imitation import build_examples  # noqa: E402
 from app.lab.lessons import SPLITS, draw_lesson  # noqa: E402
 from app.lab.outcome import outcome  # noqa: E402
 from app.lab.plan_grammar import FORMS, ROLES, Form  # noqa: E402
 from app.lab.plans import PlanStep, to_tokens  # noqa: E402
 from app.lab.rollouts import Rollout  # noqa: E402
 from app.lab.train_imitation import Regressor  # noqa: E402
-from app.lab.train_loop import RECIPES, Recipe, Trainer, greedy, untrained  # noqa: E402
+from app.lab.train_loop import RECIPES, Recipe, Trainer, greedy, new_conductor  # noqa: E402
 from app.lab.train_model import Conductor, config  # noqa: E402
 from app.lab.world import Setting, Weights  # noqa: E402
 from tests.lab.test_journal_imitation import rollout  # noqa: E402
@@ -46,7 +46,7 @@ def _one_thread() -> None:
 
 def conductor(seed: int = 0, form: Form = ROLES) -> Conductor:
     """A small one with fresh weights."""
-    return Conductor.fresh(config(form, 32, 2, 2), seed, form)
+    return Conductor.with_random_weights(config(form, 32, 2, 2), seed, form)
 
 
 def draw_prompts(count: int, form: Form) -> tuple[list[list[int]], Any]:
@@ -229,7 +229,7 @@ def test_plans_in_words_are_trained_examined_and_left_to_be_served_by_the_same_c
 
 
 def test_a_size_is_data_and_the_larger_one_has_25_to_30_million_parameters() -> None:
-    models = {name: untrained(recipe).model for name, recipe in RECIPES.items()}
+    models = {name: new_conductor(recipe).model for name, recipe in RECIPES.items()}
     counts = {name: model.num_parameters() for name, model in models.items()}
     assert counts["roles"] < 200_000 > counts["words"]
     assert 25_000_000 < counts["words-large"] < 30_000_000
@@ -260,7 +260,7 @@ def journaled(*, swapped: bool = False, runs: int = 160) -> list[Rollout]:
 def taught(runs: list[Rollout]) -> float:
     """The exact mean reward of greedy plans after a warm start from runs, for their tasks; without runs, before it."""
     recipe = Recipe(drill_steps=30, warm_steps=50, warm_lessons=32, steps=0, hidden=48, layers=2, unknown=0.3)
-    examples, _ = journaled_examples(runs or journaled(), Weights())
+    examples, _ = build_examples(runs or journaled(), Weights())
     trainer = Regressor(recipe, Weights(), examples)
     while runs and trainer.step < trainer.total:
         trainer.advance()

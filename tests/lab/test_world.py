@@ -23,7 +23,7 @@ from app.lab.plans import (
     to_workflow,
     without_needless_steps,
 )
-from app.lab.world import CLASSES, DEAR, Setting, Weights, draw_pool, held_out, profiles, standard_pool
+from app.lab.world import CLASSES, DEAR, Setting, Weights, draw_pool, is_held_out, profiles, standard_pool
 from app.providers.rehearsal.task_families import DOMAINS, FAMILIES, LEVELS, Problem, read, write
 from tests.lab.pure_execution import Stage
 
@@ -96,10 +96,10 @@ def test_training_never_meets_a_pool_or_a_price_that_is_held_out() -> None:
     for unseen in (False, True):
         for _ in range(200):
             pool = draw_pool(random, unseen=unseen)
-            assert held_out([worker.name for worker in pool]) is unseen
+            assert is_held_out([worker.name for worker in pool]) is unseen
             factors = {round(worker.price / profiles()[worker.name].price, 3) for worker in pool}
             assert factors <= ({0.7, 1.4} if unseen else {0.5, 1.0, 2.0})
-    assert not held_out([worker.name for worker in standard_pool()])
+    assert not is_held_out([worker.name for worker in standard_pool()])
 
 
 # The outcome of a plan.

@@ -14,7 +14,7 @@ from app.lab.world2.workers import (
     PRICE_FACTORS,
     Pool,
     draw_pool,
-    held_out,
+    is_held_out,
     logistic,
     pass_rate,
     worker_profiles,
@@ -96,21 +96,21 @@ def test_what_is_held_out_of_pools_is_independent_of_who_is_in_them() -> None:
     worker, every pair and every size has its quarter."""
     names = [worker.name for worker in worker_profiles(unseen=False)][:14]
     sets = [chosen for size in (3, 4, 5) for chosen in combinations(names, size)]
-    out = [chosen for chosen in sets if held_out(chosen)]
+    out = [chosen for chosen in sets if is_held_out(chosen)]
     assert abs(len(out) / len(sets) - 0.25) <= 4 * math.sqrt(0.25 * 0.75 / len(sets))
     for group in [*combinations(names, 1), *combinations(names, 2)]:
         having = [chosen for chosen in sets if set(group) <= set(chosen)]
-        share = sum(map(held_out, having)) / len(having)
+        share = sum(map(is_held_out, having)) / len(having)
         assert abs(share - 0.25) <= 5 * math.sqrt(0.25 * 0.75 / len(having)), group
-    assert held_out(names[:3]) == held_out(names[2::-1])
+    assert is_held_out(names[:3]) == is_held_out(names[2::-1])
 
 
 def test_training_meets_no_pool_worker_or_price_that_is_held_out() -> None:
     random = Random(1)
     training_prices = {worker.name: worker.price for worker in worker_profiles(unseen=False)}
     for _ in range(100):
-        assert not held_out([worker.name for worker in draw_pool(random)])
-        assert held_out([worker.name for worker in draw_pool(random, unseen_pool=True)])
+        assert not is_held_out([worker.name for worker in draw_pool(random)])
+        assert is_held_out([worker.name for worker in draw_pool(random, unseen_pool=True)])
         assert not {worker.name for worker in draw_pool(random, unseen_workers=True)} & set(training_prices)
         assert _factors(draw_pool(random), training_prices) <= set(PRICE_FACTORS)
         assert _factors(draw_pool(random, unseen_pool=True), training_prices) <= set(HELD_OUT_FACTORS)

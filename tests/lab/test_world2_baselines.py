@@ -16,7 +16,7 @@ from app.lab.world2.baselines import (
     Setting,
     clairvoyant_rewards,
     domain_plans,
-    fixed_plans,
+    list_fixed_policies,
     true_domain_plans,
 )
 from app.lab.world2.evolution import (
@@ -66,7 +66,9 @@ def reached(setting: Setting, chosen: np.ndarray, tasks: list[composed.Task]) ->
 def test_nothing_is_above_the_optimum_and_the_best_fixed_plan_is_the_best_constant(settings: list[Setting]) -> None:
     for setting in settings:
         tasks = setting.training
-        rewards = {policy.name: reached(setting, policy.choose(setting, tasks), tasks) for policy in fixed_plans()}
+        rewards = {
+            policy.name: reached(setting, policy.choose(setting, tasks), tasks) for policy in list_fixed_policies()
+        }
         assert max(rewards, key=rewards.__getitem__) == "best fixed plan"
         best = reached(setting, Optimum().choose(setting, tasks), tasks)
         for policy in (*domain_plans(0), ProductSelector(0, 20), RandomPlan(0)):
@@ -83,7 +85,7 @@ def test_regular_expressions_and_a_plan_for_each_domain_do_not_solve_the_world(
     fresh = composed.draw_tasks(split, "small", TESTED)
     ways = closed = 0.0
     for setting in settings:
-        low = reached(setting, fixed_plans()[-1].choose(setting, fresh), fresh)
+        low = reached(setting, list_fixed_policies()[-1].choose(setting, fresh), fresh)
         ways += reached(setting, Optimum().choose(setting, fresh), fresh) - low
         closed += reached(setting, domain_plans(0)[0].choose(setting, fresh), fresh) - low
     assert ways > 0.03

@@ -132,7 +132,7 @@ def test_what_a_learner_fits_is_what_it_then_expects_of_every_shape(learner: Lea
     chosen = draw_pool(random)
     names = [worker.name for worker in worker_profiles(unseen=False)]
     members = [names.index(worker.name) for worker in chosen]
-    rewards = learner.believed_rewards(chosen)
+    rewards = learner.estimate_rewards(chosen)
     for name, steps in catalogue().items():
         (task,) = composed.draw_tasks("train", name, 1)
         reading = learner.reader.read(task)
@@ -159,7 +159,7 @@ def test_verdicts_teach_what_workers_can_do_beyond_their_cards(learner: Learner)
         worker = at % len(places)
         learner._executions.append(LoggedExecution("solve", reading, (places[worker],), passed=worker == 1))
     learner.fit(6)
-    believed = [worker.ability for worker in learner.believed_rewards(chosen).pool]
+    believed = [worker.ability for worker in learner.estimate_rewards(chosen).pool]
     assert believed.index(max(believed)) == 1
     assert np.diag(learner.covariance).sum() < before.sum()
     abilities_drawn = [learner.sample_beliefs().rewards(chosen).pool[1].ability for _ in range(2)]

@@ -34,7 +34,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 async def _set(settings: Settings, args: Arguments, now: float) -> None:
     async with storage.open_configured_store(settings) as store:
-        scope, name = await _chosen_scope(store, args, now)
+        scope, name = await _choose_scope(store, args, now)
         budget = Budget(
             tenant=args.tenant,
             scope=scope,
@@ -60,7 +60,7 @@ async def _set(settings: Settings, args: Arguments, now: float) -> None:
     terminal.stdout().print(words, markup=False, soft_wrap=True)
 
 
-async def _chosen_scope(store: Store, args: Arguments, now: float) -> tuple[Scope, str]:
+async def _choose_scope(store: Store, args: Arguments, now: float) -> tuple[Scope, str]:
     """Return the scope and the name that the command names. Raises `ConfigInvalid` if it names several."""
     options: list[tuple[Scope, str | None]] = [("key", args.key), ("user", args.user), ("team", args.team)]
     scopes = [(scope, name) for scope, name in options if name is not None]

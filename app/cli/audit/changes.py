@@ -18,7 +18,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     table = terminal.table("at", "who", "via", "change", "target", "tenant", "fields")
     for change in changes:
         at = terminal.second(change.at)
-        cells = (at, change.actor, change.via, change.action, change.target, change.tenant, changed_fields(change))
+        cells = (at, change.actor, change.via, change.action, change.target, change.tenant, describe_changes(change))
         terminal.add_row(table, cells)
     terminal.print_table(table, "Nothing was changed.")
     return 0
@@ -50,7 +50,7 @@ async def _read(settings: Settings, query: AdminEventQuery) -> tuple[AdminEvent,
         return await store.admin_events(query)
 
 
-def changed_fields(event: AdminEvent) -> str:
+def describe_changes(event: AdminEvent) -> str:
     """Return the fields that a change has altered; of what is new, all that have a value."""
     after = event.after or {}
     if event.before is None:

@@ -94,13 +94,13 @@ def _read(files: ArchiveFiles, checkpoints: ExportedCheckpoints, size: int, witn
             return
         body = files.read(f"{checkpoint:015d}.txt") or b""
         for witness in missing[:]:
-            at = _cosigned_at(body, witness)
+            at = _find_cosignature_time(body, witness)
             if at is not None:
                 checkpoints.witnesses[witness.name] = Cosigned(checkpoint, moment(at))
                 missing.remove(witness)
 
 
-def _cosigned_at(body: bytes, witness: Witness) -> float | None:
+def _find_cosignature_time(body: bytes, witness: Witness) -> float | None:
     try:
         return cosignature_time(body.decode(), witness.key)
     except (UnicodeDecodeError, NoteInvalid):

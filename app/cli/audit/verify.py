@@ -35,7 +35,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Carry out the command. Returns the exit status."""
     terminal.log_to_stderr("warning")
     report = Verification()
-    check = LogCheck(report, keys=_keys(args.keys, "--key"), held_checkpoints=_held_checkpoints(args.checkpoints))
+    check = LogCheck(report, keys=_keys(args.keys, "--key"), held_checkpoints=_read_checkpoints(args.checkpoints))
     check.witnesses = _keys(args.witnesses, "--witness")
     if check.witnesses and not check.held_checkpoints:
         raise ConfigInvalid(["--witness: needs the checkpoint that it has cosigned (--checkpoint)"])
@@ -78,7 +78,7 @@ def _keys(texts: tuple[str, ...], option: str) -> tuple[Key, ...]:
     return tuple(keys)
 
 
-def _held_checkpoints(places: tuple[str, ...]) -> tuple[tuple[str, Checkpoint], ...]:
+def _read_checkpoints(places: tuple[str, ...]) -> tuple[tuple[str, Checkpoint], ...]:
     """Return the checkpoints of this command, each a file or a folder of files."""
     checkpoints = []
     for name in places:

@@ -17,7 +17,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     if settings.database_url.startswith("sqlite"):
         raise ConfigInvalid(["the views are for Postgres; an SQLite file has no roles that could be kept from texts"])
     names = ", ".join(audit_views.VIEWS)
-    with storage.named_failures(settings):
+    with storage.name_database_in_failures(settings):
         if args.drop:
             revisions.change(settings.database_url, audit_views.drop)
             views, words = [], f"The views {names} are dropped."

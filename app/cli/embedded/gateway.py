@@ -35,7 +35,7 @@ def move_to_folder(config: Loaded, folder: Path) -> Loaded:
 
 
 @asynccontextmanager
-async def embedded_service(config: Loaded, folder: Path, concurrency: int) -> AsyncIterator[httpx.AsyncClient]:
+async def run_embedded_service(config: Loaded, folder: Path, concurrency: int) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client with a key that calls the application without a socket. The service ends with the block.
 
     The cards of its workers have the calibration of the configured database.

@@ -34,7 +34,7 @@ from app.core.rating.forecast import OUTPUT_TOKENS
 from app.engine.delivery.messages import TurnEnd
 from app.engine.runs.admission import Order
 from app.errors import BatonError, ConfigInvalid
-from app.lab.calibration_tasks import BuiltIn, built_in
+from app.lab.calibration_tasks import BuiltIn, make_built_in_tasks
 from app.process.config import Loaded, configure
 from app.process.wiring import Runtime
 
@@ -123,7 +123,7 @@ async def _read_trials(config: Loaded) -> tuple[Trial, ...]:
 def _tasks(args: Arguments) -> Sequence[BuiltIn]:
     """Return the tasks of `--tasks`, or the built-in ones. Raises `ConfigInvalid` for a file with faults."""
     if not args.tasks:
-        return built_in(args.each)
+        return make_built_in_tasks(args.each)
     sandbox = Sandbox(args.trust_code)
 
     def read(faults: list[str]) -> list[GradedTask]:

@@ -18,7 +18,7 @@ import httpx
 
 from app.cli import event_loop, terminal
 from app.cli.arguments import Arguments
-from app.cli.embedded.gateway import embedded_service
+from app.cli.embedded.gateway import run_embedded_service
 from app.cli.learning import comparison_table, eval_requests, plot, sample_tasks, task_set
 from app.cli.learning.eval_requests import Bench, Experiment
 from app.cli.learning.sandbox import Sandbox
@@ -107,7 +107,7 @@ async def _client(args: Arguments, environ: Mapping[str, str], out: Path) -> Asy
     """Yield a client of the service at `--url`, or of one inside this process."""
     if args.url is None:
         quick = {"BATON_REHEARSAL_DELAY": "0", **environ}  # simulated workers pause only if that is asked for
-        async with embedded_service(configure(quick), out, args.concurrency) as client:
+        async with run_embedded_service(configure(quick), out, args.concurrency) as client:
             yield client
         return
     key = args.key or environ.get("BATON_API_KEY", "")

@@ -89,12 +89,12 @@ async def carry_out(
             for _ in range(experiment.concurrency):
                 group.create_task(one_after_the_other())
     except BaseExceptionGroup as failures:
-        raise _expected_error(failures) from None
+        raise _find_expected_error(failures) from None
     if is_over_budget:
         raise OursError("The money of --usd is spent; the rows so far are kept, and a larger one goes on from them.")
 
 
-def _expected_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+def _find_expected_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the first `OursError` of a group; a group without one is returned itself."""
     for exception in failures.exceptions:
         if isinstance(exception, OursError):

@@ -30,8 +30,8 @@ from app.lab.logged_decisions import (
     LoggedDecision,
     choice,
     conversation,
-    hashed_features,
-    logged_decision,
+    hash_features,
+    read_decision,
     worth,
 )
 from app.lab.offpolicy import SELECTION, Estimate, Log, Logged, Policy, Report, mean
@@ -71,7 +71,7 @@ class RewardedDecision:
     def _of(self, decision: LoggedDecision, request_features: Features | None) -> Logged:
         hashes: tuple[float, ...] = ()
         if request_features is not None:
-            hashes = hashed_features(request_features)
+            hashes = hash_features(request_features)
         return Logged(hashes, decision.action, decision.propensity, self.reward, self.conversation)
 
 
@@ -149,7 +149,7 @@ async def _note(store: Store, config: Loaded, row: RunRow, decisions: JournaledD
         decisions.unrated_runs[row.tier] += row.state == "succeeded"
         return
     events = (await store.journal(row.id)).events
-    decision = logged_decision(events)
+    decision = read_decision(events)
     reason = _reason_not_usable(tier, decision)
     admission = next(facts(events, RunAdmitted), None)
     if admission is not None and admission.served_by:

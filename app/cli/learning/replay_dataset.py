@@ -15,7 +15,7 @@ from app.cli.arguments import Arguments
 from app.errors import ConfigInvalid
 from app.lab.offpolicy import Report
 from app.lab.recorded_outcomes import Dataset, RecordsRefused, read, read_scores
-from app.lab.replay import Figures, Plan, Routes, estimated, replayed, routes
+from app.lab.replay import Figures, Plan, Routes, estimate_from_log, replay_outcomes, routes
 
 UNITS: Mapping[str, str] = {
     "usd": "the mean dollars of a call",
@@ -79,7 +79,7 @@ def _costs(texts: Sequence[str]) -> Mapping[str, float]:
 
 
 def _full(args: Arguments, data: Dataset, open_: Routes, plan: Plan) -> None:
-    figures_by_policy = replayed(data, plan)
+    figures_by_policy = replay_outcomes(data, plan)
     if args.json:
         policies: dict[str, Any] = {}
         for name, figures in figures_by_policy.items():
@@ -127,7 +127,7 @@ def _in_words(mean: float | None, worst: float | None) -> str:
 
 
 def _log(args: Arguments, data: Dataset, open_: Routes, plan: Plan) -> None:
-    reports_by_policy = estimated(data, plan)
+    reports_by_policy = estimate_from_log(data, plan)
     notes = [LOG_NOTE]
     if any(row.propensity is None for row in data.rows):
         notes.append(ASSUMPTION_NOTE)

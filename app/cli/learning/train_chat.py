@@ -141,14 +141,14 @@ def _pool(args: Arguments, environ: Mapping[str, str], out: Path) -> tuple[Loade
     """Return the configuration in force, or for the rehearsal world its own one with the text of its pool file."""
     if args.tasks is not None:
         config = configure(environ)
-        return replace(config, catalog=event_loop.run(_calibrated_catalog(config))), ""
+        return replace(config, catalog=event_loop.run(_calibrate_catalog(config))), ""
     text = world_file.pool_file(tuple(profiles().values()))
     (out / "pool.toml").write_text(text)
     others = process.without_settings(environ)
     return configure({**others, "BATON_POOL": str(out / "pool.toml"), "BATON_DATA_DIR": str(out)}), text
 
 
-async def _calibrated_catalog(config: Loaded) -> Catalog:
+async def _calibrate_catalog(config: Loaded) -> Catalog:
     """Return the pool with the results of `baton calibrate` on its cards, as the service shows it to its conductor."""
     if not revisions.exists(config.settings.database_url):
         return config.catalog

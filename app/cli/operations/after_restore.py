@@ -83,7 +83,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     settings = read(environ)
     terminal.log_to_stderr("warning")
     storage.print_database(settings)
-    with storage.named_failures(settings):
+    with storage.name_database_in_failures(settings):
         others = revisions.count_connections(settings.database_url)
     if others and not args.dry_run:
         raise ConfigInvalid(
@@ -191,7 +191,7 @@ async def _missing(store: Store, lines: Sequence[Mapping[str, Any]]) -> tuple[Mi
         if run not in journals:
             journals[run] = await _state(store, run)
         state, fields = journals[run], last[run, step]
-        surplus_usd = costs[run, step] - _journaled_usd(state, step)
+        surplus_usd = costs[run, step] - _sum_journaled_usd(state, step)
         is_settled = state is not None and step in state.steps and state.steps[step].settled
         if surplus_usd > 0 or not is_settled:
             worker, tenant = str(fields.get("worker", "")), str(fields.get("tenant", ""))
@@ -206,7 +206,7 @@ async def _state(store: Store, run: str) -> RunState | None:
         return None
 
 
-def _journaled_usd(state: RunState | None, step: int) -> float:
+def _sum_journaled_usd(state: RunState | None, step: int) -> float:
     """Return the dollars that the journal knows of for a step: open calls with what is held for them."""
     if state is None:
         return 0.0
@@ -254,7 +254,7 @@ def _print(state: RestoredState, args: Arguments) -> None:
     print(f"{count(len(state.missing), 'step')} of {state.logged} in the logs missing from the journal: ${usd:.6f}.")
     missing = []
     for step in state.missing:
-        missing.append(f"{step.run}  step {step.step}  {step.worker}  ${step.usd:.6f}  {_known_text(step)}")
+        missing.append(f"{step.run}  step {step.step}  {step.worker}  ${step.usd:.6f}  {_describe_known(step)}")
     _list(missing)
     if state.keys is not None:
         print(f"{count(state.keys, 'key')} of the queue deleted in Redis.")
@@ -273,7 +273,7 @@ def _calls(run: OpenRun) -> str:
     return ", ".join([f"{call.worker} at most ${call.usd:.6f}" for call in run.calls]) or "no open call"
 
 
-def _known_text(step: Missing) -> str:
+def _describe_known(step: Missing) -> str:
     if step.known:
         return "the run is known"
     return "the run is missing"

@@ -17,7 +17,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     settings = read(environ)
     terminal.log_to_stderr(settings.log_level)
     storage.print_database(settings)
-    with storage.named_failures(settings):
+    with storage.name_database_in_failures(settings):
         status = revisions.status(settings.database_url)
     if args.status:
         return _print_status(settings, status, as_json=args.json)
@@ -38,7 +38,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 
 def _migrate(settings: Settings, args: Arguments, *, up: bool) -> int:
-    with terminal.stderr().status("migrating the database"), storage.named_failures(settings):
+    with terminal.stderr().status("migrating the database"), storage.name_database_in_failures(settings):
         migrate(settings.database_url, args.to, up=up)
         status = revisions.status(settings.database_url)
     if args.json:

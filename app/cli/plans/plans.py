@@ -83,7 +83,7 @@ async def _edit(config: Loaded, args: Arguments) -> dict[str, Any]:
         number = orders.next_number(plan, base)
         before = revisions.as_value(await revisions.steps_of(store.of_tenant(None), base))
         value = requests.apply_revision(change, before, plan.first.state.admitted.pool)
-        usual = await _repeated_order(store, config.catalog, plan, base, row.tenant, PREVIEW_KEY)
+        usual = await _repeat_order(store, config.catalog, plan, base, row.tenant, PREVIEW_KEY)
         order = orders.to_revision(usual, plan, value, number)
         record = orders.record_of_revision(plan, number, row.tenant, {"command": runtime.context.name("edit")})
         until = runtime.context.now() + order.limits.seconds + runtime.gateway.remembered
@@ -137,7 +137,7 @@ async def _execute(config: Loaded, args: Arguments) -> int:
         plan, row = await _find(store, args.plan)
         revision = plan.revision(args.revision)
         steps = await revisions.steps_of(store.of_tenant(None), revision)
-        usual = await _repeated_order(store, config.catalog, plan, revision, row.tenant, RUN_KEY)
+        usual = await _repeat_order(store, config.catalog, plan, revision, row.tenant, RUN_KEY)
         order = orders.to_execution(usual, revision, steps, requests.read_run({}))
         try:
             end = await engine.run_to_end(runtime, order)
@@ -172,7 +172,7 @@ async def _find(store: Store, name: str) -> tuple[Plan, RunRow]:
     return await revisions.find(store.of_tenant(None), name)
 
 
-async def _repeated_order(store: Store, catalog: Catalog, plan: Plan, base: Revision, tenant: str, key: str) -> Order:
+async def _repeat_order(store: Store, catalog: Catalog, plan: Plan, base: Revision, tenant: str, key: str) -> Order:
     """Return the order of the plan's request in the name of this command, which has every scope in the plan's
     tenant."""
     caller = Caller(KeyRow(key, tenant, key, b"", frozenset(SCOPES), 0.0))

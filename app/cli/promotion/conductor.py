@@ -123,7 +123,7 @@ def _deploy(config: Loaded, args: Arguments) -> int:
         return 0
     console = terminal.stdout()
     console.print(
-        f"{card.name} is loaded and fit: {version_changes.signed_findings(note)}", markup=False, soft_wrap=True
+        f"{card.name} is loaded and fit: {version_changes.name_signers_in_findings(note)}", markup=False, soft_wrap=True
     )
     console.print(f"next: baton conductor shadow {args.conductor} {card.name}", markup=False, soft_wrap=True)
     return 0
@@ -137,7 +137,7 @@ def _restore(config: Loaded, args: Arguments) -> int:
         present = served_by_all(servers)
         missing = [version for version in in_force.loaded if version not in present]
         for version in missing:
-            folder, path = _deployed_from(changes, args.conductor, version)
+            folder, path = _find_deployed_folder(changes, args.conductor, version)
             card, golden = manifest.read(folder)
             if card.name != version:
                 raise ConfigInvalid([f"{folder}: is {card.name} by now, not {version}; deploy it as another version"])
@@ -151,7 +151,7 @@ def _restore(config: Loaded, args: Arguments) -> int:
     return 0
 
 
-def _deployed_from(changes: Sequence[Change], conductor: str, version: str) -> tuple[Path, str]:
+def _find_deployed_folder(changes: Sequence[Change], conductor: str, version: str) -> tuple[Path, str]:
     """Return the folder from which a version was deployed last, as seen from here and from its server."""
     note = ""
     for change in changes:

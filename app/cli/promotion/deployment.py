@@ -112,7 +112,7 @@ def _quote(word: str) -> str:
 
 def check_fit(card: Manifest, config: Loaded, conductor: str) -> None:
     """Raise `ConfigInvalid` with every reason why a version cannot conduct in this worker's name."""
-    tiers = conducted_tiers(config, conductor)
+    tiers = find_conducted_tiers(config, conductor)
     if not tiers:
         raise ConfigInvalid([f"{conductor}: conducts no tier of the pool file"])
     faults: list[str] = []
@@ -122,7 +122,7 @@ def check_fit(card: Manifest, config: Loaded, conductor: str) -> None:
         raise ConfigInvalid(faults)
 
 
-def conducted_tiers(config: Loaded, conductor: str) -> list[Tier]:
+def find_conducted_tiers(config: Loaded, conductor: str) -> list[Tier]:
     """Return the tiers for which a worker plans, alone or as one of a selector's choices."""
     return [tier for tier in config.catalog.tiers.values() if tier.conductor.worker == conductor]
 

@@ -94,7 +94,7 @@ def show(
             change.kind,
             change.version,
             share,
-            signed_findings(change.note),
+            name_signers_in_findings(change.note),
         )
         terminal.add_row(table, cells)
     console.print(table)
@@ -107,7 +107,7 @@ def canary_text(now: VersionsInForce) -> str:
     return f"; canary {now.canary} for {now.share:.0%} of the runs"
 
 
-def signed_findings(note: str) -> str:
+def name_signers_in_findings(note: str) -> str:
     """Return the findings about a version, with the name of the key that has signed it in place of the whole
     signature."""
     if '"signature"' not in note:

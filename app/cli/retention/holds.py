@@ -33,7 +33,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 async def _add(settings: Settings, args: Arguments, now: float) -> list[Hold]:
     async with storage.open_configured_store(settings) as store:
-        scope, name = await _chosen_scope(store, args, now)
+        scope, name = await _choose_scope(store, args, now)
         by = storage.operator()
         tenant = ""
         if scope == "user":
@@ -50,7 +50,7 @@ async def _add(settings: Settings, args: Arguments, now: float) -> list[Hold]:
         return [await store.place_hold(hold, by=by)]
 
 
-async def _chosen_scope(store: Store, args: Arguments, now: float) -> tuple[HoldScope, str]:
+async def _choose_scope(store: Store, args: Arguments, now: float) -> tuple[HoldScope, str]:
     """Return the scope and the name that the command names. Raises `ConfigInvalid` unless it names one."""
     options: list[tuple[HoldScope, str | None]] = [("run", args.run), ("user", args.user), ("key", args.key)]
     if args.user is None:

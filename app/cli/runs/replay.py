@@ -166,7 +166,7 @@ async def _replay(config: Loaded, args: Arguments, under: Mapping[str, str], now
         async with engine.start_engine(config, args.concurrency, dispatches=True) as runtime:
             batch = Batch(runtime, args, under, Money(args.max_usd, args.concurrency))
             rows = await _rows(runtime.context.store, args, now())
-            earlier_runs = _replayed_before(args.out)
+            earlier_runs = _find_replayed_runs(args.out)
             waiting = [row for row in rows if row.id not in earlier_runs]
             batch.left_out["replayed before"] = len(rows) - len(waiting)
             waiting.reverse()
@@ -182,14 +182,14 @@ async def _configuration(config: Loaded, under: Mapping[str, str]) -> Loaded:
     """Return the configuration with the pool snapshot that is to be tried, and with arms."""
     catalog = config.catalog
     if "snapshot" in under:
-        catalog = await _stored_catalog(config, under["snapshot"])
+        catalog = await _load_stored_catalog(config, under["snapshot"])
     if "conductor" in under:
         conductors = (*catalog.evaluation.conductors, under["conductor"])
         catalog = sealed(replace(catalog, evaluation=replace(catalog.evaluation, arms=True, conductors=conductors)))
     return replace(config, catalog=catalog)
 
 
-async def _stored_catalog(config: Loaded, digest: str) -> Catalog:
+async def _load_stored_catalog(config: Loaded, digest: str) -> Catalog:
     async with storage.open_configured_store(config.settings) as store:
         bodies = await store.catalogs([digest])
     if digest not in bodies:
@@ -217,7 +217,7 @@ async def _rows(store: Store, args: Arguments, now: float) -> list[RunRow]:
     return rows[: args.limit]
 
 
-def _replayed_before(out: str | None) -> set[str]:
+def _find_replayed_runs(out: str | None) -> set[str]:
     """Return the runs that an earlier command has replayed into this file. A line that was cut off does not count."""
     runs: set[str] = set()
     if out is None or not Path(out).exists():
@@ -260,7 +260,7 @@ async def _replay_run(batch: Batch, row: RunRow) -> ReplayedRun | None:
     cost = 0
     try:
         order = replace(order, followed=True, limits=replace(order.limits, usd=part))
-        again = await _ended_replay(batch, order)
+        again = await _await_end_of_replay(batch, order)
         cost = again.spent.usd
     finally:
         batch.money.settle(part, cost)
@@ -311,7 +311,7 @@ def _tier(catalog: Catalog, row: RunRow, served_by: str, under: Mapping[str, str
     return tier, model
 
 
-async def _ended_replay(batch: Batch, order: Order) -> RunRow:
+async def _await_end_of_replay(batch: Batch, order: Order) -> RunRow:
     """Return the row of a replay that has ended, or that waits for tools and has no recorded results for its calls."""
     store = batch.runtime.context.store
     end = await engine.run_to_end(batch.runtime, order)

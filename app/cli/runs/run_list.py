@@ -47,7 +47,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 async def _list(settings: Settings, args: Arguments, now: float) -> None:
     async with storage.open_configured_store(settings) as store:
         keys = await store.keys()
-        rows = await store.runs(_sorted_query(args, keys, now))
+        rows = await store.runs(_build_sorted_query(args, keys, now))
         previews = await _previews(store, rows)
     names = {key.id: key.name for key in keys}
     if args.json:
@@ -59,7 +59,7 @@ async def _list(settings: Settings, args: Arguments, now: float) -> None:
         console.print(_table(rows, names, previews, console.width))
 
 
-def _sorted_query(args: Arguments, keys: Sequence[KeyRow], now: float) -> RunQuery:
+def _build_sorted_query(args: Arguments, keys: Sequence[KeyRow], now: float) -> RunQuery:
     order = {"sort": args.sort, "ascending": args.reverse, "limit": min(args.limit, 1_000)}
     return replace(query_of(args, keys, now), **order)
 
@@ -74,7 +74,7 @@ async def _follow(settings: Settings, args: Arguments, now: Callable[[], float])
         while True:
             latest = await store.lists.mark()
             if latest != mark:
-                mark, rows = latest, await store.runs(_sorted_query(args, keys, now()))
+                mark, rows = latest, await store.runs(_build_sorted_query(args, keys, now()))
                 previews = await _previews(store, rows)
                 summaries = {row.id: _summary(row, names, previews) for row in rows}
                 for row in reversed(rows):

@@ -125,10 +125,10 @@ def _facts(run: run_words.Record, question: str | None, full: bool) -> list[tupl
         facts.append(("left out", f"{worker}: {reason}"))
     for words in run_words.why(run):
         facts.append(("why so", words))
-    return facts + _further_facts(run)
+    return facts + _list_rare_facts(run)
 
 
-def _further_facts(run: run_words.Record) -> list[tuple[str, str]]:
+def _list_rare_facts(run: run_words.Record) -> list[tuple[str, str]]:
     """Return the facts that only some runs have."""
     facts = []
     requests, replies = run_words.requests(run), run_words.replies(run)
@@ -181,7 +181,7 @@ def _step(tree: Tree, step: run_words.Record, *, answers: bool, full: bool, is_p
         *[(f"attempt {call['attempt']}", run_words.attempt(call)) for call in step["attempts"]],
         *[("tools", run_words.exchange(tool_use, full=full)) for tool_use in step["exchanges"]],
         ("error", error),
-        ("not called", "; ".join(run_words.passed_over(step)) or None),
+        ("not called", "; ".join(run_words.describe_passed_over_workers(step)) or None),
         ("said", output),
     ]
     for name, value in lines:

@@ -112,7 +112,7 @@ def attempt(record: Record) -> str:
         seconds += f", first words after {duration(record['first_delta_seconds'])}"
     parts = [f"{record['worker']}: {outcome}", tokens(record["usage"]), cost(record["cost_usd"]), seconds]
     parts += _peculiarities(record)
-    return " · ".join([*parts, *passed_over(record)])
+    return " · ".join([*parts, *describe_passed_over_workers(record)])
 
 
 def _peculiarities(record: Record) -> list[str]:
@@ -211,7 +211,7 @@ def replies(run: Record) -> str:
     return ", ".join(turn["reply_id"] for turn in run["turns"] if turn["reply_id"])
 
 
-def passed_over(record: Record) -> list[str]:
+def describe_passed_over_workers(record: Record) -> list[str]:
     """Return the workers that were passed over for a call, each with the reason."""
     return [f"{worker['worker']} passed over ({worker['reason']})" for worker in record.get("passed_over", [])]
 

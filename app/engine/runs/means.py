@@ -8,7 +8,7 @@ take no time, so that nothing is refused for what nobody knows.
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from app.conductor.prompt import left_out
+from app.conductor.prompt import count_left_out_chars
 from app.core.message.chat import Task
 from app.core.plan.pricing import best_alone, every_plan_fits, least_price, plan_price, plan_seconds, question_tokens
 from app.core.plan.workflow import Step
@@ -77,7 +77,7 @@ class Means:
         tier = self._context.tier_of(state.admitted)
         if tier is None:
             return 0
-        return left_out(self._task.messages, tier.conductor.message_chars)
+        return count_left_out_chars(self._task.messages, tier.conductor.message_chars)
 
     def planning_seconds(self, state: RunState) -> float:
         """Return the seconds that a call for a plan is likely to take; 0 if no model plans for the tier."""

@@ -18,7 +18,7 @@ from math import inf
 
 import orjson
 
-from app.conductor.prompt import PARTLY, left_out
+from app.conductor.prompt import PARTLY, count_left_out_chars
 from app.conductor.protocol import (
     Brief,
     Chooser,
@@ -635,7 +635,7 @@ class Planner:
             seconds_left = int(brief.seconds_left)
         omitted_chars = 0
         if template in PARTLY.values():
-            omitted_chars = left_out(brief.task.messages, brief.message_chars)
+            omitted_chars = count_left_out_chars(brief.task.messages, brief.message_chars)
         return Purpose(
             template=template,
             usd_left=brief.usd_left,

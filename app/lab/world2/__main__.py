@@ -8,8 +8,8 @@ from pathlib import Path
 from app.lab.world2 import ceiling, selector_log
 from app.lab.world2.baselines import Policy, Setting
 from app.lab.world2.bounds import OptimumAsRead, OptimumByCards, optima_of_partial_knowledge
-from app.lab.world2.evolution import EvolvedPrompt, evolved_prompt_name
-from app.lab.world2.learning import BUDGETS, READ_TASKS, learn_policies, learned_name, thrifty_name
+from app.lab.world2.evolution import EvolvedPrompt, name_evolved_prompt
+from app.lab.world2.learning import BUDGETS, READ_TASKS, learn_policies, name_learned_policy, thrifty_name
 from app.lab.world2.model_free import policy_names as model_free_names
 from app.lab.world2.model_free import train_model_free
 from app.lab.world2.provider import SPLITS, pool_file, task_set
@@ -79,7 +79,7 @@ def _compare(options: argparse.Namespace) -> int:
     sizes = Sizes(options.pools, options.training, options.training // 2, options.tested)
     quick, slow = (
         [baseline_group(), *_learner(options.learn)],
-        [*_bounds(options.learn), selector_group(sizes), *_free(options.learn), *_evolved(options.learn)],
+        [*_bounds(options.learn), selector_group(sizes), *_free(options.learn), *_evolve_prompts(options.learn)],
     )
     results: dict[int, SeedResults] = {}
     if options.keep:
@@ -105,7 +105,7 @@ def _learner(most: int) -> list[PolicyGroup]:
     if most < BUDGETS[0]:
         return []
     budgets = [budget for budget in BUDGETS if budget <= most]
-    names = (*map(learned_name, budgets), thrifty_name(budgets[-1]))
+    names = (*map(name_learned_policy, budgets), thrifty_name(budgets[-1]))
     return [PolicyGroup(names, lambda settings, seed: learn_policies(settings, seed, most))]
 
 
@@ -116,7 +116,7 @@ def _free(most: int) -> list[PolicyGroup]:
     return [PolicyGroup(tuple(model_free_names(most)), lambda settings, seed: train_model_free(settings, seed, most))]
 
 
-def _evolved(most: int) -> list[PolicyGroup]:
+def _evolve_prompts(most: int) -> list[PolicyGroup]:
     """Return prompts that are evolved with up to so many verdicts."""
     budgets = [budget for budget in BUDGETS if budget <= most]
 
@@ -125,7 +125,7 @@ def _evolved(most: int) -> list[PolicyGroup]:
 
     if not budgets:
         return []
-    return [PolicyGroup(tuple([evolved_prompt_name(budget) for budget in budgets]), make)]
+    return [PolicyGroup(tuple([name_evolved_prompt(budget) for budget in budgets]), make)]
 
 
 def _bounds(most: int) -> list[PolicyGroup]:

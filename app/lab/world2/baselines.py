@@ -161,9 +161,9 @@ class NearestOutcomes:
     def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return the plan of each task."""
         vocabulary = texts.Vocabulary(setting.training)
-        rows = vocabulary.weighted(setting.training)
-        validation_orders = np.argsort(-(vocabulary.weighted(setting.validation) @ rows.T), axis=1)
-        orders = np.argsort(-(vocabulary.weighted(tasks) @ rows.T), axis=1)
+        rows = vocabulary.weigh(setting.training)
+        validation_orders = np.argsort(-(vocabulary.weigh(setting.validation) @ rows.T), axis=1)
+        orders = np.argsort(-(vocabulary.weigh(tasks) @ rows.T), axis=1)
         best, chosen = -1.0, np.zeros(len(tasks), dtype=np.int64)
         for count in NEAREST:
             validation_plans = _best_plans_of_neighbours(setting, validation_orders, count)
@@ -197,7 +197,7 @@ def clairvoyant_rewards(setting: Setting, tasks: Sequence[Task]) -> NDArray[np.f
     return np.array([reward_of_kind[task.kind] for task in tasks])
 
 
-def fixed_plans() -> list[Policy]:
+def list_fixed_policies() -> list[Policy]:
     """Return the policies of one constant plan."""
     return [
         Fixed("best single worker", lambda plan: len(plan.workers) == 1),

@@ -24,7 +24,7 @@ from app.lab.world2.baselines import PlanIndices, Setting
 from app.lab.world2.constants import DOMAINS, TRAITS, constants
 from app.lab.world2.outcome import Rewards, mean_rewards_of_all_plans, rewards_of_all_plans
 from app.lab.world2.reading import Reader
-from app.lab.world2.sentences import pretrained
+from app.lab.world2.sentences import load_word_vectors
 from app.lab.world2.tasks import Part, Task, draw_task, families
 from app.lab.world2.workers import PRICE_NOISE, PRICE_SLOPE, Card, Pool
 
@@ -53,7 +53,7 @@ class OptimumAsRead:
 
     def __init__(self, seed: int, texts: int) -> None:
         random = Random(f"world-2|reader|{seed}")
-        self._reader = Reader([draw_task(random, "train") for _ in range(texts)], pretrained())
+        self._reader = Reader([draw_task(random, "train") for _ in range(texts)], load_word_vectors())
 
     def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
         """Return the best plan for each task."""
@@ -134,12 +134,12 @@ def _sample_pools(chosen: Pool) -> list[Pool]:
 def _sample_skills(card: Card, random: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Draw abilities, and skills by domain (a row for each draw)."""
     weights, by_domain = _posterior(card)
-    places = _stratified_sample(np.tile(weights, (DRAWS, 1)), random)
-    skills = [GRID[_stratified_sample(conditional[places], random)] for conditional in by_domain]
+    places = _draw_stratified(np.tile(weights, (DRAWS, 1)), random)
+    skills = [GRID[_draw_stratified(conditional[places], random)] for conditional in by_domain]
     return GRID[places], np.stack(skills, axis=1)
 
 
-def _stratified_sample(weights: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.int64]:
+def _draw_stratified(weights: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.int64]:
     """Draw one place of each row, by its weights; the dice of all rows are evenly spread."""
     dice = random.permutation((np.arange(len(weights)) + random.random(len(weights))) / len(weights))
     sums = weights.cumsum(axis=1)

@@ -116,7 +116,7 @@ class EvolvedPrompt:
     """The prompt that was evolved over the pools of training; it chooses by cards, so over any pool."""
 
     def __init__(self, settings: Sequence[Setting], seed: int, executions: int) -> None:
-        self.name = evolved_prompt_name(executions)
+        self.name = name_evolved_prompt(executions)
         self.rules = evolve_prompt(settings, seed, executions)
 
     def choose(self, setting: Setting, tasks: Sequence[Task]) -> PlanIndices:
@@ -129,7 +129,7 @@ class EvolvedPrompt:
         return np.array(chosen)
 
 
-def evolved_prompt_name(executions: int) -> str:
+def name_evolved_prompt(executions: int) -> str:
     """Return the name of the row."""
     return f"evolved prompt (GEPA), {executions:,} verdicts"
 

@@ -82,7 +82,7 @@ class Value:
             if value.gradient is None:
                 continue
             for source, rule in value.sources:
-                part = _narrowed(rule(value.gradient), source.array.shape)
+                part = _sum_to_shape(rule(value.gradient), source.array.shape)
                 source.gradient = part if source.gradient is None else source.gradient + part
 
 
@@ -106,7 +106,7 @@ def _same(passed: Array) -> Array:
     return passed
 
 
-def _narrowed(passed: Array, shape: tuple[int, ...]) -> Array:
+def _sum_to_shape(passed: Array, shape: tuple[int, ...]) -> Array:
     """Sum over the axes along which an array of this shape was repeated."""
     while passed.ndim > len(shape):
         passed = passed.sum(axis=0)

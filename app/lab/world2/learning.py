@@ -66,7 +66,7 @@ from app.lab.world2.rules import (
     shows_plan,
     size_of,
 )
-from app.lab.world2.sentences import pretrained
+from app.lab.world2.sentences import load_word_vectors
 from app.lab.world2.shapes import Plan, Shape, catalogue
 from app.lab.world2.tasks import Family, Part, Task, draw_task
 from app.lab.world2.workers import Card, Pool, Worker, draw_pool, worker_profiles
@@ -200,7 +200,7 @@ class Learner:
         self._random = Random(f"world-2|learner|{seed}")
         self._noise = np.random.default_rng(seed)
         labelled = [draw_task(self._random, "train") for _ in range(texts)]
-        self.reader = Reader(labelled, pretrained())
+        self.reader = Reader(labelled, load_word_vectors())
         self._seen_pools, self._other_pools = list(pools), [draw_pool(self._random) for _ in range(POOLS)]
         self._labelled = labelled
         self._executions: list[LoggedExecution] = []
@@ -219,7 +219,7 @@ class Learner:
 
     def policy(self) -> "LearnedPolicy":
         """Return what would be chosen by what is believed now."""
-        return LearnedPolicy(learned_name(len(self._executions)), self.reader, self.posterior_mode())
+        return LearnedPolicy(name_learned_policy(len(self._executions)), self.reader, self.posterior_mode())
 
     def thrifty_policy(self) -> "LearnedPolicy":
         """Return what would be chosen by what is believed now if dollars counted for more than they do."""
@@ -229,7 +229,7 @@ class Learner:
         """Return the most probable figures."""
         return Beliefs(dict(self.figures), self.reader.families)
 
-    def believed_rewards(self, chosen: Pool) -> Rewards:
+    def estimate_rewards(self, chosen: Pool) -> Rewards:
         """Return the rewards that would be true if the most probable figures were."""
         return self.posterior_mode().rewards(chosen)
 
@@ -242,7 +242,7 @@ class Learner:
         root = np.linalg.cholesky(self.covariance)
         flat = self._flat() + root @ self._noise.standard_normal(len(root))
         seed = int(self._noise.integers(2**31))
-        return Beliefs(self._unflattened(flat), self.reader.families, np.random.default_rng(seed))
+        return Beliefs(self._unflatten(flat), self.reader.families, np.random.default_rng(seed))
 
     def _execute_until(self, executions: int) -> None:
         """Execute plans until there are so many."""
@@ -315,7 +315,7 @@ class Learner:
         step = np.zeros(len(accepted))
         for _ in range(steps):
             flat = accepted + step
-            self.figures = self._unflattened(flat)
+            self.figures = self._unflatten(flat)
             new_log_likelihood, gradient, information = self._log_likelihood(columns)
             if new_log_likelihood + self._log_prior(flat) < log_likelihood + self._log_prior(accepted):
                 step /= 2
@@ -326,7 +326,7 @@ class Learner:
             step[:] = newton_step * min(1.0, MAX_STEP / float(np.abs(newton_step).max()))
             accepted, log_likelihood = flat, new_log_likelihood
             self._estimate_spreads()
-        self.figures = self._unflattened(accepted + step)
+        self.figures = self._unflatten(accepted + step)
 
     def _log_prior(self, flat: Array) -> float:
         """Return the log of how probable these figures are without evidence, apart from a constant."""
@@ -405,7 +405,7 @@ class Learner:
     def _flat(self) -> Array:
         return np.concatenate([self.figures[name] for name in self._names()])
 
-    def _unflattened(self, flat: Array) -> Figures:
+    def _unflatten(self, flat: Array) -> Figures:
         figures, start = dict(self.figures), 0
         for name in self._names():
             size = len(self.figures[name])
@@ -500,7 +500,7 @@ def expected_ability(card: Card, figures: Figures) -> float:
 
     Slow workers are dear and able ones. The price says no more than the speed, and less over pools with other prices.
     """
-    return float(figures["mean"][0] + figures["speed"][0] * _standardised_log_speed(card))
+    return float(figures["mean"][0] + figures["speed"][0] * _standardise_log_speed(card))
 
 
 def posterior_by_card(
@@ -561,7 +561,7 @@ def _log_speed_scale() -> tuple[float, float]:
     return float(logs.mean()), float(logs.std())
 
 
-def _standardised_log_speed(card: Card) -> float:
+def _standardise_log_speed(card: Card) -> float:
     """Return the log speed, in deviations from its mean."""
     mean, deviation = _log_speed_scale()
     return (math.log(card.speed) - mean) / deviation
@@ -569,7 +569,7 @@ def _standardised_log_speed(card: Card) -> float:
 
 @cache
 def _standardised_log_speeds() -> Array:
-    return np.array([_standardised_log_speed(worker.card) for worker in worker_profiles(unseen=False)])
+    return np.array([_standardise_log_speed(worker.card) for worker in worker_profiles(unseen=False)])
 
 
 def _initial_figures(families: int) -> Figures:
@@ -709,7 +709,7 @@ class _RightProbability:
         return (logits + np.zeros(len(self._batch["passed"]))).logistic().column()
 
 
-def learned_name(executions: int) -> str:
+def name_learned_policy(executions: int) -> str:
     """Return the name of the policy that has so many verdicts."""
     return f"learned from {executions:,} verdicts"
 

@@ -22,7 +22,7 @@ from app.lab.world2.learning import BUDGETS, POOLS, READ_TASKS
 from app.lab.world2.outcome import Rewards
 from app.lab.world2.reading import Reader
 from app.lab.world2.rules import size_of
-from app.lab.world2.sentences import pretrained
+from app.lab.world2.sentences import load_word_vectors
 from app.lab.world2.shapes import SUBTASKS, Plan, catalogue
 from app.lab.world2.tasks import Task, draw_task
 from app.lab.world2.workers import Card, Pool, draw_pool
@@ -136,7 +136,7 @@ class Environment:
     def __init__(self, pools: Sequence[Pool], seed: int, texts: int = READ_TASKS, count: int = TASK_COUNT) -> None:
         """Draw `count` tasks, each over one of these pools or of `POOLS` others; the reader learns from `texts`."""
         self.random = Random(f"world-2|model-free|{seed}")
-        self.reader = Reader([draw_task(self.random, "train") for _ in range(texts)], pretrained())
+        self.reader = Reader([draw_task(self.random, "train") for _ in range(texts)], load_word_vectors())
         other_pools = [draw_pool(self.random) for _ in range(POOLS)]
         rewards = list(map(Rewards, [*pools, *other_pools]))
         cases = []

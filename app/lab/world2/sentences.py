@@ -2,7 +2,7 @@
 
 Two multinomial regressions look at the same features: one knows families, one knows domains alone. A sentence of known
 words is left to the first, one of unknown words to the second, which errs less on words that it never met. Features are
-the mean of pretrained static word vectors where they are at hand (`pretrained`), else words.
+the mean of pretrained static word vectors where they are at hand (`load_word_vectors`), else words.
 """
 
 import math
@@ -39,7 +39,7 @@ NOVEL_SHARE = 0.2
 """The share of unknown words from which on a sentence is left to the regression on domains."""
 
 
-def pretrained() -> Vectors | None:
+def load_word_vectors() -> Vectors | None:
     """Return the static vectors that the package `wordllama` carries, or None where it is not installed."""
     package = find_spec("wordllama")
     if package is None or package.origin is None:
@@ -49,7 +49,7 @@ def pretrained() -> Vectors | None:
     model = import_module("wordllama").WordLlama.load(cache_dir=folder, disable_download=True)
 
     def vectors(sentences: Sequence[str]) -> Matrix:
-        return np.asarray(model.embed(list(map(_normalised, sentences)), norm=True), dtype=float)
+        return np.asarray(model.embed(list(map(_normalise, sentences)), norm=True), dtype=float)
 
     return vectors
 
@@ -88,9 +88,9 @@ class SentenceReader:
         self._vocabulary = set(text_counts([task.text for task in training]))
         self._places = {family.name: place for place, family in enumerate(families)}
         self._domains = np.array([family.domain for family in families])
-        self.labelled = self._labelled(training)
+        self.labelled = self._label_sentences(training)
         """The sentences of each text of training, each with the place of its family or, without one, their number."""
-        sample = _balanced_sample(chain.from_iterable(self.labelled), len(families))
+        sample = _sample_evenly(chain.from_iterable(self.labelled), len(families))
         texts, labels = [text for text, _ in sample], np.array([label for _, label in sample])
         self._features = vectors or _Words(texts)
         self._share = np.log(np.bincount(labels, minlength=len(families) + 1) / len(labels))
@@ -120,7 +120,7 @@ class SentenceReader:
             return 1.0
         return 1 - len(words_of_text & self._vocabulary) / len(words_of_text)
 
-    def _labelled(self, training: Sequence[Task]) -> list[list[tuple[str, int]]]:
+    def _label_sentences(self, training: Sequence[Task]) -> list[list[tuple[str, int]]]:
         """Label sentences by naive Bayes: of a text's own families the one with the most evidence, or none."""
         evidence, places = self._naive_bayes([task for task in training if len(task.parts) == 1])
         texts = []
@@ -167,11 +167,11 @@ class _Words:
         return rows
 
 
-def _balanced_sample(pairs: Iterable[tuple[str, int]], families: int) -> list[tuple[str, int]]:
+def _sample_evenly(pairs: Iterable[tuple[str, int]], families: int) -> list[tuple[str, int]]:
     """Return up to so many different sentences of each family, and of none."""
     different: dict[str, tuple[str, int]] = {}
     for text, label in pairs:
-        different[_normalised(text)] = (text, label)
+        different[_normalise(text)] = (text, label)
     order = list(different.values())
     Random(0).shuffle(order)
     counts: Counter[int] = Counter()
@@ -186,7 +186,7 @@ def _balanced_sample(pairs: Iterable[tuple[str, int]], families: int) -> list[tu
     return sample
 
 
-def _normalised(text: str) -> str:
+def _normalise(text: str) -> str:
     """Return the sentence in small letters, with one number for all."""
     return NUMBER.sub("7", text.lower())
 

@@ -48,7 +48,7 @@ def catalogue() -> Mapping[str, Shape]:
     """Return all shapes by name. A name lists the roles in order; `a+b` work apart from each other."""
     shapes: dict[str, Shape] = {}
     for solve in ("solve", "reason"):
-        shapes |= _whole(solve) | _in_parts(solve) | _digested(solve)
+        shapes |= _make_whole_task_shapes(solve) | _in_parts(solve) | _make_digest_shapes(solve)
     return shapes
 
 
@@ -60,7 +60,7 @@ def workflow(plan: Plan, names: tuple[str, ...]) -> Workflow:
     return Workflow(tuple(steps))
 
 
-def _whole(solve: str) -> dict[str, Shape]:
+def _make_whole_task_shapes(solve: str) -> dict[str, Shape]:
     """Return the shapes in which every worker sees the task and works on all of it."""
     alone, plan, check = ShapeStep(solve), ShapeStep("plan"), ShapeStep("check", (0,))
     by_plan = ShapeStep(solve, (0,))
@@ -90,7 +90,7 @@ def _in_parts(solve: str) -> dict[str, Shape]:
     }
 
 
-def _digested(solve: str) -> dict[str, Shape]:
+def _make_digest_shapes(solve: str) -> dict[str, Shape]:
     """Return the shapes in which the first worker alone sees the task, and all others see its digest."""
     digest = ShapeStep("digest")
     alone, check = _from_digest(solve), _from_digest("check", 1)

@@ -53,9 +53,9 @@ def write(path: Path) -> None:
     learner = Learner(SEED, [profiles()])
     learner.train_until(VERDICTS)
     texts = composed.draw_tasks("train", "conductor", TEXTS)
-    believed = learner.believed_rewards(profiles())
-    rewards = _believed_rewards(learner, believed, texts)
-    chosen = _choose_plans(rewards, _reserved_usd(texts))
+    believed = learner.estimate_rewards(profiles())
+    rewards = _predict_rewards(learner, believed, texts)
+    chosen = _choose_plans(rewards, _compute_reserved_usd(texts))
     reader, vocabulary = _fit_reader(texts)
     latent = _presence(texts, vocabulary) @ reader[1:] + reader[0]
     rows = np.array([terms(list(row), text.document) for row, text in zip(latent, texts, strict=True)])
@@ -67,8 +67,8 @@ def write(path: Path) -> None:
         "constants": figures.FROZEN,
         "families": composed.FROZEN_FAMILIES,
         "workers": [STRENGTHS[name] for name in REHEARSAL_NAMES],
-        "start": _rounded(reader[0]),
-        "words": {word: _rounded(weights) for word, weights in zip(vocabulary, reader[1:], strict=True)},
+        "start": _round_all(reader[0]),
+        "words": {word: _round_all(weights) for word, weights in zip(vocabulary, reader[1:], strict=True)},
         "plans": [_plan_entry(plans[place], scores[:, n]) for n, place in enumerate(chosen)],
     }
     path.write_text(_to_json(policy), encoding="utf-8")
@@ -79,7 +79,7 @@ def profiles() -> Pool:
     return tuple([worker for worker, _ in rehearsal_workers()])
 
 
-def _believed_rewards(learner: Learner, believed: Rewards, texts: Sequence[Task]) -> Matrix:
+def _predict_rewards(learner: Learner, believed: Rewards, texts: Sequence[Task]) -> Matrix:
     """Return the believed rewards of all plans, by training text; the families of these are labels."""
     places = {family.name: place for place, family in enumerate(learner.reader.families)}
     rewards: dict[object, NDArray[np.float32]] = {}
@@ -91,7 +91,7 @@ def _believed_rewards(learner: Learner, believed: Rewards, texts: Sequence[Task]
     return np.stack([rewards[text.kind] for text in texts]).astype(float)
 
 
-def _reserved_usd(texts: Sequence[Task]) -> Matrix:
+def _compute_reserved_usd(texts: Sequence[Task]) -> Matrix:
     """Return the dollars that budgets hold for all plans, by training text, as the conductor reckons them."""
     share = figures.constants().input_share
     cards = [Card(0, "", share * worker.price / 1e6, worker.price / 1e6) for worker in profiles()]
@@ -150,7 +150,7 @@ def _presence(texts: Sequence[Task], vocabulary: Sequence[str]) -> Matrix:
 
 def _plan_entry(plan: Plan, scores: Matrix) -> dict[str, Any]:
     """Return a plan as the conductor's file has it, with the weights of its worth."""
-    return {"shape": plan.shape, "steps": _steps(plan), "scores": _rounded(scores)}
+    return {"shape": plan.shape, "steps": _steps(plan), "scores": _round_all(scores)}
 
 
 def _steps(plan: Plan) -> list[tuple[int, str, tuple[str | int, ...], int]]:
@@ -163,7 +163,7 @@ def _steps(plan: Plan) -> list[tuple[int, str, tuple[str | int, ...], int]]:
     return steps
 
 
-def _rounded(values: Matrix) -> list[float]:
+def _round_all(values: Matrix) -> list[float]:
     return [round(float(value), 4) for value in values]
 
 

@@ -25,7 +25,7 @@ from app.lab.world2.baselines import (
     Setting,
     clairvoyant_rewards,
     domain_plans,
-    fixed_plans,
+    list_fixed_policies,
     true_domain_plans,
 )
 from app.lab.world2.product_selector import ProductSelector
@@ -97,7 +97,7 @@ def baseline_group() -> PolicyGroup:
     """Return the policies that are given exact rewards, the mark and the optimum among them."""
 
     def make(settings: Sequence[Setting], seed: int) -> Sequence[Policy]:
-        constant = [*fixed_plans(), *domain_plans(seed), true_domain_plans(), NearestOutcomes()]
+        constant = [*list_fixed_policies(), *domain_plans(seed), true_domain_plans(), NearestOutcomes()]
         return [RandomPlan(seed), *constant, Optimum()]
 
     names = [policy.name for policy in make([], 0)]

@@ -53,7 +53,7 @@ class Vocabulary:
             row[[self.places[word] for word in words_and_pairs(task.text) if word in self.places]] = 1.0
         return rows
 
-    def weighted(self, tasks: Sequence[Task]) -> Matrix:
+    def weigh(self, tasks: Sequence[Task]) -> Matrix:
         """Return the same with the words' weights."""
         rows = self.presence(tasks) * self._weights
         lengths = np.linalg.norm(rows, axis=1, keepdims=True)
@@ -98,10 +98,10 @@ def naive_bayes(training: Sequence[Task]) -> Classifier:
 def nearest_neighbours(training: Sequence[Task]) -> Classifier:
     """Learn a vote of the nearest training texts on the domain."""
     vocabulary, labels = Vocabulary(training), domains(training)
-    rows = vocabulary.weighted(training)
+    rows = vocabulary.weigh(training)
 
     def classify(tasks: Sequence[Task]) -> Groups:
-        nearest = np.argsort(-(vocabulary.weighted(tasks) @ rows.T), axis=1)[:, :NEIGHBOURS]
+        nearest = np.argsort(-(vocabulary.weigh(tasks) @ rows.T), axis=1)[:, :NEIGHBOURS]
         votes = np.array([(labels[nearest] == domain).sum(axis=1) for domain in range(len(DOMAINS))])
         return np.asarray(votes.argmax(axis=0))
 
@@ -111,7 +111,7 @@ def nearest_neighbours(training: Sequence[Task]) -> Classifier:
 def clusters(training: Sequence[Task], count: int, seed: int) -> Classifier:
     """Learn clusters of texts by k-means on their directions."""
     vocabulary, random = Vocabulary(training), np.random.default_rng(seed)
-    rows = vocabulary.weighted(training)
+    rows = vocabulary.weigh(training)
     centres = rows[random.choice(len(rows), size=min(count, len(rows)), replace=False)]
     for _ in range(ROUNDS):
         nearest = (rows @ centres.T).argmax(axis=1)
@@ -120,7 +120,7 @@ def clusters(training: Sequence[Task], count: int, seed: int) -> Classifier:
             centres[place] = mean / max(float(np.linalg.norm(mean)), 1e-9)
 
     def classify(tasks: Sequence[Task]) -> Groups:
-        return np.asarray((vocabulary.weighted(tasks) @ centres.T).argmax(axis=1))
+        return np.asarray((vocabulary.weigh(tasks) @ centres.T).argmax(axis=1))
 
     return classify
 

@@ -109,7 +109,7 @@ def main() -> int:
     torch.set_num_threads(1)
     if args.plan:
         pairs = [(str(cards_text), str(question)) for cards_text, question in json.load(sys.stdin)]
-        json.dump(WordsConductor.saved(args.plan).likeliest_plans(pairs), sys.stdout)
+        json.dump(WordsConductor.from_folder(args.plan).likeliest_plans(pairs), sys.stdout)
         return 0
     if not args.out:
         parser.error("name a new folder with --out")
@@ -133,7 +133,7 @@ def train(recipe: Recipe, out: Path, means: Resources) -> Manifest:
     exam = teacher.exam(f"{seed}|exam", math.ceil(recipe.judged / TASKS_OF_LESSON), TASKS_OF_LESSON)
     lessons = teacher.lessons(seed, recipe.lessons, TASKS_OF_LESSON, means.processes)
     _say(f"there are {TASKS_OF_LESSON * len(lessons):,} tasks to learn from")
-    words = WordsConductor.fresh(
+    words = WordsConductor.with_random_weights(
         recipe.sizes, train_tokenizer(_texts(lessons, Random(seed))), teacher.families, recipe.seed
     )
     batches = load_batches(Batches(words, lessons, recipe.sizes, recipe.steps, recipe.seed), means.processes)
@@ -158,7 +158,7 @@ def train(recipe: Recipe, out: Path, means: Resources) -> Manifest:
         "software": training_record.software(),
     }
     (out / "card.json").write_text(json.dumps(card, indent=1) + "\n")
-    return write_manifest(WordsConductor.saved(out), out, recipe)
+    return write_manifest(WordsConductor.from_folder(out), out, recipe)
 
 
 def exam_mark(words: WordsConductor, exam: Sequence[Question]) -> float:

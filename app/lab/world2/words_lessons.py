@@ -98,7 +98,7 @@ class Teacher:
 
     def lessons(self, seed: str, count: int, tasks: int, processes: int = 1) -> list[Lesson]:
         """Return so many lessons with so many tasks each, the same ones whatever the number of processes."""
-        make = partial(self._numbered_lesson, seed, tasks)
+        make = partial(self._make_numbered_lesson, seed, tasks)
         if processes == 1:
             return [make(number) for number in range(count)]
         with ProcessPoolExecutor(processes) as pool:
@@ -107,7 +107,7 @@ class Teacher:
     def lesson(self, random: Random, tasks: int) -> Lesson:
         """Return one pool of invented workers with so many tasks of training."""
         pool = tuple(invent_worker(random) for _ in range(random.randint(SMALLEST, LARGEST)))
-        believed = self.believed_rewards(pool)
+        believed = self.estimate_rewards(pool)
         every, posed_tasks = all_plans(len(pool)), []
         for _ in range(tasks):
             task = draw_task(random, "train")
@@ -127,17 +127,17 @@ class Teacher:
         for number in range(count):
             random = Random(f"{seed}|{number}")
             pool = tuple(invent_worker(random) for _ in range(random.randint(SMALLEST, LARGEST)))
-            believed = self.believed_rewards(pool)
+            believed = self.estimate_rewards(pool)
             for task in [draw_task(random, "train") for _ in range(tasks)]:
                 worth = self._values_of_all_plans(believed, task)
                 worth_of_plan = dict(zip(all_plans(len(pool)), worth.tolist(), strict=True))
                 questions.append(Question(pool, task.text, worth_of_plan))
         return questions
 
-    def _numbered_lesson(self, seed: str, tasks: int, number: int) -> Lesson:
+    def _make_numbered_lesson(self, seed: str, tasks: int, number: int) -> Lesson:
         return self.lesson(Random(f"{seed}|{number}"), tasks)
 
-    def believed_rewards(self, pool: Pool) -> Rewards:
+    def estimate_rewards(self, pool: Pool) -> Rewards:
         """Return the rewards that would be true if what is believed were."""
         return self._beliefs.rewards(pool)
 

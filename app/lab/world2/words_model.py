@@ -134,7 +134,9 @@ class WordsConductor:
         (self._line,) = tokenizer("\n", add_special_tokens=False)["input_ids"]
 
     @classmethod
-    def fresh(cls, sizes: Sizes, tokenizer: PreTrainedTokenizerFast, families: int, seed: int) -> "WordsConductor":
+    def with_random_weights(
+        cls, sizes: Sizes, tokenizer: PreTrainedTokenizerFast, families: int, seed: int
+    ) -> "WordsConductor":
         """Return a model with random weights that depend on the seed alone."""
         torch.manual_seed(seed)
         model = LlamaForCausalLM(
@@ -161,7 +163,7 @@ class WordsConductor:
         return words
 
     @classmethod
-    def saved(cls, folder: Path) -> "WordsConductor":
+    def from_folder(cls, folder: Path) -> "WordsConductor":
         """Return the model of an exported folder, in full precision."""
         disable_progress_bar()
         model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(_device())

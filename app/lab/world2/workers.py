@@ -81,7 +81,7 @@ def worker_profiles(*, unseen: bool) -> Pool:
     return tuple([_draw_worker(random, place, unseen) for place in range(count)])
 
 
-def held_out(names: Sequence[str]) -> bool:
+def is_held_out(names: Sequence[str]) -> bool:
     """Return True if pools of just these workers are held out from training: one in four, by SHA-256."""
     return hashlib.sha256("|".join(sorted(names)).encode()).digest()[0] % 4 == 0
 
@@ -92,7 +92,7 @@ def draw_pool(random: Random, *, unseen_pool: bool = False, unseen_workers: bool
     profiles = worker_profiles(unseen=unseen_workers)
     while True:
         chosen = random.sample(profiles, random.randint(SMALLEST, LARGEST))
-        if unseen_workers or held_out([worker.name for worker in chosen]) == unseen_pool:
+        if unseen_workers or is_held_out([worker.name for worker in chosen]) == unseen_pool:
             break
     factors: tuple[float, ...] = PRICE_FACTORS
     if unseen_pool or unseen_workers:
