@@ -13,7 +13,7 @@ import orjson
 
 from app.core.pool.conductor_versions import Change
 from app.errors import ConfigInvalid
-from app.store.archive import AccountSums, Administration, Record, Stored
+from app.store.archive import AccountSums, Administration, Record, StoredEvent
 from app.store.protocol import PrunedRun
 
 VERSION = 3
@@ -30,7 +30,7 @@ class _PartialRun:
     """The part of a run that was read so far."""
 
     row: dict[str, Any]
-    events: list[Stored] = field(default_factory=list)
+    events: list[StoredEvent] = field(default_factory=list)
     contents: dict[str, bytes] = field(default_factory=dict)
     tickets: list[Mapping[str, Any]] = field(default_factory=list)
     disclosures: list[Mapping[str, Any]] = field(default_factory=list)
@@ -42,7 +42,7 @@ class _PartialRun:
             body = line["body"]
             coded = isinstance(body, dict) and body.keys() == {BYTES}
             raw = _from_base64(body[BYTES]) if coded else orjson.dumps(body)
-            self.events.append(Stored(int(line["event"]), str(line["kind"]), float(line["at"]), raw))
+            self.events.append(StoredEvent(int(line["event"]), str(line["kind"]), float(line["at"]), raw))
         elif "content" in line:
             self.contents[line["content"]] = _from_base64(line["body"])
         elif "disclosure" in line:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from app.audit.report import Report, Violation
-from app.store.archive import Record, Stored
+from app.store.archive import Record, StoredEvent
 from app.store.journal_file import Source
 from app.store.protocol import PrunedRun
 
@@ -75,7 +75,7 @@ async def check_missing_runs(
             report.add(Violation(name, 0, "run-lost", "rows name the run; it is not stored and was not pruned"))
 
 
-def merkle_root(run: str, events: Sequence[Stored]) -> bytes:
+def merkle_root(run: str, events: Sequence[StoredEvent]) -> bytes:
     """Return the root over the events of a run."""
     level: list[bytes] = []
     for event in events:

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 
 from app.errors import ConfigInvalid
-from app.process.config import Loaded
+from app.process.config import Configuration
 from app.process.config.poolfile import endpoint_secret
 from app.process.config.secret_files import secret_text
 from app.providers.vllm import Management
 
 
 @contextmanager
-def conductor_servers(loaded: Loaded, conductor: str) -> Iterator[tuple[Management, ...]]:
+def conductor_servers(loaded: Configuration, conductor: str) -> Iterator[tuple[Management, ...]]:
     """Yield the management interfaces of a conductor's servers, at least one. `ConfigInvalid` where it has none."""
     worker = loaded.catalog.workers.get(conductor)
     if worker is None:

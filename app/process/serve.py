@@ -40,7 +40,7 @@ from app.gateway.http.connection import connection
 from app.network import retries
 from app.network.log_authorities import TIMESTAMP_LIBRARY
 from app.process import gc_policy
-from app.process.config import Loaded, Settings, log_signers, log_witnesses, reload
+from app.process.config import Configuration, Settings, log_signers, log_witnesses, reload
 from app.process.wiring import DRAIN_SECONDS, Runtime, check_roles, open_runtime
 from app.store.archive import open_archive
 from app.store.archive_files import open_archive_files
@@ -83,7 +83,7 @@ class Announcement:
 
 
 async def serve(
-    loaded: Loaded, environ: Mapping[str, str], roles: Roles, announce: Callable[[Announcement], None]
+    loaded: Configuration, environ: Mapping[str, str], roles: Roles, announce: Callable[[Announcement], None]
 ) -> None:
     """Run the process until it gets a SIGTERM or SIGINT."""
     check_roles(loaded, is_whole_service=roles.is_whole_service)
@@ -307,7 +307,7 @@ async def _announce(
     servers: Sequence["Server"],
     roles: Roles,
     key: asyncio.Task[str | None],
-    loaded: Loaded,
+    loaded: Configuration,
     announce: Callable[[Announcement], None],
     admin: "Server | None",
 ) -> None:

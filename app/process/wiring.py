@@ -46,7 +46,7 @@ from app.errors import ConfigInvalid, WorkerMisconfigured
 from app.gateway.http.context import Bounds, GatewayContext, Rates
 from app.network.tracing import SIGNALS, Tracing, exports
 from app.process.clock import Clock
-from app.process.config import Loaded, Settings, content_keys, endpoint_secret, pepper_file, peppers, rate_limits
+from app.process.config import Configuration, Settings, content_keys, endpoint_secret, pepper_file, peppers, rate_limits
 from app.process.config.secret_files import secret_text
 from app.providers.endpoints import Endpoints
 from app.providers.formats import adapter
@@ -97,7 +97,7 @@ class Peppers:
 class Pool:
     """The configuration in force, and what is made of it: peppers, adapters, conductors. Replaced by `install`."""
 
-    def __init__(self, loaded: Loaded, health: Health, beliefs: SelectorBeliefs) -> None:
+    def __init__(self, loaded: Configuration, health: Health, beliefs: SelectorBeliefs) -> None:
         """`health` follows the pool that is in force; its selectors choose by `beliefs`."""
         self._beliefs = beliefs
         self.health = health
@@ -109,7 +109,7 @@ class Pool:
         self.loaded = loaded
         self.install(loaded)
 
-    def install(self, loaded: Loaded) -> None:
+    def install(self, loaded: Configuration) -> None:
         """Take another configuration into force. Calls that run on the old adapters go on; those close with the
         pool. Raises `ConfigInvalid` for a pepper that is gone, after which nothing has changed."""
         self.peppers.install(loaded.settings)
@@ -127,7 +127,7 @@ class Pool:
             self._trials = trials
             self._set_catalog(self.loaded)
 
-    def _set_catalog(self, loaded: Loaded) -> None:
+    def _set_catalog(self, loaded: Configuration) -> None:
         self.loaded = replace(loaded, catalog=add_measurements(loaded.catalog, self._trials))
         self.health.use_catalog(self.loaded.catalog)
 
@@ -202,7 +202,7 @@ class Pool:
             await provider.close()
 
 
-def _adapter(name: str, spec: ProviderSpec, loaded: Loaded) -> ClosableProvider:
+def _adapter(name: str, spec: ProviderSpec, loaded: Configuration) -> ClosableProvider:
     """Return the adapter of a provider; the workers of a world answer in front of the rehearsal workers."""
     keys: dict[str, str] = {}
     for endpoint in spec.endpoints:
@@ -216,7 +216,7 @@ def _adapter(name: str, spec: ProviderSpec, loaded: Loaded) -> ClosableProvider:
     return provider
 
 
-def _providers_with_new_secrets(before: Loaded, after: Loaded) -> frozenset[str]:
+def _providers_with_new_secrets(before: Configuration, after: Configuration) -> frozenset[str]:
     """Return the providers whose key, or whose credentials at a proxy, have changed."""
     providers = set()
     for provider, spec in after.catalog.providers.items():
@@ -243,14 +243,14 @@ class Runtime:
     clock: Clock
     ratings: RatingReader
 
-    def install(self, loaded: Loaded) -> None:
+    def install(self, loaded: Configuration) -> None:
         """Take another pool and other secrets into force. Raises `ConfigInvalid`, after which nothing has changed."""
         self.pool.install(loaded)
         self.webhooks.sign_for(_webhook_target(loaded.settings))
 
 
 @asynccontextmanager
-async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) -> AsyncIterator[Runtime]:
+async def open_runtime(loaded: Configuration, *, now: Callable[[], float] = time.time) -> AsyncIterator[Runtime]:
     """Open what the configuration asks for; close it when the block is left. `now` is this machine's clock."""
     settings = loaded.settings
     home = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -372,7 +372,7 @@ def _engine(context: EngineContext, settings: Settings, home: str) -> tuple[Driv
 
 
 @asynccontextmanager
-async def _queue(loaded: Loaded, seals: SealKeys, telemetry: Telemetry) -> AsyncIterator[StepQueue]:
+async def _queue(loaded: Configuration, seals: SealKeys, telemetry: Telemetry) -> AsyncIterator[StepQueue]:
     settings = loaded.settings
     tiers = tuple(loaded.catalog.tiers)
     if settings.redis_url is None:
@@ -393,7 +393,7 @@ def _webhook_target(settings: Settings) -> Target | None:
     return Target(settings.webhook_url, read_secrets(settings.webhook_secret.get_secret_value()))
 
 
-def check_roles(loaded: Loaded, *, is_whole_service: bool) -> None:
+def check_roles(loaded: Configuration, *, is_whole_service: bool) -> None:
     """Raise `ConfigInvalid` for a set-up in which processes could not reach each other.
 
     With `is_whole_service` there is only this one process.

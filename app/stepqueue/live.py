@@ -25,7 +25,7 @@ from app.core.message.chat import ToolDelta
 from app.core.run.events import Event, Kind
 from app.errors import QueueUnavailable
 from app.network import retries
-from app.stepqueue.protocol import Adopted, Committed, Delta, Listen, Live, SealKeys, Stop
+from app.stepqueue.protocol import CommittedEvents, Delta, EngineChange, Listen, Live, SealKeys, Stop
 from app.stepqueue.streams import FAULTS, Command
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Undecodable(ValueError):
     """Bytes that are no batch of messages. Stays inside the queue, which drops and counts them."""
 
 
-class Forged(Undecodable):
+class ForgedPayload(Undecodable):
     """A payload that nobody who has the key wrote to this channel."""
 
 
@@ -187,7 +187,7 @@ class Subscriber:
         try:
             for message in unpack_live(unsealed(payload, self._channel, self._seals.keys)):
                 self._hand_over(message)
-        except Forged:
+        except ForgedPayload:
             self._losses.forged += 1
         except Undecodable:
             self._losses.undecodable += 1
@@ -211,13 +211,13 @@ def sealed(payload: bytes, channel: str, key: bytes) -> bytes:
 
 
 def unsealed(data: bytes, channel: str, keys: Sequence[bytes]) -> bytes:
-    """Return the payload; raises `Forged`. A replayed payload is accepted again, so subscribers must tolerate
+    """Return the payload; raises `ForgedPayload`. A replayed payload is accepted again, so subscribers must tolerate
     repetition."""
     if not keys:
         return data
     payload = data[SEAL:]
     if not any(hmac.compare_digest(data[:SEAL], _code(payload, channel, key)) for key in keys):
-        raise Forged("not sealed with a key of ours")
+        raise ForgedPayload("not sealed with a key of ours")
     return payload
 
 
@@ -262,7 +262,7 @@ def _row(message: Live) -> list[Any]:
                 return row
             calls = [[call.index, call.id, call.name, call.arguments] for call in message.calls]
             return [*row, message.logprobs, message.since, calls]
-        case Committed():
+        case CommittedEvents():
             events = [[event.seq, event.kind, event.at, event.body] for event in message.events]
             return ["c", message.run, events, message.contents, message.engine, message.epoch]
         case Stop():
@@ -272,7 +272,7 @@ def _row(message: Live) -> list[Any]:
             if message.call:
                 return [*row, message.call, message.chars, message.calls]
             return row
-        case Adopted():
+        case EngineChange():
             return ["a", message.run, message.address]
         case _:
             assert_never(message)
@@ -287,7 +287,7 @@ def _message(row: Any) -> Live:
         case ["d", str(run), int(step), str(call), int(offset), str(text), list(logprobs), int(since), list(calls)]:
             return Delta(run, step, call, offset, text, tuple(logprobs), since, tuple(map(_tool_delta, calls)))
         case ["c", str(run), list(events), list(contents), str(engine), int(epoch)]:
-            return Committed(run, _events(run, events), tuple(map(_text, contents)), engine, epoch)
+            return CommittedEvents(run, _events(run, events), tuple(map(_text, contents)), engine, epoch)
         case ["s", str(run), (int() | None) as step]:
             return Stop(run, step)
         case ["l", str(run), str(address)]:
@@ -295,7 +295,7 @@ def _message(row: Any) -> Live:
         case ["l", str(run), str(address), str(call), int(chars), int(calls)]:
             return Listen(run, address, call, chars, calls)
         case ["a", str(run), str(address)]:
-            return Adopted(run, address)
+            return EngineChange(run, address)
         case _:
             raise Undecodable("not a live message")
 

@@ -60,7 +60,7 @@ class Ticket:
 
 
 @record(frozen=True, slots=True)
-class Committed:
+class CommittedEvents:
     """Events that were committed to a run, in the order of their numbers."""
 
     run: str
@@ -116,14 +116,14 @@ class Listen:
 
 
 @record(frozen=True, slots=True)
-class Adopted:
+class EngineChange:
     """The run has a new engine, at `address`: steps that are being executed report to it from now on."""
 
     run: str
     address: str
 
 
-Live = Committed | Delta | Stop | Listen | Adopted
+Live = CommittedEvents | Delta | Stop | Listen | EngineChange
 
 
 class StepQueue(Protocol):

@@ -141,7 +141,7 @@ _SUMS_OF_ACCOUNTS = _sums_of_accounts()
 
 
 @record(frozen=True, slots=True)
-class Stored:
+class StoredEvent:
     """An event as it is stored."""
 
     seq: int
@@ -155,7 +155,7 @@ class Record:
     """Everything that is stored of one run. `row`, `tickets` and `disclosures` have the columns of their tables."""
 
     row: Mapping[str, Any]
-    events: tuple[Stored, ...]
+    events: tuple[StoredEvent, ...]
     contents: Mapping[str, bytes]
     tickets: tuple[Mapping[str, Any], ...]
     disclosures: tuple[Mapping[str, Any], ...] | None = None
@@ -453,9 +453,9 @@ def _records(
     """Return the runs of these rows with their contents, which are given, and all that other tables have of them.
     Without `comments`, those of ratings are empty."""
     names = [row["id"] for row in rows]
-    events: defaultdict[str, list[Stored]] = defaultdict(list)
+    events: defaultdict[str, list[StoredEvent]] = defaultdict(list)
     for name, seq, kind, at, body in conn.execute(_EVENTS, {"runs": names}):
-        events[name].append(Stored(seq, kind, at, body))
+        events[name].append(StoredEvent(seq, kind, at, body))
     tickets = _by_run(conn, _TICKETS, names)
     disclosures = _by_run(conn, _DISCLOSURES, names)
     ratings = _by_run(conn, _RATINGS, names)

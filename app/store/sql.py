@@ -44,7 +44,7 @@ from app.store.protocol import (
     PrunedRun,
     PruneQuery,
     Reader,
-    Rebuilt,
+    RebuildBatch,
     RunQuery,
     RunRow,
     StepInput,
@@ -54,7 +54,7 @@ from app.store.protocol import (
     TicketRow,
 )
 from app.store.protocol.budgets import KNOWN_SECONDS
-from app.store.protocol.disclosures import Completed, Place
+from app.store.protocol.disclosures import EventCompleter, Place
 from app.store.protocol.journal import ErasedBy
 from app.store.rows import (
     budgets,
@@ -514,7 +514,7 @@ class SqlStore(Administration):
     async def disclosures(self, query: DisclosureQuery) -> tuple[Disclosure, ...]:
         return await self._read(partial(disclosures.page, query=query))
 
-    async def rebuild_disclosures(self, after: Place | None, limit: int, complete: Completed) -> Rebuilt:
+    async def rebuild_disclosures(self, after: Place | None, limit: int, complete: EventCompleter) -> RebuildBatch:
         return await self._write(partial(disclosures.rebuild, after=after, limit=limit, complete=complete))
 
     async def catalogs(self, digests: Sequence[str]) -> Mapping[str, bytes]:

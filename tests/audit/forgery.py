@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from app.core.pool.conductor_versions import Change
-from app.store.archive import Record, Stored
+from app.store.archive import Record, StoredEvent
 from tests.audit.scenes import Journal
 
 
@@ -51,7 +51,7 @@ class Forged:
         )
 
     def record(self) -> Record:
-        events = tuple(Stored(line.seq, line.kind, line.at, orjson.dumps(line.body)) for line in self.events)
+        events = tuple(StoredEvent(line.seq, line.kind, line.at, orjson.dumps(line.body)) for line in self.events)
         return Record(self.row, events, self.contents, tuple(self.tickets), tuple(self.disclosures))
 
     # -- finding

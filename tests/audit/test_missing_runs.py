@@ -13,7 +13,7 @@ from app.audit import missing_runs
 from app.cli.terminal import count
 from app.core.run import journal_hash
 from app.engine.retention import PruneResult, Pruning, archiving
-from app.store.archive import Stored, open_archive
+from app.store.archive import StoredEvent, open_archive
 from app.store.protocol import PruneQuery
 from app.store.sql import open_store
 from tests.audit.scenes import Journal
@@ -137,6 +137,6 @@ def test_a_run_that_was_rewritten_consistently_differs_from_the_export(desk: Des
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 6, 7, 8, 13])
 def test_the_auditor_computes_the_hash_that_was_stored(count: int) -> None:
-    events: Sequence[Stored] = [Stored(seq, "kind", seq / 3, b"%d" % seq) for seq in range(1, count + 1)]
+    events: Sequence[StoredEvent] = [StoredEvent(seq, "kind", seq / 3, b"%d" % seq) for seq in range(1, count + 1)]
     stored = journal_hash.root("run", [(event.seq, event.kind, event.at, event.body) for event in events])
     assert missing_runs.merkle_root("run", events) == stored

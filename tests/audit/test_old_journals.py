@@ -15,7 +15,7 @@ from app.audit.requests import Pools
 from app.audit.versions import VersionHistory
 from app.core.pool.conductor_versions import Change
 from app.providers.formats import adapter
-from app.store.archive import Record, Stored
+from app.store.archive import Record, StoredEvent
 from tests.core.journals import FOLDER
 
 RELEASES = sorted(path for path in FOLDER.iterdir() if path.is_dir() and path.name != "__pycache__")
@@ -35,7 +35,7 @@ def record(path: Path) -> Record:
     """A run as the archive reads it."""
     header, *rest = lines(path)
     stored = [
-        Stored(line["seq"], line["kind"], line["at"], orjson.dumps(line["body"])) for line in rest if "seq" in line
+        StoredEvent(line["seq"], line["kind"], line["at"], orjson.dumps(line["body"])) for line in rest if "seq" in line
     ]
     contents = {line["ref"]: line["content"] for line in rest if "ref" in line}
     return Record(header["row"], tuple(stored), contents, tuple(header["tickets"]))

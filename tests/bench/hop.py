@@ -18,7 +18,7 @@ from typing import NamedTuple
 import uvloop
 
 from app.core.run.events import Event, Kind
-from app.stepqueue.protocol import DISPATCHERS, Committed, Live, StepQueue, Ticket
+from app.stepqueue.protocol import DISPATCHERS, CommittedEvents, Live, StepQueue, Ticket
 from app.stepqueue.redis import RedisQueue
 
 from .load import percentiles
@@ -34,7 +34,7 @@ async def echo(queue: StepQueue) -> None:
 
     async def answer(ticket: Ticket, sent_at: float) -> None:
         event = Event(ticket.run, ticket.seq, Kind.STEP_DONE, sent_at, {"step": ticket.step})
-        await queue.publish(ticket.driver, [Committed(ticket.run, (event,))])
+        await queue.publish(ticket.driver, [CommittedEvents(ticket.run, (event,))])
         await queue.done([ticket])
 
     async with asyncio.TaskGroup() as answers:
@@ -55,7 +55,7 @@ async def hops(queue: StepQueue, count: int, warmup: int = 20) -> list[Hop]:
     events: asyncio.Queue[Event] = asyncio.Queue()
 
     def sink(message: Live) -> None:
-        if isinstance(message, Committed):
+        if isinstance(message, CommittedEvents):
             events.put_nowait(message.events[0])
 
     all_hops: list[Hop] = []

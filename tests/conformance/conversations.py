@@ -5,7 +5,7 @@ from dataclasses import replace
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox, task_parts
 from app.core.records import content_ref
 from app.core.run.events import StepDone
-from app.store.protocol import Entry, Shared, Store
+from app.store.protocol import Entry, SharedContent, Store
 from tests.conformance.entries import SALT, admitted
 
 OWNER = "0a" * 32
@@ -31,7 +31,7 @@ def turn(run: str, turns: int, name: str = "", owner: str = OWNER, at: float = 1
     """The admission of a turn."""
     parts = task_parts(task(turns, name))
     ref = content_ref(SALT, parts.whole)
-    shared = Shared(ref, owner, parts.head, parts.body, parts.tail)
+    shared = SharedContent(ref, owner, parts.head, parts.body, parts.tail)
     return replace(admitted(run, at), contents=((ref, parts.whole),), shared=shared)
 
 
@@ -39,7 +39,7 @@ def only_tools(run: str) -> Entry:
     """An admission that shares nothing but the tools."""
     parts = task_parts(Task((), toolbox=TOOLS))
     ref = content_ref(SALT, parts.whole)
-    shared = Shared(ref, OWNER, parts.head, parts.body, parts.tail)
+    shared = SharedContent(ref, OWNER, parts.head, parts.body, parts.tail)
     return replace(admitted(run), contents=((ref, parts.whole),), shared=shared)
 
 

@@ -14,7 +14,18 @@ from app.core.run.events import Event, Kind
 from app.core.run.identifiers import Trace
 from app.errors import QueueUnavailable
 from app.stepqueue.memory import MemoryQueue
-from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Adopted, Committed, Delta, Listen, Live, StepQueue, Stop, Ticket
+from app.stepqueue.protocol import (
+    AGAIN,
+    WHOLE_RUN,
+    CommittedEvents,
+    Delta,
+    EngineChange,
+    Listen,
+    Live,
+    StepQueue,
+    Stop,
+    Ticket,
+)
 from app.stepqueue.redis import RedisQueue
 from tests.harness.waiting import PATIENCE_SECONDS, assert_stays, fastest, until
 
@@ -283,8 +294,8 @@ MESSAGES: list[Live] = [
     Stop("run", 3),
     Listen("run", "here"),
     Listen("run", "here", "call", 5, 2),
-    Adopted("run", "here"),
-    Committed("run", (Event("run", 4, Kind.STEP_DONE, 1.5, {"step": 1, "sizes": [1, 2], "why": None}),)),
+    EngineChange("run", "here"),
+    CommittedEvents("run", (Event("run", 4, Kind.STEP_DONE, 1.5, {"step": 1, "sizes": [1, 2], "why": None}),)),
     Delta("run", 1, "call", 9, "", (), 2, (ToolDelta(1, "id", "look", '{"q":'), ToolDelta(1, arguments='"é"}'))),
     Delta("run", 1, "call", 9, "z", ({"token": "z"},), 4, (ToolDelta(0),)),
     *(Delta("run", 1, "call", offset, "x") for offset in range(600)),

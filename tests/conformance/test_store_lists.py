@@ -6,7 +6,7 @@ from sqlalchemy import insert
 
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Kind
-from app.store.protocol import Ejected, Period, Projection, Rated, RunDetails, RunQuery
+from app.store.protocol import EjectedWorker, Period, Projection, RatingFilter, RunDetails, RunQuery
 from app.store.sql import SqlStore
 from app.store.sqlkit.tables import DISCLOSURES
 from tests.conformance.entries import admitted
@@ -70,10 +70,10 @@ async def test_runs_are_counted_up_to_a_bound(store: SqlStore) -> None:
     await store.rate(Feedback("fb_2", "a", "tenant", "key", 41.0, "explicit", "user", "1", 0.0))
     await store.rate(Feedback("fb_3", "a", "tenant", "key", 50.0, "explicit", "user", "1", 1.0))
     for rated, runs in (
-        (Rated(good=True), ["b", "a"]),
-        (Rated(good=False), []),
-        (Rated(good=False, until=50.0), ["a"]),
-        (Rated(good=True, since=40.5), ["a"]),
+        (RatingFilter(good=True), ["b", "a"]),
+        (RatingFilter(good=False), []),
+        (RatingFilter(good=False, until=50.0), ["a"]),
+        (RatingFilter(good=True, since=40.5), ["a"]),
     ):
         assert [row.id for row in await store.runs(RunQuery(rated=rated))] == runs
 
@@ -115,7 +115,7 @@ async def test_figures_are_of_a_tenants_runs_in_the_period(store: SqlStore) -> N
     ]
     assert (figures.ratings, figures.first_seconds, figures.first_runs) == ((("w", 1, 1),), (0.5, 0.5), 4)
     assert figures.open == (("admitted", 2, 25.0),)
-    assert figures.ejected == (Ejected("w", "failing", "a", 30.0),)
+    assert figures.ejected == (EjectedWorker("w", "failing", "a", 30.0),)
     assert (figures.since, figures.calls_since) == (0.0, 0.0)
     everything = await store.lists.figures(PERIOD)
     assert sum(group.runs for group in everything.groups) == 5

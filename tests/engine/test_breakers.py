@@ -13,7 +13,7 @@ from app.core.plan.workflow import Access
 from app.core.run.events import CallFinished, CallIntended, Kind
 from app.engine.calls.step_request import WAIT_FOR_OTHERS_SECONDS
 from app.process.wiring import Runtime
-from app.stepqueue.protocol import Committed
+from app.stepqueue.protocol import CommittedEvents
 from app.store.protocol import Entry, Ledger, Move
 from tests.harness.in_process import Outcome, events, finish, limits_with, order, plan, pool_text, running_service
 from tests.harness.waiting import until
@@ -243,6 +243,6 @@ async def test_an_outcome_that_is_received_late_counts_for_the_time_when_it_was_
         finished = CallFinished("call_0", 0, "error", Usage(), usd=0, seconds=0.5, blamed="failing")
         hold = Move(0, "hold", claim=claim.claim)
         ended = await store.append(Entry(followed_run.run, then, (finished,), move=hold, release=Ledger(5, 7)))
-        runtime.drivers.receive(Committed(followed_run.run, (*claim.events, *ended.events)))
+        runtime.drivers.receive(CommittedEvents(followed_run.run, (*claim.events, *ended.events)))
         await until(lambda: ages)
     assert ages[0] >= 60.0

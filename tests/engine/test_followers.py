@@ -43,7 +43,7 @@ from app.engine.steps.claimed_step import ClaimedStep, Relay
 from app.engine.steps.dispatcher import Dispatcher
 from app.errors import Conflict, StoreUnavailable
 from app.stepqueue.memory import MemoryQueue
-from app.stepqueue.protocol import Committed, Delta, Listen, Live, Ticket
+from app.stepqueue.protocol import CommittedEvents, Delta, Listen, Live, Ticket
 from app.store.protocol import Journal, RunRow
 from app.telemetry import Telemetry
 from tests.core.play import resumed
@@ -78,8 +78,8 @@ END = journaled(finished("call_2", "ok"), DONE, SUCCESS, after=LOSS[-1].seq)
 
 LOST_WORDS = (Delta(RUN, 1, "call_1", 0, "Fünf "), Delta(RUN, 1, "call_1", 5, "mal"))
 WORDS = Delta(RUN, 1, "call_2", 0, "Vier mal ")
-OF_THE_LOSS = Committed(RUN, LOSS, engine="heir", epoch=2)
-OF_THE_END = Committed(RUN, END, contents=((OUTPUT, ANSWER),), engine="heir", epoch=2)
+OF_THE_LOSS = CommittedEvents(RUN, LOSS, engine="heir", epoch=2)
+OF_THE_END = CommittedEvents(RUN, END, contents=((OUTPUT, ANSWER),), engine="heir", epoch=2)
 
 
 CALLING = Message("assistant", (Text("Mal sehen."),), calls=(ToolCall("id", "look", "{}"),))
@@ -322,7 +322,7 @@ async def test_callers_of_a_turn_get_its_reply_although_the_next_one_is_followed
         after = SECOND_TURN[-1].seq
         end = journaled(finished("call_2", "ok"), DONE, SUCCESS, after=after)
         here.store.committed += end
-        await here.receive(Committed(RUN, end, contents=((OUTPUT, ANSWER),)))
+        await here.receive(CommittedEvents(RUN, end, contents=((OUTPUT, ANSWER),)))
         assert (second.words, second.error) == (ANSWER, None)
         assert not here.followers._former
 
@@ -355,7 +355,7 @@ async def test_a_follower_reads_on_for_itself_and_not_for_its_successor() -> Non
         here.followers.forget(former)
         second = await here.join()
         here.store.committed = (*BEFORE, *LOSS, *END)
-        await here.receive_unread(Committed(RUN, END[-1:]))
+        await here.receive_unread(CommittedEvents(RUN, END[-1:]))
         goes_on.set()
         await here.settled()
     assert (second.words, second.error) == (ANSWER, None)
@@ -408,7 +408,7 @@ async def test_an_engine_that_does_not_answer_is_asked_for_its_successor() -> No
         heir: list[Live] = []
         follower = here.follow()
         async with here.queue.subscribe("dead", dead.append), here.queue.subscribe("heir", heir.append):
-            await here.receive(Committed(RUN, (), engine="dead", epoch=1))
+            await here.receive(CommittedEvents(RUN, (), engine="dead", epoch=1))
             for _ in range(2):
                 await here.followers._look(healthy=True)
             assert (dead, heir) == ([Listen(RUN, HOME)], [Listen(RUN, HOME)])

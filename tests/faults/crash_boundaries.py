@@ -25,7 +25,7 @@ from app.core.run.events import Kind
 from app.process.wiring import Pool
 from app.providers import http
 from app.providers.protocol import Deadlines, Provider, Request
-from app.stepqueue.protocol import Committed, Live, StepQueue, Ticket
+from app.stepqueue.protocol import CommittedEvents, Live, StepQueue, Ticket
 from app.store.protocol import Appended, Entry, Store
 from tests.faults.crash_points import CrashPoints
 
@@ -104,7 +104,7 @@ class CrashingQueue:
 
 
 def _told(message: Live) -> set[str]:
-    events = message.events if isinstance(message, Committed) else ()
+    events = message.events if isinstance(message, CommittedEvents) else ()
     called = {f"worker={event.body['worker']}" for event in events if event.kind is Kind.CALL_INTENDED}
     return {type(message).__name__.lower(), *(event.kind.value for event in events), *called}
 

@@ -9,7 +9,7 @@ import pytest
 from app.core.message.chat import Usage
 from app.core.pool.catalog import Evaluation
 from app.errors import ConfigInvalid
-from app.process.config import Loaded, configure, describe, load, pepper, read, reload
+from app.process.config import Configuration, configure, describe, load, pepper, read, reload
 from app.process.config.entries import EFFORTS
 from app.process.config.known import known_providers
 from app.process.config.lines import line_numbers, line_of
@@ -518,5 +518,5 @@ def test_lines_of_hard_toml() -> None:
 
 def test_load_takes_settings_apart_from_the_environment(tmp_path: Path) -> None:
     environ = written(tmp_path, GOOD)
-    loaded: Loaded = load(read(environ), environ)
+    loaded: Configuration = load(read(environ), environ)
     assert loaded.origin.startswith("pool file ")

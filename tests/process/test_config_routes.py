@@ -7,7 +7,7 @@ import trustme
 
 from app.core.pool.catalog import DIRECT, Route
 from app.errors import ConfigInvalid
-from app.process.config import Loaded, configure
+from app.process.config import Configuration, configure
 from tests.harness.authority import Authority
 
 POOL = """
@@ -30,7 +30,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"), trustme.CA())
 
 
-def loaded(folder: Path, route: str, base_url: str = "https://far.example/v1", **environ: str) -> Loaded:
+def loaded(folder: Path, route: str, base_url: str = "https://far.example/v1", **environ: str) -> Configuration:
     path = folder / "pool.toml"
     path.write_text(POOL.format(route=route, base_url=base_url))
     return configure({"BATON_POOL": str(path), **environ})

@@ -9,7 +9,7 @@ import pytest
 from app.core.message.chat import Sampling
 from app.core.pool.catalog import Worker
 from app.errors import ConfigInvalid
-from app.process.config import Loaded, configure
+from app.process.config import Configuration, configure
 from tests.conformance.wire_formats import FORMATS, connected, request
 from tests.harness.in_process import client_of, running_service
 from tests.stubs import KEYS, ProviderStub
@@ -39,7 +39,7 @@ pool = ["old", "new"]
 """
 
 
-def loaded(folder: Path, text: str) -> Loaded:
+def loaded(folder: Path, text: str) -> Configuration:
     (folder / "pool.toml").write_text(text)
     return configure({"BATON_POOL": str(folder / "pool.toml"), "NEAR_KEY": KEYS["anthropic"]})
 

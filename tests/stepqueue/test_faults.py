@@ -19,7 +19,7 @@ from app.core.run.events import Event, Kind
 from app.errors import QueueUnavailable
 from app.network.retries import REDIS_PAUSE
 from app.stepqueue.live import MOST_WAITING, PROBE_SECONDS, pack_live, sealed
-from app.stepqueue.protocol import Committed, Delta, Live, SealKeys, Stop, Ticket
+from app.stepqueue.protocol import CommittedEvents, Delta, Live, SealKeys, Stop, Ticket
 from app.stepqueue.redis import GIVE_UP_SECONDS, KeyNames, RedisQueue
 from app.stepqueue.streams import GROUP
 from tests.harness import servers
@@ -492,10 +492,10 @@ async def test_bodies_may_hold_any_mapping_and_sets(queue: RedisQueue) -> None:
     messages: list[Live] = []
     body = MappingProxyType({"access": frozenset({2, 1}), "labels": ("b", "a")})
     async with queue.subscribe("a", messages.append):
-        await queue.publish("a", [Committed("run", (Event("run", 1, Kind.ADMITTED, 0.0, body),)), Stop("run")])
+        await queue.publish("a", [CommittedEvents("run", (Event("run", 1, Kind.ADMITTED, 0.0, body),)), Stop("run")])
         bad = Event("run", 2, Kind.ADMITTED, 0.0, {"what": object()})
-        await queue.publish("a", [Committed("run", (bad,)), Stop("run")])
+        await queue.publish("a", [CommittedEvents("run", (bad,)), Stop("run")])
         await until(lambda: len(messages) == 3)
-    assert isinstance(messages[0], Committed)
+    assert isinstance(messages[0], CommittedEvents)
     assert messages[0].events[0].body == {"access": [1, 2], "labels": ["b", "a"]}
     assert queue.unencodable == 1

@@ -19,7 +19,7 @@ from app.store.sql import open_store
 from app.store.sqlkit import postgres
 from app.store.sqlkit.postgres import Postgres
 from app.store.sqlkit.runner import Fault, parse_url
-from app.store.sqlkit.statements import Prepared, SingleStatement
+from app.store.sqlkit.statements import PreparedStatement, SingleStatement
 from app.store.writing import group_commit
 from app.telemetry import PoolUse
 from tests.conformance.entries import admitted, note
@@ -43,7 +43,7 @@ async def opened(url: str, connections: int, **options: float) -> AsyncIterator[
 def ask(runner: Postgres, *columns: str) -> SingleStatement[Any]:
     """The first of these columns."""
     return SingleStatement(
-        Prepared(select(*map(literal_column, columns)), runner.dialect, []), (), lambda rows: rows[0][0]
+        PreparedStatement(select(*map(literal_column, columns)), runner.dialect, []), (), lambda rows: rows[0][0]
     )
 
 

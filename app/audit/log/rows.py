@@ -36,7 +36,7 @@ from app.audit.requests import Pools
 from app.audit.run_row import check_columns
 from app.core.pool.catalog import ProviderSpec
 from app.providers.protocol import Provider
-from app.store.archive import Record, Stored
+from app.store.archive import Record, StoredEvent
 from app.store.sealed_rows import KINDS, Event, LogRow, Row, SealedRows, SealedRun
 
 ADMISSION_COLUMNS = ("id", "tenant", "key", "tier", "model", "code", "created_at")
@@ -426,7 +426,7 @@ class RowCheck:
         """The ledger of disclosures says what the events say, which were compared with the log before. So does the row
         of a run that goes on, of which only the admission is sealed."""
         thing = f"run {name}"
-        events = tuple([Stored(*event) for event in run.events])
+        events = tuple([StoredEvent(*event) for event in run.events])
         record = Record(row=run.row, events=events, contents={}, tickets=(), disclosures=tuple(run.disclosures))
         try:
             rebuilt = read_run(record, self.sealed_at)

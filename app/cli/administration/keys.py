@@ -9,7 +9,7 @@ from app.cli.arguments import Arguments
 from app.core.roles import ROLES, role_of, scopes_of
 from app.errors import ConfigInvalid, NotFound
 from app.gateway.http.api_keys import is_in_force, key_to_json, mint, new_secret, pepper_mark
-from app.process.config import Loaded, Settings, configure, peppers, read
+from app.process.config import Configuration, Settings, configure, peppers, read
 from app.store.protocol import KeyRow, Store
 
 PEPPER_NOTES: Mapping[str, str] = {
@@ -63,7 +63,7 @@ def find_key(rows: Sequence[KeyRow], name: str, now: float) -> KeyRow:
     return matches[0]
 
 
-def _check_tiers(config: Loaded, tiers: Sequence[str]) -> None:
+def _check_tiers(config: Configuration, tiers: Sequence[str]) -> None:
     unknown = sorted(set(tiers) - set(config.catalog.tiers))
     if unknown:
         tier_names = ", ".join(config.catalog.tiers)

@@ -8,14 +8,14 @@ from dataclasses import replace
 from app.engine.delivery.messages import FollowedRun, TurnEnd
 from app.engine.runs.admission import Order
 from app.errors import Overloaded, RunExpired
-from app.process.config import Loaded
+from app.process.config import Configuration
 from app.process.wiring import Runtime, open_runtime
 
 START_SECONDS = 5.0
 
 
 @asynccontextmanager
-async def start_engine(config: Loaded, runs: int, *, dispatches: bool = False) -> AsyncIterator[Runtime]:
+async def start_engine(config: Configuration, runs: int, *, dispatches: bool = False) -> AsyncIterator[Runtime]:
     """Start an engine for so many runs of this command at once, and for no run of anybody else's.
 
     Without `dispatches` it plans runs and executes no steps.

@@ -13,13 +13,13 @@ from app.core.pool.snapshot import sealed
 from app.core.rating.calibration import Trial
 from app.gateway.app import create_app
 from app.gateway.http.api_keys import mint
-from app.process.config import Loaded, Settings
+from app.process.config import Configuration, Settings
 from app.store.sqlkit import revisions
 
 TENANT = "evaluation"
 
 
-def move_to_folder(config: Loaded, folder: Path) -> Loaded:
+def move_to_folder(config: Configuration, folder: Path) -> Configuration:
     """Return the pool with arms, for one process that shares nothing with a service that may be running."""
     settings = config.settings.model_copy(
         update={
@@ -35,7 +35,9 @@ def move_to_folder(config: Loaded, folder: Path) -> Loaded:
 
 
 @asynccontextmanager
-async def run_embedded_service(config: Loaded, folder: Path, concurrency: int) -> AsyncIterator[httpx.AsyncClient]:
+async def run_embedded_service(
+    config: Configuration, folder: Path, concurrency: int
+) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client with a key that calls the application without a socket. The service ends with the block.
 
     The cards of its workers have the calibration of the configured database.

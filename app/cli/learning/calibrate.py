@@ -35,7 +35,7 @@ from app.engine.delivery.messages import TurnEnd
 from app.engine.runs.admission import Order
 from app.errors import BatonError, ConfigInvalid
 from app.lab.calibration_tasks import BuiltIn, make_built_in_tasks
-from app.process.config import Loaded, configure
+from app.process.config import Configuration, configure
 from app.process.wiring import Runtime
 
 KEY = "baton-calibrate"
@@ -112,7 +112,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     return int(missing and not args.show)
 
 
-async def _read_trials(config: Loaded) -> tuple[Trial, ...]:
+async def _read_trials(config: Configuration) -> tuple[Trial, ...]:
     async with storage.open_configured_store(config.settings) as store:
         return await store.trials()
 
@@ -200,7 +200,7 @@ def _ask_for_confirmation(args: Arguments, remaining: Sequence[Assignment], befo
 
 
 async def _calibrate(
-    config: Loaded,
+    config: Configuration,
     args: Arguments,
     remaining: Sequence[Assignment],
     progress: CalibrationProgress,

@@ -35,7 +35,7 @@ from app.lab.logged_decisions import (
     worth,
 )
 from app.lab.offpolicy import SELECTION, Estimate, Log, Logged, Policy, Report, mean
-from app.process.config import Loaded, configure
+from app.process.config import Configuration, configure
 from app.store.protocol import RunQuery, RunRow, Store
 
 PAGE_RUNS = 200
@@ -123,7 +123,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 # -- reading
 
 
-async def _read(config: Loaded, args: Arguments, now: float) -> JournaledDecisions:
+async def _read(config: Configuration, args: Arguments, now: float) -> JournaledDecisions:
     decisions = JournaledDecisions()
     query = RunQuery(tenant=args.tenant, tier=args.tier, limit=PAGE_RUNS)
     if args.since:
@@ -139,7 +139,7 @@ async def _read(config: Loaded, args: Arguments, now: float) -> JournaledDecisio
     return decisions
 
 
-async def _note(store: Store, config: Loaded, row: RunRow, decisions: JournaledDecisions) -> None:
+async def _note(store: Store, config: Configuration, row: RunRow, decisions: JournaledDecisions) -> None:
     tier = config.catalog.tiers.get(row.tier)
     spec = None
     if tier is not None:
@@ -171,7 +171,7 @@ async def _note(store: Store, config: Loaded, row: RunRow, decisions: JournaledD
     decisions.rows.setdefault((row.tier, decision.layer, decision.shape), []).append(rewarded_decision)
 
 
-async def _beliefs(store: Store, config: Loaded, row: RunRow, decisions: JournaledDecisions) -> Beliefs | None:
+async def _beliefs(store: Store, config: Configuration, row: RunRow, decisions: JournaledDecisions) -> Beliefs | None:
     """Return what the selector of the run's tier believes at present for the run's tenant; None without a selector."""
     tier = config.catalog.tiers.get(row.tier)
     if tier is None or tier.conductor.selector is None:

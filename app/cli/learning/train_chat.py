@@ -24,7 +24,7 @@ from app.lab.plan_execution import Place
 from app.lab.rollouts import Example, Rollout, advantage_weighted, from_lines, right_examples
 from app.lab.training_options import Recipe
 from app.lab.world import VERSION, Weights, profiles
-from app.process.config import Loaded, configure, read
+from app.process.config import Configuration, configure, read
 from app.store.sqlkit import revisions
 
 WORLD_TASKS = 4_000
@@ -137,7 +137,7 @@ def _read(path: str, option: str) -> list[Rollout]:
 # -- questions and pool
 
 
-def _pool(args: Arguments, environ: Mapping[str, str], out: Path) -> tuple[Loaded, str]:
+def _pool(args: Arguments, environ: Mapping[str, str], out: Path) -> tuple[Configuration, str]:
     """Return the configuration in force, or for the rehearsal world its own one with the text of its pool file."""
     if args.tasks is not None:
         config = configure(environ)
@@ -148,7 +148,7 @@ def _pool(args: Arguments, environ: Mapping[str, str], out: Path) -> tuple[Loade
     return configure({**others, "BATON_POOL": str(out / "pool.toml"), "BATON_DATA_DIR": str(out)}), text
 
 
-async def _calibrate_catalog(config: Loaded) -> Catalog:
+async def _calibrate_catalog(config: Configuration) -> Catalog:
     """Return the pool with the results of `baton calibrate` on its cards, as the service shows it to its conductor."""
     if not revisions.exists(config.settings.database_url):
         return config.catalog
@@ -156,7 +156,7 @@ async def _calibrate_catalog(config: Loaded) -> Catalog:
         return add_measurements(config.catalog, await store.trials())
 
 
-def _tier(config: Loaded, name: str) -> Tier:
+def _tier(config: Configuration, name: str) -> Tier:
     tier = config.catalog.tier(name)
     if tier is None:
         raise ConfigInvalid([f"--tier: there is no such tier; there are {', '.join(config.catalog.tiers)}"])
@@ -164,7 +164,7 @@ def _tier(config: Loaded, name: str) -> Tier:
 
 
 def _questions(
-    args: Arguments, config: Loaded, tier: Tier, recipe: Recipe
+    args: Arguments, config: Configuration, tier: Tier, recipe: Recipe
 ) -> tuple[list[training_questions.Question], list[training_questions.Question]]:
     """Return a question for each group of each step, and those that are held out."""
     pool = [config.catalog.workers[name] for name in tier.pool]

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from app.cli import terminal
 from app.cli.arguments import Arguments
-from app.process.config import Loaded, configure, describe
+from app.process.config import Configuration, configure, describe
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
@@ -34,7 +34,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     return 0
 
 
-def _record(config: Loaded) -> dict[str, Any]:
+def _record(config: Configuration) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for row in describe(config.settings):
         record = {"name": row.name, "value": row.value, "default": row.default}

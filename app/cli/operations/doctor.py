@@ -12,7 +12,7 @@ from app.cli.arguments import Arguments
 from app.cli.operations import doctor_checks
 from app.cli.operations.doctor_checks import Verdict
 from app.errors import BatonError, ConfigInvalid
-from app.process.config import Loaded, configure
+from app.process.config import Configuration, configure
 from app.process.wiring import open_runtime
 from app.store.sqlkit import revisions
 
@@ -37,7 +37,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     return report.end()
 
 
-async def _check(config: Loaded, *, every: bool) -> list[Verdict]:
+async def _check(config: Configuration, *, every: bool) -> list[Verdict]:
     """Check the schema first, because without it all other checks of the database fail for the same reason.
 
     An SQLite file that nobody has made yet is not made: the parts are opened over a temporary folder instead.
@@ -50,7 +50,9 @@ async def _check(config: Loaded, *, every: bool) -> list[Verdict]:
         return await _check_runtime(config, elsewhere, every=every, exists=False)
 
 
-async def _check_runtime(config: Loaded, effective: Loaded, *, every: bool, exists: bool) -> list[Verdict]:
+async def _check_runtime(
+    config: Configuration, effective: Configuration, *, every: bool, exists: bool
+) -> list[Verdict]:
     schema = await doctor_checks.check_schema(config)
     try:
         async with open_runtime(effective) as runtime:

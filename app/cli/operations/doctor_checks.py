@@ -23,7 +23,7 @@ from app.errors import (
     WorkerTruncated,
 )
 from app.gateway.http.api_keys import any_accepted
-from app.process.config import Loaded, describe, log_witnesses
+from app.process.config import Configuration, describe, log_witnesses
 from app.process.wiring import Runtime
 from app.providers.protocol import Request
 from app.store.sqlkit import revisions
@@ -52,7 +52,7 @@ class Verdict:
     remedy: str = ""
 
 
-def check_settings(config: Loaded) -> list[Verdict]:
+def check_settings(config: Configuration) -> list[Verdict]:
     """Report the settings and the pool, which were read without faults before."""
     catalog = config.catalog
     workers, providers = count(len(catalog.workers), "worker"), count(len(catalog.providers), "provider")
@@ -90,7 +90,7 @@ def check_settings(config: Loaded) -> list[Verdict]:
     return verdicts + [Verdict("pool", "ok", f"note: {note}") for note in config.notes]
 
 
-async def check_schema(config: Loaded) -> list[Verdict]:
+async def check_schema(config: Configuration) -> list[Verdict]:
     """Check that the database has this version's tables. SQLite is left out, which gets them when it is opened."""
     settings = config.settings
     if settings.database_url.startswith("sqlite"):
@@ -119,7 +119,7 @@ async def check_schema(config: Loaded) -> list[Verdict]:
     return [schema]
 
 
-async def check_parts(config: Loaded, runtime: Runtime, *, every: bool, exists: bool) -> list[Verdict]:
+async def check_parts(config: Configuration, runtime: Runtime, *, every: bool, exists: bool) -> list[Verdict]:
     """Check database, queue, conductors and providers at the same time, and report them in this order.
 
     `every` asks all workers instead of the cheapest of each provider. Unless `exists`, the configured database is an
@@ -147,7 +147,7 @@ async def check_parts(config: Loaded, runtime: Runtime, *, every: bool, exists: 
     return verdicts
 
 
-async def _check_database(config: Loaded, runtime: Runtime) -> Verdict:
+async def _check_database(config: Configuration, runtime: Runtime) -> Verdict:
     async def check() -> Verdict:
         await runtime.context.store.ready()
         return Verdict("database", "ok", f"{_setting_text(config, 'BATON_DATABASE_URL')} takes writes")
@@ -211,7 +211,7 @@ async def _check_tiers(runtime: Runtime) -> Verdict:
     return await _with_deadline("tiers", check, "check BATON_DATABASE_URL and `baton migrate`")
 
 
-async def _check_exported_checkpoints(config: Loaded, runtime: Runtime) -> Verdict:
+async def _check_exported_checkpoints(config: Configuration, runtime: Runtime) -> Verdict:
     async def check() -> Verdict:
         size = (await runtime.context.store.log.state()).size
         checkpoints = await exported_checkpoints.read_exported(config.settings, size)
@@ -237,12 +237,12 @@ async def _check_exported_checkpoints(config: Loaded, runtime: Runtime) -> Verdi
     return await _with_deadline("log held outside", check, "check BATON_LOG_EXPORT and its credentials")
 
 
-async def _missing_database(config: Loaded) -> Verdict:
+async def _missing_database(config: Configuration) -> Verdict:
     where = _setting_text(config, "BATON_DATABASE_URL")
     return Verdict("database", "skip", f"{where} does not exist yet; `baton serve` or `baton migrate` makes it")
 
 
-async def _check_queue(config: Loaded, runtime: Runtime) -> Verdict:
+async def _check_queue(config: Configuration, runtime: Runtime) -> Verdict:
     if config.settings.redis_url is None:
         return Verdict(
             "redis", "skip", "not configured: the queue is inside the process, which is enough for `baton serve`"
@@ -255,7 +255,7 @@ async def _check_queue(config: Loaded, runtime: Runtime) -> Verdict:
     return await _with_deadline("redis", check, "check BATON_REDIS_URL, and that the server runs")
 
 
-def _setting_text(config: Loaded, variable: str) -> str:
+def _setting_text(config: Configuration, variable: str) -> str:
     return next(row.value for row in describe(config.settings) if row.name == variable)
 
 

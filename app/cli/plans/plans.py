@@ -27,7 +27,7 @@ from app.gateway.http.ingress import Caller
 from app.gateway.plans import orders, reply, requests, revisions
 from app.gateway.plans.revisions import Plan, Revision
 from app.gateway.runs.forecasts import read_history
-from app.process.config import Loaded, configure
+from app.process.config import Configuration, configure
 from app.store.protocol import FIRST_REVISION, PLAN_TAG, TAKEN, DisclosureQuery, KeyRow, RunQuery, RunRow, Store
 
 RUN_KEY = "baton-plans"
@@ -57,7 +57,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     return 0
 
 
-async def _make(config: Loaded, args: Arguments) -> dict[str, Any]:
+async def _make(config: Configuration, args: Arguments) -> dict[str, Any]:
     order = orders.to_preview(preview.order_of(config.catalog, args))
     async with storage.existing_database(config.settings), engine.start_engine(config, 1) as runtime:
         end = _successful_end(await engine.run_to_end(runtime, order))
@@ -66,14 +66,14 @@ async def _make(config: Loaded, args: Arguments) -> dict[str, Any]:
         return await _document(store, config.catalog, plan, plan.first)
 
 
-async def _show(config: Loaded, args: Arguments) -> dict[str, Any]:
+async def _show(config: Configuration, args: Arguments) -> dict[str, Any]:
     async with storage.open_configured_store(config.settings) as store:
         plan, row = await _find(store, args.plan)
         await content_reads.record_read(store, row.id, row.tenant, "plan")
         return await _document(store, config.catalog, plan, plan.revision(args.revision), lists=args.lists)
 
 
-async def _edit(config: Loaded, args: Arguments) -> dict[str, Any]:
+async def _edit(config: Configuration, args: Arguments) -> dict[str, Any]:
     change = requests.read_revision(_change(args))
     async with storage.existing_database(config.settings), engine.start_engine(config, 1) as runtime:
         store = runtime.context.store
@@ -131,7 +131,7 @@ def _read(name: str) -> Any:
         raise ConfigInvalid([f"--file: {name} cannot be read as JSON: {error}"]) from None
 
 
-async def _execute(config: Loaded, args: Arguments) -> int:
+async def _execute(config: Configuration, args: Arguments) -> int:
     async with storage.existing_database(config.settings), engine.start_engine(config, 1, dispatches=True) as runtime:
         store = runtime.context.store
         plan, row = await _find(store, args.plan)

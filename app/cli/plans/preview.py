@@ -20,7 +20,7 @@ from app.engine.runs.admission import Order
 from app.errors import ConfigInvalid
 from app.gateway.plans import revisions
 from app.gateway.runs import forecasts
-from app.process.config import Loaded, configure
+from app.process.config import Configuration, configure
 from app.process.wiring import Runtime
 
 PREVIEW_KEY = "baton-plan"
@@ -70,7 +70,7 @@ def _tier(catalog: Catalog, args: Arguments) -> tuple[Tier, str]:
     return tier, effort
 
 
-async def _preview(config: Loaded, order: Order) -> tuple[TurnEnd, Tree, dict[str, Any]]:
+async def _preview(config: Configuration, order: Order) -> tuple[TurnEnd, Tree, dict[str, Any]]:
     async with storage.existing_database(config.settings), engine.start_engine(config, 1) as runtime:
         end = await engine.run_to_end(runtime, order)
         store = runtime.context.store

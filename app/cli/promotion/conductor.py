@@ -23,7 +23,7 @@ from app.engine.conductors.versions import RequestedChange, check_change, conduc
 from app.errors import ConfigInvalid
 from app.lab import manifest
 from app.process.conductor_server import conductor_servers, served_by_all
-from app.process.config import Loaded, Settings, conductor_signer, configure, trusted_signers
+from app.process.config import Configuration, Settings, conductor_signer, configure, trusted_signers
 from app.process.config import read as read_settings
 from app.providers.vllm import Management
 from app.store.protocol import Store
@@ -110,7 +110,7 @@ def _sign(args: Arguments, environ: Mapping[str, str]) -> int:
 # -- versions
 
 
-def _deploy(config: Loaded, args: Arguments) -> int:
+def _deploy(config: Configuration, args: Arguments) -> int:
     folder = Path(args.folder)
     card, golden = manifest.read(folder)
     deployment.check_signature(folder, card, config.settings)
@@ -129,7 +129,7 @@ def _deploy(config: Loaded, args: Arguments) -> int:
     return 0
 
 
-def _restore(config: Loaded, args: Arguments) -> int:
+def _restore(config: Configuration, args: Arguments) -> int:
     """Load what was deployed into each server that lacks it, from the same folder, by the same checks."""
     changes = event_loop.run(version_changes.read_changes(config.settings, of_tiers=False))
     in_force = versions_in_force(changes).get(args.conductor, VersionsInForce())
@@ -163,7 +163,7 @@ def _find_deployed_folder(changes: Sequence[Change], conductor: str, version: st
     return Path(record["folder"]), record["path"]
 
 
-def _shadow(config: Loaded, args: Arguments, now: Callable[[], float]) -> int:
+def _shadow(config: Configuration, args: Arguments, now: Callable[[], float]) -> int:
     comparison = shadow_plans.PlanComparison()
     with conductor_servers(config, args.conductor) as servers:
         event_loop.run(_compare(config.settings, servers[0], args, now(), comparison))
@@ -189,7 +189,7 @@ async def _compare(
             shadow_plans.compare(server, args.version, case, comparison)
 
 
-def _change(config: Loaded, args: Arguments, now: Callable[[], float]) -> int:
+def _change(config: Configuration, args: Arguments, now: Callable[[], float]) -> int:
     kind, version = KINDS[args.verb], getattr(args, "version", "")
     if args.conductor not in conductor_names(config.catalog):
         raise ConfigInvalid([f"{args.conductor}: conducts no tier of the pool file"])

@@ -23,7 +23,7 @@ from app.engine.conductors.versions import refuse_or_warn
 from app.errors import ConfigInvalid, PlanRejected
 from app.lab import manifest
 from app.lab.manifest import Golden, Manifest
-from app.process.config import Loaded, Settings, trusted_signers
+from app.process.config import Configuration, Settings, trusted_signers
 from app.process.config import read as read_settings
 from app.providers.vllm import Management
 
@@ -110,7 +110,7 @@ def _quote(word: str) -> str:
     return word
 
 
-def check_fit(card: Manifest, config: Loaded, conductor: str) -> None:
+def check_fit(card: Manifest, config: Configuration, conductor: str) -> None:
     """Raise `ConfigInvalid` with every reason why a version cannot conduct in this worker's name."""
     tiers = find_conducted_tiers(config, conductor)
     if not tiers:
@@ -122,7 +122,7 @@ def check_fit(card: Manifest, config: Loaded, conductor: str) -> None:
         raise ConfigInvalid(faults)
 
 
-def find_conducted_tiers(config: Loaded, conductor: str) -> list[Tier]:
+def find_conducted_tiers(config: Configuration, conductor: str) -> list[Tier]:
     """Return the tiers for which a worker plans, alone or as one of a selector's choices."""
     return [tier for tier in config.catalog.tiers.values() if tier.conductor.worker == conductor]
 

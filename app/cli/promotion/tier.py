@@ -14,7 +14,7 @@ from app.core.pool.conductor_versions import ChangeKind, VersionsInForce
 from app.core.pool.serving import TIER, objection, subject_named, tier_in
 from app.engine.conductors.versions import RequestedChange, check_service
 from app.errors import ConfigInvalid
-from app.process.config import Loaded, configure
+from app.process.config import Configuration, configure
 from app.store.protocol import Store
 
 KINDS: Mapping[str, ChangeKind] = {"canary": "canary", "promote": "promoted", "rollback": "rolled_back"}
@@ -30,7 +30,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     return _change(config, args, now)
 
 
-def _change(config: Loaded, args: Arguments, now: Callable[[], float]) -> int:
+def _change(config: Configuration, args: Arguments, now: Callable[[], float]) -> int:
     catalog = config.catalog
     tier = catalog.tier(args.tier)
     if tier is None:
@@ -50,7 +50,7 @@ def _change(config: Loaded, args: Arguments, now: Callable[[], float]) -> int:
     return _list(config, 1, as_json=args.json)
 
 
-def _list(config: Loaded, limit: int, *, as_json: bool) -> int:
+def _list(config: Configuration, limit: int, *, as_json: bool) -> int:
     def words(name: str, now: VersionsInForce) -> str:
         return _words(config.catalog, tier_in(name), now)
 

@@ -18,12 +18,12 @@ from app.core.transparency.notes import split_note
 from app.engine.conductors import watch
 from app.engine.conductors.trials import Judgement
 from app.engine.conductors.versions import RequestedChange, make_change
-from app.process.config import Loaded, Settings
+from app.process.config import Configuration, Settings
 from app.store.protocol import Actor, Store
 
 
 async def change(
-    config: Loaded, args: Arguments, check: Callable[[Store], Awaitable[RequestedChange]], now: float
+    config: Configuration, args: Arguments, check: Callable[[Store], Awaitable[RequestedChange]], now: float
 ) -> tuple[Judgement, ...]:
     """Make the change that `check` finds possible. Returns the evidence against a promotion that was not made."""
     async with storage.open_configured_store(config.settings) as store:

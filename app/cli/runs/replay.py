@@ -31,7 +31,7 @@ from app.errors import BatonError, ConfigInvalid
 from app.gateway.runs import replay
 from app.gateway.wire.parameters import nearest_effort
 from app.lab.paired_statistics import Interval, interval, paired_bootstrap
-from app.process.config import Loaded, configure, read
+from app.process.config import Configuration, configure, read
 from app.process.wiring import Runtime
 from app.store.protocol import RunRow, Store
 
@@ -160,7 +160,7 @@ def _parse_configuration(args: Arguments) -> Mapping[str, str]:
 # -- replaying
 
 
-async def _replay(config: Loaded, args: Arguments, under: Mapping[str, str], now: Callable[[], float]) -> Batch:
+async def _replay(config: Configuration, args: Arguments, under: Mapping[str, str], now: Callable[[], float]) -> Batch:
     async with storage.existing_database(config.settings):
         config = await _configuration(config, under)
         async with engine.start_engine(config, args.concurrency, dispatches=True) as runtime:
@@ -178,7 +178,7 @@ async def _replay(config: Loaded, args: Arguments, under: Mapping[str, str], now
     return batch
 
 
-async def _configuration(config: Loaded, under: Mapping[str, str]) -> Loaded:
+async def _configuration(config: Configuration, under: Mapping[str, str]) -> Configuration:
     """Return the configuration with the pool snapshot that is to be tried, and with arms."""
     catalog = config.catalog
     if "snapshot" in under:
@@ -189,7 +189,7 @@ async def _configuration(config: Loaded, under: Mapping[str, str]) -> Loaded:
     return replace(config, catalog=catalog)
 
 
-async def _load_stored_catalog(config: Loaded, digest: str) -> Catalog:
+async def _load_stored_catalog(config: Configuration, digest: str) -> Catalog:
     async with storage.open_configured_store(config.settings) as store:
         bodies = await store.catalogs([digest])
     if digest not in bodies:

@@ -17,7 +17,7 @@ from app.cli.runs import run_tree
 from app.errors import ConfigInvalid
 from app.gateway.runs import audit
 from app.process.config import Settings, read
-from app.store.protocol import METADATA_TAG, KeyRow, Rated, RunQuery, RunRow, Store
+from app.store.protocol import METADATA_TAG, KeyRow, RatingFilter, RunQuery, RunRow, Store
 
 POLL_SECONDS = 0.5
 FILTERS = ("tenant", "state", "tier", "topology", "model", "user", "request_id", "trace_id")
@@ -106,7 +106,7 @@ def query_of(args: Arguments, keys: Sequence[KeyRow], now: float) -> RunQuery:
     if getattr(args, "degraded", False):
         filters["degraded"] = True
     if getattr(args, "rated", None) is not None:
-        filters["rated"] = Rated(args.rated == "good")
+        filters["rated"] = RatingFilter(args.rated == "good")
     if getattr(args, "queue", None) == "untaken":
         filters["untaken_at"] = now
     origin = getattr(args, "origin", None)

@@ -46,7 +46,7 @@ from app.errors import (
     RunLost,
     StoreUnavailable,
 )
-from app.stepqueue.protocol import Committed, Delta, Listen, Live
+from app.stepqueue.protocol import CommittedEvents, Delta, Listen, Live
 
 POLL_SECONDS = 1.0
 """Time between two looks whether journals have moved, while the step queue is healthy."""
@@ -325,16 +325,16 @@ class Follower:
         """The monotonic time of the admission, until the first delta has come; None where another process admitted
         the run."""
 
-    def receive(self, message: Committed | Delta) -> bool:
+    def receive(self, message: CommittedEvents | Delta) -> bool:
         """Take what an engine has sent; False if the journal has to be read before it can be used.
 
-        `Committed` without events answers a request to listen by an engine that knows no event to answer with; if it
-        does not name the engine either, the sender does not drive the run.
+        `CommittedEvents` without events answers a request to listen by an engine that knows no event to answer with; if
+        it does not name the engine either, the sender does not drive the run.
         """
-        if isinstance(message, Committed) and not message.events and not message.engine:
+        if isinstance(message, CommittedEvents) and not message.events and not message.engine:
             return False
         self.engine_answers = True
-        if isinstance(message, Committed):
+        if isinstance(message, CommittedEvents):
             if message.engine:
                 self.engine, self.epoch = message.engine, message.epoch
             self._accept(message.contents)
@@ -491,7 +491,7 @@ class Followers:
     def receive(self, message: Live) -> None:
         """Take a message that an engine has sent to this process."""
         follower = self._followers.get(message.run)
-        if follower is None or not isinstance(message, Committed | Delta):
+        if follower is None or not isinstance(message, CommittedEvents | Delta):
             return
         understood = follower.receive(message)
         if follower.state.replied:

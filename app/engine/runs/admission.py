@@ -54,7 +54,7 @@ from app.store.protocol import (
     IdempotencyRecord,
     Ledger,
     NewRun,
-    Shared,
+    SharedContent,
     metadata_tag,
 )
 
@@ -439,11 +439,11 @@ def _task_contents(task: Task) -> tuple[bytes, TaskParts | None]:
     return parts.whole, parts
 
 
-def shared(context: EngineContext, order: Order, ref: str, parts: TaskParts) -> Shared:
+def shared(context: EngineContext, order: Order, ref: str, parts: TaskParts) -> SharedContent:
     """The parts of a content, to be shared with others of the same tenant, API key and end user."""
     whose = orjson.dumps([order.tenant, order.key, order.task.user])
     owner = hmac.digest(context.sharing_key(), whose, "sha256").hex()
-    return Shared(ref, owner, parts.head, parts.body, parts.tail)
+    return SharedContent(ref, owner, parts.head, parts.body, parts.tail)
 
 
 def _limits(admission: Admission) -> Limits:

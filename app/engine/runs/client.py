@@ -39,7 +39,7 @@ from app.errors import (
     StoreUnavailable,
 )
 from app.network.shared_read import SharedRead
-from app.stepqueue.protocol import Committed, Live
+from app.stepqueue.protocol import CommittedEvents, Live
 from app.store.protocol import MOVED, UNDECIDED, Entry
 
 COUNT_SECONDS = 1.0
@@ -138,7 +138,7 @@ class Cancellations:
             wish = Entry(run, self._context.now(), (RunCancelAsked(by),))
             appended = await self._context.store.append(wish)
             with suppress(QueueUnavailable):
-                await self._context.queue.publish(row.driver, [Committed(run, appended.events)])
+                await self._context.queue.publish(row.driver, [CommittedEvents(run, appended.events)])
 
 
 class RunClient:
@@ -318,7 +318,7 @@ class RunClient:
         appended = await self._context.store.append(next_turn.entry)
         if resumption.waiting_run.engine:
             with suppress(QueueUnavailable):
-                message = Committed(resumption.state.run, appended.events)
+                message = CommittedEvents(resumption.state.run, appended.events)
                 return await self._context.queue.publish(resumption.waiting_run.engine, [message])
         await offer_run(self._context, follower.state)
 
@@ -403,7 +403,7 @@ class RunClient:
         self.cancellations.ask(run, by)
 
     def _receive(self, message: Live) -> None:
-        if isinstance(message, Committed):
+        if isinstance(message, CommittedEvents):
             self.changes.notice()
         self._followers.receive(message)
 

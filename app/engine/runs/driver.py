@@ -52,7 +52,7 @@ from app.engine.runs.admission import Moved
 from app.engine.runs.planning import Planner, PlannerMessage, faults
 from app.errors import Conflict, PlanRejected, QueueUnavailable
 from app.network.tracing import Span
-from app.stepqueue.protocol import DISPATCHERS, Committed, Listen, Live, Stop
+from app.stepqueue.protocol import DISPATCHERS, CommittedEvents, Listen, Live, Stop
 from app.store.protocol import ContentReads, Entry, Outbox
 from app.store.protocol.step_input import BRIEF
 
@@ -213,7 +213,7 @@ class Driver:
 
     async def _receive(self, messages: Sequence[Message]) -> None:
         for message in messages:
-            if isinstance(message, Committed):
+            if isinstance(message, CommittedEvents):
                 await self.writer.receive(message.events)
             elif isinstance(message, Moved) and message.seq > self.state.seq:
                 await self.writer.catch_up()
@@ -226,7 +226,7 @@ class Driver:
         is_known = message.address in self.followers()
         if message.address != self.state.turn.gateway and (is_known or len(self._listening) < FOLLOWERS):
             self._listening[message.address] = self._context.monotonic() + LISTEN_SECONDS
-        latest = Committed(self.state.run, self._latest, engine=self._home, epoch=self.writer.row_epoch)
+        latest = CommittedEvents(self.state.run, self._latest, engine=self._home, epoch=self.writer.row_epoch)
         await self._send(message.address, [latest])
         if self._steps is None or not self._steps.listen(message):
             await self._send(DISPATCHERS, [message])
@@ -240,7 +240,7 @@ class Driver:
                 age = max(self._context.now() - event.at, 0.0)
                 worker = state.calls[event.fact.call].worker
                 self._context.health.note_journaled(worker, event.fact, age)
-        message = Committed(
+        message = CommittedEvents(
             state.run, tuple(events), contents=self._reply(state), engine=self._home, epoch=self.writer.row_epoch
         )
         for address in self.followers():
@@ -338,7 +338,7 @@ class Driver:
         until = self._context.monotonic() + QUIESCE_SECONDS
         while self.state.open_calls and (left := until - self._context.monotonic()) > 0:
             for message in await self.inbox.take(left):
-                if isinstance(message, Committed | Moved):
+                if isinstance(message, CommittedEvents | Moved):
                     await self._receive([message])
 
     def _count(self) -> None:

@@ -44,7 +44,7 @@ from app.errors import (
     WorkerUnavailable,
 )
 from app.network.tracing import end_run_span, start_run_span
-from app.stepqueue.protocol import AGAIN, DISPATCHERS, Adopted, Committed, Delta, Listen, Live, Stop, Ticket
+from app.stepqueue.protocol import AGAIN, DISPATCHERS, CommittedEvents, Delta, EngineChange, Listen, Live, Stop, Ticket
 from app.store.protocol import MOVED, Entry, Lease, Outbox
 
 E = TypeVar("E", bound=Exception)
@@ -180,9 +180,9 @@ class Drivers:
             if self._group is not None:
                 self._group.create_task(self._listen(message))
         elif driver is not None:
-            if not isinstance(message, Delta | Stop | Adopted):
+            if not isinstance(message, Delta | Stop | EngineChange):
                 driver.inbox.put(message)
-        elif isinstance(message, Committed):
+        elif isinstance(message, CommittedEvents):
             self._take_resumed(message)
 
     async def _listen(self, message: Listen) -> None:
@@ -192,9 +192,9 @@ class Drivers:
         if driver is not None:
             return await driver.listen(message)
         with suppress(QueueUnavailable):
-            await self._context.queue.publish(message.address, [Committed(message.run, ())])
+            await self._context.queue.publish(message.address, [CommittedEvents(message.run, ())])
 
-    def _take_resumed(self, message: Committed) -> None:
+    def _take_resumed(self, message: CommittedEvents) -> None:
         """Take a run whose caller has come back to a gateway that knew this process as its engine."""
         resumed = any(event.kind is Kind.RESUMED for event in message.events)
         if resumed and self.has_room and message.run not in self._being_taken and self._group is not None:
@@ -274,7 +274,7 @@ class Drivers:
         steps = interrupted_steps(state)
         self._adopted.append(state.run)
         with suppress(QueueUnavailable):
-            await self._context.queue.publish(DISPATCHERS, [Adopted(state.run, self._home)])
+            await self._context.queue.publish(DISPATCHERS, [EngineChange(state.run, self._home)])
             of_run = copy_with(run_ticket(driver.state), driver=self._home, version=AGAIN, trace=driver.trace)
             await self._context.queue.enqueue([copy_with(of_run, step=n) for n in steps])
 

@@ -25,7 +25,7 @@ from app.engine.context import EngineContext
 from app.engine.steps.claimed_step import ClaimedStep, PendingOutcomes, Relay
 from app.engine.steps.execution import Execution
 from app.errors import BatonError, LeaseLost, QueueUnavailable, RunEnded, StoreUnavailable
-from app.stepqueue.protocol import AGAIN, DISPATCHERS, WHOLE_RUN, Adopted, Listen, Live, Stop, Ticket
+from app.stepqueue.protocol import AGAIN, DISPATCHERS, WHOLE_RUN, EngineChange, Listen, Live, Stop, Ticket
 from app.store.protocol import Outbox, TicketClaim
 
 TakeRun = Callable[[Ticket, Callable[[Ticket], Awaitable[None]]], None]
@@ -189,7 +189,7 @@ class Dispatcher:
         """Take a message to all dispatchers about the steps of a run."""
         if isinstance(message, Stop):
             self.stop(message.run, message.step)
-        elif isinstance(message, Adopted):
+        elif isinstance(message, EngineChange):
             for work in self._claimed_of(message.run):
                 work.engine = message.address
         elif isinstance(message, Listen):

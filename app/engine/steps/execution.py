@@ -54,7 +54,7 @@ from app.errors import (
     StoreUnavailable,
 )
 from app.providers.protocol import Request
-from app.stepqueue.protocol import AGAIN, Committed, Live
+from app.stepqueue.protocol import AGAIN, CommittedEvents, Live
 from app.store.protocol import Entry, Ledger, Move, TicketRow
 
 OUTCOME_DELAY_SECONDS = 1.0
@@ -648,7 +648,7 @@ class Execution:
         if not appended.events:
             return
         if run is None:
-            await self._send(self._engine_and_gateway(), Committed(entry.run, appended.events))
+            await self._send(self._engine_and_gateway(), CommittedEvents(entry.run, appended.events))
         elif not ends_step:  # else the run's writer has folded them
             await run.receive(appended.events)
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from app.core.run.events import Kind, RunCancelAsked
 from app.core.run.kinds import COPIES
 from app.errors import QueueUnavailable, RunEnded
-from app.stepqueue.protocol import Committed, StepQueue
+from app.stepqueue.protocol import CommittedEvents, StepQueue
 from app.store.protocol import Entry, RunQuery, RunRow, TenantStore
 
 PATIENCE, PAUSE = 3.0, 0.05
@@ -32,7 +32,7 @@ async def ask(store: TenantStore, queue: StepQueue | None, row: RunRow, by: str,
         return
     if queue is not None and row.driver:
         with suppress(QueueUnavailable):
-            await queue.publish(row.driver, [Committed(row.id, appended.events)])
+            await queue.publish(row.driver, [CommittedEvents(row.id, appended.events)])
 
 
 async def stop(store: TenantStore, queue: StepQueue, row: RunRow, now: float) -> RunRow:

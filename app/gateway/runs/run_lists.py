@@ -24,7 +24,7 @@ from app.gateway.runs import audit
 from app.gateway.runs.identity import key_names
 from app.gateway.runs.open_streams import SCOPE, OpenStream, OpenStreams
 from app.gateway.wire import query
-from app.store.protocol import METADATA_TAG, Place, Rated, RunQuery, RunRow, TenantStore
+from app.store.protocol import METADATA_TAG, Place, RatingFilter, RunQuery, RunRow, TenantStore
 
 SCHEMAS: Final[operations.Schemas] = {"RunListEvent": lambda: operations.event_schema(run_replies.RunListEvent)}
 MOST_COUNTED: Final = 10_000
@@ -246,10 +246,10 @@ async def _run_query(context: GatewayContext, filters: query.RunFilters, caller:
     )
 
 
-def _rated(filters: query.RunFilters) -> Rated | None:
+def _rated(filters: query.RunFilters) -> RatingFilter | None:
     """Return the condition on the ratings; None if the request names none. Raises `InvalidRequest` for a time alone."""
     if filters.rated is not None:
-        return Rated(filters.rated == "good", filters.rated_since, filters.rated_until)
+        return RatingFilter(filters.rated == "good", filters.rated_since, filters.rated_until)
     for name in ("rated_since", "rated_until"):
         if getattr(filters, name) is not None:
             raise InvalidRequest(f"'{name}' needs 'rated'.", param=name, code="invalid_value")

@@ -25,7 +25,7 @@ from app.core.run.identifiers import REPLY_ID, run_of_reply
 from app.core.run.recipients import RecipientKind
 from app.gateway.openapi.replies import RunState
 from app.gateway.wire.parameters import Includable
-from app.store.protocol import RunSort, Saw
+from app.store.protocol import RunSort, SeenDataFilter
 
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 PAGE: Final = 100
@@ -361,10 +361,10 @@ def seen(value: str) -> str:
     return value
 
 
-def saw_of(values: Sequence[str]) -> Saw:
+def saw_of(values: Sequence[str]) -> SeenDataFilter:
     """Return the filter of the store for values that `seen` has read."""
     pairs = [value.partition(":")[::2] for value in values]
-    return Saw(
+    return SeenDataFilter(
         user="user" in values,
         results="results" in values,
         steps=tuple([int(name) for kind, name in pairs if kind == "step"]),

@@ -1,12 +1,12 @@
 """Configuration: read once at start-up from the environment and one pool file, and converted to core types.
 
-    configure(environ) -> Loaded ............ reads everything; called by `baton` at its start
+    configure(environ) -> Configuration ..... reads everything; called by `baton` at its start
     read_catalog(path) ...................... any pool file, without its secrets
     reload(previous, environ) ............... reads pool and secrets again; if they have faults, those in force stay
     describe(settings), peppers(settings) ... for `baton config`, and for the hashes of API keys
 
 All faults are reported together as `ConfigInvalid(faults)`, each with its place and its remedy. Secrets are `SecretStr`
-values in `Loaded.secrets`, by provider name, and in no core type.
+values in `Configuration.secrets`, by provider name, and in no core type.
 """
 
 import tomllib
@@ -40,7 +40,7 @@ from app.process.config.settings import (
 )
 
 __all__ = [
-    "Loaded",
+    "Configuration",
     "SettingLine",
     "Settings",
     "conductor_signer",
@@ -68,7 +68,7 @@ REREAD_SETTINGS = frozenset({"pepper", "webhook_secret", "conductor_key"})
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class Configuration:
     """A configuration in force. `origin` says in words where the pool came from; each of `notes` is logged."""
 
     settings: Settings
@@ -80,7 +80,7 @@ class Loaded:
     """`user:password` for the proxies of providers, by provider name."""
 
 
-def configure(environ: Mapping[str, str]) -> Loaded:
+def configure(environ: Mapping[str, str]) -> Configuration:
     """Read settings and pool. Raises `ConfigInvalid` with the faults of both."""
     try:
         settings = read(environ)
@@ -89,13 +89,13 @@ def configure(environ: Mapping[str, str]) -> Loaded:
     return load(settings, environ)
 
 
-def load(settings: Settings, environ: Mapping[str, str]) -> Loaded:
+def load(settings: Settings, environ: Mapping[str, str]) -> Configuration:
     """Read the pool: a file if one is named, else the providers in the environment, else the rehearsal pool."""
     extra = conductor_entries(settings)
     if settings.pool is not None:
         pool = parse(_read_text(settings.pool), str(settings.pool), environ, extra)
         origin = f"pool file {settings.pool}"
-        return Loaded(settings, pool.catalog, pool.secrets, origin, proxy_credentials=pool.proxy_credentials)
+        return Configuration(settings, pool.catalog, pool.secrets, origin, proxy_credentials=pool.proxy_credentials)
     faults: list[str] = []
     offer = discover(settings, environ, faults)
     if faults:
@@ -103,7 +103,9 @@ def load(settings: Settings, environ: Mapping[str, str]) -> Loaded:
     if offer is None:
         return _rehearsal(settings, environ)
     pool = _build_without_file(merged(offer.document, extra), environ)
-    return Loaded(settings, pool.catalog, pool.secrets, f"environment: {', '.join(offer.providers)}", offer.notes)
+    return Configuration(
+        settings, pool.catalog, pool.secrets, f"environment: {', '.join(offer.providers)}", offer.notes
+    )
 
 
 def read_catalog(path: Path) -> Catalog:
@@ -116,7 +118,7 @@ def read_catalog_text(text: str, source: str) -> Catalog:
     return parse(text, source, dict.fromkeys(secret_names(text), "none:none")).catalog
 
 
-def reload(previous: Loaded, environ: Mapping[str, str]) -> tuple[Loaded, tuple[str, ...]]:
+def reload(previous: Configuration, environ: Mapping[str, str]) -> tuple[Configuration, tuple[str, ...]]:
     """Read the pool again, and the files of secrets. Returns the previous configuration and the faults if there are
     any. All other settings stay as they were at the start."""
     try:
@@ -132,14 +134,14 @@ def _with_reread_secrets(settings: Settings, environ: Mapping[str, str]) -> Sett
     return settings.model_copy(update=values)
 
 
-def _rehearsal(settings: Settings, environ: Mapping[str, str]) -> Loaded:
+def _rehearsal(settings: Settings, environ: Mapping[str, str]) -> Configuration:
     """Return the shipped pool of simulated workers, which `BATON_CONDUCTOR_URL` conducts if it is set."""
     document = tomllib.loads(read_shipped("rehearsal.toml"), parse_float=Decimal)
     document["providers"]["rehearsal"]["options"]["delay"] = settings.rehearsal_delay
     if settings.conductor_url is not None:
         document["tiers"]["baton-ultra"]["conductor"]["worker"] = "conductor"
     pool = _build_without_file(merged(document, conductor_entries(settings)), environ)
-    return Loaded(settings, pool.catalog, pool.secrets, "rehearsal")
+    return Configuration(settings, pool.catalog, pool.secrets, "rehearsal")
 
 
 def _build_without_file(document: Mapping[str, Any], environ: Mapping[str, str]) -> Pool:

@@ -11,7 +11,7 @@ from app.store.protocol.budgets import BudgetAccounts, Budgets, BudgetUse
 from app.store.protocol.conductor_versions import ConductorVersions
 from app.store.protocol.content_keys import ContentKeys
 from app.store.protocol.contents import ContentReads, Contents, Reader
-from app.store.protocol.disclosures import Disclosure, DisclosureQuery, Disclosures, Rebuilt, Saw
+from app.store.protocol.disclosures import Disclosure, DisclosureQuery, Disclosures, RebuildBatch, SeenDataFilter
 from app.store.protocol.entries import (
     MOVED,
     UNDECIDED,
@@ -23,7 +23,7 @@ from app.store.protocol.entries import (
     NewRun,
     Outbox,
     Projection,
-    Shared,
+    SharedContent,
 )
 from app.store.protocol.holds import EVERY_HOLD, Hold, HoldQuery, Holds, HoldScope
 from app.store.protocol.idempotency import TAKEN, IdempotencyRecord, IdempotencyRecords
@@ -41,7 +41,7 @@ from app.store.protocol.journal import (
     USER_TAG,
     Journal,
     Place,
-    Rated,
+    RatingFilter,
     RunJournal,
     RunQuery,
     RunRow,
@@ -55,11 +55,11 @@ from app.store.protocol.notices import Notices
 from app.store.protocol.rates import RateWindows
 from app.store.protocol.reports import Reports
 from app.store.protocol.retention import ContentPage, ContentQuery, PrunedRun, PruneQuery, Retention
-from app.store.protocol.run_lists import CallGroup, Ejected, Period, RunDetails, RunFigures, RunGroup, RunLists
+from app.store.protocol.run_lists import CallGroup, EjectedWorker, Period, RunDetails, RunFigures, RunGroup, RunLists
 from app.store.protocol.step_input import BRIEF, StepInput, StepInputs
 from app.store.protocol.tenancy import Tenancy, TenantAdministration, TenantStore
 from app.store.protocol.tenants import SpendQuery, SpendRow, TenantRow, Tenants
-from app.store.protocol.transparency_log import LogState, Proof, ProvenLeaf, Sealed, TransparencyLog, WithLog
+from app.store.protocol.transparency_log import LogState, Proof, ProvenLeaf, SealingResult, TransparencyLog, WithLog
 
 __all__ = [
     "APPROVAL_TAG",
@@ -101,7 +101,7 @@ __all__ = [
     "Disclosure",
     "DisclosureQuery",
     "Disclosures",
-    "Ejected",
+    "EjectedWorker",
     "Entry",
     "Hold",
     "HoldQuery",
@@ -131,9 +131,9 @@ __all__ = [
     "PruneQuery",
     "PrunedRun",
     "RateWindows",
-    "Rated",
+    "RatingFilter",
     "Reader",
-    "Rebuilt",
+    "RebuildBatch",
     "Reports",
     "Retention",
     "RunDetails",
@@ -144,9 +144,9 @@ __all__ = [
     "RunQuery",
     "RunRow",
     "RunSort",
-    "Saw",
-    "Sealed",
-    "Shared",
+    "SealingResult",
+    "SeenDataFilter",
+    "SharedContent",
     "SpendQuery",
     "SpendRow",
     "StepInput",

@@ -14,13 +14,13 @@ from app.core.run.recipients import Recipient, RecipientKind
 Place = tuple[float, str]
 """A place in the list of disclosures: the time of one, and the id of its call; or in the list of runs."""
 
-Completed = Callable[[Sequence[Event], Mapping[str, bytes]], Iterable[Event]]
+EventCompleter = Callable[[Sequence[Event], Mapping[str, bytes]], Iterable[Event]]
 """Returns the events of calls with all that the ledger needs, from a journal and snapshots of pools by their digests
 (`core/run/visibility.py`)."""
 
 
 @record(frozen=True, slots=True)
-class Saw:
+class SeenDataFilter:
     """The things of which a recipient must have seen any to fit a filter."""
 
     user: bool = False
@@ -45,7 +45,7 @@ class DisclosureQuery:
     recipients: tuple[str, ...] = ()
     kinds: tuple[RecipientKind, ...] = ()
     providers: tuple[str, ...] = ()
-    saw: Saw = Saw()
+    saw: SeenDataFilter = SeenDataFilter()
     since: float | None = None
     """Calls that were intended at this time or later, in seconds since 1970."""
     until: float | None = None
@@ -85,7 +85,7 @@ class Disclosure(Recipient):
 
 
 @record(frozen=True, slots=True)
-class Rebuilt:
+class RebuildBatch:
     """One batch of a rebuild: how many runs were looked at, how many rows were added or completed, and the place at
     which the next batch begins; None after the last one."""
 
@@ -101,7 +101,7 @@ class Disclosures(Protocol):
         """Return the rows that a query chooses, by default the newest first."""
         ...
 
-    async def rebuild_disclosures(self, after: Place | None, limit: int, complete: Completed) -> Rebuilt:
+    async def rebuild_disclosures(self, after: Place | None, limit: int, complete: EventCompleter) -> RebuildBatch:
         """Derive the rows that calls of the next `limit` runs lack, and complete those that lack the outcome that the
         journal has. Runs are taken in the order of (admission, id), those behind `after`; doing it again adds
         nothing."""

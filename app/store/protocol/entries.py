@@ -120,7 +120,7 @@ class Projection:
 
 
 @record(frozen=True, slots=True)
-class Shared:
+class SharedContent:
     """The parts of one content of an entry, so that the store can keep those only once which other contents have too.
 
     They are `head`, `body` and `tail`, which joined are the content. Contents of the same owner whose heads begin with
@@ -154,7 +154,7 @@ class Entry:
     """Spent for good."""
     contents: tuple[tuple[str, bytes], ...] = ()
     """(ref, body) pairs. Writing the same ref twice is harmless."""
-    shared: Shared | None = None
+    shared: SharedContent | None = None
     """The parts of one of `contents`, if it is to be shared. With those of a new run, the outputs of its steps are
     shared as well, because a caller sends the answer back with the next turn."""
     outbox: tuple[Outbox, ...] = ()

@@ -109,7 +109,7 @@ def metadata_tag(field: str, value: str) -> str:
 
 
 @record(frozen=True, slots=True)
-class Rated:
+class RatingFilter:
     """A condition on the mean score of a run's ratings that were given in a time."""
 
     good: bool
@@ -149,7 +149,7 @@ class RunQuery:
     """The outcome of some call; `open`: a call has not ended. With the tag of a worker: of some call of that one."""
     error: str | None = None
     """The code of the error with which a run ended."""
-    rated: Rated | None = None
+    rated: RatingFilter | None = None
     untaken_at: float | None = None
     """Only runs of which the outbox had something at this time that nobody had taken: for keys of all tenants."""
     origin_kind: OriginKind | None = None

@@ -60,7 +60,7 @@ class CallGroup:
 
 
 @record(frozen=True, slots=True)
-class Ejected:
+class EjectedWorker:
     """A worker that a plan left out because its calls failed."""
 
     worker: str
@@ -87,7 +87,7 @@ class RunFigures:
     """Seconds from the sending of a call to its first word, of the calls of the newest runs."""
     first_runs: int
     """The number of those runs."""
-    ejected: tuple[Ejected, ...]
+    ejected: tuple[EjectedWorker, ...]
     """The workers that plans of those runs left out because their calls failed, each with the latest such plan."""
     open: tuple[tuple[str, int, float], ...]
     """By state, the open runs of the tenant, whenever they began, and the time at which the oldest of them began."""

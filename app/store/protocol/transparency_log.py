@@ -8,7 +8,7 @@ from app.core.transparency.notes import Signer
 
 
 @record(frozen=True, slots=True)
-class Sealed:
+class SealingResult:
     """The result of one pass of sealing."""
 
     leaves: int
@@ -66,7 +66,7 @@ class Proof:
 class TransparencyLog(Protocol):
     """All verbs raise `StoreUnavailable`."""
 
-    async def seal(self, signers: Sequence[Signer], random_bytes: Callable[[], bytes]) -> Sealed | None:
+    async def seal(self, signers: Sequence[Signer], random_bytes: Callable[[], bytes]) -> SealingResult | None:
         """Append what was committed and is not in the log yet, in one bounded transaction, and sign a checkpoint.
 
         None if another process does so at this moment. Without `signers`, the key that is stored in the database

@@ -12,7 +12,14 @@ from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, or_, 
 from app.core.run.events import CallFinished, CallIntended, Event, Fact, Kind
 from app.core.run.recipients import EMBEDDING_TEMPLATE, SHADOW_ORIGIN, RecipientKind, seen_steps
 from app.store.protocol import ERASED_TAGS, USER_TAG
-from app.store.protocol.disclosures import Completed, Disclosure, DisclosureQuery, Place, Rebuilt, Saw
+from app.store.protocol.disclosures import (
+    Disclosure,
+    DisclosureQuery,
+    EventCompleter,
+    Place,
+    RebuildBatch,
+    SeenDataFilter,
+)
 from app.store.rows.transparency_log import queue_runs
 from app.store.sqlkit.statements import Row, RowWrites, Statements
 from app.store.sqlkit.tables import CATALOGS, DISCLOSURES, EVENTS, RUNS, TAGS
@@ -162,7 +169,7 @@ def _filters(conn: Connection, query: DisclosureQuery) -> list[ColumnElement[boo
     return conditions
 
 
-def _saw(conn: Connection, saw: Saw) -> ColumnElement[bool]:
+def _saw(conn: Connection, saw: SeenDataFilter) -> ColumnElement[bool]:
     """Return the condition for a row of a recipient that saw any of these."""
     search = func.strpos if conn.dialect.name == "postgresql" else func.instr
     conditions: list[ColumnElement[bool]] = []
@@ -230,21 +237,21 @@ def _passed_over(column: str | None) -> tuple[tuple[str, str], ...]:
 # -- runs from before the ledger
 
 
-def rebuild(conn: Connection, after: Place | None, limit: int, complete: Completed) -> Rebuilt:
+def rebuild(conn: Connection, after: Place | None, limit: int, complete: EventCompleter) -> RebuildBatch:
     """Add the rows that calls of the next runs lack, and the outcomes that rows lack. The runs are locked meanwhile."""
     query = select(RUNS.c.id, RUNS.c.created_at, RUNS.c.tenant, RUNS.c.key)
     if after is not None:
         query = query.where(tuple_(RUNS.c.created_at, RUNS.c.id) > tuple_(*after))
     runs = conn.execute(query.order_by(RUNS.c.created_at, RUNS.c.id).limit(limit)).all()
     if not runs:
-        return Rebuilt(0, 0, None)
+        return RebuildBatch(0, 0, None)
     incomplete_runs = _incomplete_runs(conn, [row.id for row in runs])
     added = 0
     for row in runs:
         if row.id in incomplete_runs:
             added += _derive(conn, row.id, row.tenant, row.key, complete)
     following = (runs[-1].created_at, runs[-1].id) if len(runs) == limit else None
-    return Rebuilt(len(runs), added, following)
+    return RebuildBatch(len(runs), added, following)
 
 
 def _incomplete_runs(conn: Connection, runs: Sequence[str]) -> set[str]:
@@ -259,7 +266,7 @@ def _incomplete_runs(conn: Connection, runs: Sequence[str]) -> set[str]:
     return {run for run, count in missing_counts.items() if count}
 
 
-def _derive(conn: Connection, run: str, tenant: str, key: str, complete: Completed) -> int:
+def _derive(conn: Connection, run: str, tenant: str, key: str, complete: EventCompleter) -> int:
     """Add what the ledger lacks of one run. Returns the number of rows that were added or completed."""
     conn.execute(select(RUNS.c.id).where(RUNS.c.id == run).with_for_update())
     events = _events(conn, run)

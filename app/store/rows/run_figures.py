@@ -7,7 +7,7 @@ import orjson
 from sqlalchemy import Column, ColumnElement, Connection, Integer, case, cast, func, select
 
 from app.core.run.events import Kind
-from app.store.protocol import CallGroup, Ejected, Period, RunFigures, RunGroup
+from app.store.protocol import CallGroup, EjectedWorker, Period, RunFigures, RunGroup
 from app.store.rows.runs import GOOD
 from app.store.sqlkit.tables import DISCLOSURES, EVENTS, FEEDBACK, RUNS
 
@@ -119,13 +119,13 @@ def _first_seconds(conn: Connection, runs: Sequence[str]) -> tuple[float, ...]:
     return tuple([duration for duration in seconds_of_calls if duration > 0])
 
 
-def _ejected(conn: Connection, runs: Sequence[str]) -> tuple[Ejected, ...]:
+def _ejected(conn: Connection, runs: Sequence[str]) -> tuple[EjectedWorker, ...]:
     is_opening = (EVENTS.c.run.in_(runs), EVENTS.c.kind == Kind.PLAN_OPENED.value)
     rows = conn.execute(select(EVENTS.c.run, EVENTS.c.at, EVENTS.c.body).where(*is_opening).order_by(EVENTS.c.at))
-    latest: dict[str, Ejected] = {}
+    latest: dict[str, EjectedWorker] = {}
     for run, at, body in rows:
         for worker, reason in (orjson.loads(body).get("ejected") or {}).items():
-            latest[worker] = Ejected(worker, reason, run, float(at))
+            latest[worker] = EjectedWorker(worker, reason, run, float(at))
     return tuple([latest[worker] for worker in sorted(latest)])
 
 

@@ -38,7 +38,7 @@ from app.store.protocol import (
     LapsedRuns,
     Ledger,
     Place,
-    Rated,
+    RatingFilter,
     RunQuery,
     RunRow,
     StepInput,
@@ -433,7 +433,7 @@ def _conditions_on_other_tables(query: RunQuery) -> list[ColumnElement[bool]]:
     return conditions
 
 
-def _rated_runs(rated: Rated) -> Select[tuple[str]]:
+def _rated_runs(rated: RatingFilter) -> Select[tuple[str]]:
     """Return the query for the runs whose ratings have such a mean score."""
     rating, mean = FEEDBACK.c, func.avg(FEEDBACK.c.score)
     query = select(rating.run).where(rating.score.is_not(None)).group_by(rating.run)

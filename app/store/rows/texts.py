@@ -36,7 +36,7 @@ from sqlalchemy import (
 
 from app.core.message.chat import message_spoken, text_spoken
 from app.core.records import record
-from app.store.protocol import Shared
+from app.store.protocol import SharedContent
 from app.store.sqlkit.sealing import TEXT, Decrypt, place_of
 from app.store.sqlkit.statements import OWN, RUN_IDS, TAIL, WHOLE, Row, shared_parts
 from app.store.sqlkit.tables import FORMS, RUNS, SHARED_CONTENTS, TEXTS
@@ -66,7 +66,7 @@ def lock_of(owner: str) -> int:
     return int.from_bytes(bytes.fromhex(owner[:LOCK_DIGITS]), signed=True)
 
 
-def split_into_parts(run: str, shared: Shared, key: str = "") -> StoredParts:
+def split_into_parts(run: str, shared: SharedContent, key: str = "") -> StoredParts:
     """Return the rows of a content of a run. Texts that are encrypted under different content keys are different
     texts."""
     texts: list[Row] = []

@@ -6,7 +6,7 @@ from sqlalchemy import Dialect, func, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.store.protocol import ERASED_TAGS
-from app.store.sqlkit.statements import Prepared, Statements, TableWrite
+from app.store.sqlkit.statements import PreparedStatement, Statements, TableWrite
 from app.store.sqlkit.tables import DISCLOSURES, LOG_LEAVES, LOG_STATE, LOG_TILES, RUNS
 
 STATE = tuple([str(column.name) for column in LOG_STATE.columns])
@@ -41,28 +41,28 @@ class LogStatements:
         self.common = common
         arrays, ledger, row = common.arrays, DISCLOSURES.c, LOG_LEAVES.c
 
-        def prepare(statement: str, *names: str) -> Prepared:
-            return Prepared(text(statement), dialect, names)
+        def prepare(statement: str, *names: str) -> PreparedStatement:
+            return PreparedStatement(text(statement), dialect, names)
 
-        self.lock = Prepared(select(LOG_STATE).with_for_update(skip_locked=True), dialect, [])
+        self.lock = PreparedStatement(select(LOG_STATE).with_for_update(skip_locked=True), dialect, [])
         self.moment = prepare(_MOMENT[arrays])
         self.queued_changes = prepare(_QUEUED_CHANGES, "since", "most")
         self.oldest = prepare("SELECT at FROM log_queue ORDER BY xid, n LIMIT 1")
         its_columns = [RUNS.c[name] for name in of_run]
-        self.runs = Prepared(select(*its_columns).where(common.among(RUNS.c.id)), dialect, ["ids"])
+        self.runs = PreparedStatement(select(*its_columns).where(common.among(RUNS.c.id)), dialect, ["ids"])
         about = select(func.max(row.place)).where(common.among(row.subject)).group_by(row.subject, row.kind, row.id)
         last = select(row.kind, row.id, row.entry, row.salt, row.events, row.frontier).where(row.place.in_(about))
-        self.last_entries = Prepared(last, dialect, ["ids"])
+        self.last_entries = PreparedStatement(last, dialect, ["ids"])
         tags = f"SELECT run, name, value FROM tags WHERE name IN ({_NAMES}) AND run {_TEXTS[arrays]}"
         self.private_tags = prepare(f"{tags} ORDER BY run, name, value", "ids")
         ledger_rows = select(DISCLOSURES).where(common.among(ledger.run)).order_by(ledger.run, ledger.call)
-        self.disclosures = Prepared(ledger_rows, dialect, ["ids"])
+        self.disclosures = PreparedStatement(ledger_rows, dialect, ["ids"])
         self.events = prepare(_POSTGRES_EVENTS, "runs", "sealed") if arrays else prepare(_SQLITE_EVENTS, "pairs")
         self.tile = prepare(_TILE, "level", "number")
         insertion = postgresql.insert(LOG_TILES) if arrays else sqlite.insert(LOG_TILES)
         key = [LOG_TILES.c.level, LOG_TILES.c.number]
         upsert = insertion.on_conflict_do_update(index_elements=key, set_={"body": insertion.excluded.body})
-        self.write_tiles = Prepared(upsert, dialect, ["level", "number", "body"])
+        self.write_tiles = PreparedStatement(upsert, dialect, ["level", "number", "body"])
         self.insert_entry = TableWrite(LOG_LEAVES, "insert")
         self.dequeue = prepare(f"DELETE FROM log_queue WHERE n {_NUMBERS[arrays]}", "ids")
         self.change_state = TableWrite(LOG_STATE, "update", STATE[1:], ["id"])

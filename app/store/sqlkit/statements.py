@@ -121,7 +121,7 @@ then reads all of the table when it is large. Other statements are planned as th
 """
 
 
-class Prepared:
+class PreparedStatement:
     """One statement as text. Its parameters are in the order of `names`."""
 
     def __init__(self, statement: Executable, dialect: Dialect, names: Sequence[str]) -> None:
@@ -153,7 +153,7 @@ class Prepared:
 class SingleStatement(Generic[T]):
     """Work that is one statement. `to_result` turns its rows into the result."""
 
-    statement: Prepared
+    statement: PreparedStatement
     values: Sequence[object]
     to_result: Callable[[Sequence[Row]], T]
 
@@ -182,7 +182,7 @@ class TableWrite:
         self._keys = {f"its_{key}": table.c[key] for key in keys}
         self._columns = {**{name: table.c[name] for name in self._names}, **self._keys}
 
-    def single(self, dialect: Dialect) -> Prepared:
+    def single(self, dialect: Dialect) -> PreparedStatement:
         """Return the statement that writes one row."""
         table = self._table
         has_keys = [column == bindparam(name) for name, column in self._keys.items()]
@@ -197,7 +197,7 @@ class TableWrite:
             statement = update(table).where(*has_keys).values({name: bindparam(name) for name in self._names})
         else:
             statement = delete(table).where(*has_keys)
-        return Prepared(statement, dialect, list(self._columns))
+        return PreparedStatement(statement, dialect, list(self._columns))
 
     def part(
         self, number: int, *, single_row: bool, condition: Sequence[ColumnElement[bool]] = ()
@@ -283,7 +283,7 @@ class WriteStatements:
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
         self._together = dialect.name == "postgresql"
-        self._prepared: dict[tuple[Condition | None, _Parts], Prepared] = {}
+        self._prepared: dict[tuple[Condition | None, _Parts], PreparedStatement] = {}
 
     def __call__(self, conn: Connection, *writes: RowWrites) -> None:
         """Write all of these rows. No two of them may be the same row of a table."""
@@ -305,13 +305,13 @@ class WriteStatements:
         statement, values = self._joint([(way, rows) for way, rows in writes if rows], condition)
         return SingleStatement(statement, (*parameters, *values), lambda rows: result if rows[0][0] else None)
 
-    def _single(self, way: TableWrite) -> Prepared:
+    def _single(self, way: TableWrite) -> PreparedStatement:
         key = (None, ((way, True),))
         if key not in self._prepared:
             self._prepared[key] = way.single(self._dialect)
         return self._prepared[key]
 
-    def _joint(self, parts: Sequence[RowWrites], condition: Condition | None = None) -> tuple[Prepared, Row]:
+    def _joint(self, parts: Sequence[RowWrites], condition: Condition | None = None) -> tuple[PreparedStatement, Row]:
         """Return the statement for these parts, compiled when it is first used, and the values of its parameters.
 
         There are some dozens of combinations of parts.
@@ -327,7 +327,7 @@ class WriteStatements:
                 values += columns_of(rows, 0)
         return self._prepared[key], tuple(values)
 
-    def _compile(self, parts: _Parts, condition: Condition | None) -> Prepared:
+    def _compile(self, parts: _Parts, condition: Condition | None) -> PreparedStatement:
         """Compile the parts as one WITH statement, each of which writes only if the condition holds."""
         holds: list[ColumnElement[bool]] = []
         whole: Select[Any] = select(literal_column("1"))
@@ -340,7 +340,7 @@ class WriteStatements:
             part, part_names = way.part(number, single_row=single_row, condition=holds)
             whole = whole.add_cte(part)
             names += part_names
-        return Prepared(whole, self._dialect, names)
+        return PreparedStatement(whole, self._dialect, names)
 
 
 class Lookup:
@@ -357,8 +357,8 @@ class Lookup:
         column, order = table.c[key[0]], [table.c[name] for name in key]
         rows = select(*[table.c[name] for name in names or table.columns.keys()]).order_by(*order).with_for_update()
         self._values = statements.values
-        self._one = Prepared(rows.where(column == bindparam("its_id")), dialect, ["its_id"])
-        self._many = Prepared(rows.where(statements.among(column)), dialect, ["ids"])
+        self._one = PreparedStatement(rows.where(column == bindparam("its_id")), dialect, ["its_id"])
+        self._many = PreparedStatement(rows.where(statements.among(column)), dialect, ["ids"])
 
     def fetch(self, conn: Connection, ids: Sequence[str]) -> Sequence[tuple[Any, ...]]:
         """Return the rows for these ids. Without ids there are none, and no statement is sent."""
@@ -376,20 +376,22 @@ class Statements:
         self.arrays = dialect.name == "postgresql"
         self._renewals(dialect)
         self.runs = Lookup(self, dialect, RUNS, ["id"], *CHECKED_COLUMNS)
-        self.run = Prepared(select(RUNS).where(RUNS.c.id == bindparam("its_id")), dialect, ["its_id"])
-        self.journal = Prepared(_journal(), dialect, ["its_seq", "its_id"])
-        self.step_input = Prepared(_step_input(), dialect, ["its_id", "its_seq", "most"]) if self.arrays else None
-        self.contents = Prepared(self._contents(), dialect, ["shared_run", "shared_ids", "its_run", "ids"])
+        self.run = PreparedStatement(select(RUNS).where(RUNS.c.id == bindparam("its_id")), dialect, ["its_id"])
+        self.journal = PreparedStatement(_journal(), dialect, ["its_seq", "its_id"])
+        self.step_input = (
+            PreparedStatement(_step_input(), dialect, ["its_id", "its_seq", "most"]) if self.arrays else None
+        )
+        self.contents = PreparedStatement(self._contents(), dialect, ["shared_run", "shared_ids", "its_run", "ids"])
         self.tickets = Lookup(self, dialect, TICKETS, ["run", "step"])
-        self.rows: Prepared | None = None
-        self._locked_rows: Prepared | None = None
-        self._lock_texts: Prepared | None = None
-        self._by_key: Prepared | None = None
+        self.rows: PreparedStatement | None = None
+        self._locked_rows: PreparedStatement | None = None
+        self._lock_texts: PreparedStatement | None = None
+        self._by_key: PreparedStatement | None = None
         self.write = WriteStatements(dialect)
         if self.arrays:
             self._prepare_for_postgres(dialect)
         one_of_theirs = RUNS.c.id == bindparam("its_id"), RUNS.c.tenant == bindparam("its_tenant")
-        self._owner = Prepared(select(RUNS.c.id).where(*one_of_theirs), dialect, ["its_id", "its_tenant"])
+        self._owner = PreparedStatement(select(RUNS.c.id).where(*one_of_theirs), dialect, ["its_id", "its_tenant"])
         self.insert_run = TableWrite(RUNS, "insert")
         self.update_open_run = TableWrite(RUNS, "update", OPEN_RUN_COLUMNS, ["id", "epoch"])
         self.update_ended_run = TableWrite(RUNS, "update", MUTABLE_COLUMNS, ["id", "epoch"])
@@ -400,7 +402,7 @@ class Statements:
         self.update_ended_run_and_lease = TableWrite(
             RUNS, "update", (*lease_and_cap, *MUTABLE_COLUMNS), ["id", "epoch"]
         )
-        self.make_due = Prepared(
+        self.make_due = PreparedStatement(
             update(RUNS)
             .where(RUNS.c.id == bindparam("its_id"), RUNS.c.driver == literal_column("''"))
             .values(lease_until=bindparam("lease_until")),
@@ -428,11 +430,11 @@ class Statements:
 
     def _prepare_for_postgres(self, dialect: Dialect) -> None:
         """Prepare what only Postgres has: reads of two tables in one round trip, locks, settings and conditions."""
-        self.rows = Prepared(self._runs_and_tickets(locks=False), dialect, ["ids", "ticket_runs"])
-        self._locked_rows = Prepared(self._runs_and_tickets(locks=True), dialect, ["ids", "ticket_runs"])
-        self._lock_texts = Prepared(select(_text_locks()), dialect, ["locks"])
+        self.rows = PreparedStatement(self._runs_and_tickets(locks=False), dialect, ["ids", "ticket_runs"])
+        self._locked_rows = PreparedStatement(self._runs_and_tickets(locks=True), dialect, ["ids", "ticket_runs"])
+        self._lock_texts = PreparedStatement(select(_text_locks()), dialect, ["locks"])
         settings = [func.set_config(*_literals(name, value, "true")) for name, value in BY_KEY.items()]
-        self._by_key = Prepared(select(*settings), dialect, [])
+        self._by_key = PreparedStatement(select(*settings), dialect, [])
         self._conditions: dict[tuple[bool, bool], _Conditions] = {}
         for locks in (False, True):
             for owned in (False, True):
@@ -453,13 +455,13 @@ class Statements:
         run, ticket = RUNS.c, TICKETS.c
         without_waiting = (func.set_config(*_literals("synchronous_commit", "off", "true")),) if self.arrays else ()
         ours = (self.among(run.id), run.driver == bindparam("its_driver"), run.ended_at.is_(None))
-        self.lock_leases = Prepared(
+        self.lock_leases = PreparedStatement(
             select(run.id, run.epoch, run.seq, *without_waiting).where(*ours).order_by(run.id).with_for_update(),
             dialect,
             ["ids", "its_driver"],
         )
         self.update_lease = TableWrite(RUNS, "update", ["lease_until"], ["id"])
-        self.lock_claims = Prepared(
+        self.lock_claims = PreparedStatement(
             select(ticket.run, ticket.step, ticket.claim, *without_waiting)
             .where(self.among(ticket.run), ticket.holder.is_not(None))
             .order_by(ticket.run, ticket.step)

@@ -691,7 +691,7 @@ def _apply_projection(run: _Run, row: Projection) -> None:
 
 
 @record(frozen=True, slots=True)
-class Applied:
+class AppliedBatch:
     """A batch after it was applied: the outcomes in the order of the entries, and the rows."""
 
     outcomes: list[Outcome]
@@ -712,7 +712,7 @@ def commit(
     number: int = 0,
     *,
     all_slices: bool = False,
-) -> Applied:
+) -> AppliedBatch:
     """Apply the entries in order on locked rows, and write the changes. The caller commits.
 
     New holds are made in the slice of this number of their accounts. An entry that this slice cannot decide is put off:
@@ -742,7 +742,7 @@ def commit(
     if not statements.write_if_owned(conn, sorted(rows.owned), *writes):
         raise NotFound
     rows.make_wishes_due(conn, statements)
-    return Applied(outcomes, rows, signals)
+    return AppliedBatch(outcomes, rows, signals)
 
 
 def _locks_of_owners(batch: Sequence[EncodedEntry]) -> list[int]:
@@ -797,13 +797,13 @@ def _copies(new: NewRun) -> bool:
 
 
 @record(frozen=True, slots=True)
-class Speculative:
+class SpeculativeBatch:
     """A batch that was applied to cached rows and is not written yet."""
 
     rows: RowBatch
     cached: Sequence[CachedRows]
     ticket_runs: Sequence[str]
-    applied: Applied
+    applied: AppliedBatch
 
     @property
     def refuses(self) -> bool:
@@ -811,7 +811,7 @@ class Speculative:
         return any(isinstance(outcome, Exception) for outcome in self.applied.outcomes)
 
 
-def apply_to_cached_rows(batch: Sequence[EncodedEntry], row_cache: RowCache) -> Speculative | None:
+def apply_to_cached_rows(batch: Sequence[EncodedEntry], row_cache: RowCache) -> SpeculativeBatch | None:
     """Apply the entries to cached rows; None if rows are not cached, or if the entries need them from the database.
 
     A claim on a ticket may have been renewed since it was cached, so only the row tells whether it has lapsed.
@@ -828,7 +828,7 @@ def apply_to_cached_rows(batch: Sequence[EncodedEntry], row_cache: RowCache) -> 
             runs_with_tickets.append(run)
     rows = RowBatch([cached.run for cached in cached_rows.values()], tickets, runs_with_tickets)
     outcomes = [rows.apply(encoded) for encoded in batch]
-    return Speculative(rows, list(cached_rows.values()), ticket_runs, Applied(outcomes, rows))
+    return SpeculativeBatch(rows, list(cached_rows.values()), ticket_runs, AppliedBatch(outcomes, rows))
 
 
 def _needs_rows(entry: Entry, cached_rows: Mapping[str, CachedRows]) -> bool:
@@ -853,8 +853,8 @@ def _has_accounts(entry: Entry, cached_rows: Mapping[str, CachedRows]) -> bool:
 
 
 def conditional_write(
-    statements: Statements, speculative: Speculative
-) -> Callable[[Connection], Applied | None] | SingleStatement[Applied | None]:
+    statements: Statements, speculative: SpeculativeBatch
+) -> Callable[[Connection], AppliedBatch | None] | SingleStatement[AppliedBatch | None]:
     """Work that writes the batch, or writes nothing and returns None if a run's row has another revision than was
     cached. On Postgres it is one statement."""
     expected = [(cached.run[_ID], cached.run[_REVISION]) for cached in speculative.cached]
@@ -866,7 +866,7 @@ def conditional_write(
             expected, speculative.ticket_runs, applied, *writes, locks=locks, owned=owned
         )
 
-    def write_if_current(conn: Connection) -> Applied | None:
+    def write_if_current(conn: Connection) -> AppliedBatch | None:
         if statements.write_if_current(conn, expected, *writes):
             return applied
         return None

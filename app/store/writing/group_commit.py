@@ -31,11 +31,11 @@ from app.store.rows.runs import for_cache
 from app.store.sqlkit.runner import AWAY, Fault, Runner
 from app.store.sqlkit.statements import Statements
 from app.store.writing.batch import (
-    Applied,
+    AppliedBatch,
     EncodedEntry,
     Outcome,
     RowCache,
-    Speculative,
+    SpeculativeBatch,
     apply_to_cached_rows,
     commit,
     conditional_write,
@@ -293,7 +293,7 @@ class GroupCommit:
                 if fault.reason == "refused" and len(batch) > 1:
                     return await self._one_by_one(batch, all_slices=all_slices)
                 if fault.reason == "undecided":
-                    unanswered = cast(Applied, fault.result).outcomes
+                    unanswered = cast(AppliedBatch, fault.result).outcomes
                     if await self._was_committed(unanswered, fault):
                         return unanswered
                 elif fault.reason not in {"contended", "lost", "slow"} or attempt == TRIES - 1:
@@ -336,7 +336,7 @@ class GroupCommit:
             self._on_signal(signal)
         return applied.outcomes
 
-    def _apply_to_cached_rows(self, batch: list[EncodedEntry]) -> Speculative | None:
+    def _apply_to_cached_rows(self, batch: list[EncodedEntry]) -> SpeculativeBatch | None:
         """Apply a batch to cached rows; None if its entries need locked rows, or rows that are not cached."""
         if self._row_cache is None:
             return None
@@ -352,7 +352,7 @@ class GroupCommit:
         if self._row_cache is not None:
             self._row_cache.update(rows)
 
-    def _write_if_current(self, speculative: Speculative) -> Awaitable[Applied | None]:
+    def _write_if_current(self, speculative: SpeculativeBatch) -> Awaitable[AppliedBatch | None]:
         """Write a batch; the result is None, and nothing was written, if a row has changed since it was cached."""
         return self._runner.write(conditional_write(self._statements, speculative), expected_result=speculative.applied)
 

@@ -21,7 +21,7 @@ from app.core.transparency.leaves import LOG_KEY, ROW, RUN, before_part, events_
 from app.core.transparency.merkle import Frontier, leaf_hash, range_root, tree_root
 from app.core.transparency.notes import Checkpoint, Signer, sign
 from app.core.transparency.tiles import HEIGHT, WIDTH, hashes_of, node_reader
-from app.store.protocol.transparency_log import LogState, Proof, Sealed
+from app.store.protocol.transparency_log import LogState, Proof, SealingResult
 from app.store.rows import log_sources, transparency_log
 from app.store.rows.log_sources import SOURCES, Row
 from app.store.rows.transparency_log import LEDGER, LastEntry, Place, QueuedChange
@@ -247,7 +247,7 @@ def seal(
     stored_signer: StoredSigner,
     signers: Sequence[Signer],
     random_bytes: RandomBytes,
-) -> Sealed | None:
+) -> SealingResult | None:
     """Carry out one pass. None if another process does so; see the module docstring."""
     state = transparency_log.lock(conn, statements)
     if state is None:
@@ -283,7 +283,7 @@ def seal(
     if state_changes:
         state |= state_changes
         transparency_log.change_state(conn, statements, state)
-    return Sealed(
+    return SealingResult(
         len(log_pass.entries), state["size"], _lag(conn, statements, log_pass.at, sealed_changes), not is_complete
     )
 
@@ -320,7 +320,7 @@ def _append(
 
 
 def _lag(conn: Connection, statements: LogStatements, now: float, sealed_changes: Sequence[QueuedChange]) -> float:
-    """Return the lag after a pass: see `Sealed`."""
+    """Return the lag after a pass: see `SealingResult`."""
     since = transparency_log.oldest(conn, statements)
     if since is None:
         since = min([change.at for change in sealed_changes], default=now)
@@ -336,7 +336,7 @@ class DatabaseLog:
         self._write = write
         self._stored_signer = StoredSigner()
 
-    async def seal(self, signers: Sequence[Signer], random_bytes: RandomBytes) -> Sealed | None:
+    async def seal(self, signers: Sequence[Signer], random_bytes: RandomBytes) -> SealingResult | None:
         work = partial(
             seal,
             statements=self._statements,
