@@ -190,16 +190,16 @@ def _head(route: APIRoute) -> APIRoute:
     return head
 
 
-def _unrouted(scope: Scope, error: HTTPException, routes: Sequence[APIRoute]) -> Response:
+def _refuse_unrouted(scope: Scope, error: HTTPException, routes: Sequence[APIRoute]) -> Response:
     """Return the reply to a request that the router refuses."""
     if error.status_code == 404:
-        return _refused(scope, 404, unsupported_routes.advice(scope["path"]), "unknown_url")
+        return _refuse(scope, 404, unsupported_routes.advice(scope["path"]), "unknown_url")
     if error.status_code == 405:
         allow = {"allow": ", ".join(_allowed_methods(scope["path"], routes))}
         if scope["method"] == "OPTIONS":
             return Response(status_code=204, headers=allow)
-        return _refused(scope, 405, "This route does not take that method.", "method_not_allowed", allow)
-    return _refused(scope, error.status_code, "The request cannot be served.", "invalid_request", error.headers)
+        return _refuse(scope, 405, "This route does not take that method.", "method_not_allowed", allow)
+    return _refuse(scope, error.status_code, "The request cannot be served.", "invalid_request", error.headers)
 
 
 def _allowed_methods(path: str, routes: Sequence[APIRoute]) -> list[str]:
@@ -210,7 +210,7 @@ def _allowed_methods(path: str, routes: Sequence[APIRoute]) -> list[str]:
     return sorted(methods)
 
 
-def _refused(
+def _refuse(
     scope: MutableMapping[str, Any], status: int, message: str, code: str, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Return the reply to a fault without a class of its own, in the shape of the request's format."""
@@ -234,7 +234,7 @@ class Frontdoor:
         """Serve one connection's request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        request_id = _sent_request_id(scope) or self._context.name("req").encode()
+        request_id = _find_request_id(scope) or self._context.name("req").encode()
         headers = [(b"x-request-id", request_id)]
         is_anthropic = _has_anthropic_format(scope)
         if is_anthropic:
@@ -285,7 +285,7 @@ class Frontdoor:
     def _refusal(self, scope: Scope, error: Exception) -> Response | None:
         """Return the reply to an expected error; None for a bug."""
         if isinstance(error, HTTPException):
-            return _unrouted(scope, error, self._routes)
+            return _refuse_unrouted(scope, error, self._routes)
         if isinstance(error, RequestValidationError):
             error = of_parameters(error.errors())
         if not isinstance(error, BatonError):
@@ -300,7 +300,7 @@ class Frontdoor:
         request_id: str = scope["baton.headers"][0][1].decode()
         fields = {"route": route_of(scope), "request": request_id, "error": place_of(error)}
         self._context.telemetry.log(logging.ERROR, "A request failed because of a bug.", **fields)
-        return _refused(scope, 500, fault.crash_response(request_id), "internal_error")
+        return _refuse(scope, 500, fault.crash_response(request_id), "internal_error")
 
 
 def _has_anthropic_format(scope: MutableMapping[str, Any]) -> bool:
@@ -313,7 +313,7 @@ def _has_anthropic_format(scope: MutableMapping[str, Any]) -> bool:
     return path == messages.PREFIX or path.startswith(f"{messages.PREFIX}/")
 
 
-def _sent_request_id(scope: Scope) -> bytes | None:
+def _find_request_id(scope: Scope) -> bytes | None:
     for name, value in scope["headers"]:
         if name == b"x-request-id":
             return value if REQUEST_ID.fullmatch(value) else None

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import asyncpg
 
 from app.__main__ import main as main_of_baton
-from app.gateway.runs.audit import summary, whole
+from app.gateway.runs.audit import render_run, summary
 from app.store.protocol import RunQuery
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.migrate import migrate
@@ -227,7 +227,7 @@ async def read_lists(store: SqlStore, names: Sequence[str]) -> None:
 
     async def show_run(name: str) -> None:
         row, journal = await store.run(name), await store.journal(name)
-        whole(row, journal, await store.feedback(name))
+        render_run(row, journal, await store.feedback(name))
 
     tenant = (await store.run(names[0])).tenant
     lists = {

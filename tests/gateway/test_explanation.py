@@ -135,7 +135,7 @@ def test_the_words_of_many_runs_have_no_figure_and_no_name_that_is_not_in_the_da
         pool = WORKERS if seed % 3 else None
         journal = Journal(b"salt", tuple(events))
         folded = fold(journal.events)
-        whole = audit.whole(row, journal, ratings, folded)
+        whole = audit.render_run(row, journal, ratings, folded)
         data = explanation_of(ReadRun(row, journal, folded, whole), pool, texts if seed % 5 else None)
         data |= {"approvals": APPROVALS[: seed % 5], "origin": {"kind": "replay", "run": "run_other"}}
         data["text"] = explanation_words.text(data)
@@ -153,7 +153,7 @@ def test_an_invented_figure_or_name_would_be_found() -> None:
     _, events = played(1)
     row, journal = row_of("run", "acme"), Journal(b"salt", tuple(events))
     state = fold(journal.events)
-    data = explanation_of(ReadRun(row, journal, state, audit.whole(row, journal, (), state)), WORKERS)
+    data = explanation_of(ReadRun(row, journal, state, audit.render_run(row, journal, (), state)), WORKERS)
     assert invented(data, literals()) == []
     assert invented(data | {"text": data["text"] + " It saved 17 % for zoe."}, literals()) == ["17", "saved", "zoe"]
 

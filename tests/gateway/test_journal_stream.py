@@ -57,5 +57,5 @@ async def test_all_streams_of_a_process_share_one_look_at_the_database() -> None
     watch = JournalWatch(context)
     for n in range(50):
         watch.begin(f"run_{n}")
-    assert all(await asyncio.gather(*[watch.moved(f"run_{n}", 4, 1.0) for n in range(50)]))
+    assert all(await asyncio.gather(*[watch.wait_for_event(f"run_{n}", 4, 1.0) for n in range(50)]))
     assert [len(names) for names in looks] == [50]

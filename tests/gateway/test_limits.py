@@ -8,7 +8,7 @@ import pytest
 
 from app.cli.runs import run_words
 from app.core.pool.catalog import LIMITS, MILLION, Limit, Limits
-from app.gateway.wire.parameters import Budget, narrowed
+from app.gateway.wire.parameters import Budget, narrow_limits
 from app.process.config.entries import LimitsEntry
 
 EVERY = pytest.mark.parametrize("limit", LIMITS.values(), ids=lambda limit: limit.name)
@@ -40,7 +40,8 @@ def test_a_request_may_narrow_it_if_the_table_says_so_and_never_widens_it(limit:
     limits = Limits(**{limit.name: 4 * unit})
     for requested, left in ((2, 2), (9, 4)):
         assert (
-            getattr(narrowed(limits, Budget.model_validate({limit.name: requested}), None), limit.name) == left * unit
+            getattr(narrow_limits(limits, Budget.model_validate({limit.name: requested}), None), limit.name)
+            == left * unit
         )
     with pytest.raises(ValueError, match=limit.name):
         Budget.model_validate({limit.name: limit.budget + 1})

@@ -198,7 +198,7 @@ async def test_a_form_reaches_the_worker(stub: ProviderStub, client: httpx.Async
 
 def test_the_end_user_is_kept_with_the_task() -> None:
     request, _ = ours.read_request(ASKED | {"metadata": {"user_id": "ann"}})
-    assert ours.whole_task(request).user == "ann"
+    assert ours.build_task(request).user == "ann"
 
 
 async def test_what_is_ignored_is_checked_noted_and_changes_nothing(

@@ -30,7 +30,7 @@ async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
 
 async def whole(runtime: Runtime, run: str) -> dict[str, Any]:
     store = runtime.context.store
-    record = audit.whole(await store.run(run), await store.journal(run))
+    record = audit.render_run(await store.run(run), await store.journal(run))
     run_replies.Turn.model_validate(record["turns"][-1])
     return json.loads(json.dumps(record))
 

@@ -41,7 +41,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 def query_of(args: Arguments, now: float) -> DisclosureQuery:
     """Return the query that the options choose. Raises `ConfigInvalid` for a faulty one."""
     try:
-        saw = wire.saw_of([wire.seen(value) for value in args.saw])
+        saw = wire.saw_of([wire.parse_seen(value) for value in args.saw])
     except ValueError as error:
         raise ConfigInvalid([f"--saw: {error}"]) from None
     return DisclosureQuery(

@@ -190,7 +190,7 @@ async def _document(
         history=await read_history(theirs, plan.first.state.admitted.tenant),
         disclosed=await theirs.disclosures(DisclosureQuery(runs=(plan.run,), ascending=True)),
     )
-    return reply.whole(catalog, plan, revision, content, lists=lists)
+    return reply.render_plan(catalog, plan, revision, content, lists=lists)
 
 
 # -- what is shown

@@ -35,7 +35,7 @@ async def read_run(store: Store, row: RunRow) -> tuple[dict[str, Any], str | Non
     journal = await store.journal(row.id)
     state = fold(journal.events)
     ratings = await store.feedback(row.id)
-    record = audit.whole(row, journal, ratings)
+    record = audit.render_run(row, journal, ratings)
     record["comments"] = {rating.id: rating.comment for rating in ratings if rating.comment}
     record |= {"rehearsal": state.admitted.rehearsal, "preview": state.admitted.preview}
     record["steps"] = [await audit.step_in_full(store, state, journal.events, n) for n in state.steps]

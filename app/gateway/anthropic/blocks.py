@@ -6,7 +6,7 @@ from pydantic import Discriminator, Field, StringConstraints
 
 from app.core.message.chat import Document, Image, Part, Text
 from app.gateway.anthropic.tools import CacheMark, Name
-from app.gateway.wire.documents import framed, unsupported
+from app.gateway.wire.documents import frame_document, unsupported_error
 from app.gateway.wire.parameters import PartOptions, WireModel
 
 CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,256}$")]
@@ -184,31 +184,33 @@ def parts_of(block: ResultPart, where: str) -> tuple[Part, ...]:
             return (Image(block.source.url),)
         return (Image(_data_url(block.source)),)
     if block.citations is not None and block.citations.enabled:
-        raise unsupported(f"{where}.citations", "answers have no citations: leave it out")
+        raise unsupported_error(f"{where}.citations", "answers have no citations: leave it out")
     if isinstance(block, SearchResultBlock):
         texts = tuple(Text(part.text) for part in block.content)
-        return framed({"title": block.title, "source": block.source}, texts)
+        return frame_document({"title": block.title, "source": block.source}, texts)
     return _document(block, where)
 
 
 def _document(block: DocumentBlock, where: str) -> tuple[Part, ...]:
     source = block.source
     if isinstance(source, UrlSource):
-        raise unsupported(f"{where}.source", "Baton fetches no documents: send a PDF as base64, and other text as text")
+        raise unsupported_error(
+            f"{where}.source", "Baton fetches no documents: send a PDF as base64, and other text as text"
+        )
     about = {"title": block.title or "", "context": block.context or ""}
     if isinstance(source, PlainTextSource):
-        return framed(about, (Text(source.data),))
+        return frame_document(about, (Text(source.data),))
     if isinstance(source, PdfSource):
         document = Document(_data_url(source), block.title or "")
         if not block.context:
             return (document,)
         return Text(f"About the document that follows: {block.context}"), document
     if isinstance(source.content, str):
-        return framed(about, (Text(source.content),))
+        return frame_document(about, (Text(source.content),))
     parts: list[Part] = []
     for at, part in enumerate(source.content):
         parts += parts_of(part, f"{where}.source.content.{at}")
-    return framed(about, tuple(parts))
+    return frame_document(about, tuple(parts))
 
 
 def _data_url(source: Base64Source | PdfSource) -> str:

@@ -52,7 +52,7 @@ def message(end: TurnEnd, stops: Sequence[str]) -> bytes:
     return orjson.dumps(
         _head(end.state)
         | {"content": content, "usage": usage_of(end.bill), "baton": extension(end)}
-        | _stopped(end, stops)
+        | _describe_stop(end, stops)
     )
 
 
@@ -70,7 +70,7 @@ def usage_of(bill: Bill) -> dict[str, Any]:
 
 def failure(error: BatonError, request_id: str) -> Response:
     """Return the reply to a request that failed before its first byte."""
-    body = orjson.dumps(described(error, request_id))
+    body = orjson.dumps(describe_error(error, request_id))
     return Response(body, error.status, fault.headers_of(error), media_type="application/json")
 
 
@@ -94,7 +94,7 @@ def rate_headers(headers: Sequence[tuple[bytes, bytes]], now: float) -> list[tup
     return renamed
 
 
-def described(error: BatonError, request_id: str) -> dict[str, Any]:
+def describe_error(error: BatonError, request_id: str) -> dict[str, Any]:
     """Return an error in Anthropic's shape."""
     whole = _error(error.status, fault.describe(error)["error"]["message"], request_id)
     if error.public_code == THREAD_UNSUPPORTED:
@@ -125,7 +125,7 @@ def _tool_use(call: str, name: str) -> dict[str, Any]:
     return {"type": "tool_use", "id": call, "name": name, "input": {}, "caller": {"type": "direct"}}
 
 
-def _stopped(end: TurnEnd, stops: Sequence[str]) -> dict[str, Any]:
+def _describe_stop(end: TurnEnd, stops: Sequence[str]) -> dict[str, Any]:
     """Return why the message stopped. Only some workers say at which stop sequence they stopped; for the others it is
     `end_turn`."""
     reason, sequence = STOPS.get(end.finish, "end_turn"), None
@@ -167,7 +167,7 @@ class Events:
         }
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "stop_details": None}
         message = _head(self._state) | empty | {"usage": usage}
-        return self._numbered(0, _event("message_start", message=message))
+        return self._number_frame(0, _event("message_start", message=message))
 
     def answer_part(self, part: AnswerPart) -> bytes:
         """Return more of the text, or of the tool calls behind it."""
@@ -175,7 +175,7 @@ class Events:
         if part.text:
             if self._open != "text":
                 frames += self._start("text", {"type": "text", "text": ""})
-            frames += self._numbered(part.at, self._delta({"type": "text_delta", "text": part.text}))
+            frames += self._number_frame(part.at, self._delta({"type": "text_delta", "text": part.text}))
         for delta in part.calls:
             if self._open != str(delta.index):
                 frames += self._start(str(delta.index), _tool_use(delta.id, delta.name))
@@ -190,7 +190,7 @@ class Events:
     def closing(self, end: TurnEnd) -> bytes:
         """Return the last block's end, why the message stopped, and the terminal marker; without numbers while a plan
         waits for an approval, so that the stream goes on behind the same event once it is approved."""
-        delta = _stopped(end, self._stops) | {"container": None}
+        delta = _describe_stop(end, self._stops) | {"container": None}
         usage = {name: value for name, value in usage_of(end.bill).items() if name != "service_tier"}
         last = _event("message_delta", delta=delta, usage=usage, baton=extension(end))
         if end.state.state == "awaiting_approval":
@@ -201,14 +201,14 @@ class Events:
         frames = b""
         if end_of_text + caller_view.FINISH > self._after:
             frames = self._stop()
-        finish = self._numbered(end_of_text + caller_view.FINISH, last)
-        return frames + finish + self._numbered(end_of_text + caller_view.DONE, _event("message_stop"))
+        finish = self._number_frame(end_of_text + caller_view.FINISH, last)
+        return frames + finish + self._number_frame(end_of_text + caller_view.DONE, _event("message_stop"))
 
     def failure(self, error: BatonError, end: TurnEnd) -> bytes:
         """Return the last event of a stream that failed."""
-        return b"event: error\ndata: " + orjson.dumps(described(error, self._request_id)) + b"\n\n"
+        return b"event: error\ndata: " + orjson.dumps(describe_error(error, self._request_id)) + b"\n\n"
 
-    def _numbered(self, number: int, frame: bytes) -> bytes:
+    def _number_frame(self, number: int, frame: bytes) -> bytes:
         if number > self._after:
             return b"id: %d\n" % number + frame
         return b""

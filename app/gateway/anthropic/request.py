@@ -32,9 +32,9 @@ from app.gateway.wire.parameters import (
     PartOptions,
     WireModel,
     check_kinds,
+    drop_nulls,
     invalid_request,
     labels_on,
-    present_fields,
 )
 from app.gateway.wire.response_formats import check
 
@@ -146,7 +146,7 @@ class MessagesRequest(TokenCountRequest):
 def read_request(body: Mapping[str, Any]) -> tuple[MessagesRequest, tuple[str, ...]]:
     """Return the request, and the names of fields that are ignored; raises `InvalidRequest` naming the field at
     fault."""
-    fields = _accepted_fields(body)
+    fields = _check_fields(body)
     request = _validate(MessagesRequest, fields)
     ignored = sorted(name for name in IGNORED if name in fields)
     return request, tuple(ignored)
@@ -159,13 +159,13 @@ def stop_sequences(body: Mapping[str, Any]) -> list[str]:
 
 def read_count(body: Mapping[str, Any]) -> TokenCountRequest:
     """Return the request of `count_tokens`."""
-    return _validate(TokenCountRequest, _accepted_fields(body))
+    return _validate(TokenCountRequest, _check_fields(body))
 
 
-def _accepted_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+def _check_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a body without those that are null or that ask for nothing; raises `InvalidRequest` for one
     that is refused."""
-    fields = present_fields(body)
+    fields = drop_nulls(body)
     for name, reason in REFUSED.items():
         if fields.pop(name, None):
             code = THREAD_UNSUPPORTED if name == "thread" else "unsupported_parameter"
@@ -202,7 +202,7 @@ def task_of(request: TokenCountRequest) -> Task:
     )
 
 
-def whole_task(request: MessagesRequest) -> Task:
+def build_task(request: MessagesRequest) -> Task:
     """`task_of` with the sampling parameters and the end user. Raises `InvalidRequest` for a call without its result,
     and for a result without its call."""
     _check_results(request.messages)

@@ -18,12 +18,12 @@ from app.gateway.anthropic import reply as reply
 from app.gateway.anthropic.request import (
     MessagesRequest,
     TokenCountRequest,
+    build_task,
     effort_of,
     read_count,
     read_request,
     stop_sequences,
     task_of,
-    whole_task,
 )
 from app.gateway.http.admission import Idempotency, OpenTurn
 from app.gateway.http.context import GatewayContext
@@ -105,7 +105,7 @@ def _add_create_route(router: APIRouter, context: GatewayContext, keys: Keys, id
 def to_order(context: GatewayContext, caller: Caller, body: Mapping[str, object]) -> Order:
     """Return the order of a run for a request. Raises `InvalidRequest` and `NotFound`."""
     message_request, ignored = read_request(body)
-    task = whole_task(message_request)
+    task = build_task(message_request)
     tier = resolve_tier(context.catalog(), caller.key, message_request.model)
     options = RequestOptions(
         model=message_request.model,

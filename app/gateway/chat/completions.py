@@ -23,11 +23,11 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Direct, Keys, json_body
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import chat_replies, operations, replies
-from app.gateway.wire.parameters import COMPLETIONS, check_names, ignored_names, present_fields, resolve_tier
-from app.gateway.wire.request_schemas import tabled
+from app.gateway.wire.parameters import COMPLETIONS, check_names, collect_ignored_names, drop_nulls, resolve_tier
+from app.gateway.wire.request_schemas import build_schema
 
 SCHEMAS: Final[operations.Schemas] = {
-    "CompletionRequest": lambda: tabled(CompletionRequest, "CompletionRequest", COMPLETIONS, ("model", "prompt")),
+    "CompletionRequest": lambda: build_schema(CompletionRequest, "CompletionRequest", COMPLETIONS, ("model", "prompt")),
     "TextCompletionEvent": lambda: operations.event_schema(chat_replies.TextCompletionChunk | replies.Error),
 }
 
@@ -79,9 +79,9 @@ class CompletionRequest(ChatRequest):
 def read_prompt(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]:
     """Return the request as one for chat, and the names of what is ignored; raises `InvalidRequest` naming the
     field."""
-    fields = present_fields(body)
+    fields = drop_nulls(body)
     check_names(fields, COMPLETIONS)
-    ignored = ignored_names(fields, COMPLETIONS)
+    ignored = collect_ignored_names(fields, COMPLETIONS)
     message = {"role": "user", "content": _prompt(fields.pop("prompt", None))}
     prompt_fields = {name: value for name, value in fields.items() if COMPLETIONS[name].decision == "honoured"}
     request, _ = read_request(prompt_fields | {"messages": [message]})

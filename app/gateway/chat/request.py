@@ -38,11 +38,11 @@ from app.gateway.wire.parameters import (
     WireModel,
     check_kinds,
     check_names,
-    ignored_names,
+    collect_ignored_names,
+    drop_nulls,
     invalid_request,
     labels_on,
     order_of,
-    present_fields,
 )
 from app.gateway.wire.response_formats import ResponseFormat, check, form_of
 from app.store.protocol import KeyRow
@@ -225,15 +225,15 @@ def _toolbox_by_choice(offered: dict[str, Tool], choice: Any, parallel: bool) ->
     """Return the tools on offer with the choice among them. Tools that are not allowed are not offered, which has the
     same effect."""
     if isinstance(choice, NamedFunction | NamedCustom):
-        return Toolbox(tuple(offered.values()), "named", _chosen_tool(choice, offered), parallel)
+        return Toolbox(tuple(offered.values()), "named", _resolve_tool_choice(choice, offered), parallel)
     if isinstance(choice, AllowedTools):
-        allowed_names = {_chosen_tool(tool, offered) for tool in choice.allowed_tools.tools}
+        allowed_names = {_resolve_tool_choice(tool, offered) for tool in choice.allowed_tools.tools}
         tools = tuple(tool for name, tool in offered.items() if name in allowed_names)
         return Toolbox(tools, choice.allowed_tools.mode, parallel=parallel)
     return Toolbox(tuple(offered.values()), choice or "auto", parallel=parallel)
 
 
-def _chosen_tool(choice: NamedFunction | NamedCustom, offered: dict[str, Tool]) -> str:
+def _resolve_tool_choice(choice: NamedFunction | NamedCustom, offered: dict[str, Tool]) -> str:
     is_custom = isinstance(choice, NamedCustom)
     name = choice.custom.name if isinstance(choice, NamedCustom) else choice.function.name
     if name not in offered or custom_tools.is_custom(offered[name]) != is_custom:
@@ -492,9 +492,9 @@ class ChatRequest(WireModel):
 def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]:
     """Return the request, and the names of parameters that are ignored; raises `InvalidRequest` naming the field at
     fault."""
-    fields = present_fields(body)
+    fields = drop_nulls(body)
     check_names(fields, PARAMETERS)
-    ignored = ignored_names(fields, PARAMETERS)
+    ignored = collect_ignored_names(fields, PARAMETERS)
     fields = {name: value for name, value in fields.items() if PARAMETERS[name].decision != "refused"}
     check_kinds(fields.get("tools"), "function", "custom")
     try:

@@ -32,12 +32,12 @@ from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import chat_replies, operations, replies
 from app.gateway.wire import custom_tools
 from app.gateway.wire.parameters import PARAMETERS, resolve_tier
-from app.gateway.wire.request_schemas import tabled
+from app.gateway.wire.request_schemas import build_schema
 
 TERMINAL: Final = "[DONE]"
 """The data of the last event of a stream that did not end with an error."""
 SCHEMAS: Final[operations.Schemas] = {
-    "ChatRequest": lambda: tabled(ChatRequest, "ChatRequest", PARAMETERS, ("model", "messages")),
+    "ChatRequest": lambda: build_schema(ChatRequest, "ChatRequest", PARAMETERS, ("model", "messages")),
     "ChatCompletionEvent": lambda: operations.event_schema(chat_replies.ChatCompletionChunk | replies.Error),
 }
 EXAMPLE: Final = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
@@ -282,7 +282,7 @@ class Chunks:
         append_piece(pieces, delta.arguments)
         text = None
         if delta.arguments.rstrip().endswith("}"):
-            text = custom_tools.whole("".join(pieces))
+            text = custom_tools.parse_input("".join(pieces))
         if text is None:
             return b""
         return self._custom_text(delta.index, text)

@@ -113,7 +113,7 @@ class RateLimiter:
         results = returned_results(order.task.messages)
         run = self._context.name("run")
         resumes = results.run if results is not None else ""
-        return RateRequest(limits, run=run, resumes=resumes, tokens=reserved_tokens(order))
+        return RateRequest(limits, run=run, resumes=resumes, tokens=tokens_to_reserve(order))
 
     def _limits(self, key: KeyRow, user: str) -> tuple[tuple[str, RateLimits], ...]:
         """Return the limits of a key, of its tenant and of the user whom the request names, each with its window."""
@@ -166,7 +166,7 @@ class RateLimiter:
             waiting.reply = reply
 
 
-def reserved_tokens(order: Order) -> int:
+def tokens_to_reserve(order: Order) -> int:
     """Return the tokens that are reserved for a run: the input and the most output of each call that it is known to
     make, in tokens, and at most what the run may use.
 
@@ -178,10 +178,10 @@ def reserved_tokens(order: Order) -> int:
     if task.sampling.max_tokens is not None:
         output = min(output, task.sampling.max_tokens)
     tokens_per_call = input_bound(task.messages, tool_bytes(task.toolbox)) + output
-    return min(limits.tokens, tokens_per_call * _known_calls(order))
+    return min(limits.tokens, tokens_per_call * _count_known_calls(order))
 
 
-def _known_calls(order: Order) -> int:
+def _count_known_calls(order: Order) -> int:
     """Return the number of calls that a run is known to make."""
     steps = order.plan.get("steps") if isinstance(order.plan, dict) else None
     if isinstance(steps, list):
@@ -388,7 +388,7 @@ class Idempotency:
                 if once is None or conflict.public_code != TAKEN:
                     raise
                 earlier = await self._store(caller).find_idempotency_record(once.id, self._context.now())
-        record = _checked_record(once, earlier)
+        record = _require_same_request(once, earlier)
         turn = await self.follow(request, caller, TurnToFollow(record.run, after, once=record.id), at=at)
         request.scope["baton.headers"].append(REPLAYED)
         return turn
@@ -450,7 +450,7 @@ class Idempotency:
             stored = await self._store(caller).add_idempotency_record(own, now)
             if stored == own:
                 return response
-        record = _checked_record(once, stored)
+        record = _require_same_request(once, stored)
         request.scope["baton.headers"].append(REPLAYED)
         if not record.reply:
             return await act()
@@ -532,7 +532,7 @@ def last_event(request: Request) -> int | None:
     return int(number)
 
 
-def _checked_record(once: IdempotencyRecord | None, stored: IdempotencyRecord | None) -> IdempotencyRecord:
+def _require_same_request(once: IdempotencyRecord | None, stored: IdempotencyRecord | None) -> IdempotencyRecord:
     """Return the stored record, if it is that of the same request; raises `Conflict` if it is not."""
     if once is None or stored is None:  # it expired between two reads
         raise Conflict("The Idempotency-Key has just expired; send the request again.", code=TAKEN)

@@ -182,12 +182,12 @@ class _JoinedWrites:
 def connection(context: GatewayContext, seconds: float = HEAD_SECONDS) -> type[HttpToolsProtocol]:
     """Return the value of `http` for `uvicorn.Config`. A head must arrive within `seconds`."""
 
-    def refused(status: int, code: str) -> str:
+    def log_refusal(status: int, code: str) -> str:
         request_id = context.name("req")
         write_unreadable(context.telemetry, request_id, status, code)
         return request_id
 
-    return cast(type[HttpToolsProtocol], partial(Connection, refused=refused, seconds=seconds))
+    return cast(type[HttpToolsProtocol], partial(Connection, refused=log_refusal, seconds=seconds))
 
 
 def _reply(status: int, message: str, code: str, request_id: str) -> bytes:
@@ -327,7 +327,7 @@ def start_span(tracing: Tracing, scope: MutableMapping[str, Any]) -> Span:
 
 
 def _server_span(tracing: Tracing, scope: MutableMapping[str, Any]) -> Span:
-    method = _named_method(scope)
+    method = _normalize_method(scope)
     attributes: dict[str, str | int] = {"http.request.method": method, "url.scheme": scope.get("scheme", "http")}
     if scope.get("http_version"):
         attributes["network.protocol.version"] = scope["http_version"]
@@ -347,7 +347,7 @@ def end_span(span: Span, scope: MutableMapping[str, Any]) -> None:
     status, route = scope["baton.status"], getattr(scope.get("route"), "path", None)
     attributes: dict[str, str | int] = {"baton.request": scope["baton.headers"][0][1].decode()}
     if route is not None:  # the path of a request that fits no route may be anything
-        span.rename(f"{_named_method(scope)} {route}")
+        span.rename(f"{_normalize_method(scope)} {route}")
         attributes |= {"http.route": route, "url.path": scope["path"]}
     if status:
         attributes["http.response.status_code"] = status
@@ -365,7 +365,7 @@ def link_run(scope: MutableMapping[str, Any], state: RunState) -> None:
         span.link(trace_of_turn(state.admitted.trace, state.turn.trace))
 
 
-def _named_method(scope: MutableMapping[str, Any]) -> str:
+def _normalize_method(scope: MutableMapping[str, Any]) -> str:
     method: str = scope["method"]
     if method in METHODS:
         return method

@@ -332,11 +332,11 @@ def _check_values(root: object, bounds: Bounds, *, may_have_nul: bool) -> tuple[
         level = deeper
     if level:
         raise InvalidRequest(f"The body is nested deeper than {bounds.depth} levels.", code="invalid_json")
-    names = _checked_names(objects, bounds, may_have_nul=may_have_nul)
+    names = _check_names(objects, bounds, may_have_nul=may_have_nul)
     return len(names), colons + "".join(names).count(":")
 
 
-def _checked_names(objects: list[dict[str, object]], bounds: Bounds, *, may_have_nul: bool) -> list[str]:
+def _check_names(objects: list[dict[str, object]], bounds: Bounds, *, may_have_nul: bool) -> list[str]:
     """Return the keys of all objects."""
     names: list[str] = []
     for value in objects:
@@ -391,7 +391,9 @@ class Direct(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the coroutine function that FastAPI calls for each request."""
         endpoint: Callable[..., Coroutine[Any, Any, Response]] = self.endpoint
-        dependencies = [(self._bound(dependency), dependency.name) for dependency in self.dependant.dependencies]
+        dependencies = [
+            (self._bind_dependency(dependency), dependency.name) for dependency in self.dependant.dependencies
+        ]
         if _reads_parameters(self.dependant) or self.dependant.request_param_name != "request":
             raise TypeError(f"{self.path}: an endpoint that needs more than the request and its dependencies")
 
@@ -405,7 +407,7 @@ class Direct(APIRoute):
 
         return handle
 
-    def _bound(self, dependant: Dependant) -> Dependency:
+    def _bind_dependency(self, dependant: Dependant) -> Dependency:
         """Return a dependency as a function of the request. Security schemes below it only document it, and are
         None."""
         call = dependant.call
@@ -471,7 +473,7 @@ API_KEY: Final = APIKeyHeader(
     auto_error=False,
     description="A key as `x-api-key`, as Anthropic's clients do.",
 )
-"""Both document where a key may stand; `presented_key` reads it from either."""
+"""Both document where a key may stand; `find_api_key` reads it from either."""
 
 
 @record(frozen=True, slots=True)
@@ -513,7 +515,7 @@ class Caller:
         return permits(self.key.scopes, scope, all_tenants=self.key.all_tenants)
 
 
-def presented_key(connection: HTTPConnection) -> str | None:
+def find_api_key(connection: HTTPConnection) -> str | None:
     """Return the key in a request's headers, whichever spelling it uses; None if there is none or if two disagree."""
     keys: set[str] = set()
     for name, value in connection.scope["headers"]:
@@ -571,7 +573,7 @@ class Keys:
     ) -> Caller:
         """Return the caller of a request, if its key has every one of `scopes`; raises `Unauthorized` or
         `Forbidden`."""
-        caller = Caller(await self._row(presented_key(request)))
+        caller = Caller(await self._row(find_api_key(request)))
         request.scope["baton.log"].key = caller.key
         if not all(caller.may(scope) for scope in scopes.scopes):
             raise Forbidden()
@@ -581,7 +583,7 @@ class Keys:
         """Return once the caller of a request may not use `scope` any more: within `key_ttl` of a revocation.
 
         While nobody can say whether they may, because the database is away, they may."""
-        key = presented_key(request)
+        key = find_api_key(request)
         while True:
             await asyncio.sleep(self._seconds_known(key))
             try:

@@ -50,7 +50,9 @@ class RevisionContent:
     """The rows of the ledger that the making of the plan has added."""
 
 
-def whole(catalog: Catalog, plan: Plan, revision: Revision, content: RevisionContent, *, lists: bool) -> dict[str, Any]:
+def render_plan(
+    catalog: Catalog, plan: Plan, revision: Revision, content: RevisionContent, *, lists: bool
+) -> dict[str, Any]:
     """Return a plan with one of its revisions in full; with `lists` in the published form."""
     state, steps = revision.state, content.steps
     limits = limits_of(state.admitted.limits)
@@ -83,8 +85,8 @@ def whole(catalog: Catalog, plan: Plan, revision: Revision, content: RevisionCon
         "excluded": dict(state.admitted.excluded),
         "planning_cost_usd": dollars(bill(plan.first.state).usd),
         "estimate": forecasts.estimate(forecasts.of_plan(catalog, content.task, steps, limits, content.history)),
-        "disclosures": planned_disclosures(catalog, revision, steps),
-        "disclosed": [ledger.shown(row) for row in content.disclosed],
+        "disclosures": forecast_disclosures(catalog, revision, steps),
+        "disclosed": [ledger.render_disclosure(row) for row in content.disclosed],
     }
 
 
@@ -110,7 +112,7 @@ def _revision(revision: Revision) -> dict[str, Any]:
 # -- disclosures
 
 
-def planned_disclosures(catalog: Catalog, revision: Revision, steps: Sequence[Step]) -> list[dict[str, Any]]:
+def forecast_disclosures(catalog: Catalog, revision: Revision, steps: Sequence[Step]) -> list[dict[str, Any]]:
     """Return the disclosures that a plan would cause, one for each step, in the words of the ledger of disclosures."""
     state = revision.state
     base = 0
@@ -125,12 +127,12 @@ def planned_disclosures(catalog: Catalog, revision: Revision, steps: Sequence[St
         disclosure["retention"] = None
         if worker is not None:
             disclosure["retention"] = worker.card.retention
-        disclosure["why"]["granted"] = _granted(step)
+        disclosure["why"]["granted"] = _describe_grants(step)
         disclosures.append(disclosure | _others(pool, step.worker, reading))
     return disclosures
 
 
-def _granted(step: Step) -> list[str]:
+def _describe_grants(step: Step) -> list[str]:
     """Return what the access list of a step grants, in words."""
     grants: list[str] = []
     for entry in step.access.as_list():

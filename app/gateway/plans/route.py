@@ -362,7 +362,7 @@ async def _plan_reply(
     context: GatewayContext, caller: Caller, plan: Plan, revision: Revision, content: reply.RevisionContent, form: Form
 ) -> Response:
     """Return the reply that shows one revision of a plan, with the names of the authors' keys."""
-    data = reply.whole(context.catalog(), plan, revision, content, lists=form == "lists")
+    data = reply.render_plan(context.catalog(), plan, revision, content, lists=form == "lists")
     authors = [entry["author"] for entry in data["revisions"]]
     names = await key_names(context.store.administration_of(caller.tenant), authors)
     for entry in data["revisions"]:

@@ -7,7 +7,7 @@ from app.core.message.chat import Document, Image, Message
 from app.errors import InvalidRequest
 from app.gateway.responses.history import read_exchange
 from app.gateway.responses.reply import Subject
-from app.gateway.responses.tool_search import loaded_by
+from app.gateway.responses.tool_search import find_loading_call
 from app.gateway.responses.tools import Kind, call_item, kind_of, tools_for_caller
 from app.gateway.wire.query import ItemFilters
 from app.store.protocol import ContentReads
@@ -71,7 +71,7 @@ def _output(subject: Subject, name: str, message: Message, kind: Kind) -> dict[s
     fields = {"call_id": message.call_id, "status": "completed"}
     if kind == "search":
         loaded_tools = tools_for_caller(
-            tool for tool in subject.turn_task.toolbox.tools if loaded_by(tool) == message.call_id
+            tool for tool in subject.turn_task.toolbox.tools if find_loading_call(tool) == message.call_id
         )
         return {
             "id": f"tso_{name}",

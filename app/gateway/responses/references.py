@@ -62,7 +62,7 @@ async def _find_item(
             return MessageItem(type="message", role="assistant", content=[part], baton=labels)
         for tool_call in end.calls if end is not None else ():
             if tool_call.id == call:
-                stored_item = _stored_item(
+                stored_item = _rebuild_item(
                     item_id,
                     tool_call,
                     hosted_search_items(responses[response].subject.turn_task.toolbox, tool_call, ()),
@@ -79,7 +79,7 @@ async def _find_item(
         ) from None
 
 
-def _stored_item(item_id: str, call: ToolCall, search: list[dict[str, Any]]) -> AnyItem:
+def _rebuild_item(item_id: str, call: ToolCall, search: list[dict[str, Any]]) -> AnyItem:
     """Return a call, or a part of the hosted search before it."""
     for item in search:
         if item["id"] == item_id:

@@ -72,7 +72,7 @@ class Subject:
         return self.task.messages[0].text
 
 
-def whole(subject: Subject, end: TurnEnd | None) -> bytes:
+def render_response(subject: Subject, end: TurnEnd | None) -> bytes:
     """Return the response object: as it ended, or, with None, under way."""
     return orjson.dumps(document(subject, end))
 
@@ -210,7 +210,7 @@ def _with_bytes(token: Mapping[str, Any]) -> dict[str, Any]:
     return _without_bytes(token) | {"bytes": token_bytes}
 
 
-def _streamed_logprobs(logprobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _drop_token_bytes(logprobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return log-probabilities as events have them: without the tokens' bytes, which the whole part has."""
     streamed: list[dict[str, Any]] = []
     for token in logprobs:
@@ -361,7 +361,7 @@ class Events:
         number = TEXT + len(self._text)
         fields: dict[str, Any] = self._place() | {"delta": part.text[sent_chars:]}
         if not self._refused:
-            fields["logprobs"] = _streamed_logprobs(part.logprobs)
+            fields["logprobs"] = _drop_token_bytes(part.logprobs)
         return frames + self._event(f"response.{self._kind()}.delta", number, **fields)
 
     def _kind(self) -> str:
@@ -381,7 +381,7 @@ class Events:
         part = _part(self._text, logprobs, self._refused)
         content: dict[str, Any] = {"refusal": self._text}
         if not self._refused:
-            content = {"text": self._text, "logprobs": _streamed_logprobs(logprobs or ())}
+            content = {"text": self._text, "logprobs": _drop_token_bytes(logprobs or ())}
         item = message_item(self._subject, [part], status, phase)
         number = TEXT + len(self._text)
         frames = self._event(f"response.{self._kind()}.done", number + 1, **self._place(), **content)

@@ -14,7 +14,15 @@ from app.errors import InvalidRequest
 from app.gateway.chat.request import MetadataKey, MetadataValue
 from app.gateway.responses.calls import pair_outputs
 from app.gateway.responses.input import Item, conversation, find_loaded_tools
-from app.gateway.responses.tools import MOST_LISTED, AllowedTools, AnyTool, Choice, check_search, left_out, toolbox_of
+from app.gateway.responses.tools import (
+    MOST_LISTED,
+    AllowedTools,
+    AnyTool,
+    Choice,
+    check_search,
+    list_ignored_tools,
+    toolbox_of,
+)
 from app.gateway.wire.parameters import (
     RESPONSES,
     BatonOptions,
@@ -24,9 +32,9 @@ from app.gateway.wire.parameters import (
     WireModel,
     check_kinds,
     check_names,
-    ignored_names,
+    collect_ignored_names,
+    drop_nulls,
     invalid_request,
-    present_fields,
 )
 from app.gateway.wire.response_formats import NamedSchema, schema_form
 
@@ -137,9 +145,9 @@ def validate_body(
 ) -> tuple[Read, tuple[str, ...]]:
     """Return the fields of a body that `table` lets be read, and the names of those that are ignored, as
     `read_request`."""
-    fields = present_fields(body)
+    fields = drop_nulls(body)
     check_names(fields, table)
-    ignored = ignored_names(fields, table)
+    ignored = collect_ignored_names(fields, table)
     fields = {name: value for name, value in fields.items() if table[name].decision != "refused"}
     for tools, param in _tool_lists(fields):
         check_search(tools, param, omitted=omits_search)
@@ -148,7 +156,7 @@ def validate_body(
         request = model.model_validate(fields)
     except ValidationError as error:
         raise invalid_request(error, fields) from None
-    return request, (*ignored, *left_out(request.tools))
+    return request, (*ignored, *list_ignored_tools(request.tools))
 
 
 def _tool_lists(fields: Mapping[str, Any]) -> Iterator[tuple[list[object], str]]:
@@ -189,7 +197,7 @@ def task_of(request: ResponsesRequest, before: tuple[Message, ...], loaded_befor
         toolbox=toolbox_of(request.tools, request.tool_choice, request.parallel_tool_calls, loaded_tools),
         logprobs=logprobs,
         form=_form(request),
-        echoed=_echoed(request),
+        echoed=_collect_echoed_parameters(request),
     )
 
 
@@ -200,7 +208,7 @@ def new_messages(request: ResponsesRequest) -> tuple[Message, ...]:
     return conversation(request.input)
 
 
-def _echoed(request: ResponsesRequest) -> dict[str, Any]:
+def _collect_echoed_parameters(request: ResponsesRequest) -> dict[str, Any]:
     """Return the parameters of `ECHOED` that the request has, and what of the others the task does not keep as it was
     sent.
 

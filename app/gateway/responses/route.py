@@ -42,7 +42,7 @@ from app.gateway.responses.tools import tools_loaded_after
 from app.gateway.runs import cancel, reads
 from app.gateway.wire import query
 from app.gateway.wire.parameters import COMPACTION, INPUT_TOKENS, RESPONSES, RequestOptions, order_of, resolve_tier
-from app.gateway.wire.request_schemas import tabled
+from app.gateway.wire.request_schemas import build_schema
 from app.store.protocol import RunRow
 
 NOT_FOUND_MESSAGE = "There is no response of that id, or this key may not see it."
@@ -53,9 +53,11 @@ NOT_BACKGROUND_MESSAGE = (
 
 
 SCHEMAS: Final[operations.Schemas] = {
-    "ResponsesRequest": lambda: tabled(ResponsesRequest, "ResponsesRequest", RESPONSES, ("model", "input")),
-    "CompactionRequest": lambda: tabled(compaction.CompactionRequest, "CompactionRequest", COMPACTION, ("model",)),
-    "InputTokensRequest": lambda: tabled(CountRequest, "InputTokensRequest", INPUT_TOKENS, ()),
+    "ResponsesRequest": lambda: build_schema(ResponsesRequest, "ResponsesRequest", RESPONSES, ("model", "input")),
+    "CompactionRequest": lambda: build_schema(
+        compaction.CompactionRequest, "CompactionRequest", COMPACTION, ("model",)
+    ),
+    "InputTokensRequest": lambda: build_schema(CountRequest, "InputTokensRequest", INPUT_TOKENS, ()),
     "ResponseEvent": lambda: operations.event_schema(response_replies.ResponseEvent),
 }
 ResponseId = Annotated[str, Path(alias="response", description="The response's id.", examples=["resp_run_01jd9k2v7c"])]
@@ -175,7 +177,7 @@ def _add_count_route(router: APIRouter, context: GatewayContext, keys: Keys, ide
             history: tuple[Message, ...] = ()
             loaded_tools: list[Tool] = []
             if before is not None:
-                history, loaded_tools = before.messages, _loaded_tools(before)
+                history, loaded_tools = before.messages, _collect_loaded_tools(before)
             task = task_of(resolved_request, history, loaded_tools)
             likely = policy.estimated_usage(task.messages, "").input + policy.tool_bytes(task.toolbox) // 4
             return _json(orjson.dumps({"object": "response.input_tokens", "input_tokens": likely}))
@@ -186,7 +188,7 @@ def _add_count_route(router: APIRouter, context: GatewayContext, keys: Keys, ide
 def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
     reader = Annotated[Caller, keys.needs("runs:read")]
 
-    async def stored(response: ResponseId, caller: reader) -> StoredResponse:
+    async def find_stored(response: ResponseId, caller: reader) -> StoredResponse:
         return await _find_stored(context, response, caller)
 
     @router.get(
@@ -203,7 +205,7 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, ide
         """Return the response as it stands, or stream it again. `Last-Event-ID` counts before `starting_after`."""
         stored_response = await _find_stored(context, response, caller)
         if not options.stream:
-            return _json(reply.whole(stored_response.subject, stored_response.end))
+            return _json(reply.render_response(stored_response.subject, stored_response.end))
         after = last_event(request)
         if after is None:
             after = options.starting_after
@@ -220,7 +222,7 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, ide
         responses=operations.replies(*operations.READING),
     )
     async def list_response_input_items(
-        stored_response: Annotated[StoredResponse, Depends(stored)],
+        stored_response: Annotated[StoredResponse, Depends(find_stored)],
         filters: Annotated[query.ItemFilters, Query()],
         caller: reader,
     ) -> Response:
@@ -258,7 +260,7 @@ def _add_end_routes(router: APIRouter, context: GatewayContext, keys: Keys, idem
             store = context.store.of_tenant(caller.tenant)
             row = await store.run(stored_response.subject.state.run)
             await cancel.stop(store, context.queue, row, context.now())
-            return _json(await _present(context, response, caller))
+            return _json(await _render_stored_response(context, response, caller))
 
         return await idempotency.reply(request, caller, body, stop, has_content=True)
 
@@ -295,7 +297,7 @@ def _order(
     history: tuple[Message, ...] = ()
     loaded_tools: list[Tool] = []
     if before is not None:
-        history, loaded_tools = before.messages, _loaded_tools(before)
+        history, loaded_tools = before.messages, _collect_loaded_tools(before)
     reasoning = response_request.reasoning
     wire: dict[str, Any] = {
         "format": "responses",
@@ -329,7 +331,7 @@ def _order(
     return order
 
 
-def _loaded_tools(before: StoredResponse) -> list[Tool]:
+def _collect_loaded_tools(before: StoredResponse) -> list[Tool]:
     """Return the tools that a response leaves on offer."""
     calls = before.end.calls if before.end is not None else ()
     return tools_loaded_after(before.subject.turn_task.toolbox, calls)
@@ -358,9 +360,9 @@ async def reply_to_turn(
     if background:
         context.runs.leave(turn.run)
         turn.permit.release()
-        return _json(reply.whole(source, None))
+        return _json(reply.render_response(source, None))
     end = await collect(context, turn, request.receive)
-    return _json(reply.whole(await subject(context.store, end.state), end))
+    return _json(reply.render_response(await subject(context.store, end.state), end))
 
 
 async def _resolve_references(
@@ -403,9 +405,9 @@ async def _of_tenant(context: GatewayContext, response: str, caller: Caller) -> 
         raise NotFound(NOT_FOUND_MESSAGE) from None
 
 
-async def _present(context: GatewayContext, response: str, caller: Caller) -> bytes:
+async def _render_stored_response(context: GatewayContext, response: str, caller: Caller) -> bytes:
     stored_response = await _find_stored(context, response, caller)
-    return reply.whole(stored_response.subject, stored_response.end)
+    return reply.render_response(stored_response.subject, stored_response.end)
 
 
 async def _before(context: GatewayContext, response_request: ResponsesRequest, caller: Caller) -> StoredResponse | None:

@@ -80,7 +80,7 @@ def _with_search(tool: Tool, loaded_by_name: Mapping[str, Tool]) -> Tool:
     if tool.name not in loaded_by_name or not _is_deferred(tool):
         return tool
     return replace(
-        tool, spelling={**(tool.spelling or {}), "loaded": loaded_by(loaded_by_name[tool.name]), "asked": True}
+        tool, spelling={**(tool.spelling or {}), "loaded": find_loading_call(loaded_by_name[tool.name]), "asked": True}
     )
 
 
@@ -89,17 +89,17 @@ def load(tool: Tool, call_id: str) -> Tool:
     return replace(tool, spelling={**(tool.spelling or {}), "loaded": call_id})
 
 
-def loaded_by(tool: Tool) -> str | None:
+def find_loading_call(tool: Tool) -> str | None:
     """Return the call whose output put it on offer; empty if none did, None for a tool that was not loaded."""
     return (tool.spelling or {}).get("loaded")
 
 
 def is_hidden(tool: Tool) -> bool:
     """Return True if a tool is offered to workers though no search that the caller knows of has found it."""
-    return _is_deferred(tool) and loaded_by(tool) is None
+    return _is_deferred(tool) and find_loading_call(tool) is None
 
 
-def hosted_search(tool: Tool, call_id: str, spelled: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def build_search_items(tool: Tool, call_id: str, spelled: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a search that has found a tool for a call, and its output, as items; `spelled` is the tool as the caller
     spells it."""
     head = {"status": "completed", "execution": "server", "call_id": None}
@@ -119,7 +119,7 @@ def in_progress(item: Mapping[str, Any]) -> dict[str, Any]:
 
 def of_request(tool: Tool) -> bool:
     """Return True if a tool is one of the request's own."""
-    return loaded_by(tool) is None or "asked" in (tool.spelling or {})
+    return find_loading_call(tool) is None or "asked" in (tool.spelling or {})
 
 
 def as_function(search: ToolSearch, deferred: Sequence[Tool]) -> Tool:

@@ -18,10 +18,10 @@ from app.errors import InvalidRequest
 from app.gateway.responses.tool_search import (
     ToolSearch,
     arguments_in,
-    hosted_search,
+    build_search_items,
+    find_loading_call,
     is_hidden,
     load,
-    loaded_by,
     of_request,
     tools_on_offer,
 )
@@ -159,7 +159,7 @@ def check_search(tools: Iterable[object], param: str, *, omitted: bool) -> None:
         )
 
 
-def left_out(tools: Iterable[AnyTool]) -> tuple[str, ...]:
+def list_ignored_tools(tools: Iterable[AnyTool]) -> tuple[str, ...]:
     """Return the names of the tools that are noted as ignored."""
     if not any(isinstance(tool, WebSearch) for tool in tools):
         return ()
@@ -201,14 +201,14 @@ def toolbox_of(
         message = f"At most {MOST_TOOLS} tools are on offer at once; of more, let a tool_search of your side find some."
         raise InvalidRequest(message, param="tools", code="array_above_max_length")
     if isinstance(choice, Named):
-        return Toolbox(tools, "named", _checked_names([choice], names, "tool_choice.name").pop(), parallel)
+        return Toolbox(tools, "named", _check_names([choice], names, "tool_choice.name").pop(), parallel)
     if isinstance(choice, AllowedTools):
-        allowed = _checked_names(choice.tools, names, "tool_choice.tools")
+        allowed = _check_names(choice.tools, names, "tool_choice.tools")
         return Toolbox(tuple(tool for tool in tools if tool.name in allowed), choice.mode, parallel=parallel)
     return Toolbox(tools, choice or "auto", parallel=parallel)
 
 
-def _checked_names(choices: Iterable[Named], names: set[str], param: str) -> set[str]:
+def _check_names(choices: Iterable[Named], names: set[str], param: str) -> set[str]:
     names_chosen = {tool.name for tool in choices}
     if not names_chosen <= names:
         raise InvalidRequest("It names none of the tools.", param=param, code="invalid_value")
@@ -360,7 +360,7 @@ def hosted_search_items(toolbox: Toolbox, call: ToolCall, before: Iterable[ToolC
     tool = _tool_named(toolbox, call.name)
     if tool is None or not is_hidden(tool):
         return []
-    return hosted_search(tool, call.id, tools_for_caller([tool]))
+    return build_search_items(tool, call.id, tools_for_caller([tool]))
 
 
 def tools_loaded_after(toolbox: Toolbox, calls: Iterable[ToolCall]) -> list[Tool]:
@@ -370,7 +370,7 @@ def tools_loaded_after(toolbox: Toolbox, calls: Iterable[ToolCall]) -> list[Tool
     loaded: list[Tool] = []
     called: list[Tool] = []
     for tool in toolbox.tools:
-        if loaded_by(tool) is not None:
+        if find_loading_call(tool) is not None:
             loaded.append(tool)
         elif is_hidden(tool) and tool.name in called_names:
             called.append(load(tool, ""))

@@ -68,7 +68,7 @@ def _ledger(ledger: Ledger) -> dict[str, Any]:
     return {"usd": dollars(ledger.usd), "tokens": ledger.tokens}
 
 
-def whole(
+def render_run(
     row: RunRow, journal: Journal, feedback: Sequence[Feedback] = (), state: RunState | None = None
 ) -> dict[str, Any]:
     """Return a run with everything that is known of it but its content, and with its ratings. `state` is the fold of
@@ -203,13 +203,13 @@ def _step(run_facts: _RunFacts, n: int) -> dict[str, Any]:
     if plan_step is not None:
         planned_worker, probability = plan_step.worker, plan_step.probability
     if failure is not None:
-        passed_over = _passed_over(failure.passed_over)
+        passed_over = _list_passed_over(failure.passed_over)
     started_at, ended_at, kept_from = None, None, None
     if intents:
         started_at, _ = intents[0]
     if n in run_facts.done:
         ended_at, end = run_facts.done[n]
-        kept_from = _kept_from(end)
+        kept_from = _describe_origin(end)
     return {
         "n": n,
         "proposal": step.proposal,
@@ -239,14 +239,14 @@ def _step(run_facts: _RunFacts, n: int) -> dict[str, Any]:
     }
 
 
-def _kept_from(end: StepDone) -> dict[str, Any] | None:
+def _describe_origin(end: StepDone) -> dict[str, Any] | None:
     """Return the step of an earlier run whose output this one has; None if a worker was called for it."""
     if not end.origin_run:
         return None
     return {"run": end.origin_run, "step": end.origin_step}
 
 
-def _passed_over(workers: PassedOver) -> list[dict[str, str]]:
+def _list_passed_over(workers: PassedOver) -> list[dict[str, str]]:
     return [{"worker": worker, "reason": reason} for worker, reason in workers]
 
 
@@ -266,7 +266,7 @@ def _attempt(at: float, intent: CallIntended, finished: Mapping[str, CallFinishe
         "held": {"usd": dollars(intent.usd_held), "tokens": intent.tokens_held},
         "max_tokens": intent.max_tokens,
         "wanted_tokens": intent.wanted_tokens or None,
-        "passed_over": _passed_over(intent.passed_over),
+        "passed_over": _list_passed_over(intent.passed_over),
         "despite": intent.despite or None,
         "outcome": None,
     }

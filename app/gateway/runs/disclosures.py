@@ -67,7 +67,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         next_page = None
         if len(rows) > filters.limit:
             next_page = query.as_place(page_rows[-1].at, page_rows[-1].call)
-        form = filters.format or _accepted_format(request)
+        form = filters.format or _negotiate_format(request)
         names: Mapping[str, str | None] = {}
         if form == "json":
             names = await key_names(context.store.administration_of(caller.tenant), [row.key for row in page_rows])
@@ -104,7 +104,7 @@ def _query(filters: query.DisclosureFilters, before: tuple[float, str] | None) -
     )
 
 
-def _accepted_format(request: Request) -> str:
+def _negotiate_format(request: Request) -> str:
     """Return the format that the `Accept` header asks for."""
     for part in request.headers.get("accept", "").split(","):
         media_type = part.partition(";")[0].strip().lower()
@@ -118,7 +118,7 @@ def _page_reply(
 ) -> Response:
     """Return a page of the list; `names` are those of the keys, which the list has in JSON only."""
     if form == "json":
-        data = [shown(row) | {"key_name": names[row.key]} for row in rows]
+        data = [render_disclosure(row) | {"key_name": names[row.key]} for row in rows]
         first_id, last_id = None, None
         if data:
             first_id, last_id = data[0]["id"], data[-1]["id"]
@@ -159,7 +159,7 @@ def recipient(recipient: Recipient) -> dict[str, Any]:
     }
 
 
-def shown(row: Disclosure) -> dict[str, Any]:
+def render_disclosure(row: Disclosure) -> dict[str, Any]:
     """Return a row as JSON."""
     disclosed = recipient(row)
     passed_over = [{"worker": worker, "reason": reason} for worker, reason in row.passed_over]
@@ -183,7 +183,7 @@ def shown(row: Disclosure) -> dict[str, Any]:
 
 def as_lines(rows: Iterable[Disclosure]) -> list[bytes]:
     """Return rows as JSON lines."""
-    return [orjson.dumps(shown(row), option=orjson.OPT_APPEND_NEWLINE) for row in rows]
+    return [orjson.dumps(render_disclosure(row), option=orjson.OPT_APPEND_NEWLINE) for row in rows]
 
 
 def as_csv(rows: Iterable[Disclosure]) -> str:
@@ -198,7 +198,7 @@ def as_csv(rows: Iterable[Disclosure]) -> str:
 
 
 def _flat(row: Disclosure) -> dict[str, Any]:
-    value = shown(row)
+    value = render_disclosure(row)
     why, saw = value.pop("why"), value.pop("saw")
     return {
         **value,

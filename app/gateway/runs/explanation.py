@@ -60,7 +60,7 @@ async def explain(store: TenantStore, catalogs: Reports, row: RunRow, *, content
     """
     journal, feedback = await store.journal(row.id), await store.feedback(row.id)
     state = fold(journal.events)
-    whole = audit.whole(row, journal, feedback, state)
+    whole = audit.render_run(row, journal, feedback, state)
     return await explain_read(store, catalogs, ReadRun(row, journal, state, whole), content=content)
 
 
@@ -126,13 +126,13 @@ def explanation_of(
         "origin": run.whole["origin"],
         "shape": _shape(run),
         "pool": _pool(run),
-        "excluded": _excluded(run),
+        "excluded": _list_excluded(run),
         "approvals": [_approval(run, fact) for fact in facts(run.events, RunAwaitingApproval)],
         "steps": _steps(run),
         "cost": _cost(run),
         "answer": _answer(run),
     }
-    data["unknown"] = _unknown(data)
+    data["unknown"] = _list_gaps(data)
     data["text"] = explanation_words.text(data)
     return data
 
@@ -297,16 +297,16 @@ def _pool(run: _ExplainedRun) -> list[Data]:
     return rows
 
 
-def _excluded(run: _ExplainedRun) -> list[Data]:
+def _list_excluded(run: _ExplainedRun) -> list[Data]:
     """Return the workers that could not be chosen, each with the reason and with who decided so."""
-    rows = [_left_out(name, reason, None) for name, reason in run.state.admitted.excluded.items()]
+    rows = [_describe_exclusion(name, reason, None) for name, reason in run.state.admitted.excluded.items()]
     for fact in facts(run.events, PlanOpened):
         for name, reason in (fact.ejected or {}).items():
-            rows.append(_left_out(name, f"ejected: {reason}", fact.proposal))
+            rows.append(_describe_exclusion(name, f"ejected: {reason}", fact.proposal))
     return rows
 
 
-def _left_out(worker: str, reason: str, proposal: int | None, otherwise: str = "ability") -> Data:
+def _describe_exclusion(worker: str, reason: str, proposal: int | None, otherwise: str = "ability") -> Data:
     excluded_by = otherwise
     for beginning, cause in EXCLUDED_BY:
         if reason.startswith(beginning):
@@ -371,8 +371,9 @@ def _step(run: _ExplainedRun, step: StepState, record: Data) -> Data:
         "nested": step.worker == CONDUCTOR,
         "probability": planned.probability,
         "reason": run.reason(planned.why, asked=asks_reasons),
-        "saw": _saw(run, step),
-        "withheld": _withheld(run, step, by) | {"reason": run.reason(planned.why_withheld, asked=asks_reasons)},
+        "saw": _describe_seen(run, step),
+        "withheld": _describe_withheld(run, step, by)
+        | {"reason": run.reason(planned.why_withheld, asked=asks_reasons)},
         "calls": [_call(attempt) for attempt in attempts],
         "call_count": len(attempts),
         "failed_calls": sum(attempt["outcome"] not in ("ok", None) for attempt in attempts),
@@ -382,7 +383,7 @@ def _step(run: _ExplainedRun, step: StepState, record: Data) -> Data:
     }
 
 
-def _saw(run: _ExplainedRun, step: StepState) -> Data:
+def _describe_seen(run: _ExplainedRun, step: StepState) -> Data:
     """Return the sources of the messages of the step's worker, besides its subtask."""
     return {
         "user": step.access.user,
@@ -391,7 +392,7 @@ def _saw(run: _ExplainedRun, step: StepState) -> Data:
     }
 
 
-def _withheld(run: _ExplainedRun, step: StepState, by: str) -> Data:
+def _describe_withheld(run: _ExplainedRun, step: StepState, by: str) -> Data:
     proposal = run.proposal(step.proposal)
     siblings = [planned for planned in run.steps if planned.proposal == step.proposal]
     hidden = withheld_from_step(run.state, step, proposal, by, siblings)
@@ -412,7 +413,7 @@ def _not_called(step: Mapping[str, Any]) -> list[Data]:
     rows: dict[tuple[str, str], Data] = {}
     for entry in passed_over:
         worker, reason = entry["worker"], entry["reason"]
-        rows[worker, reason] = _left_out(worker, reason, None, "health")
+        rows[worker, reason] = _describe_exclusion(worker, reason, None, "health")
     return list(rows.values())
 
 
@@ -459,7 +460,7 @@ def _answer(run: _ExplainedRun) -> Data:
         "rests_on": [],
         "same_text": [],
         "other_answers": [],
-        "accepted_in_round": _accepted_in_round(state),
+        "accepted_in_round": _find_accepting_round(state),
         "form_repairs": _repairs(run),
         "fell_back": False,
         "stopped": None,
@@ -477,7 +478,7 @@ def _answer(run: _ExplainedRun) -> Data:
     return fields
 
 
-def _accepted_in_round(state: RunState) -> int | None:
+def _find_accepting_round(state: RunState) -> int | None:
     """Return the last round in which the conductor accepted the answer by an empty plan; None without any."""
     accepted_in = None
     for proposal in state.proposals:
@@ -512,7 +513,7 @@ def _repairs(run: _ExplainedRun) -> int:
 # -- what nobody knows
 
 
-def _unknown(data: Data) -> list[Data]:
+def _list_gaps(data: Data) -> list[Data]:
     """Return the gaps of the explanation, each with its cause."""
     gaps: list[Data] = []
     shape = data["shape"]

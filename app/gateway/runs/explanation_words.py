@@ -92,11 +92,11 @@ def text(data: Data) -> str:
         lines += _step(step, preview=data["preview"])
     lines += _cost(data["cost"])
     lines += _answer(data)
-    lines += _unknown(data["unknown"])
+    lines += _describe_gaps(data["unknown"])
     return "\n".join(lines)
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Return a text that is not trusted, on one line, without control characters, cut to an excerpt."""
     printable = "".join(" " if unicodedata.category(mark)[0] in "CZ" else mark for mark in text)
     line = " ".join(printable.split())
@@ -161,9 +161,9 @@ def _shape(shape: Data) -> list[str]:
         why += f" ({shape['conductor']}{_version(shape)})"
     lines = [f"Shape: {form}. Why: {why}."]
     if shape["reason"]["text"] is not None:
-        lines.append(f"  The conductor's reason for the shape, in its own words: {quoted(shape['reason']['text'])}")
+        lines.append(f"  The conductor's reason for the shape, in its own words: {quote(shape['reason']['text'])}")
     for proposal in shape["proposals"]:
-        lines += _rejected(proposal)
+        lines += _describe_rejection(proposal)
     if shape["choice"] is not None:
         return lines + _choice(shape["choice"])
     return lines
@@ -171,17 +171,17 @@ def _shape(shape: Data) -> list[str]:
 
 def _version(shape: Data) -> str:
     if shape["version"]:
-        return f", version {quoted(shape['version'])}"
+        return f", version {quote(shape['version'])}"
     return ""
 
 
-def _rejected(proposal: Data) -> list[str]:
+def _describe_rejection(proposal: Data) -> list[str]:
     if proposal["state"] != "rejected":
         return []
     failure = "it was rejected"
     if proposal["outage"]:
         failure = "the conductor failed"
-    reasons = "; ".join(map(quoted, proposal["rejected_because"]))
+    reasons = "; ".join(map(quote, proposal["rejected_because"]))
     return [f"  Proposal {proposal['number']} was not used, because {failure}: {reasons}."]
 
 
@@ -193,10 +193,10 @@ def _choice(choice: Data) -> list[str]:
         purpose += ", because exploring was not allowed"
     candidates = _count_of(choice["candidates"], "candidate", "candidates")
     share = f"probability {figure(choice['probability'])} among {candidates}"
-    lines = [f"  The selector chose {quoted(choice['action'])} with {share}, {purpose}."]
+    lines = [f"  The selector chose {quote(choice['action'])} with {share}, {purpose}."]
     for alternative in choice["alternatives"]:
         lines += _alternative(alternative, is_chosen=alternative["action"] == choice["action"])
-    left_out = ", ".join(quoted(arm["action"]) for arm in choice["left_out"])
+    left_out = ", ".join(quote(arm["action"]) for arm in choice["left_out"])
     if left_out:
         lines.append(f"    Left out because the run could not bear them: {left_out}.")
     return lines
@@ -204,7 +204,7 @@ def _choice(choice: Data) -> list[str]:
 
 def _alternative(alternative: Data, *, is_chosen: bool) -> list[str]:
     """Return what is known of an alternative; nothing for the chosen one if nothing was predicted for it."""
-    subject = f"Alternative {quoted(alternative['action'])}"
+    subject = f"Alternative {quote(alternative['action'])}"
     if is_chosen:
         subject = "It"
     words = f"    {subject}: probability {figure(alternative['probability'])}"
@@ -230,7 +230,7 @@ def _pool(data: Data) -> list[str]:
 
 
 def _approval(approval: Data) -> list[str]:
-    causes = "; ".join(map(quoted, approval["needed_because"]))
+    causes = "; ".join(map(quote, approval["needed_because"]))
     if approval["worst_case_usd"] is not None:
         causes += f"; its worst case costs {money(approval['worst_case_usd'])}"
     lines = [f"Approval: proposal {approval['proposal']} needed one, because of {causes}."]
@@ -241,7 +241,7 @@ def _approval(approval: Data) -> list[str]:
         decision += f", for at most {money(approval['max_usd'])}"
     lines.append(f"  {decision}.")
     if approval["reason"]["text"] is not None:
-        lines.append(f"  The reason that was given: {quoted(approval['reason']['text'])}")
+        lines.append(f"  The reason that was given: {quote(approval['reason']['text'])}")
     return lines
 
 
@@ -273,13 +273,13 @@ def _step(step: Data, *, preview: bool) -> list[str]:
         f"  Chosen by {CHOSEN.get(step['chosen_by'], step['chosen_by'])}{_odds(step)}.",
     ]
     if step["reason"]["text"] is not None:
-        lines.append(f"  The conductor's reason, in its own words: {quoted(step['reason']['text'])}")
+        lines.append(f"  The conductor's reason, in its own words: {quote(step['reason']['text'])}")
     verb = "would see"
     if step["calls"]:
         verb = "saw"
-    lines.append(f"  It {verb} {_saw(step['saw'])}.{_withheld(step['withheld'])}")
+    lines.append(f"  It {verb} {_describe_seen(step['saw'])}.{_describe_withheld(step['withheld'])}")
     if step["withheld"]["reason"]["text"] is not None:
-        lines.append(f"  The reason for withholding, in its own words: {quoted(step['withheld']['reason']['text'])}")
+        lines.append(f"  The reason for withholding, in its own words: {quote(step['withheld']['reason']['text'])}")
     lines += _calls(step)
     for worker in step["not_called"]:
         lines.append(f"  {worker['worker']} was not called {EXCLUDED_BY[worker['by']]}: {worker['reason']}.")
@@ -292,7 +292,7 @@ def _odds(step: Data) -> str:
     return f", which gave {step['planned_worker']} the probability {figure(step['probability'])}"
 
 
-def _saw(saw: Data) -> str:
+def _describe_seen(saw: Data) -> str:
     parts: list[str] = []
     if saw["user"]:
         parts.append("the caller's conversation")
@@ -303,7 +303,7 @@ def _saw(saw: Data) -> str:
     return " and ".join(parts) or "nothing but its subtask"
 
 
-def _withheld(withheld: Data) -> str:
+def _describe_withheld(withheld: Data) -> str:
     parts: list[str] = []
     if withheld["user"]:
         parts.append("the caller's words")
@@ -364,11 +364,14 @@ def _answer(data: Data) -> list[str]:
             return [f"Answer: none ({answer['error']})."]
         return []
     lines = [f"What speaks for the answer, which is the output of step {answer['step']} ({answer['worker']}):"]
-    lines += [f"  {line}" for line in [*_for(answer), *_against(answer), *map(_rating, answer["ratings"])]]
+    lines += [
+        f"  {line}"
+        for line in [*_describe_support(answer), *_describe_doubts(answer), *map(_rating, answer["ratings"])]
+    ]
     return lines
 
 
-def _for(answer: Data) -> list[str]:
+def _describe_support(answer: Data) -> list[str]:
     lines: list[str] = []
     if answer["finish"] == "stop":
         lines.append("Its worker ended it by itself.")
@@ -383,7 +386,7 @@ def _for(answer: Data) -> list[str]:
     return lines
 
 
-def _against(answer: Data) -> list[str]:
+def _describe_doubts(answer: Data) -> list[str]:
     lines: list[str] = []
     if answer["finish"] not in ("stop", None, ""):
         lines.append(f"Against it: it ended by {answer['finish']}.")
@@ -407,11 +410,11 @@ def _rating(rating: Data) -> str:
     if rating["score"] is not None:
         value = f"{figure(rating['score'])} of a full score"
     if rating["label"]:
-        value += f", {quoted(rating['label'])}"
-    return f"A rating ({rating['kind']}, by {quoted(rating['source'])}): {value}."
+        value += f", {quote(rating['label'])}"
+    return f"A rating ({rating['kind']}, by {quote(rating['source'])}): {value}."
 
 
-def _unknown(gaps: Sequence[Data]) -> list[str]:
+def _describe_gaps(gaps: Sequence[Data]) -> list[str]:
     if not gaps:
         return []
     steps_by_words: dict[str, list[int]] = {}

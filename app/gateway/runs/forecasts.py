@@ -66,7 +66,7 @@ def of_plan(catalog: Catalog, task: Task, steps: Sequence[Step], limits: Limits,
     """Return the forecast of a plan; None if a worker of it has left the pool file."""
     if any(step.worker not in catalog.workers for step in steps):
         return None
-    planned_steps = [_planned(catalog, task, steps, place, limits) for place in range(len(steps))]
+    planned_steps = [_build_planned_step(catalog, task, steps, place, limits) for place in range(len(steps))]
     return forecast(planned_steps, limits, history)
 
 
@@ -90,7 +90,7 @@ async def of_proposal(
     return of_plan(catalog, task, steps, admitted.limits, history)
 
 
-def _planned(catalog: Catalog, task: Task, steps: Sequence[Step], place: int, limits: Limits) -> PlannedStep:
+def _build_planned_step(catalog: Catalog, task: Task, steps: Sequence[Step], place: int, limits: Limits) -> PlannedStep:
     step = steps[place]
     worker = catalog.workers[step.worker]
     size = _bytes(task, steps, place)

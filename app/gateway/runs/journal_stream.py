@@ -48,7 +48,7 @@ class JournalWatch:
         if not self._followed[run]:
             del self._followed[run]
 
-    async def moved(self, run: str, seq: int, seconds: float) -> bool:
+    async def wait_for_event(self, run: str, seq: int, seconds: float) -> bool:
         """Wait until the run has an event behind `seq`, for at most so many seconds; True if it has one."""
         end = self._context.tick() + seconds
         while self._context.tick() < end:
@@ -94,7 +94,7 @@ async def _follow_events(
     yield events, state
     while not _is_over(state):
         new_events: Sequence[Event] = ()
-        if await watch.moved(state.run, state.seq, context.ping):
+        if await watch.wait_for_event(state.run, state.seq, context.ping):
             try:
                 new_events = (await store.journal(state.run, after=state.seq)).events
             except NotFound:

@@ -142,13 +142,13 @@ def _worker(name: str, groups: Sequence[CallGroup], total: int, ratings: tuple[i
         "success_rate": _share(by_outcome["ok"], finished),
         "input_tokens": input_tokens,
         "output_tokens": output_tokens,
-        "about_usd": _estimated_usd(price, input_tokens, output_tokens),
+        "about_usd": _estimate_usd(price, input_tokens, output_tokens),
         "rated_runs": rated,
         "pass_rate": _share(passed, rated),
     }
 
 
-def _estimated_usd(price: Price | None, input_tokens: int, output_tokens: int) -> float | None:
+def _estimate_usd(price: Price | None, input_tokens: int, output_tokens: int) -> float | None:
     """Return dollars at present prices, without what caches save; None for a worker without a price."""
     if price is None:
         return None

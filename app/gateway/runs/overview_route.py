@@ -189,10 +189,10 @@ async def _overview(context: GatewayContext, filters: query.OverviewFilters, cal
     lists = context.store.of_tenant(caller.tenant).lists
     of_caller = filters.model_copy(update={"tenant": caller.tenant or filters.tenant})
     overview = await stored_overview.figures(lists, of_caller, context.now(), prices)
-    return overview | await _shared(context, caller, overview["tenant"])
+    return overview | await _read_shared_parts(context, caller, overview["tenant"])
 
 
-async def _shared(context: GatewayContext, caller: Caller, tenant: str | None) -> Json:
+async def _read_shared_parts(context: GatewayContext, caller: Caller, tenant: str | None) -> Json:
     """Return the parts for which a key needs more than `runs:read`, and why those that are hidden are."""
     hidden = _hidden(caller)
     parts: Json = dict.fromkeys(("budgets", "budgets_total", "queue", "breakers", "conductors", "log", "service"), None)

@@ -32,7 +32,7 @@ from app.gateway.wire.parameters import (
     WorkerName,
     invalid_request,
     is_capped,
-    narrowed,
+    narrow_limits,
     nearest_effort,
     resolve_tier,
 )
@@ -118,7 +118,7 @@ async def order(
         tier=tier,
         model=model,
         effort=effort,
-        limits=narrowed(tier.efforts[effort], replay_request.budget, caller.key.max_usd),
+        limits=narrow_limits(tier.efforts[effort], replay_request.budget, caller.key.max_usd),
         tenant=row.tenant,
         key=caller.key.id,
         labels=caller.key.labels.union(replay_request.labels),

@@ -535,7 +535,7 @@ async def _absent(store: TenantStore, caller: Caller, run: str) -> NotFound:
 
 async def _record_of(run: VisibleRun, journal: Journal, state: RunState) -> dict[str, Any]:
     """Return the run as its caller may see it; `state` is the fold of its journal."""
-    run_record = audit.whole(run.row, journal, await run.store.feedback(run.row.id), state)
+    run_record = audit.render_run(run.row, journal, await run.store.feedback(run.row.id), state)
     if run.may_read:
         return run_record
     return exchanges.without_ids(run_record, state.unanswered_tool_calls)

@@ -113,12 +113,12 @@ async def _read_rows(
         rows = read_rows[: filters.limit]
         return rows, len(read_rows) > filters.limit, filters.after is not None and bool(rows)
     # The rows in front of `before` come in the opposite order, and the run of `before` is behind them.
-    read_rows = await store.runs(_reversed(run_query))
+    read_rows = await store.runs(_reverse_order(run_query))
     rows = read_rows[: filters.limit][::-1]
     return rows, bool(rows), len(read_rows) > filters.limit
 
 
-def _reversed(run_query: RunQuery) -> RunQuery:
+def _reverse_order(run_query: RunQuery) -> RunQuery:
     """Return the query for the rows in front of a place instead of those behind it, the nearest first."""
     return copy_with(run_query, ascending=not run_query.ascending)
 
@@ -154,7 +154,7 @@ async def _count(
     total = await lists.count(copy_with(run_query, before=None), MOST_COUNTED + 1)
     in_front = 0
     if first is not None and run_query.before is not None:
-        in_front = await lists.count(_reversed(copy_with(run_query, before=first[:2])), MOST_COUNTED + 1)
+        in_front = await lists.count(_reverse_order(copy_with(run_query, before=first[:2])), MOST_COUNTED + 1)
     counts: dict[str, int | None] = {"total": None, "in_front": None, "most": MOST_COUNTED}
     if total <= MOST_COUNTED:
         counts["total"] = total
@@ -234,7 +234,7 @@ async def _run_query(context: GatewayContext, filters: query.RunFilters, caller:
         preview=filters.preview,
         outcome=filters.outcome,
         error=filters.error,
-        rated=_rated(filters),
+        rated=_parse_rating_filter(filters),
         untaken_at=untaken_at,
         origin_kind=origin_kind,
         origin_run=filters.origin_run,
@@ -246,7 +246,7 @@ async def _run_query(context: GatewayContext, filters: query.RunFilters, caller:
     )
 
 
-def _rated(filters: query.RunFilters) -> RatingFilter | None:
+def _parse_rating_filter(filters: query.RunFilters) -> RatingFilter | None:
     """Return the condition on the ratings; None if the request names none. Raises `InvalidRequest` for a time alone."""
     if filters.rated is not None:
         return RatingFilter(filters.rated == "good", filters.rated_since, filters.rated_until)

@@ -51,13 +51,13 @@ def arguments_of(text: str) -> str:
 def text_of(arguments: str) -> str:
     """Return the free text that arguments bring: all of the arguments, where a worker did not write them as it
     should."""
-    text = whole(arguments)
+    text = parse_input(arguments)
     if text is None:
         return arguments
     return text
 
 
-def whole(arguments: str) -> str | None:
+def parse_input(arguments: str) -> str | None:
     """Return the free text that arguments bring, once they are whole; None before, and where they are otherwise."""
     try:
         value = orjson.loads(arguments)  # as strict as replies are: no lone surrogates, no bottomless nesting

@@ -14,7 +14,7 @@ PDF: Final = "application/pdf"
 NO_FILES_MESSAGE: Final = "Baton keeps no files and fetches none: send the file itself as a data: URL in base64"
 
 
-def framed(about: Mapping[str, str], parts: tuple[Part, ...]) -> tuple[Part, ...]:
+def frame_document(about: Mapping[str, str], parts: tuple[Part, ...]) -> tuple[Part, ...]:
     """Return the parts of a document between lines that say where it begins and ends, and what is known about it. Texts
     alone become one."""
     head = "<document>\n"
@@ -35,13 +35,15 @@ def file_parts(url: str | None, name: str | None, param: str) -> tuple[Part, ...
     There is no URL where the request names a file that is kept or fetched elsewhere.
     """
     if url is None:
-        raise unsupported(param, NO_FILES_MESSAGE)
+        raise unsupported_error(param, NO_FILES_MESSAGE)
     head, _, data = url.removeprefix("data:").partition(",")
     media = head.partition(";")[0]
     if media == PDF:
         return (Document(url, name or ""),)
     if not (media.startswith("text/") or media == "application/json"):
-        raise unsupported(param, f"files are PDFs or texts, and this one is neither; its type must be {PDF} or text/*")
+        raise unsupported_error(
+            param, f"files are PDFs or texts, and this one is neither; its type must be {PDF} or text/*"
+        )
     try:
         text = base64.b64decode(data, validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
@@ -49,9 +51,9 @@ def file_parts(url: str | None, name: str | None, param: str) -> tuple[Part, ...
     if "\0" in text:
         message = f"Invalid value for '{param}': it is no base64 of a text in UTF-8."
         raise InvalidRequest(message, param=param, code="invalid_value")
-    return framed({"title": name or ""}, (Text(text),))
+    return frame_document({"title": name or ""}, (Text(text),))
 
 
-def unsupported(param: str, why: str) -> InvalidRequest:
+def unsupported_error(param: str, why: str) -> InvalidRequest:
     """Return the refusal of a field that asks for something that Baton does not have."""
     return InvalidRequest(f"'{param}' is not supported: {why}.", param=param, code="unsupported_parameter")

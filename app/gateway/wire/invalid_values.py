@@ -32,7 +32,7 @@ Fault = Mapping[str, Any]
 """One of pydantic's errors."""
 
 
-def chosen(faults: Sequence[Fault], value_at: Callable[[Fault], object]) -> Fault:
+def choose_fault(faults: Sequence[Fault], value_at: Callable[[Fault], object]) -> Fault:
     """Return the fault to report: the deepest, and of several members of a union the one whose type the value has."""
 
     def weight(fault: Fault) -> tuple[int, bool]:

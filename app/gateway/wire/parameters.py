@@ -31,7 +31,7 @@ from app.core.pool.policy import Overrides
 from app.core.records import record
 from app.engine.runs.admission import Order
 from app.errors import InvalidRequest, NotFound, PlanRejected
-from app.gateway.wire.invalid_values import RANGES, TYPES, chosen, sentence
+from app.gateway.wire.invalid_values import RANGES, TYPES, choose_fault, sentence
 from app.gateway.wire.unsupported_routes import NOT_OFFERED
 from app.store.protocol import KeyRow
 
@@ -67,57 +67,53 @@ class Parameter:
     neutral: tuple[object, ...] = ()
 
 
-def _honoured(note: str) -> Parameter:
+def _honour(note: str) -> Parameter:
     return Parameter("honoured", note)
 
 
-def _ignored(note: str) -> Parameter:
+def _ignore(note: str) -> Parameter:
     return Parameter("ignored", note)
 
 
-def _refused(note: str, *neutral: object) -> Parameter:
+def _refuse(note: str, *neutral: object) -> Parameter:
     return Parameter("refused", note, neutral)
 
 
 PARAMETERS: Final[Mapping[str, Parameter]] = {
-    "model": _honoured("A tier or an alias of one; `GET /v1/models` lists those that the key may use."),
-    "messages": _honoured(
-        "At most 2,048. Texts, files as `data:` URLs, images also by reference, tool calls, results."
-    ),
-    "stream": _honoured("Server-sent events; the whole reply is the same text and usage."),
-    "stream_options": _honoured("`include_usage`; `include_obfuscation` changes nothing."),
-    "max_tokens": _honoured("Caps the final answer, not the orchestration, which the budget caps."),
-    "max_completion_tokens": _honoured("The newer name of `max_tokens`; not both."),
-    "temperature": _honoured("0 to 2. Passed to every step."),
-    "top_p": _honoured("0 to 1. Passed to every step."),
-    "stop": _honoured("At most 4 texts. Passed to the answering step."),
-    "seed": _honoured("Passed to every step."),
-    "presence_penalty": _honoured("-2 to 2. Passed to the answering step."),
-    "frequency_penalty": _honoured("-2 to 2. Passed to the answering step."),
-    "logit_bias": _honoured(
-        "-100 to 100. Passed to the answering step; token ids are those of its worker, so pin one."
-    ),
-    "logprobs": _honoured(
+    "model": _honour("A tier or an alias of one; `GET /v1/models` lists those that the key may use."),
+    "messages": _honour("At most 2,048. Texts, files as `data:` URLs, images also by reference, tool calls, results."),
+    "stream": _honour("Server-sent events; the whole reply is the same text and usage."),
+    "stream_options": _honour("`include_usage`; `include_obfuscation` changes nothing."),
+    "max_tokens": _honour("Caps the final answer, not the orchestration, which the budget caps."),
+    "max_completion_tokens": _honour("The newer name of `max_tokens`; not both."),
+    "temperature": _honour("0 to 2. Passed to every step."),
+    "top_p": _honour("0 to 1. Passed to every step."),
+    "stop": _honour("At most 4 texts. Passed to the answering step."),
+    "seed": _honour("Passed to every step."),
+    "presence_penalty": _honour("-2 to 2. Passed to the answering step."),
+    "frequency_penalty": _honour("-2 to 2. Passed to the answering step."),
+    "logit_bias": _honour("-100 to 100. Passed to the answering step; token ids are those of its worker, so pin one."),
+    "logprobs": _honour(
         "Of the answer. Only workers whose provider has the option `logprobs` may take part; without one, a 400."
     ),
-    "top_logprobs": _honoured("0 to 20, with `logprobs`; 0 asks for nothing."),
-    "reasoning_effort": _honoured("The tier's limits for that effort, or for the nearest lower one that it has."),
-    "user": _honoured("Kept with the task."),
-    "metadata": _honoured("Kept with the task: at most 16 entries of at most 64 and 512 characters."),
-    "baton": _honoured(
+    "top_logprobs": _honour("0 to 20, with `logprobs`; 0 asks for nothing."),
+    "reasoning_effort": _honour("The tier's limits for that effort, or for the nearest lower one that it has."),
+    "user": _honour("Kept with the task."),
+    "metadata": _honour("Kept with the task: at most 16 entries of at most 64 and 512 characters."),
+    "baton": _honour(
         "Baton's extension: budget, pool, labels (which messages and parts may have, too), plan, stream_steps, "
         "on_disconnect, explore, shadow."
     ),
     # Tools and formats of the answer.
-    "tools": _honoured(
+    "tools": _honour(
         "At most 128 functions and custom tools. The grammar of a custom tool is described to the worker in words; no "
         "decoder enforces it. Only workers with `tools` may take part."
     ),
-    "tool_choice": _honoured("`none`, `auto`, `required`, a tool, or `allowed_tools`. Binds the answering step."),
-    "parallel_tool_calls": _honoured("`false`: at most one call of each step in a reply."),
-    "functions": _refused("Deprecated by OpenAI in favour of `tools`.", []),
-    "function_call": _refused("Deprecated by OpenAI in favour of `tool_choice`.", "none"),
-    "response_format": _honoured(
+    "tool_choice": _honour("`none`, `auto`, `required`, a tool, or `allowed_tools`. Binds the answering step."),
+    "parallel_tool_calls": _honour("`false`: at most one call of each step in a reply."),
+    "functions": _refuse("Deprecated by OpenAI in favour of `tools`.", []),
+    "function_call": _refuse("Deprecated by OpenAI in favour of `tool_choice`.", "none"),
+    "response_format": _honour(
         "JSON, or JSON by a schema of at most 64 KiB: the whole answer validates, or the run fails with "
         "`answer_off_form`. For `json_object` no message is added where the conversation mentions JSON and the worker "
         "has a JSON mode. An answer cut off by `max_tokens` is passed on, as OpenAI does. The answer is streamed as it "
@@ -125,20 +121,20 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         "`open_schemas` streams under any schema that does not combine others (`oneOf`, `allOf`, `not`, `if`)."
     ),
     # What changes nothing about the answer.
-    "store": _ignored("Every run is journaled; how long its content is kept is the operator's choice."),
-    "service_tier": _ignored("Baton has one service tier; replies say `default`."),
-    "safety_identifier": _ignored("Kept with the task as `user` is: runs are found, and erased, by either."),
-    "prompt_cache_key": _ignored("Providers cache by prefix."),
-    "prompt_cache_retention": _ignored("Providers decide."),
-    "prompt_cache_options": _ignored("Providers decide."),
-    "verbosity": _ignored("Say it in the conversation."),
+    "store": _ignore("Every run is journaled; how long its content is kept is the operator's choice."),
+    "service_tier": _ignore("Baton has one service tier; replies say `default`."),
+    "safety_identifier": _ignore("Kept with the task as `user` is: runs are found, and erased, by either."),
+    "prompt_cache_key": _ignore("Providers cache by prefix."),
+    "prompt_cache_retention": _ignore("Providers decide."),
+    "prompt_cache_options": _ignore("Providers decide."),
+    "verbosity": _ignore("Say it in the conversation."),
     # What cannot be had.
-    "n": _refused("A run gives one answer: send the request again for another.", 1),
-    "modalities": _refused("Answers are text.", ["text"]),
-    "audio": _refused("Answers are text."),
-    "prediction": _refused("Workers are sent no prediction."),
-    "web_search_options": _refused("No worker searches the web on Baton's behalf."),
-    "moderation": _refused("Answers are not moderated on the way."),
+    "n": _refuse("A run gives one answer: send the request again for another.", 1),
+    "modalities": _refuse("Answers are text.", ["text"]),
+    "audio": _refuse("Answers are text."),
+    "prediction": _refuse("Workers are sent no prediction."),
+    "web_search_options": _refuse("No worker searches the web on Baton's behalf."),
+    "moderation": _refuse("Answers are not moderated on the way."),
 }
 
 SHARED: Final = (
@@ -146,26 +142,26 @@ SHARED: Final = (
     *("frequency_penalty", "logit_bias", "user", "baton"),
 )
 COMPLETIONS: Final[Mapping[str, Parameter]] = {
-    "prompt": _honoured("One text, which becomes the user's message. Lists of tokens are refused."),
+    "prompt": _honour("One text, which becomes the user's message. Lists of tokens are refused."),
     **{name: PARAMETERS[name] for name in SHARED},
     "n": PARAMETERS["n"],
-    "best_of": _refused("A run gives one answer.", 1),
-    "echo": _refused("The prompt is not repeated before the answer.", False),
-    "suffix": _refused("No worker is shown a text that follows the answer.", ""),
-    "logprobs": _refused("Use `/v1/chat/completions` for them."),
+    "best_of": _refuse("A run gives one answer.", 1),
+    "echo": _refuse("The prompt is not repeated before the answer.", False),
+    "suffix": _refuse("No worker is shown a text that follows the answer.", ""),
+    "logprobs": _refuse("Use `/v1/chat/completions` for them."),
 }
 """The parameters of the legacy route."""
 
 
 RESPONSES: Final[Mapping[str, Parameter]] = {
     "model": PARAMETERS["model"],
-    "input": _honoured(
+    "input": _honour(
         "A text, or items: messages, calls of functions and of custom tools, searches for tools, their outputs, "
         "additional tools, compactions, references to items of stored responses; reasoning items are left out."
     ),
-    "instructions": _honoured("A message before the conversation; not carried over to the next response."),
-    "previous_response_id": _honoured("Goes on with that response's conversation, or its waiting run."),
-    "tools": _honoured(
+    "instructions": _honour("A message before the conversation; not carried over to the next response."),
+    "previous_response_id": _honour("Goes on with that response's conversation, or its waiting run."),
+    "tools": _honour(
         "At most 128 functions, also in namespaces, and custom tools. The grammar of a custom tool is described to the "
         "worker in words; no decoder enforces it. Workers see a `tool_search` with `execution: client` as a function, "
         "and get a deferred tool once a search has returned it. Without `execution: client` they get deferred tools at "
@@ -175,54 +171,52 @@ RESPONSES: Final[Mapping[str, Parameter]] = {
     ),
     "tool_choice": PARAMETERS["tool_choice"],
     "parallel_tool_calls": PARAMETERS["parallel_tool_calls"],
-    "text": _honoured("`format` as `response_format` of a chat completion; `verbosity` is repeated and has no effect."),
-    "reasoning": _honoured(
-        "`effort`: the tier's limits for it; the others change nothing, and `mode: pro` is refused."
-    ),
+    "text": _honour("`format` as `response_format` of a chat completion; `verbosity` is repeated and has no effect."),
+    "reasoning": _honour("`effort`: the tier's limits for it; the others change nothing, and `mode: pro` is refused."),
     "max_output_tokens": PARAMETERS["max_tokens"],
     "temperature": PARAMETERS["temperature"],
     "top_p": PARAMETERS["top_p"],
-    "top_logprobs": _honoured("0 to 20, of the answer's tokens; 0 asks for nothing."),
-    "include": _honoured(
+    "top_logprobs": _honour("0 to 20, of the answer's tokens; 0 asks for nothing."),
+    "include": _honour(
         "`message.output_text.logprobs`, as `logprobs` of a chat completion; OpenAI's others change nothing, and any "
         "other is a 400."
     ),
     "metadata": PARAMETERS["metadata"],
     "user": PARAMETERS["user"],
-    "store": _honoured("false: the response cannot be retrieved. Its run is journaled all the same."),
-    "background": _honoured("The reply comes at once; the run goes on if the connection is lost."),
-    "stream": _honoured("Server-sent events in OpenAI's order; see `GET /v1/responses/{id}?stream=true`."),
-    "stream_options": _honoured("`include_obfuscation` changes nothing."),
+    "store": _honour("false: the response cannot be retrieved. Its run is journaled all the same."),
+    "background": _honour("The reply comes at once; the run goes on if the connection is lost."),
+    "stream": _honour("Server-sent events in OpenAI's order; see `GET /v1/responses/{id}?stream=true`."),
+    "stream_options": _honour("`include_obfuscation` changes nothing."),
     "baton": PARAMETERS["baton"],
     "service_tier": PARAMETERS["service_tier"],
-    "safety_identifier": _ignored("The reply repeats it. Runs are found, and erased, by it as by `user`."),
-    "prompt_cache_key": _ignored("The reply repeats it. Providers cache by prefix."),
-    "prompt_cache_retention": _ignored("The reply repeats it. Providers decide."),
+    "safety_identifier": _ignore("The reply repeats it. Runs are found, and erased, by it as by `user`."),
+    "prompt_cache_key": _ignore("The reply repeats it. Providers cache by prefix."),
+    "prompt_cache_retention": _ignore("The reply repeats it. Providers decide."),
     "prompt_cache_options": PARAMETERS["prompt_cache_options"],
-    "truncation": _ignored("The reply repeats it. The conversation is passed on whole."),
-    "max_tool_calls": _ignored("The reply repeats it. There are no built-in tools to count."),
-    "client_metadata": _ignored("Codex's own. Send `metadata` to have something kept with the task."),
-    "access_programs": _refused("Baton has no access programs."),
-    "context_management": _refused("The conversation is passed on as it is.", []),
-    "conversation": _refused("Send `previous_response_id`, or the whole conversation."),
-    "image": _refused("Answers are text."),
+    "truncation": _ignore("The reply repeats it. The conversation is passed on whole."),
+    "max_tool_calls": _ignore("The reply repeats it. There are no built-in tools to count."),
+    "client_metadata": _ignore("Codex's own. Send `metadata` to have something kept with the task."),
+    "access_programs": _refuse("Baton has no access programs."),
+    "context_management": _refuse("The conversation is passed on as it is.", []),
+    "conversation": _refuse("Send `previous_response_id`, or the whole conversation."),
+    "image": _refuse("Answers are text."),
     "moderation": PARAMETERS["moderation"],
-    "prompt": _refused("Baton keeps no prompts: send the text."),
+    "prompt": _refuse("Baton keeps no prompts: send the text."),
 }
 """The parameters of `POST /v1/responses`."""
 
 
 COMPACTION: Final[Mapping[str, Parameter]] = {
     "model": PARAMETERS["model"],
-    "input": _honoured("As of a response. The messages of the user come back word for word."),
-    "instructions": _honoured("A message before the conversation, for the writing of the notes."),
-    "previous_response_id": _honoured("The conversation up to that response is put before `input`."),
+    "input": _honour("As of a response. The messages of the user come back word for word."),
+    "instructions": _honour("A message before the conversation, for the writing of the notes."),
+    "previous_response_id": _honour("The conversation up to that response is put before `input`."),
     "baton": PARAMETERS["baton"],
-    "service_tier": _ignored("Baton has one service tier."),
-    "prompt_cache_key": _ignored("Providers cache by prefix."),
-    "prompt_cache_retention": _ignored("Providers decide."),
+    "service_tier": _ignore("Baton has one service tier."),
+    "prompt_cache_key": _ignore("Providers cache by prefix."),
+    "prompt_cache_retention": _ignore("Providers decide."),
     "prompt_cache_options": PARAMETERS["prompt_cache_options"],
-    "image": _refused("Images are passed on as they are."),
+    "image": _refuse("Images are passed on as they are."),
 }
 """The parameters of `POST /v1/responses/compact`."""
 
@@ -231,7 +225,7 @@ INPUT_TOKENS: Final[Mapping[str, Parameter]] = {
     **{name: RESPONSES[name] for name in ("model", "input", "instructions", "previous_response_id", "tools")},
     **{name: RESPONSES[name] for name in ("tool_choice", "parallel_tool_calls", "text", "reasoning", "truncation")},
     "conversation": RESPONSES["conversation"],
-    "personality": _refused("Write it into the instructions."),
+    "personality": _refuse("Write it into the instructions."),
 }
 """The parameters of `POST /v1/responses/input_tokens`."""
 
@@ -251,7 +245,7 @@ def is_ignored(name: str, value: object, table: Mapping[str, Parameter] = PARAME
     )
 
 
-def present_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+def drop_nulls(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a body without those that are null: a null stands for an absent field."""
     return {name: value for name, value in body.items() if value is not None}
 
@@ -263,7 +257,7 @@ def check_names(fields: Mapping[str, object], table: Mapping[str, Parameter]) ->
             raise unknown_parameter(name if NAME.fullmatch(name) else None)
 
 
-def ignored_names(fields: Mapping[str, object], table: Mapping[str, Parameter]) -> tuple[str, ...]:
+def collect_ignored_names(fields: Mapping[str, object], table: Mapping[str, Parameter]) -> tuple[str, ...]:
     """Return the names of the fields that are only noted; raises `InvalidRequest` for one that is refused."""
     return tuple(sorted(name for name, value in fields.items() if is_ignored(name, value, table)))
 
@@ -303,7 +297,7 @@ def _table(decisions: Mapping[str, Parameter]) -> list[str]:
 def invalid_request(error: ValidationError, body: Mapping[str, Any]) -> InvalidRequest:
     """Return the deepest of the faults in `body`, as a 400 with OpenAI's `param` and `code`."""
     faults = error.errors(include_url=False, include_input=False)
-    deepest = chosen(faults, lambda fault: _path(fault["loc"], body)[1])
+    deepest = choose_fault(faults, lambda fault: _path(fault["loc"], body)[1])
     param, value = _path(deepest["loc"], body)
     kind = deepest["type"]
     if kind == "union_tag_not_found" and isinstance(value, dict) and deepest["ctx"]["discriminator"] == "'type'":
@@ -575,14 +569,14 @@ def order_of(task: Task, tier: Tier, key: KeyRow, options: RequestOptions) -> Or
         tier=tier,
         model=options.model,
         effort=effort,
-        limits=narrowed(tier.efforts[effort], extension.budget, key.max_usd),
+        limits=narrow_limits(tier.efforts[effort], extension.budget, key.max_usd),
         capped=is_capped(extension.budget, key.max_usd),
         tenant=key.tenant,
         key=key.id,
         labels=on_all | options.on_messages,
         on_messages=options.on_messages - on_all,
         overrides=Overrides(frozenset(pool.allow), frozenset(pool.deny), pool.pin),
-        plan=_own_plan(extension.plan, tier),
+        plan=_parse_own_plan(extension.plan, tier),
         streams=options.streams,
         stream_steps=streams_steps,
         ignored=options.ignored,
@@ -594,7 +588,7 @@ def order_of(task: Task, tier: Tier, key: KeyRow, options: RequestOptions) -> Or
     )
 
 
-def _own_plan(plan: Mapping[str, Any] | None, tier: Tier) -> Mapping[str, Any] | None:
+def _parse_own_plan(plan: Mapping[str, Any] | None, tier: Tier) -> Mapping[str, Any] | None:
     """Return the caller's own plan, in Baton's own form; it may come in the published one."""
     if plan is None or not is_published(plan):
         return plan
@@ -626,7 +620,7 @@ def nearest_effort(tier: Tier, effort: str | None) -> str:
     return tier.effort
 
 
-def narrowed(limits: Limits, budget: Budget | None, max_usd: int | None) -> Limits:
+def narrow_limits(limits: Limits, budget: Budget | None, max_usd: int | None) -> Limits:
     """Return `limits` narrowed by the request's budget and the key's cap. Dollars become micro-dollars, rounded
     down."""
     lower: dict[str, Any] = {}

@@ -47,7 +47,7 @@ def _fault(reason: str) -> PydanticCustomError:
     return PydanticCustomError("query_parameter", "{reason}", {"reason": reason})
 
 
-def whole(value: str) -> int:
+def parse_whole_number(value: str) -> int:
     """Return a whole number from 0."""
     if not (value.isascii() and value.isdecimal() and len(value) <= 15):
         raise _fault("it must be a whole number")
@@ -144,7 +144,7 @@ def micro_dollars_at_most(value: str) -> int:
     return int((_dollars(value) * MILLION).to_integral_value(ROUND_FLOOR))
 
 
-Whole = Annotated[int, BeforeValidator(whole)]
+Whole = Annotated[int, BeforeValidator(parse_whole_number)]
 EventNumber = Annotated[Whole, Field(ge=0, le=LARGEST)]
 Truth = Annotated[bool, BeforeValidator(truth)]
 Moment = Annotated[
@@ -352,7 +352,7 @@ def behind_call(value: str) -> CallId | tuple[float, str]:
     return float(at), name
 
 
-def seen(value: str) -> str:
+def parse_seen(value: str) -> str:
     """Something that a recipient may have seen: `user`, `results`, `step:N` or `label:X`."""
     kind, _, name = value.partition(":")
     is_step = kind == "step" and name.isascii() and name.isdecimal() and len(name) <= 6
@@ -362,7 +362,7 @@ def seen(value: str) -> str:
 
 
 def saw_of(values: Sequence[str]) -> SeenDataFilter:
-    """Return the filter of the store for values that `seen` has read."""
+    """Return the filter of the store for values that `parse_seen` has read."""
     pairs = [value.partition(":")[::2] for value in values]
     return SeenDataFilter(
         user="user" in values,
@@ -374,7 +374,7 @@ def saw_of(values: Sequence[str]) -> SeenDataFilter:
 
 Seen = Annotated[
     str,
-    AfterValidator(seen),
+    AfterValidator(parse_seen),
     WithJsonSchema({"type": "string", "pattern": "^(user|results|step:[0-9]{1,6}|label:.+)$"}),
 ]
 SEVERAL = Field(max_length=50)

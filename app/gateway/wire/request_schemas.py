@@ -9,7 +9,7 @@ from app.gateway.openapi.operations import request_schema
 from app.gateway.wire.parameters import Parameter
 
 
-def tabled(
+def build_schema(
     model: type[BaseModel], name: str, decisions: Mapping[str, Parameter], required: Sequence[str]
 ) -> dict[str, Any]:
     """Return a request's schema by its table of parameters: each row is a property, described by the row's note.
@@ -19,7 +19,10 @@ def tabled(
     read = request_schema(model, name)
     properties: dict[str, Any] = {}
     for field, row in decisions.items():
-        schema = {"enum": list(row.neutral)} if row.decision == "refused" else _closed(read["properties"][field])
+        if row.decision == "refused":
+            schema = {"enum": list(row.neutral)}
+        else:
+            schema = _forbid_other_keys(read["properties"][field])
         properties[field] = (schema if field in required else _or_null(schema)) | {"description": row.note}
     return {
         "type": "object",
@@ -30,7 +33,7 @@ def tabled(
     }
 
 
-def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _forbid_other_keys(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A map whose keys follow a pattern has no others."""
     if "patternProperties" in schema:
         return {**schema, "additionalProperties": False}
