@@ -13,7 +13,7 @@ import orjson
 
 from app.audit.audited_run import AuditedRun
 from app.audit.report import Violation
-from app.core.pool.budgets import PERIODS, Window, budget_id, whole_account, window
+from app.core.pool.budgets import PERIODS, Window, account_of_slice, budget_id, window
 from app.store.archive import AccountSums, Administration
 
 RULE = "budget-wrong"
@@ -103,7 +103,7 @@ def _check_slices(rows: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
     escrow: Counter[tuple[str, int]] = Counter()
     own: Counter[tuple[str, int]] = Counter()
     for row in rows:
-        account = whole_account(row["account"])
+        account = account_of_slice(row["account"])
         name, place = f"account {row['account']}", (account, row["start"])
         is_slice = account != row["account"]
         expected_whole = account if is_slice else None

@@ -28,7 +28,7 @@ from app.core.message.chat import (
     message_from_json,
     task_from_json,
 )
-from app.core.message.response_format import Flaw, constrains, faults, keeps, shown
+from app.core.message.response_format import Flaw, add_form_instructions, constrains, faults, keeps
 from app.core.plan.arms import tier_of
 from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import Catalog, Limits, Worker
@@ -117,7 +117,7 @@ def _step_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker)
     if form is not None:
         provider = catalog.providers[worker.provider]
         constrained = call.intent.body["template"] == "json-1" or constrains(form, provider.structured)
-        messages = shown(form, messages, constrained=constrained, flaw=_flaw(run, call, form))
+        messages = add_form_instructions(form, messages, constrained=constrained, flaw=_flaw(run, call, form))
         live = live and keeps(form, structured=provider.structured, keeps_open=provider.keeps_open)
     logprobs = latest.logprobs if answers else None
     if call.intent.body.get("watched"):  # a stream, although nobody received it; so it cannot be if somebody did

@@ -23,7 +23,7 @@ from app.core.message.chat import Text
 from app.core.plan.arms import tier_of
 from app.core.pool.catalog import MILLION, Catalog, ConductorSpec, Price, ProviderSpec, Tier, Worker
 from app.core.pool.rules import Match
-from app.core.pool.snapshot import restored
+from app.core.pool.snapshot import restore_catalog
 from app.core.run.kinds import Kind
 from app.errors import BatonError
 from app.providers.protocol import Provider, Request
@@ -59,7 +59,7 @@ class Pools:
 
     def _restore(self, digest: str) -> Catalog | None:
         try:
-            catalog = restored(self.snapshots[digest])
+            catalog = restore_catalog(self.snapshots[digest])
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
         if catalog.digest != digest:

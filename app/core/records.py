@@ -29,12 +29,12 @@ else:
         0.2. That was a sixth of the processor's time of a workflow.
         """
 
-        def made(cls: type[Record]) -> type[Record]:
+        def decorate(cls: type[Record]) -> type[Record]:
             cls = dataclass(slots=slots, unsafe_hash="__hash__" not in cls.__dict__)(cls)
             cls.__values__ = staticmethod(_values([field.name for field in fields(cls)]))
             return cls
 
-        return made
+        return decorate
 
 
 def copy_with(original: Record, /, **changes: Any) -> Record:

@@ -205,7 +205,7 @@ def _steps(record: Record, state: RunState, events: Sequence[Event], proposal: P
             if step.subtask not in record.contents:
                 raise Skipped("its content was erased")
             subtask = record.contents[step.subtask].decode()
-        access = step.access.shifted(-proposal.base)
+        access = step.access.shift(-proposal.base)
         steps.append(Step(step.worker, subtask, access, step.answers, planned[step.n].probability, step.tools))
     return steps
 
@@ -217,7 +217,7 @@ def _seconds(state: RunState, proposal: Proposal) -> float:
             spent[call.step] += call.seconds
     path = []
     for step in state.steps_of_round(proposal.round):
-        path.append((step.access.shifted(-proposal.base).steps, spent[step.n]))
+        path.append((step.access.shift(-proposal.base).steps, spent[step.n]))
     return critical_path_seconds(path)
 
 

@@ -111,7 +111,7 @@ def _decision_of(opened: PlanOpened) -> LoggedDecision | None:
 
 def _model_decision(opened: PlanOpened, steps: Sequence[PlanStep], odds: Sequence[float]) -> LoggedDecision:
     """Return the decision of a model; `odds` are the probabilities of the workers of its steps."""
-    shape = [step.access.shifted(-steps[0].n).as_list() for step in steps]
+    shape = [step.access.shift(-steps[0].n).as_list() for step in steps]
     action = " ".join(step.worker for step in steps)
     chance = min(1.0, math.prod(odds))
     return LoggedDecision(opened.conductor, json.dumps(shape), action, chance, {action: chance}, opened.order)

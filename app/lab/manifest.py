@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from app.conductor.styles import STYLES
 from app.core.plan.workflow import SCHEMA
 from app.core.transparency.notes import Signer
-from app.core.transparency.version_signatures import TrustedSigners, signed
+from app.core.transparency.version_signatures import TrustedSigners, sign_version
 from app.errors import ConfigInvalid
 
 MANIFEST, GOLDEN, SIGNATURE = "baton.json", "golden.jsonl", "baton.sig"
@@ -235,7 +235,7 @@ def read(folder: Path) -> tuple[Manifest, list[Golden]]:
 def sign(folder: Path, signer: Signer) -> Manifest:
     """Sign the manifest of a folder. `ConfigInvalid` as for `read`: what is signed is whole."""
     manifest, _ = read(folder)
-    (folder / SIGNATURE).write_text(signed(manifest.name, _digest(folder / MANIFEST), signer))
+    (folder / SIGNATURE).write_text(sign_version(manifest.name, _digest(folder / MANIFEST), signer))
     return manifest
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from app.core.transparency.notes import NoteInvalid
-from app.core.transparency.witnesses import Witness, accepted, submission
+from app.core.transparency.witnesses import Witness, find_cosignature_line, submission
 from app.network import retries
 from app.network.http_client import async_client
 from app.network.retries import retried
@@ -57,7 +57,7 @@ async def request_cosignature(
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
             reply = await _submit_checkpoint(client, witness, note, size=size, old=old, prove=prove)
-        return accepted(note, reply.decode(), witness.key)
+        return find_cosignature_line(note, reply.decode(), witness.key)
     except TimeoutError:
         raise NotConfirmed("It did not answer in time.") from None
     except (NoteInvalid, UnicodeDecodeError):

@@ -38,7 +38,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from app.core.pool.budgets import whole_account
+from app.core.pool.budgets import account_of_slice
 from app.core.pool.conductor_versions import Change
 from app.core.records import record
 from app.errors import StoreUnavailable
@@ -423,7 +423,7 @@ def read_accounts(conn: Connection) -> dict[str, AccountSums]:
     """Return the sums of each account, to which those of its slices are added."""
     sums: dict[str, AccountSums] = {}
     for name, *figures in conn.execute(_SUMS_OF_ACCOUNTS):
-        account = whole_account(name)
+        account = account_of_slice(name)
         earlier = sums.get(account, AccountSums(0, 0, 0, 0))
         totals = [int(total) + int(figure) for total, figure in zip(astuple(earlier), figures, strict=True)]
         sums[account] = AccountSums(*totals)

@@ -15,7 +15,7 @@ from app.__main__ import main
 from app.cli.commands import parse
 from app.core.plan.workflow import schema
 from app.core.transparency.notes import Signer, sign
-from app.core.transparency.version_signatures import TrustedSigners, signed
+from app.core.transparency.version_signatures import TrustedSigners, sign_version
 from app.lab import manifest
 from app.lab.manifest import Golden, Manifest
 from app.process.config import configure
@@ -196,11 +196,11 @@ def test_only_versions_that_a_known_key_has_signed_are_loaded_and_put_into_force
 
 def test_a_signature_does_not_serve_for_another_version_and_not_for_another_kind_of_note(bench: Bench) -> None:
     name, hashed, signers = bench.adapter.name, manifest.sha256(b"{}"), TrustedSigners((OURS.verifier,))
-    assert signers.objection(name, signed(name, hashed, OURS), hashed) == ""
-    assert signers.objection(name, signed(name, hashed, OURS)) == "", "a promotion has no folder at hand"
-    assert "is that of planner@0" in signers.objection(name, signed("planner@0", hashed, OURS), hashed)
+    assert signers.objection(name, sign_version(name, hashed, OURS), hashed) == ""
+    assert signers.objection(name, sign_version(name, hashed, OURS)) == "", "a promotion has no folder at hand"
+    assert "is that of planner@0" in signers.objection(name, sign_version("planner@0", hashed, OURS), hashed)
     assert "of something else" in signers.objection(name, sign(f"log\n{name}\n{hashed}\n", [OURS]), hashed)
-    broken = signed(name, hashed, OURS).replace(hashed, manifest.sha256(b"[]"))
+    broken = sign_version(name, hashed, OURS).replace(hashed, manifest.sha256(b"[]"))
     assert "The signature of ours is wrong" in signers.objection(name, broken)
     assert TrustedSigners().objection(name, "") == ""
 

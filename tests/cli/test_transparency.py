@@ -89,7 +89,7 @@ def change(database: Path, statement: str) -> None:
 
 def test_a_key_is_made_and_not_stored(tmp_path: Path) -> None:
     result = baton(tmp_path, "audit", "log", "--new-key", "log.example/baton")
-    signer = Signer.parsed(result.out.strip())
+    signer = Signer.parse(result.out.strip())
     assert str(signer.verifier) in result.err
     assert baton(tmp_path, "audit", "log", "--new-key", "two words").status == 2
 

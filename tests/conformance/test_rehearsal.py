@@ -16,7 +16,7 @@ from app.conductor.model import WorkerProbabilities
 from app.conductor.prompt import messages as prompt
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.core.message.chat import Chosen, End, Form, Message, Piece, Sampling, Task, Text, Words
-from app.core.message.response_format import Flaw, faults, shown
+from app.core.message.response_format import Flaw, add_form_instructions, faults
 from app.core.plan import workflow
 from app.core.plan.workflow import Step, Workflow
 from app.core.pool.catalog import Deadlines, Limits, ProviderSpec, Worker
@@ -384,7 +384,7 @@ async def test_an_answer_of_a_form_is_the_answer_to_the_question(
     composed = compose(task("What is 6 * 7?"), "", [])
     provider = RehearsalProvider(spec())
     for constrained in (True, False) if form.schema is not None else (False,):
-        messages = shown(form, composed, constrained=constrained, flaw=flaw)
+        messages = add_form_instructions(form, composed, constrained=constrained, flaw=flaw)
         request_to_sage = request("sage", messages, form=form)
         answer_text = text(await pieces(provider, request_to_sage))
         assert json.loads(answer_text) == expected

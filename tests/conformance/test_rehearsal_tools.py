@@ -18,7 +18,7 @@ from app.core.message.chat import (
     Words,
     fault_of_calls,
 )
-from app.core.message.response_format import shown
+from app.core.message.response_format import add_form_instructions
 from app.core.pool.catalog import Deadlines, ProviderSpec, Worker
 from app.providers.protocol import Request
 from app.providers.rehearsal.provider import RehearsalProvider
@@ -50,7 +50,7 @@ async def turn(
         messages.append(Message("assistant", (), calls=calls))
     messages += [Message("tool", (Text(text),), call_id=f"c-{n}", failed=failed) for n, text in enumerate(results)]
     if form is not None:
-        messages = [*shown(form, tuple(messages), constrained=False, flaw=None)]
+        messages = [*add_form_instructions(form, tuple(messages), constrained=False, flaw=None)]
     provider = RehearsalProvider(ProviderSpec("rehearsal", "rehearsal", options={"delay": "0"}))
     turn_request = Request(
         Worker("w", "rehearsal", "sage"), tuple(messages), Sampling(max_tokens=500), toolbox=box, form=form

@@ -230,10 +230,10 @@ async def test_without_a_setting_a_key_is_made_and_kept(store: SqlStore) -> None
     await store.log.seal([], fresh)
     state = await store.log.state()
     assert state.stored_key
-    assert await checkpoint(store, Verifier.parsed(*state.verifiers))
+    assert await checkpoint(store, Verifier.parse(*state.verifiers))
     await store.append(admitted("run"))
     await store.log.seal([], fresh)
-    assert (await checkpoint(store, Verifier.parsed(*state.verifiers))).size == 2
+    assert (await checkpoint(store, Verifier.parse(*state.verifiers))).size == 2
     await store.append(note("run"))
     await seal(store)
     assert (await checkpoint(store)).size == 4, "another key is named by an entry, and the tree goes on"

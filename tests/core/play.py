@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from app.core.message.chat import Usage, summed
+from app.core.message.chat import Usage, sum_usages
 from app.core.plan.workflow import CONDUCTOR, Access, Step
 from app.core.pool.catalog import Limits
 from app.core.run import drafts
@@ -186,12 +186,12 @@ class Play:
         assert all(nesting_depth(state, n) <= state.admitted.limits.depth for n in state.nested)
         assert [proposal.number for proposal in state.all_proposals] == list(range(state.proposal_count))
         split = bill(state)
-        assert summed((split.visible, split.orchestration)) == split.turn
+        assert sum_usages((split.visible, split.orchestration)) == split.turn
         assert min(split.orchestration.input, split.orchestration.output, split.turn_usd) >= 0
         self.turns[state.turn.number] = (split.turn, split.turn_usd)
-        assert split.total == summed(usage for usage, _ in self.turns.values())
+        assert split.total == sum_usages(usage for usage, _ in self.turns.values())
         assert split.usd == sum(usd for _, usd in self.turns.values())
-        assert split.total == summed(call.usage for call in state.calls.values())
+        assert split.total == sum_usages(call.usage for call in state.calls.values())
         assert split.usd == state.usd == sum(call.usd for call in state.calls.values())
 
     # -- who may do what

@@ -116,16 +116,19 @@ def test_only_workers_that_are_approved_as_they_are_may_be_called() -> None:
     terms, everybody = ApprovalTerms(workers=("cyd",)), list(WORKERS.values())
     marks = approvals.fingerprints(CATALOG, ["ada", "bob"])
     approval = approvals.Approval("digest", marks, 5)
-    left, others = approvals.permitted_workers(everybody, terms, approval, CATALOG)
+    left, others = approvals.exclude_unapproved(everybody, terms, approval, CATALOG)
     assert ([worker.name for worker in left], others) == (["ada", "bob"], (("cyd", "not_approved"),))
     moved = [replace(everybody[0], model="another"), everybody[1]]
-    assert [worker.name for worker in approvals.permitted_workers(moved, terms, approval, CATALOG)[0]] == ["bob"]
-    assert [worker.name for worker in approvals.permitted_workers(everybody, terms, None, CATALOG)[0]] == ["ada", "bob"]
+    assert [worker.name for worker in approvals.exclude_unapproved(moved, terms, approval, CATALOG)[0]] == ["bob"]
+    assert [worker.name for worker in approvals.exclude_unapproved(everybody, terms, None, CATALOG)[0]] == [
+        "ada",
+        "bob",
+    ]
     free = [replace(everybody[0], priced=False), everybody[1]]
     assert [
-        worker.name for worker in approvals.permitted_workers(free, ApprovalTerms(above_usd=9), None, CATALOG)[0]
+        worker.name for worker in approvals.exclude_unapproved(free, ApprovalTerms(above_usd=9), None, CATALOG)[0]
     ] == ["bob"]
-    assert approvals.permitted_workers(free, terms, None, CATALOG)[0] == free, "nothing here depends on a price"
+    assert approvals.exclude_unapproved(free, terms, None, CATALOG)[0] == free, "nothing here depends on a price"
 
 
 def test_terms_follow_from_the_tier_the_rules_and_the_request() -> None:

@@ -6,13 +6,13 @@ import pytest
 
 from app.core.plan.arms import list_arm_ids, steps_needed, tier_for, tier_of
 from app.core.pool.catalog import Catalog, ConductorSpec, Evaluation, Limits, Tier, Worker
-from app.core.pool.snapshot import restored, sealed, snapshot
+from app.core.pool.snapshot import restore_catalog, seal_catalog, snapshot
 
 EFFORTS = {"low": Limits(steps=2), "medium": Limits(steps=5, rounds=3)}
 ULTRA = Tier("ultra", ("a", "b", "c:d"), ConductorSpec("model", "planner", temperature=0.3), "b", EFFORTS)
 MINI = Tier("mini", ("a",), ConductorSpec("fixed"), "a", EFFORTS, effort="low")
 WORKERS = {name: Worker(name, "stub", name) for name in ("a", "b", "c:d", "planner", "trained", "other")}
-CATALOG = sealed(
+CATALOG = seal_catalog(
     Catalog({}, WORKERS, {"ultra": ULTRA, "mini": MINI}, {"u": "ultra"}, "", Evaluation(True, ("trained",)))
 )
 
@@ -80,7 +80,7 @@ def test_arms_are_there_only_where_the_operator_wants_them() -> None:
     assert list(list_arm_ids(off, ULTRA)) == []
     assert tier_for(off, "u") is ULTRA
     assert snapshot(off) != snapshot(CATALOG)
-    assert restored(snapshot(CATALOG)) == CATALOG
+    assert restore_catalog(snapshot(CATALOG)) == CATALOG
 
 
 def test_whatever_is_listed_is_served_and_fits() -> None:

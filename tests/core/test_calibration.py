@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from app.core.pool.catalog import Card, Catalog, Measured, Worker
-from app.core.pool.snapshot import restored, sealed, snapshot
+from app.core.pool.snapshot import restore_catalog, seal_catalog, snapshot
 from app.core.rating.calibration import Rate, Trial, add_measurements, of_worker, rates
 
 LUNA = Worker("luna", "openai", "gpt-6-luna", card=Card(strengths=("general",)))
-CATALOG = sealed(Catalog({}, {"luna": LUNA, "sol": replace(LUNA, name="sol", model="sol")}, {}, {}, ""))
+CATALOG = seal_catalog(Catalog({}, {"luna": LUNA, "sol": replace(LUNA, name="sol", model="sol")}, {}, {}, ""))
 
 
 def trial(task: str, score: float, **changes: object) -> Trial:
@@ -59,4 +59,6 @@ def test_cards_say_what_was_measured_and_nothing_else_changes() -> None:
     assert add_measurements(measured_catalog, trials) == measured_catalog
     assert add_measurements(measured_catalog, []) == CATALOG
     assert add_measurements(CATALOG, []) is CATALOG
-    assert restored(snapshot(measured_catalog)) == measured_catalog, "an auditor finds the cards as they were shown"
+    assert restore_catalog(snapshot(measured_catalog)) == measured_catalog, (
+        "an auditor finds the cards as they were shown"
+    )

@@ -14,7 +14,7 @@ from app.core.message.chat import (
     Usage,
     message_from_json,
     message_to_json,
-    summed,
+    sum_usages,
     task_from_json,
     task_to_json,
     usage_from_json,
@@ -67,11 +67,15 @@ def test_a_task_comes_back_from_json_as_it_was(task: Task) -> None:
 @given(USAGES, USAGES, USAGES)
 def test_usages_add_up_and_come_back_from_json(usage: Usage, two: Usage, three: Usage) -> None:
     assert usage_from_json(json.loads(json.dumps(usage_to_json(usage)))) == usage
-    assert summed((usage, two)) == summed((two, usage))
-    assert summed((summed((usage, two)), three)) == summed((usage, two, three)) == summed((usage, summed((two, three))))
-    assert summed((usage, two)).total == usage.total + two.total
-    assert summed((usage,)) == summed((usage, Usage())) == usage
-    assert summed(()) == Usage()
+    assert sum_usages((usage, two)) == sum_usages((two, usage))
+    assert (
+        sum_usages((sum_usages((usage, two)), three))
+        == sum_usages((usage, two, three))
+        == sum_usages((usage, sum_usages((two, three))))
+    )
+    assert sum_usages((usage, two)).total == usage.total + two.total
+    assert sum_usages((usage,)) == sum_usages((usage, Usage())) == usage
+    assert sum_usages(()) == Usage()
 
 
 def test_admission_pins_what_bounds_the_run() -> None:

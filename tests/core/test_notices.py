@@ -12,11 +12,11 @@ from app.core.run.notices import (
     LONGEST,
     Notice,
     headers,
+    needs_notice,
     next_try,
     payload,
     read_secrets,
     response_id,
-    wanted,
     word,
 )
 from tests.core.test_arrows import DRAFTS
@@ -118,11 +118,11 @@ def test_every_end_has_a_word() -> None:
 
 
 def test_only_background_responses_are_told() -> None:
-    assert wanted({"format": "responses", "background": True})
-    assert not wanted({"format": "responses"})
-    assert not wanted({"format": "responses", "background": False})
-    assert not wanted({"format": "chat", "background": True})
-    assert not wanted({})
+    assert needs_notice({"format": "responses", "background": True})
+    assert not needs_notice({"format": "responses"})
+    assert not needs_notice({"format": "responses", "background": False})
+    assert not needs_notice({"format": "chat", "background": True})
+    assert not needs_notice({})
 
 
 def test_pauses_grow_until_three_days_are_over() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.core.message.chat import Usage, summed
+from app.core.message.chat import Usage, sum_usages
 from app.core.plan.workflow import Access, Step, topology
 from app.core.pool.breaker import NO_TIME
 from app.core.pool.catalog import Limits
@@ -492,7 +492,7 @@ def split_of(*written: Fact, step: int | None) -> tuple[Usage, Usage]:
     """What the caller sees, and the rest; asserts that nothing is lost between them."""
     state = state_of(*written)
     split = bill(replace(state, end=RunSucceeded(step=step)))
-    assert summed((split.visible, split.orchestration)) == split.total
+    assert sum_usages((split.visible, split.orchestration)) == split.total
     return split.visible, split.orchestration
 
 

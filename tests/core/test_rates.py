@@ -25,14 +25,14 @@ class Key:
 
     def __init__(self, **limits: int) -> None:
         self.limits = RateLimits(**limits)
-        self.body = Window().written()
+        self.body = Window().to_bytes()
         self.runs: dict[str, RunUse] = {}
 
     def ask(self, now: float, *, run: str = "", tokens: int = 0, resumes: str = "") -> RateReply:
-        window = Window.read(self.body)
+        window = Window.from_bytes(self.body)
         request = RateRequest((("key", self.limits),), run=run, tokens=tokens, resumes=resumes)
         (reply,) = decide({"key": window}, [request], self.runs, now)
-        self.body = window.written()
+        self.body = window.to_bytes()
         return reply
 
     def end(self, run: str, tokens: int, at: float) -> None:

@@ -11,9 +11,9 @@ from app.core.run.recording import (
     KeptOutput,
     RecordedPlan,
     Recording,
+    build_recorded_plan,
     canonical_arguments,
     record_tool_use,
-    recorded_plan,
     results_for_calls,
 )
 from app.core.run.visibility import LabelFlow, labels_in_run
@@ -26,7 +26,7 @@ def test_a_plan_is_read_in_its_own_numbers_with_the_workers_as_planned() -> None
     state = fold(events)
     kept_outputs = {2: KeptOutput(2, "ref-2", "Said.", "stop", labels=frozenset({"phi"}))}
     texts = {"subtask-2": "Draft it", "subtask-3": "Answer it"}
-    plan = recorded_plan(state.proposals[-1], events, texts, kept_outputs)
+    plan = build_recorded_plan(state.proposals[-1], events, texts, kept_outputs)
     assert plan.steps == (
         Step("ada", "Draft it", Access(True)),
         Step("bob", "Answer it", Access(True, (0,)), answers=True),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.message.chat import Form, Message, Text
-from app.core.message.response_format import FAULT_CHARS, FAULTS, Flaw, faults, schema_fault, shown
+from app.core.message.response_format import FAULT_CHARS, FAULTS, Flaw, add_form_instructions, faults, schema_fault
 
 POINT = {
     "type": "object",
@@ -89,21 +89,21 @@ def test_a_schema_may_refer_to_itself() -> None:
 
 
 def test_a_constrained_worker_is_asked_nothing_more() -> None:
-    assert shown(Form(POINT), ASKED, constrained=True, flaw=None) == ASKED
+    assert add_form_instructions(Form(POINT), ASKED, constrained=True, flaw=None) == ASKED
 
 
 def test_any_other_is_told_the_form() -> None:
-    first, instruction = shown(Form(POINT, description="A place."), ASKED, constrained=False, flaw=None)
+    first, instruction = add_form_instructions(Form(POINT, description="A place."), ASKED, constrained=False, flaw=None)
     assert first == ASKED[0]
     assert json.dumps(POINT, sort_keys=True) in instruction.text
     assert "A place." in instruction.text
-    assert "JSON object" in shown(Form(), ASKED, constrained=False, flaw=None)[-1].text
+    assert "JSON object" in add_form_instructions(Form(), ASKED, constrained=False, flaw=None)[-1].text
 
 
 @pytest.mark.parametrize("constrained", [True, False])
 def test_a_repair_shows_the_answer_and_its_faults(constrained: bool) -> None:
     flaw = Flaw("{}", faults(Form(POINT), "{}"))
-    *_, answer, objection = shown(Form(POINT), ASKED, constrained=constrained, flaw=flaw)
+    *_, answer, objection = add_form_instructions(Form(POINT), ASKED, constrained=constrained, flaw=flaw)
     assert (answer.role, answer.text) == ("assistant", "{}")
     assert flaw.faults[0] in objection.text
 

@@ -7,7 +7,7 @@ import pytest
 from app.core.pool.policy import exclusion
 from app.core.pool.policy_change import MOST_LABELS, widenings
 from app.core.pool.rules import Match, Reading, Rule
-from app.core.pool.snapshot import restored, snapshot
+from app.core.pool.snapshot import restore_catalog, snapshot
 from app.errors import ConfigInvalid
 from tests.core import information_flow, policies
 
@@ -52,7 +52,7 @@ def test_more_labels_than_can_be_enumerated_are_refused() -> None:
 def test_rules_survive_the_snapshot() -> None:
     catalogs = [policies.pool(random.Random(f"snapshot {n}")) for n in range(50)]
     catalog = next(catalog for catalog in catalogs if len(catalog.rules) > 2)
-    again = restored(snapshot(catalog))
+    again = restore_catalog(snapshot(catalog))
     assert again.rules == catalog.rules
     assert again.workers == catalog.workers
 

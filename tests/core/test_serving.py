@@ -17,7 +17,7 @@ from app.core.pool.catalog import (
     Worker,
 )
 from app.core.pool.policy import Overrides, overridden
-from app.core.pool.serving import objection, served, subject_named, tier_in
+from app.core.pool.serving import objection, serve_tier, subject_named, tier_in
 
 OWN = Tier(
     "own",
@@ -40,7 +40,7 @@ POOL = Catalog(
 
 
 def test_a_tier_keeps_its_name_and_its_rules_while_another_one_serves_it() -> None:
-    tier = served(POOL, OWN, "tier next")
+    tier = serve_tier(POOL, OWN, "tier next")
     assert tier is not None
     assert (tier.pool, tier.conductor, tier.fallback) == (NEXT.pool, NEXT.conductor, NEXT.fallback)
     assert (tier.name, tier.effort, tier.description) == ("own", "medium", "Their own.")
@@ -49,7 +49,7 @@ def test_a_tier_keeps_its_name_and_its_rules_while_another_one_serves_it() -> No
 
 
 def test_the_limits_are_the_lower_ones_of_both_at_each_level_of_the_tier() -> None:
-    tier = served(POOL, OWN, "tier next")
+    tier = serve_tier(POOL, OWN, "tier next")
     assert tier is not None
     assert set(tier.efforts) == {"low", "medium"}
     assert [(effort.steps, effort.usd, effort.rounds) for effort in tier.efforts.values()] == [(1, 10, 1), (3, 100, 1)]
@@ -59,13 +59,13 @@ def test_an_approval_is_the_tiers_own_or_else_the_subjects() -> None:
     asks, other = ApprovalRule(always=True), ApprovalRule(above_usd=5)
     careful = replace(POOL, tiers={"own": OWN, "next": replace(NEXT, approval=other)})
     for own, expected in ((None, other), (asks, asks)):
-        tier = served(careful, replace(OWN, approval=own), "tier next")
+        tier = serve_tier(careful, replace(OWN, approval=own), "tier next")
         assert tier is not None
         assert tier.approval == expected
 
 
 def test_a_worker_answers_alone_and_once() -> None:
-    tier = served(POOL, OWN, "worker c")
+    tier = serve_tier(POOL, OWN, "worker c")
     assert tier is not None
     assert (tier.pool, tier.fallback, tier.learns_as) == (("c",), "c", "own")
     assert (tier.conductor.kind, tier.conductor.workers) == ("fixed", ("c",))
@@ -74,7 +74,7 @@ def test_a_worker_answers_alone_and_once() -> None:
 
 @pytest.mark.parametrize("subject", ["tier gone", "worker gone", "conductor c", "next", ""])
 def test_without_the_subject_the_tiers_own_definition_counts(subject: str) -> None:
-    assert served(POOL, OWN, subject) is None
+    assert serve_tier(POOL, OWN, subject) is None
     assert tier_of(POOL, "own", "own", subject) == OWN
     assert tier_of(POOL, "gone", "gone", "tier next") is None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.core.pool.catalog import Catalog, Price
-from app.core.pool.snapshot import restored, sealed, snapshot
+from app.core.pool.snapshot import restore_catalog, seal_catalog, snapshot
 from app.process.config import configure
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -21,7 +21,7 @@ def catalogs() -> list[Catalog]:
 
 @pytest.mark.parametrize("catalog", catalogs())
 def test_a_snapshot_holds_the_whole_pool(catalog: Catalog) -> None:
-    assert restored(snapshot(catalog)) == catalog
+    assert restore_catalog(snapshot(catalog)) == catalog
     assert b"sk-secret" not in snapshot(catalog)
 
 
@@ -30,7 +30,7 @@ def test_the_digest_is_that_of_what_is_in_force() -> None:
     name, worker = next(iter(catalog.workers.items()))
     dearer = replace(catalog, workers={**catalog.workers, name: replace(worker, price=Price(1, 2, 3))})
     shuffled = replace(catalog, workers=dict(reversed(catalog.workers.items())))
-    assert sealed(dearer).digest != catalog.digest == sealed(shuffled).digest
+    assert seal_catalog(dearer).digest != catalog.digest == seal_catalog(shuffled).digest
 
 
 def test_a_snapshot_of_another_version() -> None:
@@ -39,7 +39,7 @@ def test_a_snapshot_of_another_version() -> None:
     for worker in plain["workers"].values():
         worker["of_tomorrow"] = [1]
         del worker["deadlines"]
-    other = restored(json.dumps(plain).encode())
+    other = restore_catalog(json.dumps(plain).encode())
     assert (set(other.workers), other.tiers) == (set(catalog.workers), catalog.tiers)
     assert other.digest != catalog.digest
 
@@ -47,4 +47,4 @@ def test_a_snapshot_of_another_version() -> None:
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"workers": 1}', b"\xff"])
 def test_what_is_no_snapshot(data: bytes) -> None:
     with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):
-        restored(data)
+        restore_catalog(data)

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from app.core.message.chat import Message, Text, Usage, mint, summed
+from app.core.message.chat import Message, Text, Usage, mint, sum_usages
 from app.core.plan.workflow import Access, Step
 from app.core.run import drafts
 from app.core.run.caller_view import (
     ReturnedResults,
     bill,
     classify_results,
+    find_returned_results,
     latest_exchanges,
     messages_by_step,
-    returned_results,
 )
 from app.core.run.events import Fact, Kind, StepToolResults, fact_from_json
 from app.core.run.progress import Await, Finish, Queue, decide, decide_end_again
@@ -160,7 +160,7 @@ def test_each_turn_is_billed_by_itself_and_the_turns_add_up() -> None:
     end = state_of(*again, fact_from_json(Kind.SUCCEEDED, {"step": 1}))
     split = bill(end)
     assert (split.visible, split.orchestration, split.turn, split.turn_usd) == (second, Usage(), second, 9)
-    assert (split.total, split.usd) == (summed((Usage(13, 4, 7, 1), second)), 14)
+    assert (split.total, split.usd) == (sum_usages((Usage(13, 4, 7, 1), second)), 14)
 
 
 def test_the_calls_of_several_steps_are_all_visible_output() -> None:
@@ -205,7 +205,7 @@ HURRY = Message("user", (Text("Hurry."),))
     ],
 )
 def test_only_results_at_the_end_are_brought_back(messages: list[Message], ids: list[str] | None, tail: int) -> None:
-    came = returned_results(messages)
+    came = find_returned_results(messages)
     assert (None if came is None else list(came.results)) == ids
     assert came is None or (came.run, len(came.tail)) == (RUN, tail)
 
@@ -213,7 +213,7 @@ def test_only_results_at_the_end_are_brought_back(messages: list[Message], ids: 
 @pytest.mark.parametrize("stranger", ["call_abc", mint(OTHER, b"z" * 9)])
 def test_results_of_one_reply_belong_to_one_run(stranger: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        returned_results([ASK, result(ONE), result(stranger)])
+        find_returned_results([ASK, result(ONE), result(stranger)])
     assert refused.value.public_code == "tool_results_mixed"
     assert stranger not in refused.value.message
 

@@ -77,7 +77,7 @@ def test_a_tree_goes_on_from_its_frontier() -> None:
     whole = hashes(100)
     frontier = Frontier()
     frontier.extend(whole[:77])
-    frontier = Frontier.parsed(77, frontier.stored())
+    frontier = Frontier.from_bytes(77, frontier.to_bytes())
     frontier.extend(whole[77:])
     assert frontier.root() == tree_root(whole)
 
@@ -163,14 +163,14 @@ def test_a_bundle_has_each_entry_behind_its_length() -> None:
 
 
 def test_notes_are_those_of_the_go_checksum_database() -> None:
-    signer, verifier = Signer.parsed(SIGNER), Verifier.parsed(VERIFIER)
+    signer, verifier = Signer.parse(SIGNER), Verifier.parse(VERIFIER)
     assert (signer.secret(), str(signer.verifier)) == (SIGNER, VERIFIER)
     assert sign(TEXT, [signer]) == NOTE
     assert open_note(NOTE, [verifier]) == (TEXT, [verifier])
 
 
 def test_a_note_is_refused_unless_a_known_key_has_signed_it() -> None:
-    signer, other = Signer.parsed(SIGNER), Signer("other.example/log", bytes(32))
+    signer, other = Signer.parse(SIGNER), Signer("other.example/log", bytes(32))
     verifier = signer.verifier
     both = sign(TEXT, [other, signer])
     assert open_note(both, [verifier])[1] == [verifier]
@@ -179,7 +179,7 @@ def test_a_note_is_refused_unless_a_known_key_has_signed_it() -> None:
             open_note(bad, [verifier])
     for key in (VERIFIER[:-4] + "AAAA", VERIFIER.replace("c74f", "c74e"), VERIFIER[1:], "", "a+b"):
         with pytest.raises(NoteInvalid):
-            Verifier.parsed(key)
+            Verifier.parse(key)
 
 
 def test_a_checkpoint_is_signed_by_the_log_that_it_names() -> None:

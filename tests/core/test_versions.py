@@ -4,7 +4,14 @@ from random import Random
 
 import pytest
 
-from app.core.pool.conductor_versions import Change, ChangeKind, VersionsInForce, chosen, refusal, versions_in_force
+from app.core.pool.conductor_versions import (
+    Change,
+    ChangeKind,
+    VersionsInForce,
+    choose_version,
+    refusal,
+    versions_in_force,
+)
 
 KINDS: tuple[ChangeKind, ...] = ("loaded", "shadowed", "canary", "promoted", "rolled_back", "unloaded")
 
@@ -68,14 +75,14 @@ def test_only_what_is_loaded_ever_conducts() -> None:
             changes.append(Change(str(n), n, "me", "planner", kind, version, 0.5 if kind == "canary" else 0.0))
             now = versions_in_force(changes)["planner"]
             for run in ("x", "y", "z"):
-                assert chosen({"planner": now}, "planner", run) in ("", *now.loaded)
+                assert choose_version({"planner": now}, "planner", run) in ("", *now.loaded)
 
 
 def test_a_canary_gets_its_share_of_the_runs_and_each_run_the_same_version() -> None:
     versions_by_name = {"planner": stands(("loaded", "a"), ("promoted", "a"), ("loaded", "b"), ("canary", "b", 0.2))}
     runs = [f"run_{n}" for n in range(4_000)]
-    versions = [chosen(versions_by_name, "planner", run) for run in runs]
+    versions = [choose_version(versions_by_name, "planner", run) for run in runs]
     assert set(versions) == {"a", "b"}
     assert versions.count("b") / len(runs) == pytest.approx(0.2, abs=0.025)
-    assert versions == [chosen(versions_by_name, "planner", run) for run in runs]
-    assert chosen(versions_by_name, "another", "run_1") == ""
+    assert versions == [choose_version(versions_by_name, "planner", run) for run in runs]
+    assert choose_version(versions_by_name, "another", "run_1") == ""

@@ -43,5 +43,5 @@ def test_every_acyclic_graph_has_one(inputs_drawn: list[set[int]]) -> None:
 def test_an_access_list_comes_back_as_it_was(user: bool, steps: list[int], base: int) -> None:
     access = Access(user, tuple(steps))
     assert access_from_list(access.as_list()) == access
-    assert access.shifted(base).steps == tuple(n + base for n in steps)
-    assert access.shifted(base).user == user
+    assert access.shift(base).steps == tuple(n + base for n in steps)
+    assert access.shift(base).user == user

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.message.chat import Document, Image, Message, Text, ToolCall, Usage, summed
+from app.core.message.chat import Document, Image, Message, Text, ToolCall, Usage, sum_usages
 from app.core.pool.catalog import MILLION, Price, Worker
 from app.core.pool.policy import (
     MOST_PAGES,
@@ -14,7 +14,7 @@ from app.core.pool.policy import (
     PER_IMAGE,
     PER_MESSAGE,
     PER_PAGE,
-    estimated_usage,
+    estimate_usage,
     input_bound,
     usage_of_broken,
     worst_case,
@@ -43,7 +43,7 @@ def test_a_sum_of_costs_is_never_below_the_cost_of_the_sum(
 ) -> None:
     price = Price(into, out, cached)
     usages = [Usage(input_tokens, input_tokens // 2, output_tokens) for input_tokens, output_tokens in calls]
-    assert sum(map(price.cost, usages)) >= price.cost(summed(usages))
+    assert sum(map(price.cost, usages)) >= price.cost(sum_usages(usages))
 
 
 @settings(max_examples=40, deadline=None)
@@ -119,8 +119,8 @@ def test_the_bound_is_never_below_one_token_per_byte(text: str) -> None:
 
 def test_an_unreported_usage_is_estimated_and_marked() -> None:
     talk = [Message("user", (Text("x" * 68),))]
-    assert estimated_usage(talk, "12345") == Usage(input=25, output=2, estimated=True)
-    assert estimated_usage(talk, "") == Usage(input=25, output=0, estimated=True)
+    assert estimate_usage(talk, "12345") == Usage(input=25, output=2, estimated=True)
+    assert estimate_usage(talk, "") == Usage(input=25, output=0, estimated=True)
 
 
 def test_a_broken_call_is_counted_from_above_but_not_above_what_was_reserved() -> None:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from app.cli.runs import run_tree
-from app.core.message.chat import Form, Sampling, Task, Tool, Toolbox, summed
+from app.core.message.chat import Form, Sampling, Task, Tool, Toolbox, sum_usages
 from app.core.plan.workflow import CONDUCTOR
 from app.core.run.events import Event, Kind
 from app.core.run.state import DRIVER_LOST
@@ -146,7 +146,7 @@ async def test_the_answer_inside_has_the_form_that_the_caller_wants(stub: Provid
     assert outcome.texts == ['{"a": 1}']
     split, state = outcome.ended.bill, outcome.ended.state
     assert split.visible.output == state.calls[state.steps[0].call].usage.output
-    assert summed((split.visible, split.orchestration)) == split.turn
+    assert sum_usages((split.visible, split.orchestration)) == split.turn
 
 
 def _sent(stub: ProviderStub) -> list[Any]:

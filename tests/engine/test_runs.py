@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.message.chat import summed
+from app.core.message.chat import sum_usages
 from app.core.run.events import Kind
 from app.errors import InvalidRequest
 from app.process.wiring import Runtime
@@ -57,7 +57,7 @@ async def test_ultra_executes_the_conductors_plan(stub: ProviderStub, runtime: R
     assert not state.degraded
     assert len(stub.requests_for("planner")) == 1
     assert stub.requests_for("planner")[0].json["response_format"]["json_schema"]["strict"] is True
-    assert outcome.ended.bill.total == summed((outcome.ended.bill.visible, outcome.ended.bill.orchestration))
+    assert outcome.ended.bill.total == sum_usages((outcome.ended.bill.visible, outcome.ended.bill.orchestration))
 
 
 async def test_the_first_step_starts_before_the_plan_is_complete(stub: ProviderStub, runtime: Runtime) -> None:

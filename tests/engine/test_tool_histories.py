@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.message.chat import Message, Text, ToolCall, Usage, summed
+from app.core.message.chat import Message, Text, ToolCall, Usage, sum_usages
 from app.gateway.runs.cancel import wait_until_ended
 from app.process.wiring import Runtime
 from tests.harness.conversations import QUESTION, Conversation, look_call, tool_call_reply
@@ -153,7 +153,7 @@ async def test_each_turn_tells_its_own_usage_and_all_add_up(stub: ProviderStub, 
             conversation.add_results(outcome, result)
     assert [bill.visible.total for bill in usages] == [15, 37, 59]
     assert all(bill.orchestration == Usage() for bill in usages)
-    assert summed(bill.turn for bill in usages) == usages[-1].total
+    assert sum_usages(bill.turn for bill in usages) == usages[-1].total
     assert sum(bill.turn_usd for bill in usages) == usages[-1].usd
     assert (await runtime.context.store.run(outcome.ended.state.run)).spent.usd == usages[-1].usd
 

@@ -14,7 +14,7 @@ import pytest
 from app.audit.log.findings import Finding
 from app.core.pool.budgets import Budget
 from app.core.pool.catalog import MILLION
-from app.core.pool.snapshot import sealed
+from app.core.pool.snapshot import seal_catalog
 from app.core.roles import ROLES
 from app.core.run import notices
 from app.core.run.events import Kind
@@ -382,7 +382,7 @@ async def test_an_approval_is_void_for_a_worker_that_has_changed(
     loaded = runtime.pool.loaded
     workers = loaded.catalog.workers
     moved = replace(loaded.catalog, workers={**workers, "alpha": replace(workers["alpha"], model="other")})
-    runtime.pool.install(replace(loaded, catalog=sealed(moved)))
+    runtime.pool.install(replace(loaded, catalog=seal_catalog(moved)))
     outdated = await decide(boss, run)
     assert (outdated.status_code, outdated.json()["error"]["code"]) == (409, "approval_outdated")
     changed = await decide(boss, run, replacements=["alpha"])

@@ -8,7 +8,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from app.core.message.chat import Image, Message, Text, Tool, Toolbox, ToolCall, ToolDelta, mint
-from app.core.run.caller_view import returned_results
+from app.core.run.caller_view import find_returned_results
 from app.engine.delivery.messages import AnswerPart, CallerMessage, Mailbox, TurnEnd
 from app.engine.runs.admission import Order
 from app.gateway.chat.request import LazyConversation
@@ -89,7 +89,7 @@ def test_messages_are_made_when_somebody_looks_at_them() -> None:
         return Message("user" if text > "a" else "assistant", (Text(text),))
 
     conversation = LazyConversation(["b", "a", "c", "d"], make)
-    assert returned_results(conversation) is None
+    assert find_returned_results(conversation) is None
     assert texts == ["d", "c", "a"]
     whole = tuple(conversation)
     assert [message.text for message in whole] == ["b", "a", "c", "d"]

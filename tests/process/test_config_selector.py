@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.core.pool.catalog import SelectorSpec
-from app.core.pool.snapshot import restored, snapshot
+from app.core.pool.snapshot import restore_catalog, snapshot
 from app.process.config import configure
 from tests.process.test_config import GOOD, faults, written
 
@@ -42,7 +42,7 @@ def test_a_selector_is_data_of_its_tier(tmp_path: Path) -> None:
     assert conductor.selector == expected
     assert (expected.explore, expected.decay) == (0.05, 0.995)
     assert catalog.tiers["baton-mini"].conductor.selector is None
-    assert restored(snapshot(catalog)) == catalog
+    assert restore_catalog(snapshot(catalog)) == catalog
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_selector_may_look_at_embeddings(tmp_path: Path) -> None:
     catalog = configure(written(tmp_path, GOOD + LOOKS)).catalog
     spec = catalog.tiers["looks"].conductor.selector
     assert spec == SelectorSpec(embedder="eye", patience=0.5)
-    assert restored(snapshot(catalog)) == catalog
+    assert restore_catalog(snapshot(catalog)) == catalog
 
 
 @pytest.mark.parametrize(

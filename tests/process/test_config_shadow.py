@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.core.pool.catalog import PromotionSpec, ShadowSpec
-from app.core.pool.snapshot import restored, snapshot
+from app.core.pool.snapshot import restore_catalog, snapshot
 from app.process.config import configure
 from tests.process.test_config import GOOD, faults, written
 
@@ -35,7 +35,7 @@ def test_a_shadow_and_its_conditions_are_data_of_the_tier(tmp_path: Path) -> Non
     assert tier.shadow.subject == "tier baton-mini"
     assert tier.promotion == PromotionSpec(50, min_success_difference=-0.02, max_cost_increase=0.1)
     assert catalog.tiers["baton-mini"].shadow is None
-    assert restored(snapshot(catalog)) == catalog
+    assert restore_catalog(snapshot(catalog)) == catalog
 
 
 def test_a_name_alone_is_that_of_a_tier_or_else_of_a_worker(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from app.conductor.model import ModelConductor
 from app.conductor.protocol import Conductor
 from app.conductor.styles import STYLES
 from app.core.pool.catalog import Card, Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
-from app.core.pool.snapshot import sealed
+from app.core.pool.snapshot import seal_catalog
 from app.engine.context import EngineContext
 from app.engine.delivery.webhooks import Target, Webhooks
 from app.engine.runs.admission import Order
@@ -62,7 +62,7 @@ def catalog() -> Catalog:
     tiers = {name: Tier(name, POOL, ConductorSpec("fixed", shape=name), "bob", effort) for name in SHAPES}
     tiers["model"] = Tier("model", POOL, ConductorSpec("model", worker=PLANNER), "bob", effort)
     endpoint = ProviderSpec("sim", "rehearsal", options={"positional": "true"})
-    return sealed(Catalog({"sim": endpoint}, workers, tiers, {}, ""))
+    return seal_catalog(Catalog({"sim": endpoint}, workers, tiers, {}, ""))
 
 
 class Quiet(Telemetry):

@@ -305,7 +305,7 @@ def see_the_conversation_unasked(patch: Patch) -> None:
 
 
 def let_anybody_read(patch: Patch) -> None:
-    patch.setattr(execution, "permitted_readers", lambda _state, _n, workers: (Reading(), workers, ()))
+    patch.setattr(execution, "find_readers", lambda _state, _n, workers: (Reading(), workers, ()))
 
 
 def pass_words_on_without_labels(patch: Patch) -> None:

@@ -101,7 +101,7 @@ async def _try_policy(settings: Settings, catalog: Catalog, since: float | None)
         records: AsyncIterator[Record] = archive.records(since=since)
         async for record in records:
             run_count += 1
-            refused_run = policy_trial.refused_calls(_events(record), catalog)
+            refused_run = policy_trial.find_refused_calls(_events(record), catalog)
             if refused_run is not None:
                 refused_runs.append(refused_run)
     return run_count, refused_runs

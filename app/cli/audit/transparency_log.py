@@ -90,7 +90,7 @@ def _checkpoint(note: str | None, verifiers: Sequence[str]) -> Checkpoint | None
     """Return the checkpoint of the log, whose signature is checked by its own keys."""
     if note is None:
         return None
-    return open_checkpoint(note, [Verifier.parsed(key) for key in verifiers])
+    return open_checkpoint(note, [Verifier.parse(key) for key in verifiers])
 
 
 async def _prove(settings: Settings, args: Arguments) -> int:

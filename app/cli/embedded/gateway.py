@@ -9,7 +9,7 @@ import httpx
 
 from app.cli import storage
 from app.cli.embedded.engine import start_engine
-from app.core.pool.snapshot import sealed
+from app.core.pool.snapshot import seal_catalog
 from app.core.rating.calibration import Trial
 from app.gateway.app import create_app
 from app.gateway.http.api_keys import mint
@@ -31,7 +31,7 @@ def move_to_folder(config: Configuration, folder: Path) -> Configuration:
         }
     )
     evaluation = replace(config.catalog.evaluation, arms=True)
-    return replace(config, settings=settings, catalog=sealed(replace(config.catalog, evaluation=evaluation)))
+    return replace(config, settings=settings, catalog=seal_catalog(replace(config.catalog, evaluation=evaluation)))
 
 
 @asynccontextmanager

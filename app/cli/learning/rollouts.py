@@ -8,7 +8,7 @@ from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.cli.audit import content_reads
 from app.core.pool.catalog import Catalog
-from app.core.pool.snapshot import restored
+from app.core.pool.snapshot import restore_catalog
 from app.errors import ConfigInvalid
 from app.lab.journal_rollouts import RolloutFilter, Skipped, rollout
 from app.lab.rollouts import Rollout, to_line
@@ -72,7 +72,9 @@ async def collect(
     rollouts: list[Rollout] = []
     skip_counts: Counter[str] = Counter()
     async with storage.open_configured_store(settings) as store, storage.open_journals(settings) as archive:
-        catalogs: dict[str, Catalog] = {digest: restored(body) for digest, body in (await archive.catalogs()).items()}
+        catalogs: dict[str, Catalog] = {
+            digest: restore_catalog(body) for digest, body in (await archive.catalogs()).items()
+        }
         async for record in archive.records(since=since):
             try:
                 ratings = await store.feedback(str(record.row["id"]))

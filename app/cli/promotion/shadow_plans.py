@@ -17,7 +17,7 @@ from app.audit.request_rebuilding import UnknownTemplate, Unverifiable, rebuilt_
 from app.core.plan import workflow as core_plan
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Catalog
-from app.core.pool.snapshot import restored
+from app.core.pool.snapshot import restore_catalog
 from app.errors import PlanRejected
 from app.providers.protocol import Request
 from app.providers.vllm import Management
@@ -77,7 +77,7 @@ async def read_cases(
 
 
 def _case(run: AuditedRun, call: Call, proposal: Proposal, catalogs: Mapping[str, bytes]) -> Case:
-    catalog: Catalog = restored(catalogs[call.intent.body["catalog"]])
+    catalog: Catalog = restore_catalog(catalogs[call.intent.body["catalog"]])
     request = rebuilt_request(run, call, catalog, catalog.workers[call.intent.body["worker"]])
     names = tuple(proposal.opening.body["order"])
     limit = int(run.limits["steps"])

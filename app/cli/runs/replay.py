@@ -22,7 +22,7 @@ from app.cli.embedded import engine
 from app.cli.runs.run_list import query_of
 from app.core.plan.arms import tier_for, tier_of
 from app.core.pool.catalog import Catalog, Tier
-from app.core.pool.snapshot import restored, sealed
+from app.core.pool.snapshot import restore_catalog, seal_catalog
 from app.core.rating.comparison import Comparison, Paired, Recipient, in_unit, pair_differences
 from app.engine.runs import replays
 from app.engine.runs.admission import Order
@@ -185,7 +185,9 @@ async def _configuration(config: Configuration, under: Mapping[str, str]) -> Con
         catalog = await _load_stored_catalog(config, under["snapshot"])
     if "conductor" in under:
         conductors = (*catalog.evaluation.conductors, under["conductor"])
-        catalog = sealed(replace(catalog, evaluation=replace(catalog.evaluation, arms=True, conductors=conductors)))
+        catalog = seal_catalog(
+            replace(catalog, evaluation=replace(catalog.evaluation, arms=True, conductors=conductors))
+        )
     return replace(config, catalog=catalog)
 
 
@@ -194,7 +196,7 @@ async def _load_stored_catalog(config: Configuration, digest: str) -> Catalog:
         bodies = await store.catalogs([digest])
     if digest not in bodies:
         raise ConfigInvalid([f"--under: no pool with the digest {digest[:12]} is stored; runs name theirs"])
-    return restored(bodies[digest])
+    return restore_catalog(bodies[digest])
 
 
 async def _rows(store: Store, args: Arguments, now: float) -> list[RunRow]:

@@ -206,7 +206,7 @@ class Usage:
         return self.input + self.output
 
 
-def summed(usages: Iterable[Usage]) -> Usage:
+def sum_usages(usages: Iterable[Usage]) -> Usage:
     """Return the sum of all of them, made in one pass: each turn of a long run sums up all of its calls."""
     used, cached, output, reasoning, estimated, written = 0, 0, 0, 0, False, 0
     for usage in usages:
@@ -437,7 +437,7 @@ Decoded = Mapping[str, Any]
 worker's decoder, and then stored, streamed and returned unchanged."""
 
 
-def decoded(chosen: Chosen) -> dict[str, Any]:
+def token_to_json(chosen: Chosen) -> dict[str, Any]:
     """Return a decoded token: itself, its natural-log probability, its bytes where they are known, and the
     likeliest."""
     likely = Likely(chosen.token, chosen.logprob, chosen.raw)
@@ -449,12 +449,12 @@ def _figures(likely: Likely) -> dict[str, Any]:
     return {"token": likely.token, "logprob": likely.logprob, "bytes": raw}
 
 
-def decoded_size(token: Decoded) -> int:
+def token_size(token: Decoded) -> int:
     """Return the number of characters of its tokens: what a worker that says too much is measured by."""
     return len(token["token"]) + sum(1 + len(likely["token"]) for likely in token["top_logprobs"])
 
 
-def spoken(tokens: Sequence[Decoded], chars: int) -> int:
+def count_tokens_covering(tokens: Sequence[Decoded], chars: int) -> int:
     """Return the number of tokens that hold the first `chars` characters.
 
     A character is counted with the first of its bytes, since a token may be a part of one.

@@ -117,7 +117,9 @@ def _combines(schema: object) -> bool:
     return isinstance(schema, list | tuple) and any(map(_combines, schema))
 
 
-def shown(form: Form, messages: tuple[Message, ...], *, constrained: bool, flaw: Flaw | None) -> tuple[Message, ...]:
+def add_form_instructions(
+    form: Form, messages: tuple[Message, ...], *, constrained: bool, flaw: Flaw | None
+) -> tuple[Message, ...]:
     """Return the messages of an answering step, with what they need so that its answer has the form.
 
     A worker whose decoding is `constrained` to the form, or whose JSON mode suffices, and that has not failed it gets
@@ -134,7 +136,7 @@ def shown(form: Form, messages: tuple[Message, ...], *, constrained: bool, flaw:
 
 
 def without_instruction(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Return the messages before those that `shown` has added about the form of the answer."""
+    """Return the messages before those that `add_form_instructions` has added about the form of the answer."""
     for place in range(len(messages) - 1, 0, -1):
         if messages[place].role == "user" and messages[place].text.startswith(INSTRUCTION):
             return messages[:place]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from app.core.pool.catalog import Catalog, ConductorSpec, Limits, Tier
-from app.core.pool.serving import served
+from app.core.pool.serving import serve_tier
 
 MOST_BRANCHES = 16
 """The largest number of branches, as in a pool file."""
@@ -43,7 +43,7 @@ def tier_of(catalog: Catalog, tier: str, model: str, served_by: str = "") -> Tie
     serves it (`serving.py`). None if the tier is gone; where the subject is gone, the tier's own definition counts."""
     own = catalog.tiers.get(tier)
     if own is not None and served_by:
-        return served(catalog, own, served_by) or own
+        return serve_tier(catalog, own, served_by) or own
     arm_tier = tier_for(catalog, model) if model not in (tier, "") else None
     if arm_tier is not None and arm_tier.name == tier:
         return arm_tier

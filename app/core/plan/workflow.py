@@ -2,7 +2,7 @@
 
 A step lives in a run under one number `n` that counts on over proposals and rounds, so that a step can be named for
 ever. In a plan, and in an access list as a conductor writes it, steps are counted from 0 within that plan;
-`Access.shifted` translates.
+`Access.shift` translates.
 
 *Plans* have a schema that a conductor decodes under, and the only parser that turns plan text into steps. A plan is
 `{"steps": [{"worker": 2, "subtask": "...", "access": ["user", 0]}, ...]}`. From a conductor `worker` is an ordinal of
@@ -50,7 +50,7 @@ class Access:
     steps: tuple[int, ...] = ()
     previous: bool = False
 
-    def shifted(self, by: int, previous: int | None = None) -> "Access":
+    def shift(self, by: int, previous: int | None = None) -> "Access":
         """Return the list with plan positions turned into the run's step numbers; `previous` is the number of the step
         that gave the answer of the round before."""
         before = (previous,) if self.previous and previous is not None else ()

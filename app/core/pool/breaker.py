@@ -142,7 +142,7 @@ class Breaker:
 def before_call(breaker: Breaker, place: Place, now: float) -> Breaker:
     """Return the breaker for a call that is about to be made. In a half-open breaker it is the probe."""
     extra = place != "first"
-    slices = _counted(breaker.slices, now, firsts=1 - extra, extras=int(extra))
+    slices = _add_counts(breaker.slices, now, firsts=1 - extra, extras=int(extra))
     if not breaker.reason and not extra:
         return copy_with(breaker, slices=slices)
     probe_until = breaker.probe_until
@@ -189,17 +189,17 @@ def after_call(
     if verdict == "rate_limited" and retry_after:
         remaining_seconds = min(retry_after, LONGEST_RATE_LIMIT_SECONDS) - age
         if remaining_seconds > 0:
-            return _limited(breaker, now, remaining_seconds)
+            return _record_rate_limit(breaker, now, remaining_seconds)
         return breaker
     if verdict == "silent" or began < breaker.since:
         return breaker
     if verdict == "good":
-        return _succeeded(breaker, now - age - began, now)
+        return _record_success(breaker, now - age - began, now)
     if breaker.state(now) == "open":
         return breaker
-    failed = replace(breaker, failures=breaker.failures + 1, slices=_counted(breaker.slices, now, bad=1))
+    failed = replace(breaker, failures=breaker.failures + 1, slices=_add_counts(breaker.slices, now, bad=1))
     if verdict == "misconfigured" or failed.failures >= tolerated or _is_outlier(failed, now):
-        return _ejected(failed, verdict, now, chance)
+        return _eject_with_backoff(failed, verdict, now, chance)
     return failed
 
 
@@ -220,12 +220,12 @@ def _without_scout(breaker: Breaker) -> Breaker:
     return replace(breaker, scouts=max(breaker.scouts - 1, 0))
 
 
-def _succeeded(breaker: Breaker, took: float, now: float) -> Breaker:
+def _record_success(breaker: Breaker, took: float, now: float) -> Breaker:
     seconds = (*breaker.seconds, took)[-REMEMBERED_SUCCESSES:]
     if breaker.reason:  # what was counted before the ejection must not lead to the next one
         slices = tuple(replace(part, good=0, bad=0) for part in breaker.slices)
         return Breaker(since=now, ejections=breaker.ejections, slices=slices, seconds=seconds)
-    slices = _counted(breaker.slices, now, good=1)
+    slices = _add_counts(breaker.slices, now, good=1)
     return copy_with(breaker, failures=0, unanswered=0, slices=slices, seconds=seconds)
 
 
@@ -238,7 +238,7 @@ def _is_outlier(breaker: Breaker, now: float) -> bool:
     return whole >= OUTLIER_CALLS and bad >= OUTLIER_SHARE * whole
 
 
-def _limited(breaker: Breaker, now: float, seconds: float) -> Breaker:
+def _record_rate_limit(breaker: Breaker, now: float, seconds: float) -> Breaker:
     """Eject for as long as the provider asked to wait, or longer if a later time was set already."""
     until = now + seconds
     if breaker.state(now) == "open":
@@ -246,7 +246,7 @@ def _limited(breaker: Breaker, now: float, seconds: float) -> Breaker:
     return _eject(breaker, "rate_limited", now, until, breaker.ejections)
 
 
-def _ejected(breaker: Breaker, verdict: Verdict, now: float, chance: float) -> Breaker:
+def _eject_with_backoff(breaker: Breaker, verdict: Verdict, now: float, chance: float) -> Breaker:
     first, last = FIRST_CEILING_SECONDS, LAST_CEILING_SECONDS
     if verdict == "misconfigured":
         first, last = FIRST_MISCONFIGURED_SECONDS, LAST_MISCONFIGURED_SECONDS
@@ -269,7 +269,7 @@ def _live(slices: tuple[Slice, ...], now: float) -> tuple[Slice, ...]:
     return tuple(part for part in slices if part.number > oldest)
 
 
-def _counted(
+def _add_counts(
     slices: tuple[Slice, ...], now: float, *, firsts: int = 0, extras: int = 0, good: int = 0, bad: int = 0
 ) -> tuple[Slice, ...]:
     number = int(now // _SLICE_SECONDS)

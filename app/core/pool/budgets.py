@@ -124,7 +124,7 @@ def account(budget: Budget, name: str) -> str:
     """Return the id of the account of a key, user or team with this budget. Names of those that have no budget of
     their own are hashed in it."""
     if budget.name == EVERYBODY:
-        return f"{budget.id}#{_hashed(name)}"
+        return f"{budget.id}#{_hash_name(name)}"
     return budget.id
 
 
@@ -133,14 +133,14 @@ def slice_of(account_id: str, number: int) -> str:
     return f"{account_id}{SLICE}{number}"
 
 
-def whole_account(account_id: str) -> str:
+def account_of_slice(account_id: str) -> str:
     """Return the id of the account that this is a slice of, or this id if it is no slice."""
     return account_id.partition(SLICE)[0]
 
 
 def budget_id(account_id: str) -> str:
     """Return the id of the budget that an account, or a slice of one, belongs to."""
-    return whole_account(account_id).partition("#")[0]
+    return account_of_slice(account_id).partition("#")[0]
 
 
 def scope_of(id_: str) -> str:
@@ -148,7 +148,7 @@ def scope_of(id_: str) -> str:
     return id_.split("/")[1]
 
 
-def _hashed(name: str) -> str:
+def _hash_name(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:HASH_DIGITS]
 
 

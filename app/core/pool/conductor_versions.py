@@ -104,7 +104,7 @@ def refusal_in_place(now: VersionsInForce, kind: ChangeKind, version: str) -> st
     return ""
 
 
-def chosen(versions: Mapping[str, VersionsInForce], conductor: str, run: str) -> str:
+def choose_version(versions: Mapping[str, VersionsInForce], conductor: str, run: str) -> str:
     """Return the version that conducts a run, or the subject that serves it; empty for what the pool file says.
 
     Every process finds the same one for all of a run's plans, unless a change comes between.

@@ -97,7 +97,7 @@ def eligible(catalog: Catalog, tier: Tier, task: Task, least: Reading, overrides
         if not reason and task.logprobs is not None and not catalog.providers[worker.provider].gives_logprobs:
             reason = NO_LOGPROBS
         if not reason and worker.refuses:
-            reason = _refused(worker, task.sampling)
+            reason = _find_refusal(worker, task.sampling)
         if reason:
             excluded[name] = reason
         else:
@@ -105,7 +105,7 @@ def eligible(catalog: Catalog, tier: Tier, task: Task, least: Reading, overrides
     return Eligible(tuple(workers), excluded)
 
 
-def priced(choice: Eligible) -> Eligible:
+def exclude_unpriced(choice: Eligible) -> Eligible:
     """Return the choice without the workers of unknown price, for a run that has a budget: their cost could not be
     held."""
     unknown = {worker.name: NO_PRICE for worker in choice.workers if not worker.priced}
@@ -118,7 +118,7 @@ def priced(choice: Eligible) -> Eligible:
 def healthy(choice: Eligible, ejected: Mapping[str, str]) -> Eligible:
     """Return the choice without the ejected workers, as long as `ENOUGH` remain; `ejected` gives their reasons, the
     worst of them first."""
-    reasons = spared(choice.workers, ejected)
+    reasons = select_dispensable(choice.workers, ejected)
     workers = tuple(worker for worker in choice.workers if worker.name not in reasons)
     excluded = dict(choice.excluded)
     for name, reason in reasons.items():
@@ -126,7 +126,7 @@ def healthy(choice: Eligible, ejected: Mapping[str, str]) -> Eligible:
     return Eligible(workers, excluded)
 
 
-def spared(workers: Sequence[Worker], ejected: Mapping[str, str]) -> Mapping[str, str]:
+def select_dispensable(workers: Sequence[Worker], ejected: Mapping[str, str]) -> Mapping[str, str]:
     """Return those of the ejected workers, the worst first, that can be left out so that `ENOUGH` remain."""
     names = list(ejected)[: max(len(workers) - ENOUGH, 0)]
     return {name: ejected[name] for name in names}
@@ -198,7 +198,7 @@ def _overridden(name: str, overrides: Overrides) -> str | None:
     return None
 
 
-def _refused(worker: Worker, sampling: Sampling) -> str | None:
+def _find_refusal(worker: Worker, sampling: Sampling) -> str | None:
     """Return the reason for the first parameter of the request that the worker refuses; None if it refuses none."""
     for name in sorted(worker.refuses):
         if getattr(sampling, name) not in (None, ()):
@@ -296,7 +296,7 @@ def _fits(worker: Worker, input_tokens: int, output_tokens: int, usd: int, token
     return hold[0] <= usd and hold[1] <= tokens
 
 
-def estimated_usage(messages: Sequence[Message], text: str) -> Usage:
+def estimate_usage(messages: Sequence[Message], text: str) -> Usage:
     """Return the likely usage of a complete call whose provider reported none: four bytes a token, marked as
     estimated."""
     return Usage(input=-(-input_bound(messages) // 4), output=-(-len(text.encode()) // 4), estimated=True)
@@ -305,7 +305,7 @@ def estimated_usage(messages: Sequence[Message], text: str) -> Usage:
 def usage_of_cancelled(messages: Sequence[Message], output_tokens: int, text: str) -> Usage:
     """Return the likely usage of a streamed call that was cancelled: its input, and what had been received by then. A
     provider stops when its connection is closed, so that the rest is not billed."""
-    likely = estimated_usage(messages, text)
+    likely = estimate_usage(messages, text)
     return Usage(input=likely.input, output=min(likely.output, output_tokens), estimated=True)
 
 
@@ -323,7 +323,7 @@ def usage_of_broken(input_tokens: int, output_tokens: int, text: str, unheard: i
 
 def terms_of(catalog: Catalog, tier: Tier, labels: frozenset[str], *, requested: bool) -> ApprovalTerms | None:
     """Return the terms of a run of this tier with these labels; None if no plan of it can need an approval."""
-    rule_workers = _ruled(catalog, tier, labels)
+    rule_workers = _find_workers_under_rules(catalog, tier, labels)
     rule = tier.approval
     reasons = [REQUESTED] if requested else []
     if rule is None:
@@ -352,7 +352,7 @@ def _provider(catalog: Catalog, name: str) -> str:
     return worker.provider if worker is not None else ""
 
 
-def _ruled(catalog: Catalog, tier: Tier, labels: frozenset[str]) -> tuple[str, ...]:
+def _find_workers_under_rules(catalog: Catalog, tier: Tier, labels: frozenset[str]) -> tuple[str, ...]:
     """Return the workers of a tier before which a rule asks for an approval of a run with these labels."""
     matches = [rule.approve for rule in catalog.rules if rule.approve is not None and rule.labels - SOURCES <= labels]
     if not matches:

@@ -115,7 +115,7 @@ def widenings(old: Catalog, new: Catalog) -> Iterator[Widening]:
             elif recipient.role == "worker" and derives:
                 unwitnessed.append(recipient)
         if unwitnessed:
-            yield from _derived_widenings(bits, name, unwitnessed, readers, old_readers)
+            yield from _find_widenings_of_derived(bits, name, unwitnessed, readers, old_readers)
 
 
 class Bits:
@@ -216,7 +216,7 @@ def _witness(bits: Bits, role: str, permissions: Permissions, earlier_permission
     return None
 
 
-def _derived_widenings(
+def _find_widenings_of_derived(
     bits: Bits, tier: str, recipients: Sequence[Recipient], readers: Readers, old_readers: Sequence[Readers]
 ) -> Iterator[Widening]:
     """Yield a witness for each of these recipients that is shown more of what others make of a conversation."""

@@ -137,13 +137,13 @@ class Window:
     claims: dict[str, Claim] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, body: bytes) -> "Window":
-        """Return the inverse of `written`."""
+    def from_bytes(cls, body: bytes) -> "Window":
+        """Return the inverse of `to_bytes`."""
         requests, tokens, claims = orjson.loads(body)
         claims_by_run = {claim[0]: Claim(*claim) for claim in claims}
         return cls([Slot(*request) for request in requests], [Slot(*token) for token in tokens], claims_by_run)
 
-    def written(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Return the window as JSON, which other processes read."""
         claims = [_fields(claim) for claim in self.claims.values()]
         return orjson.dumps([_figures(self.requests), _figures(self.tokens), claims])
@@ -180,11 +180,11 @@ class Window:
             # A run that is larger than the limit is let in alone.
             tokens = min(max(request.tokens, 1), max(limits.tpm, 1))
             if _wait(self.tokens, tokens, limits.tpm, now):
-                wait = _wait(self._used_tokens(), tokens, limits.tpm, now)
+                wait = _wait(self._slots_without_claims(), tokens, limits.tpm, now)
                 return Refusal(name, "tokens", max(wait, BUSY_SECONDS))
         return None
 
-    def _used_tokens(self) -> list[Slot]:
+    def _slots_without_claims(self) -> list[Slot]:
         """Return the slots of tokens without the reservations of open runs, most of which are soon given back."""
         reserved: dict[float, int] = {}
         for claim in self.claims.values():

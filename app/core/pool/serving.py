@@ -60,7 +60,7 @@ def definition(catalog: Catalog, tier: Tier, subject: str) -> Tier | None:
     return replace(tier, pool=(name,), conductor=alone, fallback=name, efforts=efforts)
 
 
-def served(catalog: Catalog, tier: Tier, subject: str) -> Tier | None:
+def serve_tier(catalog: Catalog, tier: Tier, subject: str) -> Tier | None:
     """Return the tier as it is while the subject serves it: under its own name and with its own levels of effort,
     within the limits of both. None if the pool file does not have the subject."""
     other = definition(catalog, tier, subject)

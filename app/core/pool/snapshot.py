@@ -25,17 +25,17 @@ def snapshot(catalog: Catalog) -> bytes:
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
-def sealed(catalog: Catalog) -> Catalog:
+def seal_catalog(catalog: Catalog) -> Catalog:
     """Return the catalog with the SHA-256 of its snapshot as its digest."""
     return replace(catalog, digest=hashlib.sha256(snapshot(catalog)).hexdigest())
 
 
-def restored(data: bytes) -> Catalog:
+def restore_catalog(data: bytes) -> Catalog:
     """Return the inverse of `snapshot`, sealed again; fields that this version does not know are left out.
 
     Raises ValueError, TypeError or KeyError for what is no snapshot.
     """
-    catalog: Catalog = _made(Catalog, json.loads(data) | {"digest": ""})
+    catalog: Catalog = _build_value(Catalog, json.loads(data) | {"digest": ""})
     return replace(catalog, digest=hashlib.sha256(data).hexdigest())
 
 
@@ -56,7 +56,7 @@ def _plain(value: Any) -> Any:
 def _record(kind: Any, value: Mapping[str, Any]) -> Any:
     hints = _hints(kind)
     names = [field.name for field in fields(kind) if field.name in value]
-    return kind(**{name: _made(hints[name], value[name]) for name in names})
+    return kind(**{name: _build_value(hints[name], value[name]) for name in names})
 
 
 @cache
@@ -65,19 +65,19 @@ def _hints(kind: type[Any]) -> Mapping[str, Any]:
     return get_type_hints(kind)
 
 
-def _made(kind: Any, value: Any) -> Any:
+def _build_value(kind: Any, value: Any) -> Any:
     """Return a value of the type that a field is declared with."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         if value is None:
             return None
-        return _made(next(argument for argument in arguments if argument is not type(None)), value)
+        return _build_value(next(argument for argument in arguments if argument is not type(None)), value)
     if is_dataclass(kind):
         return _record(kind, value)
     if origin is Mapping:
-        return {name: _made(arguments[1], entry) for name, entry in value.items()}
+        return {name: _build_value(arguments[1], entry) for name, entry in value.items()}
     if origin is tuple:
-        return tuple(_made(arguments[0], entry) for entry in value)
+        return tuple(_build_value(arguments[0], entry) for entry in value)
     if origin is frozenset:
         return frozenset(value)
     return value

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from app.core.pool.catalog import Catalog, Measured, Worker
-from app.core.pool.snapshot import sealed
+from app.core.pool.snapshot import seal_catalog
 from app.core.records import record
 
 SOURCE = "calibration"
@@ -93,7 +93,7 @@ def add_measurements(catalog: Catalog, trials: Sequence[Trial]) -> Catalog:
     """Return the catalog with what was measured on its cards, and nothing else of that kind."""
     workers = {name: _with_rates(worker, of_worker(trials, worker)) for name, worker in catalog.workers.items()}
     if workers != catalog.workers:
-        return sealed(replace(catalog, workers=workers))
+        return seal_catalog(replace(catalog, workers=workers))
     return catalog
 
 

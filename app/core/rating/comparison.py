@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Final, Literal
 
-from app.core.message.chat import Usage, summed
+from app.core.message.chat import Usage, sum_usages
 from app.core.plan.workflow import Access
 from app.core.pool.catalog import MILLION
 from app.core.rating.feedback import Feedback, FeedbackKind
@@ -20,7 +20,7 @@ from app.core.records import record
 from app.core.run.caller_view import bill
 from app.core.run.events import CallIntended, Event, PlanStep, facts
 from app.core.run.fold import fold
-from app.core.run.recipients import EMBEDDING_TEMPLATE, seen_steps
+from app.core.run.recipients import EMBEDDING_TEMPLATE, visible_steps
 from app.core.run.recording import places
 from app.core.run.state import RunState, StepState
 
@@ -211,12 +211,12 @@ def _step(state: RunState, step: StepState, planned: str, at: Mapping[int, str])
         attempts=len(calls),
         usd=sum(call.usd for call in calls),
         seconds=sum(call.seconds for call in calls),
-        usage=summed(call.usage for call in calls),
+        usage=sum_usages(call.usage for call in calls),
     )
 
 
 def _disclosure(intent: CallIntended, at: Mapping[int, str]) -> Recipient:
-    saw = _saw(Access(intent.access.user, seen_steps(intent)), at)
+    saw = _saw(Access(intent.access.user, visible_steps(intent)), at)
     if intent.n is not None:
         return Recipient(intent.worker, "worker", at[intent.n], saw)
     role: Role = "embedder" if intent.template == EMBEDDING_TEMPLATE else "conductor"

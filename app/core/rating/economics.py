@@ -291,7 +291,7 @@ class _Sums:
             self.judged_usd += usd
             self.successes += found
 
-    def shown(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         per_success = None
         if self.successes:
             per_success = self.judged_usd / self.successes / MILLION
@@ -319,7 +319,7 @@ class _Dearest:
         self._costs.append(usd)
         self._kinds.append(self._numbers.setdefault(features, len(self._numbers)))
 
-    def shown(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the figures. Of runs that cost the same the earlier ones count as dearer."""
         runs = len(self._costs)
         number = -(-runs * DEAREST_PERCENT // 100)
@@ -335,7 +335,7 @@ class _Dearest:
         }
 
     def _over_represented(self, order: Sequence[int]) -> list[dict[str, Any]]:
-        of_all, of_dearest = self._counted(range(len(self._kinds))), self._counted(order)
+        of_all, of_dearest = self._count_features(range(len(self._kinds))), self._count_features(order)
         found = []
         for (name, value), count in of_dearest.items():
             everywhere = of_all[name, value]
@@ -347,7 +347,7 @@ class _Dearest:
             found, key=lambda feature: (-feature["lift"], -feature["runs"], feature["feature"], feature["value"])
         )
 
-    def _counted(self, places: Iterable[int]) -> dict[tuple[str, str], int]:
+    def _count_features(self, places: Iterable[int]) -> dict[tuple[str, str], int]:
         kinds = list(self._numbers)
         times = [0] * len(kinds)
         for place in places:
@@ -388,7 +388,7 @@ class _AccessLists:
             else:
                 self.conversations += conversation
 
-    def shown(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         spared = self.outputs + self.conversations
         return {
             "method": SPARED,
@@ -435,7 +435,7 @@ class _Cheapest:
         self.least += found.least
         self.workers[found.worker] = self.workers.get(found.worker, 0) + 1
 
-    def shown(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "method": CHEAPEST,
             "runs": self.runs,
@@ -517,7 +517,7 @@ class _Failures:
         if len(cluster.examples) < EXAMPLES and run not in cluster.examples:
             cluster.examples.append(run)
 
-    def shown(self) -> tuple[list[dict[str, Any]], int]:
+    def list_largest(self) -> tuple[list[dict[str, Any]], int]:
         """Return the clusters, the largest first, and the number of those that are left out."""
         names = ("level", "cause", "reason", "topology", "position", "worker")
         rows = []
@@ -599,7 +599,7 @@ class Report:
 
     def figures(self) -> dict[str, Any]:
         """Return all figures as JSON values."""
-        failures, left_out = self._failures.shown()
+        failures, left_out = self._failures.list_largest()
         return {
             "success": self._wanted.success,
             "threshold": self._wanted.threshold if self._wanted.success in KINDS else None,
@@ -611,20 +611,20 @@ class Report:
                 "shadows": self._shadows,
                 "replays": self._replays,
             },
-            "total": self._total.shown(),
-            "groups": self._grouped(),
-            "dearest": self._dearest.shown(),
-            "access_lists": self._access_lists.shown(),
-            "cheapest": self._cheapest.shown(),
+            "total": self._total.to_json(),
+            "groups": self._list_groups(),
+            "dearest": self._dearest.to_json(),
+            "access_lists": self._access_lists.to_json(),
+            "cheapest": self._cheapest.to_json(),
             "failures": failures,
             "failures_left_out": left_out,
         }
 
-    def _grouped(self) -> list[dict[str, Any]]:
+    def _list_groups(self) -> list[dict[str, Any]]:
         rows = []
         for name, groups in self._groups.items():
             ordered = sorted(groups.items(), key=lambda item: (item[0] is None, item[0] or ""))
-            rows += [{"by": name, "group": value, **sums.shown()} for value, sums in ordered]
+            rows += [{"by": name, "group": value, **sums.to_json()} for value, sums in ordered]
         return rows
 
     def _values(self, name: str, run: JournaledRun, account: _RunAccount) -> Sequence[str | None]:

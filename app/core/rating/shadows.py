@@ -74,7 +74,7 @@ class ShadowNotes:
     counts: Mapping[str, Mapping[str, int]] | None = None
     """By day (UTC, `2026-11-23`): how many runs got a shadow (`started`), and how many got none, by reason."""
 
-    def counted(self, what: Reason, at: float) -> Mapping[str, Mapping[str, int]]:
+    def counts_with(self, what: Reason, at: float) -> Mapping[str, Mapping[str, int]]:
         """Return the counts with one more of a kind."""
         day = _day(at)
         counts = {name: dict(of) for name, of in (self.counts or {}).items()}

@@ -102,7 +102,7 @@ def needs_approval(worker: Worker, terms: ApprovalTerms) -> bool:
     return worker.name in terms.workers or (terms.above_usd is not None and not worker.priced)
 
 
-def permitted_workers(
+def exclude_unapproved(
     workers: Sequence[Worker], terms: ApprovalTerms, approval: Approval | None, catalog: Catalog
 ) -> tuple[list[Worker], tuple[tuple[str, str], ...]]:
     """Return the workers that a step may call, and why it may not call the others. `approval` is that of its plan."""

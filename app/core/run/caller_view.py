@@ -27,7 +27,7 @@ run. Anything in between is refused, not guessed.
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from app.core.message.chat import Message, Usage, run_of, summed
+from app.core.message.chat import Message, Usage, run_of, sum_usages
 from app.core.pool.catalog import MILLION, Amount
 from app.core.records import record
 from app.core.run.events import RunSucceeded
@@ -59,9 +59,9 @@ def bill(state: RunState) -> Bill:
     call of any kind if none did); visible output is that of the call whose text is the answer, or of the calls whose
     tool calls are.
     """
-    total = summed(call.usage for call in state.calls.values())
+    total = sum_usages(call.usage for call in state.calls.values())
     calls = [call for call in state.calls.values() if call.turn == state.turn.number]
-    turn = summed(call.usage for call in calls) if state.turn.number else total
+    turn = sum_usages(call.usage for call in calls) if state.turn.number else total
     fine = [call for call in calls if call.outcome == "ok"]
     seers = [call for call in fine if call.step is not None and call.sees_user] or fine
     first = seers[0].usage if seers else Usage()
@@ -110,7 +110,7 @@ def _answer_usage(state: RunState) -> Usage:
     elif state.end is not None and state.end.step is not None:
         speakers = [state.steps[state.end.step].call]
     calls = [state.calls[name] for name in speakers if name]  # an output that was taken over has no call
-    return summed(call.usage for call in calls if call.turn == state.turn.number)
+    return sum_usages(call.usage for call in calls if call.turn == state.turn.number)
 
 
 # -- positions in the stream of an answer
@@ -253,7 +253,7 @@ class ReturnedResults:
     tail: tuple[Message, ...] = ()
 
 
-def returned_results(messages: Sequence[Message]) -> ReturnedResults | None:
+def find_returned_results(messages: Sequence[Message]) -> ReturnedResults | None:
     """Return the results at the end of a conversation, if they answer calls that were issued here.
 
     Raises `InvalidRequest` for ids of several runs, or of ours among others: such a message was never given out.

@@ -96,7 +96,7 @@ def plan_step(
     may stand in for the answering one where the answer has a form that only that one is given.
     """
     step, base = written.step, proposal.base
-    access = step.access.shifted(base, previous)
+    access = step.access.shift(base, previous)
     if parent is not None:
         access = access_in_run(step.access, parent, base)
     could_answer = not step.answers and step.access.user and asks_for_answer(step.subtask)
@@ -272,7 +272,7 @@ def run_ended(state: RunState, command: Finish) -> RunEnd:
     state = copy_with(state, end=make(step=command.step, stopped=command.stopped))
     answered = state.steps[command.step] if command.step is not None else None
     split = bill(state)
-    budget, until = _exhausted_budget(state) if OVER_BUDGET in (command.error, command.stopped) else ("", None)
+    budget, until = _find_exhausted_budget(state) if OVER_BUDGET in (command.error, command.stopped) else ("", None)
     return make(
         step=command.step,
         stopped=command.stopped,
@@ -290,7 +290,7 @@ def run_ended(state: RunState, command: Finish) -> RunEnd:
     )
 
 
-def _exhausted_budget(state: RunState) -> tuple[str, float | None]:
+def _find_exhausted_budget(state: RunState) -> tuple[str, float | None]:
     """Return the budget that had not enough left for a step or for a plan, and the end of its window."""
     for step in state.active_steps:
         if step.budget is not None:

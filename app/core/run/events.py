@@ -164,7 +164,7 @@ def _converters(hint: Any) -> tuple[Converter, Converter]:
     if hint == tuple[NamedCall, ...]:
         return _calls_to_json, _calls_from_json
     if hint == PassedOver:
-        return _passed_to_json, _passed_from_json
+        return _encode_passed_over, _decode_passed_over
     if get_origin(hint) is tuple:
         return list, tuple
     if get_origin(hint) is frozenset:
@@ -182,11 +182,11 @@ def _calls_from_json(calls: list[dict[str, str]]) -> tuple[NamedCall, ...]:
     return tuple([NamedCall(call["id"], call.get("name", "")) for call in calls])
 
 
-def _passed_to_json(workers: PassedOver) -> list[dict[str, str]]:
+def _encode_passed_over(workers: PassedOver) -> list[dict[str, str]]:
     return [{"worker": worker, "reason": reason} for worker, reason in workers]
 
 
-def _passed_from_json(workers: list[dict[str, str]]) -> PassedOver:
+def _decode_passed_over(workers: list[dict[str, str]]) -> PassedOver:
     return tuple([(worker["worker"], worker["reason"]) for worker in workers])
 
 
@@ -843,7 +843,7 @@ def facts(events: Iterable[Event], kind: type[F]) -> Iterator[F]:
             yield event.fact
 
 
-def timed_facts(events: Iterable[Event], kind: type[F]) -> Iterator[tuple[float, F]]:
+def facts_with_times(events: Iterable[Event], kind: type[F]) -> Iterator[tuple[float, F]]:
     """Yield the facts of one class, each with the time of its event before it, in the order of their events."""
     for event in events:
         if event.kind is kind.kind and isinstance(event.fact, kind):

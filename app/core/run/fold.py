@@ -156,13 +156,13 @@ def _copy_with(state: RunState, seq: int, changes: Changes) -> RunState:
     )
 
 
-def _cancel_asked(_state: RunState, _fact: RunCancelAsked) -> Changes:
+def _on_cancel_asked(_state: RunState, _fact: RunCancelAsked) -> Changes:
     return {"cancel_asked": True}
 
 
-def _plan_opened(state: RunState, fact: PlanOpened) -> Changes:
+def _on_plan_opened(state: RunState, fact: PlanOpened) -> Changes:
     if fact.parent is not None:
-        return _nested_opened(state, fact, fact.parent)
+        return _open_nested_plan(state, fact, fact.parent)
     last, number = state.proposal, fact.round
     if last is not None and last.state != "rejected":
         over = number == last.round + 1 and state.answer_of_round(last.round) is not None
@@ -187,7 +187,7 @@ def _proposal(fact: PlanOpened) -> Proposal:
     )
 
 
-def _nested_opened(state: RunState, fact: PlanOpened, n: int) -> Changes:
+def _open_nested_plan(state: RunState, fact: PlanOpened, n: int) -> Changes:
     """Open a plan for step `n`, which runs from then on: the conductor itself has taken it, so it has no ticket."""
     parent = state.steps[n]
     tries = state.nested.get(parent.n, ())
@@ -203,7 +203,7 @@ def _nested_opened(state: RunState, fact: PlanOpened, n: int) -> Changes:
     return changes
 
 
-def _plan_step(state: RunState, fact: PlanStep) -> Changes:
+def _on_plan_step(state: RunState, fact: PlanStep) -> Changes:
     _open_proposal(state)
     step = StepState(
         n=fact.n,
@@ -222,7 +222,7 @@ def _plan_step(state: RunState, fact: PlanStep) -> Changes:
     return {"steps": {**state.steps, step.n: step}}
 
 
-def _plan_accepted(state: RunState, fact: PlanAccepted) -> Changes:
+def _on_plan_accepted(state: RunState, fact: PlanAccepted) -> Changes:
     accepted = copy_with(_open_proposal(state), state="accepted", call=fact.call, topology=fact.topology)
     if state.admitted.approval is not None:
         accepted = copy_with(accepted, needs=_approval_reasons(state, accepted, fact.price), price=fact.price)
@@ -234,7 +234,7 @@ def _plan_accepted(state: RunState, fact: PlanAccepted) -> Changes:
     return changes | {"state": _check_run_arrow(state, "planned")}
 
 
-def _plan_rejected(state: RunState, fact: PlanRejected) -> Changes:
+def _on_plan_rejected(state: RunState, fact: PlanRejected) -> Changes:
     budget = (fact.budget, fact.budget_until) if fact.budget_until is not None else None
     rejected = copy_with(
         _open_proposal(state),
@@ -272,7 +272,7 @@ def _check_approved(state: RunState, n: int) -> None:
         raise ValueError(f"step {n} belongs to a plan that is not approved")
 
 
-def _step_queued(state: RunState, fact: StepQueued) -> Changes:
+def _on_step_queued(state: RunState, fact: StepQueued) -> Changes:
     _check_approved(state, fact.n)
     changes = _set_step(state, fact.n, state="queued")
     if state.state == "planned":
@@ -280,7 +280,7 @@ def _step_queued(state: RunState, fact: StepQueued) -> Changes:
     return changes
 
 
-def _call_intended(state: RunState, fact: CallIntended) -> Changes:
+def _on_call_intended(state: RunState, fact: CallIntended) -> Changes:
     call = Call(
         fact.call,
         fact.n,
@@ -302,7 +302,7 @@ def _call_intended(state: RunState, fact: CallIntended) -> Changes:
     return changes | _set_step(state, call.step, state="running", worker=call.worker)
 
 
-def _call_finished(state: RunState, fact: CallFinished) -> Changes:
+def _on_call_finished(state: RunState, fact: CallFinished) -> Changes:
     open_call = state.calls[fact.call]
     if open_call.outcome is not None:
         raise ValueError(f"{open_call.id} has its outcome already")
@@ -314,14 +314,14 @@ def _call_finished(state: RunState, fact: CallFinished) -> Changes:
     return {"calls": {**state.calls, call.id: call}}
 
 
-def _step_awaiting(state: RunState, fact: StepAwaitingTool) -> Changes:
+def _on_step_awaiting(state: RunState, fact: StepAwaitingTool) -> Changes:
     step = state.steps[fact.n]
     ids = tuple(call.id for call in fact.calls)
     exchange = Exchange(fact.call, step.worker, fact.said, ids, state.turn.number, chars=fact.chars)
     return _set_step(state, step.n, state="awaiting_tool", exchanges=(*step.exchanges, exchange))
 
 
-def _step_results(state: RunState, fact: StepToolResults) -> Changes:
+def _on_step_results(state: RunState, fact: StepToolResults) -> Changes:
     step = state.steps[fact.n]
     if state.state != "running" or (not step.settled and step.state != "awaiting_tool"):
         raise ValueError(f"step {step.n} waits for no results")
@@ -329,11 +329,11 @@ def _step_results(state: RunState, fact: StepToolResults) -> Changes:
     return _set_step(state, step.n, state="running", exchanges=(*step.exchanges[:-1], answered))
 
 
-def _awaiting(state: RunState, fact: RunAwaitingTool) -> Changes:
+def _on_awaiting(state: RunState, fact: RunAwaitingTool) -> Changes:
     return {"state": _check_run_arrow(state, "awaiting_tool"), "turn": copy_with(state.turn, until=fact.until)}
 
 
-def _resumed(state: RunState, fact: RunResumed) -> Changes:
+def _on_resumed(state: RunState, fact: RunResumed) -> Changes:
     if state.state != "awaiting_tool":
         raise ValueError("the run waits for nothing")
     turn = Turn(
@@ -351,7 +351,7 @@ def _resumed(state: RunState, fact: RunResumed) -> Changes:
     return {"state": _check_run_arrow(state, "running"), "turn": turn}
 
 
-def _awaiting_approval(state: RunState, fact: RunAwaitingApproval) -> Changes:
+def _on_awaiting_approval(state: RunState, fact: RunAwaitingApproval) -> Changes:
     proposal = state.awaits_approval
     if proposal is None or proposal.number != fact.proposal:
         raise ValueError(f"plan {fact.proposal} waits for no approval")
@@ -359,7 +359,7 @@ def _awaiting_approval(state: RunState, fact: RunAwaitingApproval) -> Changes:
     return {"state": _check_run_arrow(state, "awaiting_approval"), "turn": turn, "approval_question": fact}
 
 
-def _approved(state: RunState, fact: RunApproved) -> Changes:
+def _on_approved(state: RunState, fact: RunApproved) -> Changes:
     """Let the turn go on, with the time that it had left."""
     _check_approval_question(state, fact.proposal, fact.digest)
     approval = Approval(fact.digest, fact.workers, fact.max_usd)
@@ -368,13 +368,13 @@ def _approved(state: RunState, fact: RunApproved) -> Changes:
     return {"state": _check_run_arrow(state, "running"), "turn": turn, "approvals": approved}
 
 
-def _refused(state: RunState, fact: RunRefused) -> Changes:
+def _on_refused(state: RunState, fact: RunRefused) -> Changes:
     """Note the refusal. The run's end is a later event, as a rule of the same entry."""
     _check_approval_question(state, fact.proposal, fact.digest)
     return {"refused": True}
 
 
-def _approval_expired(state: RunState, fact: RunApprovalExpired) -> Changes:
+def _on_approval_expired(state: RunState, fact: RunApprovalExpired) -> Changes:
     """Drop the plan. A first round begins anew; what has answered or runs already stays as it is."""
     question = _check_approval_question(state, fact.proposal, None)
     dropped = next(proposal for proposal in state.all_proposals if proposal.number == question.proposal)
@@ -397,7 +397,7 @@ def _check_approval_question(state: RunState, proposal: int, digest: str | None)
     return question
 
 
-def _step_done(state: RunState, fact: StepDone) -> Changes:
+def _on_step_done(state: RunState, fact: StepDone) -> Changes:
     if state.steps[fact.n].state == "waiting" and not fact.origin_run:
         raise ValueError(f"step {fact.n} was not called, and its output is of no earlier run")
     output = {"output": fact.output, "chars": fact.chars, "logprobs": fact.logprobs, "refusal": fact.refusal}
@@ -408,12 +408,12 @@ def _step_done(state: RunState, fact: StepDone) -> Changes:
     )
 
 
-def _step_failed(state: RunState, fact: StepFailed) -> Changes:
+def _on_step_failed(state: RunState, fact: StepFailed) -> Changes:
     budget = (fact.budget, fact.budget_until) if fact.budget_until is not None else None
     return _set_step(state, fact.n, state="failed", error=fact.error, retry_after=fact.retry_after, budget=budget)
 
 
-def _step_skipped(state: RunState, fact: StepSkipped) -> Changes:
+def _on_step_skipped(state: RunState, fact: StepSkipped) -> Changes:
     return _set_step(state, fact.n, state="skipped", error=fact.reason)
 
 
@@ -440,31 +440,31 @@ def _open_proposal(state: RunState) -> Proposal:
     return proposal
 
 
-def _admitted(state: RunState, _fact: RunAdmitted) -> Changes:
+def _on_admitted(state: RunState, _fact: RunAdmitted) -> Changes:
     if state.seq:
         raise ValueError("a run is admitted once")
     return {}
 
 
 _CHANGES_BY_KIND: Mapping[Kind, Callable[[RunState, Any], Changes]] = {
-    Kind.ADMITTED: _admitted,
-    Kind.CANCEL_ASKED: _cancel_asked,
-    Kind.PLAN_OPENED: _plan_opened,
-    Kind.PLAN_STEP: _plan_step,
-    Kind.PLAN_ACCEPTED: _plan_accepted,
-    Kind.PLAN_REJECTED: _plan_rejected,
-    Kind.STEP_QUEUED: _step_queued,
-    Kind.CALL_INTENDED: _call_intended,
-    Kind.CALL_FINISHED: _call_finished,
-    Kind.STEP_AWAITING: _step_awaiting,
-    Kind.STEP_RESULTS: _step_results,
-    Kind.STEP_DONE: _step_done,
-    Kind.STEP_FAILED: _step_failed,
-    Kind.STEP_SKIPPED: _step_skipped,
-    Kind.AWAITING: _awaiting,
-    Kind.RESUMED: _resumed,
-    Kind.AWAITING_APPROVAL: _awaiting_approval,
-    Kind.APPROVED: _approved,
-    Kind.REFUSED: _refused,
-    Kind.APPROVAL_EXPIRED: _approval_expired,
+    Kind.ADMITTED: _on_admitted,
+    Kind.CANCEL_ASKED: _on_cancel_asked,
+    Kind.PLAN_OPENED: _on_plan_opened,
+    Kind.PLAN_STEP: _on_plan_step,
+    Kind.PLAN_ACCEPTED: _on_plan_accepted,
+    Kind.PLAN_REJECTED: _on_plan_rejected,
+    Kind.STEP_QUEUED: _on_step_queued,
+    Kind.CALL_INTENDED: _on_call_intended,
+    Kind.CALL_FINISHED: _on_call_finished,
+    Kind.STEP_AWAITING: _on_step_awaiting,
+    Kind.STEP_RESULTS: _on_step_results,
+    Kind.STEP_DONE: _on_step_done,
+    Kind.STEP_FAILED: _on_step_failed,
+    Kind.STEP_SKIPPED: _on_step_skipped,
+    Kind.AWAITING: _on_awaiting,
+    Kind.RESUMED: _on_resumed,
+    Kind.AWAITING_APPROVAL: _on_awaiting_approval,
+    Kind.APPROVED: _on_approved,
+    Kind.REFUSED: _on_refused,
+    Kind.APPROVAL_EXPIRED: _on_approval_expired,
 }

@@ -15,15 +15,24 @@ admission. The layout does not move a node when a plan that is still made adds a
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from app.core.message.chat import Usage, summed, usage_to_json
+from app.core.message.chat import Usage, sum_usages, usage_to_json
 from app.core.pool.catalog import MILLION
 from app.core.records import copy_with, record
-from app.core.run.events import CallFinished, CallIntended, Event, PlanOpened, PlanStep, StepFailed, facts, timed_facts
+from app.core.run.events import (
+    CallFinished,
+    CallIntended,
+    Event,
+    PlanOpened,
+    PlanStep,
+    StepFailed,
+    facts,
+    facts_with_times,
+)
 from app.core.run.instant import Instant, instant_to_json, round_seconds
 from app.core.run.layout import Place, layout
-from app.core.run.recipients import seen_steps
+from app.core.run.recipients import visible_steps
 from app.core.run.state import Proposal, RunState, StepState
-from app.core.run.withheld import decided_by, withheld_from_step
+from app.core.run.withheld import find_decider, find_withheld
 
 CALLER: Final = "caller"
 """The node of the caller's words."""
@@ -129,7 +138,7 @@ class Node:
             "error": self.error or None,
             "cost_usd": self.usd / MILLION,
             "seconds": round_seconds(self.seconds),
-            "tokens": usage_to_json(summed(attempt.usage for attempt in self.attempts)),
+            "tokens": usage_to_json(sum_usages(attempt.usage for attempt in self.attempts)),
             "attempts": [attempt.to_json() for attempt in self.attempts],
             "x": self.place.x,
             "y": self.place.y,
@@ -239,8 +248,8 @@ def _index(at: Instant) -> _Index:
         steps_of.setdefault(step.proposal, []).append(step)
     intents: dict[str, list[CallIntended]] = {}
     attempts: dict[str, list[Attempt]] = {}
-    outcomes = {outcome.call: (time, outcome) for time, outcome in timed_facts(at.events, CallFinished)}
-    for time, intent in timed_facts(at.events, CallIntended):
+    outcomes = {outcome.call: (time, outcome) for time, outcome in facts_with_times(at.events, CallFinished)}
+    for time, intent in facts_with_times(at.events, CallIntended):
         node = step_node(intent.n) if intent.n is not None else plan_node(intent.attempt - 1)
         intents.setdefault(node, []).append(intent)
         attempt = _attempt(at.admitted_at, time, intent, outcomes.get(intent.call))
@@ -383,15 +392,15 @@ def _predecessors_of_plan(index: _Index, node: Node) -> Sequence[str]:
 
 def _edges(index: _Index) -> Iterator[Edge]:
     for proposal in index.proposals.values():
-        yield from _shown_to_conductor(index, proposal)
-        by = decided_by(proposal, index.at.events)
+        yield from _edges_to_conductor(index, proposal)
+        by = find_decider(proposal, index.at.events)
         for step in index.steps_of.get(proposal.number, ()):
-            yield from _granted(index, proposal, step)
-            yield from _withheld(index, proposal, step, by)
+            yield from _edges_granted(index, proposal, step)
+            yield from _edges_withheld(index, proposal, step, by)
             yield from _by_policy(index, step)
 
 
-def _shown_to_conductor(index: _Index, proposal: Proposal) -> Iterator[Edge]:
+def _edges_to_conductor(index: _Index, proposal: Proposal) -> Iterator[Edge]:
     node = plan_node(proposal.number)
     calls = index.intents.get(node, ())
     if proposal.parent is not None:
@@ -406,11 +415,11 @@ def _steps_in_calls(calls: Sequence[CallIntended]) -> Mapping[int, None]:
     """Return the steps whose outputs stood in these calls, each once, in their order."""
     steps: dict[int, None] = {}
     for call in calls:
-        steps |= dict.fromkeys(seen_steps(call))
+        steps |= dict.fromkeys(visible_steps(call))
     return steps
 
 
-def _granted(index: _Index, proposal: Proposal, step: StepState) -> Iterator[Edge]:
+def _edges_granted(index: _Index, proposal: Proposal, step: StepState) -> Iterator[Edge]:
     node = step_node(step.n)
     calls = index.intents.get(node, ())
     yield Edge(plan_node(proposal.number), node, "granted", "subtask", sent=bool(calls))
@@ -430,9 +439,9 @@ def _granted(index: _Index, proposal: Proposal, step: StepState) -> Iterator[Edg
         yield Edge(CALLER, node, "granted", "tool_results", sent=any(call.results for call in calls))
 
 
-def _withheld(index: _Index, proposal: Proposal, step: StepState, by: str) -> Iterator[Edge]:
+def _edges_withheld(index: _Index, proposal: Proposal, step: StepState, by: str) -> Iterator[Edge]:
     """Yield the edges of what the access list leaves out."""
-    withheld = withheld_from_step(index.state, step, proposal, by, index.steps_of[proposal.number])
+    withheld = find_withheld(index.state, step, proposal, by, index.steps_of[proposal.number])
     node = step_node(step.n)
     if withheld.user:
         yield Edge(CALLER, node, "withheld", "conversation", reason="not_listed", by=withheld.by)

@@ -7,7 +7,7 @@ estimated: what is shown at an instant is the fold of all events that were commi
 from collections.abc import Sequence
 from typing import Any, Final
 
-from app.core.message.chat import summed, usage_to_json
+from app.core.message.chat import sum_usages, usage_to_json
 from app.core.pool.catalog import MILLION
 from app.core.records import record
 from app.core.run.events import TERMINAL, Event
@@ -116,7 +116,7 @@ def snapshot(at: Instant) -> dict[str, Any]:
         "waits": _waits(state),
         "cost_usd": state.usd / MILLION,
         "held_usd": sum(call.usd_held for call in state.open_calls) / MILLION,
-        "usage": usage_to_json(summed(call.usage for call in state.calls.values())),
+        "usage": usage_to_json(sum_usages(call.usage for call in state.calls.values())),
         "proposals": [_proposal(state, proposal) for proposal in state.all_proposals],
         "planning": [_call(call) for call in calls.get(None, ())],
         "steps": [_step(step, calls.get(step.n, []), replaced=step.n not in planned) for step in state.steps.values()],
@@ -172,7 +172,7 @@ def _step(step: StepState, calls: Sequence[Call], *, replaced: bool) -> dict[str
         "finish": step.finish or None,
         "tool_calls": sum(len(exchange.ids) for exchange in step.exchanges),
         "cost_usd": sum(call.usd for call in calls) / MILLION,
-        "usage": usage_to_json(summed(call.usage for call in calls)),
+        "usage": usage_to_json(sum_usages(call.usage for call in calls)),
         "calls": [_call(call) for call in calls],
     }
 

@@ -74,7 +74,7 @@ def _of_turn(name: str, turn: int) -> str:
     return f"{name}_{turn}" if turn else name
 
 
-def wanted(wire: Mapping[str, Any]) -> bool:
+def needs_notice(wire: Mapping[str, Any]) -> bool:
     """Return true if the end of a turn is sent to the webhook: it is a background turn, for which no connection is
     open."""
     return wire.get("format") == "responses" and bool(wire.get("background"))

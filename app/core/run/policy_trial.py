@@ -30,7 +30,7 @@ class RefusedRun:
         return {"run": self.run, "tier": self.tier, "labels": self.labels, "refused": dict(self.reasons)}
 
 
-def refused_calls(events: Sequence[Event], catalog: Catalog) -> RefusedRun | None:
+def find_refused_calls(events: Sequence[Event], catalog: Catalog) -> RefusedRun | None:
     """Return the calls of a run that the catalog would have refused; None if there are none."""
     if not events or events[0].kind is not Kind.ADMITTED:
         return None

@@ -284,7 +284,7 @@ def _schedule_steps(state: RunState, live: Sequence[StepState]) -> tuple[Command
     While a plan still streams, its steps start as they come, unless money or time is short; the one that answers waits
     until the plan is accepted.
     """
-    gated, open_proposal = _gated_proposals(state), state.open_proposal
+    gated, open_proposal = _find_gated_proposals(state), state.open_proposal
     ready: list[int] = []
     skips: list[Command] = []
     for step in live:
@@ -328,7 +328,7 @@ def _count_busy(steps: Sequence[StepState]) -> int:
     return busy
 
 
-def _gated_proposals(state: RunState) -> frozenset[int]:
+def _find_gated_proposals(state: RunState) -> frozenset[int]:
     """Return the proposals of which no step may begin, by number: they are to be approved."""
     if state.admitted.approval is None:
         return frozenset()
@@ -349,7 +349,7 @@ def _schedule_nested(state: RunState, live: Sequence[StepState]) -> tuple[Comman
             return commands
     if state.open_proposal is not None:
         return ()
-    gated = _gated_proposals(state)
+    gated = _find_gated_proposals(state)
     for step in openers:
         if step.proposal in gated:
             continue

@@ -176,12 +176,12 @@ def plan_key(proposal: Proposal, place_of_step: Mapping[int, str]) -> str:
 # -- reading a journal
 
 
-def executed_plans(state: RunState) -> Sequence[Proposal]:
+def list_executed_plans(state: RunState) -> Sequence[Proposal]:
     """Return the proposals that were carried out and have steps, in order."""
     return [proposal for proposal in state.all_proposals if proposal.state == "accepted" and state.steps_of(proposal)]
 
 
-def recorded_plan(
+def build_recorded_plan(
     proposal: Proposal,
     events: Iterable[Event],
     texts: Mapping[str, str],
@@ -197,13 +197,13 @@ def recorded_plan(
     for fact in facts(events, PlanStep):
         if fact.proposal != proposal.number:
             continue
-        steps.append(_planned_step(proposal, fact, texts))
+        steps.append(_build_planned_step(proposal, fact, texts))
         if fact.n in kept_outputs:
             outputs_of_plan[fact.n - proposal.base] = kept_outputs[fact.n]
     return RecordedPlan(tuple(steps), proposal.instant, outputs_of_plan)
 
 
-def _planned_step(proposal: Proposal, fact: PlanStep, texts: Mapping[str, str]) -> Step:
+def _build_planned_step(proposal: Proposal, fact: PlanStep, texts: Mapping[str, str]) -> Step:
     """Return a step as it was planned; positions in its access list count from the first step of its plan."""
     positions = tuple([n - proposal.base for n in fact.access.steps if n >= proposal.base])
     if proposal.parent is not None:
@@ -216,7 +216,7 @@ def _planned_step(proposal: Proposal, fact: PlanStep, texts: Mapping[str, str]) 
 
 def steps_before(state: RunState, n: int) -> Sequence[StepState]:
     """Return the steps that were planned before step `n` and carried out, in order; not those of rejected proposals."""
-    numbers = {plan.number for plan in executed_plans(state)}
+    numbers = {plan.number for plan in list_executed_plans(state)}
     return [step for step in state.steps.values() if step.n < n and step.proposal in numbers]
 
 

@@ -26,7 +26,7 @@ def share(
     waiting = [step for step in others if step.n not in calling]
     if not waiting:
         return remaining
-    reserved = needed_by_steps(state, waiting, workers, question)
+    reserved = amount_for_steps(state, waiting, workers, question)
     spare = remaining.minus(reserved + own)
     ready = 1 + sum(step.state in ("queued", "running") for step in waiting)
     return Amount(
@@ -34,17 +34,17 @@ def share(
     )
 
 
-def needed_by_steps(
+def amount_for_steps(
     state: RunState, steps: Sequence[StepState], workers: Mapping[str, Worker], question: int
 ) -> Amount:
     """Return the amount that the next calls of all these steps need at the floor."""
     total = Amount()
     for step in steps:
-        total += _needed_by_step(state, step, workers, question)
+        total += _amount_for_step(state, step, workers, question)
     return total
 
 
-def _needed_by_step(state: RunState, step: StepState, workers: Mapping[str, Worker], question: int) -> Amount:
+def _amount_for_step(state: RunState, step: StepState, workers: Mapping[str, Worker], question: int) -> Amount:
     """Return the amount that the next call of a step needs at the floor, as far as its input is known."""
     worker = workers.get(step.worker)
     if worker is None:

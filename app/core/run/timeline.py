@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from app.core.message.chat import Usage, summed, usage_to_json
+from app.core.message.chat import Usage, sum_usages, usage_to_json
 from app.core.pool.catalog import MILLION
 from app.core.records import record
 from app.core.run.events import (
@@ -368,7 +368,7 @@ def _with_sums(spans: Sequence[_OpenSpan], at: Instant) -> Iterator[Span]:
         _cover(span)
         if span.kind not in ("attempt", *WITHOUT_MONEY):
             parts = parts_by_span.get(span.id, ())
-            span.usd, span.usage = sum(part.usd for part in parts), summed(part.usage for part in parts)
+            span.usd, span.usage = sum(part.usd for part in parts), sum_usages(part.usage for part in parts)
     before: dict[str, tuple[int, int]] = {}
     spent: dict[str, int] = {}
     for span in _tree(spans[0], parts_by_span):

@@ -38,7 +38,7 @@ from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import Catalog, Limits, Worker
 from app.core.pool.policy import exclusion, permits
 from app.core.pool.rules import CALLER, CONDUCTOR, NOTHING, STEP, TOOL, Reading
-from app.core.pool.snapshot import restored
+from app.core.pool.snapshot import restore_catalog
 from app.core.records import copy_with, record
 from app.core.run import drafts
 from app.core.run.events import CallIntended, Event, Fact, PassedOver, RunAdmitted, StepDone
@@ -190,7 +190,7 @@ class LabelFlow:
             step = state.steps[n]
             self._subtasks[n] = self._subtask(step, proposals[step.proposal])
             self.readings[n] = self._reading(step, proposals[step.proposal])
-            self.outputs[n] = self.readings[n].labels - self._lowered(step)
+            self.outputs[n] = self.readings[n].labels - self._labels_lost_by_output(step)
             if step.origin_labels is not None:  # its output is of an earlier run, where it may have read more
                 self.outputs[n] = step.origin_labels
 
@@ -210,10 +210,10 @@ class LabelFlow:
             return Reading()
         if proposal.number not in self._planners:
             self._planners[proposal.number] = self.planner_reading(proposal.round, proposal.parent)
-        labels = self._planners[proposal.number].labels - self._lost(step)
+        labels = self._planners[proposal.number].labels - self._labels_lost_by_subtask(step)
         return Reading(labels, frozenset({CONDUCTOR}) if step.subtask else NOTHING)
 
-    def _lost(self, step: StepState) -> frozenset[str]:
+    def _labels_lost_by_subtask(self, step: StepState) -> frozenset[str]:
         """Return the labels that a subtask has lost."""
         if self._catalog is None or not self._lowered_now:
             return step.subtask_lost
@@ -239,7 +239,7 @@ class LabelFlow:
                 reading |= Reading(use.labels, frozenset({TOOL}))
         return reading
 
-    def _lowered(self, step: StepState) -> frozenset[str]:
+    def _labels_lost_by_output(self, step: StepState) -> frozenset[str]:
         if self._catalog is None or (step.settled and not self._lowered_now):
             return step.output_lost
         worker = self._catalog.workers.get(step.worker)
@@ -280,7 +280,7 @@ def reading_of(state: RunState, n: int, workers: Sequence[Worker]) -> Reading:
     return Reading()
 
 
-def permitted_readers(state: RunState, n: int, workers: list[Worker]) -> tuple[Reading, list[Worker], PassedOver]:
+def find_readers(state: RunState, n: int, workers: list[Worker]) -> tuple[Reading, list[Worker], PassedOver]:
     """Return what a step reads whose inputs are settled, the workers that may read that, and why the others may not."""
     if not labels_matter(state, workers):
         return Reading(), workers, ()
@@ -407,7 +407,7 @@ def steps_without_output(state: RunState, steps: Sequence[int]) -> tuple[int, ..
 def complete_disclosures(events: Sequence[Event], snapshots: Mapping[str, bytes]) -> Iterator[Event]:
     """Yield the intents and outcomes of a run's calls, the intents of releases before the ledger with the facts that
     follow from the journal. `snapshots` are those of pools by their digests; a region is unknown without its pool."""
-    catalogs = {digest: restored(body) for digest, body in snapshots.items()}
+    catalogs = {digest: restore_catalog(body) for digest, body in snapshots.items()}
     state: RunState | None = None
     for event in events:
         if event.kind is Kind.CALL_INTENDED and isinstance(event.fact, CallIntended):

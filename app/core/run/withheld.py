@@ -35,7 +35,7 @@ class Withheld:
     """The one who decided so: a value of `DECIDERS`, or `OUTER_STEP`; empty if nothing was withheld."""
 
 
-def decided_by(proposal: Proposal, events: Sequence[Event]) -> str:
+def find_decider(proposal: Proposal, events: Sequence[Event]) -> str:
     """Return who decided a plan. A selector that lets a model plan has decided nothing else."""
     if proposal.conductor == "selector" and proposal.mode != "fallback":
         by_model = proposal.mode == "repair" or selector_choice(events) == MODEL_ARM
@@ -51,7 +51,7 @@ def selector_choice(events: Sequence[Event]) -> str | None:
     return str(decisions[-1]["action"])
 
 
-def withheld_from_step(
+def find_withheld(
     state: RunState, step: StepState, proposal: Proposal, by: str, among: Sequence[StepState]
 ) -> Withheld:
     """Return what a plan withheld from a step: the caller's words, earlier steps of the plan, the answer of the round

@@ -43,14 +43,14 @@ Values = Mapping[str, Any]
 
 def canonical(values: Values | Sequence[Values]) -> bytes:
     """Return the bytes to which a commitment is made."""
-    stated = [_stated(value) for value in values] if isinstance(values, list | tuple) else _stated(values)
+    stated = [_drop_none(value) for value in values] if isinstance(values, list | tuple) else _drop_none(values)
     try:
         return orjson.dumps(stated, default=_text_of_bytes, option=orjson.OPT_SORT_KEYS)
     except TypeError:  # the names are texts of a class of SQLAlchemy's own
         return orjson.dumps(stated, default=_text_of_bytes, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
 
 
-def _stated(values: Any) -> dict[str, Any]:
+def _drop_none(values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -40,11 +40,11 @@ class Frontier:
             raise ValueError("The number of subtrees does not fit the size of the tree.")
 
     @classmethod
-    def parsed(cls, size: int, stored: bytes) -> "Frontier":
+    def from_bytes(cls, size: int, stored: bytes) -> "Frontier":
         """Return the frontier whose hashes are stored one behind the other."""
         return cls(size, [stored[at : at + HASH_BYTES] for at in range(0, len(stored), HASH_BYTES)])
 
-    def stored(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Return the hashes, one behind the other."""
         return b"".join(self.hashes)
 
@@ -91,7 +91,7 @@ def range_root(begin: int, end: int, node: Node) -> bytes:
     if size & (size - 1) == 0:
         level = size.bit_length() - 1
         return node(level, begin >> level)
-    middle = begin + _left(size)
+    middle = begin + _largest_power_below(size)
     return node_hash(range_root(begin, middle, node), range_root(middle, end, node))
 
 
@@ -102,7 +102,7 @@ def inclusion_proof(index: int, size: int, node: Node) -> list[bytes]:
     proof: list[bytes] = []
     begin, end = 0, size
     while end - begin > 1:
-        middle = begin + _left(end - begin)
+        middle = begin + _largest_power_below(end - begin)
         if index < middle:
             proof.append(range_root(middle, end, node))
             end = middle
@@ -122,7 +122,7 @@ def consistency_proof(old: int, new: int, node: Node) -> list[bytes]:
     proof: list[bytes] = []
     begin, end, whole = 0, new, True
     while old != end:
-        middle = begin + _left(end - begin)
+        middle = begin + _largest_power_below(end - begin)
         if old <= middle:
             proof.append(range_root(middle, end, node))
             end = middle
@@ -134,7 +134,7 @@ def consistency_proof(old: int, new: int, node: Node) -> list[bytes]:
     return proof[::-1]
 
 
-def _left(size: int) -> int:
+def _largest_power_below(size: int) -> int:
     """Return the number of leaves in the left part of a tree of `size` of them: the largest power of two below it."""
     return 1 << (size - 1).bit_length() - 1
 

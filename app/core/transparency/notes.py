@@ -67,7 +67,7 @@ class Verifier:
         self._key: Ed25519PublicKey = resolve_name(f"{KEYS}:Ed25519PublicKey").from_public_bytes(public)
 
     @classmethod
-    def parsed(cls, text: str) -> Self:
+    def parse(cls, text: str) -> Self:
         """Return the verifier key that is written so. Raises `NoteInvalid`."""
         name, public = _parts(text, cls.kind)
         key = cls(name, public)
@@ -99,7 +99,7 @@ class Signer:
         self.name = name
 
     @classmethod
-    def parsed(cls, text: str) -> "Signer":
+    def parse(cls, text: str) -> "Signer":
         """Return the signer key that is written so. Raises `NoteInvalid`, without a word of the text."""
         if not text.startswith(SIGNER):
             raise NoteInvalid("A signer key begins with PRIVATE+KEY+.")

@@ -17,7 +17,7 @@ from app.core.transparency.notes import NoteInvalid, Signer, Verifier, open_note
 FORM = "baton-conductor/v1"
 
 
-def signed(version: str, manifest_sha256: str, signer: Signer) -> str:
+def sign_version(version: str, manifest_sha256: str, signer: Signer) -> str:
     """Return the note with which a key signs a version."""
     return sign(f"{FORM}\n{version}\n{manifest_sha256}\n", [signer])
 

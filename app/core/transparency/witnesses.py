@@ -27,7 +27,7 @@ class WitnessKey(Verifier):
 
     def verifies(self, text: str, signature: bytes) -> bool:
         """Return True if it is this witness's signature of a checkpoint's text."""
-        stated = f"cosignature/v1\ntime {cosigned_at(signature)}\n{text}"
+        stated = f"cosignature/v1\ntime {read_cosignature_time(signature)}\n{text}"
         return super().verifies(stated, signature[TIME_BYTES:])
 
 
@@ -51,13 +51,13 @@ def read_witnesses(text: str) -> tuple[Witness, ...]:
         raise NoteInvalid("A witness has a URL and a verifier key.")
     witnesses = []
     for at in range(0, len(words), 2):
-        witnesses.append(Witness(words[at].rstrip("/"), WitnessKey.parsed(words[at + 1])))
+        witnesses.append(Witness(words[at].rstrip("/"), WitnessKey.parse(words[at + 1])))
     if len({witness.name for witness in witnesses}) < len(witnesses):
         raise NoteInvalid("Two witnesses have the same name.")
     return tuple(witnesses)
 
 
-def cosigned_at(signature: bytes) -> int:
+def read_cosignature_time(signature: bytes) -> int:
     """Return the time of a cosignature, in seconds since 1970."""
     return int.from_bytes(signature[:TIME_BYTES], "big")
 
@@ -69,7 +69,7 @@ def cosignature_time(note: str, key: WitnessKey) -> int | None:
         if (name, number) == (key.name, key.id):
             if not key.verifies(text, signature):
                 raise NoteInvalid(f"The signature of {name} is wrong.")
-            return cosigned_at(signature)
+            return read_cosignature_time(signature)
     return None
 
 
@@ -80,7 +80,7 @@ def submission(old: int, proof: Sequence[bytes], note: str) -> bytes:
     return "\n".join(lines).encode()
 
 
-def accepted(note: str, reply: str, key: WitnessKey) -> str:
+def find_cosignature_line(note: str, reply: str, key: WitnessKey) -> str:
     """Return the line of the reply with the witness's cosignature. Raises `NoteInvalid` if there is no valid one."""
     text, _ = split_note(note)
     for line in reply.split("\n"):

@@ -35,9 +35,9 @@ from app.core.message.chat import (
     Words,
     append_piece,
     calls_that_count,
-    decoded,
-    decoded_size,
     fault_of_calls,
+    token_size,
+    token_to_json,
 )
 from app.core.message.response_format import Flaw, faults
 from app.core.plan.arms import tier_of
@@ -142,8 +142,8 @@ class Reply:
             elif isinstance(piece, Keepsake):
                 self._keepsake = piece
             elif isinstance(piece, Chosen) and self._decodes:
-                self._decoded.append(decoded(piece))
-                self._decoded_room -= decoded_size(self._decoded[-1])
+                self._decoded.append(token_to_json(piece))
+                self._decoded_room -= token_size(self._decoded[-1])
             elif isinstance(piece, End):
                 self.end = piece
         self._raise_fault(fault)
@@ -631,7 +631,7 @@ class Attempt:
             return self.reply.end.usage
         written = self.reply.written
         if self.outcome == "ok" and not self._out_of_time:
-            return policy.estimated_usage(self._request.messages, written)
+            return policy.estimate_usage(self._request.messages, written)
         if self._deadlines_given is None:
             return Usage()
         was_stopped = self._out_of_time or self.outcome == "cancelled"

@@ -22,7 +22,7 @@ from typing import Any
 import orjson
 
 from app.core.message.chat import NO_TOOLS, Form, Message, Sampling, Task, Toolbox, message_from_json, task_from_json
-from app.core.message.response_format import Flaw, constrains, keeps, shown, suffices
+from app.core.message.response_format import Flaw, add_form_instructions, constrains, keeps, suffices
 from app.core.pool.breaker import NO_TIME, SHORTEST_ANSWER_SECONDS, Place
 from app.core.pool.catalog import SPARED, Limits, ProviderSpec, Worker
 from app.core.records import copy_with, record
@@ -120,7 +120,7 @@ class View:
             structured = provider.structured
             is_json_mode = self.template(worker, provider=provider, flaw=flaw) == JSON_MODE
             is_constrained = is_json_mode or constrains(form, structured)
-            messages = shown(form, messages, constrained=is_constrained, flaw=flaw)
+            messages = add_form_instructions(form, messages, constrained=is_constrained, flaw=flaw)
             live = live and keeps(form, structured=structured, keeps_open=provider.keeps_open)
         logprobs = None
         if self.answers:

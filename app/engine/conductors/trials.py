@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from app.core.pool.budgets import of_shadows
 from app.core.pool.catalog import Tier
-from app.core.pool.conductor_versions import Change, VersionsInForce, chosen
+from app.core.pool.conductor_versions import Change, VersionsInForce, choose_version
 from app.core.pool.serving import tier_in
 from app.core.rating.economics import JournaledRun
 from app.core.rating.promotion import (
@@ -212,7 +212,7 @@ class Candidate:
         if self.promoted:
             return True
         in_force = VersionsInForce(live=self.live, canary=self.version, share=self.share)
-        return chosen({self.conductor: in_force}, self.conductor, run) == self.version
+        return choose_version({self.conductor: in_force}, self.conductor, run) == self.version
 
 
 def subject_of(conductor: str, version: str) -> str:

@@ -21,7 +21,7 @@ from app.core.pool.conductor_versions import (
     Change,
     ChangeKind,
     VersionsInForce,
-    chosen,
+    choose_version,
     refusal,
     refusal_in_place,
     versions_in_force,
@@ -63,7 +63,7 @@ class VersionReader:
         of `tier NAME`; empty for what the pool file says."""
         if self._monotonic() - self._read_at > MOST_AGE_SECONDS:
             await self.look()
-        return chosen(self._in_force, conductor, run)
+        return choose_version(self._in_force, conductor, run)
 
     def live(self, tier: str) -> str:
         """Return the subject that serves a tier's runs, except for those of a canary; empty for its own definition."""

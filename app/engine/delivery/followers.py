@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from app.core.message.chat import Decoded, ToolDelta, append_piece, spoken, unsent_deltas
+from app.core.message.chat import Decoded, ToolDelta, append_piece, count_tokens_covering, unsent_deltas
 from app.core.records import content_ref
 from app.core.run import caller_view
 from app.core.run.caller_view import Position
@@ -82,7 +82,7 @@ class Listener:
     def tokens_sent(self, tokens: Sequence[Decoded]) -> int:
         """The number of the answer's tokens that it was sent."""
         if self.tokens is None:
-            return spoken(tokens, self.chars)
+            return count_tokens_covering(tokens, self.chars)
         return self.tokens
 
 
@@ -163,7 +163,7 @@ class Audience:
             return False
         tokens: tuple[Decoded, ...] = ()
         if text:
-            tokens = delta.logprobs[spoken(delta.logprobs, known_chars) :]
+            tokens = delta.logprobs[count_tokens_covering(delta.logprobs, known_chars) :]
             append_piece(self._pieces, text)
         self._tokens += tokens
         self._calls += calls

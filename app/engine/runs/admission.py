@@ -20,16 +20,16 @@ from app.core.pool.policy import (
     Eligible,
     Overrides,
     eligible,
+    exclude_unpriced,
     healthy,
     overridden,
     permits,
-    priced,
     terms_of,
     unknown_names,
 )
 from app.core.pool.rules import CALLER as CALLERS_WORDS
 from app.core.pool.rules import CONDUCTOR, Reading
-from app.core.pool.serving import TIER, served, within
+from app.core.pool.serving import TIER, serve_tier, within
 from app.core.records import content_ref, copy_with, record
 from app.core.run import notices
 from app.core.run.events import RunAdmitted
@@ -219,7 +219,7 @@ def eligible_workers(context: EngineContext, catalog: Catalog, order: Order) -> 
         )
     choice = eligible(catalog, order.tier, order.task, _reading_of_all(catalog, order), order.overrides)
     if order.needs_prices:
-        choice = priced(choice)
+        choice = exclude_unpriced(choice)
     if not choice.workers:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in sorted(choice.excluded.items()))
         raise InvalidRequest(
@@ -281,7 +281,7 @@ def _says_what_plans(catalog: Catalog, order: Order) -> bool:
 def _as_served_by(catalog: Catalog, order: Order, subject: str) -> Order | None:
     """Return the order as the subject carries it out; None if the pool file does not have the subject, or the request
     chooses workers that the subject has not."""
-    tier = served(catalog, order.tier, subject)
+    tier = serve_tier(catalog, order.tier, subject)
     overrides = overridden(order.tier, tier, order.overrides) if tier is not None else None
     if tier is None or overrides is None:
         return None
@@ -413,7 +413,7 @@ def entry(context: EngineContext, catalog: Catalog, admission: Admission, *, gat
         tags=tags(order),
         shared=shared(context, order, task, parts) if parts is not None else None,
         once=order.once,
-        notify=context.notifies and notices.wanted(order.wire),
+        notify=context.notifies and notices.needs_notice(order.wire),
     ), salt
 
 

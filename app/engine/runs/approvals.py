@@ -15,7 +15,7 @@ from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import Catalog
 from app.core.records import content_ref, copy_with, record
 from app.core.run import approvals
-from app.core.run.events import Event, Fact, RunApproved, RunAwaitingApproval, RunRefused, timed_facts
+from app.core.run.events import Event, Fact, RunApproved, RunAwaitingApproval, RunRefused, facts_with_times
 from app.core.run.fold import apply_facts, fold
 from app.core.run.kinds import ENDED
 from app.core.run.progress import Finish, decide
@@ -124,8 +124,8 @@ async def _check_second_person(store: TenantStore, row: RunRow, key: str) -> Non
 def _earlier_decision(events: Sequence[Event], decision: Decision, state: RunState) -> Decided | None:
     """Return the decision that was made on this digest. Raises `Conflict` if it was another one."""
     decisions: list[tuple[float, RunApproved | RunRefused]] = [
-        *timed_facts(events, RunApproved),
-        *timed_facts(events, RunRefused),
+        *facts_with_times(events, RunApproved),
+        *facts_with_times(events, RunRefused),
     ]
     on_digest = [(at, fact) for at, fact in decisions if fact.digest == decision.digest]
     if not on_digest:
@@ -162,7 +162,7 @@ def _open_question(events: Sequence[Event], state: RunState, digest: str, now: f
 def _digest_mismatch(events: Sequence[Event], state: RunState, question: RunAwaitingApproval, digest: str) -> Conflict:
     """Return the error of a decision on another digest than the present question's: it names what has changed since an
     earlier question with that digest, if there was one."""
-    earlier_questions = [fact for _, fact in timed_facts(events, RunAwaitingApproval) if fact.digest == digest]
+    earlier_questions = [fact for _, fact in facts_with_times(events, RunAwaitingApproval) if fact.digest == digest]
     if not earlier_questions:
         return Conflict(
             f"That is not the digest of what this run asks for; GET /v1/approvals/{state.run} shows it.",

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from app.core.records import copy_with
 from app.core.run import caller_view
-from app.core.run.caller_view import Position, returned_results
+from app.core.run.caller_view import Position, find_returned_results
 from app.core.run.events import Event, RunCancelAsked
 from app.core.run.fold import apply_fact, state_of_admission
 from app.core.run.state import RunState, Turn
@@ -269,7 +269,7 @@ class RunClient:
         """Begin the turn that the conversation's tool results begin; None if it has none that a run waits for."""
         if order.origin_kind:  # what is repeated is a run of its own
             return None
-        results = returned_results(order.task.messages)
+        results = find_returned_results(order.task.messages)
         if results is None:
             return None
         lock = self._turn_locks.setdefault(results.run, asyncio.Lock())

@@ -16,7 +16,7 @@ from app.core.pool.catalog import MILLION, Amount, Worker
 from app.core.pool.policy import permits
 from app.core.run import approvals
 from app.core.run.caller_view import unspent_amount
-from app.core.run.share import needed_by_steps
+from app.core.run.share import amount_for_steps
 from app.core.run.state import RunState, StepState
 from app.core.run.visibility import conversation_reading
 from app.engine.context import EngineContext
@@ -114,7 +114,7 @@ class Means:
         """Return the reasons why a plan whose steps are journaled does not fit; none if it does."""
         catalog = self._context.catalog().workers
         unsettled = [step for step in steps if not step.settled]
-        price = needed_by_steps(state, unsettled, catalog, self.question_tokens)
+        price = amount_for_steps(state, unsettled, catalog, self.question_tokens)
         places = {step.n: place for place, step in enumerate(steps)}
         steps_with_inputs = []
         for step in steps:

@@ -38,7 +38,7 @@ from app.core.plan.pricing import least_price, question_tokens
 from app.core.plan.workflow import CONDUCTOR, PREVIOUS, Access, Step
 from app.core.pool.breaker import NO_TIME
 from app.core.pool.catalog import Amount, Catalog, Worker
-from app.core.pool.policy import permits, spared
+from app.core.pool.policy import permits, select_dispensable
 from app.core.rating.decision import Decision
 from app.core.rating.features import excerpt, find_last_question, sketch_to_features
 from app.core.records import content_ref, copy_with, record
@@ -528,7 +528,7 @@ class Planner:
         if state.admitted.conductor in (CALLER, FALLBACK, REPLAY) or command.mode == "fallback":
             return {}
         if command.number not in self._ejected:
-            self._ejected[command.number] = spared(workers, self._context.health.ejected_workers(workers))
+            self._ejected[command.number] = select_dispensable(workers, self._context.health.ejected_workers(workers))
         return self._ejected[command.number]
 
     def _deadline(self, state: RunState, command: Propose) -> float:

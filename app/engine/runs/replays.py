@@ -22,11 +22,11 @@ from app.core.run.recording import (
     RecordedPlan,
     RecordedTools,
     Recording,
-    executed_plans,
+    build_recorded_plan,
+    list_executed_plans,
     places,
     plan_key,
     record_tool_use,
-    recorded_plan,
     results_for_calls,
     steps_before,
 )
@@ -133,10 +133,10 @@ def _refuse(wrong: bool, param: str, message: str) -> None:
 def _plans(earlier: Earlier, kept: Mapping[int, KeptOutput]) -> Sequence[tuple[str, RecordedPlan]]:
     state, positions = earlier.state, places(earlier.state)
     plans = []
-    for proposal in executed_plans(state):
+    for proposal in list_executed_plans(state):
         if proposal.parent in kept:  # the output of the step around it is taken over whole
             continue
-        plan = recorded_plan(proposal, earlier.journal.events, earlier.texts, kept)
+        plan = build_recorded_plan(proposal, earlier.journal.events, earlier.texts, kept)
         plans.append((plan_key(proposal, positions), plan))
     return plans
 
@@ -147,7 +147,7 @@ def _kept(earlier: Earlier, changes: Changes, catalog: Catalog, labels: frozense
     n, state = changes.from_step, earlier.state
     if n is None:
         return {}
-    own = {plan.number: plan.parent for plan in executed_plans(state)}
+    own = {plan.number: plan.parent for plan in list_executed_plans(state)}
     step = state.steps.get(n)
     planned = step is not None and step.proposal in own
     _refuse(not planned, "from_step", f"The run has no step {n} that was carried out.")

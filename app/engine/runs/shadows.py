@@ -166,7 +166,7 @@ class Shadows:
     def _count(self, tier: str, notes: ShadowNotes, outcome: str) -> ShadowNotes:
         """Return the notes with one more run that came out so, and count it in the metrics."""
         self._context.telemetry.count("baton_shadows_total", tier, outcome)
-        return replace(notes, counts=notes.counted(outcome, self._context.now()))
+        return replace(notes, counts=notes.counts_with(outcome, self._context.now()))
 
     @property
     def _has_room(self) -> bool:

@@ -255,7 +255,7 @@ def begin_turn(context: EngineContext, order: Order, resumption: Resumption, gat
         tags=request_tags(order),
         shared=stored_once,
         once=order.once,
-        notify=context.notifies and notices.wanted(order.wire),
+        notify=context.notifies and notices.needs_notice(order.wire),
         lease=Lease("", now + untaken_seconds(context), turn.deadline),
         tenant=order.tenant,
         seq=state.seq,

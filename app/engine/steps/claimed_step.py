@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from app.core.message.chat import Piece, ToolDelta, Words, spoken
+from app.core.message.chat import Piece, ToolDelta, Words, count_tokens_covering
 from app.core.pool.catalog import MILLION
 from app.core.records import record
 from app.core.run.events import CallFinished, CallIntended, Fact, PassedOver, StepAwaitingTool, StepDone, StepFailed
@@ -54,7 +54,7 @@ class Relay:
             *self._place,
             chars,
             self._reply.text[chars : self._chars],
-            tokens[spoken(tokens, chars) :],
+            tokens[count_tokens_covering(tokens, chars) :],
             calls,
             tuple(self._calls[calls : self._sent]),
         )

@@ -36,7 +36,7 @@ from app.core.run.identifiers import Trace, trace_of_turn
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.share import share
 from app.core.run.state import Call, RunState, StepState
-from app.core.run.visibility import permitted_readers
+from app.core.run.visibility import find_readers
 from app.engine.calls.attempt import Attempt, CallTime, PlannedCall, Purpose, lost_outcomes, tier_seconds
 from app.engine.calls.step_request import NOTHING, Candidates, is_long, view_of_step
 from app.engine.commit.colocation import LocalRuns
@@ -264,8 +264,8 @@ class Execution:
         unapproved: tuple[tuple[str, str], ...] = ()
         if state.admitted.approval is not None:
             approval = state.approvals.get(view.step.proposal)
-            workers, unapproved = approvals.permitted_workers(workers, state.admitted.approval, approval, catalog)
-        self._reading, workers, excluded = permitted_readers(state, view.step.n, workers)
+            workers, unapproved = approvals.exclude_unapproved(workers, state.admitted.approval, approval, catalog)
+        self._reading, workers, excluded = find_readers(state, view.step.n, workers)
         calls_of_turn = [call for call in calls if call.turn == state.turn.number]
         candidates = self._candidates(workers, calls_of_turn, state.admitted.limits.attempts)
         return StepBasis(state, view, candidates, (*unapproved, *excluded))

@@ -15,7 +15,7 @@ from app.core.pool import policy_table
 from app.core.pool.catalog import Catalog, Worker
 from app.core.pool.policy_change import MOST_LABELS, Widening, labels_of, recipients, widenings
 from app.core.pool.rules import Rule
-from app.core.run.policy_trial import RefusedRun, refused_calls
+from app.core.run.policy_trial import RefusedRun, find_refused_calls
 from app.errors import ConfigInvalid, InvalidRequest, NotFound, Overloaded
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext
@@ -177,7 +177,7 @@ async def _try_on_runs(store: TenantStore, catalog: Catalog, query: RunQuery) ->
         rows = await store.runs(query)
         for row in rows:
             try:
-                refusal = refused_calls((await store.journal(row.id)).events, catalog)
+                refusal = find_refused_calls((await store.journal(row.id)).events, catalog)
             except NotFound:  # pruned meanwhile
                 continue
             if refusal is not None:

@@ -66,7 +66,7 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
             message_request = read_count(body)
             resolve_tier(context.catalog(), caller.key, message_request.model)
             task = task_of(message_request)
-            likely = policy.estimated_usage(task.messages, "").input + policy.tool_bytes(task.toolbox) // 4
+            likely = policy.estimate_usage(task.messages, "").input + policy.tool_bytes(task.toolbox) // 4
             return Response(orjson.dumps({"input_tokens": likely}), media_type="application/json")
 
         return await idempotency.reply(request, caller, body, count)

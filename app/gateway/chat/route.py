@@ -14,7 +14,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core.message.chat import Decoded, ToolDelta, append_piece, summed
+from app.core.message.chat import Decoded, ToolDelta, append_piece, sum_usages
 from app.core.run import caller_view
 from app.core.run.caller_view import dollars, usage_figures, usage_of
 from app.core.run.identifiers import format_reply_id
@@ -157,7 +157,7 @@ def step_figures(state: RunState, step: StepState) -> dict[str, Any]:
         "worker": step.worker,
         "access": step.access.as_list(),
         "state": step.state,
-        "usage": usage_figures(summed(call.usage for call in calls)),
+        "usage": usage_figures(sum_usages(call.usage for call in calls)),
         "cost_usd": dollars(sum(call.usd for call in calls)),
         "seconds": sum(call.seconds for call in calls),
     }

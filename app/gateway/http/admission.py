@@ -42,7 +42,7 @@ from app.core.pool.policy import input_bound, tool_bytes
 from app.core.pool.rates import Figures, RateLimits, RateReply, RateRequest, Reason, Refusal
 from app.core.records import copy_with, record
 from app.core.run import caller_view
-from app.core.run.caller_view import Position, returned_results
+from app.core.run.caller_view import Position, find_returned_results
 from app.engine.delivery.messages import FollowedRun
 from app.engine.runs.admission import Order
 from app.errors import (
@@ -110,7 +110,7 @@ class RateLimiter:
             return None
         if order is None:
             return RateRequest(limits)
-        results = returned_results(order.task.messages)
+        results = find_returned_results(order.task.messages)
         run = self._context.name("run")
         resumes = results.run if results is not None else ""
         return RateRequest(limits, run=run, resumes=resumes, tokens=tokens_to_reserve(order))

@@ -18,7 +18,7 @@ from app.core.plan.workflow import Step
 from app.core.pool.catalog import LIMITS, REQUESTED, Catalog, Limits, Tier
 from app.core.pool.policy import Overrides
 from app.core.records import copy_with
-from app.core.run.caller_view import returned_results
+from app.core.run.caller_view import find_returned_results
 from app.engine.runs.admission import Order
 from app.errors import BatonError, Conflict, Forbidden, InvalidRequest
 from app.gateway.http.ingress import Caller
@@ -34,7 +34,7 @@ OUTDATED = "plan_outdated"
 def to_preview(order: Order) -> Order:
     """Return the order of a request, for its plan alone. Raises `InvalidRequest` for the results of tool calls, which
     continue a run that has its plan."""
-    if returned_results(order.task.messages) is not None:
+    if find_returned_results(order.task.messages) is not None:
         raise InvalidRequest(
             "The conversation ends with results of tool calls, which continue a run that has its plan already.",
             param="messages",

@@ -179,7 +179,7 @@ def _add_count_route(router: APIRouter, context: GatewayContext, keys: Keys, ide
             if before is not None:
                 history, loaded_tools = before.messages, _collect_loaded_tools(before)
             task = task_of(resolved_request, history, loaded_tools)
-            likely = policy.estimated_usage(task.messages, "").input + policy.tool_bytes(task.toolbox) // 4
+            likely = policy.estimate_usage(task.messages, "").input + policy.tool_bytes(task.toolbox) // 4
             return _json(orjson.dumps({"object": "response.input_tokens", "input_tokens": likely}))
 
         return await idempotency.reply(request, caller, body, count)

@@ -17,11 +17,11 @@ from app.core.pool.catalog import MILLION, Catalog
 from app.core.rating.forecast import History
 from app.core.records import copy_with
 from app.core.run.caller_view import dollars
-from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, timed_facts
+from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, facts_with_times
 from app.core.run.fold import fold
 from app.core.run.identifiers import run_of_reply
 from app.core.run.state import Proposal, RunState, StepState
-from app.core.run.withheld import decided_by, withheld_from_step
+from app.core.run.withheld import find_decider, find_withheld
 from app.engine.runs.approvals import Decision
 from app.errors import NotFound
 from app.gateway.http.admission import Idempotency
@@ -239,7 +239,7 @@ async def approval_of(store: TenantStore, row: RunRow, *, reads: bool, own: bool
     question, terms = state.approval_question, state.admitted.approval
     if question is None or terms is None:
         return None
-    requests = timed_facts(journal.events, RunAwaitingApproval)
+    requests = facts_with_times(journal.events, RunAwaitingApproval)
     asked_at = next(at for at, fact in requests if fact.digest == question.digest)
     worst_case_usd = None
     if question.price is not None:
@@ -277,7 +277,7 @@ async def approval_of(store: TenantStore, row: RunRow, *, reads: bool, own: bool
         "spent_usd": dollars(question.usd),
         "limit_usd": dollars(state.admitted.limits.usd),
         "estimate": None,
-        "plan": _plan(state, proposal, decided_by(proposal, journal.events), texts),
+        "plan": _plan(state, proposal, find_decider(proposal, journal.events), texts),
         "discloses": dict(question.discloses),
         "workers": list(question.workers),
         "decision": _decision_to_json(decision, texts),
@@ -287,8 +287,8 @@ async def approval_of(store: TenantStore, row: RunRow, *, reads: bool, own: bool
 def _decision_on(events: Sequence[Event], digest: str) -> tuple[float, RunApproved | RunRefused] | None:
     """Return the decision on the plan of this digest with its time; None without any."""
     decisions: list[tuple[float, RunApproved | RunRefused]] = [
-        *timed_facts(events, RunApproved),
-        *timed_facts(events, RunRefused),
+        *facts_with_times(events, RunApproved),
+        *facts_with_times(events, RunRefused),
     ]
     for at, decision in decisions:
         if decision.digest == digest:
@@ -313,7 +313,7 @@ def _plan(state: RunState, proposal: Proposal, by: str, texts: Mapping[str, byte
     plan_steps = state.steps_of(proposal)
     steps: list[dict[str, Any]] = []
     for step in plan_steps:
-        hidden = withheld_from_step(state, step, proposal, by, plan_steps)
+        hidden = find_withheld(state, step, proposal, by, plan_steps)
         row = {"user": hidden.user, "steps": list(hidden.steps), "by": hidden.by or None}
         steps.append(_step(step, texts) | {"withheld": row})
     return {"round": proposal.round, "topology": proposal.topology, "steps": steps}

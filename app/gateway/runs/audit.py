@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from app.core.message.chat import summed
+from app.core.message.chat import sum_usages
 from app.core.pool.catalog import MILLION
 from app.core.rating.feedback import Feedback
 from app.core.records import record
@@ -23,7 +23,7 @@ from app.core.run.events import (
     StepDone,
     StepFailed,
     facts,
-    timed_facts,
+    facts_with_times,
 )
 from app.core.run.fold import fold
 from app.core.run.identifiers import trace_of_turn
@@ -137,7 +137,7 @@ class _RunFacts:
 def _facts_of(state: RunState, events: Sequence[Event]) -> _RunFacts:
     readings = LabelFlow(state).readings
     intents: dict[int | None, list[tuple[float, CallIntended]]] = {}
-    for at, intent in timed_facts(events, CallIntended):
+    for at, intent in facts_with_times(events, CallIntended):
         intents.setdefault(intent.n, []).append((at, intent))
     calls: dict[int | None, list[Call]] = {}
     for call in state.calls.values():
@@ -153,7 +153,7 @@ def _facts_of(state: RunState, events: Sequence[Event]) -> _RunFacts:
         intents=intents,
         finished={fact.call: fact for fact in facts(events, CallFinished)},
         failed=_first((fact.n, fact) for fact in facts(events, StepFailed)),
-        done=_first((fact.n, (at, fact)) for at, fact in timed_facts(events, StepDone)),
+        done=_first((fact.n, (at, fact)) for at, fact in facts_with_times(events, StepDone)),
     )
 
 
@@ -230,7 +230,7 @@ def _step(run_facts: _RunFacts, n: int) -> dict[str, Any]:
         "finish": step.finish or None,
         "started_at": started_at,
         "ended_at": ended_at,
-        "usage": usage_figures(summed(call.usage for call in calls)),
+        "usage": usage_figures(sum_usages(call.usage for call in calls)),
         "cost_usd": dollars(sum(call.usd for call in calls)),
         "seconds": sum(call.seconds for call in calls),
         "attempts": [_attempt(at, intent, run_facts.finished) for at, intent in intents],

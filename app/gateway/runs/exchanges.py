@@ -19,7 +19,7 @@ from app.core.run.events import (
     RunResumed,
     StepAwaitingTool,
     StepToolResults,
-    timed_facts,
+    facts_with_times,
 )
 from app.core.run.identifiers import reply_id
 from app.core.run.state import RunState, StepState
@@ -66,8 +66,8 @@ def exchanges(step: StepState, events: Sequence[Event]) -> list[dict[str, Any]]:
     """Return each use of tools by a step, with its calls and the times of the calls and of their results."""
     if not step.exchanges:
         return []
-    requests = [(at, fact) for at, fact in timed_facts(events, StepAwaitingTool) if fact.n == step.n]
-    result_times = [at for at, fact in timed_facts(events, StepToolResults) if fact.n == step.n]
+    requests = [(at, fact) for at, fact in facts_with_times(events, StepAwaitingTool) if fact.n == step.n]
+    result_times = [at for at, fact in facts_with_times(events, StepToolResults) if fact.n == step.n]
     uses: list[dict[str, Any]] = []
     for place, (exchange, (at, fact)) in enumerate(zip(step.exchanges, requests, strict=True)):
         answered_at = None

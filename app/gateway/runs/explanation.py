@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import MILLION, Worker
-from app.core.pool.snapshot import restored
+from app.core.pool.snapshot import restore_catalog
 from app.core.rating.economics import CHEAPEST, compare_with_cheapest
 from app.core.records import record
 from app.core.run.approvals import NOT_APPROVED
@@ -28,7 +28,7 @@ from app.core.run.events import (
 )
 from app.core.run.fold import fold
 from app.core.run.state import Proposal, RunState, StepState
-from app.core.run.withheld import decided_by, withheld_from_step
+from app.core.run.withheld import find_decider, find_withheld
 from app.gateway.runs import audit, explanation_words
 from app.store.protocol import Journal, Reports, RunRow, TenantStore
 
@@ -191,7 +191,7 @@ def _workers(snapshot: bytes | None) -> Mapping[str, Worker] | None:
     try:
         if snapshot is None:
             return None
-        return restored(snapshot).workers
+        return restore_catalog(snapshot).workers
     except (ValueError, TypeError, KeyError):
         return None
 
@@ -218,7 +218,7 @@ def _shape(run: _ExplainedRun) -> Data:
     decisive = _decisive_proposal(run.state)
     if decisive is None:
         return shape
-    shape["decided_by"] = decided_by(decisive, run.events)
+    shape["decided_by"] = find_decider(decisive, run.events)
     reasons = {fact.proposal: fact.why for fact in facts(run.events, PlanAccepted)}
     asks_reasons = run.asks_reasons(decisive.number)
     shape["reason"] = run.reason(reasons.get(decisive.number, ""), asked=asks_reasons)
@@ -357,7 +357,7 @@ def _step(run: _ExplainedRun, step: StepState, record: Data) -> Data:
     planned = run.plan_steps[step.n]
     proposal = run.proposal(step.proposal)
     asks_reasons = run.asks_reasons(step.proposal)
-    by = decided_by(proposal, run.events)
+    by = find_decider(proposal, run.events)
     attempts = record["attempts"]
     return {
         "n": step.n,
@@ -395,7 +395,7 @@ def _describe_seen(run: _ExplainedRun, step: StepState) -> Data:
 def _describe_withheld(run: _ExplainedRun, step: StepState, by: str) -> Data:
     proposal = run.proposal(step.proposal)
     siblings = [planned for planned in run.steps if planned.proposal == step.proposal]
-    hidden = withheld_from_step(run.state, step, proposal, by, siblings)
+    hidden = find_withheld(run.state, step, proposal, by, siblings)
     return {"user": hidden.user, "steps": list(hidden.steps), "by": hidden.by or None}
 
 

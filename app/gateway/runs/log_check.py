@@ -25,7 +25,7 @@ async def check(log: TransparencyLog, earlier: Earlier | None) -> dict[str, Any]
     report: dict[str, Any] = {"object": "log.check", "size": state.size, "root": None, "signed_by": []}
     faults: list[str] = []
     try:
-        text, signed = open_note(state.checkpoint, [Verifier.parsed(key) for key in state.verifiers])
+        text, signed = open_note(state.checkpoint, [Verifier.parse(key) for key in state.verifiers])
         newest = parse_checkpoint(text)
     except NoteInvalid as error:
         return report | {"consistent": None, "valid": False, "faults": [str(error)]}

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from app.core.plan.arms import is_arm, list_arm_ids, tier_for
 from app.core.pool.catalog import MILLION, Card, Catalog, Limits, Tier
-from app.core.pool.serving import served
+from app.core.pool.serving import serve_tier
 from app.errors import InvalidRequest
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys
@@ -118,7 +118,7 @@ def _serving_tier(context: GatewayContext, catalog: Catalog, name: str) -> Tier:
     assert tier is not None
     if is_arm(catalog, name):
         return tier
-    return served(catalog, tier, context.serves(tier.name)) or tier
+    return serve_tier(catalog, tier, context.serves(tier.name)) or tier
 
 
 def describe(catalog: Catalog, tier: Tier, name: str, created: int) -> dict[str, Any]:

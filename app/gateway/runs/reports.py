@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from app.core.pool.catalog import Price
-from app.core.pool.snapshot import restored
+from app.core.pool.snapshot import restore_catalog
 from app.core.rating.economics import MOST_GROUPS, JournaledRun, Report, ReportOptions, TooManyGroups
 from app.errors import ConfigInvalid
 from app.store.protocol import Reports, RunQuery, TenantStore
@@ -120,7 +120,7 @@ def _prices(snapshot: bytes | None) -> dict[str, Price] | None:
     if snapshot is None:
         return None
     try:
-        workers = restored(snapshot).workers
+        workers = restore_catalog(snapshot).workers
     except (ValueError, TypeError, KeyError):
         return None
     return {name: worker.price for name, worker in workers.items() if worker.priced}

@@ -27,7 +27,7 @@ def witnesses(value: str) -> tuple[Witness, ...]:
 def verifiers(value: str) -> tuple[Verifier, ...]:
     """Return the verifier keys of a setting."""
     try:
-        return tuple([Verifier.parsed(word) for word in value.split()])
+        return tuple([Verifier.parse(word) for word in value.split()])
     except NoteInvalid:
         raise ValueError("must be verifier keys (NAME+HEX+BASE64) with spaces between them; correct it") from None
 
@@ -36,7 +36,7 @@ def signers(value: SecretStr | None) -> tuple[Signer, ...]:
     """Return the signer keys of a setting."""
     words = value.get_secret_value().split() if value is not None else []
     try:
-        return tuple([Signer.parsed(word) for word in words])
+        return tuple([Signer.parse(word) for word in words])
     except NoteInvalid:
         raise ValueError("is not a signer key; make one with `baton audit log --new-key NAME`") from None
 

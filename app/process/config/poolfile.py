@@ -16,7 +16,7 @@ from pydantic import SecretStr, ValidationError
 
 from app.core.pool.catalog import Catalog, Deadlines, ProviderSpec, ShadowSpec, Tier, Worker, attributes
 from app.core.pool.rules import Rule, bars
-from app.core.pool.snapshot import sealed
+from app.core.pool.snapshot import seal_catalog
 from app.errors import ConfigInvalid
 from app.network import tls
 from app.process.config import lines
@@ -145,7 +145,7 @@ def _catalog(draft: CheckedEntries, providers: Mapping[str, ProviderSpec]) -> Ca
         rehearsal=all(providers[name].format == "rehearsal" for name in used_providers),
         rules=tuple(rules),
     )
-    return sealed(catalog)
+    return seal_catalog(catalog)
 
 
 def _worker(name: str, entry: WorkerEntry, draft: CheckedEntries, rules: Sequence[Rule]) -> Worker:

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, collate, select, tuple_, update
 
-from app.core.pool.budgets import MOST_SLICES, SLICE, budget_id, slice_of, whole_account
+from app.core.pool.budgets import MOST_SLICES, SLICE, account_of_slice, budget_id, slice_of
 from app.store.sqlkit.statements import WINDOW_AMOUNTS
 from app.store.sqlkit.tables import BUDGET_WINDOWS, insert_into
 
@@ -54,7 +54,7 @@ def lock(conn: Connection, places: Collection[Place], ends: Mapping[Place, int])
         return []
     values = []
     for account, start in sorted(places):
-        whole = whole_account(account) if SLICE in account else None
+        whole = account_of_slice(account) if SLICE in account else None
         end = ends.get((account, start), start)
         place = {"account": account, "start": start, "budget": budget_id(account), "end": end, "whole": whole}
         values.append(place | _INITIAL_AMOUNTS)
@@ -90,7 +90,7 @@ def slices_of(conn: Connection, places: Collection[Place]) -> list[Place]:
     for name, start in conn.execute(
         select(row.account, row.start).where(row.account.in_(names), row.start.in_(starts))
     ):
-        if (whole_account(name), start) in places:
+        if (account_of_slice(name), start) in places:
             slices.append((name, start))
     return slices
 

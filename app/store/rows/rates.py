@@ -12,7 +12,7 @@ from app.core.pool.rates import RateReply, RateRequest, RunUse, Window, decide
 from app.core.run.kinds import WAITING
 from app.store.sqlkit.tables import RATE_WINDOWS, RUNS, insert_into
 
-_EMPTY = Window().written()
+_EMPTY = Window().to_bytes()
 _WRITE = (
     update(RATE_WINDOWS)
     .where(RATE_WINDOWS.c.name == bindparam("its_name"))
@@ -71,13 +71,13 @@ def _lock_windows(conn: Connection, names: Sequence[str]) -> dict[str, Window]:
 def _read(conn: Connection, names: Sequence[str]) -> dict[str, Window]:
     query = select(RATE_WINDOWS.c.name, RATE_WINDOWS.c.body).where(RATE_WINDOWS.c.name.in_(names))
     rows = conn.execute(query.order_by(RATE_WINDOWS.c.name).with_for_update())
-    return {name: Window.read(body) for name, body in rows}
+    return {name: Window.from_bytes(body) for name, body in rows}
 
 
 def _write(conn: Connection, windows: Mapping[str, Window]) -> None:
     rows = []
     for name, window in windows.items():
-        rows.append({"its_name": name, "new_body": window.written(), "new_until": window.until})
+        rows.append({"its_name": name, "new_body": window.to_bytes(), "new_until": window.until})
     conn.execute(_WRITE, rows)
 
 

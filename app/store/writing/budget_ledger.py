@@ -19,7 +19,7 @@ from math import ceil
 import orjson
 from sqlalchemy import Connection, delete, tuple_
 
-from app.core.pool.budgets import Budget, Window, budget_id, slice_of, whole_account, window
+from app.core.pool.budgets import Budget, Window, account_of_slice, budget_id, slice_of, window
 from app.core.records import record
 from app.core.run.events import CallFinished, CallIntended
 from app.errors import BudgetExhausted
@@ -274,7 +274,7 @@ def load(
             places.add((name, start))
             ends[name, start] = window(budget.period, budget.zone, start).end
     if all_slices:
-        whole = {(whole_account(name), start) for name, start in places}
+        whole = {(account_of_slice(name), start) for name, start in places}
         places |= {*whole, *budget_windows.slices_of(conn, whole)}
     windows = budget_windows.lock(conn, places, ends)
     return BudgetLedger(now, budgets, windows, current_places, holds, has_all_slices=all_slices)

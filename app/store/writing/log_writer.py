@@ -171,11 +171,11 @@ class Pass:
             parts = log_sources.run_parts(row, last.salt, tags, ledger_rows)
             if parts == parse_leaf(last.entry).parts:
                 return
-        frontier = Frontier.parsed(last.events, last.frontier or b"") if last is not None else Frontier()
+        frontier = Frontier.from_bytes(last.events, last.frontier or b"") if last is not None else Frontier()
         frontier.extend([event_hash(*event) for event in events])
         salt = self._random_bytes()
         parts = log_sources.run_parts(row, salt, tags, ledger_rows) | events_part(frontier.size, frontier.root())
-        self.add(RUN, row["id"], parts, salt=salt, events=frontier.size, frontier=frontier.stored())
+        self.add(RUN, row["id"], parts, salt=salt, events=frontier.size, frontier=frontier.to_bytes())
 
     def _rows(self, kind: str, ids: list[str]) -> None:
         """Seal the state of these rows, of those that have changed since they were sealed."""
@@ -237,7 +237,7 @@ class StoredSigner:
     def read(self, text: str) -> tuple[Signer, ...]:
         """Return the key that is written so."""
         if text != self._text:
-            self._text, self._signers = text, (Signer.parsed(text),)
+            self._text, self._signers = text, (Signer.parse(text),)
         return self._signers
 
 
