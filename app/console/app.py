@@ -176,11 +176,11 @@ def _not_found_page(pages: Pages) -> Callable[[Request, Exception], Any]:
 
 
 def _crash_page(pages: Pages) -> Callable[[Request, Exception], Any]:
-    async def crashed(request: Request, _error: Exception) -> Response:
+    async def show_crash_page(request: Request, _error: Exception) -> Response:
         message = "The console has a fault, which the service's log names. The API is not concerned."
         return pages.error_page(request, 500, message)
 
-    return crashed
+    return show_crash_page
 
 
 def _asset_route(name: str) -> Route:

@@ -118,7 +118,7 @@ def edits(before: Sequence[Step], form_steps: Sequence[Step], button: Button, li
     elif button.action == "remove":
         changes.append({"op": "remove", "step": button.step})
     elif button.action == "add":
-        changes.append(_added_step(lists, len(before)))
+        changes.append(_read_added_step(lists, len(before)))
     return changes
 
 
@@ -144,7 +144,7 @@ def _check_swap(form_steps: Sequence[Step], earlier: int) -> None:
         raise FormFault({f"access-{earlier + 1}": fault})
 
 
-def _added_step(lists: Lists, count: int) -> dict[str, Any]:
+def _read_added_step(lists: Lists, count: int) -> dict[str, Any]:
     step = _step(lists, NEW_STEP)
     place = _place(last_value(lists, f"place-{NEW_STEP}"))
     if not step["subtask"].strip():

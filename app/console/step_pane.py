@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from app.console import drawing
-from app.console.templating import erased
+from app.console.templating import describe_erasure
 
 Data = Mapping[str, Any]
 OUTCOME_FIELDS: Final = ("reason", "http_status", "excerpt", "seconds", "first_delta_seconds", "finish")
@@ -215,5 +215,5 @@ def why_no_answer(node: Data, whole: Data, content: Data | None) -> str:
     if content is None:
         return "The answer is content, which this key may not read."
     if content["erased"]:
-        return f"The answer was {erased(whole['erasure'])}."
+        return f"The answer was {describe_erasure(whole['erasure'])}."
     return "The step has no answer."

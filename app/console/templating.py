@@ -61,10 +61,10 @@ def environment() -> jinja2.Environment:
         "brief": brief,
         "source": source,
         "worker": worker,
-        "placed": placed,
+        "placed": describe_source,
         "basis": basis,
-        "needed": needed,
-        "erased": erased,
+        "needed": describe_approval_reason,
+        "erased": describe_erasure,
     }
     return templates
 
@@ -125,7 +125,7 @@ def when(moment: float | str | None) -> str:
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def erased(erasure: Mapping[str, Any] | None) -> str:
+def describe_erasure(erasure: Mapping[str, Any] | None) -> str:
     """Return the words that say when a run's content was erased, and by what."""
     if erasure is None:
         return "erased just now"  # after the run was read for this page
@@ -168,7 +168,7 @@ def worker(name: object) -> str:
     return plain(name)
 
 
-def placed(name: str) -> str:
+def describe_source(name: str) -> str:
     """Return an entry of an access list by its place in its run: `user`, or `1.0` for the first step of the first
     round."""
     round_, _, position = name.partition(".")
@@ -193,7 +193,7 @@ def basis(estimate: Mapping[str, Any]) -> str:
     return f"{runs}, and prices and usual sizes where they have none"
 
 
-def needed(reason: str) -> str:
+def describe_approval_reason(reason: str) -> str:
     """Return the words for why a plan needs an approval."""
     kind, _, name = reason.partition(":")
     if name:

@@ -20,7 +20,7 @@ from app.lab.lessons import Lesson
 from app.lab.plans import SLOTS, SUBTASKS, Plan, PlanStep, accesses, from_tokens, to_tokens
 from app.lab.rollouts import Rollout, effective_count, with_weights
 from app.lab.world import Pool, Weights, is_held_out, profiles
-from app.providers.rehearsal.task_families import Problem, kept_back, read
+from app.providers.rehearsal.task_families import Problem, is_reserved_for_evaluation, read
 
 BETA, CAP = 0.3, 20.0
 PRICE = re.compile(r"^Worker (\d+): .*?price per million tokens: \$\S+ in, \$(\d[\d.e+-]*) out", re.MULTILINE)
@@ -104,7 +104,7 @@ def _problem(rollout: Rollout) -> Problem:
         problem = read(messages[0])
     if problem is None:
         raise Unreadable("its task is none of the world's")
-    if kept_back(problem):
+    if is_reserved_for_evaluation(problem):
         raise Unreadable("its task is kept for examinations")
     return problem
 

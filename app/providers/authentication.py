@@ -93,11 +93,11 @@ class Token:
         if self._tick() >= self._until:
             async with self._lock:
                 if self._tick() >= self._until:
-                    self._token = await asyncio.to_thread(self._fetched)
+                    self._token = await asyncio.to_thread(self._fetch_token)
                     self._until = self._tick() + FRESH
         return {"authorization": f"Bearer {self._token}"}
 
-    def _fetched(self) -> str:
+    def _fetch_token(self) -> str:
         self._fetch = self._fetch or self._source()
         return self._fetch()
 
@@ -134,9 +134,9 @@ class Signature:
 
     async def headers(self, url: str, body: bytes) -> Mapping[str, str]:
         """See `Authentication`."""
-        return await asyncio.to_thread(self._signed, url, body)
+        return await asyncio.to_thread(self._sign, url, body)
 
-    def _signed(self, url: str, body: bytes) -> Mapping[str, str]:
+    def _sign(self, url: str, body: bytes) -> Mapping[str, str]:
         auth = import_module("botocore.auth")
         if self._credentials is None:
             self._credentials = import_module("botocore.session").Session().get_credentials()

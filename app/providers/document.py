@@ -17,7 +17,7 @@ import orjson
 
 from app.core.message.chat import Chosen, Finish, Likely, Message, Piece, Tool, Toolbox, ToolCall, ToolDelta, Usage
 from app.core.message.response_format import is_closed
-from app.providers.faults import malformed
+from app.providers.faults import malformed_reply
 
 TOKENS = 100_000_000
 """Above any context window; a count beyond it is a fault, not a bill."""
@@ -31,9 +31,9 @@ def parse(data: bytes, sender: str) -> dict[str, Any]:
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError:
-        value = _repaired(data, sender)
+        value = _repair_json(data, sender)
     if not isinstance(value, dict):
-        raise malformed(sender, "no JSON object")
+        raise malformed_reply(sender, "no JSON object")
     return value
 
 
@@ -50,7 +50,7 @@ def inner(value: object, sender: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise malformed(sender, "a field of the wrong type")
+        raise malformed_reply(sender, "a field of the wrong type")
     return value
 
 
@@ -59,10 +59,10 @@ def rows(value: object, sender: str) -> list[dict[str, Any]]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise malformed(sender, "a field of the wrong type")
+        raise malformed_reply(sender, "a field of the wrong type")
     for row in value:
         if not isinstance(row, dict):
-            raise malformed(sender, "a field of the wrong type")
+            raise malformed_reply(sender, "a field of the wrong type")
     return value
 
 
@@ -71,7 +71,7 @@ def words(value: object, sender: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise malformed(sender, "a field of the wrong type")
+        raise malformed_reply(sender, "a field of the wrong type")
     return value
 
 
@@ -148,13 +148,13 @@ def _likely(entry: Mapping[str, Any], sender: str) -> Likely | None:
     return Likely(words(entry.get("token"), sender), float(entry["logprob"]), raw)
 
 
-def _repaired(data: bytes, sender: str) -> Any:
+def _repair_json(data: bytes, sender: str) -> Any:
     text = data.decode("utf-8", "replace")
     text = _ESCAPES.sub(lambda match: "\\ufffd" if match[1] else match[0], text)
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
-        raise malformed(sender, "no JSON") from None
+        raise malformed_reply(sender, "no JSON") from None
 
 
 # -- tools
@@ -202,7 +202,7 @@ class StreamedCalls:
         """Return the finish reason that fits the calls which came: OpenAI gives `stop` after a call that was demanded.
         Raises WorkerMalformed if a call never got its name."""
         if self._nameless:
-            raise malformed(self._sender, "a tool call without a name")
+            raise malformed_reply(self._sender, "a tool call without a name")
         if reported not in ("stop", "tool_calls"):
             return reported
         if self._ids:

@@ -72,7 +72,7 @@ class Endpoints:
         for member in self._members:
             await member.adapter.close()
 
-    def choose(self) -> "Chosen":
+    def choose(self) -> "ChosenProvider":
         """Return the provider with the endpoint for the next call, which counts as in flight from now on."""
         now = self.tick()
         healthy = [member for member in self._members if not member.breaker.objection(now)]
@@ -82,7 +82,7 @@ class Endpoints:
             best = min(self._members, key=lambda member: breaker.severity(member.breaker))
         best.breaker = breaker.before_call(best.breaker, "first", now)
         best.served += 1
-        return Chosen(self, best)
+        return ChosenProvider(self, best)
 
     def settle(self, member: "Member", error: WorkerError | None, began: float) -> None:
         """Note the outcome of a call that began at `began`, and mark the error if another endpoint is healthy."""
@@ -117,7 +117,7 @@ class Member:
         self.breaker = Breaker()
         self.served = 0
         """Calls that it was chosen for."""
-        self.chosen: WeakSet[Chosen] = WeakSet()
+        self.chosen: WeakSet[ChosenProvider] = WeakSet()
         """The calls in flight; one that is dropped before it was made disappears by itself."""
 
     def load(self) -> tuple[float, float]:
@@ -125,7 +125,7 @@ class Member:
         return len(self.chosen) / self.spec.weight, self.served / self.spec.weight
 
 
-class Chosen:
+class ChosenProvider:
     """A provider whose calls go to one of its endpoints."""
 
     def __init__(self, endpoints: Endpoints, member: Member) -> None:

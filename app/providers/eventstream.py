@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from app.providers.faults import malformed
+from app.providers.faults import malformed_reply
 from app.providers.http import EVENT_BYTES, STREAM_BYTES
 
 EXCEPTIONS: Mapping[str, str] = {
@@ -43,7 +43,7 @@ class MessageReader:
         self._total += len(read)
         self._held += len(read)
         if self._total > STREAM_BYTES or self._held > EVENT_BYTES + len(read):
-            raise malformed(self._sender, "a stream or an event that is too long")
+            raise malformed_reply(self._sender, "a stream or an event that is too long")
         self._buffer.add_data(read)
         events: list[bytes] = []
         try:
@@ -51,7 +51,7 @@ class MessageReader:
                 self._held = 0
                 events += self._event(message.headers, message.payload)
         except self._broken:
-            raise malformed(self._sender, "no event stream") from None
+            raise malformed_reply(self._sender, "no event stream") from None
         return events
 
     def _event(self, headers: Mapping[str, Any], payload: bytes) -> list[bytes]:
@@ -64,7 +64,7 @@ class MessageReader:
         try:
             return [base64.b64decode(orjson.loads(payload)["bytes"], validate=True)]
         except (orjson.JSONDecodeError, binascii.Error, KeyError, TypeError, ValueError):
-            raise malformed(self._sender, "a chunk without an event") from None
+            raise malformed_reply(self._sender, "a chunk without an event") from None
 
 
 def _message(payload: bytes) -> str:

@@ -139,7 +139,7 @@ def _without_request(text: str, body: bytes, names: frozenset[str]) -> str:
         if _occurs(word[0].casefold(), searched, names):
             removed.add(place)
     if searched is not None:
-        removed |= set(_quoted(text.casefold(), words, searched))
+        removed |= set(_find_quoted(text.casefold(), words, searched))
     pieces: list[str] = []
     end = 0
     for place in sorted(removed):
@@ -159,7 +159,7 @@ def _occurs(word: str, searched: str | None, names: frozenset[str]) -> bool:
     return word in searched or any(letter in searched for letter in word if not letter.isascii())
 
 
-def _quoted(text: str, words: list[re.Match[str]], searched: str) -> Iterator[int]:
+def _find_quoted(text: str, words: list[re.Match[str]], searched: str) -> Iterator[int]:
     """Yield the places of the words that stand in a row that occurs in the request."""
     for first in range(len(words) - ROW + 1):
         if text[words[first].start() : words[first + ROW - 1].end()] in searched:

@@ -135,7 +135,7 @@ def fault(
     return kind(f"{kind().message.rstrip('.')} ({sender}: {note}).", retry_after=retry_after, failure=failure)
 
 
-def malformed(sender: str, note: str) -> WorkerError:
+def malformed_reply(sender: str, note: str) -> WorkerError:
     """Return the error of a provider that broke its wire format."""
     return fault(WorkerMalformed, sender, note)
 
@@ -146,7 +146,7 @@ def by_status(sender: str, status: int, headers: Mapping[str, str], document: ob
     kind = _kind(status)
     if 400 <= status < 500 and _blames_settings(error):
         kind = WorkerMisconfigured
-    kind = _excused(kind, error)
+    kind = _correct_for_moderation(kind, error)
     failure = _failure(kind, status, error)
     return fault(kind, sender, f"HTTP {status}", _retry_after(headers, error), failure)
 
@@ -163,7 +163,7 @@ def in_stream(sender: str, document: object) -> WorkerError:
     """Return the error that an event of a 200 stream, or a 200 document, carries."""
     error = _error(document)
     status = _status_in(error)
-    kind = _excused(_kind(status), error)
+    kind = _correct_for_moderation(_kind(status), error)
     failure = _failure(kind, status, error)
     return fault(kind, sender, f"error {status} inside the answer", _retry_after({}, error), failure)
 
@@ -171,7 +171,7 @@ def in_stream(sender: str, document: object) -> WorkerError:
 def _status_in(error: Mapping[str, Any]) -> int:
     """Return the HTTP status that an error object gives, as a number or by its code; 500 if it gives none."""
     for name in ("code", "status"):
-        status = _numbered(error.get(name))
+        status = _parse_status(error.get(name))
         if status:
             return status
     for code in _codes(error):
@@ -213,7 +213,7 @@ def _kind(status: int) -> type[WorkerError]:
     return WorkerMalformed
 
 
-def _excused(kind: type[WorkerError], error: Mapping[str, Any]) -> type[WorkerError]:
+def _correct_for_moderation(kind: type[WorkerError], error: Mapping[str, Any]) -> type[WorkerError]:
     """Return the class, corrected for OpenRouter, which answers 403 to text that a model's moderation rejects: that is
     the request's own fault, not the key's."""
     metadata = error.get("metadata")
@@ -261,7 +261,7 @@ def _details(error: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [detail for detail in details if isinstance(detail, dict)]
 
 
-def _numbered(value: object) -> int:
+def _parse_status(value: object) -> int:
     """Return a status of 4xx or 5xx that is given as a number or as digits; 0 for anything else."""
     if type(value) not in (str, int):
         return 0

@@ -31,7 +31,7 @@ from app.network.http_client import async_client
 from app.providers.authentication import Authentication, authentication
 from app.providers.document import peek
 from app.providers.excerpt import excerpt, label
-from app.providers.faults import WORDS, by_status, fault, malformed
+from app.providers.faults import WORDS, by_status, fault, malformed_reply
 
 ERROR_BYTES = 64 << 10
 """Most of an error's body that is read."""
@@ -90,7 +90,7 @@ class EventReader:
             read = read.removeprefix(_BYTE_ORDER_MARK)
         self._total += len(read)
         if self._total > STREAM_BYTES:
-            raise malformed(self._sender, f"a stream of more than {STREAM_BYTES >> 20} MiB")
+            raise malformed_reply(self._sender, f"a stream of more than {STREAM_BYTES >> 20} MiB")
         if b"\n" not in read:
             self._hold(read)
             return []
@@ -106,7 +106,7 @@ class EventReader:
     def _hold(self, rest: bytes) -> None:
         self._size += len(rest)
         if self._size > EVENT_BYTES:
-            raise malformed(self._sender, f"an event of more than {EVENT_BYTES >> 20} MiB")
+            raise malformed_reply(self._sender, f"an event of more than {EVENT_BYTES >> 20} MiB")
         if rest:
             self._rest.append(rest)
 
@@ -124,7 +124,7 @@ class EventReader:
                 events.append(b"\n".join(data))
                 data.clear()
         if events and max(map(len, events)) > EVENT_BYTES:
-            raise malformed(self._sender, f"an event of more than {EVENT_BYTES >> 20} MiB")
+            raise malformed_reply(self._sender, f"an event of more than {EVENT_BYTES >> 20} MiB")
         return events
 
 
@@ -204,7 +204,7 @@ class ReplyReader(Protocol):
         """Parse one event and append its pieces."""
         ...
 
-    def whole(self, body: bytes, pieces: list[Piece]) -> None:
+    def read_whole(self, body: bytes, pieces: list[Piece]) -> None:
         """Parse a reply that was not streamed and append its pieces, without the end."""
         ...
 
@@ -241,7 +241,7 @@ class Endpoint:
         Raises ConfigInvalid for a URL, a key or a file of the spec's route that cannot be used.
         """
         self.name = spec.name
-        self.base = _checked_url(spec.name, base_url)
+        self.base = _parse_url(spec.name, base_url)
         _check_secrets(spec.name, secrets)
         fixed = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "baton"}
         self._headers = httpx.Headers({**fixed, **headers, **secrets})
@@ -338,7 +338,7 @@ async def exchange(
         async with call:
             if call.is_whole:
                 pieces: list[Piece] = []
-                reader.whole(await call.rest(), pieces)
+                reader.read_whole(await call.rest(), pieces)
                 _end(reader, pieces)
                 yield pieces
                 return
@@ -355,7 +355,7 @@ async def exchange(
                     return
             await call.drain()
     except WorkerError as error:
-        error.failure = call.explained(error.failure)
+        error.failure = call.explain_failure(error.failure)
         raise
 
 
@@ -433,7 +433,7 @@ class Call:
         await self._reads.aclose()
         await self._response.aclose()
 
-    def explained(self, failure: Failure) -> Failure:
+    def explain_failure(self, failure: Failure) -> Failure:
         """Return the cause of this call's failure as it may be journaled: redacted, with the status and the provider's
         id of the request."""
         body, secrets = self._request.body, self._endpoint.secrets
@@ -485,7 +485,7 @@ class Call:
             reads.append(read)
             bytes_left -= len(read)
             if bytes_left < 0:
-                raise malformed(self._sender, f"a reply of more than {limit >> 10} KiB")
+                raise malformed_reply(self._sender, f"a reply of more than {limit >> 10} KiB")
         return b"".join(reads)
 
     async def drain(self) -> None:
@@ -502,7 +502,7 @@ class Call:
         if response.status_code != 200:
             raise by_status(sender, response.status_code, response.headers, await self._error(kind))
         if kind == "text/html":
-            raise malformed(sender, "a web page")
+            raise malformed_reply(sender, "a web page")
         if kind == "application/json":
             self.is_whole = True
         elif kind == "text/event-stream":
@@ -528,7 +528,7 @@ class Call:
             self._note = f"too long {self._stage()}"
             return fault(kind, self._sender, self._note)
         if kind is WorkerMalformed:
-            return malformed(self._sender, "no HTTP")
+            return malformed_reply(self._sender, "no HTTP")
         self._note = str(error) or type(error).__name__
         failure = Failure("connection") if kind is WorkerUnavailable else None
         return fault(kind, self._sender, self._note, failure=failure)
@@ -550,7 +550,7 @@ def _first_byte_seconds(request: ProviderRequest) -> float:
     return max(deadlines.first, WHOLE_SHARE * deadlines.total)
 
 
-def _checked_url(name: str, text: str) -> httpx.URL:
+def _parse_url(name: str, text: str) -> httpx.URL:
     try:
         url = httpx.URL(text.rstrip("/"))
     except httpx.InvalidURL:

@@ -34,18 +34,18 @@ def check(spec: ProviderSpec, options: Mapping[str, tuple[str, ...]]) -> None:
     for name, values in options.items():
         if values and name in spec.options and spec.options[name] not in values:
             faults.append(f"provider {spec.name}: option {name!r} must be one of {', '.join(values)}")
-    for name in sorted(_listed(spec) - SAMPLING):
+    for name in sorted(_parse_ignored(spec) - SAMPLING):
         faults.append(f"provider {spec.name}: option 'ignore' names {name!r}, which is no sampling parameter")
-    if "max_tokens" in _listed(spec):
+    if "max_tokens" in _parse_ignored(spec):
         faults.append(f"provider {spec.name}: option 'ignore' may not name max_tokens, which bounds what a call costs")
     if faults:
         raise ConfigInvalid(faults)
 
 
-def unsupported(spec: ProviderSpec) -> frozenset[str]:
+def list_unsupported(spec: ProviderSpec) -> frozenset[str]:
     """Return the sampling parameters that this endpoint does not honour."""
-    return WITHOUT.get(spec.format, frozenset()) | _listed(spec)
+    return WITHOUT.get(spec.format, frozenset()) | _parse_ignored(spec)
 
 
-def _listed(spec: ProviderSpec) -> frozenset[str]:
+def _parse_ignored(spec: ProviderSpec) -> frozenset[str]:
     return frozenset(item.strip() for item in spec.options.get("ignore", "").split(",")) - {""}

@@ -18,14 +18,14 @@ OPENING = Text("Continue.")
 
 
 @record(frozen=True, slots=True)
-class Kept:
+class ProviderData:
     """Data that the provider wants back with the assistant's message that follows."""
 
     data: Mapping[str, Any]
 
 
 @record(frozen=True, slots=True)
-class Called:
+class PlacedCall:
     """A tool call, the `place`-th of its message."""
 
     call: ToolCall
@@ -37,12 +37,12 @@ class Called:
 class Result:
     """The result of a tool call."""
 
-    called: Called
+    called: PlacedCall
     parts: tuple[Part, ...]
     failed: bool
 
 
-Said = Part | Kept | Called | Result
+TurnPart = Part | ProviderData | PlacedCall | Result
 
 
 @record(frozen=True, slots=True)
@@ -51,14 +51,14 @@ class Turns:
     and has its parts."""
 
     instructions: tuple[str, ...]
-    turns: tuple[tuple[bool, tuple[Said, ...]], ...]
+    turns: tuple[tuple[bool, tuple[TurnPart, ...]], ...]
 
 
 def turns(messages: Sequence[Message]) -> Turns:
     """Split the instructions off and merge neighbouring messages of one role; the order is preserved."""
     instructions: list[str] = []
-    merged: list[tuple[bool, tuple[Said, ...]]] = []
-    calls_by_id: dict[str, Called] = {}
+    merged: list[tuple[bool, tuple[TurnPart, ...]]] = []
+    calls_by_id: dict[str, PlacedCall] = {}
     for message in messages:
         if message.role in ("system", "developer"):
             instructions += [part.text for part in _non_empty(message) if isinstance(part, Text)]
@@ -79,18 +79,18 @@ def _non_empty(message: Message) -> tuple[Part, ...]:
     return tuple(part for part in message.parts if not isinstance(part, Text) or part.text)
 
 
-def _parts(message: Message, calls_by_id: dict[str, Called]) -> tuple[Said, ...]:
+def _parts(message: Message, calls_by_id: dict[str, PlacedCall]) -> tuple[TurnPart, ...]:
     """Return the parts of a message. `calls_by_id` are the calls so far; a result that belongs to none is plain
     text."""
     if message.call_id in calls_by_id:
         return (Result(calls_by_id[message.call_id], _non_empty(message), message.failed),)
     keepsake = message.keepsake or {}
-    parts: list[Said] = []
+    parts: list[TurnPart] = []
     if keepsake:
-        parts.append(Kept(keepsake))
+        parts.append(ProviderData(keepsake))
     parts += _non_empty(message)
     for place, call in enumerate(message.calls):
-        called = Called(call, place, keepsake)
+        called = PlacedCall(call, place, keepsake)
         calls_by_id[call.id] = called
         parts.append(called)
     return tuple(parts)

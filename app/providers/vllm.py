@@ -53,11 +53,11 @@ class Management:
 
     def load(self, name: str, path: str) -> None:
         """Load an adapter from a folder of the server's own disk, under this name."""
-        self._managed("load_lora_adapter", {"lora_name": name, "lora_path": path})
+        self._call_adapter_route("load_lora_adapter", {"lora_name": name, "lora_path": path})
 
     def unload(self, name: str) -> None:
         """Unload an adapter from the server."""
-        self._managed("unload_lora_adapter", {"lora_name": name})
+        self._call_adapter_route("unload_lora_adapter", {"lora_name": name})
 
     def tokens(self, model: str, messages: Messages) -> list[int]:
         """Return the tokens of a conversation by the server's tokenizer and chat template."""
@@ -79,8 +79,8 @@ class Management:
         except (KeyError, IndexError, TypeError):
             raise WorkerMalformed(f"{self._base} did not answer with a chat completion.") from None
 
-    def _managed(self, verb: str, body: Mapping[str, str]) -> None:
-        reply = self._sent("POST", f"{self._base}/{verb}", body)
+    def _call_adapter_route(self, verb: str, body: Mapping[str, str]) -> None:
+        reply = self._send("POST", f"{self._base}/{verb}", body)
         if reply.status_code == httpx.codes.NOT_FOUND and not _words(reply):
             raise ConfigInvalid(
                 [
@@ -91,14 +91,14 @@ class Management:
         self._check(reply)
 
     def _request(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> Any:
-        reply = self._sent(method, url, body)
+        reply = self._send(method, url, body)
         self._check(reply)
         try:
             return reply.json()
         except ValueError:
             raise WorkerMalformed(f"{url} did not answer in JSON.") from None
 
-    def _sent(self, method: str, url: str, body: Mapping[str, Any] | None) -> httpx.Response:
+    def _send(self, method: str, url: str, body: Mapping[str, Any] | None) -> httpx.Response:
         connecting = retries.management(faults=(httpx.ConnectError, httpx.ConnectTimeout))
         try:
             reply: httpx.Response = connecting(self._client.request, method, url, json=body)

@@ -166,7 +166,7 @@ def test_a_failed_response_is_the_error_that_it_names(code: str | None, expected
 )
 def test_a_whole_response_that_is_no_answer(document: dict[str, Any], expected: type[WorkerError]) -> None:
     with pytest.raises(WorkerError) as caught:
-        Response("w").whole(json.dumps(document).encode(), [])
+        Response("w").read_whole(json.dumps(document).encode(), [])
     assert type(caught.value) is expected
 
 

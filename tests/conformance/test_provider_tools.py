@@ -295,7 +295,7 @@ async def test_redacted_thinking_goes_back_as_it_came() -> None:
     block = {"type": "redacted_thinking", "data": "sealed"}
     used = {"type": "tool_use", "id": "t", "name": "add", "input": {"a": 1}}
     whole = {"content": [block, used], "stop_reason": "tool_use", "usage": {}}
-    reading.whole(json.dumps(whole).encode(), pieces)
+    reading.read_whole(json.dumps(whole).encode(), pieces)
     assert reading.keepsake() == {"blocks": [block]}
 
 

@@ -520,7 +520,7 @@ def test_any_document_is_contained(form: Format, document: dict[str, Any]) -> No
     data = json.dumps(document).encode()
     _contained(form.reading("w"), data)
     with suppress(WorkerError):
-        form.reading("w").whole(data, [])
+        form.reading("w").read_whole(data, [])
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 
 from app.console.app import ASSETS, FILES
-from app.console.templating import NOTHING, TEMPLATES, basis, brief, needed, placed, plain, seconds, usd, worker
+from app.console.templating import (
+    NOTHING,
+    TEMPLATES,
+    basis,
+    brief,
+    describe_approval_reason,
+    describe_source,
+    plain,
+    seconds,
+    usd,
+    worker,
+)
 from tests.harness.console import console_client, signed_in
 from tests.harness.stand_ins import GatewayStandIn
 
@@ -84,8 +95,13 @@ def test_invisible_characters_are_made_visible(text: str, visible_text: str) -> 
 def test_words_of_the_api_are_told_in_plain_words() -> None:
     assert [worker(name) for name in ("@conductor", "\x00ada")] == ["the conductor itself", "␀ada"]
     places = ["user", "1.0", "2.3", "1.1.0"]
-    assert [placed(place) for place in places] == ["the conversation", "step 0", "step 3 of round 2", "step 1.1.0"]
-    assert [needed(word) for word in ("requested", "label:phi", "worker:ada", "price", "new")] == [
+    assert [describe_source(place) for place in places] == [
+        "the conversation",
+        "step 0",
+        "step 3 of round 2",
+        "step 1.1.0",
+    ]
+    assert [describe_approval_reason(word) for word in ("requested", "label:phi", "worker:ada", "price", "new")] == [
         "its request",
         "the label phi",
         "the worker ada",

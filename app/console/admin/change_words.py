@@ -63,7 +63,7 @@ def change_facts(change: Fields) -> str:
     something, and of what is gone those that it had."""
     before, after = change["before"], change["after"]
     if before is not None and after is not None:
-        return "\n".join(_altered_facts(before, after)) or NOTHING
+        return "\n".join(_describe_changes(before, after)) or NOTHING
     facts = after
     if facts is None:
         facts = before or {}
@@ -74,7 +74,7 @@ def change_facts(change: Fields) -> str:
     return "\n".join(lines) or NOTHING
 
 
-def _altered_facts(before: Fields, after: Fields) -> list[str]:
+def _describe_changes(before: Fields, after: Fields) -> list[str]:
     lines: list[str] = []
     for name, value in after.items():
         if before.get(name) != value:

@@ -60,7 +60,7 @@ from app.errors import (
     WorkerTruncated,
 )
 from app.network.tracing import CallSpan
-from app.providers.faults import VERDICTS, malformed
+from app.providers.faults import VERDICTS, malformed_reply
 from app.providers.protocol import Request
 from app.store.protocol import Ledger
 
@@ -148,7 +148,7 @@ class Reply:
                 self.end = piece
         self._raise_fault(fault)
         if self._room < 0 or self._decoded_room < 0:
-            raise malformed(self._who, "more text than its tokens can hold")
+            raise malformed_reply(self._who, "more text than its tokens can hold")
 
     def _take_call(self, piece: ToolDelta) -> str:
         """Note a tool call; returns what is wrong with it, or "". A faulty one is noted too: it was written, and is

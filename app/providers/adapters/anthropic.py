@@ -28,10 +28,10 @@ from app.providers import document, options
 from app.providers.authentication import key_headers
 from app.providers.document import StreamedCalls, count, inner, label, parse, rows, usage, words
 from app.providers.eventstream import MessageReader
-from app.providers.faults import fault, in_stream, malformed
+from app.providers.faults import fault, in_stream, malformed_reply
 from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
-from app.providers.turns import Called, Kept, Result, Said, inline, turns
+from app.providers.turns import PlacedCall, ProviderData, Result, TurnPart, inline, turns
 
 BASE_URL = "https://api.anthropic.com"
 VERSION = "2023-06-01"
@@ -81,7 +81,7 @@ class AnthropicProvider:
         secrets = key_headers(spec, key, "x-api-key")
         self._endpoint = Endpoint(spec, base_url, headers, secrets, proxy_credentials)
         self._spec = spec
-        self.unsupported = options.unsupported(spec)
+        self.unsupported = options.list_unsupported(spec)
 
     def render(self, request: Request) -> bytes:
         """Return the exact request body; see `protocol.Provider`."""
@@ -94,10 +94,12 @@ class AnthropicProvider:
             body["system"] = [{"type": "text", "text": text} for text in conversation.instructions]
         body["messages"] = _messages(conversation.turns)
         body |= _sampling(request.sampling, self.unsupported | request.worker.drops)
-        strict = _loosened if self._spec.structured else None
+        strict = _drop_unsupported_keywords if self._spec.structured else None
         body |= document.tools_for_anthropic(request.toolbox, request.messages, strict)
         if request.form is not None and request.form.schema is not None and self._spec.structured:
-            body["output_config"] = {"format": {"type": "json_schema", "schema": _loosened(request.form.schema)}}
+            body["output_config"] = {
+                "format": {"type": "json_schema", "schema": _drop_unsupported_keywords(request.form.schema)}
+            }
         if self._spec.streams and request.live and self._spec.auth != "aws":
             body["stream"] = True
         return orjson.dumps(body, default=dict)
@@ -119,7 +121,7 @@ class AnthropicProvider:
         await self._endpoint.close()
 
 
-def _messages(all_turns: Iterable[tuple[bool, tuple[Said, ...]]]) -> list[dict[str, Any]]:
+def _messages(all_turns: Iterable[tuple[bool, tuple[TurnPart, ...]]]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for is_user, parts in all_turns:
         blocks: list[dict[str, Any]] = []
@@ -142,10 +144,10 @@ def _path(auth: str, model: str, streams: bool) -> str:
     return "/v1/messages"
 
 
-def _blocks(part_of_turn: Said) -> list[dict[str, Any]]:
-    if isinstance(part_of_turn, Kept):
+def _blocks(part_of_turn: TurnPart) -> list[dict[str, Any]]:
+    if isinstance(part_of_turn, ProviderData):
         return list(part_of_turn.data.get("blocks", ()))
-    if isinstance(part_of_turn, Called):
+    if isinstance(part_of_turn, PlacedCall):
         call = part_of_turn.call
         arguments = document.arguments_object(call.arguments)
         return [{"type": "tool_use", "id": _id(call.id), "name": call.name, "input": arguments}]
@@ -201,10 +203,10 @@ def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]
     return fields
 
 
-def _loosened(schema: object) -> Any:
+def _drop_unsupported_keywords(schema: object) -> Any:
     """Return the schema without the keywords that Anthropic refuses; keys of `properties` are names, not keywords."""
     if isinstance(schema, list | tuple):
-        return [_loosened(part) for part in schema]
+        return [_drop_unsupported_keywords(part) for part in schema]
     if not isinstance(schema, Mapping):
         return schema
     loosened: dict[str, Any] = {}
@@ -213,12 +215,12 @@ def _loosened(schema: object) -> Any:
             continue
         if name in ("properties", "$defs"):
             if isinstance(value, Mapping):
-                value = {key: _loosened(part) for key, part in value.items()}
+                value = {key: _drop_unsupported_keywords(part) for key, part in value.items()}
             loosened[name] = value
         elif name in ("enum", "const", "required", "default"):
             loosened[name] = value
         else:
-            loosened[name] = _loosened(value)
+            loosened[name] = _drop_unsupported_keywords(value)
     return loosened
 
 
@@ -262,9 +264,9 @@ class Reply:
         elif kind == "error" or document.get("error") is not None:
             raise in_stream(self._sender, document)
         elif not isinstance(kind, str):
-            raise malformed(self._sender, "an event without a type")
+            raise malformed_reply(self._sender, "an event without a type")
 
-    def whole(self, body: bytes, pieces: list[Piece]) -> None:
+    def read_whole(self, body: bytes, pieces: list[Piece]) -> None:
         """See `http.ReplyReader`."""
         document = parse(body, self._sender)
         if document.get("type") == "error" or document.get("error") is not None:
@@ -275,7 +277,7 @@ class Reply:
         self._id = label(document.get("id"))
         self._stop(document, document)
         if self._finish is None:
-            raise malformed(self._sender, "a reply without a stop reason")
+            raise malformed_reply(self._sender, "a reply without a stop reason")
         self.done = True
 
     def end(self) -> End:

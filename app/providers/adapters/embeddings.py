@@ -21,7 +21,7 @@ from app.errors import WorkerTruncated
 from app.providers import options
 from app.providers.authentication import key_headers
 from app.providers.document import inner, label, parse, rows, usage
-from app.providers.faults import malformed
+from app.providers.faults import malformed_reply
 from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
 
@@ -86,27 +86,27 @@ class Vector:
 
     def event(self, data: bytes, pieces: list[Piece]) -> None:
         """Raise WorkerMalformed: nothing is streamed in this format."""
-        raise malformed(self._sender, "a stream for a vector")
+        raise malformed_reply(self._sender, "a stream for a vector")
 
-    def whole(self, body: bytes, pieces: list[Piece]) -> None:
+    def read_whole(self, body: bytes, pieces: list[Piece]) -> None:
         """Parse the reply."""
         document = parse(body, self._sender)
         vectors = rows(document.get("data"), self._sender)
         if len(vectors) != 1:
-            raise malformed(self._sender, f"{len(vectors)} vectors for one text")
+            raise malformed_reply(self._sender, f"{len(vectors)} vectors for one text")
         pieces.append(Words(orjson.dumps(self._sketch(vectors[0].get("embedding"))).decode()))
         counts = inner(document.get("usage"), self._sender)
         self._end = End("stop", usage(counts.get("prompt_tokens"), 0), label(document.get("model")))
 
     def _sketch(self, vector: object) -> list[float]:
         if not isinstance(vector, list) or len(vector) != self._dimensions:
-            raise malformed(self._sender, "a vector of another size")
+            raise malformed_reply(self._sender, "a vector of another size")
         if not all(type(number) in (int, float) and math.isfinite(number) for number in vector):
-            raise malformed(self._sender, "a vector of something else than numbers")
+            raise malformed_reply(self._sender, "a vector of something else than numbers")
         try:
             return [round(number, DIGITS) for number in sketch_embedding(vector)]
         except (ValueError, OverflowError):
-            raise malformed(self._sender, "a vector without length") from None
+            raise malformed_reply(self._sender, "a vector without length") from None
 
     def end(self) -> End:
         """See `http.ReplyReader`."""

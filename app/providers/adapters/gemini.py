@@ -20,10 +20,10 @@ from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerMalformed, WorkerTruncated
 from app.providers import document, options
 from app.providers.document import StreamedCalls, count, inner, label, parse, rows, usage, words
-from app.providers.faults import fault, in_stream, malformed
+from app.providers.faults import fault, in_stream, malformed_reply
 from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
-from app.providers.turns import Called, Kept, Result, Said, inline, turns
+from app.providers.turns import PlacedCall, ProviderData, Result, TurnPart, inline, turns
 
 BASE_URL = "https://generativelanguage.googleapis.com"
 FINISH: dict[str, Finish] = {
@@ -68,7 +68,7 @@ class GeminiProvider:
         secrets = {"x-goog-api-key": key} if key else {}
         self._endpoint = Endpoint(spec, base_url, {}, secrets, proxy_credentials)
         self._spec = spec
-        self.unsupported = options.unsupported(spec)
+        self.unsupported = options.list_unsupported(spec)
 
     def render(self, request: Request) -> bytes:
         """Return the exact request body; see `protocol.Provider`. The model and the verb are in the URL."""
@@ -113,19 +113,19 @@ def _resource(model: str) -> str:
     return quote(resource, safe="/")
 
 
-def _parts(part_of_turn: Said, needs_signatures: bool) -> list[dict[str, Any]]:
+def _parts(part_of_turn: TurnPart, needs_signatures: bool) -> list[dict[str, Any]]:
     """Return the parts of one piece of a turn; with `needs_signatures` the model wants a signature with the first call
     of a turn."""
-    if isinstance(part_of_turn, Kept):
+    if isinstance(part_of_turn, ProviderData):
         return []
-    if isinstance(part_of_turn, Called):
+    if isinstance(part_of_turn, PlacedCall):
         return [_call(part_of_turn, needs_signatures)]
     if isinstance(part_of_turn, Result):
         return _result(part_of_turn)
     return [_part(part_of_turn)]
 
 
-def _call(made_call: Called, needs_signatures: bool) -> dict[str, Any]:
+def _call(made_call: PlacedCall, needs_signatures: bool) -> dict[str, Any]:
     call = {
         "name": document.gemini_name(made_call.call.name),
         "args": document.arguments_object(made_call.call.arguments),
@@ -148,14 +148,14 @@ def _result(result: Result) -> list[dict[str, Any]]:
     return [{"functionResponse": response}, *images]
 
 
-def _its_id(made_call: Called) -> dict[str, Any]:
+def _its_id(made_call: PlacedCall) -> dict[str, Any]:
     id_ = _keepsake_entry(made_call, "ids")
     if id_:
         return {"id": id_}
     return {}
 
 
-def _keepsake_entry(made_call: Called, field: str) -> str | None:
+def _keepsake_entry(made_call: PlacedCall, field: str) -> str | None:
     """Return this call's entry of a list in the keepsake, if it has one."""
     values = made_call.keepsake.get(field, ())
     if made_call.place >= len(values):
@@ -223,11 +223,11 @@ class Candidate:
         if data:
             self._take(parse(data, self._sender), pieces)
 
-    def whole(self, body: bytes, pieces: list[Piece]) -> None:
+    def read_whole(self, body: bytes, pieces: list[Piece]) -> None:
         """See `http.ReplyReader`."""
         self._take(parse(body, self._sender), pieces)
         if self._finish is None:
-            raise malformed(self._sender, "a reply without a finish reason")
+            raise malformed_reply(self._sender, "a reply without a finish reason")
 
     def end(self) -> End:
         """See `http.ReplyReader`."""
@@ -246,7 +246,7 @@ class Candidate:
         if document.get("error") is not None:
             raise in_stream(self._sender, document)
         if not document.keys() & {"candidates", "promptFeedback", "usageMetadata"}:
-            raise malformed(self._sender, "no candidates")
+            raise malformed_reply(self._sender, "no candidates")
         self._model = label(document.get("modelVersion")) or self._model
         self._id = label(document.get("responseId")) or self._id
         counts = document.get("usageMetadata")

@@ -39,7 +39,7 @@ from app.errors import WorkerTruncated, WorkerUnavailable
 from app.providers import document, options
 from app.providers.authentication import key_headers
 from app.providers.document import StreamedCalls, inner, label, openai_calls, parse, rows, tokens, usage, words
-from app.providers.faults import fault, in_stream, malformed
+from app.providers.faults import fault, in_stream, malformed_reply
 from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
 
@@ -95,7 +95,7 @@ class OpenAIProvider:
             returns_reasoning=spec.options.get("reasoning") != "drop",
             needs_short_ids=spec.options.get("tool_ids", tool_ids) == "short",
         )
-        self.unsupported = options.unsupported(spec)
+        self.unsupported = options.list_unsupported(spec)
 
     def render(self, request: Request) -> bytes:
         """Return the exact request body; see `protocol.Provider`."""
@@ -295,13 +295,13 @@ class Completion:
         if data.strip() == b"[DONE]":
             self.done = True
         elif data:
-            self._take(self._parsed(data), "delta", pieces)
+            self._take(self._parse(data), "delta", pieces)
 
-    def whole(self, body: bytes, pieces: list[Piece]) -> None:
+    def read_whole(self, body: bytes, pieces: list[Piece]) -> None:
         """See `http.ReplyReader`."""
         self._take(parse(body, self._sender), "message", pieces)
         if self._finish is None:
-            raise malformed(self._sender, "a reply without a finish reason")
+            raise malformed_reply(self._sender, "a reply without a finish reason")
 
     def end(self) -> End:
         """See `http.ReplyReader`."""
@@ -317,7 +317,7 @@ class Completion:
             return {}
         return self._reasoning.keepsake(len(self._calls))
 
-    def _parsed(self, data: bytes) -> dict[str, Any]:
+    def _parse(self, data: bytes) -> dict[str, Any]:
         try:
             document = orjson.loads(data)
         except orjson.JSONDecodeError:
@@ -330,7 +330,7 @@ class Completion:
         if document.get("error") is not None or document.get("object") == "error":
             raise in_stream(self._sender, document)
         if "choices" not in document and "usage" not in document:
-            raise malformed(self._sender, "no choices")
+            raise malformed_reply(self._sender, "no choices")
         if document.get("usage") is not None:
             self._usage = _usage(document["usage"])
         model = document.get("model")
@@ -343,7 +343,7 @@ class Completion:
             choices = rows(choices, self._sender)
         for choice in choices:
             if not isinstance(choice, dict):
-                raise malformed(self._sender, "a choice of the wrong type")
+                raise malformed_reply(self._sender, "a choice of the wrong type")
             if not choice.get("index"):
                 self._choose(choice, part, pieces)
 

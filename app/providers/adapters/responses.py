@@ -40,7 +40,7 @@ from app.errors import WorkerTruncated, WorkerUnavailable
 from app.providers import document, options
 from app.providers.authentication import key_headers
 from app.providers.document import StreamedCalls, inner, label, parse, rows, tokens, usage, words
-from app.providers.faults import fault, in_stream, malformed
+from app.providers.faults import fault, in_stream, malformed_reply
 from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
 
@@ -69,7 +69,7 @@ class ResponsesProvider:
         secrets = key_headers(spec, key, "authorization", "Bearer ")
         self._endpoint = Endpoint(spec, spec.base_url or BASE_URL, {}, secrets, proxy_credentials)
         self._spec = spec
-        self.unsupported = options.unsupported(spec)
+        self.unsupported = options.list_unsupported(spec)
 
     def render(self, request: Request) -> bytes:
         """Return the exact request body; see `protocol.Provider`."""
@@ -245,11 +245,11 @@ class Response:
         elif kind == "response.created":
             self._model = label(inner(document.get("response"), self._sender).get("model"))
         elif not isinstance(kind, str):
-            raise malformed(self._sender, "an event without a type")
+            raise malformed_reply(self._sender, "an event without a type")
         else:
             self._part(kind, document, pieces)
 
-    def whole(self, body: bytes, pieces: list[Piece]) -> None:
+    def read_whole(self, body: bytes, pieces: list[Piece]) -> None:
         """See `http.ReplyReader`."""
         document = parse(body, self._sender)
         if document.get("error") is not None or document.get("object") == "error":
@@ -273,7 +273,7 @@ class Response:
         """Take an event of one output item."""
         place = document.get("output_index")
         if not isinstance(place, int | None):
-            raise malformed(self._sender, "a field of the wrong type")
+            raise malformed_reply(self._sender, "a field of the wrong type")
         if kind == "response.output_text.delta":
             self._say(place, document.get("delta"), pieces)
             pieces.extend(tokens(document.get("logprobs"), self._sender))
@@ -346,7 +346,7 @@ class Response:
         if status == "cancelled":
             raise fault(WorkerUnavailable, self._sender, "it cancelled its answer")
         if status not in ("completed", "incomplete") or self.done:
-            raise malformed(self._sender, "a response without an end")
+            raise malformed_reply(self._sender, "a response without an end")
         if not self._given:
             for place, item in enumerate(rows(response.get("output"), self._sender)):
                 self._item(place, item, pieces)

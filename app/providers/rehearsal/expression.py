@@ -77,22 +77,22 @@ class _Reader:
         return total
 
     def _product(self, depth: int) -> Fraction:
-        total = self._signed(depth)
+        total = self._unary(depth)
         while self.left and (token := self._peek()) not in {"+", "-", ")"}:
             if token in {"*", "/"}:
                 self._at += 1
-            factor = self._signed(depth)
+            factor = self._unary(depth)
             if token == "/" and factor == 0:
                 raise Unreadable
-            total = _bounded(total / factor if token == "/" else total * factor)
+            total = _check_bounds(total / factor if token == "/" else total * factor)
         return total
 
-    def _signed(self, depth: int) -> Fraction:
+    def _unary(self, depth: int) -> Fraction:
         if self._peek() in {"+", "-"}:
             if depth > MAX_DEPTH:
                 raise Unreadable
             sign = self._take()
-            value = self._signed(depth + 1)
+            value = self._unary(depth + 1)
             return -value if sign == "-" else value
         return self._power(depth)
 
@@ -101,10 +101,10 @@ class _Reader:
         if self._peek() != "^":
             return value
         self._at += 1
-        exponent = self._signed(depth + 1)
+        exponent = self._unary(depth + 1)
         if exponent.denominator != 1 or not 0 <= exponent <= MAX_EXPONENT or abs(value) > 10**MAX_DIGITS:
             raise Unreadable
-        return _bounded(value ** int(exponent))
+        return _check_bounds(value ** int(exponent))
 
     def _atom(self, depth: int) -> Fraction:
         token = self._take()
@@ -130,7 +130,7 @@ class _Reader:
         return token
 
 
-def _bounded(value: Fraction) -> Fraction:
+def _check_bounds(value: Fraction) -> Fraction:
     if abs(value) > LARGEST or value.denominator > LARGEST:
         raise Unreadable
     return value

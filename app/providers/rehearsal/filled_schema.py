@@ -11,7 +11,7 @@ MOST_VALUES: Final = 2_000
 """Values of one document: a schema that refers to itself could ask for any number."""
 
 
-def filled(schema: Mapping[str, Any], text: str) -> str:
+def fill_schema(schema: Mapping[str, Any], text: str) -> str:
     """Return a document of the schema, whose strings are `text` and whose numbers the first number in it."""
     return json.dumps(_Document(schema, text).value(schema, 0))
 
@@ -28,7 +28,7 @@ class _Document:
 
     def value(self, schema: object, depth: int) -> Any:
         """Return a value of this part of the schema."""
-        schema = self._resolved(schema)
+        schema = self._resolve(schema)
         self._left -= 1
         if "enum" in schema or "const" in schema:
             return schema.get("const", (schema.get("enum") or [None])[0])
@@ -58,7 +58,7 @@ class _Document:
             return int(value)
         return value
 
-    def _resolved(self, schema: object) -> Mapping[str, Any]:
+    def _resolve(self, schema: object) -> Mapping[str, Any]:
         """Return the schema to which references and the first of several alternatives lead; {} where they lead
         nowhere."""
         for _ in range(DEEPEST):
@@ -66,14 +66,14 @@ class _Document:
                 break
             alternatives = schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf")
             if "$ref" in schema:
-                schema = self._referred(schema["$ref"])
+                schema = self._look_up(schema["$ref"])
             elif alternatives:
                 schema = alternatives[0]
             else:
                 return schema
         return {}
 
-    def _referred(self, reference: str) -> object:
+    def _look_up(self, reference: str) -> object:
         """Return the part of the whole schema that a reference such as `#/$defs/Item` names."""
         target: Any = self._root
         for name in reference.removeprefix("#").split("/")[1:]:

@@ -12,7 +12,7 @@ from typing import Any
 from app.core.message.chat import Message, Tool, Toolbox
 from app.providers.rehearsal.expression import symbols
 from app.providers.rehearsal.families import PLAIN, solve
-from app.providers.rehearsal.filled_schema import filled
+from app.providers.rehearsal.filled_schema import fill_schema
 from app.providers.rehearsal.minds import read
 
 MOST_CALLS = 4
@@ -55,7 +55,7 @@ def wishes(toolbox: Toolbox, messages: Sequence[Message], answer: Callable[[], s
     if not fits and not toolbox.must:
         return []
     if not fits and solve(question) is not None:
-        return [(best.name, json.loads(filled({"type": "object", **(best.parameters or {})}, answer())))]
+        return [(best.name, json.loads(fill_schema({"type": "object", **(best.parameters or {})}, answer())))]
     calls = [(best.name, arguments) for arguments in _all_arguments(best, question)]
     if toolbox.parallel:
         return calls[:MOST_CALLS]

@@ -85,7 +85,7 @@ def plan(messages: Sequence[Message], schema: Mapping[str, Any] | None) -> list[
     if previous is not None:
         return _another_round(problem, previous.group(2), cards, limit)
     if problem is None and familiarity >= policy.LIKELY:
-        learned = _learned_plan(question, cards, limit, instructions)
+        learned = _plan_by_policy(question, cards, limit, instructions)
         if learned:
             return learned
     return _steps(problem, cards, limit)
@@ -110,7 +110,7 @@ def to_text(choices: Sequence[Choice], schema: Mapping[str, Any] | None = None) 
     return json.dumps(plan)
 
 
-def _learned_plan(question: str, cards: Mapping[int, str], limit: int, instructions: str) -> list[Choice] | None:
+def _plan_by_policy(question: str, cards: Mapping[int, str], limit: int, instructions: str) -> list[Choice] | None:
     """Return the plan of the learned policy; None if it has none for these cards and limits."""
     size = len(question) + sum([int(count) for count in LEFT_OUT.findall(question)])
     money = BUDGET.search(instructions)

@@ -126,7 +126,7 @@ def best(
     best_plan, best_value = None, -math.inf
     question_terms = terms(question.latent, question.document)
     for plan in policy().plans:
-        staffed = _staffed(plan, cards_by_worker)
+        staffed = _assign_cards(plan, cards_by_worker)
         if staffed is None or len(staffed) > most_steps or least_price(staffed, question.size) > usd - PLANNING:
             continue
         value = math.fsum([weight * term for weight, term in zip(plan.scores, question_terms, strict=True)])
@@ -137,7 +137,7 @@ def best(
     return [(card.ordinal, step) for card, step in best_plan]
 
 
-def _staffed(plan: LearnedPlan, cards_by_worker: Sequence[Card | None]) -> list[tuple[Card, PlanStep]] | None:
+def _assign_cards(plan: LearnedPlan, cards_by_worker: Sequence[Card | None]) -> list[tuple[Card, PlanStep]] | None:
     """Return the steps of a plan, each with the card of its worker; None if a worker is not shown."""
     staffed: list[tuple[Card, PlanStep]] = []
     for step in plan.steps:

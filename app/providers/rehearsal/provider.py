@@ -34,7 +34,7 @@ from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTimeout
 from app.providers.protocol import Request
 from app.providers.rehearsal import gadgets, planner
-from app.providers.rehearsal.filled_schema import filled
+from app.providers.rehearsal.filled_schema import fill_schema
 from app.providers.rehearsal.minds import final, reply
 
 TOKEN = re.compile(r"\s*\w{1,4}|\s*[^\w\s]|\s+")
@@ -119,7 +119,7 @@ class RehearsalProvider:
         text = self._answer_in_words(call, messages) if result is None else f"The answer is {result}."
         if wants_json:  # a value, and no sentence, as most programs want it
             text = json.dumps({"answer": final(text) or text})
-        return TOKEN.findall(filled(schema, text) if schema else text), {}
+        return TOKEN.findall(fill_schema(schema, text) if schema else text), {}
 
     def _calls(self, call: Mapping[str, Any], messages: tuple[Message, ...]) -> list[ToolDelta]:
         """Return the tool calls to make instead of an answer, each in two pieces: its name, then its arguments."""

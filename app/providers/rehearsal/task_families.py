@@ -256,14 +256,14 @@ def read(text: str) -> Problem | None:
     return None
 
 
-def named(name: str) -> Family:
+def find_family(name: str) -> Family:
     """Return the family with this name; KeyError if there is none."""
     return {family.name: family for family in FAMILIES}[name]
 
 
-def kept_back(problem: Problem) -> bool:
+def is_reserved_for_evaluation(problem: Problem) -> bool:
     """Return True for a task of a family, or in a phrasing, that training never meets."""
-    family = named(problem.family)
+    family = find_family(problem.family)
     seen = [pattern for owner, pattern in _readers() if owner is family][:-1]
     return family.held_out or not any(pattern.fullmatch(problem.text.strip()) for pattern in seen)
 

@@ -35,13 +35,13 @@ def draw_count(random: Random, level: int) -> Slots:
 def sort(slots: Slots) -> Worked:
     """Return the words in alphabetical order."""
     words = sorted(slots["w"].split(", "))
-    return ", ".join(words), ", ".join(_swapped(words)), _level(words)
+    return ", ".join(words), ", ".join(_swap_last_two(words)), _level(words)
 
 
 def reverse(slots: Slots) -> Worked:
     """Return the words from last to first."""
     words = slots["w"].split(", ")[::-1]
-    return ", ".join(words), ", ".join(_swapped(words)), _level(words)
+    return ", ".join(words), ", ".join(_swap_last_two(words)), _level(words)
 
 
 def count(slots: Slots) -> Worked:
@@ -50,7 +50,7 @@ def count(slots: Slots) -> Worked:
     return str(result), str(result + 1), _level(slots["w"].split(", "))
 
 
-def _swapped(words: list[str]) -> list[str]:
+def _swap_last_two(words: list[str]) -> list[str]:
     """Return the last two the wrong way round; ValueError where nobody would notice."""
     if len(words) < 2 or words[-1] == words[-2]:
         raise ValueError
