@@ -73,7 +73,7 @@ def _is_local(host: object) -> bool:
         return name in {"localhost", "ip6-localhost", ""}
 
 
-def _guarded_resolver(blocked: list[str], resolve: Callable[..., Any]) -> Callable[..., Any]:
+def _guard_resolver(blocked: list[str], resolve: Callable[..., Any]) -> Callable[..., Any]:
     def getaddrinfo(host: object, *args: Any, **kwargs: Any) -> Any:
         if host is not None and not _is_local(host):
             blocked.append(f"resolve {host!r}")
@@ -83,16 +83,16 @@ def _guarded_resolver(blocked: list[str], resolve: Callable[..., Any]) -> Callab
     return getaddrinfo
 
 
-def _guarded_method(blocked: list[str], method: Callable[..., Any]) -> Callable[..., Any]:
+def _guard_method(blocked: list[str], method: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `connect`, `connect_ex` or `sendto`, all of which take the address last."""
 
-    def guarded(sock: socket.socket, *args: Any) -> Any:
+    def connect_locally(sock: socket.socket, *args: Any) -> Any:
         if sock.family in {socket.AF_INET, socket.AF_INET6} and not _is_local(args[-1][0]):
             blocked.append(f"{method.__name__} {args[-1]!r}")
             raise NetworkBlocked(f"tests stay on loopback: {blocked[-1]}")
         return method(sock, *args)
 
-    return guarded
+    return connect_locally
 
 
 def pytest_configure() -> None:
@@ -181,8 +181,8 @@ def network_guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """
     blocked: list[str] = []
     for name in ("connect", "connect_ex", "sendto"):
-        monkeypatch.setattr(socket.socket, name, _guarded_method(blocked, getattr(socket.socket, name)))
-    monkeypatch.setattr(socket, "getaddrinfo", _guarded_resolver(blocked, socket.getaddrinfo))
+        monkeypatch.setattr(socket.socket, name, _guard_method(blocked, getattr(socket.socket, name)))
+    monkeypatch.setattr(socket, "getaddrinfo", _guard_resolver(blocked, socket.getaddrinfo))
     yield blocked
     assert not blocked, f"the test tried to leave the machine: {blocked}"
 

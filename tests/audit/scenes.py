@@ -13,7 +13,16 @@ from app.engine.runs.admission import Order
 from app.engine.runs.approvals import Decision
 from app.process.wiring import Runtime
 from app.store.archive import Record, open_archive
-from tests.harness.in_process import ended_row, finish, limits_with, order, plan, plan_text, pool_text, running_service
+from tests.harness.in_process import (
+    await_ended_row,
+    finish,
+    limits_with,
+    order,
+    plan,
+    plan_text,
+    pool_text,
+    running_service,
+)
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 from tests.stubs import ToolCall as Calls
 from tests.stubs import Usage as Used
@@ -334,7 +343,7 @@ async def _decided(runtime: Runtime, verdict: Literal["approve", "refuse"]) -> s
     assert approval is not None
     decision = Decision(verdict, approval.digest, "key:boss", "", reason="Because.", replacements=("gamma",))
     await runtime.runs.decide(run, None, decision)
-    await ended_row(runtime.context.store, run)
+    await await_ended_row(runtime.context.store, run)
     return run
 
 
@@ -352,7 +361,7 @@ async def not_approved_in_time(stub: ProviderStub, runtime: Runtime) -> str:
     """The fallback answers, which needs no approval."""
     run = await _run(runtime, "baton-hurries")
     runtime.drivers.sweep_soon()
-    await ended_row(runtime.context.store, run)
+    await await_ended_row(runtime.context.store, run)
     return run
 
 

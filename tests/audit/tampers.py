@@ -42,7 +42,7 @@ from app.store.sqlkit.sealing import Decrypt
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import METADATA
 from app.store.writing import log_writer
-from tests.conformance.test_store_retention import admission, ended, left_of
+from tests.conformance.test_store_retention import admission, end_run, left_of
 from tests.harness.raw_facts import Raw
 
 SIGNER = Signer("log.example/baton", bytes(range(32)))
@@ -112,7 +112,7 @@ def played(run: str) -> tuple[Entry, Entry]:
     body |= {"excluded": {"beta": "not cleared for phi"}, "decision": {"propensity": 0.5}}
     tags = ((USER_TAG, "ann"), (METADATA_TAG, "team=search"), (REQUEST_TAG, "req"), ("label", "phi"))
     admitted = replace(first, events=(Raw(Kind.ADMITTED, body),), tags=tags)
-    return admitted, replace(ended(run, 2.0), tags=(("worker", "alpha"),))
+    return admitted, replace(end_run(run, 2.0), tags=(("worker", "alpha"),))
 
 
 async def furnish(store: SqlStore) -> None:

@@ -37,7 +37,7 @@ from tests.audit import scenes, tampers
 from tests.audit.tampers import KNOWING, RANDOM, RECORDS, SIGNER, Subject, Tamper, attempt, prepare, verify
 from tests.cli.test_commands import baton
 from tests.conformance.conversations import turn
-from tests.conformance.entries import queued, take
+from tests.conformance.entries import queue_entry, take
 from tests.conformance.test_store_retention import left_of
 from tests.harness.in_process import pool_text, running_service
 from tests.harness.raw_facts import Raw
@@ -258,7 +258,7 @@ async def open_run(folder: Path) -> str:
     async with open_store(url) as store:
         new = replace(admission.new, budgets=("account",))
         await store.append(replace(admission, events=(Raw(Kind.ADMITTED, body),), new=new))
-        await store.append(queued("run_open"))
+        await store.append(queue_entry("run_open"))
         await store.append(take("run_open", 0, "engine"))
         await tampers.seal(store)
     return url

@@ -72,14 +72,14 @@ def largest(service: Service) -> str:
     """Carry out the run of a hundred steps; return its id."""
     steps = [(n % 3, f"Do part {n}.", ["user", *range(max(0, n - 3), n)]) for n in range(STEPS)]
     service.stub.always("planner", plan_reply(*steps))
-    return str(service.caller.whole("baton-ultra", "A long task.")[1]["baton"]["run"])
+    return str(service.caller.ask_whole("baton-ultra", "A long task.")[1]["baton"]["run"])
 
 
 def smaller(service: Service) -> str:
     """Carry out a run of three steps, whose answer the conductor accepts; return its id."""
     service.stub.clear()
     service.stub.script("planner", installation.TREE, plan_reply())
-    return str(service.caller.whole("baton-ultra", "A task.")[1]["baton"]["run"])
+    return str(service.caller.ask_whole("baton-ultra", "A task.")[1]["baton"]["run"])
 
 
 async def copied(url: str, run: str, count: int) -> None:

@@ -36,7 +36,7 @@ from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.tables import CONTENTS
 from tests.audit.tampers import seal, verify
 from tests.bench.verification import database
-from tests.conformance.test_store_retention import admission, ended
+from tests.conformance.test_store_retention import admission, end_run
 from tests.harness.raw_facts import Raw
 
 USERS_A_PASS = 50
@@ -54,7 +54,7 @@ def played(run: str, name: str | None) -> tuple[Entry, Entry]:
     body = {"tier": "mini", "request_id": "req", "task": first.contents[0][0]}
     tags = ((REQUEST_TAG, "req"), *(((USER_TAG, name),) if name is not None else ()))
     admitted = replace(first, events=(Raw(Kind.ADMITTED, body),), tags=tags)
-    return admitted, replace(ended(run, 2.0), tags=(("worker", "alpha"),))
+    return admitted, replace(end_run(run, 2.0), tags=(("worker", "alpha"),))
 
 
 async def fill(store: SqlStore, users: int) -> list[str]:

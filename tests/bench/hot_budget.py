@@ -37,7 +37,7 @@ from app.store.rows import budget_windows
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.migrate import migrate
 from app.store.writing.group_commit import GroupCommit
-from tests.conformance.entries import admitted
+from tests.conformance.entries import admission_entry
 from tests.harness import servers
 
 SLICED, EACH = "one budget in slices", "a budget for each engine"
@@ -115,7 +115,7 @@ class Figures:
 async def calls_of(store: SqlStore, run: str, tenant: str, accounts: tuple[str, ...], until: float) -> list[float]:
     """Make calls for a run until a time; how long each of their entries took."""
     took: list[float] = []
-    await store.append(admitted(run, tenant=tenant, budgets=accounts, cap=Ledger(ENOUGH, ENOUGH)))
+    await store.append(admission_entry(run, tenant=tenant, budgets=accounts, cap=Ledger(ENOUGH, ENOUGH)))
     for number in itertools.count():
         if time.monotonic() >= until:
             return took

@@ -41,7 +41,7 @@ from app.store.sqlkit.tables import (
     TAGS,
 )
 from tests.bench.erasure import fill
-from tests.conformance.entries import admitted
+from tests.conformance.entries import admission_entry
 from tests.harness import processes, servers
 from tests.harness.in_process import pool_text, running_service
 from tests.stubs import Echo, ProviderStub
@@ -274,7 +274,7 @@ async def write_until(store: SqlStore, over: asyncio.Event) -> list[float]:
     durations = []
     while not over.is_set():
         at = time.time()
-        entry = admitted(f"run_{int(at * 1000):011x}{len(durations):020x}", at)
+        entry = admission_entry(f"run_{int(at * 1000):011x}{len(durations):020x}", at)
         began = time.perf_counter()
         await store.append(entry)
         durations.append((time.perf_counter() - began) * 1000)

@@ -22,7 +22,7 @@ from app.core.run.instant import instant, snapshot
 from app.core.run.timeline import timeline
 from app.store.protocol import Journal
 from tests.core.play import admission, intent, outcome, step_done
-from tests.harness.console import signed_in
+from tests.harness.console import signed_in_client
 from tests.harness.stand_ins import GatewayStandIn, row_of, shelve_content
 
 REPEATS = 9
@@ -96,7 +96,7 @@ async def pages(stored: list[tuple[Kind, dict[str, Any]]]) -> None:
         return Journal(b"salt", journal(stored))
 
     gateway.store.journal = read  # type: ignore[method-assign]
-    async with signed_in(gateway, gateway.add_key("owner", scopes=["runs:read", "audit:read"])) as client:
+    async with signed_in_client(gateway, gateway.add_key("owner", scopes=["runs:read", "audit:read"])) as client:
         for path in ("runs/run", "runs/run?step=50", "runs/run?t=30", "runs/run?by=money", "compare?a=run&b=run"):
             seconds, size = await _timed(lambda path=path: client.get(f"/console/{path}"))  # type: ignore[misc]
             report(path, seconds, size)

@@ -36,7 +36,7 @@ from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.migrate import migrate
 from app.store.writing import log_writer
 from app.telemetry import Telemetry
-from tests.conformance.entries import admitted
+from tests.conformance.entries import admission_entry
 from tests.harness import servers
 from tests.harness.raw_facts import Raw
 from tests.harness.waiting import until
@@ -59,7 +59,7 @@ TWICE = (
 
 def entries(run: str) -> tuple[Entry, Entry]:
     """Return the two entries of a run."""
-    beginning = admitted(run, 1.0)
+    beginning = admission_entry(run, 1.0)
     facts = [Raw(Kind.CALL_FINISHED, BODY) for _ in range(EVENTS - 1)]
     first = replace(beginning, events=(*beginning.events, *facts[: FIRST - 1]))
     return first, Entry(run, 2.0, tuple(facts[FIRST - 1 :]), epoch=1)

@@ -268,7 +268,7 @@ def _ask(caller: Caller, place: int, chosen: Pool, task: Task, plan: Plan | None
         steps = workflow(plan, tuple(names)).steps
         written = [{"worker": step.worker, "subtask": step.subtask, "access": step.access.as_list()} for step in steps]
         more = {"extra_body": {"baton": {"plan": {"steps": written}}}}
-    answer, reply = caller.whole(f"words-{place}", task.text, **more)
+    answer, reply = caller.ask_whole(f"words-{place}", task.text, **more)
     run = caller.run(reply["baton"]["run"])
     first = run["proposals"][0]
     if first["state"] != "accepted":

@@ -54,7 +54,7 @@ LEFT_OUT = "() => window.controls.filter(one => !window.reached.has(one)).map(on
 @pytest.fixture(scope="module")
 def addresses(service: Service) -> list[str]:
     service.stub.always("planner", TREE)
-    run = service.caller.whole("baton-ultra", "Who are you?")[1]["baton"]["run"]
+    run = service.caller.ask_whole("baton-ultra", "Who are you?")[1]["baton"]["run"]
     return [address.format(run=run, admin=service.admin) for address in PAGES]
 
 

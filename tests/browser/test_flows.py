@@ -88,7 +88,7 @@ def test_a_tool_is_called_and_answered_in_the_playground(page: "Page", service: 
 
 def test_a_run_is_followed_from_its_graph_to_its_money_and_rated(page: "Page", service: Service) -> None:
     service.stub.always("planner", TREE)
-    run = service.caller.whole("baton-ultra", "Who are you?")[1]["baton"]["run"]
+    run = service.caller.ask_whole("baton-ultra", "Who are you?")[1]["baton"]["run"]
     page.goto(f"/console/runs/{run}")
     assert page.locator("path.edge.withheld title").first.text_content()
     page.locator("#run-graph a.node").last.click()
@@ -101,7 +101,7 @@ def test_a_run_is_followed_from_its_graph_to_its_money_and_rated(page: "Page", s
 
 def test_the_slider_shows_any_instant_and_plays_it_back(page: "Page", service: Service) -> None:
     service.stub.always("planner", replace(TREE, gap=0.02))
-    run = service.caller.whole("baton-ultra", "Who are you?")[1]["baton"]["run"]
+    run = service.caller.ask_whole("baton-ultra", "Who are you?")[1]["baton"]["run"]
     page.goto(f"/console/runs/{run}")
     nodes, place = page.locator("#run-graph a.node"), page.locator("#run-cursor")
     expect(nodes).to_have_count(5)
@@ -124,7 +124,7 @@ def test_the_slider_shows_any_instant_and_plays_it_back(page: "Page", service: S
 
 def test_a_replay_is_compared_with_its_origin(page: "Page", service: Service) -> None:
     service.stub.always("planner", TREE)
-    first = service.caller.whole("baton-ultra", "Who are you?")[1]["baton"]["run"]
+    first = service.caller.ask_whole("baton-ultra", "Who are you?")[1]["baton"]["run"]
     for worker in WORKERS:
         service.stub.always(worker, Reply(chunks=("Somebody else.",)))
     page.goto(f"/console/runs/{first}")
@@ -140,7 +140,7 @@ def test_a_replay_is_compared_with_its_origin(page: "Page", service: Service) ->
 
 
 def test_an_auditor_finds_who_saw_the_callers_words_on_a_day(another: Callable[..., "Page"], service: Service) -> None:
-    run = service.caller.whole("baton-mini", "My name is Ada.")[1]["baton"]["run"]
+    run = service.caller.ask_whole("baton-mini", "My name is Ada.")[1]["baton"]["run"]
     auditor = another("auditor", "runs:read", "audit:read")
     today = datetime.now(UTC).date()
     auditor.get_by_role("link", name="Disclosures").click()
@@ -224,7 +224,7 @@ def is_taken(service: Service, key: str) -> bool:
 def test_a_run_that_begins_elsewhere_appears_in_the_list(page: "Page", service: Service) -> None:
     with page.expect_response(re.compile("[?&]live")):
         page.goto("/console/runs")
-    run = service.caller.whole("baton-mini", "Who are you?")[1]["baton"]["run"]
+    run = service.caller.ask_whole("baton-mini", "Who are you?")[1]["baton"]["run"]
     page.locator(f"#row-{run}").wait_for()
 
 

@@ -16,7 +16,7 @@ from app.core.run.events import Kind
 from app.process.config import read
 from app.store.protocol import Projection
 from app.store.sql import open_store
-from tests.conformance.entries import admitted
+from tests.conformance.entries import admission_entry
 from tests.harness.raw_facts import Raw
 from tests.harness.stand_ins import row_of
 from tests.harness.waiting import until
@@ -37,15 +37,17 @@ async def test_a_list_is_followed(
         return [(line["id"], line["state"]) for line in lines] == list(expected)
 
     async with open_store(url) as store:
-        await store.append(admitted("run_1", at=now - 1, row=Projection(state="admitted")))
+        await store.append(admission_entry("run_1", at=now - 1, row=Projection(state="admitted")))
         options = parse(["runs", "ls", "--follow", "--json", "--tier", "mini"])
         following = asyncio.create_task(run_list._follow(settings, options, lambda: now))
         first, second = ("run_1", "admitted"), ("run_2", "admitted")
         await until(lambda: has(first))
-        await store.append(admitted("run_2", at=now, row=Projection(state="admitted")))
+        await store.append(admission_entry("run_2", at=now, row=Projection(state="admitted")))
         await until(lambda: has(first, second))
         ended = (Raw(Kind.FAILED, {"step": None, "error": "timeout"}),)
-        failed = replace(admitted("run_1", at=now), new=None, epoch=1, row=Projection(state="failed"), events=ended)
+        failed = replace(
+            admission_entry("run_1", at=now), new=None, epoch=1, row=Projection(state="failed"), events=ended
+        )
         await store.append(failed)
         await until(lambda: has(first, second, ("run_1", "failed")))
         following.cancel()

@@ -16,7 +16,7 @@ from app.gateway.openapi.overview_replies import Overview
 from app.process.config import read
 from app.store.protocol import Projection
 from app.store.sql import open_store
-from tests.conformance.entries import admitted
+from tests.conformance.entries import admission_entry
 from tests.harness.raw_facts import Raw
 
 WORKER = {"calls": 9, "success_rate": 0.75, "input_tokens": 10, "output_tokens": 20}
@@ -31,9 +31,9 @@ async def test_the_document_of_the_api_is_printed_and_drawn_within_80_columns(
     ended = (Raw(Kind.FAILED, {"step": None, "error": "timeout"}),)
     async with open_store(url) as store:
         for name, state in (("run_1", "admitted"), ("run_2", "admitted"), ("run_3", "awaiting_approval")):
-            await store.append(admitted(name, at=now - 1, row=Projection(state=state)))
+            await store.append(admission_entry(name, at=now - 1, row=Projection(state=state)))
         failed = Projection(state="failed", error="timeout")
-        await store.append(replace(admitted("run_1", at=now), new=None, epoch=1, row=failed, events=ended))
+        await store.append(replace(admission_entry("run_1", at=now), new=None, epoch=1, row=failed, events=ended))
     await top._top(settings, parse(["top", "--json", "--period", "hour"]), lambda: now)
     document = orjson.loads(capsys.readouterr().out)
     overview = Overview.model_validate(document)

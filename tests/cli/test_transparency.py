@@ -10,15 +10,15 @@ from app.core.transparency.notes import Signer
 from app.engine.log_export import file_name
 from app.store.sql import open_store
 from tests.cli.test_commands import baton
-from tests.conformance.entries import admitted
-from tests.conformance.test_transparency_log import SIGNER, fresh
+from tests.conformance.entries import admission_entry
+from tests.conformance.test_transparency_log import SIGNER, new_salts
 from tests.harness.log_authorities import NAME, LogAuthorities
 
 
 async def sealed(folder: Path, *signers: Signer) -> None:
     async with open_store(f"sqlite:///{folder}/baton.db") as store:
-        await store.append(admitted("run_1"))
-        while (sealing := await store.log.seal(signers, fresh)) is not None and sealing.more:
+        await store.append(admission_entry("run_1"))
+        while (sealing := await store.log.seal(signers, new_salts)) is not None and sealing.more:
             pass
 
 

@@ -6,7 +6,7 @@ from app.core.message.chat import Message, Task, Text, Tool, Toolbox, task_parts
 from app.core.records import content_ref
 from app.core.run.events import StepDone
 from app.store.protocol import Entry, SharedContent, Store
-from tests.conformance.entries import SALT, admitted
+from tests.conformance.entries import SALT, admission_entry
 
 OWNER = "0a" * 32
 TOOLS = Toolbox((Tool("look", "Looks something up. " * 40, {"type": "object"}),))
@@ -32,7 +32,7 @@ def turn(run: str, turns: int, name: str = "", owner: str = OWNER, at: float = 1
     parts = task_parts(task(turns, name))
     ref = content_ref(SALT, parts.whole)
     shared = SharedContent(ref, owner, parts.head, parts.body, parts.tail)
-    return replace(admitted(run, at), contents=((ref, parts.whole),), shared=shared)
+    return replace(admission_entry(run, at), contents=((ref, parts.whole),), shared=shared)
 
 
 def only_tools(run: str) -> Entry:
@@ -40,7 +40,7 @@ def only_tools(run: str) -> Entry:
     parts = task_parts(Task((), toolbox=TOOLS))
     ref = content_ref(SALT, parts.whole)
     shared = SharedContent(ref, OWNER, parts.head, parts.body, parts.tail)
-    return replace(admitted(run), contents=((ref, parts.whole),), shared=shared)
+    return replace(admission_entry(run), contents=((ref, parts.whole),), shared=shared)
 
 
 def answer(run: str, turns: int) -> Entry:

@@ -28,7 +28,7 @@ def new_run(**changes: Any) -> NewRun:
     return replace(plain, **changes)
 
 
-def admitted(run: str, at: float = 1.0, row: Projection | None = None, **changes: Any) -> Entry:
+def admission_entry(run: str, at: float = 1.0, row: Projection | None = None, **changes: Any) -> Entry:
     event = Raw(Kind.ADMITTED, {"tier": "mini"})
     return Entry(run, at, (event,), new=new_run(**changes), row=row or Projection())
 
@@ -38,7 +38,7 @@ def note(run: str, **fields: Any) -> Entry:
     return Entry(run, 2.0, (Raw(Kind.CANCEL_ASKED, {}),), **fields)
 
 
-def queued(run: str, step: int = 0, at: float = 2.0) -> Entry:
+def queue_entry(run: str, step: int = 0, at: float = 2.0) -> Entry:
     return Entry(run, at, (Raw(Kind.STEP_QUEUED, {"step": step}),), epoch=1, outbox=(Outbox(step, "mini", "driver"),))
 
 
@@ -46,9 +46,9 @@ def take(run: str, version: int, holder: str, at: float = 3.0, until: float = 10
     return Entry(run, at, move=Move(0, "take", version=version, holder=holder, until=until))
 
 
-def moved(run: str, verb: Any, claim: int, until: float = 0.0) -> Entry:
+def move_entry(run: str, verb: Any, claim: int, until: float = 0.0) -> Entry:
     return Entry(run, 4.0, (Raw(Kind.CALL_FINISHED, {}),), move=Move(0, verb, claim=claim, until=until))
 
 
-async def settled(calls: Iterable[Awaitable[Any]]) -> list[Any]:
+async def gather_outcomes(calls: Iterable[Awaitable[Any]]) -> list[Any]:
     return await asyncio.gather(*calls, return_exceptions=True)

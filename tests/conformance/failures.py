@@ -17,7 +17,7 @@ from tests.harness.waiting import PATIENCE_SECONDS
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-async def raised_against(form: Format, answer: Answer, gap: float = PATIENCE_SECONDS) -> WorkerError:
+async def error_against(form: Format, answer: Answer, gap: float = PATIENCE_SECONDS) -> WorkerError:
     """The error that a server of that behaviour causes; the server closes after `answer`."""
     finished = asyncio.Event()
 

@@ -74,20 +74,20 @@ def model(*, positional: bool = True, logprobs: bool = True) -> ModelConductor:
     return ModelConductor("planner", STYLES["general"], positional=positional, logprobs=logprobs, temperature=0.7)
 
 
-def given_steps(limits: Limits) -> Given:
+def plan_of_most_steps(limits: Limits) -> Given:
     """A caller's plan as long as the limit."""
     steps = [Step(NAMES[0], "x", Access(True, tuple(range(place)))) for place in range(limits.steps)]
     return Given((*steps[:-1], replace(steps[-1], answers=True)))
 
 
-async def proposed(conductor: Conductor, brief: Brief, ask: Asked) -> list[Step]:
+async def propose_all_steps(conductor: Conductor, brief: Brief, ask: Asked) -> list[Step]:
     """All steps."""
     return [step async for step in conductor.propose(brief, ask)]
 
 
 MAKERS: dict[str, Callable[[Limits], Conductor]] = {
     "model": lambda _limits: model(),
-    "given": given_steps,
+    "given": plan_of_most_steps,
     **{shape: lambda _limits, shape=shape: FixedConductor(ConductorSpec("fixed", shape=shape)) for shape in SHAPES},  # type: ignore[misc]
 }
 
@@ -107,7 +107,7 @@ async def test_a_workflow_keeps_to_the_limits(maker: Callable[[Limits], Conducto
     limits = Limits(steps=most)
     brief = replace(BRIEF, limits=limits, workers=WORKERS[:workers])
     plan = plan_of(*[(place % workers, ["user", *range(place)]) for place in range(most)])
-    steps = await proposed(maker(limits), brief, saying(plan))
+    steps = await propose_all_steps(maker(limits), brief, saying(plan))
     assert 1 <= len(steps) <= most
     assert [step.answers for step in steps] == [False] * (len(steps) - 1) + [True]
     assert {step.worker for step in steps} <= set(NAMES[:workers])
@@ -118,14 +118,14 @@ async def test_a_workflow_keeps_to_the_limits(maker: Callable[[Limits], Conducto
 
 async def test_only_a_conductor_that_waits_asks_and_only_once(maker: Callable[[Limits], Conductor]) -> None:
     conductor, ask = maker(Limits()), saying(chain(3))
-    await proposed(conductor, BRIEF, ask)
+    await propose_all_steps(conductor, BRIEF, ask)
     assert len(ask.questions) == (0 if conductor.instant else 1)
 
 
 async def test_no_state_is_kept_between_proposals(maker: Callable[[Limits], Conductor]) -> None:
     conductor = maker(Limits())
-    first = await proposed(conductor, BRIEF, saying(chain(2)))
-    assert await proposed(conductor, BRIEF, saying(chain(2))) == first
+    first = await propose_all_steps(conductor, BRIEF, saying(chain(2)))
+    assert await propose_all_steps(conductor, BRIEF, saying(chain(2))) == first
 
 
 async def test_a_random_plan_is_valid_and_the_runs_own() -> None:
@@ -136,16 +136,16 @@ async def test_a_random_plan_is_valid_and_the_runs_own() -> None:
         written = [{"worker": s.worker, "subtask": s.subtask, "access": s.access.as_list()} for s in steps]
         return {"steps": written}
 
-    plans = [await proposed(RandomConductor(), brief(run, 5), saying()) for run in range(200)]
+    plans = [await propose_all_steps(RandomConductor(), brief(run, 5), saying()) for run in range(200)]
     for steps in plans:
         assert read_plan(as_plan(steps), by_name(NAMES), 5)
         assert [step.answers for step in steps] == [False] * (len(steps) - 1) + [True]
     assert {len(steps) for steps in plans} == {1, 2, 3, 4, 5}
     assert {step.worker for steps in plans for step in steps} == set(NAMES)
     assert not all(step.access.user for steps in plans for step in steps)
-    assert await proposed(RandomConductor(), brief(7, 5), saying()) == plans[7]
-    assert len(await proposed(RandomConductor(), brief(7, 1), saying())) == 1
-    assert await proposed(RandomConductor(), replace(BRIEF, round=2), saying()) == []
+    assert await propose_all_steps(RandomConductor(), brief(7, 5), saying()) == plans[7]
+    assert len(await propose_all_steps(RandomConductor(), brief(7, 1), saying())) == 1
+    assert await propose_all_steps(RandomConductor(), replace(BRIEF, round=2), saying()) == []
 
 
 # -- fixed
@@ -166,28 +166,30 @@ async def test_a_random_plan_is_valid_and_the_runs_own() -> None:
 )
 async def test_a_shape_is_cut_to_the_limit(shape: Any, steps: int, expected_access: list[tuple[int, ...]]) -> None:
     conductor = FixedConductor(ConductorSpec("fixed", shape=shape, workers=("bob-mini", "gone")))
-    proposed_steps = await proposed(conductor, replace(BRIEF, limits=Limits(steps=steps)), saying())
+    proposed_steps = await propose_all_steps(conductor, replace(BRIEF, limits=Limits(steps=steps)), saying())
     assert [step.access.steps for step in proposed_steps] == expected_access
     assert {step.worker for step in proposed_steps} == {"bob-mini"}, "preferred workers that are eligible"
 
 
 async def test_shapes_spread_over_workers_and_one_asks_itself() -> None:
-    spread = await proposed(FixedConductor(ConductorSpec("fixed", shape="fan_out")), BRIEF, saying())
+    spread = await propose_all_steps(FixedConductor(ConductorSpec("fixed", shape="fan_out")), BRIEF, saying())
     assert [step.worker for step in spread] == [*NAMES, NAMES[0]]
-    alone = await proposed(FixedConductor(ConductorSpec("fixed", shape="self_consistency")), BRIEF, saying())
+    alone = await propose_all_steps(FixedConductor(ConductorSpec("fixed", shape="self_consistency")), BRIEF, saying())
     assert {step.worker for step in alone} == {NAMES[0]}
-    assert [step.subtask for step in await proposed(FixedConductor(ConductorSpec("fixed")), BRIEF, saying())] == [""]
+    assert [
+        step.subtask for step in await propose_all_steps(FixedConductor(ConductorSpec("fixed")), BRIEF, saying())
+    ] == [""]
 
 
 async def test_a_fixed_conductor_takes_the_answer_or_has_it_checked_by_the_next() -> None:
     spec = ConductorSpec("fixed", workers=NAMES[:2])
     further = replace(BRIEF, round=2)
-    assert await proposed(FixedConductor(spec), further, saying()) == []
+    assert await propose_all_steps(FixedConductor(spec), further, saying()) == []
     checks = FixedConductor(replace(spec, again=True))
     for number, worker in ((2, NAMES[1]), (3, NAMES[0])):
-        [step] = await proposed(checks, replace(further, round=number), saying())
+        [step] = await propose_all_steps(checks, replace(further, round=number), saying())
         assert (step.worker, step.access, step.answers) == (worker, Access(True, (), previous=True), True)
-    assert len(await proposed(checks, BRIEF, saying())) == 1
+    assert len(await propose_all_steps(checks, BRIEF, saying())) == 1
 
 
 # -- further rounds of a model
@@ -199,25 +201,25 @@ FURTHER = replace(BRIEF, round=2, previous=Previous(PAST, "It is 4."))
 
 async def test_a_further_round_may_be_empty_and_may_see_the_answer_before() -> None:
     ask = saying('{"steps": []}')
-    assert await proposed(model(), FURTHER, ask) == []
+    assert await propose_all_steps(model(), FURTHER, ask) == []
     assert ask.questions[0].template == "further-1"
     steps = schema_of(ask.questions[0])["properties"]["steps"]
     assert steps["minItems"] == 0
     assert ["user", "previous"] in steps["prefixItems"][0]["properties"]["access"]["enum"]
-    [step] = await proposed(model(), FURTHER, saying(plan_of((0, ["previous"]))))
+    [step] = await propose_all_steps(model(), FURTHER, saying(plan_of((0, ["previous"]))))
     assert step.access == Access(False, (), previous=True)
     for plan in ('{"steps": []}', plan_of((0, ["previous"]))):
         with pytest.raises(PlanRejected):
-            await proposed(model(), BRIEF, saying(plan))
+            await propose_all_steps(model(), BRIEF, saying(plan))
 
 
 async def test_three_empty_lists_take_the_answer_and_all_means_it_too() -> None:
     empty = "model_id = []\nsubtasks = []\naccess_list = []"
-    assert await proposed(model(), FURTHER, saying(empty)) == []
+    assert await propose_all_steps(model(), FURTHER, saying(empty)) == []
     with pytest.raises(PlanRejected):
-        await proposed(model(), BRIEF, saying(empty))
+        await propose_all_steps(model(), BRIEF, saying(empty))
     lists = 'model_id = [0, 1]\nsubtasks = ["Look", "Mend"]\naccess_list = [[], ["all"]]'
-    steps = await proposed(model(), FURTHER, saying(lists))
+    steps = await propose_all_steps(model(), FURTHER, saying(lists))
     assert [step.access for step in steps] == [Access(True, ()), Access(True, (0,), previous=True)]
 
 
@@ -254,13 +256,13 @@ async def test_each_step_comes_before_the_next_is_read() -> None:
 
 async def test_the_model_is_asked_under_the_schema_and_a_bound() -> None:
     ask = saying(chain(1))
-    await proposed(model(), replace(BRIEF, limits=Limits(steps=2)), ask)
+    await propose_all_steps(model(), replace(BRIEF, limits=Limits(steps=2)), ask)
     [question] = ask.questions
     assert question.worker == "planner"
     assert schema_of(question)["properties"]["steps"]["maxItems"] == 2
     assert (question.temperature, question.logprobs) == (0.7, 10)
     assert 2 * 600 < question.max_tokens < 2_000
-    await proposed(model(positional=False, logprobs=False), BRIEF, ask)
+    await propose_all_steps(model(positional=False, logprobs=False), BRIEF, ask)
     assert "prefixItems" not in schema_of(ask.questions[1])["properties"]["steps"]
     assert ask.questions[1].logprobs == 0
 
@@ -268,23 +270,23 @@ async def test_the_model_is_asked_under_the_schema_and_a_bound() -> None:
 async def test_garbage_is_rejected_with_all_reasons() -> None:
     text = plan_of((7, ["user"]), (0, [3]), (1, ["user"]))
     with pytest.raises(PlanRejected) as caught:
-        await proposed(model(), BRIEF, saying(text[:40], text[40:]))
+        await propose_all_steps(model(), BRIEF, saying(text[:40], text[40:]))
     assert [reason[:6] for reason in caught.value.reasons] == ["step 0", "step 1"]
     for garbage in ("", "I would rather not.", chain(2)[:-20], "\x00" * 99):
         with pytest.raises(PlanRejected):
-            await proposed(model(), BRIEF, saying(garbage))
+            await propose_all_steps(model(), BRIEF, saying(garbage))
 
 
 async def test_a_fault_of_the_model_passes_through_as_it_is() -> None:
     fault = WorkerUnavailable()
     with pytest.raises(WorkerUnavailable) as caught:
-        await proposed(model(), BRIEF, saying(chain(2)[:30], error=fault))
+        await propose_all_steps(model(), BRIEF, saying(chain(2)[:30], error=fault))
     assert caught.value is fault
 
 
 async def test_the_published_three_lists_are_read() -> None:
     text = 'First one, then another.\nmodel_id = [2, 0]\nsubtasks = ["Plan", "Solve"]\naccess_list = [[], ["all"]]'
-    steps = await proposed(model(), BRIEF, saying(*text))
+    steps = await propose_all_steps(model(), BRIEF, saying(*text))
     assert [(step.worker, step.access.steps, step.answers) for step in steps] == [
         (NAMES[2], (), False),
         (NAMES[0], (0,), True),
@@ -294,14 +296,14 @@ async def test_the_published_three_lists_are_read() -> None:
 # -- probabilities
 
 
-def decoded(*tokens: tuple[str, float]) -> list[list[Piece]]:
+def decode_tokens(*tokens: tuple[str, float]) -> list[list[Piece]]:
     """One read for each token, its text and its log-probability together."""
     return [[Words(token), Chosen(token, math.log(chance))] for token, chance in tokens]
 
 
 async def test_a_choice_is_as_likely_as_all_tokens_of_its_digits() -> None:
     many = replace(BRIEF, workers=tuple(replace(WORKERS[0], name=f"w{n}") for n in range(120)))
-    reads = decoded(
+    reads = decode_tokens(
         ('{"steps": [{"worker"', 0.9),
         (": ", 0.9),
         ("1", 0.5),
@@ -313,19 +315,19 @@ async def test_a_choice_is_as_likely_as_all_tokens_of_its_digits() -> None:
         (', "subtask": "x", "access": [0', 0.9),
         ("]}]}", 0.9),
     )
-    steps = await proposed(model(), many, Asked(reads))
+    steps = await propose_all_steps(model(), many, Asked(reads))
     assert [(step.worker, step.probability) for step in steps] == [("w117", 0.1), ("w4", 0.3)]
 
 
 async def test_one_read_may_hold_the_whole_plan() -> None:
     tokens = [('{"steps": [{"worker": ', 1.0), ("2", 0.5), (', "subtask": "x", "access": ["user"]}]}', 1.0)]
-    whole = [piece for batch in decoded(*tokens) for piece in batch]
-    [step] = await proposed(model(), BRIEF, Asked([whole]))
+    whole = [piece for batch in decode_tokens(*tokens) for piece in batch]
+    [step] = await propose_all_steps(model(), BRIEF, Asked([whole]))
     assert (step.worker, step.probability) == (NAMES[2], 0.5)
 
 
 async def test_without_logprobs_no_probability_is_claimed() -> None:
-    assert [step.probability for step in await proposed(model(), BRIEF, saying(chain(2)))] == [None, None]
+    assert [step.probability for step in await propose_all_steps(model(), BRIEF, saying(chain(2)))] == [None, None]
 
 
 # -- the prompt
@@ -367,7 +369,7 @@ async def test_with_tools_each_step_of_the_schema_says_whether_it_may_call_them(
     tooled = replace(BRIEF, task=replace(BRIEF.task, toolbox=Toolbox((Tool("look"),))))
     for brief, there in ((BRIEF, False), (tooled, True)):
         asker = saying(chain(1))
-        await proposed(model(), brief, asker)
+        await propose_all_steps(model(), brief, asker)
         place = schema_of(asker.questions[0])["properties"]["steps"]["prefixItems"][0]
         assert ("tools" in place["properties"]) is there
 

@@ -28,7 +28,7 @@ from app.providers import authentication
 from app.providers.formats import adapter
 from tests.conformance.wire_formats import PATIENT, ending, request, text_of_pieces
 from tests.stubs import Reply
-from tests.stubs.clouds import CloudStub, TokenStub, chunk, exception, message, signed, with_header
+from tests.stubs.clouds import CloudStub, TokenStub, chunk, exception, message, require_signature, with_header
 
 ACCESS, SECRET, REGION = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", "eu-west-1"
 CLAUDE = Worker("w", "cloud", "anthropic.claude-opus-5-v1:0")
@@ -123,7 +123,7 @@ async def test_requests_to_bedrock_are_signed(
     """The model's name has a colon, which is quoted in what is signed and not on the wire."""
     if session:
         monkeypatch.setenv("AWS_SESSION_TOKEN", session)
-    async with CloudStub(signed(ACCESS, SECRET, REGION, session)) as cloud:
+    async with CloudStub(require_signature(ACCESS, SECRET, REGION, session)) as cloud:
         spec = ProviderSpec("cloud", "anthropic", cloud.url, auth="aws", region=REGION)
         pieces = await answer(spec, worker=Worker("w", "cloud", model), live=live)
         assert text_of_pieces(pieces) == "Hello there."
@@ -136,7 +136,7 @@ async def test_requests_to_bedrock_are_signed(
 
 
 async def test_a_signature_of_another_region_or_secret_is_refused(aws: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with CloudStub(signed(ACCESS, SECRET, REGION)) as cloud:
+    async with CloudStub(require_signature(ACCESS, SECRET, REGION)) as cloud:
         spec = ProviderSpec("cloud", "anthropic", cloud.url, auth="aws", region="us-east-1")
         assert type(await error(spec, worker=CLAUDE)) is WorkerMisconfigured
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
@@ -145,7 +145,7 @@ async def test_a_signature_of_another_region_or_secret_is_refused(aws: None, mon
 
 
 async def test_openais_format_at_bedrock_is_signed_too(aws: None) -> None:
-    async with CloudStub(signed(ACCESS, SECRET, REGION)) as cloud:
+    async with CloudStub(require_signature(ACCESS, SECRET, REGION)) as cloud:
         spec = ProviderSpec("cloud", "openai", f"{cloud.url}/openai/v1", auth="aws", region=REGION)
         assert text_of_pieces(await answer(spec)) == "Hello there."
 
@@ -155,7 +155,7 @@ async def test_without_credentials_nothing_is_sent(aws: None, monkeypatch: pytes
         monkeypatch.delenv(name)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
-    async with CloudStub(signed(ACCESS, SECRET, REGION)) as cloud:
+    async with CloudStub(require_signature(ACCESS, SECRET, REGION)) as cloud:
         failed = await error(ProviderSpec("cloud", "anthropic", cloud.url, auth="aws", region=REGION), worker=CLAUDE)
         assert cloud.requests == []
     assert type(failed) is WorkerMisconfigured
@@ -176,7 +176,7 @@ async def test_without_credentials_nothing_is_sent(aws: None, monkeypatch: pytes
     ],
 )
 async def test_an_event_stream_that_ends_badly(aws: None, tail: bytes, expected: type[WorkerError]) -> None:
-    async with CloudStub(signed(ACCESS, SECRET, REGION)) as cloud:
+    async with CloudStub(require_signature(ACCESS, SECRET, REGION)) as cloud:
         cloud.tail = tail
         failed = await error(ProviderSpec("cloud", "anthropic", cloud.url, auth="aws", region=REGION), worker=CLAUDE)
     assert type(failed) is expected
@@ -241,12 +241,12 @@ def account_file(key: rsa.RSAPrivateKey, token_uri: str) -> dict[str, str]:
 def claims_of(assertion: str, key: rsa.RSAPrivateKey) -> dict[str, Any]:
     """The claims of a JWT. Raises `InvalidSignature` if this key did not sign it."""
     signed_part, _, signature = assertion.rpartition(".")
-    key.public_key().verify(unpadded(signature), signed_part.encode(), padding.PKCS1v15(), hashes.SHA256())
-    claims: dict[str, Any] = json.loads(unpadded(signed_part.partition(".")[2]))
+    key.public_key().verify(decode_unpadded(signature), signed_part.encode(), padding.PKCS1v15(), hashes.SHA256())
+    claims: dict[str, Any] = json.loads(decode_unpadded(signed_part.partition(".")[2]))
     return claims
 
 
-def unpadded(text: str) -> bytes:
+def decode_unpadded(text: str) -> bytes:
     return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
 
 
@@ -268,16 +268,16 @@ pool = ["w"]
 """
 
 
-def loaded(folder: Path, form: str, lines: str) -> ProviderSpec:
+def load_provider(folder: Path, form: str, lines: str) -> ProviderSpec:
     (folder / "pool.toml").write_text(POOL.format(form=form, lines=lines))
     environ = {"BATON_POOL": str(folder / "pool.toml"), "CLOUD_KEY": "k"}
     return configure(environ).catalog.providers["cloud"]
 
 
 def test_a_pool_file_with_clouds(tmp_path: Path) -> None:
-    azure = loaded(tmp_path, "openai", 'auth = "api-key"\nkey = "CLOUD_KEY"\napi_version = "2026-01-01"')
+    azure = load_provider(tmp_path, "openai", 'auth = "api-key"\nkey = "CLOUD_KEY"\napi_version = "2026-01-01"')
     assert (azure.auth, azure.api_version) == ("api-key", "2026-01-01")
-    bedrock = loaded(tmp_path, "anthropic", 'auth = "aws"\nregion = "eu-west-1"')
+    bedrock = load_provider(tmp_path, "anthropic", 'auth = "aws"\nregion = "eu-west-1"')
     assert (bedrock.auth, bedrock.region) == ("aws", "eu-west-1")
 
 
@@ -295,7 +295,7 @@ def test_a_pool_file_with_clouds(tmp_path: Path) -> None:
 )
 def test_settings_of_clouds_that_cannot_be_are_refused(tmp_path: Path, form: str, lines: str, fault: str) -> None:
     with pytest.raises(ConfigInvalid) as caught:
-        loaded(tmp_path, form, lines)
+        load_provider(tmp_path, form, lines)
     assert any(f"providers.cloud.{fault}" in line for line in caught.value.faults), caught.value.faults
 
 
@@ -306,7 +306,7 @@ def test_a_library_that_is_not_installed_is_a_fault_that_names_the_extra(
     monkeypatch.setattr(authentication, "find_spec", lambda name: None)
     region = 'region = "eu-west-1"' if auth == "aws" else ""
     with pytest.raises(ConfigInvalid) as caught:
-        loaded(tmp_path, "anthropic", f'auth = "{auth}"\n{region}')
+        load_provider(tmp_path, "anthropic", f'auth = "{auth}"\n{region}')
     assert f"pip install 'baton[{extra}]'" in caught.value.faults[0]
     with pytest.raises(ConfigInvalid) as caught:
         adapter(ProviderSpec("cloud", "anthropic", "https://example.org", auth=auth, region="x"))  # type: ignore[arg-type]

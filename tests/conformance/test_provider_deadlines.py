@@ -15,7 +15,7 @@ from app.errors import (
     WorkerUnavailable,
 )
 from app.providers import http
-from tests.conformance.failures import failure, raised_against
+from tests.conformance.failures import error_against, failure
 from tests.conformance.wire_formats import (
     HURRIED,
     PATIENT,
@@ -67,7 +67,7 @@ async def test_an_error_that_never_finishes_its_body(form: Format, monkeypatch: 
         await reader.read()
 
     monkeypatch.setattr(http, "TAIL", 0.1)
-    error = await raised_against(form, answer)
+    error = await error_against(form, answer)
     assert (type(error), error.retry_after) == (WorkerUnavailable, 3)
 
 
@@ -117,7 +117,7 @@ async def test_a_server_that_does_not_speak_http(form: Format) -> None:
         writer.write(b"SSH-2.0-OpenSSH_9.9\r\n")
         await writer.drain()
 
-    assert type(await raised_against(form, babble)) is WorkerMalformed
+    assert type(await error_against(form, babble)) is WorkerMalformed
 
 
 # --- who stops, and who may see the key
@@ -166,7 +166,7 @@ async def test_a_body_that_breaks_http(form: Format, rest: bytes) -> None:
         writer.write(rest)
         await writer.drain()
 
-    await raised_against(form, answer, gap=0.2)
+    await error_against(form, answer, gap=0.2)
 
 
 async def test_a_redirect_is_not_followed(form: Format) -> None:
@@ -179,7 +179,7 @@ async def test_a_redirect_is_not_followed(form: Format) -> None:
         await writer.drain()
 
     statuses: list[int] = []
-    assert type(await raised_against(form, redirect)) is WorkerMisconfigured
+    assert type(await error_against(form, redirect)) is WorkerMisconfigured
     assert len(statuses) == 1
 
 

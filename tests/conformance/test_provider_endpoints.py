@@ -182,13 +182,13 @@ ENVIRON = {"NEAR_KEY": "sk-near", "WEST_KEY": "sk-west"}
 GOOD = POOL.format(east="http://127.0.0.1:9/east", west="http://127.0.0.1:9/west")
 
 
-def written(folder: Path, text: str) -> dict[str, str]:
+def write_pool(folder: Path, text: str) -> dict[str, str]:
     (folder / "pool.toml").write_text(text)
     return ENVIRON | {"BATON_POOL": str(folder / "pool.toml")}
 
 
 def test_endpoints_of_a_pool_file(tmp_path: Path) -> None:
-    loaded = configure(written(tmp_path, GOOD))
+    loaded = configure(write_pool(tmp_path, GOOD))
     spec = loaded.catalog.providers["near"]
     assert spec.endpoints == (
         EndpointSpec("east", "http://127.0.0.1:9/east", 2.0),
@@ -213,13 +213,13 @@ def test_endpoints_of_a_pool_file(tmp_path: Path) -> None:
 )
 def test_endpoints_that_cannot_be_are_refused(tmp_path: Path, old: str, new: str, fault: str) -> None:
     with pytest.raises(ConfigInvalid) as caught:
-        configure(written(tmp_path, GOOD.replace(old, new)))
+        configure(write_pool(tmp_path, GOOD.replace(old, new)))
     assert any(f"providers.near.{fault}" in line for line in caught.value.faults), caught.value.faults
 
 
 def test_no_variable_moves_a_provider_with_several_endpoints(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid) as caught:
-        configure(written(tmp_path, GOOD) | {"NEAR_BASE_URL": "http://127.0.0.1:9"})
+        configure(write_pool(tmp_path, GOOD) | {"NEAR_BASE_URL": "http://127.0.0.1:9"})
     assert "providers.near.endpoints: cannot be overridden by NEAR_BASE_URL" in caught.value.faults[0]
 
 

@@ -10,7 +10,7 @@ from app.core.message.chat import Form, Image, Message, Piece, Sampling, Text, T
 from app.core.pool.catalog import ProviderSpec
 from app.errors import WorkerError, WorkerMalformed, WorkerRateLimited, WorkerRefused, WorkerUnavailable
 from app.providers.adapters.responses import Response, ResponsesProvider
-from tests.conformance.test_provider_tools import ASK, BOX, PIXEL, TWO, gathered, keepsake_of, past
+from tests.conformance.test_provider_tools import ASK, BOX, PIXEL, TWO, gather_calls, keepsake_of, past
 from tests.conformance.wire_formats import FORMATS, connected, ending, request, text_of_pieces
 from tests.harness.in_process import client_of, running_service
 from tests.stubs import KEYS, ProviderStub, Reply
@@ -40,7 +40,7 @@ conductor = {{ kind = "fixed", shape = "single", workers = ["alpha"] }}
 """
 
 
-def rendered(*messages: Message, options: dict[str, str] | None = None, **changes: Any) -> dict[str, Any]:
+def render_body(*messages: Message, options: dict[str, str] | None = None, **changes: Any) -> dict[str, Any]:
     """The body that the adapter would send."""
     adapter = ResponsesProvider(ProviderSpec("p", "responses", options=options or {}), "k")
     body: dict[str, Any] = json.loads(adapter.render(request(*(messages or (ASK,)), **changes)))
@@ -51,7 +51,7 @@ def test_sampling_tools_and_the_schema_as_the_format_spells_them() -> None:
     schema = {"type": "object", "properties": {}, "additionalProperties": False}
     box = Toolbox((Tool("look", "Looks."),), "named", "look", parallel=False)
     sampling = Sampling(0.5, 0.9, 99, ("\n\n",), 7, 0.1, 0.2, (("50256", -100),))
-    body = rendered(sampling=sampling, toolbox=box, form=Form(schema, description="Empty.", strict=True))
+    body = render_body(sampling=sampling, toolbox=box, form=Form(schema, description="Empty.", strict=True))
     assert (body["max_output_tokens"], body["temperature"], body["top_p"]) == (99, 0.5, 0.9)
     assert body["store"] is False
     assert body.keys().isdisjoint({"stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias", "messages"})
@@ -67,7 +67,7 @@ def test_sampling_tools_and_the_schema_as_the_format_spells_them() -> None:
     assert adapter.unsupported == {
         "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias", "top_p",
     }  # fmt: skip
-    assert rendered(sampling=Sampling(max_tokens=1))["max_output_tokens"] == 16
+    assert render_body(sampling=Sampling(max_tokens=1))["max_output_tokens"] == 16
 
 
 async def test_reasoning_goes_back_sealed_before_what_it_led_to() -> None:
@@ -87,9 +87,9 @@ async def test_reasoning_goes_back_sealed_before_what_it_led_to() -> None:
 def test_each_reasoning_stays_before_its_own_call() -> None:
     items = [SEALED, {"type": "function_call"}, {**SEALED, "id": "rs_2"}, {"type": "function_call"}]
     turn = past(keepsake={"items": items}, words="")
-    kinds = [item.get("id") or item.get("call_id") for item in rendered(*turn, toolbox=BOX)["input"][1:5]]
+    kinds = [item.get("id") or item.get("call_id") for item in render_body(*turn, toolbox=BOX)["input"][1:5]]
     assert kinds == ["rs_stub", "c-1", "rs_2", "c-2"]
-    dropped = rendered(*turn, toolbox=BOX, options={"reasoning": "drop"})
+    dropped = render_body(*turn, toolbox=BOX, options={"reasoning": "drop"})
     assert "include" not in dropped
     assert [item["type"] for item in dropped["input"][1:3]] == ["function_call", "function_call"]
 
@@ -103,7 +103,7 @@ async def test_models_that_do_not_reason_are_not_asked_for_reasoning(model: str)
 def test_images_in_questions_and_in_results_of_tools() -> None:
     picture = Message("tool", (Text("See:"), Image(PIXEL)), call_id="c-1")
     question = Message("user", (Text("see"), Image("https://example.org/a.png", "low")))
-    items = rendered(question, *past(picture)[1:], toolbox=BOX)["input"]
+    items = render_body(question, *past(picture)[1:], toolbox=BOX)["input"]
     assert items[0]["content"][1] == {
         "type": "input_image", "image_url": "https://example.org/a.png", "detail": "low",
     }  # fmt: skip
@@ -116,7 +116,7 @@ def test_images_in_questions_and_in_results_of_tools() -> None:
 
 def test_a_result_of_no_known_call_is_plain_words() -> None:
     stray = Message("tool", (Text("found"),), call_id="lost")
-    assert rendered(ASK, stray)["input"][1] == {"type": "message", "role": "user", "content": "found"}
+    assert render_body(ASK, stray)["input"][1] == {"type": "message", "role": "user", "content": "found"}
 
 
 # --- replies
@@ -130,7 +130,7 @@ def read(*events: dict[str, Any]) -> tuple[Response, list[Piece]]:
     return reading, pieces
 
 
-def failed(code: str | None) -> dict[str, Any]:
+def failed_event(code: str | None) -> dict[str, Any]:
     """The event of a response that failed."""
     error = {"code": code, "message": "provider-body-canary"} if code else None
     return {"type": "response.failed", "response": {"status": "failed", "error": error}}
@@ -149,7 +149,7 @@ def failed(code: str | None) -> dict[str, Any]:
 )
 def test_a_failed_response_is_the_error_that_it_names(code: str | None, expected: type[WorkerError]) -> None:
     with pytest.raises(WorkerError) as caught:
-        read(failed(code))
+        read(failed_event(code))
     assert type(caught.value) is expected
     assert "canary" not in str(caught.value)
 
@@ -187,7 +187,7 @@ def test_a_stream_without_deltas_gives_its_items_whole() -> None:
     for events in ((end,), (*done_events, end)):
         reading, pieces = read(*events)
         assert text_of_pieces(pieces) == "Hi."
-        assert gathered(pieces) == (ToolCall("a", "add", "{}"),)
+        assert gather_calls(pieces) == (ToolCall("a", "add", "{}"),)
         assert reading.end().finish == "tool_calls"
 
 

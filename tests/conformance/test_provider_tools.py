@@ -36,7 +36,7 @@ PIXEL = "data:image/png;base64,iVBORw0KGgo="
 TWO = (Calls("add", '{"a":1,"b":"é\\"}"}', "c-1"), Calls("look", "", "c-2"))
 
 
-def gathered(pieces: list[Piece]) -> tuple[ToolCall, ...]:
+def gather_calls(pieces: list[Piece]) -> tuple[ToolCall, ...]:
     """The calls of a reply."""
     gathering = ToolCallCollector()
     for piece in pieces:
@@ -69,7 +69,7 @@ async def test_calls_come_whole_and_in_order_beside_the_words(line: Line, words:
     line.stub.script("model-a", Reply(chunks=words, tool_calls=TWO, finish="tool", usage=Billed(input=9, output=5)))
     pieces = await line.pieces(request(ASK, toolbox=BOX, live=live))
     assert text_of_pieces(pieces) == "".join(words)
-    add, look = gathered(pieces)
+    add, look = gather_calls(pieces)
     assert (add.name, json.loads(add.arguments)) == ("add", {"a": 1, "b": 'é"}'})
     assert (look.name, look.arguments) == ("look", "{}")
     assert [add.id, look.id] == ["c-1", "c-2"]
@@ -80,7 +80,7 @@ async def test_calls_come_whole_and_in_order_beside_the_words(line: Line, words:
 async def test_arguments_stream_in_pieces_however_the_network_cuts_them(line: Line) -> None:
     line.stub.script("model-a", Reply(chunks=("x",), tool_calls=TWO, finish="tool", trickle=Trickle(size=7)))
     pieces = await line.pieces(request(ASK, toolbox=BOX))
-    assert [json.loads(call.arguments) for call in gathered(pieces)] == [{"a": 1, "b": 'é"}'}, {}]
+    assert [json.loads(call.arguments) for call in gather_calls(pieces)] == [{"a": 1, "b": 'é"}'}, {}]
     if line.format.name != "gemini":
         assert sum(getattr(piece, "index", None) == 0 for piece in pieces) > 2
 
@@ -118,7 +118,7 @@ def test_what_compatible_servers_make_of_the_stream(deltas: list[Any], calls: li
         call = {"index": index, "id": id_ or None, "function": {"name": name or None, "arguments": text}}
         _event(reading, {"tool_calls": [call]}, pieces)
     _event(reading, {}, pieces, "tool_calls")
-    assert [(call.id, call.name, call.arguments) for call in gathered(pieces)] == calls
+    assert [(call.id, call.name, call.arguments) for call in gather_calls(pieces)] == calls
     assert reading.end().finish == "tool_calls"
 
 
@@ -181,11 +181,11 @@ async def test_every_choice_is_taken(line: Line, box: Toolbox) -> None:
 async def test_a_name_that_gemini_does_not_take_comes_back_as_it_was() -> None:
     async with ProviderStub() as stub, connected(FORMATS["gemini"], stub) as line:
         stub.script("model-a", Reply(chunks=(), tool_calls=(Calls("_0start"),), finish="tool"))
-        (call,) = gathered(await line.pieces(request(ASK, toolbox=Toolbox((Tool("0start"),)))))
+        (call,) = gather_calls(await line.pieces(request(ASK, toolbox=Toolbox((Tool("0start"),)))))
     assert call.name == "0start"
 
 
-def rendered(form: str, *messages: Message, spec: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+def render_body(form: str, *messages: Message, spec: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """The body that an adapter would send."""
     adapter = FORMATS[form].adapter(ProviderSpec("p", FORMATS[form].name, **(spec or {})), "k")
     body: dict[str, Any] = json.loads(adapter.render(request(*(messages or (ASK,)), **changes)))
@@ -196,34 +196,34 @@ STRICT = Toolbox((Tool("add", "Adds.", {**NUMBERS, "minProperties": 1}, strict=T
 
 
 def test_openai_writes_definitions_and_choices() -> None:
-    body = rendered("openai", toolbox=STRICT)
+    body = render_body("openai", toolbox=STRICT)
     function = {"name": "add", "description": "Adds.", "parameters": {**NUMBERS, "minProperties": 1}, "strict": True}
     assert body["tools"] == [{"type": "function", "function": function}]
     assert body["tool_choice"] == {"type": "function", "function": {"name": "add"}}
     assert body["parallel_tool_calls"] is False
-    assert "strict" not in rendered("openai", toolbox=STRICT, spec={"structured": False})["tools"][0]["function"]
-    assert rendered("openai", toolbox=BOX).keys().isdisjoint({"tool_choice", "parallel_tool_calls"})
-    assert rendered("openai", toolbox=Toolbox((LOOK,), "required"))["tool_choice"] == "required"
+    assert "strict" not in render_body("openai", toolbox=STRICT, spec={"structured": False})["tools"][0]["function"]
+    assert render_body("openai", toolbox=BOX).keys().isdisjoint({"tool_choice", "parallel_tool_calls"})
+    assert render_body("openai", toolbox=Toolbox((LOOK,), "required"))["tool_choice"] == "required"
 
 
 def test_anthropic_writes_definitions_and_choices() -> None:
-    body = rendered("anthropic", toolbox=STRICT)
+    body = render_body("anthropic", toolbox=STRICT)
     assert body["tools"] == [{"name": "add", "description": "Adds.", "input_schema": NUMBERS, "strict": True}]
     assert body["tool_choice"] == {"type": "tool", "name": "add", "disable_parallel_tool_use": True}
-    loose = rendered("anthropic", toolbox=STRICT, spec={"structured": False})["tools"][0]
+    loose = render_body("anthropic", toolbox=STRICT, spec={"structured": False})["tools"][0]
     assert (loose["input_schema"]["minProperties"], "strict" in loose) == (1, False)
-    assert rendered("anthropic", toolbox=Toolbox((LOOK,), "required"))["tool_choice"] == {"type": "any"}
-    assert rendered("anthropic", *past())["tool_choice"] == {"type": "none"}
-    assert [tool["name"] for tool in rendered("anthropic", *past())["tools"]] == ["add", "look"]
+    assert render_body("anthropic", toolbox=Toolbox((LOOK,), "required"))["tool_choice"] == {"type": "any"}
+    assert render_body("anthropic", *past())["tool_choice"] == {"type": "none"}
+    assert [tool["name"] for tool in render_body("anthropic", *past())["tools"]] == ["add", "look"]
 
 
 def test_gemini_writes_definitions_and_choices() -> None:
-    body = rendered("gemini", toolbox=STRICT)
+    body = render_body("gemini", toolbox=STRICT)
     (declared,) = body["tools"][0]["functionDeclarations"]
     assert declared == {"name": "add", "description": "Adds.", "parametersJsonSchema": {**NUMBERS, "minProperties": 1}}
     assert body["toolConfig"]["functionCallingConfig"] == {"mode": "ANY", "allowedFunctionNames": ["add"]}
-    assert "toolConfig" not in rendered("gemini", toolbox=BOX)
-    assert rendered("gemini", toolbox=Toolbox((LOOK,), "none"))["toolConfig"]["functionCallingConfig"] == {
+    assert "toolConfig" not in render_body("gemini", toolbox=BOX)
+    assert render_body("gemini", toolbox=Toolbox((LOOK,), "none"))["toolConfig"]["functionCallingConfig"] == {
         "mode": "NONE"
     }
 
@@ -231,15 +231,15 @@ def test_gemini_writes_definitions_and_choices() -> None:
 def test_results_stand_where_each_format_wants_them() -> None:
     failed = Message("tool", (Text("boom"), Image(PIXEL)), call_id="c-2", failed=True)
     talk = past(Message("tool", (Text("1"),), call_id="c-1"), failed)
-    *_, called, first_result, second_result, picture = rendered("openai", *talk)["messages"]
+    *_, called, first_result, second_result, picture = render_body("openai", *talk)["messages"]
     assert [call["id"] for call in called["tool_calls"]] == ["c-1", "c-2"]
     assert (first_result["tool_call_id"], first_result["content"]) == ("c-1", "1")
     assert (second_result["tool_call_id"], second_result["content"]) == ("c-2", "boom")
     assert [part["type"] for part in picture["content"]] == ["text", "image_url"]
-    results = rendered("anthropic", *talk)["messages"][-1]["content"]
+    results = render_body("anthropic", *talk)["messages"][-1]["content"]
     assert [(block["tool_use_id"], block.get("is_error")) for block in results] == [("c-1", None), ("c-2", True)]
     assert [block["type"] for block in results[1]["content"]] == ["text", "image"]
-    parts = rendered("gemini", *talk)["contents"][-1]["parts"]
+    parts = render_body("gemini", *talk)["contents"][-1]["parts"]
     assert parts[0]["functionResponse"] == {"name": "add", "response": {"output": "1"}}
     assert parts[1]["functionResponse"] == {"name": "look", "response": {"error": "boom"}}
     assert "inlineData" in parts[2]
@@ -247,20 +247,20 @@ def test_results_stand_where_each_format_wants_them() -> None:
 
 def test_a_result_of_no_known_call_is_plain_words() -> None:
     stray = Message("tool", (Text("found"),), call_id="lost")
-    assert rendered("anthropic", ASK, stray)["messages"][0]["content"][1] == {"type": "text", "text": "found"}
-    assert rendered("gemini", ASK, stray)["contents"][0]["parts"][1] == {"text": "found"}
-    assert rendered("openai", ASK, Message("tool", (Text("found"),)))["messages"][1]["role"] == "user"
+    assert render_body("anthropic", ASK, stray)["messages"][0]["content"][1] == {"type": "text", "text": "found"}
+    assert render_body("gemini", ASK, stray)["contents"][0]["parts"][1] == {"text": "found"}
+    assert render_body("openai", ASK, Message("tool", (Text("found"),)))["messages"][1]["role"] == "user"
 
 
 def test_mistral_gets_ids_of_nine_letters() -> None:
     spec = {"base_url": "https://api.mistral.ai/v1"}
-    *_, called, first_result, second_result = rendered("openai", *past(), spec=spec)["messages"]
+    *_, called, first_result, second_result = render_body("openai", *past(), spec=spec)["messages"]
     ids = [call["id"] for call in called["tool_calls"]]
     assert ids == [first_result["tool_call_id"], second_result["tool_call_id"]]
     assert all(len(id_) == 9 and id_.isalnum() for id_ in ids)
     assert len(set(ids)) == 2
     called = Message("assistant", (), calls=(ToolCall("abcdefgh9", "add"),))
-    assert rendered("openai", ASK, called, spec=spec)["messages"][1]["tool_calls"][0]["id"] == "abcdefgh9"
+    assert render_body("openai", ASK, called, spec=spec)["messages"][1]["tool_calls"][0]["id"] == "abcdefgh9"
 
 
 # --- what is given back
@@ -344,7 +344,7 @@ def test_reasoning_details_are_put_together_and_signatures_stay_beside_their_cal
     _event(reading, {"tool_calls": calls}, pieces, "tool_calls")
     details = [{**text, "text": "Hm.", "signature": "s"}, sealed, sealed]
     assert reading.keepsake() == {"message": {"reasoning_details": details}, "extra_content": [None, google]}
-    message = rendered("openai", *past(keepsake=reading.keepsake()))["messages"][1]
+    message = render_body("openai", *past(keepsake=reading.keepsake()))["messages"][1]
     assert message["reasoning_details"] == details
     assert [call.get("extra_content") for call in message["tool_calls"]] == [None, google]
 

@@ -164,8 +164,8 @@ async def test_what_nobody_watches_comes_whole_with_the_same_pieces(line: Line) 
     assert [received.streaming for received in line.stub.requests] == [True, False]
 
 
-async def test_pieces_of_one_read_come_together(line: Line, recorded: bytes) -> None:
-    line.stub.script("model-a", Raw(body=recorded.decode()))
+async def test_pieces_of_one_read_come_together(line: Line, recorded_stream: bytes) -> None:
+    line.stub.script("model-a", Raw(body=recorded_stream.decode()))
     batches = [batch async for batch in line.stream(request())]
     assert len(batches) <= 2 < len(TEXTS)
     assert text_of_pieces([piece for batch in batches for piece in batch]) == "".join(TEXTS)
@@ -239,7 +239,7 @@ async def test_every_kind_of_conversation_is_accepted(line: Line) -> None:
         assert text_of_pieces(await line.pieces(request(*messages))) == "Hello there."
 
 
-def _rendered(name: str, spec: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+def _render_body(name: str, spec: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     form = FORMATS[name]
     adapter = form.adapter(ProviderSpec("p", form.name, **(spec or {})), "k")
     body: dict[str, Any] = json.loads(adapter.render(request(*changes.pop("messages", ()), **changes)))
@@ -250,7 +250,7 @@ ALL = Sampling(1.5, 0.9, 99, ("\n\n",), 7, 0.1, 0.2, (("50256", -100),))
 
 
 def test_openai_renders_all_of_the_sampling_and_the_schema() -> None:
-    body = _rendered("openai", sampling=ALL, form=Form(SCHEMA, strict=True), logprobs=40)
+    body = _render_body("openai", sampling=ALL, form=Form(SCHEMA, strict=True), logprobs=40)
     assert body["max_completion_tokens"] == 99
     assert "max_tokens" not in body
     assert (body["temperature"], body["top_p"], body["stop"], body["seed"]) == (1.5, 0.9, ["\n\n"], 7)
@@ -264,14 +264,14 @@ def test_openai_renders_all_of_the_sampling_and_the_schema() -> None:
 def test_openai_options_for_compatible_servers() -> None:
     spec = {"base_url": "http://127.0.0.1:9/v1", "structured": False}
     messages = (Message("developer", (Text("d"),)), Message("user", (Text("u"),)))
-    body = _rendered("openai", spec, form=Form(SCHEMA, strict=True), messages=messages)
+    body = _render_body("openai", spec, form=Form(SCHEMA, strict=True), messages=messages)
     assert body["max_tokens"] == 64
     assert "response_format" not in body
     assert body["messages"][0]["role"] == "system"
     spec |= {
         "options": {"stream_options": "omit", "max_tokens_field": "max_completion_tokens", "ignore": "temperature"}
     }
-    body = _rendered("openai", spec, sampling=ALL)
+    body = _render_body("openai", spec, sampling=ALL)
     assert "stream_options" not in body
     assert "temperature" not in body
     assert body["max_completion_tokens"] == 99
@@ -279,7 +279,7 @@ def test_openai_options_for_compatible_servers() -> None:
 
 def test_openai_names_and_images() -> None:
     messages = (Message("user", (Text("see"), Image("https://example.org/a.png", "low")), name="ann"),)
-    (message,) = _rendered("openai", messages=messages)["messages"]
+    (message,) = _render_body("openai", messages=messages)["messages"]
     assert message == {
         "role": "user",
         "content": [
@@ -291,7 +291,7 @@ def test_openai_names_and_images() -> None:
 
 
 def test_anthropic_renders_what_it_can_and_says_what_it_cannot() -> None:
-    body = _rendered("anthropic", sampling=ALL, form=Form(SCHEMA, strict=True))
+    body = _render_body("anthropic", sampling=ALL, form=Form(SCHEMA, strict=True))
     assert (body["temperature"], body["max_tokens"], body["stop_sequences"]) == (1.0, 99, ["\n\n"])
     assert body.keys().isdisjoint({"top_p", "seed", "presence_penalty", "frequency_penalty"})
     steps = body["output_config"]["format"]["schema"]["properties"]["steps"]
@@ -307,7 +307,7 @@ def test_anthropic_blocks() -> None:
         Message("user", (Image(PIXEL), Image("https://example.org/a.png"))),
         Message("developer", (Text("D"),)),
     )
-    body = _rendered("anthropic", messages=messages)
+    body = _render_body("anthropic", messages=messages)
     assert [block["text"] for block in body["system"]] == ["S", "D"]
     assert [turn["role"] for turn in body["messages"]] == ["user", "assistant", "user"]
     assert [block["source"] for block in body["messages"][2]["content"]] == [
@@ -323,7 +323,7 @@ def test_gemini_parts_and_configuration() -> None:
         Message("assistant", (Text("A"),)),
         Message("user", (Text("V"),)),
     )
-    body = _rendered("gemini", messages=messages, sampling=ALL, form=Form(SCHEMA, strict=True))
+    body = _render_body("gemini", messages=messages, sampling=ALL, form=Form(SCHEMA, strict=True))
     assert body["systemInstruction"] == {"parts": [{"text": "S"}]}
     assert [turn["role"] for turn in body["contents"]] == ["user", "model", "user"]
     assert body["contents"][0]["parts"][1:] == [
@@ -366,7 +366,7 @@ def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(form: Format) -
 TEXTS = ("Hé", "l\u2028lo", " 🌍", "\\n\n", "")
 
 
-async def _recorded(form: Format) -> bytes:
+async def _record_stream(form: Format) -> bytes:
     """The bytes of a whole stream, as the stub sends them."""
     async with ProviderStub() as stub, connected(form, stub) as line:
         adapter: Any = line.adapter
@@ -381,9 +381,9 @@ RECORDED: dict[str, bytes] = {}
 
 
 @pytest.fixture
-def recorded(form: Format) -> bytes:
+def recorded_stream(form: Format) -> bytes:
     if form.name not in RECORDED:
-        RECORDED[form.name] = asyncio.run(_recorded(form))
+        RECORDED[form.name] = asyncio.run(_record_stream(form))
     return RECORDED[form.name]
 
 
@@ -402,17 +402,17 @@ def _cut(raw: bytes, cuts: list[int]) -> list[bytes]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(0, 1 << 20), max_size=30))
-def test_any_split_of_a_stream_gives_the_same_pieces(form: Format, recorded: bytes, cuts: list[int]) -> None:
-    whole = _read(form.reading("w"), [recorded])
-    assert _read(form.reading("w"), _cut(recorded, cuts)) == whole
+def test_any_split_of_a_stream_gives_the_same_pieces(form: Format, recorded_stream: bytes, cuts: list[int]) -> None:
+    whole = _read(form.reading("w"), [recorded_stream])
+    assert _read(form.reading("w"), _cut(recorded_stream, cuts)) == whole
     assert "".join(piece.text for piece in whole if isinstance(piece, Words)) == "".join(TEXTS)
 
 
-def test_a_stream_cut_at_any_byte_is_never_a_success_before_its_marker(form: Format, recorded: bytes) -> None:
-    whole = text_of_pieces(_read(form.reading("w"), [recorded]))
-    for end in range(len(recorded)):
+def test_a_stream_cut_at_any_byte_is_never_a_success_before_its_marker(form: Format, recorded_stream: bytes) -> None:
+    whole = text_of_pieces(_read(form.reading("w"), [recorded_stream]))
+    for end in range(len(recorded_stream)):
         try:
-            pieces = _read(form.reading("w"), [recorded[:end]])
+            pieces = _read(form.reading("w"), [recorded_stream[:end]])
         except WorkerError:
             continue
         assert text_of_pieces(pieces) == whole
@@ -503,7 +503,7 @@ SHAPED = st.recursive(
 )
 
 
-def _contained(reading: ReplyReader, data: bytes) -> None:
+def _assert_contained(reading: ReplyReader, data: bytes) -> None:
     """Whatever comes, there are pieces that can be encoded, or a WorkerError; nothing else."""
     pieces: list[Piece] = []
     with suppress(WorkerError):
@@ -518,7 +518,7 @@ def _contained(reading: ReplyReader, data: bytes) -> None:
 @given(document=st.dictionaries(NAMES, SHAPED, max_size=5))
 def test_any_document_is_contained(form: Format, document: dict[str, Any]) -> None:
     data = json.dumps(document).encode()
-    _contained(form.reading("w"), data)
+    _assert_contained(form.reading("w"), data)
     with suppress(WorkerError):
         form.reading("w").read_whole(data, [])
 
@@ -528,4 +528,4 @@ def test_any_document_is_contained(form: Format, document: dict[str, Any]) -> No
 def test_any_bytes_are_contained(form: Format, garbage: bytes) -> None:
     with suppress(WorkerError):
         _read(form.reading("w"), [garbage])
-    _contained(form.reading("w"), garbage)
+    _assert_contained(form.reading("w"), garbage)

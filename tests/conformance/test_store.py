@@ -20,14 +20,23 @@ from app.store.protocol import (
     Store,
 )
 from app.store.writing import group_commit
-from tests.conformance.entries import SALT, Opener, admitted, moved, note, queued, settled, take
+from tests.conformance.entries import (
+    SALT,
+    Opener,
+    admission_entry,
+    gather_outcomes,
+    move_entry,
+    note,
+    queue_entry,
+    take,
+)
 from tests.harness.raw_facts import Raw
 
 # Events
 
 
 async def test_events_are_numbered_from_one_and_read_back_as_they_were_answered(store: Store) -> None:
-    first = await store.append(admitted("run"))
+    first = await store.append(admission_entry("run"))
     second = await store.append(
         Entry(
             "run",
@@ -50,7 +59,7 @@ async def test_events_are_numbered_from_one_and_read_back_as_they_were_answered(
 
 async def test_numbers_have_no_gaps_under_many_writers(opener: Opener) -> None:
     async with opener() as first_store, opener() as second_store:
-        await first_store.append(admitted("run"))
+        await first_store.append(admission_entry("run"))
         both = [first_store, second_store] * 32
         answers: list[Appended] = await asyncio.gather(*(store.append(note("run")) for store in both))
         assert sorted(answer.events[0].seq for answer in answers) == list(range(2, 66))
@@ -59,7 +68,7 @@ async def test_numbers_have_no_gaps_under_many_writers(opener: Opener) -> None:
 
 
 async def test_entries_of_one_run_are_written_in_the_order_of_the_calls(store: Store) -> None:
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     bodies = [{"n": n} for n in range(100)]
     await asyncio.gather(*(store.append(Entry("run", 2.0, (Raw(Kind.PLAN_STEP, body),), epoch=1)) for body in bodies))
     assert [event.body for event in (await store.journal("run")).events[1:]] == bodies
@@ -75,14 +84,16 @@ async def test_what_no_run_has_is_not_found(store: Store) -> None:
 
 async def test_a_run_is_admitted_once(opener: Opener) -> None:
     async with opener() as first_store, opener() as second_store:
-        answers = await settled(store.append(admitted("run")) for store in [first_store, second_store] * 8)
+        answers = await gather_outcomes(
+            store.append(admission_entry("run")) for store in [first_store, second_store] * 8
+        )
         assert sum(isinstance(answer, Appended) for answer in answers) == 1
         assert all(isinstance(answer, Appended | Conflict) for answer in answers)
         assert (await first_store.run("run")).seq == 1
 
 
 async def test_a_body_that_is_not_json_is_the_callers_fault(store: Store) -> None:
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     with pytest.raises(TypeError):
         await store.append(Entry("run", 2.0, (Raw(Kind.PLAN_STEP, {"bad": object()}),), epoch=1))
     assert (await store.run("run")).seq == 1
@@ -92,7 +103,7 @@ async def test_a_body_that_is_not_json_is_the_callers_fault(store: Store) -> Non
 
 
 async def test_only_the_present_epoch_writes(store: Store) -> None:
-    await store.append(admitted("run", lease_until=10.0))
+    await store.append(admission_entry("run", lease_until=10.0))
     (row,) = await store.take_over("heir", now=11.0, until=20.0, limit=5, kinds=[("mini", "v1")])
     assert (row.epoch, row.driver, row.lease_until) == (2, "heir", 20.0)
     with pytest.raises(LeaseLost):
@@ -101,7 +112,7 @@ async def test_only_the_present_epoch_writes(store: Store) -> None:
 
 
 async def test_the_input_of_a_step_names_the_engine_that_has_the_lease(store: Store) -> None:
-    await store.append(admitted("run", lease_until=10.0))
+    await store.append(admission_entry("run", lease_until=10.0))
     before = await store.step_input("run")
     await store.take_over("heir", now=11.0, until=20.0, limit=5, kinds=[("mini", "v1")])
     after = await store.step_input("run", before.events[-1].seq)
@@ -110,7 +121,7 @@ async def test_the_input_of_a_step_names_the_engine_that_has_the_lease(store: St
 
 async def test_what_must_follow_an_event_is_refused_once_there_are_later_ones(store: Store) -> None:
     """A sum over all that came before would be wrong."""
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     await store.append(note("run", epoch=1))
     last = Entry("run", 9.0, (Raw(Kind.FAILED, {}),), epoch=1, seq=1)
     with pytest.raises(Conflict) as refusal:
@@ -122,7 +133,7 @@ async def test_what_must_follow_an_event_is_refused_once_there_are_later_ones(st
 
 async def test_no_journal_is_read_up_to_nothing(store: Store) -> None:
     """A forged ticket may name any number."""
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     assert (await store.journal("run", upto=0)).events
     with pytest.raises(NotFound):
         await store.journal("absent", upto=0)
@@ -130,9 +141,9 @@ async def test_no_journal_is_read_up_to_nothing(store: Store) -> None:
 
 async def test_a_run_ends_once(opener: Opener) -> None:
     async with opener() as first_store, opener() as second_store:
-        await first_store.append(admitted("run"))
+        await first_store.append(admission_entry("run"))
         ends = [Entry("run", 9.0, (Raw(kind, {}),), epoch=1) for kind in TERMINAL for _ in range(4)]
-        answers = await settled(
+        answers = await gather_outcomes(
             store.append(end) for store, end in zip([first_store, second_store] * len(ends), ends, strict=False)
         )
         (winner,) = [answer for answer in answers if isinstance(answer, Appended)]
@@ -142,8 +153,8 @@ async def test_a_run_ends_once(opener: Opener) -> None:
 
 
 async def test_after_the_end_only_an_outcome_is_taken(store: Store) -> None:
-    await store.append(admitted("run"))
-    await store.append(queued("run"))
+    await store.append(admission_entry("run"))
+    await store.append(queue_entry("run"))
     claim = (await store.append(take("run", 0, "a"))).claim
     await store.append(Entry("run", 5.0, (Raw(Kind.CANCELLED, {}),), epoch=1))
     refused = (
@@ -155,13 +166,13 @@ async def test_after_the_end_only_an_outcome_is_taken(store: Store) -> None:
     for entry in refused:
         with pytest.raises(RunEnded):
             await store.append(entry)
-    answer = await store.append(moved("run", "finish", claim))
+    answer = await store.append(move_entry("run", "finish", claim))
     assert [event.kind for event in answer.events] == [Kind.CALL_FINISHED]
     assert (await store.run("run")).state == "cancelled"
 
 
 async def test_one_entry_cannot_go_on_after_its_own_end(store: Store) -> None:
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     for second in (Kind.SUCCEEDED, Kind.STEP_DONE):
         with pytest.raises(RunEnded):
             await store.append(Entry("run", 2.0, (Raw(Kind.FAILED, {}), Raw(second, {})), epoch=1))
@@ -169,9 +180,9 @@ async def test_one_entry_cannot_go_on_after_its_own_end(store: Store) -> None:
 
 
 async def test_tickets_that_nobody_took_die_with_the_run(store: Store) -> None:
-    await store.append(admitted("run"))
-    await store.append(queued("run", 0))
-    await store.append(queued("run", 1))
+    await store.append(admission_entry("run"))
+    await store.append(queue_entry("run", 0))
+    await store.append(queue_entry("run", 1))
     await store.append(take("run", 0, "a"))
     await store.append(Entry("run", 5.0, (Raw(Kind.EXPIRED, {}),), epoch=1))
     assert await store.find_ticket("run", 1) is None
@@ -183,9 +194,9 @@ async def test_tickets_that_nobody_took_die_with_the_run(store: Store) -> None:
 
 async def test_racing_holds_never_pass_a_cap(opener: Opener) -> None:
     async with opener() as first_store, opener() as second_store:
-        await first_store.append(admitted("run", cap=Ledger(1000, 10**6)))
+        await first_store.append(admission_entry("run", cap=Ledger(1000, 10**6)))
         holds = [Entry("run", 2.0, (Raw(Kind.CALL_INTENDED, {}),), epoch=1, hold=Ledger(7, 1)) for _ in range(200)]
-        answers = await settled(
+        answers = await gather_outcomes(
             store.append(hold) for store, hold in zip([first_store, second_store] * 100, holds, strict=True)
         )
         granted = sum(isinstance(answer, Appended) for answer in answers)
@@ -196,7 +207,7 @@ async def test_racing_holds_never_pass_a_cap(opener: Opener) -> None:
 
 
 async def test_settling_gives_back_and_adds_the_true_cost(store: Store) -> None:
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     await store.append(note("run", hold=Ledger(600, 10)))
     with pytest.raises(RunOverBudget):
         await store.append(note("run", hold=Ledger(401, 0)))
@@ -216,12 +227,12 @@ async def test_settling_gives_back_and_adds_the_true_cost(store: Store) -> None:
 
 
 async def test_a_refused_entry_fails_alone(store: Store) -> None:
-    await asyncio.gather(*(store.append(admitted(f"run-{n}")) for n in range(8)))
+    await asyncio.gather(*(store.append(admission_entry(f"run-{n}")) for n in range(8)))
     entries = [note(f"run-{n}", epoch=1) for n in range(8)]
     entries[2] = note("run-2", epoch=9)
     entries[4] = note("run-4", hold=Ledger(10**6, 0))
     entries[6] = note("none")
-    answers = await settled(map(store.append, entries))
+    answers = await gather_outcomes(map(store.append, entries))
     kinds = [type(answer) for answer in answers]
     good = Appended
     assert kinds == [good, good, LeaseLost, good, RunOverBudget, good, NotFound, good]
@@ -229,7 +240,7 @@ async def test_a_refused_entry_fails_alone(store: Store) -> None:
 
 
 async def test_a_refused_entry_leaves_nothing_behind(store: Store) -> None:
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     before = await store.run("run")
     ref = content_ref(SALT, b"text")
     with pytest.raises(LeaseLost):
@@ -251,38 +262,38 @@ async def test_a_refused_entry_leaves_nothing_behind(store: Store) -> None:
 
 
 async def test_an_entry_that_the_database_does_not_take_fails_alone(store: Store) -> None:
-    await store.append(admitted("run"))
-    poison = admitted("bad", cap=Ledger(2**70, 0))
-    answers = await settled(map(store.append, (note("run"), poison, note("run"))))
+    await store.append(admission_entry("run"))
+    poison = admission_entry("bad", cap=Ledger(2**70, 0))
+    answers = await gather_outcomes(map(store.append, (note("run"), poison, note("run"))))
     assert [type(answer) for answer in answers] == [Appended, StoreUnavailable, Appended]
     assert (await store.run("run")).seq == 3
 
 
 async def test_a_caller_who_goes_away_disturbs_nobody(store: Store) -> None:
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     calls = [asyncio.create_task(store.append(note("run"))) for _ in range(20)]
     await asyncio.sleep(0)
     for call in calls[::2]:
         call.cancel()
-    answers = await settled(calls)
+    answers = await gather_outcomes(calls)
     assert all(isinstance(answer, Appended) for answer in answers[1::2])
     assert (await store.run("run")).seq == len((await store.journal("run")).events)
 
 
 async def test_a_full_queue_refuses_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     monkeypatch.setattr(group_commit, "MOST_WAITING", 10)
-    answers = await settled(store.append(note("run")) for _ in range(30))
+    answers = await gather_outcomes(store.append(note("run")) for _ in range(30))
     assert [type(answer) for answer in answers] == [Appended] * 10 + [StoreUnavailable] * 20
 
 
 async def test_leaving_the_store_commits_what_waits(opener: Opener) -> None:
     async with opener() as store:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         calls = [asyncio.create_task(store.append(note("run"))) for _ in range(50)]
         await asyncio.sleep(0)
         await store.close()
-        assert all(isinstance(answer, Appended) for answer in await settled(calls))
+        assert all(isinstance(answer, Appended) for answer in await gather_outcomes(calls))
         with pytest.raises(StoreUnavailable):
             await store.append(note("run"))
     async with opener() as store:
@@ -296,7 +307,7 @@ async def test_contents_are_stored_once_and_erased_with_their_salt(opener: Opene
     text, image = b"hello", bytes(range(256)) * 500
     pairs = tuple((content_ref(SALT, body), body) for body in (text, image, text))
     async with opener() as store:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         await store.append(note("run", contents=pairs))
         await store.append(note("run", contents=pairs))
         assert await store.contents("run", [pairs[0][0], "none"]) == {pairs[0][0]: text}
@@ -316,7 +327,7 @@ async def test_nothing_of_an_erased_run_comes_back(opener: Opener) -> None:
     memory; events and money are written on."""
     early, late = ((content_ref(SALT, body), body) for body in (b"early", b"late"))
     async with opener() as store, opener() as other:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         await store.append(note("run", contents=(early,)))
         assert await other.erase("run")
         await store.append(note("run", contents=(late,)))
@@ -336,7 +347,7 @@ async def test_what_is_read_of_a_body_in_memory_is_kept_with_it(opener: Opener) 
     ref = content_ref(SALT, b"text")
     expected = {(ref, length), (ref, bytes.decode), ("none", length)}
     async with opener() as store, opener() as other:
-        await store.append(replace(admitted("run"), contents=((ref, b"text"),)))
+        await store.append(replace(admission_entry("run"), contents=((ref, b"text"),)))
         cached_bytes = store._journals._bytes
         for _ in range(2):
             assert await store.records("run", expected) == {(ref, length): 4, (ref, bytes.decode): "text"}
@@ -350,7 +361,7 @@ async def test_what_is_read_of_a_body_in_memory_is_kept_with_it(opener: Opener) 
 async def test_an_erased_run_begins_no_turn(opener: Opener) -> None:
     """Even for whoever has all of it in memory. What goes on already goes on, to an end that says so."""
     async with opener() as store:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         assert await store.erase("run")
         with pytest.raises(NotFound):
             await store.append(Entry("run", 2.0, (Raw(Kind.RESUMED, {"turn": 1}),), epoch=1))
@@ -365,8 +376,8 @@ async def test_an_address_depends_on_the_salt() -> None:
 async def test_a_live_run_is_read_without_the_database(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opener() as store, opener() as other:
         ref = content_ref(SALT, b"text")
-        await store.append(replace(admitted("run"), contents=((ref, b"text"),)))
-        await store.append(queued("run"))
+        await store.append(replace(admission_entry("run"), contents=((ref, b"text"),)))
+        await store.append(queue_entry("run"))
         fresh = await other.journal("run")
         with monkeypatch.context() as patch:
             patch.setattr(store, "_read", None)
@@ -377,7 +388,7 @@ async def test_a_live_run_is_read_without_the_database(opener: Opener, monkeypat
 
 async def test_a_prefix_from_memory_is_completed_from_the_database(opener: Opener) -> None:
     async with opener() as store, opener() as other:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         await other.append(note("run"))
         await store.append(note("run"))  # leaves a gap in what this process has seen
         assert [event.seq for event in (await store.journal("run", upto=3)).events] == [1, 2, 3]
@@ -390,7 +401,7 @@ async def test_an_ended_run_is_read_from_the_database(opener: Opener) -> None:
     async with opener() as store:
         appended: list[Event] = []
         for entry in (
-            admitted("run"),
+            admission_entry("run"),
             note("run"),
             Entry("run", 3.0, (Raw(Kind.SUCCEEDED, {"usd": 1}),), epoch=1),
         ):

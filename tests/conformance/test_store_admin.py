@@ -23,7 +23,7 @@ from app.store.protocol import (
     TenantRow,
 )
 from app.store.rows import keys as key_rows
-from tests.conformance.entries import admitted, note
+from tests.conformance.entries import admission_entry, note
 
 ANNA = Actor("anna", "command")
 KEY = KeyRow("k1", "acme", "ci", b"digest", frozenset({"runs:read"}), 5.0)
@@ -89,7 +89,7 @@ async def test_tenants_are_created_disabled_and_enabled(store: Store) -> None:
 
 async def test_spending_is_added_up_by_tenant_and_by_key(store: Store) -> None:
     for run, tenant, key, at in (("a", "acme", "k1", 10.0), ("b", "acme", "k2", 20.0), ("c", "other", "k3", 20.0)):
-        await store.append(admitted(run, at, tenant=tenant, key=key))
+        await store.append(admission_entry(run, at, tenant=tenant, key=key))
         await store.append(note(run, hold=Ledger(100, 10)))
         await store.append(note(run, release=Ledger(40, 4), spent=Ledger(30, 3)))
     rows = await store.spending(SpendQuery(since=10.0, until=20.0))

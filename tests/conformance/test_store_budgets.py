@@ -23,7 +23,7 @@ from app.store.rows import runs as run_rows
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.tables import METADATA
 from app.store.writing.budget_ledger import Signal
-from tests.conformance.entries import Opener, admitted, settled
+from tests.conformance.entries import Opener, admission_entry, gather_outcomes
 
 DAY_SECONDS = 86_400
 DAILY = Budget("acme", "user", "*", "day", 1_000, zone="Europe/Berlin", soft=0.8)
@@ -56,7 +56,7 @@ async def test_another_process_learns_of_a_tenants_first_budget(opener: Opener) 
 
 
 def accounts_run(run: str, accounts: tuple[str, ...], cap: int = 10_000) -> Entry:
-    return admitted(run, budgets=accounts, cap=Ledger(cap, cap))
+    return admission_entry(run, budgets=accounts, cap=Ledger(cap, cap))
 
 
 def intend(run: str, call: str, usd: int) -> Entry:
@@ -111,7 +111,7 @@ async def test_runs_of_two_processes_never_hold_more_than_the_budget(opener: Ope
     async with opener() as ours, opener() as theirs:
         await begin(ours, *runs)
         holds = [(ours, theirs)[n % 2].append(intend(run, "a", 75)) for n, run in enumerate(runs)]
-        outcomes = await settled(holds)
+        outcomes = await gather_outcomes(holds)
         assert sum(isinstance(outcome, Appended) for outcome in outcomes) == 13
         refused = [outcome for outcome in outcomes if isinstance(outcome, BudgetExhausted)]
         assert len(refused) == 11
@@ -376,7 +376,7 @@ async def test_slices_of_old_windows_are_summed_up_in_their_account(
 async def test_entries_of_a_run_stay_in_order_when_one_needs_all_slices(opener: Opener) -> None:
     async with two_processes(opener) as (ours, _):
         entries = [intend("ours", "a", 900), outcome("ours", "a", 900, 5), intend("ours", "b", 900)]
-        outcomes = await settled([ours.append(entry) for entry in entries])
+        outcomes = await gather_outcomes([ours.append(entry) for entry in entries])
         assert all(isinstance(outcome, Appended) for outcome in outcomes), outcomes
         assert await figures(ours) == [(900, 5, 0)]
 
@@ -390,14 +390,14 @@ async def test_processes_with_slices_of_several_budgets_spend_each_to_its_end(op
         calls = [(f"of {user} {n}", (ours, theirs)[n % 2]) for n in range(20) for user in ("alice", "bob")]
 
         async def call(run: str, store: SqlStore) -> object:
-            (outcome_of_call,) = await settled([store.append(intend(run, "a", 40))])
+            (outcome_of_call,) = await gather_outcomes([store.append(intend(run, "a", 40))])
             if isinstance(outcome_of_call, Appended):
                 await store.append(outcome(run, "a", 40, 40))
             return outcome_of_call
 
         for store in (ours, theirs):
             store.on_signal = signals.append
-        outcomes = await settled([call(*arguments) for arguments in calls])
+        outcomes = await gather_outcomes([call(*arguments) for arguments in calls])
         assert [type(outcome) for outcome in outcomes if not isinstance(outcome, Appended)] == [BudgetExhausted] * 15
         assert sum(isinstance(outcome, Appended) for outcome in outcomes) == 25
         assert await figures(ours, tenant) == [(0, 1_000, 0)]

@@ -11,14 +11,14 @@ from app.core.run.events import Event, Kind
 from app.errors import Conflict, NotFound
 from app.store.protocol import Entry, Store
 from app.store.rows.feedback import MOST
-from tests.conformance.entries import admitted
+from tests.conformance.entries import admission_entry
 from tests.harness.raw_facts import Raw
 
 GOOD = Feedback("fb_1", "run", "tenant", "key", 5.0, "explicit", "user", "1", 0.25, "too_long", "It rambles.")
 
 
 async def test_a_rating_is_kept_as_it_is(store: Store) -> None:
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     bare = Feedback("fb_2", "run", "tenant", "", 4.0, "implicit", "abandoned", "signs-1", label="abandoned")
     for rating in (GOOD, bare):
         assert await store.rate(rating) == rating
@@ -27,7 +27,7 @@ async def test_a_rating_is_kept_as_it_is(store: Store) -> None:
 
 
 async def test_of_two_with_one_id_the_first_counts(store: Store) -> None:
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     await store.rate(GOOD)
     assert await store.rate(replace(GOOD, at=9.0, score=1.0)) == GOOD
     assert await store.feedback("run") == (GOOD,)
@@ -40,7 +40,7 @@ async def test_a_run_that_is_not_there_is_not_rated(store: Store) -> None:
 
 async def test_ratings_come_in_order_behind_the_last_one(store: Store) -> None:
     for run in ("a", "b"):
-        await store.append(admitted(run))
+        await store.append(admission_entry(run))
     ratings = [replace(GOOD, id=f"fb_{n}", run="ab"[n % 2], at=float(n // 2)) for n in range(6)]
     for rating in reversed(ratings):
         await store.rate(rating)
@@ -50,7 +50,7 @@ async def test_ratings_come_in_order_behind_the_last_one(store: Store) -> None:
 
 
 async def test_a_run_is_not_rated_for_ever(store: Store) -> None:
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     for n in range(MOST):
         await store.rate(replace(GOOD, id=f"fb_{n}"))
     with pytest.raises(Conflict):
@@ -60,7 +60,7 @@ async def test_a_run_is_not_rated_for_ever(store: Store) -> None:
 
 async def test_comments_are_erased_with_the_content(store: Store) -> None:
     for run in ("run", "other"):
-        await store.append(admitted(run))
+        await store.append(admission_entry(run))
         await store.rate(replace(GOOD, id=f"fb_{run}", run=run))
     await store.erase("run")
     assert [rating.comment for rating in await store.feedback("run")] == [""]
@@ -96,9 +96,9 @@ def _kinds(events: Iterable[Event]) -> list[Kind]:
 
 async def test_rated_runs_come_with_what_was_asked_of_them(store: Store) -> None:
     opened = Raw(Kind.PLAN_OPENED, {"looked_at": "ref"})
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     await store.append(Entry("run", 2.0, (opened,), epoch=1, contents=(("ref", b"seen"), ("other", b"unseen"))))
-    await store.append(admitted("erased"))
+    await store.append(admission_entry("erased"))
     ratings = [GOOD, replace(GOOD, id="fb_2", source="other", at=6.0), replace(GOOD, id="fb_3", run="erased")]
     for rating in ratings:
         await store.rate(rating)

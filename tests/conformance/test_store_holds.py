@@ -15,7 +15,7 @@ from app.store.rows import content
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.runner import parse_url
 from tests.conformance.entries import Opener
-from tests.conformance.test_store_retention import admission, ended, fill, left_of, runs_selected
+from tests.conformance.test_store_retention import admission, end_run, fill, left_of, runs_selected
 from tests.harness.waiting import PATIENCE_SECONDS
 
 CLERK = Actor("clerk", "command")
@@ -30,7 +30,7 @@ def hold(scope: HoldScope, name: str, tenant: str = "") -> Hold:
 async def add_runs(store: SqlStore) -> None:
     """Two runs that have ended: of ann in one tenant, and of bob in another one."""
     tagged = replace(admission("mine"), tags=((USER_TAG, "ann"),))
-    await fill(store, [tagged, admission("other", "bob", tenant="else"), ended("mine", 2.0), ended("other", 2.0)])
+    await fill(store, [tagged, admission("other", "bob", tenant="else"), end_run("mine", 2.0), end_run("other", 2.0)])
 
 
 @pytest.mark.parametrize("scope", ["run", "user", "tenant", "key"])
@@ -77,7 +77,7 @@ async def test_a_run_whose_user_has_no_tag_is_held_by_its_task(store: SqlStore) 
     """Releases before the tags of users wrote none, and a name may be too long for one."""
     await fill(
         store,
-        [admission("old"), admission("hashed", None, identifier="ann"), admission("bob", "bob"), ended("old", 2.0)],
+        [admission("old"), admission("hashed", None, identifier="ann"), admission("bob", "bob"), end_run("old", 2.0)],
     )
     await store.place_hold(hold("user", "ann", "tenant"), by=CLERK)
     assert set(await store.find_holds_by_run(["old", "hashed", "bob"])) == {"old", "hashed"}

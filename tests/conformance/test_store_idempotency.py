@@ -8,7 +8,7 @@ from app.core.run.events import Kind
 from app.core.run.kinds import WITHOUT_LEASE
 from app.errors import Conflict, LeaseLost, RunEnded
 from app.store.protocol import TAKEN, Appended, Entry, IdempotencyRecord, Store
-from tests.conformance.entries import Opener, admitted, note, settled
+from tests.conformance.entries import Opener, admission_entry, gather_outcomes, note
 from tests.harness.raw_facts import Raw
 
 
@@ -17,22 +17,22 @@ def idempotency(name: str = "claim", until: float = 100.0, body: bytes = b"body"
 
 
 async def test_a_claim_is_made_with_its_run(store: Store) -> None:
-    await store.append(replace(admitted("run"), once=idempotency()))
+    await store.append(replace(admission_entry("run"), once=idempotency()))
     assert await store.find_idempotency_record("claim", 99.9) == replace(idempotency(), run="run")
     assert await store.find_idempotency_record("other", 1.0) is None
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["one after the other", "in one batch"])
 async def test_a_second_claim_admits_nothing(store: Store, together: bool) -> None:
-    entries = [replace(admitted(f"run-{n}"), once=idempotency()) for n in range(4)]
+    entries = [replace(admission_entry(f"run-{n}"), once=idempotency()) for n in range(4)]
     if together:
-        answers = await settled(map(store.append, entries))
+        answers = await gather_outcomes(map(store.append, entries))
     else:
-        answers = [(await settled([store.append(entry)]))[0] for entry in entries]
+        answers = [(await gather_outcomes([store.append(entry)]))[0] for entry in entries]
     assert [type(answer) for answer in answers] == [Appended, Conflict, Conflict, Conflict]
     assert {answer.public_code for answer in answers[1:]} == {TAKEN}
     assert await store.find_idempotency_record("claim", 1.0) == replace(idempotency(), run="run-0")
-    answers = await settled(store.run(f"run-{n}") for n in range(4))
+    answers = await gather_outcomes(store.run(f"run-{n}") for n in range(4))
     rows = [row for row in answers if not isinstance(row, Exception)]
     assert [row.id for row in rows] == ["run-0"]
 
@@ -40,8 +40,8 @@ async def test_a_second_claim_admits_nothing(store: Store, together: bool) -> No
 async def test_of_two_processes_one_gets_the_claim(opener: Opener) -> None:
     async with opener() as first_store, opener() as second_store:
         for turn in range(10):
-            entries = [replace(admitted(f"run-{turn}-{n}"), once=idempotency(f"claim-{turn}")) for n in range(8)]
-            answers = await settled(
+            entries = [replace(admission_entry(f"run-{turn}-{n}"), once=idempotency(f"claim-{turn}")) for n in range(8)]
+            answers = await gather_outcomes(
                 store.append(entry) for store, entry in zip([first_store, second_store] * 4, entries, strict=True)
             )
             assert sorted(type(answer).__name__ for answer in answers) == ["Appended"] + ["Conflict"] * 7
@@ -54,9 +54,9 @@ async def test_of_two_processes_one_gets_the_claim(opener: Opener) -> None:
 async def test_batches_that_claim_crosswise_do_not_block_each_other(opener: Opener) -> None:
     async with opener() as first_store, opener() as second_store:
         names = [f"claim-{n}" for n in range(12)]
-        entries = [replace(admitted(f"a-{name}"), once=idempotency(name)) for name in names]
-        entries += [replace(admitted(f"b-{name}"), once=idempotency(name)) for name in reversed(names)]
-        answers = await settled(
+        entries = [replace(admission_entry(f"a-{name}"), once=idempotency(name)) for name in names]
+        entries += [replace(admission_entry(f"b-{name}"), once=idempotency(name)) for name in reversed(names)]
+        answers = await gather_outcomes(
             store.append(entry) for store, entry in zip([first_store] * 12 + [second_store] * 12, entries, strict=True)
         )
         assert sum(isinstance(answer, Appended) for answer in answers) == 12
@@ -64,7 +64,7 @@ async def test_batches_that_claim_crosswise_do_not_block_each_other(opener: Open
 
 
 async def test_a_refused_entry_claims_nothing(store: Store) -> None:
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     with pytest.raises(LeaseLost):
         await store.append(note("run", epoch=9, once=idempotency()))
     assert await store.find_idempotency_record("claim", 1.0) is None
@@ -72,10 +72,12 @@ async def test_a_refused_entry_claims_nothing(store: Store) -> None:
 
 async def test_a_claim_that_has_run_out_is_free(opener: Opener) -> None:
     async with opener() as first_store, opener() as second_store:
-        await first_store.append(replace(admitted("old", at=1.0), once=idempotency(until=10.0)))
+        await first_store.append(replace(admission_entry("old", at=1.0), once=idempotency(until=10.0)))
         assert await first_store.find_idempotency_record("claim", 10.0) is None
-        entries = [replace(admitted(f"new-{n}", at=10.0), once=idempotency(until=20.0, body=b"new")) for n in range(6)]
-        answers = await settled(
+        entries = [
+            replace(admission_entry(f"new-{n}", at=10.0), once=idempotency(until=20.0, body=b"new")) for n in range(6)
+        ]
+        answers = await gather_outcomes(
             store.append(entry) for store, entry in zip([first_store, second_store] * 3, entries, strict=True)
         )
         (winner,) = [answer for answer in answers if isinstance(answer, Appended)]
@@ -88,7 +90,7 @@ async def test_a_claim_that_has_run_out_is_free(opener: Opener) -> None:
 async def test_a_reply_is_remembered_once(opener: Opener) -> None:
     async with opener() as first_store, opener() as second_store:
         replies = [replace(idempotency(), status=200, reply=b"%d" % n) for n in range(6)]
-        replies_added = await settled(
+        replies_added = await gather_outcomes(
             store.add_idempotency_record(reply, 1.0)
             for store, reply in zip([first_store, second_store] * 3, replies, strict=True)
         )
@@ -111,7 +113,7 @@ async def test_claims_that_have_run_out_are_forgotten_in_batches(opener: Opener)
         assert await first_store.forget_idempotency_records(15.0, 4) == 4
         assert (
             sum(
-                await settled(
+                await gather_outcomes(
                     [first_store.forget_idempotency_records(15.0, 4), second_store.forget_idempotency_records(15.0, 4)]
                 )
             )
@@ -122,7 +124,7 @@ async def test_claims_that_have_run_out_are_forgotten_in_batches(opener: Opener)
 
 
 async def test_whoever_holds_nothing_may_only_ask_for_the_end(store: Store) -> None:
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     for kind in set(Kind) - WITHOUT_LEASE:
         with pytest.raises(LeaseLost):
             await store.append(Entry("run", 2.0, (Raw(Kind.CANCEL_ASKED, {}), Raw(kind, {}))))

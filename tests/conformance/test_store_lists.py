@@ -9,7 +9,7 @@ from app.core.run.events import Kind
 from app.store.protocol import EjectedWorker, Period, Projection, RatingFilter, RunDetails, RunQuery
 from app.store.sql import SqlStore
 from app.store.sqlkit.tables import DISCLOSURES
-from tests.conformance.entries import admitted
+from tests.conformance.entries import admission_entry
 from tests.harness.raw_facts import Raw
 
 PERIOD = Period(tenant=None, since=0.0, until=100.0, buckets=4, most_runs=100, most_calls=100)
@@ -31,14 +31,16 @@ SENT = {
 async def fill(store: SqlStore) -> None:
     """Four runs of the tenant, one of which has failed, and one of another tenant."""
     for run, at, tenant in (("a", 1.0, "tenant"), ("b", 24.9, "tenant"), ("c", 25.0, "tenant"), ("d", 60.0, "tenant")):
-        await store.append(admitted(run, at=at, tenant=tenant))
-    await store.append(admitted("e", at=61.0, tenant="other"))
+        await store.append(admission_entry(run, at=at, tenant=tenant))
+    await store.append(admission_entry("e", at=61.0, tenant="other"))
     body = {"step": None, "error": "timeout"}
     for run, kind, error in (("a", Kind.FAILED, "timeout"), ("b", Kind.SUCCEEDED, None)):
         called = Raw(Kind.CALL_FINISHED, {"call": "x", "n": 0, "first": 0.5})
         opened = Raw(Kind.PLAN_OPENED, {"ejected": {"w": "failing"}} if run == "a" else {})
         row = Projection(state=kind.value.removeprefix("run."), error=error, topology="single", steps=1)
-        ended = replace(admitted(run, at=30.0), new=None, epoch=1, row=row, events=(opened, called, Raw(kind, body)))
+        ended = replace(
+            admission_entry(run, at=30.0), new=None, epoch=1, row=row, events=(opened, called, Raw(kind, body))
+        )
         await store.append(ended)
     calls = [
         ("a", "w", "error", 10, 0, "worker"),
@@ -86,12 +88,12 @@ async def test_the_workers_of_a_run_are_those_that_were_sent_a_step(store: SqlSt
 
 async def test_the_mark_changes_with_each_admission_event_and_end(store: SqlStore) -> None:
     marks = [await store.lists.mark()]
-    await store.append(admitted("a", at=1.0))
+    await store.append(admission_entry("a", at=1.0))
     marks.append(await store.lists.mark())
-    await store.append(replace(admitted("a", at=2.0), new=None, events=(Raw(Kind.CANCEL_ASKED, {}),)))
+    await store.append(replace(admission_entry("a", at=2.0), new=None, events=(Raw(Kind.CANCEL_ASKED, {}),)))
     marks.append(await store.lists.mark())
     ended = Raw(Kind.CANCELLED, {"step": None, "error": "cancelled"})
-    await store.append(replace(admitted("a", at=3.0), new=None, epoch=1, events=(ended,)))
+    await store.append(replace(admission_entry("a", at=3.0), new=None, epoch=1, events=(ended,)))
     marks.append(await store.lists.mark())
     assert len(set(marks)) == 4
     assert await store.lists.mark() == marks[-1]

@@ -9,7 +9,7 @@ from app.core.run.events import TERMINAL, Kind, fact_from_json
 from app.core.run.notices import KEEP_FAILED, FailedNotice, Notice
 from app.errors import LeaseLost, RunEnded
 from app.store.protocol import Appended, Entry, Lease, Store
-from tests.conformance.entries import Opener, admitted, note, settled
+from tests.conformance.entries import Opener, admission_entry, gather_outcomes, note
 
 TURN: dict[str, Any] = {"deadline": 9.0, "streams": False, "at": 1.0, "turn": 0, "until": 9.0}
 """The fields that the bodies of `run.awaiting_tool` and `run.resumed` must have."""
@@ -17,7 +17,7 @@ TURN: dict[str, Any] = {"deadline": 9.0, "streams": False, "at": 1.0, "turn": 0,
 
 def admission_with_notice(run: str, at: float = 1.0) -> Entry:
     """The admission of a run whose end is to be told."""
-    return replace(admitted(run, at), notify=True)
+    return replace(admission_entry(run, at), notify=True)
 
 
 def event(run: str, kind: Kind, at: float = 5.0, *, epoch: int = 1, **fields: Any) -> Entry:
@@ -45,18 +45,18 @@ async def test_an_end_in_the_entry_of_its_admission_becomes_one_too(store: Store
 
 
 async def test_what_was_not_asked_for_is_not_told(store: Store) -> None:
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     await store.append(event("run", Kind.SUCCEEDED))
     assert await take_notices(store) == ()
 
 
 async def test_an_end_that_is_refused_tells_nothing(store: Store) -> None:
     await store.append(admission_with_notice("run"))
-    answers = await settled([store.append(event("run", Kind.SUCCEEDED, epoch=2))])
+    answers = await gather_outcomes([store.append(event("run", Kind.SUCCEEDED, epoch=2))])
     assert isinstance(answers[0], LeaseLost)
     assert await take_notices(store) == ()
     await store.append(event("run", Kind.FAILED))
-    answers = await settled([store.append(event("run", Kind.SUCCEEDED))])
+    answers = await gather_outcomes([store.append(event("run", Kind.SUCCEEDED))])
     assert isinstance(answers[0], RunEnded)
     assert [notice.word for notice in await take_notices(store)] == ["failed"]
 
@@ -83,7 +83,7 @@ async def test_a_notice_is_taken_by_one_until_the_claim_lapses(opener: Opener) -
         for n in range(20):
             await first_store.append(admission_with_notice(f"run-{n:02}"))
             await first_store.append(event(f"run-{n:02}", Kind.SUCCEEDED, 5.0))
-        answers = await settled(take_notices(store, limit=3) for store in [first_store, second_store] * 6)
+        answers = await gather_outcomes(take_notices(store, limit=3) for store in [first_store, second_store] * 6)
         runs_of_notices = [notice.run for answer in answers for notice in answer]
         assert len(runs_of_notices) == len(set(runs_of_notices))
         while more := await take_notices(second_store, limit=3):  # what both looked at is left by one of them
@@ -131,7 +131,7 @@ async def test_a_notice_that_is_given_up_is_kept_and_sent_again_when_asked_for(s
 
 async def test_pending_notices_are_counted_up_to_a_bound_and_old_ones_forgotten(store: Store) -> None:
     assert await store.forget_notices(99.0, 10) == 0
-    answers = await settled(store.append(admission_with_notice(f"run-{n}")) for n in range(5))
+    answers = await gather_outcomes(store.append(admission_with_notice(f"run-{n}")) for n in range(5))
     assert all(isinstance(answer, Appended) for answer in answers)
     for n in range(5):
         await store.append(event(f"run-{n}", Kind.SUCCEEDED, float(n)))

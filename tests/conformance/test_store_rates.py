@@ -5,7 +5,7 @@ import asyncio
 from app.core.pool.rates import CLAIM_SECONDS, WINDOW_SECONDS, RateLimits, RateReply, RateRequest
 from app.core.run.events import Kind
 from app.store.protocol import Entry, Ledger, Projection, Store
-from tests.conformance.entries import Opener, admitted
+from tests.conformance.entries import Opener, admission_entry
 from tests.harness.raw_facts import Raw
 
 NOW = 1_000.0
@@ -16,7 +16,7 @@ async def ask(store: Store, limits: RateLimits, *, run: str = "", tokens: int = 
     return reply
 
 
-def ended(run: str, tokens: int, at: float) -> Entry:
+def end_entry(run: str, tokens: int, at: float) -> Entry:
     return Entry(run, at, (Raw(Kind.SUCCEEDED, {}),), epoch=1, spent=Ledger(0, tokens), row=Projection("succeeded"))
 
 
@@ -39,12 +39,12 @@ async def test_the_commit_that_ends_a_run_gives_its_place_and_its_tokens_back(op
     limits = RateLimits(tpm=100, concurrency=1)
     async with opener() as gone:
         assert (await ask(gone, limits, run="a", tokens=90)).refusal is None
-        await gone.append(admitted("a"))
+        await gone.append(admission_entry("a"))
     async with opener() as other:
         refused = await ask(other, limits, run="b", tokens=50, now=NOW + CLAIM_SECONDS)
         assert refused.refusal is not None
         assert refused.refusal.reason == "concurrency"
-        await other.append(ended("a", 30, NOW + 1))
+        await other.append(end_entry("a", 30, NOW + 1))
         reply = await ask(other, limits, run="b", tokens=50, now=NOW + 1)
     assert reply.refusal is None
     assert [figures.remaining for figures in reply.figures] == [100 - 30 - 50]

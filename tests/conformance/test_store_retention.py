@@ -40,7 +40,7 @@ from app.store.rows import content, retention
 from app.store.rows.content import copies
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.tables import METADATA, RUNS
-from tests.conformance.entries import SALT, Opener, admitted, note
+from tests.conformance.entries import SALT, Opener, admission_entry, note
 from tests.harness.raw_facts import Raw
 
 QUESTION = "what-only-this-user-said"
@@ -57,7 +57,7 @@ def admission(
     """The admission of a run with a task of the user's."""
     echoed = {"safety_identifier": identifier} if identifier is not None else {}
     body = orjson.dumps(task_to_json(Task((Message("user", (Text(text),)),), user=user, echoed=echoed)))
-    return replace(admitted(run, at, tenant=tenant), contents=((content_ref(SALT, body), body),))
+    return replace(admission_entry(run, at, tenant=tenant), contents=((content_ref(SALT, body), body),))
 
 
 async def runs_selected(store: Store, query: ContentQuery, limit: int = 200) -> list[str]:
@@ -126,7 +126,7 @@ async def test_runs_are_found_by_their_class(store: Store) -> None:
         (None, (bank, labelled), {"none"}),
     ):
         assert set(await runs_selected(store, ContentQuery(within=within, without=without), 2)) == names
-    await fill(store, [replace(ended(run, 2.0), tags=()) for run in ("bank", "phi", "both", "none")])
+    await fill(store, [replace(end_run(run, 2.0), tags=()) for run in ("bank", "phi", "both", "none")])
     query = PruneQuery(ended_before=9.0, deadline_before=9e9, within=labelled, without=(bank,))
     assert (await store.count_prunable(query))[0] == 1
 
@@ -135,7 +135,7 @@ async def test_words_of_callers_in_tags_are_erased_with_the_content_and_pruned_w
     tags = ((USER_TAG, "ann"), (METADATA_TAG, metadata_tag("team", "search")), ("label", "phi"))
     for run in ("one", "two", "kept"):
         await store.append(replace(admission(run), tags=tags))
-        await store.append(ended(run, at=2.0))
+        await store.append(end_run(run, at=2.0))
     assert await store.erase_contents(["one"]) == 1
     assert await store.prune([await left_of(store, "two")]) == ["two"]
     assert [row.id for row in await store.runs(RunQuery(user="ann"))] == ["kept"]
@@ -150,7 +150,7 @@ async def test_what_finds_plans_traces_and_approvals_is_pruned_with_the_run(stor
     await store.append(replace(admission("one"), events=(Raw(Kind.ADMITTED, body),), tags=tags))
     waits = Entry("one", 1.5, (Raw(Kind.AWAITING_APPROVAL, {}),), epoch=1, tags=((APPROVAL_TAG, ASKED),))
     await store.append(waits)
-    await store.append(replace(ended("one", at=2.0), tags=()))
+    await store.append(replace(end_run("one", at=2.0), tags=()))
     assert await store.prune([await left_of(store, "one")]) == ["one"]
     assert await store._read(lambda conn: conn.exec_driver_sql("SELECT * FROM tags WHERE run = 'one'").all()) == []
 
@@ -219,7 +219,7 @@ async def test_no_byte_is_left_in_the_files_of_sqlite(tmp_path: Path, opener: Op
         assert files_with("what-bob-said") == []
 
 
-def ended(run: str, at: float) -> Entry:
+def end_run(run: str, at: float) -> Entry:
     """A plan with one step, a ticket that was taken for it, and the end of the run, in one entry."""
     events = (Raw(Kind.PLAN_STEP, {"worker": "alpha"}), RunSucceeded())
     return Entry(run, at, events, epoch=1, tags=(("worker", "alpha"), ("label", "phi")))
@@ -261,7 +261,7 @@ async def test_pruning_leaves_one_row_of_a_run_and_nothing_of_any_other_table(op
         for run in ("one", "kept"):
             await store.append(replace(with_label(admission(run)), notify=True))
             await store.append(Entry(run, 2.0, epoch=1, outbox=(outbox_row,)))
-            await store.append(ended(run, at=2.0))
+            await store.append(end_run(run, at=2.0))
             await store.rate(Feedback(f"fb-{run}", run, "tenant", "key", 5.0, "explicit", "user", "", 1.0, "good", ""))
         everything = await rows_of(store, "one")
         assert everything.keys() == {"runs", "events", "contents", "tickets", "tags", "notices", "feedback"}
@@ -279,7 +279,7 @@ async def test_pruning_leaves_one_row_of_a_run_and_nothing_of_any_other_table(op
 
 async def test_a_run_that_is_open_or_was_changed_since_it_was_read_is_not_pruned(store: SqlStore) -> None:
     await fill(
-        store, [admission("open"), admission("late"), admission("erased"), ended("late", 2.0), ended("erased", 2.0)]
+        store, [admission("open"), admission("late"), admission("erased"), end_run("late", 2.0), end_run("erased", 2.0)]
     )
     revisions = [await left_of(store, run) for run in ("open", "late", "erased")]
     await store.append(note("open"))
@@ -292,7 +292,7 @@ async def test_a_run_that_is_open_or_was_changed_since_it_was_read_is_not_pruned
 async def test_only_runs_whose_time_and_deadline_are_over_are_selected(store: SqlStore) -> None:
     await fill(
         store,
-        [admission("open"), admission("short"), admission("long", at=3.0), ended("short", 5.0), ended("long", 8.0)],
+        [admission("open"), admission("short"), admission("long", at=3.0), end_run("short", 5.0), end_run("long", 8.0)],
     )
     deadline = 500.0
     assert await store.count_prunable(PruneQuery(ended_before=9.0, deadline_before=deadline + 1)) == (2, 6)

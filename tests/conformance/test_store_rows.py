@@ -28,7 +28,16 @@ from app.store.protocol import (
     TicketRow,
 )
 from app.store.sql import open_store
-from tests.conformance.entries import GRACE, Opener, admitted, moved, note, queued, settled, take
+from tests.conformance.entries import (
+    GRACE,
+    Opener,
+    admission_entry,
+    gather_outcomes,
+    move_entry,
+    note,
+    queue_entry,
+    take,
+)
 from tests.harness.raw_facts import Raw
 
 LOGGED = 24 + 4096
@@ -38,25 +47,25 @@ LOGGED = 24 + 4096
 
 
 async def test_a_ticket_is_taken_held_and_finished(store: Store) -> None:
-    await store.append(admitted("run"))
-    await store.append(queued("run"))
+    await store.append(admission_entry("run"))
+    await store.append(queue_entry("run"))
     assert await store.find_ticket("run", 0) == TicketRow(
         "run", 0, "mini", "driver", version=0, claim=0, until=2.0, seq=2, tenant="tenant"
     )
     assert (await store.append(take("run", 0, "a"))).claim == 1
     due_step = TicketRow("run", 0, "mini", "driver", version=1, claim=1, until=10.0, seq=2, holder="a", tenant="tenant")
     assert await store.find_ticket("run", 0) == due_step
-    await store.append(moved("run", "hold", 1))
+    await store.append(move_entry("run", "hold", 1))
     assert await store.find_ticket("run", 0) == replace(due_step, version=2, seq=3)
-    await store.append(moved("run", "finish", 1))
+    await store.append(move_entry("run", "finish", 1))
     assert await store.find_ticket("run", 0) is None
     with pytest.raises(LeaseLost):
-        await store.append(moved("run", "hold", 1))
+        await store.append(move_entry("run", "hold", 1))
 
 
 async def test_a_held_ticket_is_refused_to_others_until_its_claim_lapses(store: Store) -> None:
-    await store.append(admitted("run"))
-    await store.append(queued("run"))
+    await store.append(admission_entry("run"))
+    await store.append(queue_entry("run"))
     await store.append(take("run", 0, "a", at=3.0, until=10.0))
     for version in (0, 1):
         with pytest.raises(LeaseLost):
@@ -66,19 +75,19 @@ async def test_a_held_ticket_is_refused_to_others_until_its_claim_lapses(store: 
     assert (await store.append(take("run", 1, "b", at=10.0, until=20.0))).claim == 2
     for verb in ("hold", "finish", "release"):
         with pytest.raises(LeaseLost):
-            await store.append(moved("run", verb, 1))  # the zombie
-    await store.append(moved("run", "finish", 2))
+            await store.append(move_entry("run", verb, 1))  # the zombie
+    await store.append(move_entry("run", "finish", 2))
 
 
 async def test_claims_that_lapse_are_counted_and_those_handed_back_are_not(store: Store) -> None:
-    await store.append(admitted("run"))
-    await store.append(queued("run"))
+    await store.append(admission_entry("run"))
+    await store.append(queue_entry("run"))
     losses = []
     for version, name in enumerate(("silent", "silent too", "orderly")):
         await store.append(take("run", version, name, at=10.0 * version + 3, until=10.0 * version + 5))
         due = await store.find_ticket("run", 0)
         losses.append(due.lost if due else None)
-    await store.append(moved("run", "release", 3, until=40.0))
+    await store.append(move_entry("run", "release", 3, until=40.0))
     await store.append(take("run", 4, "next", at=41.0, until=50.0))
     due = await store.find_ticket("run", 0)
     assert due is not None
@@ -87,21 +96,21 @@ async def test_claims_that_lapse_are_counted_and_those_handed_back_are_not(store
 
 async def test_one_of_many_dispatchers_gets_the_ticket(opener: Opener) -> None:
     async with opener() as first_store, opener() as second_store:
-        await first_store.append(admitted("run"))
-        await first_store.append(queued("run"))
+        await first_store.append(admission_entry("run"))
+        await first_store.append(queue_entry("run"))
         takers = [(store, str(n)) for n, store in enumerate([first_store, second_store] * 16)]
-        answers = await settled(store.append(take("run", 0, name)) for store, name in takers)
+        answers = await gather_outcomes(store.append(take("run", 0, name)) for store, name in takers)
         assert sum(isinstance(answer, Appended) for answer in answers) == 1
         assert sum(isinstance(answer, LeaseLost) for answer in answers) == 31
 
 
 async def test_a_released_ticket_is_due_again_and_no_longer_the_holders(store: Store) -> None:
-    await store.append(admitted("run"))
-    await store.append(queued("run"))
+    await store.append(admission_entry("run"))
+    await store.append(queue_entry("run"))
     await store.append(take("run", 0, "a"))
-    await store.append(moved("run", "release", 1, until=30.0))
+    await store.append(move_entry("run", "release", 1, until=30.0))
     with pytest.raises(LeaseLost):
-        await store.append(moved("run", "hold", 1))
+        await store.append(move_entry("run", "hold", 1))
     assert await store.renew_claims([TicketClaim("run", 0, 1)], 99.0) == frozenset()
     assert await store.announce_overdue_tickets(29.9, 10) == ()
     (due,) = await store.announce_overdue_tickets(30.0, 10)
@@ -110,50 +119,50 @@ async def test_a_released_ticket_is_due_again_and_no_longer_the_holders(store: S
 
 async def test_a_claim_on_a_former_ticket_of_the_step_is_worth_nothing(store: Store) -> None:
     """A step that waited for a tool is queued anew; whoever held it long ago must not pass for its new holder."""
-    await store.append(admitted("run"))
-    await store.append(queued("run"))
+    await store.append(admission_entry("run"))
+    await store.append(queue_entry("run"))
     await store.append(take("run", 0, "zombie", until=5.0))
     await store.append(take("run", 1, "b", at=6.0))
-    await store.append(moved("run", "finish", 2))
-    await store.append(queued("run"))
+    await store.append(move_entry("run", "finish", 2))
+    await store.append(queue_entry("run"))
     assert (await store.append(take("run", 0, "c"))).claim == 3
     for claim in (1, 2):
         with pytest.raises(LeaseLost):
-            await store.append(moved("run", "finish", claim))
+            await store.append(move_entry("run", "finish", claim))
 
 
 async def test_a_step_queued_twice_has_one_ticket(store: Store) -> None:
-    await store.append(admitted("run"))
-    await store.append(queued("run"))
+    await store.append(admission_entry("run"))
+    await store.append(queue_entry("run"))
     await store.append(take("run", 0, "a"))
     again = Entry("run", 5.0, outbox=(Outbox(0, "mini", "heir"),))
     await store.append(again)
     due = await store.find_ticket("run", 0)
     assert due is not None
     assert (due.claim, due.driver, due.until) == (1, "heir", 10.0)
-    await store.append(moved("run", "finish", 1))
+    await store.append(move_entry("run", "finish", 1))
 
 
 async def test_a_ticket_may_be_taken_by_the_entry_that_writes_it(store: Store) -> None:
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     both = (Outbox(0, "mini", "driver", holder="a", until=10.0), Outbox(1, "mini", "driver"))
-    both_taken = await store.append(replace(queued("run"), outbox=both))
+    both_taken = await store.append(replace(queue_entry("run"), outbox=both))
     assert both_taken.outbox_claims == (1,)
     with pytest.raises(LeaseLost):
         await store.append(take("run", 0, "b"))
     with pytest.raises(LeaseLost):
         await store.append(take("run", 1, "b", at=9.9))
     assert [due.step for due in await store.announce_overdue_tickets(9.9, 10)] == [1]
-    await store.append(moved("run", "finish", 1))
+    await store.append(move_entry("run", "finish", 1))
     assert await store.find_ticket("run", 0) is None
 
 
 async def test_nobody_takes_a_ticket_by_writing_it_again(store: Store) -> None:
     """It may be somebody's; then nothing of the entry is written."""
-    await store.append(admitted("run"))
-    await store.append(queued("run"))
+    await store.append(admission_entry("run"))
+    await store.append(queue_entry("run"))
     await store.append(take("run", 0, "a"))
-    greedy = replace(queued("run"), outbox=(Outbox(0, "mini", "driver", holder="b", until=10.0),))
+    greedy = replace(queue_entry("run"), outbox=(Outbox(0, "mini", "driver", holder="b", until=10.0),))
     with pytest.raises(Conflict):
         await store.append(greedy)
     due = await store.find_ticket("run", 0)
@@ -162,8 +171,8 @@ async def test_nobody_takes_a_ticket_by_writing_it_again(store: Store) -> None:
 
 
 async def test_an_unanswered_ring_is_overdue_after_its_grace_and_only_once(store: Store) -> None:
-    await store.append(admitted("run"))
-    await store.append(queued("run", at=20.0))
+    await store.append(admission_entry("run"))
+    await store.append(queue_entry("run", at=20.0))
     assert await store.announce_overdue_tickets(20.0 + GRACE - 0.1, 10) == ()
     (due,) = await store.announce_overdue_tickets(20.0 + GRACE, 10)
     assert (due.run, due.step, due.seq) == ("run", 0, 2)
@@ -172,9 +181,9 @@ async def test_an_unanswered_ring_is_overdue_after_its_grace_and_only_once(store
 
 
 async def test_a_ticket_that_nobody_rings_is_overdue_at_once_and_for_one(store: Store) -> None:
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     quiet = Outbox(0, "mini", "driver", announced=False)
-    await store.append(replace(queued("run", at=20.0), outbox=(quiet,)))
+    await store.append(replace(queue_entry("run", at=20.0), outbox=(quiet,)))
     assert len(await store.announce_overdue_tickets(20.0, 10)) == 1
     assert await store.announce_overdue_tickets(20.1, 10, 0.2) == ()  # whoever looked it up is about to take it
     assert len(await store.announce_overdue_tickets(20.2, 10, 0.2)) == 1
@@ -183,15 +192,17 @@ async def test_a_ticket_that_nobody_rings_is_overdue_at_once_and_for_one(store: 
 @pytest.mark.parametrize("announced", [True, False])
 async def test_who_has_waited_longest_comes_first(store: Store, announced: bool) -> None:
     for name, at in (("b", 21.0), ("c", 22.0), ("a", 20.0)):
-        await store.append(admitted(name))
-        await store.append(replace(queued(name, at=at), outbox=(Outbox(0, "mini", "driver", announced=announced),)))
+        await store.append(admission_entry(name))
+        await store.append(
+            replace(queue_entry(name, at=at), outbox=(Outbox(0, "mini", "driver", announced=announced),))
+        )
     overdue = [await store.announce_overdue_tickets(60.0, 1) for _ in range(4)]
     assert [due.run for dues in overdue for due in dues] == ["a", "b", "c"]
 
 
 async def test_a_held_ticket_is_overdue_as_soon_as_its_claim_lapses(store: Store) -> None:
-    await store.append(admitted("run"))
-    await store.append(queued("run"))
+    await store.append(admission_entry("run"))
+    await store.append(queue_entry("run"))
     await store.append(take("run", 0, "a", until=10.0))
     assert await store.announce_overdue_tickets(9.9, 10) == ()
     assert await store.renew_claims(
@@ -221,8 +232,8 @@ async def test_others_get_their_turn_while_thousands_are_renewed(store: Store, w
 
 async def test_two_sweepers_share_what_is_overdue(opener: Opener) -> None:
     async with opener() as first_store, opener() as second_store:
-        await asyncio.gather(*(first_store.append(admitted(f"run-{n}")) for n in range(20)))
-        await asyncio.gather(*(first_store.append(queued(f"run-{n}")) for n in range(20)))
+        await asyncio.gather(*(first_store.append(admission_entry(f"run-{n}")) for n in range(20)))
+        await asyncio.gather(*(first_store.append(queue_entry(f"run-{n}")) for n in range(20)))
         swept = await asyncio.gather(
             *(store.announce_overdue_tickets(50.0, 20) for store in (first_store, second_store))
         )
@@ -236,9 +247,9 @@ KINDS = [("mini", "v1")]
 
 async def test_a_lapsed_run_is_taken_over_once(opener: Opener) -> None:
     async with opener() as first_store, opener() as second_store:
-        await asyncio.gather(*(first_store.append(admitted(f"run-{n:02}", lease_until=10.0)) for n in range(20)))
+        await asyncio.gather(*(first_store.append(admission_entry(f"run-{n:02}", lease_until=10.0)) for n in range(20)))
         await first_store.append(Entry("run-00", 5.0, (Raw(Kind.SUCCEEDED, {}),), epoch=1))
-        await first_store.append(queued("run-01"))
+        await first_store.append(queue_entry("run-01"))
         assert await first_store.take_over("early", 9.9, 30.0, 50, KINDS) == ()
         calls = [
             store.take_over(f"heir-{n}", 10.0, 30.0, 5, KINDS)
@@ -257,7 +268,7 @@ async def test_a_lapsed_run_is_taken_over_once(opener: Opener) -> None:
 
 
 async def test_renewal_tells_which_leases_are_left(store: Store) -> None:
-    await asyncio.gather(*(store.append(admitted(name, lease_until=10.0)) for name in ("mine", "ended", "lost")))
+    await asyncio.gather(*(store.append(admission_entry(name, lease_until=10.0)) for name in ("mine", "ended", "lost")))
     await store.append(Entry("ended", 5.0, (Raw(Kind.FAILED, {}),), epoch=1))
     await store.renew_leases("driver", {"mine": 1}, 20.0)
     assert [row.id for row in await store.take_over("heir", 15.0, 99.0, 10, KINDS)] == ["lost"]
@@ -274,8 +285,8 @@ async def test_renewal_tells_which_leases_are_left(store: Store) -> None:
 async def test_runs_of_another_kind_are_left_until_their_deadline(store: Store) -> None:
     kinds = {"here": ("mini", "v1"), "elsewhere": ("grand", "v1"), "tomorrow": ("mini", "v2")}
     for name, (tier, code) in kinds.items():
-        await store.append(admitted(name, lease_until=10.0, tier=tier, code=code, deadline=50.0))
-    await store.append(admitted("driven", lease_until=99.0, tier="grand"))
+        await store.append(admission_entry(name, lease_until=10.0, tier=tier, code=code, deadline=50.0))
+    await store.append(admission_entry("driven", lease_until=99.0, tier="grand"))
     counted = [LapsedRuns("grand", "v1", 1, 0), LapsedRuns("mini", "v1", 1, 0), LapsedRuns("mini", "v2", 1, 0)]
     assert await store.count_lapsed_runs(9.9) == ()
     assert await store.count_lapsed_runs(10.0) == tuple(counted)
@@ -291,12 +302,12 @@ async def test_runs_of_another_kind_are_left_until_their_deadline(store: Store) 
 
 async def test_a_lease_changes_hands_with_an_entry(store: Store) -> None:
     """Let go of until the wait is over, then taken by whoever comes back: each old epoch is worth nothing from then."""
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     await store.append(Entry("run", 2.0, (Raw(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 900.0, 900.0)))
     row = await store.run("run")
     assert (row.epoch, row.driver, row.lease_until, row.deadline, row.seq) == (2, "", 900.0, 900.0, 2)
     assert await store.take_over("other", 899.0, 950.0, 9, [("mini", "v1")]) == ()
-    late, winner, twice = await settled(
+    late, winner, twice = await gather_outcomes(
         store.append(Entry("run", 3.0, (Raw(Kind.RESUMED, {}),), epoch=epoch, lease=Lease("home", 9.0, 70.0)))
         for epoch in (1, 2, 2)
     )
@@ -313,12 +324,12 @@ async def test_a_lease_changes_hands_with_an_entry(store: Store) -> None:
 
 async def test_a_tenant_with_fewer_runs_under_way_is_taken_over_first(store: Store) -> None:
     for number in range(6):
-        await store.append(admitted(f"flood-{number}", tenant="flood", driver="", lease_until=1.0 + number))
-    await store.append(admitted("small", tenant="small", driver="", lease_until=9.0))
+        await store.append(admission_entry(f"flood-{number}", tenant="flood", driver="", lease_until=1.0 + number))
+    await store.append(admission_entry("small", tenant="small", driver="", lease_until=9.0))
     assert await store.count_untaken_runs(10.0) == {"flood": 6, "small": 1}
     first = await store.take_over("engine", 10.0, 30.0, 2, KINDS)
     assert {row.id for row in first} == {"flood-0", "small"}
-    await store.append(admitted("small-2", tenant="other", driver="", lease_until=9.0))
+    await store.append(admission_entry("small-2", tenant="other", driver="", lease_until=9.0))
     assert [row.id for row in await store.take_over("engine", 10.0, 30.0, 1, KINDS)] == ["small-2"]
     assert [row.id for row in await store.take_over("engine", 10.0, 30.0, 9, KINDS)] == [
         f"flood-{n}" for n in range(1, 6)
@@ -327,7 +338,7 @@ async def test_a_tenant_with_fewer_runs_under_way_is_taken_over_first(store: Sto
 
 
 async def test_a_run_that_waits_is_taken_over_when_its_wait_is_over(store: Store) -> None:
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     await store.append(Entry("run", 2.0, (Raw(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 900.0, 900.0)))
     (row,) = await store.take_over("home", 900.0, 950.0, 9, [])
     assert (row.id, row.epoch, row.driver, row.lease_until) == ("run", 3, "home", 950.0)
@@ -336,9 +347,9 @@ async def test_a_run_that_waits_is_taken_over_when_its_wait_is_over(store: Store
 @pytest.mark.parametrize("together", [False, True])
 async def test_a_wish_wakes_a_run_that_waits_and_no_other(store: Store, together: bool) -> None:
     rest = Entry("run", 2.0, (Raw(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 900.0, 900.0))
-    await settled(store.append(admitted(name)) for name in ("run", "driven"))
+    await gather_outcomes(store.append(admission_entry(name)) for name in ("run", "driven"))
     if together:
-        await settled(store.append(entry) for entry in (rest, note("run"), note("driven")))
+        await gather_outcomes(store.append(entry) for entry in (rest, note("run"), note("driven")))
     else:
         for entry in (rest, note("run"), note("driven")):
             await store.append(entry)
@@ -349,15 +360,15 @@ async def test_a_wish_wakes_a_run_that_waits_and_no_other(store: Store, together
 
 async def test_a_run_that_is_born_and_let_go_of_in_one_batch_is_nobodys(store: Store) -> None:
     rest = Entry("run", 2.0, (Raw(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 900.0, 900.0))
-    await settled(store.append(entry) for entry in (admitted("run"), rest))
+    await gather_outcomes(store.append(entry) for entry in (admission_entry("run"), rest))
     row = await store.run("run")
     assert (row.epoch, row.driver, row.seq) == (2, "", 2)
 
 
 async def test_waiting_runs_are_counted_up_to_a_bound(store: Store) -> None:
     for n in range(3):
-        await store.append(admitted(f"run{n}", row=Projection("awaiting_tool")))
-    await store.append(admitted("other", row=Projection("running")))
+        await store.append(admission_entry(f"run{n}", row=Projection("awaiting_tool")))
+    await store.append(admission_entry("other", row=Projection("running")))
     assert [await store.count_waiting_runs(most) for most in (2, 10)] == [2, 3]
     ended = Raw(Kind.EXPIRED, {"error": "tool_results_missing"})
     await store.append(Entry("run0", 9.0, (ended,), epoch=1, row=Projection("expired")))
@@ -365,29 +376,33 @@ async def test_waiting_runs_are_counted_up_to_a_bound(store: Store) -> None:
 
 
 async def test_the_backlog_is_the_work_that_nobody_has_taken(store: Store) -> None:
-    await store.append(admitted("run"))  # its engine's lease is valid until 100
+    await store.append(admission_entry("run"))  # its engine's lease is valid until 100
     assert await store.backlog(20.0, 10) == Backlog(0, None)
-    await store.append(replace(queued("run", at=20.0), outbox=tuple([Outbox(n, "mini", "driver") for n in range(3)])))
+    await store.append(
+        replace(queue_entry("run", at=20.0), outbox=tuple([Outbox(n, "mini", "driver") for n in range(3)]))
+    )
     assert (await store.backlog(25.0, 10)) == Backlog(3, 20.0)
     await store.append(take("run", 0, "a", at=26.0, until=40.0))
     assert (await store.backlog(30.0, 10)).waiting == 2
     assert (await store.backlog(50.0, 10)).waiting == 3  # the claim has lapsed
-    await store.append(admitted("taken"))
+    await store.append(admission_entry("taken"))
     assert [row.id for row in await store.runs(RunQuery(untaken_at=50.0))] == ["run"]
     assert {row.id for row in await store.runs(RunQuery(untaken_at=200.0))} == {"run", "taken"}
-    await store.append(replace(admitted("taken"), new=None, epoch=1, events=(Raw(Kind.CANCELLED, {"step": None}),)))
+    await store.append(
+        replace(admission_entry("taken"), new=None, epoch=1, events=(Raw(Kind.CANCELLED, {"step": None}),))
+    )
     backlog = await store.backlog(200.0, 10)  # and so has the lease of the run
     assert (backlog.waiting, backlog.oldest_since) == (4, 20.0)
     assert (await store.backlog(200.0, 2)).waiting == 3
 
 
 async def test_lists_filter_by_every_column(store: Store) -> None:
-    await store.append(admitted("a", 10.0, tenant="t1", tier="ultra", key="k1", model="fugu"))
+    await store.append(admission_entry("a", 10.0, tenant="t1", tier="ultra", key="k1", model="fugu"))
     await store.append(
-        replace(admitted("b", 20.0, tenant="t1"), tags=(("worker", "w"), ("label", "phi"), (USER_TAG, "ann")))
+        replace(admission_entry("b", 20.0, tenant="t1"), tags=(("worker", "w"), ("label", "phi"), (USER_TAG, "ann")))
     )
     await store.append(note("b", tags=((REQUEST_TAG, "r1"),)))
-    await store.append(admitted("c", 30.0, tenant="t2", row=Projection(degraded=True)))
+    await store.append(admission_entry("c", 30.0, tenant="t2", row=Projection(degraded=True)))
     await store.append(Entry("a", 31.0, (Raw(Kind.FAILED, {}),), epoch=1, row=Projection(error="no_worker")))
     row = Projection(state="running", topology="chain", steps=3)
     await store.append(note("b", spent=Ledger(700, 1), row=row, tags=(("worker", "w"),)))
@@ -438,20 +453,20 @@ async def test_lists_filter_by_every_column(store: Store) -> None:
 
 
 async def test_pages_hold_every_row_once_while_others_come_in(store: Store) -> None:
-    await asyncio.gather(*(store.append(admitted(f"run-{n:03}", float(n // 5))) for n in range(60)))
+    await asyncio.gather(*(store.append(admission_entry(f"run-{n:03}", float(n // 5))) for n in range(60)))
     listed_ids: list[str] = []
     before = None
     while rows := await store.runs(RunQuery(before=before, limit=7)):
         listed_ids += [row.id for row in rows]
         before = (rows[-1].created_at, rows[-1].id)
-        await store.append(admitted(f"later-{len(listed_ids)}", 1000.0))
+        await store.append(admission_entry(f"later-{len(listed_ids)}", 1000.0))
     assert listed_ids == [f"run-{n:03}" for n in reversed(range(60))]
 
 
 @pytest.mark.parametrize("ascending", [False, True])
 async def test_pages_by_cost_hold_every_ended_run_once_while_others_end(store: Store, ascending: bool) -> None:
     async def spend(name: str, usd: int, *, ends: bool = True) -> None:
-        await store.append(admitted(name, 1.0, cap=Ledger(10_000, 10_000)))
+        await store.append(admission_entry(name, 1.0, cap=Ledger(10_000, 10_000)))
         end = (Raw(Kind.SUCCEEDED, {}),) if ends else (Raw(Kind.STEP_SKIPPED, {}),)
         await store.append(Entry(name, 2.0, end, epoch=1, spent=Ledger(usd, 1)))
 
@@ -516,10 +531,10 @@ async def test_ready_writes(store: Store) -> None:
 
 
 async def test_a_run_may_change_hands_and_end_in_one_transaction(store: Store) -> None:
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     handed = Entry("run", 2.0, epoch=1, lease=Lease("another", 9.0, 500.0))
     ended = Entry("run", 3.0, (Raw(Kind.SUCCEEDED, {}),), epoch=2)
-    await settled([store.append(handed), store.append(ended)])
+    await gather_outcomes([store.append(handed), store.append(ended)])
     row = await store.run("run")
     assert (row.state, row.ended_at, row.epoch) == ("succeeded", 3.0, 2)
 
@@ -529,7 +544,7 @@ async def test_a_run_that_changes_hands_writes_no_index(tmp_path: Path, make_sch
     url, log = f"sqlite:///{tmp_path}/baton.db", tmp_path / "baton.db-wal"
     make_schema(url)
     async with open_store(url) as store:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         before = log.stat().st_size
         await store.append(note("run", epoch=1, lease=Lease("another", 9.0, 500.0)))
         assert log.stat().st_size - before == 4 * LOGGED

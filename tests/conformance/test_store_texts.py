@@ -19,7 +19,7 @@ from app.store.sql import SqlStore
 from app.store.sqlkit.runner import parse_url
 from app.store.writing.batch import RowCache, apply_to_cached_rows, commit, conditional_write, encode
 from tests.conformance.conversations import answer, contents_of, converse, only_tools, turn
-from tests.conformance.entries import Opener, settled
+from tests.conformance.entries import Opener, gather_outcomes
 from tests.conformance.test_store_retention import left_of
 from tests.harness.waiting import PATIENCE_SECONDS
 
@@ -135,7 +135,7 @@ async def test_turns_that_begin_while_others_are_erased_lose_nothing(opener: Ope
             ]
             both: list[Awaitable[Any]] = [*writes, *erasures]
             chance.shuffle(both)
-            assert not [outcome for outcome in await settled(both) if isinstance(outcome, Exception)]
+            assert not [outcome for outcome in await gather_outcomes(both) if isinstance(outcome, Exception)]
             live_runs = {run: number for run, number in (live_runs | turns).items() if run not in doomed}
             async with opener() as fresh:
                 for run, number in live_runs.items():

@@ -20,21 +20,21 @@ from app.store.rows import log_sources, transparency_log
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.tables import DISCLOSURES, EVENTS, FEEDBACK, LOG_LEAVES, RUNS
 from app.store.writing import log_writer
-from tests.conformance.entries import SALT, Opener, admitted, note
+from tests.conformance.entries import SALT, Opener, admission_entry, note
 
 SIGNER = Signer("log.example/baton", bytes(range(32)))
 numbers = iter(count())
 KEY = KeyRow("key1", "tenant", "name", b"d" * 32, frozenset({"admin"}), created_at=1.0)
 
 
-def fresh() -> bytes:
+def new_salts() -> bytes:
     return blake2b(str(next(numbers)).encode(), digest_size=16).digest()
 
 
 async def seal(store: SqlStore) -> int:
     """Seal all that waits. Returns the number of new entries."""
     count = 0
-    while (sealed := await store.log.seal([SIGNER], fresh)) is not None:
+    while (sealed := await store.log.seal([SIGNER], new_salts)) is not None:
         count += sealed.leaves
         if not sealed.more:
             break
@@ -73,7 +73,7 @@ async def fetched(store: SqlStore, query: Any) -> list[dict[str, Any]]:
 
 
 async def test_a_run_is_proven_by_its_events_and_its_row(store: SqlStore) -> None:
-    await store.append(replace(admitted("run"), tags=((USER_TAG, "ann"),)))
+    await store.append(replace(admission_entry("run"), tags=((USER_TAG, "ann"),)))
     await seal(store)
     await store.append(note("run"))
     await seal(store)
@@ -105,7 +105,7 @@ async def test_events_that_are_committed_after_the_row_was_read_are_sealed_with_
     def earlier(*arguments: Any) -> Any:
         return {run: {**row, "seq": 1} for run, row in read_run_rows(*arguments).items()}
 
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     await store.append(note("run"))
     with monkeypatch.context() as patch:
         patch.setattr(log_sources, "run_rows", earlier)
@@ -116,7 +116,7 @@ async def test_events_that_are_committed_after_the_row_was_read_are_sealed_with_
 
 
 async def test_a_ledger_that_was_completed_later_is_sealed_again(store: SqlStore) -> None:
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     await seal(store)
     values: dict[str, Any] = {column.name: "" for column in DISCLOSURES.columns if not column.nullable}
     numbers = {"at": 1.5, "attempt": 1, "bytes": 9, "saw_user": True, "saw_results": False}
@@ -137,7 +137,7 @@ async def test_a_ledger_that_was_completed_later_is_sealed_again(store: SqlStore
 
 
 async def test_nothing_is_sealed_twice(store: SqlStore) -> None:
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     assert await seal(store) == 2, "the run, and the key of the log"
     before = await store.log.state()
     assert await seal(store) == 0
@@ -147,7 +147,9 @@ async def test_nothing_is_sealed_twice(store: SqlStore) -> None:
 
 async def test_tiles_have_all_entries_and_the_root_is_theirs(store: SqlStore) -> None:
     for start in range(0, 520, 40):
-        await asyncio.gather(*[store.append(admitted(f"run{number:03d}")) for number in range(start, start + 40)])
+        await asyncio.gather(
+            *[store.append(admission_entry(f"run{number:03d}")) for number in range(start, start + 40)]
+        )
         await seal(store)
     head = await checkpoint(store)
     hashes: list[bytes] = []
@@ -171,7 +173,7 @@ async def test_a_key_is_sealed_with_each_of_its_changes(store: SqlStore) -> None
 
 
 async def test_a_comment_is_sealed_apart_from_its_rating(store: SqlStore) -> None:
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     rating = Feedback("f1", "run", "tenant", "key", 2.0, "explicit", "api", "", 1.0, "", "It was fine.")
     await store.rate(rating)
     await seal(store)
@@ -185,7 +187,7 @@ async def test_a_comment_is_sealed_apart_from_its_rating(store: SqlStore) -> Non
 
 
 async def test_a_pruned_run_leaves_its_proofs_and_no_salt(store: SqlStore) -> None:
-    await store.append(admitted("run"))
+    await store.append(admission_entry("run"))
     await seal(store)
     before = await store.log.proof("run")
 
@@ -210,7 +212,7 @@ async def test_runs_from_before_the_log_are_sealed(store: SqlStore, monkeypatch:
     for name in ("IN_LOOP", "BETWEEN_AWAITS"):
         monkeypatch.setattr(log_writer, name, log_writer.PassLimits(changes=3, events=9))
     for number in range(8):
-        await store.append(admitted(f"run{number}"))
+        await store.append(admission_entry(f"run{number}"))
     await store._write(lambda conn: conn.execute(text("DELETE FROM log_queue")))
     await seal(store)
     assert await sealed_runs(store) == {f"run{number}": [1] for number in range(8)}
@@ -218,7 +220,7 @@ async def test_runs_from_before_the_log_are_sealed(store: SqlStore, monkeypatch:
 
 async def test_one_of_several_processes_seals_at_a_time(opener: Opener) -> None:
     async with opener() as first_store, opener() as second_store:
-        await asyncio.gather(*[first_store.append(admitted(f"run{number}")) for number in range(30)])
+        await asyncio.gather(*[first_store.append(admission_entry(f"run{number}")) for number in range(30)])
         await asyncio.gather(*[seal(store) for store in (first_store, second_store) * 4])
         await asyncio.gather(*[first_store.append(note(f"run{number}")) for number in range(30)])
         await asyncio.gather(*[seal(store) for store in (first_store, second_store) * 4])
@@ -227,12 +229,12 @@ async def test_one_of_several_processes_seals_at_a_time(opener: Opener) -> None:
 
 
 async def test_without_a_setting_a_key_is_made_and_kept(store: SqlStore) -> None:
-    await store.log.seal([], fresh)
+    await store.log.seal([], new_salts)
     state = await store.log.state()
     assert state.stored_key
     assert await checkpoint(store, Verifier.parse(*state.verifiers))
-    await store.append(admitted("run"))
-    await store.log.seal([], fresh)
+    await store.append(admission_entry("run"))
+    await store.log.seal([], new_salts)
     assert (await checkpoint(store, Verifier.parse(*state.verifiers))).size == 2
     await store.append(note("run"))
     await seal(store)
@@ -247,7 +249,7 @@ async def test_a_slow_transaction_is_not_passed_over(migrated_postgres_url: str)
         async with slow._runner._writing.connect() as conn:  # type: ignore[attr-defined]
             await conn.execute(text("INSERT INTO catalogs (digest, body) VALUES ('slow', '')"))
             for number in range(3):
-                await store.append(admitted(f"run{number}"))
+                await store.append(admission_entry(f"run{number}"))
                 await seal(store)
             assert sorted(await sealed_runs(store)) == ["run0", "run1", "run2"], "nobody waits for it"
             await conn.commit()
@@ -261,10 +263,10 @@ async def test_a_database_that_counts_transactions_anew_is_sealed_all_the_same(
 ) -> None:
     """A dump that is restored on another server has numbers of transactions that will come there in years."""
     async with open_store(migrated_postgres_url) as store:
-        await store.append(admitted("before"))
+        await store.append(admission_entry("before"))
         await store._write(lambda conn: conn.execute(text("UPDATE log_state SET xid = 1000000000000")))
         await store._write(lambda conn: conn.execute(text("UPDATE log_queue SET xid = 1000000000001")))
         await seal(store)
-        await store.append(admitted("after"))
+        await store.append(admission_entry("after"))
         await seal(store)
         assert await sealed_runs(store) == {"before": [1], "after": [1]}

@@ -11,7 +11,7 @@ from app.core.run.events import PlanAccepted, PlanOpened, PlanStep, StepQueued
 from app.core.run.graph import graph
 from app.core.run.instant import instant
 from app.core.run.timeline import timeline
-from tests.core.play import admission, intent, numbered, outcome, step_done
+from tests.core.play import admission, intent, number_events, outcome, step_done
 
 FAILED = (intent("f", 0), outcome("f", 0, usd=3, kind="error"))
 CALLS = (StepQueued(0), *FAILED, intent("c", 0), outcome("c", 0, usd=7), step_done(0, "c"))
@@ -22,7 +22,7 @@ def run_of(count: int) -> Any:
     opened = PlanOpened(proposal=0, base=0, mode="first", conductor="model", instant=True)
     steps = [PlanStep(0, n, "ada", subtask="", access=Access(user=True), answers=n == count - 1) for n in range(count)]
     accepted = PlanAccepted(proposal=0, call="", steps=count, topology="tree")
-    return instant(numbered(admission(), opened, *steps, accepted), 0.0)
+    return instant(number_events(admission(), opened, *steps, accepted), 0.0)
 
 
 def link(step: str | int | None) -> str:
@@ -75,7 +75,7 @@ def test_every_reason_for_which_words_are_withheld_is_a_sentence() -> None:
 
 
 def test_bars_lie_on_the_axis_by_time_and_by_money() -> None:
-    events = numbered(*[event.fact for event in run_of(1).events], *CALLS)
+    events = number_events(*[event.fact for event in run_of(1).events], *CALLS)
     timed = tuple(type(event).of("run", event.seq, event.seq / 4, event.fact) for event in events)
     timeline_data = timeline(instant(timed, 0.0)).to_json()
     for by, whole in (("time", timeline_data["length_seconds"]), ("money", timeline_data["cost_usd"])):

@@ -19,7 +19,7 @@ from app.console.templating import (
     usd,
     worker,
 )
-from tests.harness.console import console_client, signed_in
+from tests.harness.console import console_client, signed_in_client
 from tests.harness.stand_ins import GatewayStandIn
 
 DOCS = Path(__file__).resolve().parents[2] / "deploy/docs"
@@ -29,7 +29,7 @@ SHIPPED_BYTES = 60 << 10
 
 
 async def test_a_page_may_run_its_own_files_and_nothing_else(gateway: GatewayStandIn) -> None:
-    async with signed_in(gateway, gateway.add_key()) as client:
+    async with signed_in_client(gateway, gateway.add_key()) as client:
         first, second = await client.get("/console/runs"), await client.get("/console/runs")
     rules = dict(rule.strip().split(" ", 1) for rule in first.headers["content-security-policy"].split(";"))
     nonce = re.search(r"'nonce-([^']+)'", rules["script-src"])

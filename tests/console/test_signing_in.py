@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.harness.console import SAME_ORIGIN, console_client, page_text, sign_in, signed_in
+from tests.harness.console import SAME_ORIGIN, console_client, page_text, sign_in, signed_in_client
 from tests.harness.stand_ins import GatewayStandIn
 from tests.harness.waiting import PATIENCE_SECONDS
 
@@ -61,7 +61,7 @@ async def test_the_cookie_is_not_the_key_and_is_hidden_from_scripts(gateway: Gat
 
 
 async def test_a_session_ends_after_twelve_hours_and_with_its_key(gateway: GatewayStandIn) -> None:
-    async with signed_in(gateway, gateway.add_key()) as client:
+    async with signed_in_client(gateway, gateway.add_key()) as client:
         assert (await client.get("/console/runs")).status_code == 200
         gateway.seconds += 12 * 3600 + 1
         assert (await client.get("/console/runs")).status_code == 303
@@ -75,14 +75,14 @@ async def test_a_session_ends_after_twelve_hours_and_with_its_key(gateway: Gatew
 
 @pytest.mark.parametrize("page", ["/console/runs?live", "/console/approvals?live"])
 async def test_a_live_page_ends_with_its_session(gateway: GatewayStandIn, page: str) -> None:
-    async with signed_in(gateway, gateway.add_key()) as client:
+    async with signed_in_client(gateway, gateway.add_key()) as client:
         gateway.seconds += 12 * 3600 - 0.1
         assert (await client.get(page)).text.endswith("event: end\ndata: \n\n")
 
 
 @pytest.mark.parametrize("page", ["/console?live=0", "/console/runs?live", "/console/runs/run_1/live"])
 async def test_a_live_page_without_a_session_is_told_not_to_ask_again(gateway: GatewayStandIn, page: str) -> None:
-    async with signed_in(gateway, gateway.add_key()) as client:
+    async with signed_in_client(gateway, gateway.add_key()) as client:
         gateway.seconds += 12 * 3600 + 1
         reply = await client.get(page)
         assert reply.headers["content-type"].startswith("text/event-stream")
@@ -90,7 +90,7 @@ async def test_a_live_page_without_a_session_is_told_not_to_ask_again(gateway: G
 
 
 async def test_the_head_of_a_live_page_is_no_stream(gateway: GatewayStandIn) -> None:
-    async with signed_in(gateway, gateway.add_key()) as client, asyncio.timeout(PATIENCE_SECONDS):
+    async with signed_in_client(gateway, gateway.add_key()) as client, asyncio.timeout(PATIENCE_SECONDS):
         assert (await client.head("/console/runs?live")).status_code == 200
 
 
@@ -104,7 +104,7 @@ async def test_the_address_of_a_button_leads_to_its_page(gateway: GatewayStandIn
 
 
 async def test_a_changed_cookie_is_nobodys(gateway: GatewayStandIn) -> None:
-    async with signed_in(gateway, gateway.add_key()) as client:
+    async with signed_in_client(gateway, gateway.add_key()) as client:
         cookie = client.cookies["baton_console"]
         client.cookies.clear()
         client.cookies.set("baton_console", ("B" if cookie[0] == "A" else "A") + cookie[1:])
@@ -112,7 +112,7 @@ async def test_a_changed_cookie_is_nobodys(gateway: GatewayStandIn) -> None:
 
 
 async def test_signing_out_forgets_the_cookie(gateway: GatewayStandIn) -> None:
-    async with signed_in(gateway, gateway.add_key()) as client:
+    async with signed_in_client(gateway, gateway.add_key()) as client:
         await client.post("/console/sign-out", headers=SAME_ORIGIN)
         assert "baton_console" not in client.cookies
         assert (await client.get("/console/runs")).status_code == 303
@@ -121,7 +121,7 @@ async def test_signing_out_forgets_the_cookie(gateway: GatewayStandIn) -> None:
 @pytest.mark.parametrize("headers", [{}, {"sec-fetch-site": "cross-site"}, {"origin": "https://evil.example"}])
 async def test_no_other_site_can_change_anything(gateway: GatewayStandIn, headers: dict[str, str]) -> None:
     key = gateway.add_key()
-    async with signed_in(gateway, key) as client:
+    async with signed_in_client(gateway, key) as client:
         for path in ("/console/sign-out", "/console/theme", "/console/sign-in"):
             reply = await client.post(path, data={"key": key, "theme": "dark"}, headers=headers)
             assert reply.status_code == 403
@@ -139,7 +139,7 @@ async def test_signing_in_leads_to_the_console_only(gateway: GatewayStandIn, fol
 
 
 async def test_a_theme_is_remembered(gateway: GatewayStandIn) -> None:
-    async with signed_in(gateway, gateway.add_key()) as client:
+    async with signed_in_client(gateway, gateway.add_key()) as client:
         reply = await client.post(
             "/console/theme", data={"theme": "dark", "next": "/console/runs"}, headers=SAME_ORIGIN
         )
@@ -148,7 +148,7 @@ async def test_a_theme_is_remembered(gateway: GatewayStandIn) -> None:
 
 
 async def test_a_refusal_of_the_api_is_a_page(gateway: GatewayStandIn) -> None:
-    async with signed_in(gateway, gateway.add_key(scopes=["runs:write"])) as client:
+    async with signed_in_client(gateway, gateway.add_key(scopes=["runs:write"])) as client:
         reply = await client.get("/console/runs")
     assert reply.status_code == 403
     assert "sign in with one that has the scope" in page_text(reply.text)

@@ -67,7 +67,7 @@ def explore(chance: random.Random, runs: int, pool: Callable[[random.Random], Ca
     return flows
 
 
-def marked(*names: Iterable[str]) -> str:
+def write_marks(*names: Iterable[str]) -> str:
     """A text with these marks."""
     return "".join(f"[[{name}]]" for some in names for name in sorted(some))
 
@@ -89,7 +89,7 @@ class Run:
         self.chance, self.catalog, self.allowed, self.flows = chance, catalog, allowed, flows
         self.workers = [catalog.workers[name] for name in chance.choice(list(catalog.tiers.values())).pool]
         own = frozenset(label for label in LABELS if chance.random() < 0.3)
-        self.task = Task((Message("user", (Text(marked(own, {CALLER})),)),))
+        self.task = Task((Message("user", (Text(write_marks(own, {CALLER})),)),))
         self.texts: dict[str, str] = {"": ""}
         self.used: dict[int, list[ToolUse]] = {}
         admitted = RunAdmitted(
@@ -154,7 +154,7 @@ class Run:
             if before is not None:
                 texts.append(self.texts[before.step.output])
             self.calls(model, *texts)
-            subtask = marked(labels(*texts) - model.declassifies, {CONDUCTOR})
+            subtask = write_marks(labels(*texts) - model.declassifies, {CONDUCTOR})
             lost = reading.labels & model.declassifies
         inputs: list[tuple[int, ...]] = []
         last = self.chance.randrange(4)
@@ -205,15 +205,15 @@ class Run:
         if n not in self.used and self.chance.random() < 0.2:
             self.use_a_tool(n, call, worker, labels(*texts))
             return
-        output = marked(labels(*texts) - worker.declassifies, {STEP}) if self.chance.random() < 0.9 else ""
+        output = write_marks(labels(*texts) - worker.declassifies, {STEP}) if self.chance.random() < 0.9 else ""
         lost = worker.declassifies & reading.labels
         self.write(StepDone(n, call, self.keep(output), len(output), "stop", declassified=lost))
 
     def use_a_tool(self, n: int, call: str, worker: Worker, labels_read: frozenset[str]) -> None:
         """Let the worker call a tool of the caller's, whose result has labels of its own; then go on."""
         own = frozenset(label for label in LABELS if self.chance.random() < 0.2)
-        assistant_turn = Message("assistant", (Text(marked(labels_read)),), calls=(ToolCall("theirs", "look"),))
-        came = Message("tool", (Text(marked(own, {TOOL})),), call_id="ours")
+        assistant_turn = Message("assistant", (Text(write_marks(labels_read)),), calls=(ToolCall("theirs", "look"),))
+        came = Message("tool", (Text(write_marks(own, {TOOL})),), call_id="ours")
         self.used[n] = [ToolUse(worker.name, assistant_turn, ("ours",), (came,))]
         turn = self.state.turn.number
         self.write(

@@ -32,20 +32,20 @@ ODDITIES = (
 )
 
 
-def drawn_from(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
+def values_of_schema(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
     """Any JSON value that this schema permits; knows the words of JSON Schema that `plan.schema` uses."""
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     if schema["type"] == "object":
-        return st.fixed_dictionaries({name: drawn_from(inner) for name, inner in schema["properties"].items()})
+        return st.fixed_dictionaries({name: values_of_schema(inner) for name, inner in schema["properties"].items()})
     if schema["type"] == "string":
         pattern = schema.get("pattern")
         return st.from_regex(pattern.replace("$", r"\Z")) if pattern else st.text(max_size=20)
     least, most = schema.get("minItems", 0), schema.get("maxItems", 7)
     if "prefixItems" in schema:
-        places = [drawn_from(place) for place in schema["prefixItems"]]
+        places = [values_of_schema(place) for place in schema["prefixItems"]]
         return st.integers(least, most).flatmap(lambda size: st.tuples(*places[:size]).map(list))
-    return st.lists(drawn_from(schema["items"]), min_size=least, max_size=most)
+    return st.lists(values_of_schema(schema["items"]), min_size=least, max_size=most)
 
 
 def step(worker: Any = 0, subtask: Any = "Solve it.", access: Any = ("user",)) -> dict[str, Any]:

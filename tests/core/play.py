@@ -90,22 +90,22 @@ def step_done(n: int, call: str, chars: int = 5) -> Fact:
     return StepDone(n, call, output=f"ref-{n}" if chars else "", chars=chars, finish="stop")
 
 
-def called(n: int, call: str, *ids: str) -> Fact:
+def await_tools(n: int, call: str, *ids: str) -> Fact:
     """`step.awaiting_tool`."""
     return StepAwaitingTool(n, call, f"said-{call}", chars=4, calls=tuple(NamedCall(id_, "look") for id_ in ids))
 
 
-def resumed(number: int, deadline: float, *, streams: bool = True) -> Fact:
+def resume(number: int, deadline: float, *, streams: bool = True) -> Fact:
     """`run.resumed`."""
     return drafts.run_resumed(Turn(number, deadline, streams, "request", deadline - 9), "")
 
 
-def failed(n: int, error: str = "worker_failed") -> Fact:
+def step_failed(n: int, error: str = "worker_failed") -> Fact:
     """`step.failed`."""
     return StepFailed(n, error)
 
 
-def numbered(*written: Fact) -> tuple[Event, ...]:
+def number_events(*written: Fact) -> tuple[Event, ...]:
     """A journal of these."""
     return tuple(Event.of("run", seq, 0.0, draft) for seq, draft in enumerate(written, 1))
 
@@ -210,10 +210,10 @@ class Play:
         for step in state.steps.values():
             if step.opens_workflow:
                 continue
-            if step.state == "queued" or (step.state == "running" and not self._called(step)):
+            if step.state == "queued" or (step.state == "running" and not self._has_open_call(step)):
                 yield (intent(self._name(), step.n, access=tuple(step.access.as_list()), worker=step.worker),)
                 if random.random() > self.forgiving:
-                    yield (failed(step.n, random.choice(("worker_failed", "run_over_budget", "no_time"))),)
+                    yield (step_failed(step.n, random.choice(("worker_failed", "run_over_budget", "no_time"))),)
         if random.random() < 0.02:
             yield (RunCancelAsked("client"),)
         if random.random() < 0.02:
@@ -227,7 +227,7 @@ class Play:
         results = [StepToolResults(step.n, f"results-{step.n}", step.exchanges[-1].ids) for step in waiting]
         self.now = self.random.choice((self.now, self.state.turn.until))
         deadline = self.now + DEADLINE
-        yield (resumed(self.state.turn.number + 1, deadline, streams=self.random.random() < 0.5), *results)
+        yield (resume(self.state.turn.number + 1, deadline, streams=self.random.random() < 0.5), *results)
 
     def _driver(self) -> Iterator[tuple[Fact, ...]]:
         commands = decide(self.state, self.now)
@@ -316,10 +316,10 @@ class Play:
             return written
         tools = not self.state.admitted.limits.depth  # what can be nested has none of the caller's tools
         if good and tools and random.random() < 0.3 and len(self.state.steps[n].exchanges) < 4:
-            return (*written, called(n, call.id, f"{call.id}-a", f"{call.id}-b"))
+            return (*written, await_tools(n, call.id, f"{call.id}-a", f"{call.id}-b"))
         return (*written, step_done(n, call.id, random.choice((0, 7)))) if good else written
 
-    def _called(self, step: StepState) -> bool:
+    def _has_open_call(self, step: StepState) -> bool:
         return any(call.step == step.n for call in self.state.open_calls)
 
     def _name(self) -> str:

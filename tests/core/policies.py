@@ -44,10 +44,10 @@ def pool(chance: random.Random, workers: int = 6, *, further: bool = False) -> C
     rules = tuple(_rule(f"r{number}", names, chance) for number in range(chance.randint(0, 4)))
     endpoints = {name: ProviderSpec(name, "openai", base_url=f"https://{name}.example") for name in PROVIDERS}
     workers_by_name = {worker.name: worker for worker in all_workers}
-    return compiled(Catalog(endpoints, workers_by_name, {tier.name: tier for tier in tiers}, {}, "", rules=rules))
+    return compile_rules(Catalog(endpoints, workers_by_name, {tier.name: tier for tier in tiers}, {}, "", rules=rules))
 
 
-def compiled(catalog: Catalog) -> Catalog:
+def compile_rules(catalog: Catalog) -> Catalog:
     """Compile the rules into the workers again, as reading a pool file does."""
     with_bars = {
         name: replace(worker, bars=bars(catalog.rules, attributes(worker))) for name, worker in catalog.workers.items()
@@ -93,7 +93,7 @@ def _match(workers: list[str], chance: random.Random) -> Match:
 # -- the evaluator
 
 
-def allowed(catalog: Catalog, name: str, labels: Names, sources: Names = frozenset()) -> bool:
+def passes_rules(catalog: Catalog, name: str, labels: Names, sources: Names = frozenset()) -> bool:
     """What the rules and the card say, evaluated from their text."""
     worker = catalog.workers[name]
     card = worker.card
@@ -141,7 +141,7 @@ def reach(catalog: Catalog, sources: tuple[str, ...] = ()) -> Reach:
             for labels in label_sets():
                 for origin in label_sets(sources):
                     all_origins = origin if role == "worker" else origin | {CALLER}
-                    if allowed(catalog, name, labels, all_origins):
+                    if passes_rules(catalog, name, labels, all_origins):
                         reached.add((*who, False, labels | origin))
         for labels in label_sets():
             for name in _sees_some_of(catalog, tier, labels):
@@ -153,7 +153,7 @@ def _sees_some_of(catalog: Catalog, tier: Tier, labels: Names) -> set[str]:
     """The workers of a tier that can come to see words of a conversation, or what is derived from them."""
     words = {(labels, CALLER)}
     model = tier.conductor.worker
-    if model is not None and allowed(catalog, model, labels, frozenset({CALLER})):
+    if model is not None and passes_rules(catalog, model, labels, frozenset({CALLER})):
         words.add((labels - catalog.workers[model].declassifies, CONDUCTOR))
     readers: set[str] = set()
     while True:
@@ -161,7 +161,7 @@ def _sees_some_of(catalog: Catalog, tier: Tier, labels: Names) -> set[str]:
             (name, carried)
             for name in tier.pool
             for carried, origin in words
-            if allowed(catalog, name, carried, frozenset({origin}))
+            if passes_rules(catalog, name, carried, frozenset({origin}))
         ]
         derived = {(carried - catalog.workers[name].declassifies, STEP) for name, carried in now}
         readers |= {name for name, _ in now}
@@ -170,7 +170,7 @@ def _sees_some_of(catalog: Catalog, tier: Tier, labels: Names) -> set[str]:
         words |= derived
 
 
-def named_sources(*catalogs: Catalog) -> tuple[str, ...]:
+def find_named_sources(*catalogs: Catalog) -> tuple[str, ...]:
     """The sources that the rules of the pools name."""
     rule_labels = {label for catalog in catalogs for rule in catalog.rules for label in rule.labels}
     return tuple(sorted(rule_labels.intersection(SOURCES)))
@@ -178,7 +178,7 @@ def named_sources(*catalogs: Catalog) -> tuple[str, ...]:
 
 def widens(old: Catalog, new: Catalog) -> Reach:
     """What the new pool shows to anybody who did not see it under the old one."""
-    sources = named_sources(old, new)
+    sources = find_named_sources(old, new)
     return reach(new, sources) - reach(old, sources)
 
 
@@ -190,7 +190,7 @@ def change(catalog: Catalog, chance: random.Random) -> Catalog:
     make_change = chance.choice(
         (_without_a_rule, _other_clearance, _other_pool, _other_rule, _other_provider, _other_declassifier)
     )
-    return compiled(make_change(catalog, chance))
+    return compile_rules(make_change(catalog, chance))
 
 
 def _without_a_rule(catalog: Catalog, chance: random.Random) -> Catalog:
@@ -255,7 +255,7 @@ def disagreements(chance: random.Random, pools: int) -> int:
         origin = frozenset(chance.sample(SOURCES, chance.randint(0, 2)))
         for name, worker in catalog.workers.items():
             for labels in label_sets():
-                right, reading = allowed(catalog, name, labels, origin), Reading(labels, origin)
+                right, reading = passes_rules(catalog, name, labels, origin), Reading(labels, origin)
                 differ += permits(worker, reading) is not right or bool(exclusion(worker, reading)) is right
     return differ
 
@@ -266,11 +266,11 @@ def decision_microseconds(chance: random.Random) -> float:
     requests = [Reading(frozenset(chance.sample(LABELS, 2)), frozenset({CALLER})) for _ in range(2_000)]
     durations = []
     for request in requests:
-        durations.append(_timed(lambda request=request: [permits(worker, request) for worker in workers]))
+        durations.append(_time_call(lambda request=request: [permits(worker, request) for worker in workers]))
     return statistics.median_high(durations) * 1e6
 
 
-def _timed(act: Callable[[], object]) -> float:
+def _time_call(act: Callable[[], object]) -> float:
     started = time.perf_counter()
     act()
     return time.perf_counter() - started
@@ -290,7 +290,7 @@ def main() -> int:
     invented = sum(bool(list(widenings(*pair))) for pair in changes(chance, chosen.changes, widen=False))
     print(f"{chosen.pools:,} pools: {differ} decisions differ from the evaluator's")
     print(f"{chosen.changes:,} widenings: {missed} missed; {chosen.changes:,} narrowings: {invented} reported")
-    flows = information_flow.explore(chance, chosen.runs, pool, allowed)
+    flows = information_flow.explore(chance, chosen.runs, pool, passes_rules)
     print(f"{chosen.runs:,} runs, {flows.calls:,} calls: {len(flows.leaks)} read what the rules forbid")
     print(f"decisions for fifty workers: {decision_microseconds(chance):.1f} us")
     return int(bool(differ or missed or invented or flows.leaks))

@@ -15,7 +15,7 @@ from app.core.run.events import Fact, Kind, RunAdmitted, RunApproved, RunRefused
 from app.core.run.fold import fold
 from app.core.run.progress import AwaitApproval, DropPlan, Finish, Propose, Queue, decide
 from app.core.run.state import RunState
-from tests.core.play import admission, numbered
+from tests.core.play import admission, number_events
 
 WORKERS = {name: Worker(name, "stub", name) for name in ("ada", "bob", "cyd")}
 TIER = Tier("mini", ("ada", "bob", "cyd"), ConductorSpec("fixed"), "bob", {"medium": Limits()})
@@ -34,7 +34,7 @@ def run_of(terms: ApprovalTerms, *more: Fact, workers: tuple[str, ...] = ("ada",
         for place, step in enumerate(steps)
     ]
     planned.append(drafts.plan_accepted(0, "", [() for _ in steps], price=price))
-    return fold(numbered(admitted, *planned, *more))
+    return fold(number_events(admitted, *planned, *more))
 
 
 def waiting(terms: ApprovalTerms, **chosen: Any) -> RunState:

@@ -26,7 +26,7 @@ from app.core.run.fold import advance, fold
 from app.core.run.kinds import AFTER_THE_END, ENDED, OUTCOMES, RUN_ARROWS, RUN_STATES, STEP_ARROWS
 from app.core.run.progress import Propose
 from app.core.run.state import Call, Exchange, Proposal, RunState, StepState
-from tests.core.play import POOL, admission, called, failed, intent, numbered, outcome, resumed, step_done
+from tests.core.play import POOL, admission, await_tools, intent, number_events, outcome, resume, step_done, step_failed
 
 STEP_KINDS = {
     Kind.STEP_QUEUED: "queued",
@@ -63,13 +63,13 @@ DRAFTS = {
     Kind.STEP_QUEUED: fact_from_json(Kind.STEP_QUEUED, {"n": 0}),
     Kind.CALL_INTENDED: intent("fresh", 0),
     Kind.CALL_FINISHED: outcome("open", 0),
-    Kind.STEP_AWAITING: called(0, "open", "id"),
+    Kind.STEP_AWAITING: await_tools(0, "open", "id"),
     Kind.STEP_RESULTS: StepToolResults(0, "results", ("id",)),
     Kind.STEP_DONE: step_done(0, "open"),
-    Kind.STEP_FAILED: failed(0),
+    Kind.STEP_FAILED: step_failed(0),
     Kind.STEP_SKIPPED: fact_from_json(Kind.STEP_SKIPPED, {"n": 0, "reason": "inputs_lost"}),
     Kind.AWAITING: RunAwaitingTool(turn=0, until=7.0),
-    Kind.RESUMED: resumed(1, 9.0),
+    Kind.RESUMED: resume(1, 9.0),
     Kind.AWAITING_APPROVAL: ASKED,
     Kind.APPROVED: RunApproved(0, "digest", "binding", "key:boss", 9.0, {"ada": "mark"}, 5),
     Kind.REFUSED: RunRefused(0, "digest", "key:boss"),
@@ -82,7 +82,7 @@ EXCHANGE = Exchange("open", "ada", "said", ("id",), 0)
 
 def in_state(run: str = "running", *, step: str = "waiting", proposal: str = "accepted") -> RunState:
     """A run that stands like this, with one step, one proposal and one open call."""
-    admitted_state = fold(numbered(admission()))
+    admitted_state = fold(number_events(admission()))
     plan = Proposal(0, 0, "first", "model", state=proposal)  # type: ignore[arg-type]
     return replace(
         admitted_state,
@@ -94,7 +94,7 @@ def in_state(run: str = "running", *, step: str = "waiting", proposal: str = "ac
     )
 
 
-def gated(run: str = "running") -> RunState:
+def require_approval(run: str = "running") -> RunState:
     """A run that stands like this, whose plan needs an approval and has none."""
     state = in_state(run)
     terms = RunAdmitted.from_json(state.admitted.to_json() | {"approval": {"reasons": ["tier"]}})
@@ -153,7 +153,7 @@ def test_runs_take_every_legal_arrow_and_no_other() -> None:
         assert came.state in RUN_ARROWS[start], (start, kind)
         arrows_taken.add((start, came.state))
     for kind, start in product(Kind, RUN_STATES):
-        came = after(gated(start), DRAFTS[kind])
+        came = after(require_approval(start), DRAFTS[kind])
         if came is not None and came.state != start:
             assert came.state in RUN_ARROWS[start], (start, kind)
             arrows_taken.add((start, came.state))
@@ -212,16 +212,16 @@ def test_a_running_step_may_be_tried_again_by_another_worker() -> None:
 def test_no_step_begins_whose_plan_is_not_approved() -> None:
     """Whatever the run's state is, and whoever writes it."""
     for start in ("admitted", "planned", "running", "awaiting_approval"):
-        assert after(gated(start), DRAFTS[Kind.STEP_QUEUED]) is None
-        queued = replace(gated(start), steps={0: replace(gated(start).steps[0], state="queued")})
+        assert after(require_approval(start), DRAFTS[Kind.STEP_QUEUED]) is None
+        queued = replace(require_approval(start), steps={0: replace(require_approval(start).steps[0], state="queued")})
         assert after(queued, DRAFTS[Kind.CALL_INTENDED]) is None
-    approved = after(gated("awaiting_approval"), DRAFTS[Kind.APPROVED])
+    approved = after(require_approval("awaiting_approval"), DRAFTS[Kind.APPROVED])
     assert approved is not None
     assert after(approved, DRAFTS[Kind.STEP_QUEUED]) is not None
 
 
 def test_a_decision_is_about_what_was_asked() -> None:
-    waiting = gated("awaiting_approval")
+    waiting = require_approval("awaiting_approval")
     for altered in (replace(DRAFTS[Kind.APPROVED], digest="other"), replace(DRAFTS[Kind.APPROVED], proposal=1)):
         assert after(waiting, altered) is None
     refused = after(waiting, DRAFTS[Kind.REFUSED])

@@ -345,15 +345,15 @@ def test_nobody_is_picked_without_time_or_budget() -> None:
 
 
 def test_what_the_pool_file_states_counts_until_enough_successes_are_known() -> None:
-    def picked(successes: int, left: float) -> str | None:
+    def pick_worker(successes: int, left: float) -> str | None:
         slow = Breaker()
         for number in range(successes):
             slow = end_call(slow, "good", 10.0 * number, took=0.5)
         return pick([replace(offer("slow", slow), stated=1.0)], now=0.0, seconds_left=left).worker
 
-    assert [picked(0, left) for left in (0.9, 1.0)] == [None, "slow"]
-    assert [picked(ENOUGH_SUCCESSES - 1, left) for left in (0.9, 1.0)] == [None, "slow"]
-    assert [picked(ENOUGH_SUCCESSES, left) for left in (0.4, 0.9)] == [None, "slow"]
+    assert [pick_worker(0, left) for left in (0.9, 1.0)] == [None, "slow"]
+    assert [pick_worker(ENOUGH_SUCCESSES - 1, left) for left in (0.9, 1.0)] == [None, "slow"]
+    assert [pick_worker(ENOUGH_SUCCESSES, left) for left in (0.4, 0.9)] == [None, "slow"]
 
 
 @pytest.mark.parametrize(

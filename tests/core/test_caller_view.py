@@ -11,8 +11,8 @@ from app.core.run.fold import fold
 from app.core.run.progress import give_up
 from app.core.run.state import RunState, StepState
 from app.errors import Conflict, InvalidRequest
-from tests.core.play import admission, failed, intent, numbered, outcome
-from tests.core.test_progress import FIRST_ROUND, MENDING, ROUNDS, further, queued
+from tests.core.play import admission, intent, number_events, outcome, step_failed
+from tests.core.test_progress import FIRST_ROUND, MENDING, ROUNDS, plan_further_round, queue_steps
 from tests.harness.stand_ins import TEXTS, journal_of, state_of
 
 
@@ -90,9 +90,9 @@ def test_every_number_of_an_ended_stream_is_known() -> None:
 
 def second_round(*after: Fact) -> RunState:
     """A run whose second round was answering when these came."""
-    opened, *rest = further(MENDING)
-    streamed = [*queued(1), intent("second", 1, access=(0,))]
-    return fold(numbered(admission(limits=ROUNDS), *FIRST_ROUND, opened, *rest, *streamed, *after))
+    opened, *rest = plan_further_round(MENDING)
+    streamed = [*queue_steps(1), intent("second", 1, access=(0,))]
+    return fold(number_events(admission(limits=ROUNDS), *FIRST_ROUND, opened, *rest, *streamed, *after))
 
 
 def test_attempts_are_counted_on_over_the_rounds() -> None:
@@ -102,7 +102,7 @@ def test_attempts_are_counted_on_over_the_rounds() -> None:
     caller_view.check_position(state, Position(2, 3))
     with pytest.raises(Conflict, match="not part of the answer"):
         caller_view.check_position(state, Position(1, 3))
-    lost = [outcome("second", 1, kind="cancelled"), failed(1)]
+    lost = [outcome("second", 1, kind="cancelled"), step_failed(1)]
     gone = second_round(*lost)
     second_state = second_round(*lost, drafts.run_ended(gone, give_up(gone, Kind.EXPIRED, "run_expired")))
     assert caller_view.end_position(second_state) == Position(1, 5)

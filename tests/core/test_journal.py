@@ -26,7 +26,7 @@ from app.core.run.events import TERMINAL, Kind, fact_from_json
 from app.core.run.fold import fold
 from app.core.run.kinds import AFTER_THE_END, ENDED, RUN_STATES
 from app.core.run.progress import Finish, Propose
-from tests.core.play import POOL, admission, numbered
+from tests.core.play import POOL, admission, number_events
 
 PARTS = st.builds(Text, st.text()) | st.builds(Image, st.text(), st.none() | st.text())
 MESSAGES = st.builds(
@@ -82,8 +82,8 @@ def test_admission_pins_what_bounds_the_run() -> None:
     draft = admission(labels=("z", "a"), excluded={"eve": "why"})
     body = json.loads(json.dumps(draft.to_json()))
     assert (body["labels"], body["excluded"], body["pool"]) == (["a", "z"], {"eve": "why"}, list(POOL))
-    [event] = numbered(fact_from_json(draft.kind, body))
-    assert fold((event,)) == fold(numbered(draft))
+    [event] = number_events(fact_from_json(draft.kind, body))
+    assert fold((event,)) == fold(number_events(draft))
 
 
 def test_a_planned_step_is_numbered_within_the_run() -> None:
@@ -109,7 +109,7 @@ def test_a_rejection_keeps_a_bounded_number_of_reasons() -> None:
 def test_only_open_steps_are_skipped_and_a_failed_run_says_why() -> None:
     opened = drafts.plan_opened(Propose(0, 0, "first"), "fixed", POOL, instant=True)
     state = fold(
-        numbered(
+        number_events(
             admission(),
             opened,
             drafts.plan_step(Propose(0, 0, "first"), 0, drafts.WrittenStep(Step("ada", answers=True), "")),
@@ -118,7 +118,7 @@ def test_only_open_steps_are_skipped_and_a_failed_run_says_why() -> None:
     [skip] = drafts.steps_skipped(state.steps.values(), "run_ended")
     assert skip.to_json() == {"n": 0, "reason": "run_ended"}
     skipped = fold(
-        numbered(
+        number_events(
             admission(),
             opened,
             drafts.plan_step(Propose(0, 0, "first"), 0, drafts.WrittenStep(Step("ada", answers=True), "")),

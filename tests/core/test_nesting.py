@@ -27,8 +27,8 @@ from app.core.run.progress import (
     parent_of,
 )
 from app.core.run.state import DRIVER_LOST, ROUND_OVER, RunState
-from tests.core.play import POOL, failed, intent, outcome, step_done
-from tests.core.test_progress import answered, planned, queued, state_of
+from tests.core.play import POOL, intent, outcome, step_done, step_failed
+from tests.core.test_progress import answer_step, plan_facts, queue_steps, state_of
 
 ITSELF = Step(CONDUCTOR, "take it apart", Access(True))
 LIMITS = Limits(steps=4, fan_out=2, depth=2)
@@ -62,29 +62,29 @@ def inside(state: RunState, parent: int, *steps: Step, mode: Mode = "first", clo
     return after(state, *written, *closing)
 
 
-def turned_down(state: RunState, reason: str = "no", *, outage: bool = False) -> RunState:
+def reject_proposal(state: RunState, reason: str = "no", *, outage: bool = False) -> RunState:
     """The same with its open proposal rejected."""
     assert state.open_proposal is not None
     skips = drafts.steps_skipped(state.steps_of(state.open_proposal), "plan_rejected")
     return after(state, *skips, drafts.plan_rejected(state.open_proposal.number, "", [reason], outage))
 
 
-OPENED = at(*planned(Step("ada"), replace(ITSELF, access=Access(False, (0,)))), *answered(0))
+OPENED = at(*plan_facts(Step("ada"), replace(ITSELF, access=Access(False, (0,)))), *answer_step(0))
 """Step 1 is the conductor's: its turn has come, and it may see step 0 alone."""
 
 
 def test_a_plan_is_asked_for_once_the_inputs_are_settled() -> None:
-    waiting = at(*planned(Step("ada"), replace(ITSELF, access=Access(False, (0,)))))
+    waiting = at(*plan_facts(Step("ada"), replace(ITSELF, access=Access(False, (0,)))))
     assert decide(waiting, 0.0) == (Queue((0,)),)
-    assert decide(after(waiting, *queued(0)), 0.0) == ()
+    assert decide(after(waiting, *queue_steps(0)), 0.0) == ()
     assert decide(OPENED, 0.0) == (Propose(1, 2, "first", 1, 1, 3),)
-    lost = after(waiting, *queued(0), failed(0))
+    lost = after(waiting, *queue_steps(0), step_failed(0))
     assert decide(lost, 0.0) == (Skip(1),), "there is nothing that it could be told"
-    assert not decide(at(*planned(ITSELF, close=False)), 0.0), "the one around it is made first"
+    assert not decide(at(*plan_facts(ITSELF, close=False)), 0.0), "the one around it is made first"
 
 
 def test_the_first_plan_inside_sets_the_run_going() -> None:
-    state = at(*planned(ITSELF))
+    state = at(*plan_facts(ITSELF))
     assert state.state == "planned"
     nested = inside(state, 0, Step("bob"), close=False)
     assert (nested.state, nested.steps[0].state) == ("running", "running")
@@ -105,7 +105,7 @@ def test_what_is_inside_sees_the_view_around_it_or_nothing_of_it() -> None:
 def test_its_answer_is_the_steps() -> None:
     nested = inside(OPENED, 1, Step("bob"), Step("cyd", "x", Access(True, (0,))))
     assert decide(nested, 0.0) == (Queue((2,)),)
-    over = after(nested, *answered(2), *answered(3))
+    over = after(nested, *answer_step(2), *answer_step(3))
     [command] = decide(over, 0.0)
     assert isinstance(command, Conclude)
     settled = drafts.steps_settled(over, command)
@@ -122,14 +122,16 @@ def test_its_answer_is_the_steps() -> None:
 def test_what_is_told_of_an_answer_is_told_of_the_step() -> None:
     nested = inside(OPENED, 1, Step("bob"))
     body = step_done(2, "call-2").to_json() | {"logprobs": "ref-l", "refusal": True}
-    over = after(nested, *queued(2), intent("call-2", 2), outcome("call-2", 2), fact_from_json(Kind.STEP_DONE, body))
+    over = after(
+        nested, *queue_steps(2), intent("call-2", 2), outcome("call-2", 2), fact_from_json(Kind.STEP_DONE, body)
+    )
     [command] = decide(over, 0.0)
     closed = after(over, *drafts.steps_settled(over, command))  # type: ignore[arg-type]
     assert (closed.steps[1].logprobs, closed.steps[1].refusal) == ("ref-l", True)
 
 
 def test_one_without_an_answer_is_a_failed_step() -> None:
-    lost = after(inside(OPENED, 1, Step("bob")), *queued(2), failed(2, "worker_failed"))
+    lost = after(inside(OPENED, 1, Step("bob")), *queue_steps(2), step_failed(2, "worker_failed"))
     assert decide(lost, 0.0) == (Conclude(1, None, "worker_failed"),)
     ended = after(lost, *drafts.steps_settled(lost, Conclude(1, None, "worker_failed")))
     assert (ended.steps[1].state, ended.steps[1].error) == ("failed", "worker_failed")
@@ -141,9 +143,9 @@ def test_one_without_an_answer_is_a_failed_step() -> None:
 def test_steps_that_its_answer_did_not_need_are_skipped_first() -> None:
     """Two branches have no slot yet when the answering step turns out to see nothing."""
     sides = [Step("ada", "x", Access(True)), Step("bob", "y", Access(True)), Step("cyd", "z", Access(False, (0,)))]
-    nested = inside(at(*planned(ITSELF)), 0, *sides)
+    nested = inside(at(*plan_facts(ITSELF)), 0, *sides)
     none_left = replace(nested.admitted, limits=replace(LIMITS, fan_out=1))
-    state = after(replace(nested, admitted=none_left), *queued(1), failed(1))
+    state = after(replace(nested, admitted=none_left), *queue_steps(1), step_failed(1))
     assert decide(state, 0.0) == (Skip(3), Queue((2,)))
     state = after(state, *drafts.steps_skipped([state.steps[3]], "inputs_lost"))
     stuck = replace(state, admitted=replace(state.admitted, limits=replace(LIMITS, fan_out=0)))
@@ -153,40 +155,40 @@ def test_steps_that_its_answer_did_not_need_are_skipped_first() -> None:
 def test_a_rejected_plan_is_mended_then_a_worker_answers_alone() -> None:
     opened = inside(OPENED, 1, Step("bob"), close=False)
     assert decide(opened, 0.0) == (), "the step that answers waits for the whole plan"
-    once = turned_down(opened)
+    once = reject_proposal(opened)
     assert decide(once, 0.0) == (Propose(2, 3, "repair", 1, 1, 3),)
-    twice = turned_down(inside(once, 1, mode="repair", close=False))
+    twice = reject_proposal(inside(once, 1, mode="repair", close=False))
     assert decide(twice, 0.0) == (Propose(3, 3, "fallback", 1, 1, 3),)
-    assert decide(turned_down(opened, outage=True), 0.0) == (Propose(2, 3, "fallback", 1, 1, 3),)
-    assert decide(turned_down(opened, DRIVER_LOST), 0.0) == (Propose(2, 3, "first", 1, 1, 3),)
-    broke = turned_down(opened, "run_over_budget", outage=True)
+    assert decide(reject_proposal(opened, outage=True), 0.0) == (Propose(2, 3, "fallback", 1, 1, 3),)
+    assert decide(reject_proposal(opened, DRIVER_LOST), 0.0) == (Propose(2, 3, "first", 1, 1, 3),)
+    broke = reject_proposal(opened, "run_over_budget", outage=True)
     assert decide(broke, 0.0) == (Propose(2, 3, "fallback", 1, 1, 3),), "a worker alone may be cheap enough"
     alone = inside(twice, 1, Step("cyd"), mode="fallback")
     assert alone.degraded
-    gone = turned_down(inside(twice, 1, mode="fallback", close=False))
+    gone = reject_proposal(inside(twice, 1, mode="fallback", close=False))
     assert decide(gone, 0.0) == (Conclude(1, error="plan_rejected"),)
 
 
 def test_what_is_lost_for_want_of_money_or_time_ends_the_run() -> None:
-    nested = after(inside(OPENED, 1, Step("bob"), Step("cyd", "x", Access(True, (0,)))), *queued(2))
+    nested = after(inside(OPENED, 1, Step("bob"), Step("cyd", "x", Access(True, (0,)))), *queue_steps(2))
     for error, end in (
         ("run_over_budget", Finish(Kind.SUCCEEDED, 0, True, stopped="run_over_budget")),
         ("no_time", Finish(Kind.SUCCEEDED, 0, True, stopped="run_expired")),
     ):
-        branch = after(nested, failed(2, error))
+        branch = after(nested, step_failed(2, error))
         assert decide(branch, 0.0) == (Queue((3,)),), "the step that answers may do without it"
-        lost = after(branch, *queued(3), failed(3, error))
+        lost = after(branch, *queue_steps(3), step_failed(3, error))
         assert decide(lost, 0.0) == (Conclude(1, None, error),)
         assert decide(after(lost, *drafts.steps_settled(lost, Conclude(1, None, error))), 0.0) == (end,)
 
 
 def test_an_end_that_was_decided_on_is_not_taken_back_for_a_step_that_could_go_on() -> None:
     """What ran has been stopped, so nothing would come of it any more."""
-    journal = planned(
+    journal = plan_facts(
         ITSELF, Step("bob", "w"), Step("ada", "x", Access(True, (1,))), Step("cyd", "y", Access(True, (0, 2)))
     )
-    running = state_of(*journal, *queued(1), intent("c", 1), limits=Limits(steps=8, fan_out=2, depth=2))
-    broke = turned_down(inside(running, 0, Step("bob"), mode="fallback", close=False), "run_over_budget")
+    running = state_of(*journal, *queue_steps(1), intent("c", 1), limits=Limits(steps=8, fan_out=2, depth=2))
+    broke = reject_proposal(inside(running, 0, Step("bob"), mode="fallback", close=False), "run_over_budget")
     (end,) = decide(broke, 0.0)
     assert end == Finish(Kind.OVER_BUDGET, error="run_over_budget")
     later = after(broke, outcome("c", 1), step_done(1, "c"))
@@ -195,7 +197,7 @@ def test_an_end_that_was_decided_on_is_not_taken_back_for_a_step_that_could_go_o
 
 
 def test_the_steps_of_a_round_are_never_more_than_the_limit() -> None:
-    state = at(*planned(ITSELF, ITSELF, Step("ada", "x", Access(True, (0, 1)))))
+    state = at(*plan_facts(ITSELF, ITSELF, Step("ada", "x", Access(True, (0, 1)))))
     assert (nested_step_limit(state, 0), nested_step_limit(state, 1)) == (2, 2), "the other one needs a step as well"
     state = inside(state, 0, ITSELF, Step("bob"))
     assert (nested_step_limit(state, 1), nested_step_limit(state, 3)) == (1, 1)
@@ -206,27 +208,27 @@ def test_the_steps_of_a_round_are_never_more_than_the_limit() -> None:
 
 
 def test_plans_are_nested_no_deeper_than_the_limit() -> None:
-    state = inside(inside(at(*planned(ITSELF)), 0, ITSELF), 1, Step("bob"))
+    state = inside(inside(at(*plan_facts(ITSELF)), 0, ITSELF), 1, Step("bob"))
     assert [nesting_depth(state, n) for n in (None, 0, 1)] == [0, 1, 2]
     assert [may_nest(state, n) for n in (None, 0, 1)] == [True, True, False]
-    assert not may_nest(state_of(*planned(Step("ada"))), None), "0 is the default"
+    assert not may_nest(state_of(*plan_facts(Step("ada"))), None), "0 is the default"
     assert [parent_of(state, state.steps[n]) for n in (0, 1, 2)] == [None, state.steps[0], state.steps[1]]
 
 
 def test_a_step_speaks_if_all_around_it_answer() -> None:
-    state = inside(at(*planned(ITSELF, Step("ada"))), 0, Step("bob"))
+    state = inside(at(*plan_facts(ITSELF, Step("ada"))), 0, Step("bob"))
     assert [gives_answer(state, state.steps[n]) for n in (0, 1, 2)] == [False, True, False]
-    state = inside(inside(at(*planned(ITSELF)), 0, Step("ada"), ITSELF), 2, Step("bob"))
+    state = inside(inside(at(*plan_facts(ITSELF)), 0, Step("ada"), ITSELF), 2, Step("bob"))
     assert [gives_answer(state, state.steps[n]) for n in (0, 1, 2, 3)] == [True, False, True, True]
 
 
 @pytest.mark.parametrize("fault", ["worker", "open", "accepted", "twice"])
 def test_a_plan_is_opened_for_no_step_that_does_not_wait_for_one(fault: str) -> None:
     states = {
-        "worker": at(*planned(Step("ada"))),
-        "open": at(*planned(ITSELF, close=False)),
-        "accepted": inside(at(*planned(ITSELF)), 0, Step("bob")),
-        "twice": inside(at(*planned(ITSELF)), 0, Step("bob"), close=False),
+        "worker": at(*plan_facts(Step("ada"))),
+        "open": at(*plan_facts(ITSELF, close=False)),
+        "accepted": inside(at(*plan_facts(ITSELF)), 0, Step("bob")),
+        "twice": inside(at(*plan_facts(ITSELF)), 0, Step("bob"), close=False),
     }
     with pytest.raises(ValueError, match="a plan is opened"):
         inside(states[fault], 0, Step("bob"))
@@ -234,7 +236,7 @@ def test_a_plan_is_opened_for_no_step_that_does_not_wait_for_one(fault: str) -> 
 
 def test_the_end_of_a_stream_is_that_of_the_call_inside() -> None:
     """A nested answer is told at once, so whoever takes its stream up again has all of it or nothing."""
-    over = after(inside(OPENED, 1, Step("bob")), *answered(2, 9))
+    over = after(inside(OPENED, 1, Step("bob")), *answer_step(2, 9))
     assert caller_view.attempt_of(over, "call-2") == 0, "not yet the answer"
     [command] = decide(over, 0.0)
     closed = after(over, *drafts.steps_settled(over, command))  # type: ignore[arg-type]

@@ -31,14 +31,14 @@ def client() -> OpenAI:
     return OpenAI(api_key="unused")
 
 
-def signed(secrets: str, body: bytes, now: float | None = None) -> dict[str, str]:
+def sign_headers(secrets: str, body: bytes, now: float | None = None) -> dict[str, str]:
     return headers(read_secrets(secrets), NOTICE.id, body, int(time.time() if now is None else now))
 
 
 @pytest.mark.parametrize("secret", [OLD, NEW])
 def test_the_official_client_takes_it_under_either_secret_of_a_rotation(client: OpenAI, secret: str) -> None:
     body = payload(NOTICE)
-    event = client.webhooks.unwrap(body, signed(f"{NEW} {OLD}", body), secret=secret)
+    event = client.webhooks.unwrap(body, sign_headers(f"{NEW} {OLD}", body), secret=secret)
     assert event.type == "response.completed"
     assert (event.id, event.created_at, event.data.id) == ("evt_0123_2", 1_700_000_000, "resp_run_0123_2")
     assert event.to_dict() == {
@@ -53,7 +53,7 @@ def test_the_official_client_takes_it_under_either_secret_of_a_rotation(client: 
 @pytest.mark.parametrize("change", ["body", "id", "timestamp", "secret", "old", "early"])
 def test_what_was_changed_or_kept_is_refused_by_the_official_client(client: OpenAI, change: str) -> None:
     body, age = payload(NOTICE), {"old": -301, "early": 310}.get(change, 0)
-    headers_sent = signed(NEW, body, time.time() + age)
+    headers_sent = sign_headers(NEW, body, time.time() + age)
     if change == "body":
         body = body.replace(b"completed", b"cancelled")
     elif change in ("id", "timestamp"):

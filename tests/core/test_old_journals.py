@@ -121,7 +121,7 @@ def test_limits_of_another_release_are_read() -> None:
     assert Limits.from_json(older) == Limits(steps=3)
 
 
-def _folded(facts: list[Fact]) -> RunState:
+def _fold(facts: list[Fact]) -> RunState:
     state = state_of_admission("run", facts[0], 0.0, 1)
     for fact in facts[1:]:
         state = apply_fact(state, fact, 0.0)
@@ -131,4 +131,4 @@ def _folded(facts: list[Fact]) -> RunState:
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name} {path.stem}")
 def test_facts_that_are_not_numbered_yet_fold_like_their_events(path: Path) -> None:
     journal = tuple(Event("run", event.seq, event.kind, 0.0, event.body) for event in events(read(path)[1]))
-    assert _folded([event.fact for event in journal]) == fold(journal)
+    assert _fold([event.fact for event in journal]) == fold(journal)

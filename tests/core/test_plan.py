@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from app.core.plan import workflow
 from app.core.plan.workflow import Access, Step
 from app.errors import PlanRejected
-from tests.core.plans import NAMES, drawn_from, lists, mutant, read, step, text_of
+from tests.core.plans import NAMES, lists, mutant, read, step, text_of, values_of_schema
 
 TWO = text_of(step(0, "Plan", ("user",)), step(1, "Solve", ("user", 0)))
 TWO_STEPS = [Step("ada", "Plan"), Step("bob", "Solve", Access(True, (0,)), answers=True)]
@@ -30,7 +30,7 @@ def reasons_of(call: Any, *arguments: Any) -> list[str]:
     return list(caught.value.reasons)
 
 
-def accepted(call: Callable[[], Sequence[Step]]) -> Sequence[Step] | None:
+def accept_or_none(call: Callable[[], Sequence[Step]]) -> Sequence[Step] | None:
     """The steps, or None if they were rejected for some reason."""
     try:
         return call()
@@ -38,7 +38,7 @@ def accepted(call: Callable[[], Sequence[Step]]) -> Sequence[Step] | None:
         return None if rejected.reasons else []
 
 
-def given_plan(value: Any, most: int = 5) -> tuple[Step, ...]:
+def read_given_plan(value: Any, most: int = 5) -> tuple[Step, ...]:
     """A caller's plan."""
     return workflow.read_plan(value, workflow.by_name(NAMES), most)
 
@@ -86,7 +86,7 @@ def test_enumerations_of_access_lists_stay_small() -> None:
 @given(st.data())
 def test_every_plan_that_the_schema_permits_is_accepted(data: st.DataObject) -> None:
     most = data.draw(st.integers(1, 8))
-    value = data.draw(drawn_from(workflow.schema(len(NAMES), most, 30)))
+    value = data.draw(values_of_schema(workflow.schema(len(NAMES), most, 30)))
     steps = workflow.read_plan(value, workflow.by_ordinal(NAMES), most)
     assert read(json.dumps(value), most=most) == list(steps)
     assert [step.answers for step in steps] == [False] * (len(steps) - 1) + [True]
@@ -96,10 +96,10 @@ def test_every_plan_that_the_schema_permits_is_accepted(data: st.DataObject) -> 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_what_a_flat_schema_lets_through_is_accepted_or_rejected(data: st.DataObject) -> None:
-    value = data.draw(drawn_from(workflow.schema(len(NAMES), 4, 30, positional=False)))
+    value = data.draw(values_of_schema(workflow.schema(len(NAMES), 4, 30, positional=False)))
     ordinal = workflow.by_ordinal(NAMES)
-    steps = accepted(lambda: read(json.dumps(value), most=4))
-    assert steps == accepted(lambda: list(workflow.read_plan(value, ordinal, 4)))
+    steps = accept_or_none(lambda: read(json.dumps(value), most=4))
+    assert steps == accept_or_none(lambda: list(workflow.read_plan(value, ordinal, 4)))
 
 
 # -- the reader
@@ -259,7 +259,7 @@ def test_all_faults_are_told_at_once() -> None:
         {"worker": "ada"},
         "step",
     ]
-    reasons = reasons_of(given_plan, {"steps": entries, "note": 1})
+    reasons = reasons_of(read_given_plan, {"steps": entries, "note": 1})
     assert reasons == [
         "the plan has an unknown field beside steps",
         "the plan has 6 steps; at most 5 are allowed here",
@@ -281,21 +281,21 @@ def test_all_faults_are_told_at_once() -> None:
 
 @pytest.mark.parametrize("value", [None, [], "steps", {"steps": {}}, {"steps": None}, {}])
 def test_a_value_without_a_list_of_steps_is_rejected(value: Any) -> None:
-    assert reasons_of(given_plan, value) == ["the plan must be an object whose field steps is a list"]
+    assert reasons_of(read_given_plan, value) == ["the plan must be an object whose field steps is a list"]
 
 
 def test_an_empty_plan_and_access_of_another_type_are_rejected() -> None:
-    assert reasons_of(given_plan, {"steps": []}) == ["the plan has no steps"]
-    assert "access must be a list" in reasons_of(given_plan, {"steps": [step("ada", "x", "user")]})[0]
+    assert reasons_of(read_given_plan, {"steps": []}) == ["the plan has no steps"]
+    assert "access must be a list" in reasons_of(read_given_plan, {"steps": [step("ada", "x", "user")]})[0]
 
 
 def test_a_long_list_is_not_judged_to_its_end() -> None:
-    assert len(reasons_of(given_plan, {"steps": [7] * 100_000})) == 33
+    assert len(reasons_of(read_given_plan, {"steps": [7] * 100_000})) == 33
 
 
 def test_access_is_sorted_and_listed_once() -> None:
     access = (1, 0, "user", 1, "user")
-    steps = given_plan({"steps": [step("ada"), step("bob"), step("cyd", "join", access)]})
+    steps = read_given_plan({"steps": [step("ada"), step("bob"), step("cyd", "join", access)]})
     assert steps[2].access == Access(True, (0, 1))
 
 
@@ -366,7 +366,7 @@ def test_a_mutated_plan_is_a_plan_or_rejected(seed: int, text: str) -> None:
     random = Random(seed)
     for _ in range(60):
         broken = mutant(text, random)
-        steps = accepted(partial(read, broken))
+        steps = accept_or_none(partial(read, broken))
         if steps is None:
             continue
         assert 1 <= len(steps) <= 5
@@ -389,5 +389,5 @@ JSON = st.recursive(
 @given(JSON, st.lists(JSON, max_size=6))
 def test_no_json_value_breaks_the_parser(value: Any, entries: list[Any]) -> None:
     for whole in (value, {"steps": entries}):
-        steps = accepted(partial(given_plan, whole))
+        steps = accept_or_none(partial(read_given_plan, whole))
         assert steps is None or steps[-1].answers

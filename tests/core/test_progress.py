@@ -19,13 +19,24 @@ from app.core.run.fold import advance, apply_facts, fold
 from app.core.run.kinds import ENDED, Mode
 from app.core.run.progress import Finish, Propose, Queue, Skip, decide, decide_end_again
 from app.core.run.state import DRIVER_LOST, ROUND_OVER, RUN_ENDED, RunState, answer_of
-from tests.core.play import DEADLINE, POOL, Play, admission, called, failed, intent, numbered, outcome, step_done
+from tests.core.play import (
+    DEADLINE,
+    POOL,
+    Play,
+    admission,
+    await_tools,
+    intent,
+    number_events,
+    outcome,
+    step_done,
+    step_failed,
+)
 from tests.harness.ends import end_of
 
 OVER = "run_over_budget"
 
 
-def planned(*steps: Step, mode: Mode = "first", number: int = 0, base: int = 0, close: bool = True) -> list[Fact]:
+def plan_facts(*steps: Step, mode: Mode = "first", number: int = 0, base: int = 0, close: bool = True) -> list[Fact]:
     """A proposal of these steps; the last one answers."""
     written = [drafts.plan_opened(Propose(number, base, mode), "model", POOL, instant=False)]
     for place, step in enumerate(steps):
@@ -45,21 +56,23 @@ def seeing(*inputs: int, user: bool = True) -> Step:
 
 def state_of(*written: Fact, **changes: Any) -> RunState:
     """The state after these."""
-    return fold(numbered(admission(**changes), *written))
+    return fold(number_events(admission(**changes), *written))
 
 
-def queued(*steps: int) -> list[Fact]:
+def queue_steps(*steps: int) -> list[Fact]:
     """`step.queued` of each."""
     return [fact_from_json(Kind.STEP_QUEUED, {"n": n}) for n in steps]
 
 
-def answered(n: int, chars: int = 5, usage: Usage = Usage(), access: tuple[str | int, ...] = ("user",)) -> list[Fact]:
+def answer_step(
+    n: int, chars: int = 5, usage: Usage = Usage(), access: tuple[str | int, ...] = ("user",)
+) -> list[Fact]:
     """A step from its ticket to its answer."""
     call = f"call-{n}"
-    return [*queued(n), intent(call, n, access=access), outcome(call, n, usage), step_done(n, call, chars)]
+    return [*queue_steps(n), intent(call, n, access=access), outcome(call, n, usage), step_done(n, call, chars)]
 
 
-def rejected(number: int = 0, reason: str = "no", *, outage: bool = False, mode: Mode = "first") -> list[Fact]:
+def reject_plan(number: int = 0, reason: str = "no", *, outage: bool = False, mode: Mode = "first") -> list[Fact]:
     """A proposal that came to nothing."""
     opened = drafts.plan_opened(Propose(number, 0, mode), "model", POOL, instant=False)
     return [opened, drafts.plan_rejected(number, "", [reason], outage)]
@@ -172,20 +185,20 @@ def test_a_preview_ends_with_its_plan_and_executes_nothing(seed: int) -> None:
 
 def test_a_run_begins_with_a_proposal() -> None:
     assert decide(state_of(), 0.0) == (Propose(0, 0, "first"),)
-    assert decide(state_of(*planned(seeing(), close=False)[:1]), 0.0) == ()
+    assert decide(state_of(*plan_facts(seeing(), close=False)[:1]), 0.0) == ()
 
 
 @pytest.mark.parametrize(
     ("journal", "command"),
     [
-        (rejected(), Propose(1, 0, "repair")),
-        (rejected(outage=True), Propose(1, 0, "fallback")),
-        (rejected(reason=DRIVER_LOST, outage=True), Propose(1, 0, "first")),
-        (rejected(reason=DRIVER_LOST, outage=True, mode="repair"), Propose(1, 0, "repair")),
-        (rejected(mode="repair"), Propose(1, 0, "fallback")),
-        (rejected(mode="fallback"), Finish(Kind.FAILED, error="plan_rejected")),
-        (rejected(reason=OVER, outage=True), Propose(1, 0, "fallback")),
-        (rejected(reason=OVER, outage=True, mode="fallback"), Finish(Kind.OVER_BUDGET, error=OVER)),
+        (reject_plan(), Propose(1, 0, "repair")),
+        (reject_plan(outage=True), Propose(1, 0, "fallback")),
+        (reject_plan(reason=DRIVER_LOST, outage=True), Propose(1, 0, "first")),
+        (reject_plan(reason=DRIVER_LOST, outage=True, mode="repair"), Propose(1, 0, "repair")),
+        (reject_plan(mode="repair"), Propose(1, 0, "fallback")),
+        (reject_plan(mode="fallback"), Finish(Kind.FAILED, error="plan_rejected")),
+        (reject_plan(reason=OVER, outage=True), Propose(1, 0, "fallback")),
+        (reject_plan(reason=OVER, outage=True, mode="fallback"), Finish(Kind.OVER_BUDGET, error=OVER)),
     ],
 )
 def test_a_rejected_proposal_is_repaired_once_and_then_replaced(journal: list[Fact], command: Any) -> None:
@@ -193,65 +206,67 @@ def test_a_rejected_proposal_is_repaired_once_and_then_replaced(journal: list[Fa
 
 
 def test_a_new_proposal_counts_its_steps_on() -> None:
-    first = planned(seeing(), seeing(0), close=False)
+    first = plan_facts(seeing(), seeing(0), close=False)
     skips = drafts.steps_skipped(state_of(*first).current_steps, "plan_rejected")
-    state = state_of(*first, *skips, rejected()[1])
+    state = state_of(*first, *skips, reject_plan()[1])
     assert decide(state, 0.0) == (Propose(1, 2, "repair"),)
-    again = state_of(*first, *skips, rejected()[1], *planned(seeing(), seeing(0), mode="repair", number=1, base=2))
+    again = state_of(
+        *first, *skips, reject_plan()[1], *plan_facts(seeing(), seeing(0), mode="repair", number=1, base=2)
+    )
     assert [(step.n, step.access.steps) for step in again.current_steps] == [(2, ()), (3, (2,))]
     assert decide(again, 0.0) == (Queue((2,)),)
     assert not again.degraded
 
 
 def test_steps_start_while_the_plan_streams_but_the_answer_waits() -> None:
-    opened = planned(seeing(), seeing(), close=False)
+    opened = plan_facts(seeing(), seeing(), close=False)
     assert decide(state_of(*opened[:2]), 0.0) == (Queue((0,)),)
     assert decide(state_of(*opened), 0.0) == (Queue((0,)),)
-    running = state_of(*opened, *queued(0))
+    running = state_of(*opened, *queue_steps(0))
     assert (decide(running, 0.0), running.state, running.answering_step) == ((), "admitted", None)
-    accepted = advance(running, numbered(*[admission()] * running.seq, planned(seeing(), seeing())[-1])[-1])
+    accepted = advance(running, number_events(*[admission()] * running.seq, plan_facts(seeing(), seeing())[-1])[-1])
     assert (accepted.state, decide(accepted, 0.0)) == ("running", (Queue((1,)),))
 
 
 def test_a_plan_that_starts_after_its_end_passes_through_planned() -> None:
-    state = state_of(*planned(seeing()))
+    state = state_of(*plan_facts(seeing()))
     assert (state.state, state.has_workflow) == ("planned", True)
-    assert state_of(*planned(seeing()), *queued(0)).state == "running"
+    assert state_of(*plan_facts(seeing()), *queue_steps(0)).state == "running"
 
 
 # -- scheduling
 
 
 def test_steps_run_as_soon_as_their_inputs_are_settled() -> None:
-    plan = planned(seeing(), seeing(), seeing(0), seeing(0, 1, 2))
+    plan = plan_facts(seeing(), seeing(), seeing(0), seeing(0, 1, 2))
     assert decide(state_of(*plan), 0.0) == (Queue((0, 1)),)
-    assert decide(state_of(*plan, *queued(1), *answered(0)), 0.0) == (Queue((2,)),)
-    rest = [*answered(0), *answered(1), *answered(2)]
+    assert decide(state_of(*plan, *queue_steps(1), *answer_step(0)), 0.0) == (Queue((2,)),)
+    rest = [*answer_step(0), *answer_step(1), *answer_step(2)]
     assert decide(state_of(*plan, *rest), 0.0) == (Queue((3,)),)
 
 
 def test_no_more_steps_run_at_once_than_the_limit_says() -> None:
-    plan = planned(*[seeing()] * 5)
+    plan = plan_facts(*[seeing()] * 5)
     assert decide(state_of(*plan, limits=Limits(fan_out=3)), 0.0) == (Queue((0, 1, 2)),)
-    assert decide(state_of(*plan, *queued(0, 1), limits=Limits(fan_out=3)), 0.0) == (Queue((2,)),)
-    assert decide(state_of(*plan, *queued(0, 1), limits=Limits(fan_out=1)), 0.0) == ()
+    assert decide(state_of(*plan, *queue_steps(0, 1), limits=Limits(fan_out=3)), 0.0) == (Queue((2,)),)
+    assert decide(state_of(*plan, *queue_steps(0, 1), limits=Limits(fan_out=1)), 0.0) == ()
 
 
 def test_a_failed_input_is_left_out() -> None:
-    plan = planned(seeing(), seeing(), seeing(0, 1, user=False))
-    state = state_of(*plan, *queued(0), failed(0), *answered(1))
+    plan = plan_facts(seeing(), seeing(), seeing(0, 1, user=False))
+    state = state_of(*plan, *queue_steps(0), step_failed(0), *answer_step(1))
     assert decide(state, 0.0) == (Queue((2,)),)
     assert state.degraded
 
 
-@pytest.mark.parametrize("lost", [[*queued(0), failed(0)], answered(0, chars=0)])
+@pytest.mark.parametrize("lost", [[*queue_steps(0), step_failed(0)], answer_step(0, chars=0)])
 def test_a_step_that_can_see_nothing_is_skipped_unless_it_sees_the_user(lost: list[Fact]) -> None:
-    blind = planned(seeing(), seeing(0, user=False), seeing(1, user=False), seeing(2))
+    blind = plan_facts(seeing(), seeing(0, user=False), seeing(1, user=False), seeing(2))
     assert decide(state_of(*blind, *lost), 0.0) == (Skip(1),)
     skip = drafts.steps_skipped([state_of(*blind).steps[1]], "inputs_lost")
     assert decide(state_of(*blind, *lost, *skip), 0.0) == (Skip(2),)
-    assert decide(state_of(*planned(seeing(), seeing(0)), *lost), 0.0) == (Queue((1,)),)
-    assert decide(state_of(*planned(seeing(user=False))), 0.0) == (Queue((0,)),)
+    assert decide(state_of(*plan_facts(seeing(), seeing(0)), *lost), 0.0) == (Queue((1,)),)
+    assert decide(state_of(*plan_facts(seeing(user=False))), 0.0) == (Queue((0,)),)
 
 
 # -- the end
@@ -267,7 +282,7 @@ def test_a_step_that_can_see_nothing_is_skipped_unless_it_sees_the_user(lost: li
     ],
 )
 def test_the_last_answer_that_is_not_empty_is_the_answer(chars: tuple[int, int], finish: Finish) -> None:
-    journal = [*planned(seeing(), seeing()), *answered(0, chars[0]), *answered(1, chars[1])]
+    journal = [*plan_facts(seeing(), seeing()), *answer_step(0, chars[0]), *answer_step(1, chars[1])]
     state = state_of(*journal)
     assert decide(state, 0.0) == (finish,)
     body = drafts.run_ended(state, finish).to_json()
@@ -276,21 +291,21 @@ def test_the_last_answer_that_is_not_empty_is_the_answer(chars: tuple[int, int],
 
 
 @pytest.mark.parametrize(
-    ("end", "error"), [(failed(0, "worker_timeout"), "worker_timeout"), (failed(0, ""), "run_failed")]
+    ("end", "error"), [(step_failed(0, "worker_timeout"), "worker_timeout"), (step_failed(0, ""), "run_failed")]
 )
 def test_without_its_answering_step_a_run_fails(end: Fact, error: str) -> None:
-    assert decide(state_of(*planned(seeing()), *queued(0), end), 0.0) == (Finish(Kind.FAILED, error=error),)
+    assert decide(state_of(*plan_facts(seeing()), *queue_steps(0), end), 0.0) == (Finish(Kind.FAILED, error=error),)
 
 
 @pytest.mark.parametrize("state", ["failed", "skipped"])
 def test_what_an_earlier_step_said_is_no_answer_where_the_answering_one_failed(state: str) -> None:
     """An empty output is stood in for, a missing one is not: a plan or a draft must not pass for an answer."""
     ending = (
-        failed(1, "worker_timeout")
+        step_failed(1, "worker_timeout")
         if state == "failed"
         else fact_from_json(Kind.STEP_SKIPPED, {"n": 1, "reason": "gone"})
     )
-    spoken = state_of(*planned(seeing(), seeing(0)), *answered(0, 5), *queued(1), ending)
+    spoken = state_of(*plan_facts(seeing(), seeing(0)), *answer_step(0, 5), *queue_steps(1), ending)
     assert [step.chars for step in spoken.current_steps] == [5, 0]
     error = "worker_timeout" if state == "failed" else "gone"
     assert decide(spoken, 0.0) == (Finish(Kind.FAILED, error=error),)
@@ -298,7 +313,7 @@ def test_what_an_earlier_step_said_is_no_answer_where_the_answering_one_failed(s
 
 def test_cancel_comes_before_the_deadline_and_the_deadline_before_everything_else() -> None:
     cancel = fact_from_json(Kind.CANCEL_ASKED, {"by": "client"})
-    running = [*planned(seeing()), *queued(0)]
+    running = [*plan_facts(seeing()), *queue_steps(0)]
     assert decide(state_of(*running, cancel), DEADLINE) == (Finish(Kind.CANCELLED, error="run_cancelled"),)
     assert decide(state_of(*running), DEADLINE) == (Finish(Kind.EXPIRED, error="run_expired"),)
     assert decide(state_of(*running), DEADLINE - 0.1) == ()
@@ -306,11 +321,11 @@ def test_cancel_comes_before_the_deadline_and_the_deadline_before_everything_els
 
 
 def test_a_step_over_budget_ends_the_run() -> None:
-    branch = [*planned(seeing(), seeing()), *queued(0, 1), failed(0, OVER)]
+    branch = [*plan_facts(seeing(), seeing()), *queue_steps(0, 1), step_failed(0, OVER)]
     assert decide(state_of(*branch), 0.0) == (), "the answering step is still at work"
-    assert decide(state_of(*branch, failed(1, OVER)), 0.0) == (Finish(Kind.OVER_BUDGET, error=OVER),)
-    skipped = planned(seeing(user=False), seeing(0, user=False))
-    lost = [*skipped, *queued(0), failed(0, OVER)]
+    assert decide(state_of(*branch, step_failed(1, OVER)), 0.0) == (Finish(Kind.OVER_BUDGET, error=OVER),)
+    skipped = plan_facts(seeing(user=False), seeing(0, user=False))
+    lost = [*skipped, *queue_steps(0), step_failed(0, OVER)]
     assert decide(state_of(*lost), 0.0) == (Skip(1),)
     gone = drafts.steps_skipped([state_of(*skipped).steps[1]], "inputs_lost")
     assert decide(state_of(*lost, *gone), 0.0) == (Finish(Kind.OVER_BUDGET, error=OVER),)
@@ -322,9 +337,9 @@ WHOLE = Step("bob", "Solve it. Give the complete final answer.")
 
 @pytest.mark.parametrize(("error", "now"), [(OVER, 0.0), (NO_TIME, 0.0), ("", DEADLINE)])
 def test_a_run_without_money_or_time_for_its_answer_ends_with_the_best_output_so_far(error: str, now: float) -> None:
-    plan = planned(WHOLE, seeing(), WHOLE, WHOLE, seeing(0, 1))
-    written = [*plan, *answered(0), *answered(1), *answered(2, chars=0), *queued(3, 4)]
-    state = state_of(*written, *([failed(4, error)] if error else []))
+    plan = plan_facts(WHOLE, seeing(), WHOLE, WHOLE, seeing(0, 1))
+    written = [*plan, *answer_step(0), *answer_step(1), *answer_step(2, chars=0), *queue_steps(3, 4)]
+    state = state_of(*written, *([step_failed(4, error)] if error else []))
     [end] = decide(state, now)
     assert end == Finish(Kind.SUCCEEDED, 0, True, stopped=OVER if error == OVER else "run_expired")
     assert decide_end_again(end, state, now) == end
@@ -336,29 +351,31 @@ def test_a_run_without_money_or_time_for_its_answer_ends_with_the_best_output_so
 
 def test_what_was_not_asked_for_the_answer_or_failed_otherwise_does_not_stand_in() -> None:
     for step in (seeing(), Step("bob", "Plan it. Do not give the final answer."), replace(WHOLE, access=Access(False))):
-        lost = [*planned(step, seeing(0)), *answered(0), *queued(1), failed(1, OVER)]
+        lost = [*plan_facts(step, seeing(0)), *answer_step(0), *queue_steps(1), step_failed(1, OVER)]
         assert decide(state_of(*lost), 0.0) == (Finish(Kind.OVER_BUDGET, error=OVER),)
-    failing = [*planned(WHOLE, seeing(0)), *answered(0), *queued(1), failed(1)]
+    failing = [*plan_facts(WHOLE, seeing(0)), *answer_step(0), *queue_steps(1), step_failed(1)]
     assert decide(state_of(*failing), 0.0) == (Finish(Kind.FAILED, error="worker_failed"),), "an outage is no answer"
 
 
 def test_no_step_begins_before_a_plan_that_waits_is_accepted() -> None:
     opened = drafts.plan_opened(Propose(0, 0, "first"), "model", POOL, instant=False, waits=True)
-    steps = planned(seeing(), seeing(0))[1:]
+    steps = plan_facts(seeing(), seeing(0))[1:]
     assert decide(state_of(opened, *steps[:-1]), 0.0) == ()
     assert decide(state_of(opened, *steps), 0.0) == (Queue((0,)),)
 
 
 def test_a_step_that_nobody_could_do_in_time_ends_the_run_before_its_deadline() -> None:
-    state = state_of(*planned(seeing(), seeing()), *queued(0, 1), failed(0, NO_TIME), failed(1, NO_TIME))
+    state = state_of(
+        *plan_facts(seeing(), seeing()), *queue_steps(0, 1), step_failed(0, NO_TIME), step_failed(1, NO_TIME)
+    )
     assert decide(state, 0.0) == (Finish(Kind.EXPIRED, error="run_expired"),)
 
 
 def test_only_what_was_lost_degrades_a_run() -> None:
-    running = state_of(*planned(seeing()), *queued(0))
-    ended = [*planned(seeing()), *queued(0), *drafts.steps_skipped(running.current_steps, RUN_ENDED)]
+    running = state_of(*plan_facts(seeing()), *queue_steps(0))
+    ended = [*plan_facts(seeing()), *queue_steps(0), *drafts.steps_skipped(running.current_steps, RUN_ENDED)]
     assert not state_of(*ended).degraded
-    assert state_of(*planned(seeing(), mode="fallback")).degraded
+    assert state_of(*plan_facts(seeing(), mode="fallback")).degraded
     assert not state_of().degraded
 
 
@@ -367,7 +384,7 @@ def test_only_what_was_lost_degrades_a_run() -> None:
 ROUNDS = Limits(rounds=2)
 
 
-def further(*steps: Step, number: int = 1, base: int = 1, round: int = 2) -> list[Fact]:
+def plan_further_round(*steps: Step, number: int = 1, base: int = 1, round: int = 2) -> list[Fact]:
     """The proposal of a further round, whose steps may see step 0 as the answer before; without steps, the empty
     plan."""
     written = [drafts.plan_opened(Propose(number, base, "first", round), "model", POOL, instant=False)]
@@ -384,43 +401,43 @@ def further(*steps: Step, number: int = 1, base: int = 1, round: int = 2) -> lis
     return [*written, drafts.plan_accepted(number, "", [step.access.steps for step in steps])]
 
 
-FIRST_ROUND = [*planned(seeing()), *answered(0)]
+FIRST_ROUND = [*plan_facts(seeing()), *answer_step(0)]
 MENDING = Step("ada", "mend it", Access(False, (), previous=True))
 
 
 def test_a_round_that_has_answered_is_followed_by_another_one() -> None:
     state = state_of(*FIRST_ROUND, limits=ROUNDS)
-    assert not state_of(*planned(seeing()), limits=ROUNDS).is_last_round
+    assert not state_of(*plan_facts(seeing()), limits=ROUNDS).is_last_round
     assert decide(state, 0.0) == (Propose(1, 1, "first", 2),)
     assert decide(state_of(*FIRST_ROUND), 0.0) == (Finish(Kind.SUCCEEDED, 0),)
-    second = state_of(*FIRST_ROUND, *further(MENDING), limits=ROUNDS)
+    second = state_of(*FIRST_ROUND, *plan_further_round(MENDING), limits=ROUNDS)
     assert (second.round, second.is_last_round, second.state) == (2, True, "running")
     assert second.current_steps[0].access == Access(False, (0,))
     assert decide(second, 0.0) == (Queue((1,)),)
-    both = state_of(*FIRST_ROUND, *further(MENDING), *answered(1), limits=ROUNDS)
+    both = state_of(*FIRST_ROUND, *plan_further_round(MENDING), *answer_step(1), limits=ROUNDS)
     assert decide(both, 0.0) == (Finish(Kind.SUCCEEDED, 1),)
     assert (both.round_count, [step.n for step in both.planned_steps]) == (2, [0, 1])
 
 
 def test_the_empty_plan_takes_the_answer_before() -> None:
-    state = state_of(*FIRST_ROUND, *further(), limits=ROUNDS)
+    state = state_of(*FIRST_ROUND, *plan_further_round(), limits=ROUNDS)
     assert decide(state, 0.0) == (Finish(Kind.SUCCEEDED, 0),)
     assert (state.answering_step, state.round_count, state.topology, state.degraded) == (None, 1, "single", False)
 
 
 def test_a_round_is_not_opened_before_the_one_before_is_over() -> None:
-    for journal in ([], planned(seeing()), [*planned(seeing()), *queued(0)]):
+    for journal in ([], plan_facts(seeing()), [*plan_facts(seeing()), *queue_steps(0)]):
         with pytest.raises(ValueError, match=r"before|while there is another"):
-            state_of(*journal, *further(), limits=ROUNDS)
+            state_of(*journal, *plan_further_round(), limits=ROUNDS)
     with pytest.raises(ValueError, match="while there is another"):
-        state_of(*FIRST_ROUND, *further(round=3), limits=Limits(rounds=3))
-    failing = [*planned(seeing()), *queued(0), failed(0)]
+        state_of(*FIRST_ROUND, *plan_further_round(round=3), limits=Limits(rounds=3))
+    failing = [*plan_facts(seeing()), *queue_steps(0), step_failed(0)]
     with pytest.raises(ValueError, match="while there is another"):
-        state_of(*failing, *further(), limits=ROUNDS)
+        state_of(*failing, *plan_further_round(), limits=ROUNDS)
 
 
 def test_a_further_round_that_cannot_be_planned_leaves_the_answer_before() -> None:
-    opened, no = further()[0], drafts.plan_rejected(1, "", ["no"], False)
+    opened, no = plan_further_round()[0], drafts.plan_rejected(1, "", ["no"], False)
     once = state_of(*FIRST_ROUND, opened, no, limits=ROUNDS)
     assert decide(once, 0.0) == (Propose(2, 1, "repair", 2),)
     out = state_of(*FIRST_ROUND, opened, drafts.plan_rejected(1, "", ["conductor_out"], True), limits=ROUNDS)
@@ -435,22 +452,22 @@ def test_a_further_round_that_cannot_be_planned_leaves_the_answer_before() -> No
 @pytest.mark.parametrize(
     ("lost", "now", "stopped"),
     [
-        ([*queued(1), failed(1)], 0.0, "worker_failed"),
-        ([*queued(1), failed(1, OVER)], 0.0, OVER),
-        ([*queued(1), failed(1, NO_TIME)], 0.0, "run_expired"),
-        (queued(1), DEADLINE, "run_expired"),
+        ([*queue_steps(1), step_failed(1)], 0.0, "worker_failed"),
+        ([*queue_steps(1), step_failed(1, OVER)], 0.0, OVER),
+        ([*queue_steps(1), step_failed(1, NO_TIME)], 0.0, "run_expired"),
+        (queue_steps(1), DEADLINE, "run_expired"),
     ],
 )
 def test_whatever_is_lost_in_a_further_round_leaves_the_answer_before(
     lost: list[Fact], now: float, stopped: str
 ) -> None:
-    state = state_of(*FIRST_ROUND, *further(MENDING), *lost, limits=ROUNDS)
+    state = state_of(*FIRST_ROUND, *plan_further_round(MENDING), *lost, limits=ROUNDS)
     assert decide(state, now) == (Finish(Kind.SUCCEEDED, 0, stopped=stopped),)
 
 
 def test_an_answer_that_comes_before_the_end_is_written_is_the_end() -> None:
     """Even one in place of an answer that was empty when the end was decided on, and whatever clocks say since."""
-    late = [*planned(seeing()), *answered(0), *further(seeing(user=True), MENDING), *queued(1, 2)]
+    late = [*plan_facts(seeing()), *answer_step(0), *plan_further_round(seeing(user=True), MENDING), *queue_steps(1, 2)]
     running = state_of(*late, intent("a", 1), intent("b", 2), limits=ROUNDS)
     (stopped,) = decide(running, DEADLINE)
     assert stopped == Finish(Kind.SUCCEEDED, 0, stopped="run_expired")
@@ -468,7 +485,13 @@ def test_an_answer_that_comes_before_the_end_is_written_is_the_end() -> None:
 
 def test_what_a_round_did_not_need_is_settled_before_the_next() -> None:
     """A step that waits for the caller's tools and whose round has its answer keeps nobody waiting."""
-    journal = [*planned(seeing(), seeing()), *queued(0, 1), intent("a", 0), outcome("a", 0), called(0, "a", "id")]
+    journal = [
+        *plan_facts(seeing(), seeing()),
+        *queue_steps(0, 1),
+        intent("a", 0),
+        outcome("a", 0),
+        await_tools(0, "a", "id"),
+    ]
     journal += [intent("b", 1), outcome("b", 1), step_done(1, "b")]
     state = state_of(*journal, limits=ROUNDS)
     assert decide(state, 0.0) == (Skip(0, ROUND_OVER),)
@@ -478,7 +501,7 @@ def test_what_a_round_did_not_need_is_settled_before_the_next() -> None:
 
 
 def test_a_fallback_has_no_further_round() -> None:
-    state = state_of(*planned(seeing(), mode="fallback"), *answered(0), limits=ROUNDS)
+    state = state_of(*plan_facts(seeing(), mode="fallback"), *answer_step(0), limits=ROUNDS)
     assert state.is_last_round
     assert decide(state, 0.0) == (Finish(Kind.SUCCEEDED, 0),)
 
@@ -497,16 +520,16 @@ def split_of(*written: Fact, step: int | None) -> tuple[Usage, Usage]:
 
 
 def test_a_single_step_has_no_orchestration() -> None:
-    journal = [*planned(seeing()), *answered(0, usage=SEEN)]
+    journal = [*plan_facts(seeing()), *answer_step(0, usage=SEEN)]
     assert split_of(*journal, step=0) == (SEEN, Usage())
 
 
 def test_an_answer_that_saw_no_user_counts_the_input_of_the_first_that_did() -> None:
-    plan = planned(seeing(user=False), seeing(), seeing(1, user=False))
+    plan = plan_facts(seeing(user=False), seeing(), seeing(1, user=False))
     steps = [
-        *answered(0, usage=HIDDEN, access=()),
-        *answered(1, usage=SEEN),
-        *answered(2, usage=HIDDEN, access=(1,)),
+        *answer_step(0, usage=HIDDEN, access=()),
+        *answer_step(1, usage=SEEN),
+        *answer_step(2, usage=HIDDEN, access=(1,)),
     ]
     visible, rest = split_of(*plan, *steps, step=2)
     assert visible == Usage(SEEN.input, SEEN.cached, HIDDEN.output, HIDDEN.reasoning)
@@ -515,15 +538,15 @@ def test_an_answer_that_saw_no_user_counts_the_input_of_the_first_that_did() -> 
 
 def test_where_no_step_saw_the_user_the_first_good_call_counts() -> None:
     call = [intent("plan", None), outcome("plan", None, PLAN)]
-    journal = [*planned(seeing(user=False), close=False)[:1], *call, *planned(seeing(user=False))[1:]]
-    assert split_of(*journal, *answered(0, usage=SEEN, access=()), step=0) == (Usage(7, 0, 5, 1), Usage(10, 2, 3, 0))
+    journal = [*plan_facts(seeing(user=False), close=False)[:1], *call, *plan_facts(seeing(user=False))[1:]]
+    assert split_of(*journal, *answer_step(0, usage=SEEN, access=()), step=0) == (Usage(7, 0, 5, 1), Usage(10, 2, 3, 0))
 
 
 def test_failed_calls_are_orchestration_and_estimates_mark_everything() -> None:
     broken = Usage(50, 0, 9, 0, estimated=True)
-    lost = [*queued(0), intent("lost", 0), outcome("lost", 0, broken, kind="error")]
+    lost = [*queue_steps(0), intent("lost", 0), outcome("lost", 0, broken, kind="error")]
     retried = [intent("again", 0), outcome("again", 0, SEEN), step_done(0, "again")]
-    visible, rest = split_of(*planned(seeing()), *lost, *retried, step=0)
+    visible, rest = split_of(*plan_facts(seeing()), *lost, *retried, step=0)
     assert (visible, rest) == (replace(SEEN, estimated=True), broken)
 
 
@@ -533,7 +556,7 @@ def test_a_run_without_calls_costs_nothing() -> None:
 
 
 def test_topology_and_the_rest_of_a_run_are_kept() -> None:
-    state = state_of(*planned(seeing(), seeing(0)), intent("plan", None))
+    state = state_of(*plan_facts(seeing(), seeing(0)), intent("plan", None))
     assert state.proposals[0].topology == topology([(), (0,)]) == "chain"
     assert [call.id for call in state.open_calls] == ["plan"]
     assert state.admitted.pool == POOL

@@ -17,8 +17,8 @@ from app.core.run.recording import (
     results_for_calls,
 )
 from app.core.run.visibility import LabelFlow, labels_in_run
-from tests.core.play import admission, numbered
-from tests.core.test_comparison import chain, opened, planned
+from tests.core.play import admission, number_events
+from tests.core.test_comparison import chain, open_plan, plan_step
 
 
 def test_a_plan_is_read_in_its_own_numbers_with_the_workers_as_planned() -> None:
@@ -68,11 +68,11 @@ def test_an_output_that_is_taken_over_keeps_the_labels_that_it_carried() -> None
     """Those of tool results, for one, which nothing else in the replay says."""
     kept_output = KeptOutput(4, "ref-4", "Said.", "stop", labels=frozenset({"record"}))
     state = fold(
-        numbered(
+        number_events(
             admission(labels=[]),
-            opened(0, 0),
-            planned(0, "ada", "user"),
-            planned(1, "bob", 0, answers=True),
+            open_plan(0, 0),
+            plan_step(0, "ada", "user"),
+            plan_step(1, "bob", 0, answers=True),
             PlanAccepted(0, "", 2, "chain"),
             drafts.step_taken_over("run_x", 0, "ref-0", kept_output),
         )

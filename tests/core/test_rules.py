@@ -44,7 +44,7 @@ def test_more_labels_are_never_shown_to_more_workers() -> None:
 def test_more_labels_than_can_be_enumerated_are_refused() -> None:
     catalog = policies.pool(random.Random("many"))
     rule = Rule("many", frozenset(f"label-{n}" for n in range(MOST_LABELS)), deny=Match(worker=frozenset({"w0"})))
-    many = policies.compiled(policies.replace(catalog, rules=(rule,)))
+    many = policies.compile_rules(policies.replace(catalog, rules=(rule,)))
     with pytest.raises(ConfigInvalid, match="labels"):
         list(widenings(catalog, many))
 
@@ -58,6 +58,6 @@ def test_rules_survive_the_snapshot() -> None:
 
 
 def test_no_worker_reads_anything_derived_from_a_label_that_its_rules_forbid() -> None:
-    flows = information_flow.explore(random.Random("flows"), 200, policies.pool, policies.allowed)
+    flows = information_flow.explore(random.Random("flows"), 200, policies.pool, policies.passes_rules)
     assert flows.leaks == []
     assert flows.calls > 100

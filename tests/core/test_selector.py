@@ -220,7 +220,7 @@ def rate_many(posterior: Posterior, arms_in_turn: Sequence[str], count: int, cha
 
 
 @cache
-def known_workers() -> Posterior:
+def learn_of_two_workers() -> Posterior:
     """Return what is believed of two workers after 600 ratings."""
     return rate_many(Posterior(), ("answer ant", "answer bee"), 600, 0.8, seed=2)
 
@@ -228,7 +228,7 @@ def known_workers() -> Posterior:
 @cache
 def suspicious() -> Posterior:
     """Return the same after the ant has been wrong nearly always for 60 ratings."""
-    return rate_many(known_workers(), ("answer ant",), 60, 0.1, seed=2)
+    return rate_many(learn_of_two_workers(), ("answer ant",), 60, 0.1, seed=2)
 
 
 def expecting_no_change() -> Any:
@@ -266,7 +266,7 @@ def test_when_one_worker_has_changed_the_others_are_tried_again() -> None:
 def test_after_some_hundred_ratings_the_more_probable_belief_is_kept(evidence: float, changes: int) -> None:
     ratings = posterior_of_arms.RATINGS_UNTIL_SETTLED - 1
     since = PossibleChange({"main:ant=ant": {BIAS: (-1.0, 0.1)}}, {"main:ant=ant": evidence}, ratings)
-    posterior = replace(known_workers(), possible=since)
+    posterior = replace(learn_of_two_workers(), possible=since)
     settled = rate(posterior, "answer ant", 1.0)
     assert (settled.changes, settled.possible) == (changes, PossibleChange())
     assert (settled.weights["main:ant=ant"][BIAS][0] < -0.5) == bool(changes)
@@ -274,12 +274,12 @@ def test_after_some_hundred_ratings_the_more_probable_belief_is_kept(evidence: f
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_worker_whose_answers_are_as_good_as_ever_has_not_changed(seed: int) -> None:
-    calm = rate_many(known_workers(), ("answer ant", "answer bee"), 400, 0.8, seed)
+    calm = rate_many(learn_of_two_workers(), ("answer ant", "answer bee"), 400, 0.8, seed)
     assert calm.changes == 0
 
 
 def test_a_change_that_is_settled_replaces_all_beliefs_about_the_worker() -> None:
-    posterior = rate_many(known_workers(), ("answer-check bee ant",), 20, 1.0, seed=1)
+    posterior = rate_many(learn_of_two_workers(), ("answer-check bee ant",), 20, 1.0, seed=1)
     assert posterior.weights["check:ant=ant"][BIAS][0] != 0
     posterior = rate_many(posterior, ("answer ant",), 320, 0.1, seed=2)
     assert posterior.changes == 1
@@ -422,20 +422,22 @@ def journal(*workers: str, called: tuple[str, ...] = (), action: str = "", fallb
     return tuple(Event.of("run", seq, 0.0, fact) for seq, fact in enumerate(all_facts, 1))
 
 
-def rated(events: tuple[Event, ...], *, answered: bool = True, features_json: bytes | None = None) -> Rating | None:
+def make_rating(
+    events: tuple[Event, ...], *, answered: bool = True, features_json: bytes | None = None
+) -> Rating | None:
     stored_features = json.dumps(SEEN.to_json()).encode() if features_json is None else features_json or None
     return rating(Rated(feedback_at(1, 1.0), "tier", answered, 7, (feedback_at(1, 1.0),), events, stored_features))
 
 
 def test_a_rating_teaches_of_what_was_really_played() -> None:
-    as_planned = rated(journal("bee", "ant", action="plan-reason bee ant"))
+    as_planned = make_rating(journal("bee", "ant", action="plan-reason bee ant"))
     assert as_planned is not None
     assert as_planned.arm.name == "plan-reason bee ant"
     assert (as_planned.seen, as_planned.usd, as_planned.before) == (SEEN, 7, None)
-    taken_over = rated(journal("bee", "ant", called=("bee", "cat"), action="plan-reason bee ant"))
+    taken_over = make_rating(journal("bee", "ant", called=("bee", "cat"), action="plan-reason bee ant"))
     assert taken_over is not None
     assert taken_over.arm.name == "plan-reason bee cat"
-    modelled = rated(journal("bee", "ant", action=MODEL))
+    modelled = make_rating(journal("bee", "ant", action=MODEL))
     assert modelled is not None
     assert modelled.arm == PLANNED
 
@@ -458,8 +460,8 @@ def in_two_rounds(action: str, called: str = "") -> tuple[Event, ...]:
 
 
 def test_what_became_of_an_answer_teaches_of_what_was_done_with_it() -> None:
-    accepted, checked = (rated(in_two_rounds(action)) for action in ("accept", "recheck ant"))
-    again = rated(in_two_rounds("redo ant", called="bee"))
+    accepted, checked = (make_rating(in_two_rounds(action)) for action in ("accept", "recheck ant"))
+    again = make_rating(in_two_rounds("redo ant", called="bee"))
     assert accepted is not None
     assert checked is not None
     assert again is not None
@@ -468,7 +470,7 @@ def test_what_became_of_an_answer_teaches_of_what_was_done_with_it() -> None:
     assert checked.arm.parts == ("main:cat", "check:ant", "template:recheck", ANSWERED)
     assert again.arm.parts == ("main:bee", "template:answer"), "the bee took over"
     assert (checked.usd, again.usd) == (None, None), "two rounds are on the bill"
-    assert rated(in_two_rounds("accept"), answered=False) is None
+    assert make_rating(in_two_rounds("accept"), answered=False) is None
 
 
 def test_it_learns_from_an_answers_words_when_to_ask_somebody_else() -> None:
@@ -503,10 +505,10 @@ def test_an_arm_is_known_again_by_its_steps() -> None:
 
 
 def test_what_teaches_nothing() -> None:
-    assert rated(journal("ant", action="answer ant"), answered=False) is None, "an outage is no wrong answer"
-    assert rated(journal("ant", action="answer ant", fallback=True)) is None
-    assert rated(journal("ant", action="plan-reason bee ant")) is None
-    assert rated(journal("ant", action="answer ant"), features_json=b"") is None, "its content was erased"
+    assert make_rating(journal("ant", action="answer ant"), answered=False) is None, "an outage is no wrong answer"
+    assert make_rating(journal("ant", action="answer ant", fallback=True)) is None
+    assert make_rating(journal("ant", action="plan-reason bee ant")) is None
+    assert make_rating(journal("ant", action="answer ant"), features_json=b"") is None, "its content was erased"
     assert decision(journal("ant", action="answer ant", fallback=True)) is None
 
 

@@ -101,13 +101,13 @@ def test_a_subject_must_be_able_to_answer(subject: str, words: str) -> None:
 
 
 def test_a_choice_of_workers_is_about_the_subject_only_if_it_has_one_of_them() -> None:
-    def chosen(**overrides: object) -> Overrides | None:
+    def override(**overrides: object) -> Overrides | None:
         return overridden(OWN, NEXT, Overrides(**overrides))  # type: ignore[arg-type]
 
-    assert chosen() == Overrides()
-    assert chosen(allow=frozenset("ab")) == Overrides(allow=frozenset("b"))
-    assert chosen(deny=frozenset("ac")) == Overrides(deny=frozenset("c"))
-    assert chosen(pin="c") == Overrides(pin="c")
-    assert chosen(allow=frozenset("a")) is None
-    assert chosen(pin="a") is None
-    assert chosen(deny=frozenset("x")) is None, "a name that nobody knows is a fault of the request"
+    assert override() == Overrides()
+    assert override(allow=frozenset("ab")) == Overrides(allow=frozenset("b"))
+    assert override(deny=frozenset("ac")) == Overrides(deny=frozenset("c"))
+    assert override(pin="c") == Overrides(pin="c")
+    assert override(allow=frozenset("a")) is None
+    assert override(pin="a") is None
+    assert override(deny=frozenset("x")) is None, "a name that nobody knows is a fault of the request"

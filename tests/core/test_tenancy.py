@@ -97,7 +97,7 @@ def brief(tenant: str) -> Brief:
     return Brief(Task((Message("user", (Text("Sum 4 and 7"),)),)), POOL, limits, 10**9, tenant=tenant)
 
 
-def chosen(beliefs: Beliefs, spec: SelectorSpec, count: int, *, explores: bool = True) -> tuple[float, set[str]]:
+def choose_often(beliefs: Beliefs, spec: SelectorSpec, count: int, *, explores: bool = True) -> tuple[float, set[str]]:
     """The share of choices of `answer bee`, and the posteriors that decided."""
     selector = Selector("tier", spec, lambda _: beliefs)
     decisions = [
@@ -111,13 +111,13 @@ def test_inverted_ratings_of_another_tenant_move_the_choices_by_no_more_than_its
     """One tenant has learned that the bee is right; another one says the opposite of everything."""
     honest, inverted = standing("bee"), standing("ant")
     spec = replace(SPEC, explore=0.0, peers=0.25)
-    alone, _ = chosen(Beliefs(honest, 0), spec, 400)
-    poisoned, versions = chosen(Beliefs(honest, 0, (inverted,)), spec, 400)
+    alone, _ = choose_often(Beliefs(honest, 0), spec, 400)
+    poisoned, versions = choose_often(Beliefs(honest, 0, (inverted,)), spec, 400)
     noise = 4 * math.sqrt(0.25 * 0.75 / 400)
     assert 0.1 < alone - poisoned < 0.25 + noise
     assert len(versions) == 2, "the decision names the posterior that decided"
-    assert chosen(Beliefs(honest, 0, (inverted,)), spec, 50, explores=False) == (1.0, {honest.version})
-    assert chosen(Beliefs(honest, 0, (inverted,)), replace(spec, peers=0.0), 50)[1] == {honest.version}
+    assert choose_often(Beliefs(honest, 0, (inverted,)), spec, 50, explores=False) == (1.0, {honest.version})
+    assert choose_often(Beliefs(honest, 0, (inverted,)), replace(spec, peers=0.0), 50)[1] == {honest.version}
 
 
 def test_a_weighted_choice_is_repeated_from_its_seed() -> None:

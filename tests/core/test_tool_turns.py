@@ -20,8 +20,18 @@ from app.core.run.events import Fact, Kind, StepToolResults, fact_from_json
 from app.core.run.progress import Await, Finish, Queue, decide, decide_end_again
 from app.core.run.state import NO_RESULTS, RunState
 from app.errors import InvalidRequest
-from tests.core.play import called, failed, intent, outcome, resumed, step_done
-from tests.core.test_progress import FIRST_ROUND, MENDING, ROUNDS, answered, further, planned, queued, seeing, state_of
+from tests.core.play import await_tools, intent, outcome, resume, step_done, step_failed
+from tests.core.test_progress import (
+    FIRST_ROUND,
+    MENDING,
+    ROUNDS,
+    answer_step,
+    plan_facts,
+    plan_further_round,
+    queue_steps,
+    seeing,
+    state_of,
+)
 
 UNTIL = 60.0
 RUN, OTHER = ("run_" + digit * 31 for digit in "12")
@@ -33,7 +43,7 @@ def wanting(n: int, *ids: str, usage: Usage = Usage(), call: str = "", user: boo
     """A call of a step that ends with tool calls."""
     name = call or f"call-{n}"
     access: tuple[str | int, ...] = ("user",) if user else ()
-    return [intent(name, n, access=access), outcome(name, n, usage, usd=usage.output), called(n, name, *ids)]
+    return [intent(name, n, access=access), outcome(name, n, usage, usd=usage.output), await_tools(n, name, *ids)]
 
 
 def waits(*steps: int) -> Fact:
@@ -43,11 +53,11 @@ def waits(*steps: int) -> Fact:
 
 def back(*results: tuple[int, tuple[str, ...]]) -> list[Fact]:
     """`run.resumed` with results for steps."""
-    return [resumed(1, 2_000.0), *(StepToolResults(n, f"results-{n}", ids) for n, ids in results)]
+    return [resume(1, 2_000.0), *(StepToolResults(n, f"results-{n}", ids) for n, ids in results)]
 
 
-SINGLE = [*planned(seeing()), *queued(0), *wanting(0, ONE, TWO)]
-PARALLEL = [*planned(seeing(), seeing(), seeing(0, 1)), *queued(0, 1)]
+SINGLE = [*plan_facts(seeing()), *queue_steps(0), *wanting(0, ONE, TWO)]
+PARALLEL = [*plan_facts(seeing(), seeing(), seeing(0, 1)), *queue_steps(0, 1)]
 
 
 def test_a_run_waits_once_nothing_goes_on_by_itself() -> None:
@@ -57,13 +67,13 @@ def test_a_run_waits_once_nothing_goes_on_by_itself() -> None:
     assert decide(state_of(*PARALLEL, *wanting(0, ONE), *wanting(1, TWO)), 0.0) == (Await((0, 1)),)
     one_done = [*PARALLEL, *wanting(0, ONE), intent("x", 1), outcome("x", 1), step_done(1, "x")]
     assert decide(state_of(*one_done), 0.0) == (Await((0,)),)
-    open_plan = [*planned(seeing(), close=False)[:-1]]
+    open_plan = [*plan_facts(seeing(), close=False)[:-1]]
     assert decide(state_of(*open_plan), 0.0) == ()
 
 
 def test_a_wait_that_was_found_to_be_over_is_over_whatever_clocks_say_since() -> None:
     """And whatever an earlier round has answered: it is the caller who does not want to know any more."""
-    second = [*FIRST_ROUND, *further(MENDING), *queued(1), *wanting(1, ONE), waits(1)]
+    second = [*FIRST_ROUND, *plan_further_round(MENDING), *queue_steps(1), *wanting(1, ONE), waits(1)]
     state = state_of(*second, limits=ROUNDS)
     (end,) = decide(state, UNTIL)
     assert end == Finish(Kind.EXPIRED, error=NO_RESULTS)
@@ -75,17 +85,17 @@ def test_a_call_that_is_not_accounted_for_yet_is_waited_for() -> None:
 
 
 def test_a_run_does_not_wait_for_what_its_answer_does_not_need() -> None:
-    apart = [*planned(seeing(), seeing()), *queued(0, 1), *wanting(0, ONE)]
+    apart = [*plan_facts(seeing(), seeing()), *queue_steps(0, 1), *wanting(0, ONE)]
     assert decide(state_of(*apart, intent("x", 1), outcome("x", 1), step_done(1, "x")), 0.0) == (
         Finish(Kind.SUCCEEDED, 1),
     )
-    (end,) = decide(state_of(*apart, failed(1)), 0.0)
+    (end,) = decide(state_of(*apart, step_failed(1)), 0.0)
     assert isinstance(end, Finish)
     assert end.kind is Kind.FAILED
 
 
 def test_steps_that_are_ready_are_queued_before_a_run_waits() -> None:
-    apart = [*planned(seeing(), seeing(), seeing(0, 1)), *queued(0), *wanting(0, ONE)]
+    apart = [*plan_facts(seeing(), seeing(), seeing(0, 1)), *queue_steps(0), *wanting(0, ONE)]
     assert decide(state_of(*apart), 0.0) == (Queue((1,)),)
 
 
@@ -125,7 +135,7 @@ def test_the_same_step_goes_on_and_answers() -> None:
         [*SINGLE, *back((0, (ONE, TWO)))],
         [*SINGLE, waits(0), waits(0)],
         [*SINGLE, waits(0), StepToolResults(0, "r", (ONE,))],
-        [*SINGLE[:3], called(0, "none", ONE)],
+        [*SINGLE[:3], await_tools(0, "none", ONE)],
     ],
 )
 def test_nothing_comes_out_of_turn(wrong: list[Fact]) -> None:
@@ -139,7 +149,7 @@ def test_results_for_a_step_that_was_given_up_change_nothing() -> None:
 
 
 def test_a_plan_says_which_steps_may_call_tools() -> None:
-    state = state_of(*planned(replace(seeing(), tools=True), seeing(0)))
+    state = state_of(*plan_facts(replace(seeing(), tools=True), seeing(0)))
     assert [state.steps[n].tools for n in (0, 1)] == [True, False]
 
 
@@ -148,7 +158,11 @@ def test_a_plan_says_which_steps_may_call_tools() -> None:
 
 def test_each_turn_is_billed_by_itself_and_the_turns_add_up() -> None:
     first, second = Usage(10, 4, 5, 1), Usage(30, 20, 7, 2)
-    head = [*planned(seeing(user=False), seeing(0)), *answered(0, usage=Usage(3, 0, 2), access=()), *queued(1)]
+    head = [
+        *plan_facts(seeing(user=False), seeing(0)),
+        *answer_step(0, usage=Usage(3, 0, 2), access=()),
+        *queue_steps(1),
+    ]
     waiting = [*head, *wanting(1, ONE, usage=first)]
     state = state_of(*waiting, waits(1))
     split = bill(state)
@@ -172,7 +186,7 @@ def test_the_calls_of_several_steps_are_all_visible_output() -> None:
 
 def test_an_answer_of_an_earlier_turn_was_paid_for_there() -> None:
     """The last step said nothing, so what an earlier one said in the first turn is the answer."""
-    head = [*planned(seeing(), seeing(0)), *answered(0, usage=Usage(9, 0, 8)), *queued(1), *wanting(1, ONE)]
+    head = [*plan_facts(seeing(), seeing(0)), *answer_step(0, usage=Usage(9, 0, 8)), *queue_steps(1), *wanting(1, ONE)]
     again = [*head, waits(1), *back((1, (ONE,))), intent("2", 1), outcome("2", 1, Usage(4, 0, 1)), step_done(1, "2", 0)]
     split = bill(state_of(*again, fact_from_json(Kind.SUCCEEDED, {"step": 0})))
     assert (split.visible, split.orchestration) == (Usage(4, 0, 0), Usage(0, 0, 1))
@@ -289,8 +303,8 @@ def test_words_of_the_user_go_to_the_step_that_may_see_the_user() -> None:
     ],
 )
 def test_words_that_not_everybody_would_hear_make_a_new_run(steps: list[Step]) -> None:
-    head = planned(*steps)
-    waiting = state_of(*head, *queued(0), *wanting(0, ONE, user=steps[0].access.user), waits(0))
+    head = plan_facts(*steps)
+    waiting = state_of(*head, *queue_steps(0), *wanting(0, ONE, user=steps[0].access.user), waits(0))
     assert classify_results(waiting, bringing(ONE, tail=True)) == "history"
     assert classify_results(waiting, bringing(ONE)) == "go_on"
     assert len(messages_by_step(waiting, bringing(ONE, tail=True))[0]) == 1 + steps[0].access.user

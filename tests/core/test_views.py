@@ -15,25 +15,25 @@ from app.core.run.instant import Instant, instant, snapshot
 from app.core.run.layout import Place, layout
 from app.core.run.recipients import visible_steps
 from app.core.run.timeline import WITHOUT_MONEY, Span, timeline
-from tests.core.play import Play, admission, failed, intent, outcome, step_done
+from tests.core.play import Play, admission, intent, outcome, step_done, step_failed
 
 RUNS = 20
 PAUSE = 0.25
 
 
-def played(seed: int) -> tuple[Event, ...]:
+def play_by_chance(seed: int) -> tuple[Event, ...]:
     """A run that was played by chance, an event every `PAUSE` seconds."""
     play = Play(Random(seed))
     play.play()
-    return timed(*[event.fact for event in play.events])
+    return time_facts(*[event.fact for event in play.events])
 
 
-def timed(*written: Fact) -> tuple[Event, ...]:
+def time_facts(*written: Fact) -> tuple[Event, ...]:
     """A journal of these, an event every `PAUSE` seconds."""
     return tuple(Event.of("run", seq, 1_000.0 + seq * PAUSE, fact) for seq, fact in enumerate(written, 1))
 
 
-def planned(*steps: PlanStep, conductor: str = "model") -> list[Fact]:
+def plan_facts(*steps: PlanStep, conductor: str = "model") -> list[Fact]:
     """A run with one accepted plan of these steps."""
     opened = PlanOpened(proposal=0, base=0, mode="first", conductor=conductor, instant=True)
     return [admission(), opened, *steps, PlanAccepted(proposal=0, call="", steps=len(steps), topology="chain")]
@@ -51,7 +51,7 @@ def edges(whole: Graph, target: str) -> Sequence[Edge]:
 
 def test_a_node_keeps_its_place_when_the_streamed_plan_adds_another_one() -> None:
     for seed in range(RUNS):
-        events = played(seed)
+        events = play_by_chance(seed)
         before: dict[str, Place] = {}
         for seq in range(1, len(events) + 1):
             whole = graph(instant(events, 0.0, seq=seq))
@@ -63,7 +63,7 @@ def test_a_node_keeps_its_place_when_the_streamed_plan_adds_another_one() -> Non
 
 def test_outputs_go_to_the_right_and_every_column_begins_at_the_mean_of_what_it_reads() -> None:
     for seed in range(RUNS):
-        whole = graph(instant(played(seed), 0.0))
+        whole = graph(instant(play_by_chance(seed), 0.0))
         places = {node.id: node.place for node in whole.nodes}
         for edge in whole.edges:
             if edge.kind == "granted":
@@ -74,7 +74,7 @@ def test_outputs_go_to_the_right_and_every_column_begins_at_the_mean_of_what_it_
 
 def test_a_sent_edge_is_drawn_for_exactly_what_a_call_contained() -> None:
     for seed in range(RUNS):
-        events = played(seed)
+        events = play_by_chance(seed)
         whole = graph(instant(events, 0.0))
         for event in events:
             fact = event.fact
@@ -87,7 +87,7 @@ def test_a_sent_edge_is_drawn_for_exactly_what_a_call_contained() -> None:
 
 
 def test_what_is_left_off_the_access_list_is_withheld_by_whoever_planned() -> None:
-    whole = graph(instant(timed(*planned(step(0, "user"), step(1), step(2, 1), conductor="caller")), 0.0))
+    whole = graph(instant(time_facts(*plan_facts(step(0, "user"), step(1), step(2, 1), conductor="caller")), 0.0))
     assert edges(whole, "step:0") == [Edge("caller", "step:0", "granted", "conversation")]
     withheld = [(edge.source, edge.kind, edge.reason, edge.by) for edge in edges(whole, "step:2")]
     assert withheld == [
@@ -98,19 +98,21 @@ def test_what_is_left_off_the_access_list_is_withheld_by_whoever_planned() -> No
 
 
 def test_an_output_without_words_is_withheld_because_there_is_none() -> None:
-    facts_planned = planned(step(0, "user"), step(1, "user", 0))
-    facts = [*facts_planned, intent("c0", 0), outcome("c0", 0, kind="error"), failed(0)]
+    facts_planned = plan_facts(step(0, "user"), step(1, "user", 0))
+    facts = [*facts_planned, intent("c0", 0), outcome("c0", 0, kind="error"), step_failed(0)]
     [edge] = [
-        edge for edge in edges(graph(instant(timed(*queued(facts, 0)), 0.0)), "step:1") if edge.source == "step:0"
+        edge
+        for edge in edges(graph(instant(time_facts(*queue_steps(facts, 0)), 0.0)), "step:1")
+        if edge.source == "step:0"
     ]
     assert (edge.kind, edge.reason, edge.by, edge.detail) == ("withheld", "no_output", "failed", "worker_failed")
 
 
 def test_a_worker_that_may_not_read_the_labels_is_named_with_the_reason() -> None:
-    facts_planned = planned(step(0, "user", worker="bob"))
+    facts_planned = plan_facts(step(0, "user", worker="bob"))
     passed = (("bob", "not cleared for phi"), ("cyd", "misconfigured"), ("eve", "excluded by the rule r-7"))
     call = replace(intent("c0", 0), passed_over=passed)  # type: ignore[type-var]
-    whole = graph(instant(timed(*queued([*facts_planned, call], 0)), 0.0))
+    whole = graph(instant(time_facts(*queue_steps([*facts_planned, call], 0)), 0.0))
     withheld = [
         (edge.worker, edge.reason, edge.by, edge.detail) for edge in edges(whole, "step:0") if edge.kind == "withheld"
     ]
@@ -122,7 +124,7 @@ def test_a_worker_that_may_not_read_the_labels_is_named_with_the_reason() -> Non
     assert (node.worker, node.planned_worker, [attempt.worker for attempt in node.attempts]) == ("ada", "bob", ["ada"])
 
 
-def queued(facts: Sequence[Fact], *steps: int) -> list[Fact]:
+def queue_steps(facts: Sequence[Fact], *steps: int) -> list[Fact]:
     """These facts with the tickets of steps behind the plan."""
     place = next(n for n, fact in enumerate(facts) if isinstance(fact, PlanAccepted)) + 1
     return [*facts[:place], *(StepQueued(n) for n in steps), *facts[place:]]
@@ -130,7 +132,7 @@ def queued(facts: Sequence[Fact], *steps: int) -> list[Fact]:
 
 def test_spans_lie_in_each_other_and_add_up_to_the_money_of_the_run() -> None:
     for seed in range(RUNS):
-        events = played(seed)
+        events = play_by_chance(seed)
         state = fold(events)
         for seq in sorted({1, len(events) // 2, len(events)}):
             at = instant(events, 0.0, seq=seq)
@@ -163,7 +165,7 @@ def _end(span: Span, at: Instant) -> float:
 
 def test_areas_by_money_lie_side_by_side_inside_the_area_around_them() -> None:
     for seed in range(RUNS):
-        whole = timeline(instant(played(seed), 0.0))
+        whole = timeline(instant(play_by_chance(seed), 0.0))
         spans = {span.id: span for span in whole.spans}
         reached: dict[str, int] = {}
         for span in whole.spans[1:]:
@@ -177,7 +179,7 @@ def test_areas_by_money_lie_side_by_side_inside_the_area_around_them() -> None:
 
 def test_a_call_has_the_time_until_its_first_word_and_that_of_its_stream() -> None:
     end = CallFinished("c0", 0, "ok", Usage(10, 0, 5), usd=7, seconds=0.25, first=0.1, output="out")
-    events = timed(*queued([*planned(step(0, "user")), intent("c0", 0), end, step_done(0, "c0")], 0))
+    events = time_facts(*queue_steps([*plan_facts(step(0, "user")), intent("c0", 0), end, step_done(0, "c0")], 0))
     spans = {span.kind: span for span in timeline(instant(events, 0.0)).spans if span.step == 0}
     assert spans["queue"].seconds == pytest.approx(PAUSE)
     assert spans["first_word"].seconds == pytest.approx(0.1)
@@ -187,7 +189,7 @@ def test_a_call_has_the_time_until_its_first_word_and_that_of_its_stream() -> No
 
 def test_the_pause_between_two_calls_of_a_step_is_a_span_of_its_own() -> None:
     calls = [intent("c0", 0), outcome("c0", 0, kind="error"), intent("c1", 0), outcome("c1", 0), step_done(0, "c1")]
-    spans = timeline(instant(timed(*queued([*planned(step(0, "user")), *calls], 0)), 0.0)).spans
+    spans = timeline(instant(time_facts(*queue_steps([*plan_facts(step(0, "user")), *calls], 0)), 0.0)).spans
     [retry] = [span for span in spans if span.kind == "retry"]
     assert retry.seconds == pytest.approx(PAUSE)
     assert [span.state for span in spans if span.kind == "attempt"] == ["error", "ok"]
@@ -195,7 +197,7 @@ def test_the_pause_between_two_calls_of_a_step_is_a_span_of_its_own() -> None:
 
 def test_the_state_at_an_instant_is_the_fold_of_the_events_until_then() -> None:
     for seed in range(RUNS):
-        events = played(seed)
+        events = play_by_chance(seed)
         for seq in range(1, len(events) + 1):
             at = instant(events, 0.0, seq=seq)
             assert at.state == fold(events[:seq])
@@ -213,14 +215,14 @@ def test_the_state_at_an_instant_is_the_fold_of_the_events_until_then() -> None:
 
 
 def test_an_event_that_the_journal_does_not_have_is_refused() -> None:
-    events = played(1)
+    events = play_by_chance(1)
     for seq in (0, len(events) + 1):
         with pytest.raises(ValueError, match=f"{len(events)} events"):
             instant(events, 0.0, seq=seq)
 
 
 def test_a_run_that_goes_on_is_as_long_as_the_time_that_has_passed() -> None:
-    events = timed(*planned(step(0, "user")))
+    events = time_facts(*plan_facts(step(0, "user")))
     at = instant(events, events[0].at + 60.0)
     assert (at.seconds, at.length) == (60.0, 60.0)
     assert timeline(at).spans[0].seconds == 60.0

@@ -120,7 +120,7 @@ def test_no_byte_of_another_steps_transcript_is_seen(seed: int, user: bool, step
     secrets = {(n, what): f"{random.getrandbits(128):032x}" for n in range(steps) for what in PARTS}
     used = {}
     for step in range(steps):
-        used[step] = _used(*(secrets[step, what] for what in PARTS))
+        used[step] = _make_tool_use(*(secrets[step, what] for what in PARTS))
     earlier_steps = {n: EarlierStep(n, f"subtask {n}", f"answer {n}") for n in range(steps - 1)}
     me = steps - 1
     task = TASK if user else None
@@ -133,7 +133,7 @@ def test_no_byte_of_another_steps_transcript_is_seen(seed: int, user: bool, step
 PARTS = ("text", "id", "name", "arguments", "result", "keepsake", "user")
 
 
-def _used(text: str, id_: str, name: str, arguments: str, result: str, keepsake: str, user: str) -> ToolUse:
+def _make_tool_use(text: str, id_: str, name: str, arguments: str, result: str, keepsake: str, user: str) -> ToolUse:
     call = ToolCall(id_, name, arguments)
     assistant_turn = Message("assistant", (Text(text),), calls=(call,), keepsake={"x": keepsake})
     came = Message("tool", (Text(result),), call_id="ours")

@@ -23,7 +23,7 @@ from app.core.run.events import Kind, StepDone, facts
 from app.core.run.kinds import ENDED
 from app.process.wiring import Runtime
 from app.store.protocol import Disclosure, DisclosureQuery
-from tests.harness.in_process import client_of, ended_row, events, pool_text, running_service
+from tests.harness.in_process import await_ended_row, client_of, events, pool_text, running_service
 from tests.stubs import Fail, ProviderStub, Reply, ToolCall
 from tests.stubs.record import Received
 from tests.stubs.script import Behaviour
@@ -76,7 +76,7 @@ async def play(runtime: Runtime, stub: ProviderStub, runs: int, seed: int) -> li
         for number in range(runs):
             stub.requests.clear()
             name = await _one(client, chance, number)
-            await ended_row(runtime.context.store, name)
+            await await_ended_row(runtime.context.store, name)
             differences += await _differences(runtime, stub.requests, name, number)
     return differences
 

@@ -46,7 +46,7 @@ from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import CommittedEvents, Delta, Listen, Live, Ticket
 from app.store.protocol import Journal, RunRow
 from app.telemetry import Telemetry
-from tests.core.play import resumed
+from tests.core.play import resume
 from tests.harness.stand_ins import TEXTS, journal_of, row_of
 from tests.harness.waiting import until
 
@@ -92,7 +92,7 @@ FIRST_TURN = journaled(
     after=len(BEFORE),
 )
 SECOND_TURN = journaled(
-    resumed(1, 2e9), StepToolResults(1, "results", ("id",)), intended("call_2"), after=FIRST_TURN[-1].seq
+    resume(1, 2e9), StepToolResults(1, "results", ("id",)), intended("call_2"), after=FIRST_TURN[-1].seq
 )
 """Its caller has sent the results to another gateway."""
 

@@ -23,7 +23,15 @@ from app.engine.conductors.versions import RequestedChange
 from app.engine.conductors.watch import PromotionWatch
 from app.process.wiring import Runtime
 from app.store.protocol import AdminEventQuery
-from tests.harness.in_process import ended_row, finish, order, plan_text, pool_text, running_service, script_answers
+from tests.harness.in_process import (
+    await_ended_row,
+    finish,
+    order,
+    plan_text,
+    pool_text,
+    running_service,
+    script_answers,
+)
 from tests.stubs import Fail, ProviderStub, Reply
 
 SPEC = PromotionSpec(20, min_success_difference=-0.2, max_cost_increase=0.1, max_latency_increase=0.1, max_degraded=0.3)
@@ -101,7 +109,7 @@ async def runs(runtime: Runtime, first: int, count: int) -> None:
     orders = [order(runtime, "baton-ultra", run=f"run_{number:031x}") for number in range(first, first + count)]
     for followed_run in [await runtime.runs.start(new_order) for new_order in orders]:
         await finish(followed_run)
-        await ended_row(runtime.context.store, followed_run.run)
+        await await_ended_row(runtime.context.store, followed_run.run)
 
 
 async def live(runtime: Runtime) -> tuple[str, str]:

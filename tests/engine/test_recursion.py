@@ -18,9 +18,9 @@ from tests.harness.ends import end_of
 from tests.harness.in_process import (
     ANSWERS,
     Outcome,
+    await_ended_row,
     bodies_of,
     client_of,
-    ended_row,
     events,
     finish,
     kinds,
@@ -295,7 +295,7 @@ async def test_a_cancelled_run_stops_what_is_inside(stub: ProviderStub, runtime:
 async def _again(stub: ProviderStub, tmp_path: Path, run_id: str) -> tuple[Event, ...]:
     """Another process finishes the run."""
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as again:
-        await ended_row(again.context.store, run_id)
+        await await_ended_row(again.context.store, run_id)
         return await events(again, run_id)
 
 

@@ -24,14 +24,14 @@ from app.process.wiring import Runtime
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import Live, Stop
 from app.store.protocol import Appended, Entry
-from tests.core.play import admission, numbered
+from tests.core.play import admission, number_events
 from tests.harness.ends import end_of
 from tests.harness.in_process import (
     ANSWERS,
     Outcome,
+    await_ended_row,
     bodies_of,
     client_of,
-    ended_row,
     events,
     finish,
     kinds,
@@ -425,7 +425,7 @@ async def test_a_driver_that_dies_in_a_further_round_is_replaced(stub: ProviderS
     assert worked == 2
     script_plans(stub, MEND, EMPTY)
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as again:
-        await ended_row(again.context.store, followed_run.run)
+        await await_ended_row(again.context.store, followed_run.run)
         journal = await events(again, followed_run.run)
     assert journal[-1].kind is Kind.SUCCEEDED
     opened_plans = [(body["round"], body["mode"]) for body in bodies_of(journal, Kind.PLAN_OPENED)]
@@ -448,7 +448,7 @@ async def test_a_driver_that_dies_as_a_round_ends_is_replaced(stub: ProviderStub
         await until(planned)
     script_plans(stub, EMPTY)
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as again:
-        await ended_row(again.context.store, followed_run.run)
+        await await_ended_row(again.context.store, followed_run.run)
         journal = await events(again, followed_run.run)
     assert [(body["round"], body["mode"]) for body in bodies_of(journal, Kind.PLAN_OPENED)] == [
         (1, "first"),
@@ -468,7 +468,7 @@ async def test_a_run_that_nobody_can_drive_on_ends_with_the_answer_that_there_is
         await stub.wait_for(2, "planner")
     renamed = pool_text(stub).replace("[tiers.baton-deep]", "[tiers.other]")
     async with running_service(tmp_path, renamed, SETTINGS, audits=False) as stranger:
-        row = await ended_row(stranger.context.store, followed_run.run)
+        row = await await_ended_row(stranger.context.store, followed_run.run)
         journal = await events(stranger, followed_run.run)
     assert (row.state, row.degraded) == ("succeeded", True)
     assert (journal[-1].body["step"], journal[-1].body["stopped"]) == (1, "run_expired")
@@ -476,7 +476,9 @@ async def test_a_run_that_nobody_can_drive_on_ends_with_the_answer_that_there_is
 
 def test_a_previous_answer_that_there_is_not_cannot_be_seen() -> None:
     """Whoever proposes it: the model conductor's reader would not let it pass."""
-    state = fold(numbered(admission(), drafts.plan_opened(Propose(0, 0, "first"), "model", ["ada"], instant=False)))
+    state = fold(
+        number_events(admission(), drafts.plan_opened(Propose(0, 0, "first"), "model", ["ada"], instant=False))
+    )
     step, proposal = Step("ada", "Mend it", Access(False, (), previous=True)), state.proposals[-1]
     objections = faults(state, proposal, PlannerMessage(0, step))
     assert objections == ["step 0: access lists a previous answer, and there is none"]

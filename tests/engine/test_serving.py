@@ -27,9 +27,9 @@ from app.process.wiring import Runtime
 from app.store.protocol import PROCESS, AdminEventQuery
 from tests.harness.in_process import (
     ANSWERS,
+    await_ended_row,
     bodies_of,
     client_of,
-    ended_row,
     events,
     finish,
     order,
@@ -74,7 +74,7 @@ async def serve_caller(runtime: Runtime, run: str = "", **changes: Any) -> tuple
     """What a caller of `baton-mini` is told, and the body of the run's admission."""
     followed_run = await runtime.runs.start(replace(order(runtime, "baton-mini", **changes), run=run))
     text = "".join((await finish(followed_run)).texts)
-    await ended_row(runtime.context.store, followed_run.run)
+    await await_ended_row(runtime.context.store, followed_run.run)
     (admitted,) = bodies_of(await events(runtime, followed_run.run), Kind.ADMITTED)
     return text, {**admitted, "run": followed_run.run}
 

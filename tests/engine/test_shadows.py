@@ -26,9 +26,9 @@ from app.store.protocol import RunQuery, RunRow, SpendQuery
 from tests.harness.in_process import (
     ANSWERS,
     ask,
+    await_ended_row,
     bodies_of,
     client_of,
-    ended_row,
     events,
     finish,
     order,
@@ -69,13 +69,13 @@ async def answered(runtime: Runtime, tier: str = "baton-mini", **changes: Any) -
     tenant = changes.pop("tenant", "tenant")
     followed_run = await runtime.runs.start(replace(order(runtime, tier, **changes), tenant=tenant))
     text = "".join((await finish(followed_run)).texts)
-    await ended_row(runtime.context.store, followed_run.run)
+    await await_ended_row(runtime.context.store, followed_run.run)
     return followed_run.run, text
 
 
 async def shadow_of(runtime: Runtime, run: str) -> RunRow:
     """The row of a run's shadow, once it has ended."""
-    return await ended_row(runtime.context.store, shadow_id(run))
+    return await await_ended_row(runtime.context.store, shadow_id(run))
 
 
 async def counts(runtime: Runtime, tier: str = "baton-mini") -> dict[str, int]:
@@ -152,7 +152,7 @@ async def test_a_shadow_waits_until_its_run_has_ended(tmp_path: Path) -> None:
             await shadows.look()
             assert (await counts(runtime), stub.requests_for("gamma")) == ({}, [])
             runtime.runs.cancel(followed_run.run, "caller")
-            await ended_row(runtime.context.store, followed_run.run)
+            await await_ended_row(runtime.context.store, followed_run.run)
             await shadows.look()
             assert await counts(runtime) == {"cancelled": 1}
 
@@ -226,7 +226,7 @@ async def test_what_nobody_has_approved_is_shown_to_no_shadow(tmp_path: Path) ->
                 approval = bodies_of(await events(runtime, followed_run.run), Kind.AWAITING_APPROVAL)[0]
                 decision = Decision(verdict=verdict, digest=approval["digest"], by="key:boss", key="")  # type: ignore[arg-type]
                 await runtime.runs.decide(followed_run.run, None, decision)
-                await ended_row(runtime.context.store, followed_run.run)
+                await await_ended_row(runtime.context.store, followed_run.run)
             await shadows.look()
             assert await counts(runtime) == {"not_approved": 1, "started": 1}
             await until(lambda: not len(runtime.drivers))

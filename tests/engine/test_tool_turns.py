@@ -12,7 +12,7 @@ from app.core.run.events import Kind, fact_from_json
 from app.errors import InvalidRequest
 from app.process.wiring import Runtime
 from app.store.protocol import Entry
-from tests.harness.conversations import ADD, LOOK, TOOLBOX, Conversation, assembled_calls, look_call, tool_call_reply
+from tests.harness.conversations import ADD, LOOK, TOOLBOX, Conversation, assemble_calls, look_call, tool_call_reply
 from tests.harness.in_process import events, finish, kinds, plan, pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Raw, Reply
@@ -118,7 +118,7 @@ async def test_streams_tell_calls_as_they_come_and_every_turn_by_itself(stub: Pr
     first = await conversation.take_turn()
     assert "".join(first.texts) == "Hm. "
     assert len(first.tool_deltas) > 3
-    assert assembled_calls(first.tool_deltas) == [(call.id, call.name, call.arguments) for call in first.ended.calls]
+    assert assemble_calls(first.tool_deltas) == [(call.id, call.name, call.arguments) for call in first.ended.calls]
     conversation.add_results(first, "A", "1")
     second = await conversation.take_turn()
     assert ("".join(second.texts), second.tool_deltas) == ("It is 42.", [])
@@ -220,7 +220,7 @@ async def test_calls_that_cannot_be_handed_on_are_an_attempt_that_failed(
         assert outcome.ended.error.public_code == "tool_call_malformed"
     else:
         assert [call.name for call in outcome.ended.calls] == ["look"]
-        assert assembled_calls(outcome.tool_deltas) == [(c.id, c.name, c.arguments) for c in outcome.ended.calls]
+        assert assemble_calls(outcome.tool_deltas) == [(c.id, c.name, c.arguments) for c in outcome.ended.calls]
 
 
 async def test_what_comes_with_the_end_is_told_with_it(stub: ProviderStub, runtime: Runtime) -> None:
@@ -228,7 +228,7 @@ async def test_what_comes_with_the_end_is_told_with_it(stub: ProviderStub, runti
     stub.script("alpha", in_one_piece('{"q": '), in_one_piece('{"q": "a"}'))
     conversation = Conversation(runtime, extra={"streams": True})
     outcome = await conversation.take_turn()
-    assert assembled_calls(outcome.tool_deltas) == [(c.id, c.name, c.arguments) for c in outcome.ended.calls]
+    assert assemble_calls(outcome.tool_deltas) == [(c.id, c.name, c.arguments) for c in outcome.ended.calls]
     assert [json.loads(call.arguments) for call in outcome.ended.calls] == [{"q": "a"}]
     assert ("".join(outcome.texts), len(outcome.tool_deltas)) == ("Hm. ", 1)
     journal = await events(runtime, outcome.ended.state.run)
@@ -249,7 +249,7 @@ async def test_one_call_at_a_time_where_the_caller_wants_that(stub: ProviderStub
         conversation = Conversation(runtime, toolbox=replace(TOOLBOX, parallel=False), extra={"streams": streams})
         first = await conversation.take_turn()
         assert [json.loads(call.arguments) for call in first.ended.calls] == [{"q": "a"}]
-        assert not streams or len(assembled_calls(first.tool_deltas)) == 1
+        assert not streams or len(assemble_calls(first.tool_deltas)) == 1
         conversation.add_results(first, "A")
         await conversation.take_turn()
         (assistant_turn,) = [

@@ -10,7 +10,17 @@ from app.network.tracing import OPERATION_DURATION, TOKEN_USAGE
 from app.process.wiring import Runtime
 from tests.harness.conversations import look_call, tool_call_reply
 from tests.harness.in_process import ask, client_of, plan_text, pool_text, running_service
-from tests.harness.spans import CALLER, CALLERS_SPAN, TRACE_ID, Spans, attributes, failed, parent_id, span_id, trace_of
+from tests.harness.spans import (
+    CALLER,
+    CALLERS_SPAN,
+    TRACE_ID,
+    Spans,
+    attributes,
+    has_failed,
+    parent_id,
+    span_id,
+    trace_of,
+)
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 
 OTHER = {"traceparent": "00-11111111111111111111111111111111-2222222222222222-01"}
@@ -51,16 +61,16 @@ async def test_one_request_is_one_trace_from_the_callers_span_to_each_call(
         headers=CALLER,
     )
     assert reply.status_code == 200
-    [run] = await spans.named("invoke_workflow")
-    [server], [plan] = await spans.named("POST"), await spans.named("plan")
-    planning, *steps = await spans.named("chat", 3)
+    [run] = await spans.wait_for_named("invoke_workflow")
+    [server], [plan] = await spans.wait_for_named("POST"), await spans.wait_for_named("plan")
+    planning, *steps = await spans.wait_for_named("chat", 3)
     assert {trace_of(span) for span in spans.ended} == {TRACE_ID}
     assert (server.name, server.kind.name, parent_id(server)) == ("POST /v1/chat/completions", "SERVER", CALLERS_SPAN)
     assert (run.name, run.kind.name, parent_id(run)) == ("invoke_workflow baton-ultra", "INTERNAL", span_id(server))
     assert (plan.name, parent_id(plan)) == ("plan", span_id(run))
     assert (planning.name, planning.kind.name, parent_id(planning)) == ("chat planner", "CLIENT", span_id(plan))
     assert [parent_id(step) for step in steps] == [span_id(run)] * 2
-    assert not any(failed(span) for span in spans.ended)
+    assert not any(has_failed(span) for span in spans.ended)
     for exported in (planning, *steps):
         received = stub.requests_for(attributes(exported)["gen_ai.request.model"])[-1]
         assert received.header("traceparent") == f"00-{TRACE_ID}-{span_id(exported)}-01"
@@ -76,8 +86,8 @@ async def test_spans_have_the_attributes_of_the_conventions(
     reply = await ask(client, temperature=0.5, max_tokens=77)
     assert reply.status_code == 200
     run = reply.headers["x-baton-run"]
-    lost, answered = await spans.named("chat", 2)
-    [server], [workflow] = await spans.named("POST"), await spans.named("invoke_workflow")
+    lost, answered = await spans.wait_for_named("chat", 2)
+    [server], [workflow] = await spans.wait_for_named("POST"), await spans.wait_for_named("invoke_workflow")
     assert attributes(server, "http.", "url.", "baton.run") == {
         "http.request.method": "POST",
         "http.route": "/v1/chat/completions",
@@ -122,7 +132,7 @@ async def test_spans_have_the_attributes_of_the_conventions(
         "baton.cost_micro_usd": expected["baton.cost_micro_usd"],
     }
     assert (expected["gen_ai.response.model"], expected["gen_ai.response.finish_reasons"]) == ("alpha", ("stop",))
-    assert [failed(lost), failed(answered)] == [True, False]
+    assert [has_failed(lost), has_failed(answered)] == [True, False]
     assert attributes(lost, "error", "http", "baton.attempt", "baton.outcome") == {
         "error.type": "overload",
         "http.response.status_code": 503,
@@ -136,7 +146,7 @@ async def test_calls_are_measured_by_the_metrics_of_the_conventions(
 ) -> None:
     stub.script("alpha", Fail(status=503))
     await ask(client)
-    _, answered = await spans.named("chat", 2)
+    _, answered = await spans.wait_for_named("chat", 2)
     expected = attributes(answered)
     durations = {point.attributes.get("error.type"): point for point in spans.points(OPERATION_DURATION)}
     assert {error: point.count for error, point in durations.items()} == {"overload": 1, None: 1}
@@ -162,10 +172,10 @@ async def test_a_failed_run_and_its_calls_are_errors(
     stub.always("*", Fail(status=401))
     reply = await ask(client)
     assert reply.status_code >= 500
-    [run], [server] = await spans.named("invoke_workflow"), await spans.named("POST")
+    [run], [server] = await spans.wait_for_named("invoke_workflow"), await spans.wait_for_named("POST")
     calls = [span for span in spans.ended if span.name.startswith("chat")]
     assert calls
-    assert all(failed(call) for call in (run, server, *calls))
+    assert all(has_failed(call) for call in (run, server, *calls))
     assert {attributes(call)["error.type"] for call in calls} == {"authentication"}
     assert attributes(run)["error.type"] == reply.json()["error"]["code"]
     assert attributes(server)["error.type"] == str(reply.status_code)
@@ -176,7 +186,7 @@ async def test_a_caller_who_does_not_sample_is_obeyed(
 ) -> None:
     await client.post("/v1/chat/completions", json=body(), headers=UNSAMPLED)
     await ask(client)
-    await spans.named("invoke_workflow")
+    await spans.wait_for_named("invoke_workflow")
     assert TRACE_ID not in {trace_of(span) for span in spans.ended}
     parts = (stub.requests_for("alpha")[0].header("traceparent") or "").split("-")
     assert (parts[1], parts[3]) == (TRACE_ID, "00")
@@ -197,13 +207,13 @@ async def test_a_turn_with_tool_results_continues_the_runs_trace(
     messages = [*body()["messages"], message, result]
     reply = await client.post("/v1/chat/completions", json=body(tools=[LOOK], messages=messages), headers=second)
     assert reply.json()["choices"][0]["message"]["content"] == "Done."
-    first_turn, resumed = await spans.named("invoke_workflow", 2)
-    first_request, returned = await spans.named("POST", 2)
-    calls = await spans.named("chat", 2)
+    first_turn, resumed = await spans.wait_for_named("invoke_workflow", 2)
+    first_request, returned = await spans.wait_for_named("POST", 2)
+    calls = await spans.wait_for_named("chat", 2)
     assert {trace_of(call) for call in (first_turn, resumed, *calls)} == {TRACE_ID}
     assert [attributes(span)["baton.turn"] for span in (first_turn, resumed)] == [0, 1]
     assert attributes(first_turn)["baton.state"] == "awaiting_tool"
-    assert not failed(first_turn)
+    assert not has_failed(first_turn)
     assert [parent_id(call) for call in calls] == [span_id(first_turn), span_id(resumed)]
     if second is CALLER:
         assert (parent_id(resumed), resumed.links, returned.links) == (span_id(returned), (), ())
@@ -228,7 +238,7 @@ async def test_another_engine_goes_on_in_the_same_trace(stub: ProviderStub, tmp_
     stub.always("planner", Reply(chunks=(plan_text((0, "Solve", ["user"])),)))
     async with running_service(tmp_path, pool_text(stub), settings) as runtime:
         spans.record(runtime)
-        [workflow] = await spans.named("invoke_workflow")
+        [workflow] = await spans.wait_for_named("invoke_workflow")
         calls = [span for span in spans.ended if span.name.startswith("chat")]
     assert attributes(workflow)["baton.taken_over"] is True
     assert attributes(workflow)["baton.run"] == run

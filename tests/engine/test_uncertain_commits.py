@@ -13,7 +13,7 @@ import pytest
 from app.errors import NotFound, StoreUnavailable
 from app.process.wiring import Runtime
 from app.store.protocol import UNDECIDED, Appended, Entry, RunRow
-from tests.harness.in_process import client_of, ended_row, pool_text, running_service
+from tests.harness.in_process import await_ended_row, client_of, pool_text, running_service
 from tests.stubs import Hang, ProviderStub
 
 SETTINGS = {"BATON_LEASE_SECONDS": "0.5"}
@@ -48,7 +48,7 @@ async def send(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
 
 async def ended(runtime: Runtime, run: str) -> RunRow:
     """The run's row once it has ended."""
-    return await ended_row(runtime.context.store, run)
+    return await await_ended_row(runtime.context.store, run)
 
 
 @pytest.mark.parametrize("lands", [True, False])

@@ -321,7 +321,7 @@ def ask(
     began = time.monotonic()
     with open_caller(process.url, timeout=timeout) as caller:
         try:
-            text, document = (caller.streamed if streams else caller.whole)(model, question, **more)
+            text, document = (caller.ask_streaming if streams else caller.ask_whole)(model, question, **more)
             answer = Answered(text, document)
         except openai.APIStatusError as error:
             body = error.body if isinstance(error.body, dict) else {}

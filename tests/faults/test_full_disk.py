@@ -12,7 +12,7 @@ import pytest
 from app.core.records import content_ref
 from app.errors import StoreUnavailable
 from app.store.sql import SqlStore, open_store
-from tests.conformance.entries import SALT, admitted
+from tests.conformance.entries import SALT, admission_entry
 
 pytestmark = pytest.mark.faults_suite
 
@@ -38,7 +38,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 async def write(store: SqlStore, run: str) -> None:
     body = os.urandom(BODY_BYTES)
-    await store.append(replace(admitted(run), contents=((content_ref(SALT, body), body),)))
+    await store.append(replace(admission_entry(run), contents=((content_ref(SALT, body), body),)))
 
 
 async def write_many(store: SqlStore) -> None:

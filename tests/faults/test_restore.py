@@ -75,7 +75,7 @@ class Installed:
 
     def _ask(self, model: str, more: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         with open_caller(self.gateway.url) as caller:
-            return caller.whole(model, "Tell.", **more)
+            return caller.ask_whole(model, "Tell.", **more)
 
 
 @contextmanager
@@ -189,7 +189,7 @@ def begin_runs_that_stay_open(installation: Installed) -> Sequence["Future[tuple
 def take_point(installation: Installed) -> None:
     """Make this the restore point."""
     ((installation.target,),) = installation.rows("SELECT clock_timestamp()::text")
-    servers.dumped(installation.scene.database, installation.dump)
+    servers.write_dump(installation.scene.database, installation.dump)
     assert installation.rows("SELECT count(*) FROM runs WHERE ended_at IS NULL")[0][0] == 2, "both are still open"
 
 

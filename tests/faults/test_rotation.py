@@ -109,7 +109,7 @@ def works(gateway: Process, key: str) -> bool:
 def streams(gateway: Process, key: str) -> None:
     """The answer comes word by word: what the engine publishes is accepted by the gateway."""
     with open_caller(gateway.url, key) as caller:
-        text, document = caller.streamed("baton-mini", "Tell.")
+        text, document = caller.ask_streaming("baton-mini", "Tell.")
     assert text == "".join(WORDS)
     assert document["deltas"] > 2, "a gateway that drops live messages sends the answer in one piece"
 
@@ -183,11 +183,11 @@ def test_the_key_of_a_provider_is_rotated(tmp_path: Path) -> None:
     with receiver() as (address, _), installed(tmp_path, address) as scene:
         (gateway,) = scene.processes["gateway"]
         with open_caller(gateway.url) as caller:
-            assert caller.whole("baton-mini", "Tell.")[0] == "".join(WORDS)
+            assert caller.ask_whole("baton-mini", "Tell.")[0] == "".join(WORDS)
             reload_all(scene, "provider", "revoked")
             with pytest.raises(openai.APIStatusError):
-                caller.whole("baton-mini", "Tell.")
+                caller.ask_whole("baton-mini", "Tell.")
             reload_all(scene, "provider", KEYS["openai"])
             count_before = len(scene.stub.requests("alpha"))
-            assert caller.whole("baton-mini", "Tell.")[0] == "".join(WORDS), "its workers are not ejected any more"
+            assert caller.ask_whole("baton-mini", "Tell.")[0] == "".join(WORDS), "its workers are not ejected any more"
             assert len(scene.stub.requests("alpha")) == count_before + 1

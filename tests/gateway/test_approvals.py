@@ -28,9 +28,9 @@ from tests.harness.in_process import (
     POOL,
     WORKER,
     WORKERS,
+    await_ended_row,
     bodies_of,
     client_of,
-    ended_row,
     events,
     kinds,
     running_service,
@@ -116,7 +116,7 @@ async def test_a_plan_is_executed_once_it_is_approved_and_not_before(
     assert listed["worst_case_usd"] > 0
     decision = (await decide(boss, run, reason="It is cheap.")).json()
     assert (decision["status"], decision["decision"]["reason"]) == ("approved", "It is cheap.")
-    assert (await ended_row(runtime.context.store, run)).state == "succeeded"
+    assert (await await_ended_row(runtime.context.store, run)).state == "succeeded"
     reply = await caller.get(f"/v1/runs/{run}/stream")
     assert '"It is 4."' in reply.text
     journal = await events(runtime, run)
@@ -249,7 +249,7 @@ async def test_whoever_wrote_a_plan_does_not_approve_it_for_a_run_that_somebody_
         refused = [await decide(person, run) for person in (author, editor, beginner)]
         assert [(reply.status_code, reply.json()["error"]["code"]) for reply in refused] == [(403, "own_run")] * 3
         assert (await decide(boss, run)).json()["status"] == "approved"
-        assert (await ended_row(runtime.context.store, run)).state == "succeeded"
+        assert (await await_ended_row(runtime.context.store, run)).state == "succeeded"
 
 
 def decision(digest: str) -> dict[str, str]:
@@ -271,7 +271,7 @@ async def test_double_altered_and_late_decisions_are_told_apart(
     assert (other.status_code, other.json()["error"]["code"]) == (409, "approval_decided")
     cancelled = (await waiting(caller))["baton"]["run"]
     await caller.post(f"/v1/runs/{cancelled}/cancel")
-    await ended_row(runtime.context.store, cancelled)
+    await await_ended_row(runtime.context.store, cancelled)
     late = await decide(boss, cancelled)
     assert (late.status_code, late.json()["error"]["code"]) == (409, "approval_late")
     assert len(stub.requests) == 1
@@ -284,13 +284,13 @@ async def test_only_approved_workers_take_over_and_the_price_is_a_limit(
     stub.always("gamma", Reply(chunks=("4.",)))
     run = (await waiting(caller))["baton"]["run"]
     await decide(boss, run, replacements=["gamma"])
-    assert (await ended_row(runtime.context.store, run)).state == "succeeded"
+    assert (await await_ended_row(runtime.context.store, run)).state == "succeeded"
     assert [request.json["model"] for request in stub.requests][-1] == "gamma"
     assert not stub.requests_for("beta"), "nobody has approved beta, which comes before gamma"
     poor = (await waiting(caller))["baton"]["run"]
     assert (await decide(boss, poor, max_usd=1e9)).status_code == 400
     await decide(boss, poor, max_usd=0.000001)
-    row = await ended_row(runtime.context.store, poor)
+    row = await await_ended_row(runtime.context.store, poor)
     assert (row.state, row.cap.usd, row.spent.usd) == ("over_budget", 1, 0)
 
 
@@ -317,7 +317,7 @@ async def test_a_worker_of_unknown_price_is_called_only_under_an_approval_withou
         refused = await decide(boss, run, max_usd=0.01)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_usd")
         assert (await decide(boss, run)).status_code == 200
-        assert (await ended_row(runtime.context.store, run)).state == "succeeded"
+        assert (await await_ended_row(runtime.context.store, run)).state == "succeeded"
         alone = {"steps": [{"worker": "alpha", "subtask": "", "access": ["user"]}]}
         priced = (await waiting(caller, baton={"plan": alone, "approval": "required"}))["baton"]["run"]
         refused = await decide(boss, priced, replacements=["gamma"])
@@ -356,7 +356,7 @@ async def test_a_response_is_queued_until_it_is_approved(
     polled = (await caller.get(f"/v1/responses/{name}")).json()
     assert (polled["status"], polled["output"], polled["baton"]["state"]) == ("queued", [], "awaiting_approval")
     await decide(boss, run)
-    await ended_row(runtime.context.store, run)
+    await await_ended_row(runtime.context.store, run)
     body = (await caller.get(f"/v1/responses/{name}")).json()
     assert (body["status"], body["output"][0]["content"][0]["text"]) == ("completed", "It is 4.")
 
@@ -390,7 +390,7 @@ async def test_an_approval_is_void_for_a_worker_that_has_changed(
     assert stub.requests == []
     stub.always("gamma", Reply(chunks=("4.",)))
     assert (await decide(boss, run, replacements=["gamma"])).json()["decision"]["workers"] == ["gamma"]
-    assert (await ended_row(runtime.context.store, run)).state == "succeeded"
+    assert (await await_ended_row(runtime.context.store, run)).state == "succeeded"
     assert [request.json["model"] for request in stub.requests] == ["gamma"]
 
 
@@ -410,11 +410,11 @@ async def test_an_approval_that_lowers_the_price_is_no_falsification(
     run = (await waiting(caller))["baton"]["run"]
     await tampers.seal(store)
     assert (await decide(boss, run, max_usd=0.5)).status_code == 200
-    row = await ended_row(store, run)
+    row = await await_ended_row(store, run)
     assert (row.cap.usd, row.spent.usd > 0) == (500_000, True)
     await tampers.seal(store)
     assert await verified(settled=True) == ([], 1)
     unsealed = (await waiting(caller))["baton"]["run"]
     await decide(boss, unsealed)
-    await ended_row(store, unsealed)
+    await await_ended_row(store, unsealed)
     assert await verified(settled=False) == ([], 2), "a run that is not sealed yet has spent of its budget, too"

@@ -12,7 +12,7 @@ import pytest
 from app.core.plan.arms import tier_for
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
-from tests.harness.in_process import client_of, ended_row, order, plan_text, pool_text, running_service
+from tests.harness.in_process import await_ended_row, client_of, order, plan_text, pool_text, running_service
 from tests.stubs import Hang, ProviderStub, Reply
 
 SWITCH = '\n[evaluation]\narms = true\nconductors = ["gamma"]\n'
@@ -110,6 +110,6 @@ async def test_whoever_takes_a_run_over_goes_on_with_its_arm(stub: ProviderStub,
     stub.clear()
     stub.script("gamma", Reply(chunks=(plan_text((0, "Do it.", ["user"])),)))
     async with running_service(tmp_path, pool_text(stub) + SWITCH, LEASE) as second:
-        row = await ended_row(second.context.store, followed_run.run)
+        row = await await_ended_row(second.context.store, followed_run.run)
         assert (row.state, row.degraded) == ("succeeded", False)
     assert not stub.requests_for("planner")

@@ -374,7 +374,7 @@ async def test_a_large_body_of_unknown_length_is_refused_while_it_comes(gateway:
 async def test_a_body_that_does_not_come_is_given_up_on() -> None:
     gateway = GatewayStandIn(bounds=Bounds(seconds=0.05))
     key = gateway.add_key()
-    async with gateway.served() as url:
+    async with gateway.serve() as url:
         host, port = url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {key}\r\ncontent-length: 99\r\n\r\n{{"

@@ -89,7 +89,7 @@ async def test_without_origins_nothing_is_said(gateway: GatewayStandIn) -> None:
 
 
 async def test_options_lists_the_methods_and_head_is_a_get_without_its_body(gateway: GatewayStandIn, key: str) -> None:
-    async with gateway.served() as url, httpx.AsyncClient(base_url=url, headers={"x-api-key": key}) as client:
+    async with gateway.serve() as url, httpx.AsyncClient(base_url=url, headers={"x-api-key": key}) as client:
         assert (await client.options("/v1/models")).headers["allow"] == "GET, HEAD, OPTIONS"
         assert (await client.options("/v1/nothing")).status_code == 404
         for path in ("/v1/models", "/v1/runs", "/v1/models/baton-mini", "/healthz"):

@@ -181,7 +181,7 @@ async def test_a_silent_stream_is_kept_alive_by_comments() -> None:
     gateway.runs.script = script
     lines: list[str] = []
     async with (
-        gateway.served() as url,
+        gateway.serve() as url,
         httpx.AsyncClient(base_url=url, headers={"x-api-key": key}) as client,
         client.stream("POST", "/v1/chat/completions", json=chat_body(stream=True)) as reply,
     ):
@@ -203,7 +203,7 @@ async def test_a_client_that_leaves_cancels_its_run(gateway: GatewayStandIn, key
         await asyncio.Event().wait()
 
     gateway.runs.script = script
-    async with gateway.served() as url:
+    async with gateway.serve() as url:
         async with httpx.AsyncClient(base_url=url, headers={"x-api-key": key}) as client:
             asking = asyncio.create_task(client.post("/v1/chat/completions", json=chat_body(stream=stream)))
             await until(lambda: gateway.runs.orders)
@@ -221,7 +221,7 @@ async def test_the_first_frame_is_not_held_back(gateway: GatewayStandIn, key: st
 
     gateway.runs.script = script
     async with (
-        gateway.served() as url,
+        gateway.serve() as url,
         httpx.AsyncClient(base_url=url, headers={"x-api-key": key}) as client,
         client.stream("POST", "/v1/chat/completions", json=chat_body(stream=True)) as reply,
     ):
@@ -324,7 +324,7 @@ async def test_a_client_that_reads_nothing_holds_no_place() -> None:
             await asyncio.sleep(GAP_SECONDS)
 
     gateway.runs.script = script
-    async with gateway.served() as url:
+    async with gateway.serve() as url:
         host, port = url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port), limit=1)
         body = orjson.dumps(chat_body(stream=True, baton={"budget": {"seconds": 0.5}}))

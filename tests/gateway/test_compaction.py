@@ -10,7 +10,7 @@ from openai.types.responses import CompactedResponse, input_token_count_params, 
 from app.gateway.responses.compaction_item import PREFACE
 from app.gateway.wire.parameters import COMPACTION, INPUT_TOKENS
 from tests.gateway.test_response_tools import SPAWN, calling, respond
-from tests.harness.exact_replies import published
+from tests.harness.exact_replies import assert_published_schema
 from tests.stubs import ProviderStub, Reply
 
 MINI = {"model": "baton-mini"}
@@ -32,9 +32,9 @@ async def compacted(client: httpx.AsyncClient, **more: Any) -> dict[str, Any]:
     assert reply.status_code == 200, reply.text
     body: dict[str, Any] = reply.json()
     assert CompactedResponse.construct(**body).model_dump(exclude_unset=True, warnings=False) == body
-    published("CompactionBody", body["output"][-1])
+    assert_published_schema("CompactionBody", body["output"][-1])
     for item in body["output"][:-1]:
-        published("InputMessageResource", item)
+        assert_published_schema("InputMessageResource", item)
     return body
 
 

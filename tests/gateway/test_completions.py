@@ -67,7 +67,7 @@ async def test_a_stream_says_the_same(client: httpx.AsyncClient) -> None:
 
 
 async def test_the_official_client(gateway: GatewayStandIn, key: str) -> None:
-    async with gateway.served() as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+    async with gateway.serve() as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
         whole = await client.completions.create(model="mini", prompt="2 + 2 =")
         stream = await client.completions.create(model="mini", prompt=["2 + 2 ="], stream=True)
         text = "".join([choice.text async for chunk in stream for choice in chunk.choices])

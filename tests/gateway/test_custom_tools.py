@@ -12,7 +12,7 @@ from app.gateway.wire import custom_tools
 from tests.gateway.test_exact_chat import events
 from tests.harness.callers import open_stream, post_chat, stream_chat
 from tests.harness.conversations import tool_call_reply
-from tests.harness.exact_replies import exactly, published
+from tests.harness.exact_replies import assert_published_schema, exactly
 from tests.harness.stand_ins import GatewayStandIn, chat_body
 from tests.stubs import ProviderStub, Reply, Stall
 from tests.stubs.script import ToolCall as Wanted
@@ -60,7 +60,7 @@ async def streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[dic
             pieces += delta.get("tool_calls", ())
             delta["tool_calls"] = [call for call in delta.get("tool_calls", ()) if "function" in call]
         exactly(ChatCompletionChunk, chunk)
-        published("CreateChatCompletionStreamResponse", chunk)
+        assert_published_schema("CreateChatCompletionStreamResponse", chunk)
     for piece in pieces:
         if "id" in piece:
             calls.append({"id": piece["id"], "type": piece["type"], piece["type"]: {}})
@@ -74,7 +74,7 @@ async def test_a_tool_of_free_text_whole_and_streamed(stub: ProviderStub, client
     stub.always("alpha", tool_call_reply(written(), Wanted("look", '{"q": "x"}', "c2")))
     reply = (await post_chat(client, request_body())).json()
     exactly(ChatCompletion, reply)
-    published("CreateChatCompletionResponse", reply)
+    assert_published_schema("CreateChatCompletionResponse", reply)
     calls = reply["choices"][0]["message"]["tool_calls"]
     assert [call["id"][:7] for call in calls] == ["call_bt", "call_bt"]
     assert [call | {"id": ""} for call in calls] == [

@@ -53,7 +53,7 @@ async def test_no_other_file_is_served(gateway: GatewayStandIn, path: str) -> No
 
 
 async def test_a_preview_by_head_has_no_body(gateway: GatewayStandIn) -> None:
-    async with gateway.served() as url, httpx.AsyncClient(base_url=url) as client:
+    async with gateway.serve() as url, httpx.AsyncClient(base_url=url) as client:
         head, page = await client.head("/docs"), await client.get("/docs")
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-length"] == str(len(page.content))

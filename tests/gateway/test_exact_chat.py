@@ -11,7 +11,7 @@ from openai.types import Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.harness import in_process
-from tests.harness.exact_replies import exactly, published
+from tests.harness.exact_replies import assert_published_schema, exactly
 from tests.harness.in_process import plan
 from tests.stubs import Fail, ProviderStub, Raw, Reply, Truncate
 from tests.stubs.script import Usage
@@ -45,13 +45,13 @@ async def test_replies_and_chunks_are_openais(
     options: dict[str, Any] = {"logprobs": True, "top_logprobs": 2} if logprobs else {}
     whole = (await ask(client, **options)).json()
     exactly(ChatCompletion, whole)
-    published("CreateChatCompletionResponse", whole)
+    assert_published_schema("CreateChatCompletionResponse", whole)
     extension = {"plan": CHAIN, "stream_steps": True}
     reply = await ask(client, stream=True, stream_options={"include_usage": True}, baton=extension, **options)
     chunks = events(reply)
     for chunk in chunks:
         exactly(ChatCompletionChunk, chunk)
-        published("CreateChatCompletionStreamResponse", chunk)
+        assert_published_schema("CreateChatCompletionStreamResponse", chunk)
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     message = whole["choices"][0]["message"]
     for field in ("content", "refusal"):
@@ -101,15 +101,15 @@ async def test_a_plan_that_was_repaired_and_one_that_degraded(stub: ProviderStub
     whole = (await ask(client, model="baton-ultra", baton={})).json()
     assert whole["baton"]["degraded"] is True
     exactly(ChatCompletion, whole)
-    published("CreateChatCompletionResponse", whole)
+    assert_published_schema("CreateChatCompletionResponse", whole)
 
 
 async def test_models_are_openais(client: httpx.AsyncClient) -> None:
     listed, model = (await client.get("/v1/models")).json(), (await client.get("/v1/models/baton-mini")).json()
     exactly(SyncPage[Model], listed, frozenset({"data[].baton", "first_id", "last_id", "has_more"}))
-    published("ListModelsResponse", listed)
+    assert_published_schema("ListModelsResponse", listed)
     exactly(Model, model)
-    published("Model", model)
+    assert_published_schema("Model", model)
 
 
 async def test_errors_are_openais(stub: ProviderStub, client: httpx.AsyncClient) -> None:
@@ -129,6 +129,6 @@ async def test_errors_are_openais(stub: ProviderStub, client: httpx.AsyncClient)
     assert failed.status_code >= 500
     errors = [reply.json() for reply in replies] + events(await ask(client, stream=True, baton=pinned))[-1:]
     for error in errors:
-        published("ErrorResponse", error)
+        assert_published_schema("ErrorResponse", error)
         assert set(error) == {"error"}
         assert set(error["error"]) == {"message", "type", "param", "code"}

@@ -11,7 +11,7 @@ from openai.types.responses.response_item_list import ResponseItemList
 from app.engine.delivery.messages import end_with_error
 from app.errors import LeaseLost
 from app.gateway.responses.reply import Events, Subject
-from tests.harness.exact_replies import OURS, exactly, published
+from tests.harness.exact_replies import OURS, assert_published_schema, exactly
 from tests.harness.stand_ins import TASK, state_of
 from tests.stubs import Fail, ProviderStub, Reply, Truncate
 from tests.stubs.script import ToolCall, Usage
@@ -63,7 +63,7 @@ def exact_events(text: str, *, broken: bool = False) -> list[dict[str, Any]]:
             continue
         event = json.loads(lines["data"])
         exactly(ResponseStreamEvent, event, PUBLISHED)
-        published("ResponseStreamEvent", event)
+        assert_published_schema("ResponseStreamEvent", event)
         assert lines["event"] == event["type"]
         assert int(lines.get("id", event["sequence_number"])) == event["sequence_number"]
         events_of_text.append(event)
@@ -102,7 +102,7 @@ async def test_replies_and_events_are_openais(
     request_body |= {"top_logprobs": 2} if logprobs else {}
     whole = (await client.post("/v1/responses", json=request_body)).json()
     exactly(Response, whole)
-    published("Response", whole)
+    assert_published_schema("Response", whole)
     events = exact_events((await client.post("/v1/responses", json=request_body | {"stream": True})).text)
     assert kinds(events) == [*BEGIN, *order]
     last = events[-1]["response"]
@@ -179,7 +179,7 @@ async def test_every_option_is_told_back_in_its_form(stub: ProviderStub, client:
     request_body |= {"max_output_tokens": 64, "parallel_tool_calls": False, "background": True, "top_logprobs": 1}
     under_way = (await client.post("/v1/responses", json=request_body)).json()
     exactly(Response, under_way)
-    published("Response", under_way)
+    assert_published_schema("Response", under_way)
     query = {"stream": "true"}
     events = exact_events((await client.get(f"/v1/responses/{under_way['id']}", params=query)).text)
     assert (under_way["output"], events[-1]["type"]) == ([], "response.completed")
@@ -219,7 +219,7 @@ async def test_a_cancelled_response_is_openais(stub: ProviderStub, client: httpx
     body = (await client.post("/v1/responses", json=ASKED | {"background": True})).json()
     reply_body = (await client.post(f"/v1/responses/{body['id']}/cancel")).json()
     exactly(Response, reply_body)
-    published("Response", reply_body)
+    assert_published_schema("Response", reply_body)
     assert (reply_body["status"], reply_body["error"], reply_body["output"]) == ("cancelled", None, [])
 
 
@@ -255,7 +255,7 @@ async def test_lists_and_deletions_are_openais(stub: ProviderStub, client: httpx
     body = (await client.post("/v1/responses", json=ASKED | {"input": history, "tools": [ADD]})).json()
     listed = (await client.get(f"/v1/responses/{body['id']}/input_items", params={"order": "asc"})).json()
     exactly(ResponseItemList, listed)
-    published("ResponseItemList", listed)
+    assert_published_schema("ResponseItemList", listed)
     assert [item["type"] for item in listed["data"]] == [item.get("type", "message") for item in history]
     call = body["output"][-1]
     result = [{"type": "function_call_output", "call_id": call["call_id"], "output": "4"}]
@@ -265,7 +265,7 @@ async def test_lists_and_deletions_are_openais(stub: ProviderStub, client: httpx
     ).json()
     listed = (await client.get(f"/v1/responses/{second['id']}/input_items")).json()
     exactly(ResponseItemList, listed)
-    published("ResponseItemList", listed)
+    assert_published_schema("ResponseItemList", listed)
     assert [item["call_id"] for item in listed["data"]] == [call["call_id"]]
     gone = (await client.delete(f"/v1/responses/{body['id']}")).json()
     assert gone == {"id": body["id"], "object": "response", "deleted": True}
@@ -285,6 +285,6 @@ async def test_errors_are_openais(stub: ProviderStub, client: httpx.AsyncClient)
     ]
     assert [reply.status_code for reply in replies] == [502, 404, 400, 404, 404, 404, 404, 405]
     for error in (reply.json() for reply in replies):
-        published("ErrorResponse", error)
+        assert_published_schema("ErrorResponse", error)
         assert set(error) == {"error"}
         assert set(error["error"]) == {"message", "type", "param", "code"}

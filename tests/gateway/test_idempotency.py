@@ -14,7 +14,7 @@ from app.engine.runs import recovery
 from app.process.wiring import Runtime
 from app.store.protocol import IdempotencyRecord, RunQuery, RunRow
 from tests.harness.callers import CALLER_SCOPES, add_key, client_over_socket, post_chat, stream_chat
-from tests.harness.in_process import ended_row, events, kinds, pool_text, running_service
+from tests.harness.in_process import await_ended_row, events, kinds, pool_text, running_service
 from tests.harness.stand_ins import GatewayStandIn, api_routes, chat_body
 from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Reply
@@ -22,7 +22,7 @@ from tests.stubs import Fail, ProviderStub, Reply
 
 async def ended(runtime: Runtime, run: str) -> RunRow:
     """The run's row once it has ended."""
-    return await ended_row(runtime.gateway.store, run)
+    return await await_ended_row(runtime.gateway.store, run)
 
 
 async def leave(stub: ProviderStub, asking: Coroutine[Any, Any, Any]) -> None:

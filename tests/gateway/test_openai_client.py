@@ -19,7 +19,7 @@ MESSAGES = [{"role": "user", "content": "What is 2 + 2?"}]
 @pytest.fixture
 async def url(gateway: GatewayStandIn) -> AsyncIterator[str]:
     """Where the gateway listens."""
-    async with gateway.served() as served:
+    async with gateway.serve() as served:
         yield f"{served}/v1"
 
 
@@ -66,7 +66,7 @@ async def test_a_silence_within_an_answer(silence: float) -> None:
 
     gateway.runs.script = script
     async with (
-        gateway.served() as url,
+        gateway.serve() as url,
         AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client,
     ):
         chat = await client.chat.completions.create(model="baton-mini", messages=MESSAGES, stream=True)  # type: ignore[call-overload]

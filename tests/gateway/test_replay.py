@@ -13,8 +13,8 @@ from app.process.wiring import Runtime
 from app.store.protocol import CONTENT_READ, AdminEventQuery
 from tests.harness.in_process import (
     ANSWERS,
+    await_ended_row,
     client_of,
-    ended_row,
     plan_text,
     pool_text,
     running_service,
@@ -334,5 +334,5 @@ async def test_an_engine_that_has_the_journal_alone_carries_a_replay_out(stub: P
         again = reply.json()["id"]
         assert reply.json()["state"] == "admitted"
         async with running_service(tmp_path, pool) as engine:
-            assert (await ended_row(engine.context.store, again)).state == "succeeded"
+            assert (await await_ended_row(engine.context.store, again)).state == "succeeded"
         assert called(stub) == [second, third], "the second step of the first round, and the second round"

@@ -14,7 +14,7 @@ from app.core.run.events import Kind
 from app.gateway.runs import run_lists
 from app.process.wiring import Runtime
 from app.store.protocol import Projection
-from tests.conformance.entries import admitted
+from tests.conformance.entries import admission_entry
 from tests.harness.in_process import app_over, client_of, pool_text, running_service
 from tests.harness.raw_facts import Raw
 from tests.stubs import ProviderStub
@@ -30,14 +30,14 @@ async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
 
 async def begin(runtime: Runtime, *names: str, tenant: str = "acme", **more: Any) -> None:
     for name in names:
-        entry = admitted(name, at=float(name.rpartition("_")[2]), tenant=tenant, **more)
+        entry = admission_entry(name, at=float(name.rpartition("_")[2]), tenant=tenant, **more)
         await runtime.gateway.store.append(entry)
 
 
 async def end(runtime: Runtime, name: str, state: Kind = Kind.FAILED) -> None:
     row = Projection(state=state.value.removeprefix("run."), error="timeout")
     body = {"step": None, "error": "timeout"}
-    entry = replace(admitted(name), new=None, epoch=1, row=row, events=(Raw(state, body),))
+    entry = replace(admission_entry(name), new=None, epoch=1, row=row, events=(Raw(state, body),))
     await runtime.gateway.store.append(entry)
 
 

@@ -171,7 +171,7 @@ async def test_calls_are_streamed_as_they_come(gateway: GatewayStandIn, key: str
 
 async def test_the_official_client_puts_the_stream_together(gateway: GatewayStandIn, key: str) -> None:
     gateway.runs.script = calling
-    async with gateway.served() as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+    async with gateway.serve() as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
         ask_again: Any = {"model": "baton-mini", "messages": chat_body()["messages"], "tools": [LOOK]}
         async with client.chat.completions.stream(**ask_again) as stream:
             final = await stream.get_final_completion()

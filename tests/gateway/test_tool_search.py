@@ -12,7 +12,7 @@ from app.gateway.responses import tool_search
 from app.gateway.responses.tools import flat
 from tests.gateway.test_exact_responses import exact_events
 from tests.gateway.test_response_tools import AGENTS, ASKED, SPAWN, WAYS, calling, respond
-from tests.harness.exact_replies import exactly, published
+from tests.harness.exact_replies import assert_published_schema, exactly
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.script import ToolCall
 
@@ -66,7 +66,7 @@ async def test_a_search_of_the_callers_side(stub: ProviderStub, client: httpx.As
     )
     (call,) = first["output"]
     exactly(ResponseToolSearchCall, call)
-    published("ToolSearchCall", call)
+    assert_published_schema("ToolSearchCall", call)
     assert (call["execution"], call["arguments"], call["status"]) == ("client", {"goal": "weather"}, "completed")
     talk = [GO, call, search_output(call, WEATHER, CRM)]
     second = await respond(client, way, tools=tools, input=talk)
@@ -98,7 +98,7 @@ async def test_what_was_found_stays_on_offer(stub: ProviderStub, client: httpx.A
     assert (second["id"].startswith(first["id"]), second["output"][0]["name"]) == (True, "weather")
     (listed,) = (await client.get(f"/v1/responses/{second['id']}/input_items")).json()["data"]
     exactly(ResponseToolSearchOutputItem, listed)
-    published("ToolSearchOutput", listed)
+    assert_published_schema("ToolSearchOutput", listed)
     assert listed | {"id": ""} == output | {"id": "", "tools": [WEATHER]}
     result = {"type": "function_call_output", "call_id": second["output"][0]["call_id"], "output": "fine"}
     third = await respond(client, tools=[OURS], previous_response_id=second["id"], input=[result])

@@ -12,7 +12,7 @@ from app.core.run.events import Kind
 from app.process.wiring import Runtime
 from tests.harness.callers import ReceivedStream, add_key, client_over_socket, open_stream, post_chat, stream_chat
 from tests.harness.conversations import look_call, tool_call_reply
-from tests.harness.in_process import ended_row, events, kinds, pool_text, running_service
+from tests.harness.in_process import await_ended_row, events, kinds, pool_text, running_service
 from tests.harness.stand_ins import chat_body
 from tests.stubs import ProviderStub, Reply, Stall
 
@@ -185,5 +185,5 @@ async def test_a_caller_that_leaves_in_a_later_turn_stops_the_run(
     following, run = await waiting(stub, client)
     stub.script("alpha", Reply(chunks=("Let ", "me ", "think."), gap=5.0))
     await stream_chat(client, following, upto=3)
-    row = await ended_row(runtime.context.store, run)
+    row = await await_ended_row(runtime.context.store, run)
     assert row.state == "cancelled"

@@ -18,7 +18,7 @@ class Authority:
     @property
     def ca(self) -> str:
         """The authority's own certificate."""
-        return self._written("ca.pem", self.authority.cert_pem)
+        return self._write("ca.pem", self.authority.cert_pem)
 
     def server(self, *, demands_certificate: bool = False) -> ssl.SSLContext:
         """TLS of a server at 127.0.0.1."""
@@ -33,19 +33,19 @@ class Authority:
         """Return the files of a client's certificate and of its key; the second is empty if the first holds both."""
         leaf = self.authority.issue_cert("baton@example.com")
         if one_file:
-            return self._written(f"{name}-and-key.pem", leaf.private_key_and_cert_chain_pem), ""
-        certificate = self._written(f"{name}.pem", leaf.cert_chain_pems[0])
-        return certificate, self._written(f"{name}.key", leaf.private_key_pem)
+            return self._write(f"{name}-and-key.pem", leaf.private_key_and_cert_chain_pem), ""
+        certificate = self._write(f"{name}.pem", leaf.cert_chain_pems[0])
+        return certificate, self._write(f"{name}.key", leaf.private_key_pem)
 
-    def locked_key(self) -> str:
+    def write_locked_key(self) -> str:
         """Return the file of a key that only a password opens."""
         pem = self.authority.issue_cert("baton@example.com").private_key_pem.bytes()
         encryption = serialization.BestAvailableEncryption(b"password")
         form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
         locked = serialization.load_pem_private_key(pem, None).private_bytes(*form, encryption)
-        return self._written("locked.key", trustme.Blob(locked))
+        return self._write("locked.key", trustme.Blob(locked))
 
-    def _written(self, name: str, pem: trustme.Blob) -> str:
+    def _write(self, name: str, pem: trustme.Blob) -> str:
         path = self.folder / name
         pem.write_to_path(str(path))
         return str(path)

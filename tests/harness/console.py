@@ -31,7 +31,9 @@ async def console_client(
 
 
 @asynccontextmanager
-async def signed_in(stand_in: GatewayStandIn, key: str, app: ASGIApp | None = None) -> AsyncIterator[httpx.AsyncClient]:
+async def signed_in_client(
+    stand_in: GatewayStandIn, key: str, app: ASGIApp | None = None
+) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client that has signed in by a key."""
     async with console_client(app or stand_in.app, lambda: stand_in.seconds) as client:
         await sign_in(client, key)

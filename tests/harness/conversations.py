@@ -61,7 +61,7 @@ class Conversation:
         ]
 
 
-def assembled_calls(deltas: list[ToolDelta]) -> list[tuple[str, str, str]]:
+def assemble_calls(deltas: list[ToolDelta]) -> list[tuple[str, str, str]]:
     """Return the tool calls that streamed pieces add up to."""
     gathering = ToolCallCollector()
     for delta in deltas:

@@ -1,6 +1,7 @@
 """Checks that a reply is OpenAI's, by the official client's types and by the published API description.
 
-The description is a cut that lies beside this checkout on some machines only; without it `published` says nothing.
+The description is a cut that lies beside this checkout on some machines only; without it
+`assert_published_schema` says nothing.
 """
 
 import json
@@ -63,7 +64,7 @@ def _extras(value: object, path: str = "") -> Iterator[str]:
             yield from _extras(item, f"{path.removesuffix('.')}[].")
 
 
-def published(name: str, value: object) -> None:
+def assert_published_schema(name: str, value: object) -> None:
     """Fail if the published schema of that name is at hand and does not permit `value`."""
     definitions = _definitions()
     if definitions:

@@ -114,7 +114,7 @@ def read_early(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 @cache
-def preloaded(environ: str) -> "Preloaded":
+def start_preloaded(environ: str) -> "Preloaded":
     """Return the interpreter that has imported the service with an environment. The forks of this process share it."""
     made = Preloaded(json.loads(environ), PRELOADED)
     atexit.register(made.close)
@@ -123,13 +123,13 @@ def preloaded(environ: str) -> "Preloaded":
 
 def preload(usual: Mapping[str, str]) -> None:
     """Start to import the service now, so that this process and its forks need not wait for it later."""
-    preloaded(json.dumps(read_early(usual)))
+    start_preloaded(json.dumps(read_early(usual)))
 
 
 @cache
 def _server(environ: str) -> "ForkServer":
     """Return this process's server for an environment. It ends with this process, however that ends."""
-    server = ForkServer(preloaded(environ))
+    server = ForkServer(start_preloaded(environ))
     atexit.register(server.close)
     return server
 

@@ -213,14 +213,14 @@ def latest_request(stub: ProviderStub, worker: str) -> dict[str, Any]:
     return {name: value for name, value in sent.items() if name not in ("stream", "stream_options")}
 
 
-async def ended_row(store: Store, run: str) -> RunRow:
+async def await_ended_row(store: Store, run: str) -> RunRow:
     """Return the run's row once it has ended."""
 
-    async def ended() -> RunRow | None:
+    async def find_ended_row() -> RunRow | None:
         row = await store.run(run)
         return None if row.ended_at is None else row
 
-    row = await until(ended, what=f"{run} has ended")
+    row = await until(find_ended_row, what=f"{run} has ended")
     assert row is not None
     return row
 

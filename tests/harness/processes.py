@@ -195,14 +195,14 @@ class Caller:
     client: OpenAI
     http: httpx.Client
 
-    def whole(self, model: str, question: str, **more: Any) -> tuple[str, dict[str, Any]]:
+    def ask_whole(self, model: str, question: str, **more: Any) -> tuple[str, dict[str, Any]]:
         """Ask for a whole reply; return its text, and the reply as JSON."""
         reply = self.client.chat.completions.create(model=model, messages=user_message(question), **more)  # type: ignore[call-overload]
         document: dict[str, Any] = reply.model_dump()
         assert document["choices"][0]["finish_reason"] in ("stop", "length")
         return document["choices"][0]["message"]["content"], document
 
-    def streamed(self, model: str, question: str, **more: Any) -> tuple[str, dict[str, Any]]:
+    def ask_streaming(self, model: str, question: str, **more: Any) -> tuple[str, dict[str, Any]]:
         """Ask for a stream; return its text, and `baton`, `usage` and the number of `deltas`."""
         text, document, deltas = "", {}, 0
         options = {"stream_options": {"include_usage": True}, **more}

@@ -138,7 +138,7 @@ def postgres(*, fsync: bool = False, settings: Sequence[str] = (), copied: Path 
 
     Ask for `fsync` only where durability is measured or tested.
     """
-    user = _unprivileged_user()
+    user = _find_unprivileged_user()
     with _directory("baton-pg-", user) as directory:
         binaries = _reachable(_postgres_binaries(), directory, user)
         data, port = directory / "data", free_port()
@@ -195,7 +195,7 @@ def restored(backup: Path, archive: Path, target: str) -> Iterator[Server]:
 
     It is a server of its own at another port; it accepts writes once the recovery is over.
     """
-    user = _unprivileged_user()
+    user = _find_unprivileged_user()
     with _directory("baton-pg-", user) as directory:
         data = directory / "data"
         shutil.copytree(backup, data)
@@ -214,7 +214,7 @@ def base_backup(server: Server, folder: Path) -> None:
     _base_backup(server, folder, ["-X", "none"])
 
 
-def dumped(server: Server, file: Path) -> None:
+def write_dump(server: Server, file: Path) -> None:
     """Write a dump of that Postgres, in its own format, to a file."""
     _client(server, "pg_dump", "--format=custom", f"--dbname={server.url}", output=file)
 
@@ -237,7 +237,7 @@ def _client(server: Server, name: str, *words: str, output: Path | None = None, 
 @contextlib.contextmanager
 def _another(primary: Server, options: Sequence[str]) -> Iterator[tuple[Server, Path]]:
     """A server on a fresh base backup of another one, which is not started yet."""
-    user = _unprivileged_user()
+    user = _find_unprivileged_user()
     with _directory("baton-pg-", user) as directory:
         data = directory / "data"
         _base_backup(primary, data, options)
@@ -291,7 +291,7 @@ def pgbouncer(database_url: str, mode: str, *, connections: int) -> Iterator[Ser
 
     It opens at most so many connections to the server, and refuses start-up parameters as its defaults have it.
     """
-    binary, user, target = pgbouncer_binary(), _unprivileged_user(), urlsplit(database_url)
+    binary, user, target = pgbouncer_binary(), _find_unprivileged_user(), urlsplit(database_url)
     if binary is None:
         raise ServerFailed("no PgBouncer: install Debian's package pgbouncer")
     with _directory("baton-pgbouncer-", user) as directory:
@@ -367,7 +367,7 @@ http {{
 @contextlib.contextmanager
 def nginx(ports: Sequence[int]) -> Iterator[Server]:
     """An nginx before the gateways at these ports, which it knows nothing about but what their connections tell."""
-    binary, user = nginx_binary(), _unprivileged_user()
+    binary, user = nginx_binary(), _find_unprivileged_user()
     if binary is None:
         raise ServerFailed("no nginx: install Debian's package nginx-light")
     with _directory("baton-nginx-", user) as directory:
@@ -430,7 +430,7 @@ def _identity(user: str | None) -> Identity:
     return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
 
 
-def _unprivileged_user() -> str | None:
+def _find_unprivileged_user() -> str | None:
     """Return another user to run Postgres, which refuses to run as root; None if this user is not root."""
     if os.geteuid() != 0:
         return None

@@ -41,15 +41,15 @@ class Spans:
         """The spans that have ended, in the order of their beginnings."""
         return sorted(self.exporter.get_finished_spans(), key=lambda span: span.start_time or 0)
 
-    async def named(self, name: str, count: int = 1) -> list[ReadableSpan]:
+    async def wait_for_named(self, name: str, count: int = 1) -> list[ReadableSpan]:
         """So many spans whose names begin so, once they have ended."""
 
-        def found() -> list[ReadableSpan]:
+        def find_named() -> list[ReadableSpan]:
             return [span for span in self.ended if span.name.startswith(name)]
 
-        await until(lambda: len(found()) >= count, what=f"{count} spans {name}")
-        assert len(found()) == count, [span.name for span in self.ended]
-        return found()
+        await until(lambda: len(find_named()) >= count, what=f"{count} spans {name}")
+        assert len(find_named()) == count, [span.name for span in self.ended]
+        return find_named()
 
     def points(self, metric: str) -> list[Any]:
         """Return the data points of a metric."""
@@ -86,6 +86,6 @@ def attributes(span: ReadableSpan, *prefixes: str) -> Mapping[str, Any]:
     return {name: value for name, value in every.items() if not prefixes or name.startswith(prefixes)}
 
 
-def failed(span: ReadableSpan) -> bool:
+def has_failed(span: ReadableSpan) -> bool:
     """Return True if the span has the status ERROR."""
     return span.status.status_code is StatusCode.ERROR

@@ -115,18 +115,18 @@ def journal_of(run: str, texts: Mapping[str, str], *, state: Kind = Kind.SUCCEED
         fact_from_json(
             Kind.PLAN_OPENED, {"proposal": 0, "base": 0, "mode": "first", "conductor": "fixed", "order": ["alpha"]}
         ),
-        *(_planned(n) for n in (0, 1)),
+        *(_plan_step(n) for n in (0, 1)),
         fact_from_json(Kind.PLAN_ACCEPTED, {"proposal": 0, "call": "", "steps": 2, "topology": "chain"}),
     ]
-    drafts += _approved() if run == APPROVED_RUN else []
+    drafts += _approval_facts() if run == APPROVED_RUN else []
     for n, usage in enumerate(usages):
-        drafts += _executed(n, usage, len(texts[f"output{n}"]))
+        drafts += _execution_facts(n, usage, len(texts[f"output{n}"]))
     end = {"step": 1, "usd": 100, "answer": "output1", "finish": "stop"}
     drafts.append(fact_from_json(state, end if state is Kind.SUCCEEDED else {"step": None, "error": "run_failed"}))
     return tuple(Event.of(run, seq, 1e9 + seq, draft) for seq, draft in enumerate(drafts, 1))
 
 
-def _approved() -> list[Fact]:
+def _approval_facts() -> list[Fact]:
     """The question for an approval, and the answer."""
     asked = {"turn": 0, "proposal": 0, "digest": "0" * 64, "plan": "1" * 64, "until": 2e9, "seconds": 9.0, "price": 7}
     asked |= {
@@ -143,12 +143,12 @@ def _approved() -> list[Fact]:
     ]
 
 
-def _planned(n: int) -> Fact:
+def _plan_step(n: int) -> Fact:
     body = {"proposal": 0, "n": n, "worker": "alpha", "subtask": f"subtask{n}", "answers": n == 1, "probability": 0.5}
     return fact_from_json(Kind.PLAN_STEP, body | {"access": ["user", 0] if n else ["user"]})
 
 
-def _executed(n: int, usage: Usage, chars: int) -> list[Fact]:
+def _execution_facts(n: int, usage: Usage, chars: int) -> list[Fact]:
     call, access = f"call_{n}", ["user", 0] if n else ["user"]
     intended = {"call": call, "n": n, "attempt": 1, "worker": "alpha", "provider": "stub", "model": "alpha"}
     intended |= {"access": access, "request": "00", "bytes": 9, "max_tokens": 9, "usd_held": 99, "tokens_held": 9}
@@ -538,7 +538,7 @@ class GatewayStandIn:
         return httpx.AsyncClient(transport=transport, base_url="http://baton", headers=headers)
 
     @asynccontextmanager
-    async def served(self) -> AsyncIterator[str]:
+    async def serve(self) -> AsyncIterator[str]:
         """Serve the application on a real socket; yield its base URL."""
         async with serving(self.app, self.context) as url:
             yield url

@@ -16,14 +16,14 @@ def test_pytest_takes_what_was_compiled_until_the_file_is_changed(
     compiled_by_pytest: list[Path] = []
     rewrite_test = rewrite._rewrite_test
 
-    def counted(path: Path, config: pytest.Config) -> tuple[bytes, object]:
+    def count_and_rewrite(path: Path, config: pytest.Config) -> tuple[bytes, object]:
         compiled_by_pytest.append(path)
         return rewrite_test(path, config)
 
     path = tmp_path / "test_sum.py"
     path.write_text("def test_sum():\n    assert 1 + 1 == 3\n")
     compile_as_pytest_does(path)
-    monkeypatch.setattr(rewrite, "_rewrite_test", counted)
+    monkeypatch.setattr(rewrite, "_rewrite_test", count_and_rewrite)
     with pytest.raises(AssertionError, match=r"assert \(1 \+ 1\) == 3"):
         _import(path, pytestconfig).test_sum()
     assert compiled_by_pytest == []

@@ -41,19 +41,19 @@ class VllmStub:
         if path == "/tokenize":
             return 200, {"tokens": tokens(body["messages"][0]["content"], self.shift), "count": 1}
         if path == "/v1/chat/completions":
-            return self._completed(body)
+            return self._complete(body)
         if self.adapters and path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
-            return self._managed(path, body)
+            return self._manage_adapters(path, body)
         return 404, {"detail": "Not Found"}
 
-    def _completed(self, body: Any) -> Answer:
+    def _complete(self, body: Any) -> Answer:
         if body["model"] not in self.models:
             return _error(404, f"The model `{body['model']}` does not exist.", "NotFoundError")
         text = self.plans[body["model"]](body["messages"][-1]["content"])
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         return 200, {"id": "x", "object": "chat.completion", "choices": [choice]}
 
-    def _managed(self, path: str, body: Any) -> Answer:
+    def _manage_adapters(self, path: str, body: Any) -> Answer:
         name = body["lora_name"]
         if path.startswith("/v1/unload"):
             if name not in self.models:

@@ -138,7 +138,7 @@ def test_without_redis_three_steps_take_no_more_than_a_second_more_each(
 
         def seconds_of_three_steps() -> float:
             began = time.monotonic()
-            text, reply = caller.streamed("baton-mini", "Who needs a bell?", extra_body=plan)
+            text, reply = caller.ask_streaming("baton-mini", "Who needs a bell?", extra_body=plan)
             assert (text, reply["baton"]["degraded"]) == ("Hello there.", False)
             return time.monotonic() - began
 
@@ -147,7 +147,7 @@ def test_without_redis_three_steps_take_no_more_than_a_second_more_each(
         assert readiness(installation.gateway)["status"] == "degraded"
     wait_until(lambda: healthy(installation), what="it mends itself")
     assert wait_until(lambda: readiness(installation.gateway)["status"] == "ready")
-    caller.whole("baton-mini", "And now?", extra_body=plan)
+    caller.ask_whole("baton-mini", "And now?", extra_body=plan)
 
 
 def test_runs_in_flight_do_not_notice_that_redis_freezes(
@@ -155,7 +155,9 @@ def test_runs_in_flight_do_not_notice_that_redis_freezes(
 ) -> None:
     for name in WORKERS:
         installation.stub.always(name, Reply(first_delay=0.5))
-    answers = [aside(caller.whole, "baton-mini", "Go on.", extra_body={"baton": {"plan": THREE_STEPS}}) for _ in "ab"]
+    answers = [
+        aside(caller.ask_whole, "baton-mini", "Go on.", extra_body={"baton": {"plan": THREE_STEPS}}) for _ in "ab"
+    ]
     wait_until(lambda: len(installation.stub.requests("beta")) == 2, what="both are in their second step")
     with frozen(redis):
         for answer in answers:
@@ -179,13 +181,14 @@ def test_a_dead_conductor_is_found_without_traffic_and_the_fallback_serves(
     installation.stub.always("planner", Hang())
     wait_until(lambda: conductor(installation) == "degraded", what="nobody asked it for a plan")
     assert httpx.get(f"{installation.gateway.url}/readyz", timeout=PATIENCE_SECONDS, trust_env=False).status_code == 200
-    text, reply = caller.whole("baton-ultra", "Who plans?")
+    text, reply = caller.ask_whole("baton-ultra", "Who plans?")
     assert (text, reply["baton"]["degraded"]) == ("Hello there.", True)
     assert [proposal["reasons"] for proposal in reply["baton"]["proposals"]] == [["conductor_out"], []]
     installation.stub.always("planner", plan_reply((0, "Do it.", ["user"])))
     wait_until(lambda: conductor(installation) == "ok", what="it is back")
     wait_until(  # the engines probe by themselves, and may find it after the gateway
-        lambda: not caller.whole("baton-ultra", "And now?")[1]["baton"]["degraded"], what="engines have found it too"
+        lambda: not caller.ask_whole("baton-ultra", "And now?")[1]["baton"]["degraded"],
+        what="engines have found it too",
     )
 
 
@@ -211,7 +214,7 @@ def test_runs_outlive_an_outage_of_the_database_and_new_ones_are_told_to_come_ba
     for name in WORKERS:
         installation.stub.always(name, Reply(first_delay=0.8))
     plan = {"extra_body": {"baton": {"plan": THREE_STEPS}}}
-    answers = [aside(tell, "baton-mini", "Remember.", **plan) for tell in (caller.whole, caller.streamed) * 2]
+    answers = [aside(tell, "baton-mini", "Remember.", **plan) for tell in (caller.ask_whole, caller.ask_streaming) * 2]
     wait_until(lambda: len(installation.stub.requests("alpha")) == 4, what="all are under way")
     postgres.crash()
     crashed = time.monotonic()

@@ -95,7 +95,7 @@ def test_the_official_client_gets_an_answer(caller: Caller, tier: str, shape: st
 
     def seconds_to_answer() -> float:
         began = time.monotonic()
-        text, reply = (caller.streamed if streams else caller.whole)(tier, "Is anybody there?")
+        text, reply = (caller.ask_streaming if streams else caller.ask_whole)(tier, "Is anybody there?")
         assert text == "Hello there."
         replies.append(reply)
         return time.monotonic() - began
@@ -111,7 +111,7 @@ def test_the_official_client_gets_an_answer(caller: Caller, tier: str, shape: st
 def test_steps_are_shared_between_both_dispatchers(installation: Installation, caller: Caller, aside: Any) -> None:
     for name in WORKERS:
         installation.stub.always(name, Reply(first_delay=0.4))
-    answers = [aside(caller.whole, "baton-ultra", "Work together.") for _ in range(8)]
+    answers = [aside(caller.ask_whole, "baton-ultra", "Work together.") for _ in range(8)]
     engines: set[int] = set()
     wait_until(lambda: engines.update(installation.holders()) or len(engines) == 2, what="both dispatchers hold a step")
     assert engines == {dispatcher.pid for dispatcher in installation.dispatchers}
@@ -123,7 +123,7 @@ def test_a_dispatcher_that_is_told_to_stop_finishes_its_steps(
 ) -> None:
     for name in WORKERS:
         installation.stub.always(name, Reply(first_delay=0.7))
-    answers = [aside(caller.whole, "baton-ultra", "Do not lose me.") for _ in range(6)]
+    answers = [aside(caller.ask_whole, "baton-ultra", "Do not lose me.") for _ in range(6)]
     leaving = installation.dispatchers[0]
     wait_until(lambda: leaving.pid in installation.holders(), what="it works")
     assert leaving.stop() == 0
@@ -138,7 +138,7 @@ def test_a_killed_dispatcher_is_replaced_and_its_call_is_unknown(
     installation: Installation, caller: Caller, aside: Any, streams: bool
 ) -> None:
     installation.stub.script("alpha", Hang())
-    answer = aside(caller.streamed if streams else caller.whole, "baton-mini", "Survive.")
+    answer = aside(caller.ask_streaming if streams else caller.ask_whole, "baton-mini", "Survive.")
     calls(installation, "alpha")
     victim = installation.holding()
     victim.kill()
@@ -232,7 +232,7 @@ def test_a_caller_who_leaves_in_the_middle_of_an_answer_ends_it(installation: In
 def test_an_emptied_redis_is_no_event(installation: Installation, caller: Caller, aside: Any) -> None:
     for name in WORKERS:
         installation.stub.always(name, Reply(first_delay=0.3))
-    answers = [aside(caller.whole, "baton-ultra", "Remember me.") for _ in range(6)]
+    answers = [aside(caller.ask_whole, "baton-ultra", "Remember me.") for _ in range(6)]
     with Redis.from_url(installation.redis) as redis:
         while not all(answer.done() for answer in answers):
             empty(redis)
@@ -267,7 +267,7 @@ def test_processes_may_start_before_their_servers(
             dispatcher.wait_until_announced()
             assert answers(gateway, "/readyz") == 503
             with open_caller(gateway.url) as caller, pytest.raises(openai.InternalServerError):
-                caller.whole("baton-mini", "Too early?")
+                caller.ask_whole("baton-mini", "Too early?")
             postgres.start()
             redis.start()
             assert answers(gateway, "/readyz") == 503, "it has no schema yet"
@@ -277,7 +277,7 @@ def test_processes_may_start_before_their_servers(
                 text, _ = wait_until(lambda: patient(caller), what="its first key is there")
                 assert text == "Hello there."
                 redis.stop()
-                assert caller.whole("baton-mini", "Is the bell needed?")[0] == "Hello there."
+                assert caller.ask_whole("baton-mini", "Is the bell needed?")[0] == "Hello there."
                 assert answers(gateway, "/readyz") == 200, "it serves, degraded"
 
 
@@ -291,5 +291,5 @@ def answers(process: Process, path: str) -> int:
 def patient(caller: Caller) -> tuple[str, dict[str, Any]] | None:
     """An answer, unless the caller's key is not known yet."""
     with suppress(openai.AuthenticationError):
-        return caller.whole("baton-mini", "And now?")
+        return caller.ask_whole("baton-mini", "And now?")
     return None

@@ -97,7 +97,7 @@ def test_all_faults_of_a_route_come_at_once(tmp_path: Path, authority: Authority
 )
 def test_each_fault_of_a_route(tmp_path: Path, authority: Authority, route: str, fault: str) -> None:
     certificate, key = authority.client()
-    text = route.format(certificate=certificate, key=key, locked=authority.locked_key())
+    text = route.format(certificate=certificate, key=key, locked=authority.write_locked_key())
     (only_fault,) = faults(tmp_path, text, FAR_PROXY="user:password")
     assert only_fault.startswith(fault)
     assert "secret" not in only_fault

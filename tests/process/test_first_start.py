@@ -49,7 +49,7 @@ def caller(service: Process, key: str) -> Iterator[Caller]:
 
 
 def ask(caller: Caller, tier: str, question: str, streams: bool) -> tuple[str, dict[str, Any]]:
-    return caller.streamed(tier, question) if streams else caller.whole(tier, question)
+    return caller.ask_streaming(tier, question) if streams else caller.ask_whole(tier, question)
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
@@ -65,7 +65,7 @@ def test_every_rehearsal_question_is_answered_rightly(caller: Caller, tier: str,
 
 
 def test_a_stream_comes_in_pieces(caller: Caller) -> None:
-    _, reply = caller.streamed("baton-ultra", "What are the prime factors of 84?")
+    _, reply = caller.ask_streaming("baton-ultra", "What are the prime factors of 84?")
     assert reply["deltas"] > 1
 
 
@@ -89,7 +89,7 @@ def test_the_first_key_is_shown_once_and_restarts_keep_it_and_the_runs(
 ) -> None:
     assert key not in service.log
     with open_caller(service.url, key) as caller:
-        _, reply = caller.whole("baton-mini", "2+2")
+        _, reply = caller.ask_whole("baton-mini", "2+2")
         before = caller.read("/v1/runs")["data"]
     assert service.stop() == 0
     service.forked = True  # only the first start is a newcomer's
@@ -98,7 +98,7 @@ def test_the_first_key_is_shown_once_and_restarts_keep_it_and_the_runs(
     with open_caller(service.url, key) as caller:
         assert caller.read("/v1/runs")["data"] == before
         assert caller.run(reply["baton"]["run"])["state"] == "succeeded"
-        assert "4" in caller.whole("baton-ultra", "2+2")[0]
+        assert "4" in caller.ask_whole("baton-ultra", "2+2")[0]
     for path in Path(environ["BATON_DATA_DIR"]).iterdir():
         assert key.encode() not in path.read_bytes(), f"{path.name} holds the key itself"
 
@@ -114,7 +114,7 @@ def test_a_lost_pepper_is_told_at_the_start_and_by_the_doctor(
     service.start()
     wait_until(lambda: "No API key is accepted" in service.log, what="the process has compared the pepper")
     with open_caller(service.url, key) as caller, pytest.raises(AuthenticationError):
-        caller.whole("baton-mini", "2+2")
+        caller.ask_whole("baton-mini", "2+2")
     checked = run_command(service.folder, environ, "doctor")
     assert checked.returncode == 1
     assert "\nfail  keys: all are void" in checked.stdout

@@ -19,24 +19,24 @@ def round_trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         if not _is_of_the_driver(query):
             statements.extend([query.strip()] * times)
 
-    async def fetched(statement: Any, *values: Any, **options: Any) -> Any:
+    async def note_fetch(statement: Any, *values: Any, **options: Any) -> Any:
         note(statement.get_query())
         return await fetch(statement, *values, **options)
 
-    async def repeated(statement: Any, rows: Any, **options: Any) -> Any:
+    async def note_executemany(statement: Any, rows: Any, **options: Any) -> Any:
         note(statement.get_query(), len(rows))
         return await many(statement, rows, **options)
 
-    def connected(connection: Any, _record: object) -> None:
+    def note_queries_of(connection: Any, _record: object) -> None:
         driver = getattr(connection, "driver_connection", None)
         if hasattr(driver, "add_query_logger"):  # it is shown BEGIN and COMMIT, and nothing that was prepared
             driver.add_query_logger(lambda logged: note(logged.query))
 
-    monkeypatch.setattr(PreparedStatement, "fetch", fetched)
-    monkeypatch.setattr(PreparedStatement, "executemany", repeated)
-    event.listen(Pool, "connect", connected)
+    monkeypatch.setattr(PreparedStatement, "fetch", note_fetch)
+    monkeypatch.setattr(PreparedStatement, "executemany", note_executemany)
+    event.listen(Pool, "connect", note_queries_of)
     yield statements
-    event.remove(Pool, "connect", connected)
+    event.remove(Pool, "connect", note_queries_of)
 
 
 def _is_of_the_driver(query: str) -> bool:

@@ -22,7 +22,7 @@ from app.store.sqlkit.runner import Fault, parse_url
 from app.store.sqlkit.statements import PreparedStatement, SingleStatement
 from app.store.writing import group_commit
 from app.telemetry import PoolUse
-from tests.conformance.entries import admitted, note
+from tests.conformance.entries import admission_entry, note
 from tests.harness.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.integration
@@ -32,7 +32,7 @@ SLEEPING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' A
 
 
 @asynccontextmanager
-async def opened(url: str, connections: int, **options: float) -> AsyncIterator[Postgres]:
+async def open_runner(url: str, connections: int, **options: float) -> AsyncIterator[Postgres]:
     runner = Postgres(parse_url(url), connections, **options)
     try:
         yield runner
@@ -80,7 +80,7 @@ def no_collector() -> Iterator[None]:
 
 
 async def test_one_connection_is_enough_for_one_at_a_time(migrated_postgres_url: str) -> None:
-    async with opened(migrated_postgres_url, 4) as runner:
+    async with open_runner(migrated_postgres_url, 4) as runner:
         assert len({await runner.read(ask(runner, PID)) for _ in range(5)}) == 1
         assert len(await pids(runner, 4)) == 4
 
@@ -89,7 +89,7 @@ async def test_one_connection_is_enough_for_one_at_a_time(migrated_postgres_url:
 async def test_a_connection_is_not_used_again_whose_statement_was_broken_off(
     migrated_postgres_url: str, leaves: bool
 ) -> None:
-    async with opened(migrated_postgres_url, 1) as runner:
+    async with open_runner(migrated_postgres_url, 1) as runner:
         before = await runner.read(ask(runner, PID))
         if leaves:
             going = asyncio.create_task(runner.read(ask(runner, "pg_sleep(5)")))
@@ -110,7 +110,7 @@ async def test_a_connection_is_not_used_again_whose_statement_was_broken_off(
 async def test_after_a_loss_all_are_replaced_and_none_keeps_its_place(migrated_postgres_url: str) -> None:
     places = "(SELECT count(*) FROM pg_stat_activity WHERE datname = current_database())"
     with no_collector():
-        async with opened(migrated_postgres_url, 3) as runner:
+        async with open_runner(migrated_postgres_url, 3) as runner:
             before = await pids(runner, 3)
             with pytest.raises(Fault, match="lost"):
                 await runner.read(ask(runner, f"pg_terminate_backend({PID})"))
@@ -124,7 +124,7 @@ async def test_a_connection_that_the_server_has_closed_is_not_used_again(
     migrated_postgres_url: str, busy: bool
 ) -> None:
     """What is to be written is not in doubt then, though the loop was too busy to hear of it."""
-    async with opened(migrated_postgres_url, 1) as runner:
+    async with open_runner(migrated_postgres_url, 1) as runner:
         before = await runner.read(ask(runner, PID))
         (connection,) = runner._connections._idle
         with ThreadPoolExecutor(1) as aside:
@@ -138,7 +138,7 @@ async def test_a_statement_that_a_closed_connection_did_not_send_is_not_in_doubt
     migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres.RawConnection, "is_alive", True)
-    async with opened(migrated_postgres_url, 1) as runner:
+    async with open_runner(migrated_postgres_url, 1) as runner:
         before = await runner.read(ask(runner, PID))
         (connection,) = runner._connections._idle
         await connection.connection.raw.close()
@@ -161,7 +161,7 @@ async def test_a_connection_that_cannot_be_opened_at_once_is_nobodys_error(
         return await real(*arguments, **options)
 
     async with open_store(migrated_postgres_url) as store:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         monkeypatch.setattr(asyncpg, "connect", connect)
         results = await asyncio.gather(*(store.run("run") for _ in range(3)), store.append(note("run")))
         assert (len(slow), len(results), store.availability.healthy) == (0, 4, True)
@@ -178,7 +178,7 @@ async def test_losses_while_a_connection_opens_are_nobodys_error(
     left, real = [2], asyncpg.connect
 
     async with open_store(migrated_postgres_url) as store:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         connections = store._runner._connections
 
         async def connect(*arguments: Any, **options: Any) -> asyncpg.Connection:
@@ -195,7 +195,7 @@ async def test_losses_while_a_connection_opens_are_nobodys_error(
 
 
 async def test_what_is_kept_makes_room_for_who_needs_one(migrated_postgres_url: str) -> None:
-    async with opened(migrated_postgres_url, 2) as runner:
+    async with open_runner(migrated_postgres_url, 2) as runner:
         before = await pids(runner, 2)
         async with asyncio.timeout(PATIENCE_SECONDS):
             # The second may begin when the first has ended, and then takes the same connection.
@@ -203,7 +203,7 @@ async def test_what_is_kept_makes_room_for_who_needs_one(migrated_postgres_url: 
 
 
 async def test_who_waits_comes_before_who_asks_next(migrated_postgres_url: str) -> None:
-    async with opened(migrated_postgres_url, 1) as runner, asyncio.TaskGroup() as group:
+    async with open_runner(migrated_postgres_url, 1) as runner, asyncio.TaskGroup() as group:
 
         async def ask_on() -> None:
             while not let_in.done():
@@ -219,7 +219,7 @@ async def test_who_waits_comes_before_who_asks_next(migrated_postgres_url: str) 
 
 async def test_an_altered_table_is_one_error_and_no_more(migrated_postgres_url: str) -> None:
     async with open_store(migrated_postgres_url, connections=2) as store:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         await store.run("run")
 
         def alter(conn: Connection) -> None:
@@ -235,7 +235,7 @@ async def test_a_connection_keeps_a_bounded_number_of_statements(
     migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres, "STATEMENTS", 3)
-    async with opened(migrated_postgres_url, 1) as runner:
+    async with open_runner(migrated_postgres_url, 1) as runner:
         for number in range(40):
             assert await runner.read(ask(runner, str(number))) == number
         gc.collect()
@@ -249,15 +249,15 @@ async def test_what_the_server_has_refused_is_not_looked_for(
     monkeypatch.setattr(group_commit, "was_committed", None)
     async with open_store(migrated_postgres_url) as store:
         with pytest.raises(StoreUnavailable) as refused:
-            await store.append(replace(admitted("run"), tags=(("name", "a\0b"),)))
+            await store.append(replace(admission_entry("run"), tags=(("name", "a\0b"),)))
         assert isinstance(refused.value.__cause__, Fault)
         assert refused.value.__cause__.reason == "refused"
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         await store.append(note("run"))
 
 
 async def test_whoever_waits_for_a_connection_is_counted(migrated_postgres_url: str) -> None:
-    async with opened(migrated_postgres_url, 1) as runner:
+    async with open_runner(migrated_postgres_url, 1) as runner:
         await runner.read(ask(runner, PID))
         assert runner.pool_use == PoolUse(in_use=0, most=1, waiting=0, waits=0)
         reading = [asyncio.create_task(runner.read(ask(runner, PID, "pg_sleep(0.5)"))) for _ in range(2)]

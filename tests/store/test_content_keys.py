@@ -25,7 +25,7 @@ from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.tables import CONTENTS, METADATA, TEXTS
 from app.store.writing import tenant_keys
 from tests.conformance.conversations import contents_of, converse
-from tests.conformance.entries import SALT, admitted
+from tests.conformance.entries import SALT, admission_entry
 
 FIRST, SECOND = os.urandom(32), os.urandom(32)
 BODY = b"a secret of the tenant " * 20
@@ -52,7 +52,7 @@ async def raw(store: SqlStore) -> bytes:
 
 
 def run_of(name: str, tenant: str = "tenant") -> Entry:
-    return replace(admitted(name, tenant=tenant), contents=((REF, BODY),))
+    return replace(admission_entry(name, tenant=tenant), contents=((REF, BODY),))
 
 
 async def test_contents_are_encrypted_in_the_database_and_read_as_they_were(url: str) -> None:
@@ -127,7 +127,7 @@ async def test_a_destroyed_key_erases_what_was_encrypted_under_it(url: str) -> N
 async def test_a_content_in_the_place_of_another_is_not_accepted(url: str) -> None:
     async with open_store(url, content_keys=[FIRST]) as store:
         await store.append(run_of("ours"))
-        await store.append(replace(admitted("other"), contents=(("ref", b"x" * 9),)))
+        await store.append(replace(admission_entry("other"), contents=(("ref", b"x" * 9),)))
 
         def swap(conn: Connection) -> None:
             body = conn.execute(select(CONTENTS.c.body).where(CONTENTS.c.run == "ours")).scalar_one()

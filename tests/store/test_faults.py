@@ -129,7 +129,7 @@ class Proxy:
         for writer in self._writers:
             writer.transport.abort()
 
-    async def ended(self) -> None:
+    async def end(self) -> None:
         """Shut, and until the last connection is closed: the next test would be blamed for what is left open."""
         self.thaw()
         self.shut()
@@ -163,10 +163,10 @@ async def behind(proxy: Proxy, database: str, **options: float) -> AsyncIterator
             proxy.shut()
     finally:
         server.close()
-        await proxy.ended()
+        await proxy.end()
 
 
-def admitted(run: str) -> Entry:
+def admission_entry(run: str) -> Entry:
     return Entry(run, 1.0, (Raw(Kind.ADMITTED, {"run": run}),), new=NEW)
 
 
@@ -180,7 +180,7 @@ async def test_a_database_that_is_down_is_said_so_quickly_and_used_again_when_it
     """Nobody waits for it to come back."""
     monkeypatch.setattr(group_commit, "DECIDE_SECONDS", 3600.0)
     async with behind(proxy, postgres_url, patience=3600.0) as store:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         proxy.shut()
         async with asyncio.timeout(PATIENCE_SECONDS):
             calls = [store.append(note("run")) for _ in range(20)]
@@ -193,7 +193,7 @@ async def test_a_database_that_is_down_is_said_so_quickly_and_used_again_when_it
 
 async def test_dead_connections_in_the_pool_are_nobodys_error(proxy: Proxy, postgres_url: str) -> None:
     async with behind(proxy, postgres_url) as store:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         await asyncio.gather(*(store.runs(RunQuery()) for _ in range(8)))
         proxy.shut()
         proxy.mood = "open"
@@ -218,7 +218,7 @@ async def test_what_is_told_as_written_after_a_freeze_can_be_seen_by_others(
     monkeypatch.setattr(postgres.Postgres.__init__, "__defaults__", (1.5,))
     monkeypatch.setattr(group_commit, "DECIDE_SECONDS", 0.5)
     async with behind(proxy, postgres_url, connections=1) as store:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         proxy.freeze()
         entry = note("run") if given_up == "append" else replace(note("run"), epoch=None)
         with pytest.raises(StoreUnavailable):
@@ -237,7 +237,7 @@ async def test_a_frozen_database_is_given_up_in_bounded_time(
     monkeypatch.setattr(postgres.Postgres.__init__, "__defaults__", (0.6,))
     monkeypatch.setattr(group_commit, "DECIDE_SECONDS", 0.6)
     async with behind(proxy, postgres_url, patience=0.3) as store:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         proxy.freeze()
         first = asyncio.create_task(store.append(note("run")))
         await assert_stays(lambda: not first.done(), seconds=0.05)
@@ -260,7 +260,7 @@ async def test_a_frozen_database_is_given_up_in_bounded_time(
 async def test_an_entry_that_waited_for_this_process_alone_is_not_refused(tmp_path: Path) -> None:
     """The machine stood still before the entry was looked at; nothing speaks against the database."""
     async with open_store(f"sqlite:///{tmp_path}/baton.db", patience=0.0) as store:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         assert (await store.append(note("run"))).events[0].seq == 2
 
 
@@ -271,15 +271,15 @@ async def test_pool_exhaustion_is_unavailable_not_a_hang(
     async with behind(proxy, postgres_url, connections=1) as store:
         async with store._runner._writing.connect():  # type: ignore[attr-defined]
             with pytest.raises(StoreUnavailable):
-                await store.append(admitted("run"))
-        await store.append(admitted("run"))
+                await store.append(admission_entry("run"))
+        await store.append(admission_entry("run"))
 
 
 async def test_connections_in_use_when_the_pool_is_given_up_do_not_keep_their_places(postgres_url: str) -> None:
     """The server told one of them that it shuts down, and then did not: the others are given back to no pool."""
     runner = postgres.Postgres(parse_url(postgres_url), connections=3)
 
-    def told_to_go(conn: Connection) -> None:
+    def end_connection(conn: Connection) -> None:
         conn.execute(text("DO $$ BEGIN PERFORM pg_sleep(0.05); RAISE SQLSTATE '57P01'; END $$"))
 
     def busy(conn: Connection) -> None:
@@ -292,7 +292,7 @@ async def test_connections_in_use_when_the_pool_is_given_up_do_not_keep_their_pl
     gc.disable()  # it would close them some time
     try:
         for _ in range(3):
-            await asyncio.gather(*map(runner.read, (busy, busy, told_to_go)), return_exceptions=True)
+            await asyncio.gather(*map(runner.read, (busy, busy, end_connection)), return_exceptions=True)
         assert await runner.read(places) <= 3
     finally:
         gc.enable()
@@ -303,9 +303,9 @@ async def test_connections_in_use_when_the_pool_is_given_up_do_not_keep_their_pl
 async def test_a_commit_without_an_answer_is_looked_up(proxy: Proxy, postgres_url: str, mood: Mood) -> None:
     """F-18: whichever way it went, each entry is written once and answered as committed."""
     async with behind(proxy, postgres_url) as store:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         proxy.mood = mood
-        entries = [note("run"), note("run"), admitted("other")]
+        entries = [note("run"), note("run"), admission_entry("other")]
         answers = await asyncio.gather(*map(store.append, entries))
         assert proxy.cuts == 1
         outcomes = []
@@ -321,9 +321,9 @@ async def test_a_commit_without_an_answer_is_looked_up(proxy: Proxy, postgres_ur
 async def test_a_commit_that_comes_late_is_not_made_twice(proxy: Proxy, postgres_url: str, is_known: bool) -> None:
     """F-18: the connection breaks, and the server goes on committing while we look for what it has committed."""
     async with behind(proxy, postgres_url) as store:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         proxy.mood = "cut, and commit late"
-        entries = [admitted("other"), *([note("run")] if is_known else [])]
+        entries = [admission_entry("other"), *([note("run")] if is_known else [])]
         answers = await asyncio.gather(*map(store.append, entries))
         assert proxy.cuts == 1
         outcomes = []
@@ -341,10 +341,10 @@ async def test_a_database_that_stays_away_after_a_commit_leaves_it_undecided(
 ) -> None:
     monkeypatch.setattr(group_commit, "DECIDE_SECONDS", 0.4)
     async with behind(proxy, postgres_url) as store:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         proxy.mood, proxy.for_good = mood, True
         with pytest.raises(StoreUnavailable) as refused:
-            await store.append(admitted("other"))
+            await store.append(admission_entry("other"))
         assert (refused.value.public_code, "not known" in refused.value.message) == (UNDECIDED, True)
 
 
@@ -354,18 +354,18 @@ async def test_who_finds_the_connection_closed_knows_that_nothing_was_written(
     """There is nothing to look up then, and nobody waits for the database to come back."""
     monkeypatch.setattr(group_commit, "DECIDE_SECONDS", 3600.0)
     async with behind(proxy, postgres_url) as store:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         proxy.shut()
         await let_others_run()
         with pytest.raises(StoreUnavailable) as refused:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                await store.append(admitted("other"))
+                await store.append(admission_entry("other"))
         assert refused.value.public_code != UNDECIDED
 
 
 async def test_a_deadlock_is_tried_again(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_store(postgres_url) as store:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         write, faults = store._runner.write, [Fault("contended"), Fault("lost")]
 
         async def unlucky(work: object, **arguments: object) -> object:
@@ -381,7 +381,7 @@ async def test_a_deadlock_is_tried_again(postgres_url: str, monkeypatch: pytest.
 async def test_two_processes_that_admit_one_id_leave_one_run(postgres_url: str) -> None:
     async with open_store(postgres_url) as first_store, open_store(postgres_url) as second_store:
         for n in range(20):
-            calls = [store.append(admitted(f"run-{n}")) for store in (first_store, second_store)]
+            calls = [store.append(admission_entry(f"run-{n}")) for store in (first_store, second_store)]
             answers = await asyncio.gather(*calls, return_exceptions=True)
             assert sum(isinstance(answer, Appended) for answer in answers) == 1
             assert sum(isinstance(answer, Conflict) for answer in answers) == 1
@@ -390,7 +390,7 @@ async def test_two_processes_that_admit_one_id_leave_one_run(postgres_url: str) 
 async def test_a_locked_file_is_unavailable_until_it_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "LOCK_SECONDS", 0.2)
     async with open_store(f"sqlite:///{tmp_path}/baton.db") as store:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         other = sqlite3.connect(tmp_path / "baton.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         for call in (partial(store.append, note("run")), store.ready):

@@ -12,7 +12,7 @@ from app.errors import LeaseLost, StoreUnavailable
 from app.store.protocol import Entry
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit import generation
-from tests.conformance.entries import admitted, moved, note, queued, take
+from tests.conformance.entries import admission_entry, move_entry, note, queue_entry, take
 from tests.harness.raw_facts import Raw
 from tests.harness.waiting import PATIENCE_SECONDS
 
@@ -56,15 +56,15 @@ async def test_whoever_held_a_run_or_a_step_on_the_former_server_has_lost_it(
     url = migrated_postgres_url
     async with open_store(url) as store:
         for run in ("open", "over"):
-            await store.append(admitted(run))
-            await store.append(queued(run))
+            await store.append(admission_entry(run))
+            await store.append(queue_entry(run))
         claim = (await store.append(take("open", 0, "engine"))).claim
         await store.append(Entry("over", 3.0, (Raw(Kind.SUCCEEDED, {}),), epoch=1))
     move_to("first/2")
     async with open_store(url) as after, open_store(url) as beside:
         rows = {run: await after.run(run) for run in ("open", "over")}
         assert (rows["open"].epoch, rows["over"].epoch) == (1 + generation.STEP, 1)
-        for late in (driven("open"), moved("open", "finish", claim), moved("open", "hold", claim)):
+        for late in (driven("open"), move_entry("open", "finish", claim), move_entry("open", "hold", claim)):
             for store in (after, beside):
                 with pytest.raises(LeaseLost):
                     await store.append(late)
@@ -85,7 +85,7 @@ def after_all(at: float) -> float:
 async def test_a_process_that_stays_reads_again_what_it_had_cached(migrated_postgres_url: str, move_to: Move) -> None:
     url = migrated_postgres_url
     async with open_store(url) as store:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
         await store.append(driven("run"))
         assert (await kinds(store), store.server_changes) == ([Kind.ADMITTED, Kind.STEP_SKIPPED], 0)
         move_to("second/1")
@@ -110,7 +110,7 @@ async def test_the_first_server_is_noted_and_nothing_is_raised(migrated_postgres
     url = migrated_postgres_url
     await on(url, "TRUNCATE pulse", "SELECT 1")
     async with open_store(url) as store:
-        await store.append(admitted("run"))
+        await store.append(admission_entry("run"))
     ((noted,),) = await on(url, "SELECT server FROM pulse")
     identity, _, timeline = noted.partition("/")
     assert (identity.isdigit(), timeline) == (True, "00000001")
@@ -138,7 +138,7 @@ async def test_a_schema_from_before_the_column_is_served_all_the_same(migrated_p
     await on(url, "ALTER TABLE pulse DROP COLUMN server", "SELECT 1")
     try:
         async with open_store(url) as store:
-            await store.append(admitted("run"))
+            await store.append(admission_entry("run"))
             assert await kinds(store) == [Kind.ADMITTED]
     finally:
         await on(url, "ALTER TABLE pulse ADD COLUMN server TEXT", "SELECT 1")

@@ -96,7 +96,7 @@ def test_the_migrations_make_what_the_code_expects(database: str) -> None:
     }
 
 
-def _listed(options: Mapping[str, object]) -> list[str]:
+def _list_options(options: Mapping[str, object]) -> list[str]:
     """The options of a table as Postgres stores them."""
     return [f"{name}={value}" for name, value in options.items()]
 
@@ -108,7 +108,7 @@ def test_pages_keep_room_for_renewals(migrated_postgres_url: str) -> None:
         migrated_postgres_url, lambda conn: {name: options for name, options in conn.exec_driver_sql(room)}
     )
     expected = {table.name: table.dialect_options["postgresql"]["with"] for table in METADATA.tables.values()}
-    assert storage_options == {name: _listed(options) for name, options in expected.items() if options}
+    assert storage_options == {name: _list_options(options) for name, options in expected.items() if options}
 
 
 def test_every_version_goes_up_and_down(current: str) -> None:
@@ -185,7 +185,7 @@ def test_a_version_that_contracts_would_be_noticed(change: str) -> None:
 def test_an_update_by_the_release_before_raises_the_revision(current: str) -> None:
     """It does not do so itself: a trigger does, until 0.3. A renewal of a lease raises nothing."""
 
-    def changed(conn: Connection) -> list[int]:
+    def change_run(conn: Connection) -> list[int]:
         names = [column.name for column in METADATA.tables["runs"].columns if column.name != "revision"]
         values = ", ".join("NULL" if METADATA.tables["runs"].c[name].nullable else "'0'" for name in names)
         quoted = ", ".join(f'"{name}"' for name in names)
@@ -196,7 +196,7 @@ def test_an_update_by_the_release_before_raises_the_revision(current: str) -> No
             revisions.append(conn.exec_driver_sql("SELECT revision FROM runs").scalar_one())
         return revisions
 
-    assert ask(current, changed) == [0, 1, 2, 7]
+    assert ask(current, change_run) == [0, 1, 2, 7]
 
 
 def test_migrating_twice_changes_nothing(current: str) -> None:

@@ -18,7 +18,7 @@ from app.store.protocol import BRIEF, Entry, Lease, Ledger, Move, Outbox, Ticket
 from app.store.rows.runs import CachedRows
 from app.store.sql import SqlStore, open_store
 from app.store.writing.batch import RowCache
-from tests.conformance.entries import SALT, admitted, moved, note, queued, settled, take
+from tests.conformance.entries import SALT, admission_entry, gather_outcomes, move_entry, note, queue_entry, take
 from tests.harness.raw_facts import Raw
 from tests.harness.waiting import PATIENCE_SECONDS
 
@@ -65,16 +65,16 @@ async def ticket(store: SqlStore, run: str = "run") -> dict[str, Any]:
 
 async def test_each_commit_of_a_step_is_one_round_trip(stores: Sequence[SqlStore], round_trips: list[str]) -> None:
     gateway, dispatcher = stores
-    await gateway.append(admitted("other"))
+    await gateway.append(admission_entry("other"))
     await dispatcher.step_input("other")  # once for each connection the driver looks up the types of its columns
-    for entry in (admitted("run"), queued("run")):
+    for entry in (admission_entry("run"), queue_entry("run")):
         round_trips.clear()
         await gateway.append(entry)
         assert len(round_trips) == 1
     round_trips.clear()
     assert len((await dispatcher.step_input("run")).events) == 2
     await dispatcher.append(take("run", 0, "a"))
-    await dispatcher.append(moved("run", "finish", 1))
+    await dispatcher.append(move_entry("run", "finish", 1))
     assert len(round_trips) == 3
     round_trips.clear()
     await gateway.step_input("run")  # the rows come with it
@@ -89,7 +89,7 @@ async def test_a_step_input_after_an_event_has_the_later_events_and_the_contents
     gateway, dispatcher = stores
     bodies = {content_ref(SALT, body): body for body in (b"task", b"long" * BRIEF, b"result", b"of nobody")}
     task, long, result, _ = bodies
-    await gateway.append(replace(admitted("run"), contents=tuple(bodies.items())))
+    await gateway.append(replace(admission_entry("run"), contents=tuple(bodies.items())))
     await gateway.append(Entry("run", 2.0, (Raw(Kind.STEP_SKIPPED, {"task": task}),), epoch=1))
     await gateway.append(Entry("run", 3.0, (Raw(Kind.STEP_SKIPPED, {"of": [long, {"it": result}]}),), epoch=1))
     whole, rest = await dispatcher.step_input("run"), await dispatcher.step_input("run", 2)
@@ -103,7 +103,7 @@ async def test_tickets_are_known_in_whatever_order_they_were_made(
     stores: Sequence[SqlStore], round_trips: list[str]
 ) -> None:
     first_store, _ = stores
-    for entry in (admitted("run"), queued("run", step=1), queued("run", step=0)):
+    for entry in (admission_entry("run"), queue_entry("run", step=1), queue_entry("run", step=0)):
         await first_store.append(entry)
     round_trips.clear()
     await first_store.append(take("run", 0, "a"))
@@ -114,7 +114,7 @@ async def test_an_entry_on_outdated_rows_is_written_after_the_entries_of_others(
     stores: Sequence[SqlStore], round_trips: list[str]
 ) -> None:
     first_store, second_store = stores
-    await first_store.append(admitted("run"))
+    await first_store.append(admission_entry("run"))
     await second_store.append(driven())
     round_trips.clear()
     appended = await first_store.append(driven())
@@ -131,7 +131,7 @@ async def test_what_follows_an_entry_of_another_process_takes_two_round_trips(
     """As where an engine takes a run whose next turn a gateway has begun: the rows are read and then written, and no
     lock is held in between."""
     first_store, second_store = stores
-    await first_store.append(admitted("run"))
+    await first_store.append(admission_entry("run"))
     await second_store.append(driven(lease=Lease("other", 9.0, 9.0)))
     await first_store.step_input("run")
     await second_store.append(replace(driven(), epoch=2))
@@ -152,9 +152,13 @@ async def test_requests_that_come_together_read_once_who_has_budgets(
 async def test_nothing_of_a_batch_is_written_on_outdated_rows(stores: Sequence[SqlStore]) -> None:
     first_store, second_store = stores
     for run in ("a", "b"):
-        await first_store.append(admitted(run))
+        await first_store.append(admission_entry(run))
     await second_store.append(driven("b"))
-    answers = [first_store.append(driven("a")), first_store.append(driven("b")), first_store.append(admitted("c"))]
+    answers = [
+        first_store.append(driven("a")),
+        first_store.append(driven("b")),
+        first_store.append(admission_entry("c")),
+    ]
     seqs = []
     for answer in answers:
         seqs.append([event.seq for event in (await answer).events])
@@ -164,7 +168,7 @@ async def test_nothing_of_a_batch_is_written_on_outdated_rows(stores: Sequence[S
 
 async def test_an_entry_is_never_refused_on_outdated_rows(stores: Sequence[SqlStore]) -> None:
     first_store, second_store = stores
-    await first_store.append(admitted("run", cap=Ledger(10, 10)))
+    await first_store.append(admission_entry("run", cap=Ledger(10, 10)))
     await first_store.append(driven(hold=Ledger(10, 10)))
     await second_store.append(driven(release=Ledger(10, 10)))
     await first_store.append(driven(hold=Ledger(10, 10)))
@@ -177,7 +181,7 @@ async def test_an_entry_is_never_refused_on_outdated_rows(stores: Sequence[SqlSt
 async def test_money_that_others_reserved_without_an_event_counts(stores: Sequence[SqlStore]) -> None:
     """Only the money moves: no event has a number that would be taken twice."""
     first_store, second_store = stores
-    await first_store.append(admitted("run"))
+    await first_store.append(admission_entry("run"))
     for store in (second_store, first_store, second_store, first_store):
         await store.append(Entry("run", 2.0, epoch=1, hold=Ledger(100, 10)))
     assert (await second_store.run("run")).held == Ledger(400, 40)
@@ -188,12 +192,12 @@ async def test_a_change_by_others_to_a_ticket_alone_is_seen(stores: Sequence[Sql
     """No event and no amount of the run changes. It makes no difference what else is in the batch."""
     first_store, second_store = stores
     for run in ("run", "beside"):
-        await first_store.append(admitted(run))
-        await first_store.append(queued(run))
+        await first_store.append(admission_entry(run))
+        await first_store.append(queue_entry(run))
         await first_store.append(take(run, 0, "a"))
-    also = [first_store.append(moved("beside", "finish", 1))] if beside else []
+    also = [first_store.append(move_entry("beside", "finish", 1))] if beside else []
     await second_store.append(Entry("run", 3.0, move=Move(0, "release", claim=1, until=3.0)))
-    answers = await settled([first_store.append(moved("run", "finish", 1)), *also])
+    answers = await gather_outcomes([first_store.append(move_entry("run", "finish", 1)), *also])
     assert isinstance(answers[0], LeaseLost)
     assert not any(isinstance(answer, Exception) for answer in answers[1:])
     assert (await ticket(second_store, "run"))["version"] == 2
@@ -202,10 +206,10 @@ async def test_a_change_by_others_to_a_ticket_alone_is_seen(stores: Sequence[Sql
 @pytest.mark.parametrize("beside", [False, True])
 async def test_tickets_that_others_have_added_or_ended_are_seen(stores: Sequence[SqlStore], beside: bool) -> None:
     first_store, second_store = stores
-    await first_store.append(admitted("beside"))
+    await first_store.append(admission_entry("beside"))
     for run in ("added", "ended"):
-        await first_store.append(admitted(run))
-        await first_store.append(queued(run))
+        await first_store.append(admission_entry(run))
+        await first_store.append(queue_entry(run))
     await second_store.append(Entry("added", 2.0, epoch=1, outbox=(Outbox(1, "mini", "driver"),)))
     await second_store.append(take("ended", 0, "a"))
     await second_store.append(Entry("ended", 2.0, move=Move(0, "finish", claim=1)))
@@ -219,7 +223,7 @@ async def test_tickets_that_others_have_added_or_ended_are_seen(stores: Sequence
 async def test_an_end_and_an_erasure_by_others_are_seen(stores: Sequence[SqlStore]) -> None:
     first_store, second_store = stores
     for run in ("ended", "erased"):
-        await first_store.append(admitted(run))
+        await first_store.append(admission_entry(run))
     await second_store.append(Entry("ended", 2.0, (Raw(Kind.SUCCEEDED, {}),), epoch=1))
     with pytest.raises(RunEnded):
         await first_store.append(driven("ended"))
@@ -230,7 +234,7 @@ async def test_an_end_and_an_erasure_by_others_are_seen(stores: Sequence[SqlStor
 
 async def test_a_take_over_by_another_process_is_seen(stores: Sequence[SqlStore]) -> None:
     first_store, second_store = stores
-    await first_store.append(admitted("run", lease_until=5.0))
+    await first_store.append(admission_entry("run", lease_until=5.0))
     assert await second_store.take_over("heir", 6.0, 9.0, 10, [("mini", "v1")])
     with pytest.raises(LeaseLost):
         await first_store.append(driven())
@@ -239,8 +243,8 @@ async def test_a_take_over_by_another_process_is_seen(stores: Sequence[SqlStore]
 async def test_a_claim_is_found_to_have_lapsed_on_the_row_alone(stores: Sequence[SqlStore]) -> None:
     """Its holder prolonged it, which nobody else hears of."""
     first_store, second_store = stores
-    await first_store.append(admitted("run"))
-    await first_store.append(queued("run"))
+    await first_store.append(admission_entry("run"))
+    await first_store.append(queue_entry("run"))
     await first_store.append(take("run", 0, "a", until=10.0))
     assert await second_store.renew_claims([TicketClaim("run", 0, 1)], 100.0)
     with pytest.raises(LeaseLost):
@@ -250,12 +254,12 @@ async def test_a_claim_is_found_to_have_lapsed_on_the_row_alone(stores: Sequence
 @pytest.mark.parametrize("verb", ["hold", "queue"])
 async def test_a_claim_that_was_prolonged_is_left_as_long_as_it_is(stores: Sequence[SqlStore], verb: str) -> None:
     first_store, second_store = stores
-    await first_store.append(admitted("run"))
-    await first_store.append(queued("run"))
+    await first_store.append(admission_entry("run"))
+    await first_store.append(queue_entry("run"))
     await first_store.append(take("run", 0, "a", until=10.0))
     assert await second_store.renew_claims([TicketClaim("run", 0, 1)], 100.0)
-    again = replace(queued("run"), outbox=(Outbox(0, "mini", "new address"),))
-    await first_store.append(moved("run", "hold", 1) if verb == "hold" else again)
+    again = replace(queue_entry("run"), outbox=(Outbox(0, "mini", "new address"),))
+    await first_store.append(move_entry("run", "hold", 1) if verb == "hold" else again)
     row = await ticket(second_store)
     assert (row["until"], row["holder"], row["claim"]) == (100.0, "a", 1)
     assert row["driver"] == ("driver" if verb == "hold" else "new address")
@@ -265,8 +269,8 @@ async def test_a_ticket_that_is_queued_anew_in_one_entry_with_its_end_is_due_at_
     stores: Sequence[SqlStore],
 ) -> None:
     first_store, second_store = stores
-    await first_store.append(admitted("run"))
-    await first_store.append(queued("run"))
+    await first_store.append(admission_entry("run"))
+    await first_store.append(queue_entry("run"))
     await first_store.append(take("run", 0, "a", until=10.0))
     finish = Move(0, "finish", claim=1)
     await first_store.append(
@@ -279,7 +283,7 @@ async def test_a_ticket_that_is_queued_anew_in_one_entry_with_its_end_is_due_at_
 async def test_who_wishes_something_of_a_run_has_it_looked_at(stores: Sequence[SqlStore]) -> None:
     """The rest of what is written for a wish changes the same row."""
     first_store, _ = stores
-    await first_store.append(admitted("run", driver="", lease_until=50.0))
+    await first_store.append(admission_entry("run", driver="", lease_until=50.0))
     await first_store.append(note("run"))
     assert (await first_store.run("run")).lease_until == 2.0
 
@@ -298,8 +302,8 @@ async def test_after_a_lost_connection_no_cached_row_is_relied_on(
 ) -> None:
     """A database that has failed over to an older copy may give the same revision to other changes."""
     first_store, _ = stores
-    await first_store.append(admitted("run"))
-    await first_store.append(admitted("other"))
+    await first_store.append(admission_entry("run"))
+    await first_store.append(admission_entry("other"))
     row = await first_store.run("run")
     cut = text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
     with contextlib.suppress(StoreUnavailable):

@@ -17,7 +17,7 @@ from app.store.protocol import Entry, IdempotencyRecord, KeyRow, Outbox, RunQuer
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.migrate import is_current, migrate
 from app.store.sqlkit.runner import parse_url
-from tests.conformance.entries import SALT, admitted, moved, note, queued, take
+from tests.conformance.entries import SALT, admission_entry, move_entry, note, queue_entry, take
 from tests.harness import servers
 from tests.harness.raw_facts import Raw
 from tests.harness.waiting import PATIENCE_SECONDS
@@ -70,12 +70,12 @@ def test_the_schema_is_made_through_it(postgres_url: str, pooling: str) -> None:
 async def test_what_is_done_for_callers_of_two_tenants_does_not_mix(stores: list[SqlStore]) -> None:
     """The role and the tenant of a transaction end with it, on whichever connection it was."""
     for n, run in enumerate(RUNS):
-        await stores[0].append(admitted(run, tenant="ab"[n % 2]))
+        await stores[0].append(admission_entry(run, tenant="ab"[n % 2]))
 
     async def tenants_of(tenant: str | None) -> set[str]:
         return {row.tenant for row in await stores[1].of_tenant(tenant).runs(RunQuery(limit=100))}
 
-    async def listed(tenant: str, n: int) -> set[str]:
+    async def list_tenants(tenant: str, n: int) -> set[str]:
         """The tenants of the keys of a list, after one more key of the tenant was made."""
         mine = stores[n % 2].administration_of(tenant)
         assert await mine.add_key(KeyRow(f"{tenant}{n}", tenant, f"{n}", b"", frozenset(), 1.0))
@@ -85,7 +85,7 @@ async def test_what_is_done_for_callers_of_two_tenants_does_not_mix(stores: list
 
     tenants = await asyncio.gather(*[tenants_of(tenant) for _ in range(6) for tenant in ("a", "b", None)])
     assert tenants == [{"a"}, {"b"}, {"a", "b"}] * 6
-    tenants = await asyncio.gather(*[listed(tenant, n) for n in range(6) for tenant in "ab"])
+    tenants = await asyncio.gather(*[list_tenants(tenant, n) for n in range(6) for tenant in "ab"])
     assert tenants == [{"a"}, {"b"}] * 6
     assert len(await stores[0].keys()) == 12
 
@@ -94,11 +94,11 @@ async def test_runs_are_written_and_read_from_two_processes(stores: list[SqlStor
     first_store, second_store = stores
 
     async def step(run: str, first: SqlStore, second: SqlStore) -> None:
-        await first.append(replace(admitted(run), contents=(("ref", run.encode()),)))
-        await first.append(queued(run))
+        await first.append(replace(admission_entry(run), contents=(("ref", run.encode()),)))
+        await first.append(queue_entry(run))
         await second.append(take(run, 0, "a"))
         assert (await second.step_input(run)).contents == {"ref": run.encode()}
-        await second.append(moved(run, "finish", 1))
+        await second.append(move_entry(run, "finish", 1))
         await first.append(Entry(run, 5.0, (Raw(Kind.AWAITING, {}),), epoch=1, outbox=(Outbox(1, "mini", "driver"),)))
         assert await second.contents(run, ["ref"]) == {"ref": run.encode()}
 
@@ -122,8 +122,8 @@ async def test_runs_are_written_and_read_from_two_processes(stores: list[SqlStor
 async def test_leases_claims_and_fences_hold(stores: list[SqlStore]) -> None:
     first_store, second_store = stores
     for run in ("a", "b"):
-        await first_store.append(admitted(run, lease_until=5.0))
-        await first_store.append(queued(run))
+        await first_store.append(admission_entry(run, lease_until=5.0))
+        await first_store.append(queue_entry(run))
     assert await first_store.renew_leases("driver", {"a": 1, "b": 1, "c": 1}, 7.0) == {"a": 2, "b": 2}
     assert {row.epoch for row in await second_store.take_over("heir", 8.0, 20.0, 9, [("mini", "v1")])} == {2}
     with pytest.raises(LeaseLost):
@@ -136,7 +136,7 @@ async def test_leases_claims_and_fences_hold(stores: list[SqlStore]) -> None:
     assert {due.run for due in await first_store.announce_overdue_tickets(50.0, 9, 0.0)} == {"a", "b"}
     once = IdempotencyRecord("key", b"print", 99.0)
     answers = await asyncio.gather(
-        *[store.append(replace(admitted(f"once-{n}"), once=once)) for n, store in enumerate(stores * 3)],
+        *[store.append(replace(admission_entry(f"once-{n}"), once=once)) for n, store in enumerate(stores * 3)],
         return_exceptions=True,
     )
     assert sum(isinstance(answer, Conflict) for answer in answers) == 5
@@ -145,7 +145,7 @@ async def test_leases_claims_and_fences_hold(stores: list[SqlStore]) -> None:
 
 
 async def test_the_archive_and_the_schema_are_read(stores: list[SqlStore], bouncer_url: str) -> None:
-    await stores[0].append(admitted("run"))
+    await stores[0].append(admission_entry("run"))
     assert await asyncio.to_thread(is_current, bouncer_url)
     async with open_archive(bouncer_url) as archive:
         assert [record.row["id"] async for record in archive.records()] == ["run"]
@@ -155,7 +155,7 @@ async def test_a_store_goes_on_after_its_connections_were_cut(
     stores: list[SqlStore], migrated_postgres_url: str
 ) -> None:
     first_store, _ = stores
-    await first_store.append(admitted("run"))
+    await first_store.append(admission_entry("run"))
     conn = await asyncpg.connect(migrated_postgres_url)
     try:
         ours = "datname = current_database() AND pid <> pg_backend_pid()"
@@ -173,7 +173,7 @@ async def test_a_store_goes_on_after_its_connections_were_cut(
 @pytest.mark.parametrize("pooling", ["transaction"], indirect=True)
 async def test_nothing_is_left_on_connections_that_others_use(stores: list[SqlStore]) -> None:
     """Neither settings nor prepared statements: PgBouncer cleans up after a session, but not after a transaction."""
-    await asyncio.gather(*[stores[n % 2].append(admitted(run)) for n, run in enumerate(RUNS)])
+    await asyncio.gather(*[stores[n % 2].append(admission_entry(run)) for n, run in enumerate(RUNS)])
     await asyncio.gather(*[stores[n % 2].runs(RunQuery(limit=n + 1)) for n in range(24)])
     await stores[0].renew_leases("driver", dict.fromkeys(RUNS, 1), 9.0)
     left = text(

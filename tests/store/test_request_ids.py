@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, event
 
 from app.store.protocol import REQUEST_TAG, USER_TAG, RunQuery
 from app.store.sql import open_store
-from tests.conformance.entries import admitted
+from tests.conformance.entries import admission_entry
 
 QUERIES = (
     RunQuery(request_id="r-7", tenant="tenant"),
@@ -27,7 +27,7 @@ BY_COST = {
 CROWD = 5_000
 
 
-def explained(statements: list[tuple[str, Any]], conn: Connection) -> str:
+def explain(statements: list[tuple[str, Any]], conn: Connection) -> str:
     return "\n".join(
         str(row) for text, values in statements for row in conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values)
     )
@@ -36,29 +36,29 @@ def explained(statements: list[tuple[str, Any]], conn: Connection) -> str:
 async def test_sqlite_reads_no_other_run(tmp_path: Path) -> None:
     statements: list[tuple[str, Any]] = []
 
-    def noted(_conn: object, _cursor: object, text: str, values: Any, *_: object) -> None:
+    def note_statement(_conn: object, _cursor: object, text: str, values: Any, *_: object) -> None:
         statements.append((text, values))
 
-    event.listen(Engine, "before_cursor_execute", noted)
+    event.listen(Engine, "before_cursor_execute", note_statement)
     try:
         async with open_store(f"sqlite:///{tmp_path / 'baton.db'}") as store:
             statements.clear()
             for query in QUERIES:
                 await store.runs(query)
-            query_plans = await store._read(lambda conn: explained(statements[:], conn))
+            query_plans = await store._read(lambda conn: explain(statements[:], conn))
             plans = []
             for query in BY_COST:
                 statements.clear()
                 await store.runs(query)
-                plans.append(await store._read(lambda conn: explained(statements[:1], conn)))
-            await store.append(admitted("run"))
+                plans.append(await store._read(lambda conn: explain(statements[:1], conn)))
+            await store.append(admission_entry("run"))
             for work in (store.journaled_runs(RunQuery()), store.erase_contents(["run"])):
                 statements.clear()
                 await work
                 of_tags = [statement for statement in statements if "tags" in statement[0]]
-                plans.append(await store._read(lambda conn: explained(of_tags, conn)))  # noqa: B023
+                plans.append(await store._read(lambda conn: explain(of_tags, conn)))  # noqa: B023
     finally:
-        event.remove(Engine, "before_cursor_execute", noted)
+        event.remove(Engine, "before_cursor_execute", note_statement)
     assert query_plans.count("SEARCH runs USING PRIMARY KEY") == len(QUERIES), query_plans
     for plan, index in zip(plans, (*BY_COST.values(), "tags_of_callers", "tags_of_callers"), strict=True):
         assert f"INDEX {index}'" in plan or f"INDEX {index} (" in plan, plan
@@ -68,7 +68,7 @@ async def test_sqlite_reads_no_other_run(tmp_path: Path) -> None:
 @pytest.mark.integration
 async def test_postgres_reads_no_other_run(migrated_postgres_url: str) -> None:
     async with open_store(migrated_postgres_url) as store:
-        await store.append(admitted("model"))
+        await store.append(admission_entry("model"))
     conn = await asyncpg.connect(migrated_postgres_url)
     try:
         names = [

@@ -24,7 +24,7 @@ from app.store.sqlkit import revisions
 from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.row_security import READABLE
 from app.store.sqlkit.tables import METADATA
-from tests.conformance.entries import admitted
+from tests.conformance.entries import admission_entry
 
 pytestmark = pytest.mark.integration
 
@@ -40,7 +40,7 @@ async def store(migrated_postgres_url: str) -> AsyncIterator[SqlStore]:
     async with open_store(migrated_postgres_url) as opened:
         for run, tenant in RUNS.items():
             once = IdempotencyRecord(f"claim of {run}", b"", 1e12, tenant=tenant)
-            entry = replace(admitted(run, tenant=tenant), once=once, tags=(("label", "red"),))
+            entry = replace(admission_entry(run, tenant=tenant), once=once, tags=(("label", "red"),))
             await opened.append(replace(entry, contents=(("ref", run.encode()),)))
             await opened.rate(Feedback(f"fb of {run}", run, tenant, "key", 5.0, "explicit", "user", "", 1.0))
             await opened._write(fill_of(run, tenant))
@@ -76,7 +76,7 @@ def fill_of(run: str, tenant: str) -> Any:
     return work
 
 
-async def counted(store: SqlStore, tenant: str | None) -> dict[str, int]:
+async def count_rows(store: SqlStore, tenant: str | None) -> dict[str, int]:
     """The rows of each table that a read without any condition finds."""
 
     def work(conn: Connection) -> dict[str, int]:
@@ -86,9 +86,9 @@ async def counted(store: SqlStore, tenant: str | None) -> dict[str, int]:
 
 
 async def test_a_read_without_any_condition_finds_the_rows_of_one_tenant(store: SqlStore) -> None:
-    assert set((await counted(store, None)).values()) == {2}
-    assert set((await counted(store, OURS)).values()) == {1}
-    assert set((await counted(store, "")).values()) == {0}
+    assert set((await count_rows(store, None)).values()) == {2}
+    assert set((await count_rows(store, OURS)).values()) == {1}
+    assert set((await count_rows(store, "")).values()) == {0}
 
 
 async def test_what_another_tenant_has_is_absent(store: SqlStore) -> None:
@@ -107,10 +107,10 @@ async def test_what_another_tenant_has_is_absent(store: SqlStore) -> None:
 
 
 async def test_a_connection_is_the_services_again_after_a_read_for_a_caller(store: SqlStore) -> None:
-    assert set((await counted(store, OURS)).values()) == {1}
+    assert set((await count_rows(store, OURS)).values()) == {1}
     role = await store._read(lambda conn: conn.execute(text("SELECT current_user, session_user")).one())
     assert role[0] == role[1]
-    assert set((await counted(store, None)).values()) == {2}
+    assert set((await count_rows(store, None)).values()) == {2}
 
 
 async def test_readers_may_not_write(store: SqlStore) -> None:
@@ -131,7 +131,7 @@ async def test_a_change_without_any_condition_reaches_the_rows_of_one_tenant(sto
     ):
         changed = await store.write_for(OURS, lambda conn, sql=statement: conn.execute(text(sql)).rowcount)
         assert changed == 1, statement
-    assert (await counted(store, None))["budgets"] == 1
+    assert (await count_rows(store, None))["budgets"] == 1
     for statement in (
         "UPDATE runs SET error = 'x'",
         "UPDATE holds SET released_at = 1",
@@ -250,12 +250,12 @@ async def test_the_owner_of_the_tables_reads_for_a_caller_under_the_same_policie
     assert (state.reader, state.reason) == (make_url(owner_url).username, "")
     async with open_store(owner_url) as store:
         for run, tenant in RUNS.items():
-            await store.append(replace(admitted(run, tenant=tenant), tags=(("label", "red"),)))
+            await store.append(replace(admission_entry(run, tenant=tenant), tags=(("label", "red"),)))
             await store._write(fill_of(run, tenant))
-        mine = await counted(store, OURS)
+        mine = await count_rows(store, OURS)
         assert {table for table, rows in mine.items() if rows != 1} == {"feedback", "contents", "once"}, "none was made"
-        assert set((await counted(store, "")).values()) == {0}
-        assert (await counted(store, None))["events"] == 2
+        assert set((await count_rows(store, "")).values()) == {0}
+        assert (await count_rows(store, None))["events"] == 2
         with pytest.raises(NotFound):
             await store.of_tenant(OURS).run("their-run")
         with pytest.raises(StoreUnavailable):
@@ -265,7 +265,7 @@ async def test_the_owner_of_the_tables_reads_for_a_caller_under_the_same_policie
             await store.administration_of(OURS).add_key(KeyRow("new", THEIRS, "n", b"", frozenset(), 1.0))
         forced = "SELECT relname FROM pg_class WHERE relforcerowsecurity AND relrowsecurity"
         runs = set(await store._read(lambda conn: conn.execute(text(forced)).scalars().all()))
-        listed = listed_tables()
+        listed = list_documented_tables()
         assert runs == {*READABLE, "content_keys"} == {table for table, is_forced in listed.items() if is_forced}
         assert set(listed) == set(METADATA.tables), "deploy/docs/security.md lists every table"
         await store._write(fillers)
@@ -275,7 +275,7 @@ async def test_the_owner_of_the_tables_reads_for_a_caller_under_the_same_policie
             assert "Seq Scan" not in "\n".join(explained), statement
 
 
-def listed_tables() -> dict[str, bool]:
+def list_documented_tables() -> dict[str, bool]:
     """The tables of the list in `security.md`, and whether it says that row-level security is forced."""
     words = (Path(__file__).parents[2] / "deploy/docs/security.md").read_text()
     rows = re.findall(r"^\| (`[a-z_`, ]+) \| (yes|no) \|", words, re.MULTILINE)
@@ -303,7 +303,7 @@ async def test_a_role_of_readers_is_used_once_the_user_may_make_it(owner_url: st
     statements_run = await asyncio.to_thread(revisions.row_security, owner_url)
     assert (statements_run.reader, statements_run.reason) == (f"baton_reader_{server.database}", "")
     async with open_store(owner_url) as store:
-        await store.append(admitted("their-run", tenant=THEIRS))
+        await store.append(admission_entry("their-run", tenant=THEIRS))
         assert (await store.of_tenant(THEIRS).run("their-run")).tenant == THEIRS
         with pytest.raises(NotFound):
             await store.of_tenant(OURS).run("their-run")

@@ -14,7 +14,7 @@ from app.store.rows import runs
 from app.store.sql import open_store
 from app.store.sqlkit.runner import parse_url
 from app.store.sqlkit.sqlite import LOG_BYTES, Sqlite
-from tests.conformance.entries import SALT, admitted
+from tests.conformance.entries import SALT, admission_entry
 
 BODY_BYTES = 2**20
 
@@ -29,7 +29,7 @@ async def test_the_log_is_copied_into_the_database_at_16_mib(
     async with open_store(url) as store:
         for number in range(24):
             body = os.urandom(BODY_BYTES)
-            entry = replace(admitted(f"run-{number}"), contents=((content_ref(SALT, body), body),))
+            entry = replace(admission_entry(f"run-{number}"), contents=((content_ref(SALT, body), body),))
             await store.append(entry)
             largest = max(largest, log.stat().st_size)
     assert LOG_BYTES - 2 * BODY_BYTES < largest < LOG_BYTES + 2 * BODY_BYTES
@@ -40,7 +40,7 @@ async def test_what_sqlite_leaves_in_unused_parts_of_pages_is_overwritten_too(tm
     draw, word = random.Random(0), b"ann-7c1e55"
     runner = Sqlite(parse_url(f"sqlite:///{tmp_path}/some.db"))
 
-    def left() -> int:
+    def count_words_left() -> int:
         return sum(path.read_bytes().count(word) for path in tmp_path.iterdir())
 
     def fill(conn: Connection) -> None:
@@ -56,9 +56,9 @@ async def test_what_sqlite_leaves_in_unused_parts_of_pages_is_overwritten_too(tm
                 lambda conn, number=number: conn.exec_driver_sql(f"DELETE FROM some WHERE id = {number}")
             )
     assert await runner.empty_log()
-    assert left() > 0
+    assert count_words_left() > 0
     assert await runner.overwrite_erased()
-    assert left() == 0
+    assert count_words_left() == 0
     await runner.close()
 
 

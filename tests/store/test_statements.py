@@ -17,7 +17,7 @@ from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.postgres import RawConnection
 from app.store.sqlkit.statements import Row, TableWrite, WriteStatements
 from tests.conformance.conversations import answer, turn
-from tests.conformance.entries import admitted, note, queued, take
+from tests.conformance.entries import admission_entry, note, queue_entry, take
 from tests.harness.raw_facts import Raw
 from tests.harness.waiting import until
 
@@ -30,7 +30,7 @@ async def store(migrated_postgres_url: str) -> AsyncIterator[SqlStore]:
         yield opened
 
 
-def skipped(run: str) -> Entry:
+def skip_entry(run: str) -> Entry:
     return Entry(run, 3.0, (Raw(Kind.STEP_SKIPPED, {}),), epoch=1)
 
 
@@ -46,7 +46,7 @@ async def _a_step(store: SqlStore, round_trips: list[str]) -> list[int]:
         outbox=(Outbox(1, "mini", "driver"),),
         tags=(("model", "a"),),
     )
-    for entry in (admitted("run"), queued("run"), take("run", 0, "a"), end):
+    for entry in (admission_entry("run"), queue_entry("run"), take("run", 0, "a"), end):
         round_trips.clear()
         await store.append(entry)
         counts.append(len(round_trips))
@@ -54,7 +54,7 @@ async def _a_step(store: SqlStore, round_trips: list[str]) -> list[int]:
 
 
 async def test_an_entry_is_one_round_trip_whatever_is_in_it(store: SqlStore, round_trips: list[str]) -> None:
-    await store.append(admitted("warm"))
+    await store.append(admission_entry("warm"))
     assert await _a_step(store, round_trips) == [1, 1, 1, 1]
     round_trips.clear()
     assert await store.renew_leases("driver", {"run": 1}, 9.0) == {"run": 4}
@@ -109,8 +109,8 @@ async def _rows_read_in_sequence(url: str) -> dict[str, int]:
 
 async def _each_single_statement(store: SqlStore, run: str) -> None:
     """The statements of a run with one step that are sent without a transaction around them."""
-    await store.append(admitted(run))
-    await store.append(queued(run))
+    await store.append(admission_entry(run))
+    await store.append(queue_entry(run))
     await store.append(take(run, 0, "a"))
     end = Entry(run, 6.0, (Raw(Kind.CALL_FINISHED, {}),), move=Move(0, "finish", claim=1), contents=(("ref", b"x"),))
     await store.append(end)
@@ -118,16 +118,16 @@ async def _each_single_statement(store: SqlStore, run: str) -> None:
     await store.step_input(run)
     await store.contents("other", ["ref"])
     pair = [f"{run}-{n}" for n in range(2)]
-    for entry in (admitted, queued, skipped):
+    for entry in (admission_entry, queue_entry, skip_entry):
         await asyncio.gather(*[store.append(entry(name)) for name in pair])
 
 
 async def test_rows_are_found_by_their_key_after_the_tables_have_grown(migrated_postgres_url: str) -> None:
     """Postgres keeps a statement's plan, and for a table of a few rows that would be to read all of it."""
-    model = replace(admitted("model"), contents=(("ref", b"x"),))
+    model = replace(admission_entry("model"), contents=(("ref", b"x"),))
     async with open_store(migrated_postgres_url, connections=1) as store:
         await store.append(model)
-        await store.append(queued("model"))
+        await store.append(queue_entry("model"))
         await store._write(lambda conn: conn.exec_driver_sql("ANALYZE"))
         for n in range(8):  # the plan would be kept from the sixth time on
             await _each_single_statement(store, f"before-{n}")
@@ -150,10 +150,10 @@ async def test_lists_of_runs_are_planned_as_the_server_sees_fit(migrated_postgre
     limits = "SELECT name FROM pg_settings WHERE source = 'session' AND name LIKE '%_timeout' ORDER BY name"
     async with open_store(migrated_postgres_url, connections=1) as store:
         for n in range(3):
-            await store.append(admitted(f"run-{n}"))
+            await store.append(admission_entry(f"run-{n}"))
             assert len(await store.runs(RunQuery())) == n + 1
             await store.renew_leases("driver", {"run-0": 1}, 9.0)
-            await asyncio.gather(*[store.append(skipped(f"run-{m}")) for m in range(n)])
+            await asyncio.gather(*[store.append(skip_entry(f"run-{m}")) for m in range(n)])
             assert await store._read(lambda conn: conn.exec_driver_sql(switched).scalars().all()) == []
         settings = await store._read(lambda conn: conn.exec_driver_sql(limits).scalars().all())
         assert settings == ["idle_in_transaction_session_timeout", "lock_timeout", "statement_timeout"]
@@ -163,12 +163,12 @@ async def test_who_looks_for_what_has_lapsed_goes_by_what_is_open(store: SqlStor
     """However many runs have ended."""
     statements: list[str] = []
 
-    def noted(_conn: object, _cursor: object, query: str, *_: object) -> None:
+    def note_statement(_conn: object, _cursor: object, query: str, *_: object) -> None:
         statements.append(query)
 
-    event.listen(store._runner._writing.sync_engine, "before_cursor_execute", noted)  # type: ignore[attr-defined]
-    await store.append(admitted("model", lease_until=5.0))
-    await store.append(queued("model"))
+    event.listen(store._runner._writing.sync_engine, "before_cursor_execute", note_statement)  # type: ignore[attr-defined]
+    await store.append(admission_entry("model", lease_until=5.0))
+    await store.append(queue_entry("model"))
     await store.append(Entry("model", 2.0, (Raw(Kind.SUCCEEDED, {}),), epoch=1))
     await _crowd(migrated_postgres_url)
     await store._write(lambda conn: conn.exec_driver_sql("ANALYZE"))
@@ -200,8 +200,8 @@ async def test_leases_and_claims_are_prolonged_in_place(migrated_postgres_url: s
     """No index is written for that, and none left to be swept up."""
     names = [f"run-{n}" for n in range(200)]
     async with open_store(migrated_postgres_url) as opened:
-        await asyncio.gather(*(opened.append(admitted(name)) for name in names))
-        await asyncio.gather(*(opened.append(queued(name)) for name in names))
+        await asyncio.gather(*(opened.append(admission_entry(name)) for name in names))
+        await asyncio.gather(*(opened.append(queue_entry(name)) for name in names))
         await asyncio.gather(*(opened.append(take(name, 0, "a")) for name in names))
     before = await _updates(migrated_postgres_url)
     async with open_store(migrated_postgres_url) as opened:
@@ -228,8 +228,8 @@ async def _updates(url: str) -> dict[str, tuple[int, int]]:
 async def test_who_waited_for_the_lock_goes_by_what_was_changed_under_it(
     store: SqlStore, migrated_postgres_url: str
 ) -> None:
-    await store.append(admitted("run"))
-    await store.append(queued("run"))
+    await store.append(admission_entry("run"))
+    await store.append(queue_entry("run"))
     other = await asyncpg.connect(migrated_postgres_url)
     try:
         async with other.transaction():
@@ -245,24 +245,24 @@ async def test_who_waited_for_the_lock_goes_by_what_was_changed_under_it(
 
 
 async def test_a_renewal_does_not_wait_for_the_disk(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    await store.append(admitted("run"))
-    await store.append(queued("run"))
+    await store.append(admission_entry("run"))
+    await store.append(queue_entry("run"))
     await store.append(take("run", 0, "a"))
     modes: list[str] = []
     write = WriteStatements.__call__
 
-    def noted(self: WriteStatements, conn: Connection, *rows: tuple[TableWrite, Sequence[Row]]) -> None:
+    def note_and_write(self: WriteStatements, conn: Connection, *rows: tuple[TableWrite, Sequence[Row]]) -> None:
         write(self, conn, *rows)
         modes.append(str(conn.exec_driver_sql("SHOW synchronous_commit").scalar_one()))
 
     prepared = RawConnection.prepared
 
-    async def noted_too(self: RawConnection, *arguments: Any) -> Any:
+    async def note_and_fetch(self: RawConnection, *arguments: Any) -> Any:
         modes.append(await self.raw.fetchval("SHOW synchronous_commit"))
         return await prepared(self, *arguments)
 
-    monkeypatch.setattr(WriteStatements, "__call__", noted)
-    monkeypatch.setattr(RawConnection, "prepared", noted_too)
+    monkeypatch.setattr(WriteStatements, "__call__", note_and_write)
+    monkeypatch.setattr(RawConnection, "prepared", note_and_fetch)
     await store.renew_leases("driver", {"run": 1}, 9.0)
     await store.renew_claims([TicketClaim("run", 0, 1)], 9.0)
     await store.append(Entry("run", 6.0, (Raw(Kind.CALL_FINISHED, {}),), move=Move(0, "finish", claim=1)))

@@ -82,7 +82,7 @@ def _check_messages(messages: Any) -> None:
         _check_blocks(blocks, i, role, final)
         calls = _check_tool_turn(blocks, i, calls)
     if calls:
-        refuse(_unanswered(len(messages) - 1, calls))
+        refuse(_describe_unanswered(len(messages) - 1, calls))
 
 
 def _check_blocks(blocks: list[Any], i: int, role: str, final: bool) -> None:
@@ -138,11 +138,11 @@ def _check_tool_turn(blocks: list[Any], i: int, calls: list[str]) -> list[str]:
                 "previous message."
             )
     if missing := unmet(calls, results):
-        refuse(_unanswered(i - 1, missing))
+        refuse(_describe_unanswered(i - 1, missing))
     return [block["id"] for block in blocks if block["type"] == "tool_use"]
 
 
-def _unanswered(i: int, ids: list[str]) -> str:
+def _describe_unanswered(i: int, ids: list[str]) -> str:
     return (
         f"messages.{i}: `tool_use` ids were found without `tool_result` blocks immediately after: {', '.join(ids)}. "
         "Each `tool_use` block must have a corresponding `tool_result` block in the next message."
@@ -191,7 +191,7 @@ def _check_tools(body: dict[str, Any]) -> None:
             refuse(f"tools.{i}.custom.input_schema: Field required")
         if tool.get("type") in (None, "custom") and tool["input_schema"].get("type") != "object":
             refuse(f"tools.{i}.custom.input_schema.type: Input should be 'object'")
-        if tool.get("strict") and (keyword := _unsupported(tool["input_schema"])):
+        if tool.get("strict") and (keyword := _find_unsupported(tool["input_schema"])):
             refuse(f"tools.{i}.custom: For '{tool['name']}', property '{keyword}' is not supported")
     _check_choice(body.get("tool_choice") or {}, [tool["name"] for tool in tools])
 
@@ -207,10 +207,10 @@ def _check_choice(choice: dict[str, Any], offered: list[str]) -> None:
         refuse("tool_choice.none.disable_parallel_tool_use: Extra inputs are not permitted")
 
 
-def _unsupported(schema: Any) -> str | None:
+def _find_unsupported(schema: Any) -> str | None:
     """Return a keyword that strict tools do not take, if there is one; what stands in `properties` are names."""
     if not isinstance(schema, dict):
         return None
     unsupported = sorted(UNSUPPORTED & schema.keys())
     inner = [*schema.get("properties", {}).values(), schema.get("items")]
-    return next((fault for fault in (*unsupported, *map(_unsupported, inner)) if fault), None)
+    return next((fault for fault in (*unsupported, *map(_find_unsupported, inner)) if fault), None)

@@ -46,7 +46,7 @@ def with_header(name: str, value: str, query: str = "") -> Check:
     return check
 
 
-def signed(access: str, secret: str, region: str, token: str = "", service: str = "bedrock") -> Check:
+def require_signature(access: str, secret: str, region: str, token: str = "", service: str = "bedrock") -> Check:
     """Demand AWS's signature version 4."""
 
     def check(received: Received, target: str) -> str:
@@ -147,9 +147,9 @@ class TokenStub(_LocalServer):
         """The query or the form of each request."""
 
     def _routes(self) -> list[web.RouteDef]:
-        return [web.get("/msi/token", self._managed_identity), web.post("/token", self._service_account)]
+        return [web.get("/msi/token", self._answer_managed_identity), web.post("/token", self._service_account)]
 
-    async def _managed_identity(self, request: web.Request) -> web.StreamResponse:
+    async def _answer_managed_identity(self, request: web.Request) -> web.StreamResponse:
         self._note(request, dict(request.query))
         ends = int(time.time()) + 3600
         token = {"access_token": self._token("entra"), "expires_on": str(ends), "token_type": "Bearer"}

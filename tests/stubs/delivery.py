@@ -58,7 +58,7 @@ class Exchange:
     async def refuse(self, refused: Refused, headers: dict[str, str] | None = None) -> web.StreamResponse:
         """Send an error in the form of the provider."""
         document = json.dumps(self.wire.error(refused)).encode()
-        return await self._whole(document, refused.status, {"Content-Type": "application/json", **(headers or {})})
+        return await self._send_whole(document, refused.status, {"Content-Type": "application/json", **(headers or {})})
 
     async def fail(self, behaviour: Fail) -> web.StreamResponse:
         """Send a scripted HTTP error."""
@@ -75,12 +75,14 @@ class Exchange:
                 headers["Retry-After"] = f"{behaviour.retry_after:g}"
         if behaviour.html:
             page = _HTML.format(behaviour.status).encode()
-            return await self._whole(page, behaviour.status, {"Content-Type": "text/html; charset=UTF-8", **headers})
+            return await self._send_whole(
+                page, behaviour.status, {"Content-Type": "text/html; charset=UTF-8", **headers}
+            )
         return await self.refuse(Refused(behaviour.status, behaviour.message, behaviour.code, details=details), headers)
 
     async def raw(self, behaviour: Raw) -> web.StreamResponse:
         """Send the scripted bytes."""
-        return await self._whole(
+        return await self._send_whole(
             behaviour.body.encode(errors="surrogatepass"), behaviour.status, {"Content-Type": behaviour.content_type}
         )
 
@@ -97,7 +99,9 @@ class Exchange:
             return await self._document(behaviour)
         if self.wire.name == "gemini" and self.received.query.get("alt") != "sse":
             frames = ",\r\n".join(frame.data for frame in self.wire.frames(self.received, behaviour))
-            return await self._whole(f"[{frames}]".encode(), 200, {"Content-Type": "application/json; charset=UTF-8"})
+            return await self._send_whole(
+                f"[{frames}]".encode(), 200, {"Content-Type": "application/json; charset=UTF-8"}
+            )
         return await self._stream(behaviour)
 
     async def cut(self) -> None:
@@ -135,7 +139,7 @@ class Exchange:
             if behaviour and behaviour.trickle:
                 await asyncio.sleep(behaviour.trickle.pause)
 
-    async def _whole(self, body: bytes, status: int, headers: dict[str, str]) -> web.StreamResponse:
+    async def _send_whole(self, body: bytes, status: int, headers: dict[str, str]) -> web.StreamResponse:
         response = await self._begin(status, headers, len(body))
         await self._write(response, body)
         await response.write_eof()

@@ -46,9 +46,9 @@ def refuse(message: str, field: str = "") -> NoReturn:
 
 def check(body: dict[str, Any]) -> None:
     """Raise Refused unless the real API would take that body (already in camelCase)."""
-    _known(body, FIELDS, "")
+    _refuse_unknown(body, FIELDS, "")
     config = body.get("generationConfig") or {}
-    _known(config, CONFIG, "generation_config")
+    _refuse_unknown(config, CONFIG, "generation_config")
     contents = body.get("contents")
     if not contents:
         refuse("* GenerateContentRequest.contents: contents is not specified\n", "contents")
@@ -66,7 +66,7 @@ def check(body: dict[str, Any]) -> None:
         refuse("* GenerateContentRequest.system_instruction.parts: system_instruction.parts must not be empty.\n")
 
 
-def _known(names: dict[str, Any], fields: frozenset[str], where: str) -> None:
+def _refuse_unknown(names: dict[str, Any], fields: frozenset[str], where: str) -> None:
     for name in names:
         if name not in fields:
             at = f" at '{where}'" if where else ""
@@ -74,7 +74,7 @@ def _known(names: dict[str, Any], fields: frozenset[str], where: str) -> None:
 
 
 def _check_content(content: dict[str, Any], i: int) -> None:
-    _known(content, frozenset(("role", "parts")), f"contents[{i}]")
+    _refuse_unknown(content, frozenset(("role", "parts")), f"contents[{i}]")
     if content.get("role", "user") not in ("user", "model", "function"):
         refuse("Please use a valid role: user, model.")
     if not content.get("parts"):
@@ -83,7 +83,7 @@ def _check_content(content: dict[str, Any], i: int) -> None:
         )
     for k, part in enumerate(content["parts"]):
         where = f"contents[{i}].parts[{k}]"
-        _known(part, DATA | META, where)
+        _refuse_unknown(part, DATA | META, where)
         if len(DATA & part.keys()) != 1:
             refuse(
                 f"* GenerateContentRequest.{where}.data: required oneof field 'data' must have one initialized field\n"

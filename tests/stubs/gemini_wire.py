@@ -104,7 +104,7 @@ class GeminiWire:
     def document(self, received: Received, reply: Reply) -> dict[str, Any]:
         """Return a GenerateContentResponse."""
         if reply.finish == "blocked":
-            return self._blocked(received, reply)
+            return self._blocked_reply(received, reply)
         parts: list[dict[str, Any]] = []
         if reply.reasoning:
             parts.append({"text": "".join(reply.reasoning), "thought": True})
@@ -115,7 +115,7 @@ class GeminiWire:
     def frames(self, received: Received, reply: Reply) -> Iterator[Frame]:
         """A response per event; the last one has the finish reason. Without `alt=sse` it is one JSON array."""
         if reply.finish == "blocked":
-            yield Frame("close", json.dumps(self._blocked(received, reply)))
+            yield Frame("close", json.dumps(self._blocked_reply(received, reply)))
             return
         for piece in reply.reasoning:
             part = {"text": piece, "thought": True}
@@ -151,7 +151,7 @@ class GeminiWire:
                 candidate["safetyRatings"] = [rating]
         return {"candidates": [candidate], **self._tail(received, reply, last)}
 
-    def _blocked(self, received: Received, reply: Reply) -> dict[str, Any]:
+    def _blocked_reply(self, received: Received, reply: Reply) -> dict[str, Any]:
         return {"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}, **self._tail(received, reply, False)}
 
     def _tail(self, received: Received, reply: Reply, last: bool) -> dict[str, Any]:

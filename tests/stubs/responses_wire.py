@@ -113,7 +113,7 @@ class ResponsesWire:
                 part["text"] = reply.text
                 part["logprobs"] = [token for chunk in reply.chunks for token in _logprobs(received.json, reply, chunk)]
             message = {"id": "msg_stub", "type": "message", "role": "assistant", "status": "completed"}
-            yield {**message, "phase": "final_answer", "content": [part]}, self._said(received, reply)
+            yield {**message, "phase": "final_answer", "content": [part]}, self._content_events(received, reply)
         for i, call in enumerate(reply.tool_calls):
             call_fields = {
                 "call_id": call.id or f"call_{id(received):x}_{i}",
@@ -123,7 +123,7 @@ class ResponsesWire:
             item = {"id": f"fc_stub{i}", "type": "function_call", "status": "completed", **call_fields}
             yield item, self._arguments(call.arguments)
 
-    def _said(self, received: Received, reply: Reply) -> Iterator[tuple[str, Any]]:
+    def _content_events(self, received: Received, reply: Reply) -> Iterator[tuple[str, Any]]:
         if reply.refusal is not None:
             for word in re.findall(r"\S+\s*", reply.refusal):
                 yield "refusal", {"content_index": 0, "delta": word}

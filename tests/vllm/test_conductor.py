@@ -103,7 +103,7 @@ def by_url(vllm_server: VllmServer, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def ask(caller: Caller, tier: str, question: str, streams: bool, **more: Any) -> tuple[str, dict[str, Any]]:
-    return (caller.streamed if streams else caller.whole)(tier, question, **more)
+    return (caller.ask_streaming if streams else caller.ask_whole)(tier, question, **more)
 
 
 def check_usage(reply: dict[str, Any], run: dict[str, Any], events: list[dict[str, Any]]) -> None:
@@ -280,7 +280,7 @@ async def test_a_conductor_that_fails_is_replaced_by_the_fallback(
             if cut_after is None:
                 await line.pull()
             question, answer = EASY[5]
-            answer_text, reply = await asyncio.to_thread(caller.whole, "baton-ultra", question)
+            answer_text, reply = await asyncio.to_thread(caller.ask_whole, "baton-ultra", question)
             run = await asyncio.to_thread(caller.run, reply["baton"]["run"])
     assert answer in answer_text
     assert (run["state"], run["degraded"], reply["baton"]["degraded"]) == ("succeeded", True, True)

@@ -48,7 +48,7 @@ def models(caller: Caller, seed: int, runs: int = RUNS) -> set[str]:
     """The models that conducted some fresh tasks, none of which fell back."""
     names = set()
     for lesson in draw_exam(SPLIT, runs, seed):
-        _, reply = caller.whole("baton-ultra", lesson.problem.text)
+        _, reply = caller.ask_whole("baton-ultra", lesson.problem.text)
         run = caller.run(reply["baton"]["run"])
         assert (run["state"], run["degraded"]) == ("succeeded", False)
         names.add(run["proposals"][0]["attempts"][0]["model"])

@@ -67,7 +67,7 @@ def ask_once(caller: Caller, place: int) -> tuple[str, dict[str, Any], list[dict
     """Ask one question, which is answered whatever becomes of the embedding: the run's name, the selector's decision,
     and the journal."""
     question, answer = EASY[place]
-    text, reply = caller.whole("baton-mini", question)
+    text, reply = caller.ask_whole("baton-mini", question)
     assert answer in text
     name = str(reply["baton"]["run"])
     run, events = caller.run(name), caller.events(name)

@@ -79,7 +79,7 @@ class Conducted:
 
 def conducted(caller: Caller, lesson: Lesson) -> Conducted:
     """Ask, and read the plan from the journal."""
-    answer, reply = caller.whole("baton-ultra", lesson.problem.text)
+    answer, reply = caller.ask_whole("baton-ultra", lesson.problem.text)
     run, events = caller.run(reply["baton"]["run"]), caller.events(reply["baton"]["run"])
     check_journal(events)
     check_plan(run, tuple(NAMES))

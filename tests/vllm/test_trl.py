@@ -59,7 +59,7 @@ def journaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
         def one(place: int) -> None:
             more = {"extra_body": {"baton": {"plan": plans[place]}}}
-            caller.whole(world_file.TIER, _text(rules[place]), **more)
+            caller.ask_whole(world_file.TIER, _text(rules[place]), **more)
 
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(one, range(RUNS)))
@@ -210,7 +210,7 @@ def _conducts(caller: Caller) -> None:
     """Its plans are the ones that are carried out."""
     lines: list[str] = []
     for rule in draw_rules(6, 9):
-        _, reply = caller.whole(world_file.TIER, _text(rule))
+        _, reply = caller.ask_whole(world_file.TIER, _text(rule))
         run = caller.run(reply["baton"]["run"])
         (proposal,) = run["proposals"]
         assert (proposal["conductor"], proposal["state"], run["degraded"]) == ("model", "accepted", False)
