@@ -82,7 +82,7 @@ class Auditor:
         self, source: Source, report: Report, journal_sums: JournalSums, before: Mapping[str, AccountSums]
     ) -> None:
         """Check what belongs to no single run."""
-        unnamed_texts = await source.unnamed_texts()
+        unnamed_texts = await source.count_unnamed_texts()
         if unnamed_texts:
             fault = f"{unnamed_texts:,} texts are stored and belong to no run"
             report.add(Violation("all runs", 0, "text-left", fault))

@@ -116,7 +116,7 @@ class Export:
                 raise self._fault(number, "is no line of an export") from None
         return changes
 
-    async def unnamed_texts(self) -> int:
+    async def count_unnamed_texts(self) -> int:
         """Implements `journal_file.Source`: an export has every content as a whole."""
         return 0
 
@@ -132,7 +132,7 @@ class Export:
         """Implements `journal_file.Source`: in an export everything belongs to a run of it."""
         return ()
 
-    async def pruned(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[PrunedRun]:
+    async def pruned_runs(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[PrunedRun]:
         """Implements `journal_file.Source`."""
         for number, line in self._preamble("pruned"):
             try:

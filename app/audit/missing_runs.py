@@ -61,7 +61,7 @@ async def check_missing_runs(
     source: Source, earlier: EarlierExport, report: Report, *, run: str | None, since: float | None
 ) -> None:
     """Apply all rules of this module, after all stored runs were compared."""
-    async for pruned_run in source.pruned(run=run, since=since):
+    async for pruned_run in source.pruned_runs(run=run, since=since):
         report.pruned += 1
         earlier.compare_pruned(pruned_run, report)
     for name in sorted(earlier.runs):

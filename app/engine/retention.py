@@ -295,7 +295,7 @@ class Pruning:
         """Write a batch to the archive. Returns the file's location; empty where there is no archive."""
         if self._archiving is None or batch.file is None or not batch.runs:
             return ""
-        body = await asyncio.to_thread(batch.file.whole)
+        body = await asyncio.to_thread(batch.file.finish)
         first = batch.runs[0][0]
         month = datetime.fromtimestamp(first.created_at, UTC).strftime("%Y/%m")
         name = f"{month}/{first.id}-{self._name('archive')}.jsonl.gz"

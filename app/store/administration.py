@@ -42,7 +42,7 @@ class Administration(ABC):
         """Carry out work in a transaction of its own, and commit it."""
 
     @abstractmethod
-    def budget_changed(self, id_: str, warnings: int) -> None:
+    def note_budget_change(self, id_: str, warnings: int) -> None:
         """Learn that a budget is another one now, and how many of its accounts were warned for that reason."""
 
     async def key(self, public_id: str) -> KeyRow | None:
@@ -78,7 +78,7 @@ class Administration(ABC):
         return await self._write(partial(tenants.switch, name=name, at=at, enabled=enabled, by=by))
 
     async def set_budget(self, budget: Budget, *, by: Actor = PROCESS) -> None:
-        self.budget_changed(budget.id, await self._write(partial(budgets.put, budget=budget, by=by)))
+        self.note_budget_change(budget.id, await self._write(partial(budgets.put, budget=budget, by=by)))
 
     async def remove_budget(self, id_: str, *, by: Actor = PROCESS) -> bool:
         return await self._write(partial(budgets.remove, id_=id_, by=by))

@@ -214,7 +214,7 @@ class Archive:
         """Return the sums over all windows of each account of a budget."""
         return await self._read(read_accounts)
 
-    async def unnamed_texts(self) -> int:
+    async def count_unnamed_texts(self) -> int:
         """Return the number of shared texts that no content of a run names (see `rows/texts.py`)."""
         return await self._read(texts.count_unused)
 
@@ -242,7 +242,7 @@ class Archive:
         )
         return await self._read(work)
 
-    async def pruned(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[PrunedRun]:
+    async def pruned_runs(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[PrunedRun]:
         """Yield the rows that are left of pruned runs, chosen as in `records`, in the order of their ids."""
         where = _conditions(PRUNED_RUNS, run, since)
         last = ""
@@ -264,7 +264,7 @@ class Archive:
 
     async def snapshot(self, work: Callable[[Connection, Decrypt], T]) -> T:
         """Run work that reads as much as it likes, all of it in one snapshot of the database."""
-        keys = await self._read_once(content_keys.every)
+        keys = await self._read_once(content_keys.read_all)
         await asyncio.to_thread(self._keyring.load, keys)
         return await self._read_once(lambda conn: work(conn, self._open))
 

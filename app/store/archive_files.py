@@ -42,7 +42,7 @@ class ArchiveFiles(Protocol):
         """Return the bytes of a file, up to 64 KiB; None if there is none. Raises `ArchiveUnavailable`."""
         ...
 
-    def written_at(self, name: str) -> float | None:
+    def find_write_time(self, name: str) -> float | None:
         """Return when a file was written, in seconds since 1970; None if there is none. Raises `ArchiveUnavailable`."""
         ...
 
@@ -114,7 +114,7 @@ class Folder:
         except OSError as error:
             raise ArchiveUnavailable(f"{path} cannot be read: {error.strerror or type(error).__name__}.") from None
 
-    def written_at(self, name: str) -> float | None:
+    def find_write_time(self, name: str) -> float | None:
         """Implements `ArchiveFiles`."""
         path = self._folder / name
         try:
@@ -202,7 +202,7 @@ class Bucket:
             raise self._unreadable(error) from None
         return body
 
-    def written_at(self, name: str) -> float | None:
+    def find_write_time(self, name: str) -> float | None:
         """Implements `ArchiveFiles`."""
         key = f"{self._prefix}/{name}" if self._prefix else name
         try:

@@ -48,7 +48,7 @@ class Source(Protocol):
         """Return the changes of conductors' versions; None if the source does not have them."""
         ...
 
-    async def unnamed_texts(self) -> int:
+    async def count_unnamed_texts(self) -> int:
         """Return the number of texts of conversations that are stored although no run has them any more."""
         ...
 
@@ -64,7 +64,7 @@ class Source(Protocol):
         """Return runs that are named though they are not stored, and for each True if it was pruned."""
         ...
 
-    def pruned(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[PrunedRun]:
+    def pruned_runs(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[PrunedRun]:
         """Yield what is left of every pruned run, or of those that `records` would choose."""
         ...
 
@@ -83,7 +83,7 @@ async def write(source: Source, path: Path, *, now: float, run: str | None = Non
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.writelines(_head(now, await source.catalogs(), await source.changes() or ()))
-            async for pruned_run in source.pruned(run=run, since=since):
+            async for pruned_run in source.pruned_runs(run=run, since=since):
                 file.write(_line({"pruned": _columns(asdict(pruned_run))}))
             async for record in source.records(run=run, since=since):
                 runs += 1
@@ -115,7 +115,7 @@ class CompressedJournals:
             self._file.write(b"".join(_lines(record)))
         self.runs += len(records)
 
-    def whole(self) -> bytes:
+    def finish(self) -> bytes:
         """End the file and return it."""
         self._file.write(_line({"end": self.runs}))
         self._file.close()

@@ -37,7 +37,7 @@ from app.store.protocol import ERASED_TAGS
 from app.store.rows import content, texts
 from app.store.rows.runs import clock
 from app.store.sqlkit.sealing import Decrypt
-from app.store.sqlkit.statements import columns_of, unnested
+from app.store.sqlkit.statements import columns_of, unnest_arrays
 from app.store.sqlkit.tables import (
     ADMIN_EVENTS,
     BUDGET_WINDOWS,
@@ -161,13 +161,13 @@ class SealedRows:
         number: int = self._conn.execute(query).scalar_one()
         return number
 
-    def passed_over(self, xid: int) -> int:
+    def count_skipped_changes(self, xid: int) -> int:
         """Return the number of changes that wait and are of a transaction before this one, so that no pass takes
         them."""
         query = select(func.count()).select_from(LOG_QUEUE).where(LOG_QUEUE.c.xid < xid)
         return self._conn.execute(query).scalar_one()
 
-    def mistyped(self) -> Iterator[tuple[str, str, str, str]]:
+    def find_mistyped_values(self) -> Iterator[tuple[str, str, str, str]]:
         """Yield values whose type their columns do not have, each as the table, the primary key, the column and the
         type. Nothing can be read from such a row. Postgres stores none; SQLite stores what it is given."""
         if self._conn.dialect.name == "postgresql":
@@ -192,7 +192,7 @@ class SealedRows:
         """Return the time by the clock of the database, in seconds since 1970."""
         return clock(self._conn)
 
-    def waiting(self) -> Sequence[tuple[str, str, float]]:
+    def read_queued_changes(self) -> Sequence[tuple[str, str, float]]:
         """Return the changes that wait to be sealed, each as the kind, the id, and when it was made."""
         row = LOG_QUEUE.c
         return [(kind, id_, at) for kind, id_, at in self._conn.execute(select(row.kind, row.id, row.at))]
@@ -229,12 +229,12 @@ class SealedRows:
             query = select(RUNS).where(RUNS.c.id > last).order_by(RUNS.c.id).limit(PAGE)
             rows = [named_columns(row) for row in self._conn.execute(query).mappings()]
             if rows:
-                yield from self._whole(rows, contents=contents)
+                yield from self._read_runs(rows, contents=contents)
             if len(rows) < PAGE:
                 return
             last = rows[-1]["id"]
 
-    def _whole(self, rows: Sequence[Row], *, contents: bool) -> Iterator[SealedRun]:
+    def _read_runs(self, rows: Sequence[Row], *, contents: bool) -> Iterator[SealedRun]:
         names = [row["id"] for row in rows]
         ends = (names[0], names[-1])
         events: defaultdict[str, list[Event]] = defaultdict(list)
@@ -314,7 +314,7 @@ class SealedRows:
     def tags(self, tags: Sequence[Tag]) -> set[Tag]:
         """Return the tags among these that are stored."""
         if self._conn.dialect.name == "postgresql":  # a join with arrays costs it a tenth of a long list
-            rows, names = unnested({str(column.name): column.type for column in TAGS.columns}, "")
+            rows, names = unnest_arrays({str(column.name): column.type for column in TAGS.columns}, "")
             conditions = [column == rows.c[column.name] for column in TAGS.columns]
             arrays = dict(zip(names, columns_of(tags, len(names)), strict=True))
             query = select(TAGS).join(rows, and_(*conditions))
@@ -326,7 +326,7 @@ class SealedRows:
             stored_tags |= {(name, value, run) for name, value, run in self._conn.execute(query)}
         return stored_tags
 
-    def unforgotten(self) -> Iterator[LogRow]:
+    def find_entries_with_secrets(self) -> Iterator[LogRow]:
         """Yield the entries of pruned runs that have what is deleted with a run: their salt, or a frontier."""
         row = LOG_LEAVES.c
         is_pruned = row.subject.in_(select(PRUNED_RUNS.c.id)), row.kind != "pruned"
@@ -370,7 +370,7 @@ class SealedRows:
                 return
             last = tuple([page[-1][key.name] for key in keys])
 
-    def absent(self, kind: str) -> Iterator[LogRow]:
+    def find_entries_without_row(self, kind: str) -> Iterator[LogRow]:
         """Yield the last entry of this kind about each thing that is not stored."""
         table = RUNS if kind == "run" else KINDS[kind]
         row = LOG_LEAVES.c
@@ -380,7 +380,7 @@ class SealedRows:
         for entry_row in self._conn.execute(query):
             yield _log_row(entry_row._mapping)
 
-    def pruned(self, runs: Sequence[str]) -> Mapping[str, Row]:
+    def find_pruned_runs(self, runs: Sequence[str]) -> Mapping[str, Row]:
         """Return the rows that are left of those of these runs that were pruned."""
         rows: dict[str, Row] = {}
         for start in range(0, len(runs), PAGE):
@@ -412,15 +412,15 @@ class SealedRows:
         """Return the snapshots of all pools, by digest."""
         return {row.digest: bytes(row.body) for row in self._conn.execute(select(CATALOGS))}
 
-    def unnamed_texts(self) -> int:
+    def count_unnamed_texts(self) -> int:
         """Return the number of shared texts that no content of a run names."""
         return texts.count_unused(self._conn)
 
-    def lacking_texts(self) -> int:
+    def count_missing_texts(self) -> int:
         """Return the number of texts and contents that name a shared text which is not stored."""
         return texts.count_dangling(self._conn)
 
-    def misplaced_texts(self) -> int:
+    def count_misplaced_texts(self) -> int:
         """Return the number of shared texts that have another tenant than what names them."""
         return texts.count_misplaced(self._conn)
 

@@ -167,7 +167,7 @@ class SqlStore(Administration):
         self._server_changes = 0
         self.on_signal: Callable[[Signal], None] = lambda _signal: None
         """Is called with what is to be counted of budgets: soft limits that were reached, and overruns."""
-        arguments = (runner, statements, self._add_committed, patience, availability, row_cache, self._signalled)
+        arguments = (runner, statements, self._add_committed, patience, availability, row_cache, self._forward_signal)
         self.writers = tuple(GroupCommit(*arguments) for _ in range(writers))
 
     @property
@@ -200,17 +200,17 @@ class SqlStore(Administration):
 
     async def append(self, entry: Entry) -> Appended:
         writer = self.writers[crc32(entry.run.encode()) % len(self.writers)]
-        if entry.shared is not None and entry.at < await self._shared_since():
+        if entry.shared is not None and entry.at < await self._read_sharing_start():
             entry = copy_with(entry, shared=None)
         key = None
         if entry.contents and self._tenant_keys.encrypts:
             key = await self._tenant_keys.key_for(entry)
         return await writer.put(encode(entry, key))
 
-    async def _shared_since(self) -> float:
+    async def _read_sharing_start(self) -> float:
         """Return the time from which on contents may be stored in parts. It is read once."""
         if self._shares_from is None:
-            since = await self._read(texts.shared_since)
+            since = await self._read(texts.read_sharing_start)
             self._shares_from = inf if since is None else since
         return self._shares_from
 
@@ -252,7 +252,7 @@ class SqlStore(Administration):
         self._forget_former_server()
         self._journals.add_committed(encoded, appended)
 
-    def _signalled(self, signal: Signal) -> None:
+    def _forward_signal(self, signal: Signal) -> None:
         self.on_signal(signal)
 
     def _forget_former_server(self) -> int:
@@ -317,10 +317,10 @@ class SqlStore(Administration):
         return await self._read(partial(retention.page, query=query, after=after, limit=limit, decrypt=self._decrypt))
 
     async def runs_with_ref(self, ref: str) -> Sequence[str]:
-        return await self._read(partial(retention.with_ref, ref=ref))
+        return await self._read(partial(retention.find_with_ref, ref=ref))
 
     async def runs_that_hold(self, runs: Sequence[str], text: bytes) -> Sequence[str]:
-        return await self._read(partial(retention.that_hold, runs=runs, text=text, decrypt=self._decrypt))
+        return await self._read(partial(retention.find_with_text, runs=runs, text=text, decrypt=self._decrypt))
 
     async def erase_contents(self, runs: Sequence[str], by: ErasedBy = "operator") -> int:
         erased = 0
@@ -341,7 +341,7 @@ class SqlStore(Administration):
         return await self._write(partial(holds.release, id_=id_, at=at, by=by))
 
     async def find_holds_by_run(self, runs: Sequence[str]) -> Mapping[str, str]:
-        return await self._read(partial(holds.on, runs=runs, decrypt=self._decrypt))
+        return await self._read(partial(holds.find_by_run, runs=runs, decrypt=self._decrypt))
 
     async def count_released_holds(self) -> int:
         return await self._read(holds.count_released)
@@ -433,7 +433,7 @@ class SqlStore(Administration):
         return frozenset(renewed)
 
     async def find_ticket(self, run: str, step: int) -> TicketRow | None:
-        return await self._read(partial(runs.due, name=run, step=step))
+        return await self._read(partial(runs.find_ticket, name=run, step=step))
 
     async def backlog(self, now: float, most: int) -> Backlog:
         return await self._read(partial(runs.backlog, now=now, most=most))
@@ -442,7 +442,7 @@ class SqlStore(Administration):
         self, now: float, limit: int, grace: float | None = None
     ) -> tuple[TicketRow, ...]:
         grace = self._grace if grace is None else grace
-        if not await self._read(lambda conn: conn.execute(runs.overdue(now, grace, 1)).first()):
+        if not await self._read(lambda conn: conn.execute(runs.select_overdue_tickets(now, grace, 1)).first()):
             return ()
         return await self._write(partial(runs.announce, now=now, grace=grace, limit=limit))
 
@@ -454,13 +454,13 @@ class SqlStore(Administration):
 
     async def forget_idempotency_records(self, now: float, limit: int) -> int:
         # There are hardly ever any, so look before a write transaction is begun.
-        if not await self._read(partial(idempotency.lapsed, now=now)):
+        if not await self._read(partial(idempotency.any_lapsed, now=now)):
             return 0
         return await self._write(partial(idempotency.forget, now=now, limit=limit))
 
     async def take_notices(self, now: float, until: float, limit: int) -> tuple[Notice, ...]:
         # As with overdue tickets, look before a write transaction is begun.
-        if not await self._read(lambda conn: conn.execute(notices.due(now, 1)).first()):
+        if not await self._read(lambda conn: conn.execute(notices.select_due(now, 1)).first()):
             return ()
         return await self._write(partial(notices.take, now=now, until=until, limit=limit))
 
@@ -471,7 +471,7 @@ class SqlStore(Administration):
         return await self._write(partial(notices.fail, notice=notice, at=at, reason=reason))
 
     async def failed_notices(self, limit: int) -> tuple[FailedNotice, ...]:
-        return await self._read(partial(notices.failed, limit=limit))
+        return await self._read(partial(notices.list_failed, limit=limit))
 
     async def resend_notices(self, given_up: Sequence[Notice], now: float) -> int:
         return await self._write(partial(notices.resend, given_up=given_up, now=now))
@@ -491,7 +491,7 @@ class SqlStore(Administration):
         return await self._write(partial(feedback.add, rating=rating))
 
     async def feedback(self, run: str) -> tuple[Feedback, ...]:
-        return await self._read(partial(feedback.of, run=run))
+        return await self._read(partial(feedback.of_run, run=run))
 
     async def feedback_after(self, last: tuple[float, str], limit: int) -> tuple[Feedback, ...]:
         return await self._read(partial(feedback.after, last=last, limit=limit))
@@ -500,12 +500,12 @@ class SqlStore(Administration):
         await self._write(partial(trials.note, trial=trial))
 
     async def trials(self, news: float | None = None) -> tuple[Trial, ...]:
-        return await self._read(partial(trials.every, news=news))
+        return await self._read(partial(trials.read_all, news=news))
 
     async def find_rated_runs(
         self, ratings: Sequence[Feedback], kinds: Sequence[Kind], find_ref: Callable[[Sequence[Event]], str]
     ) -> tuple[Rated, ...]:
-        work = partial(rated_runs.of, ratings=ratings, kinds=kinds, find_ref=find_ref, decrypt=self._decrypt)
+        work = partial(rated_runs.find, ratings=ratings, kinds=kinds, find_ref=find_ref, decrypt=self._decrypt)
         return await self._read(work)
 
     async def journaled_runs(self, query: RunQuery) -> tuple[JournaledRun, ...]:
@@ -521,7 +521,7 @@ class SqlStore(Administration):
         return await self._read(partial(reports.catalogs, digests=digests))
 
     async def find_learned_state(self, policy: str, after: int) -> Learned | None:
-        return await self._read(partial(rated_runs.latest, policy=policy, after=after))
+        return await self._read(partial(rated_runs.find_latest, policy=policy, after=after))
 
     async def learn(
         self, policy: str, learned: Learned, at: float, parts: Mapping[str, bytes] = MappingProxyType({})
@@ -532,7 +532,7 @@ class SqlStore(Administration):
         await self._write(partial(conductor_changes.add, change=change, by=by))
 
     async def changes(self) -> tuple[Change, ...]:
-        return await self._read(conductor_changes.every)
+        return await self._read(conductor_changes.read_all)
 
     async def rewrap_content_keys(self) -> tuple[int, int]:
         return await self._tenant_keys.rewrap()
@@ -548,9 +548,9 @@ class SqlStore(Administration):
             raise StoreUnavailable(retry_after=1.0)
         return await super().key(public_id)
 
-    def budget_changed(self, id_: str, warnings: int) -> None:
+    def note_budget_change(self, id_: str, warnings: int) -> None:
         for _ in range(warnings):
-            self._signalled(Signal("soft_limit", id_))
+            self._forward_signal(Signal("soft_limit", id_))
         self._tenants_with_budgets.forget()
 
     async def sum_up_budget_use(self, before: float) -> int:
@@ -629,12 +629,12 @@ class SqlStore(Administration):
                 await self._tenant_keys.load(unknown.ids)
             except Fault as fault:
                 if is_repeated or fault.reason not in {"lost", "contended", "slow"}:
-                    raise self._reported(fault) from fault
+                    raise self._report_fault(fault) from fault
                 is_repeated = True
                 if fault.reason == "slow":
                     await asyncio.sleep(retries.DATABASE_FIRST)
 
-    def _reported(self, fault: Fault) -> BatonError:
+    def _report_fault(self, fault: Fault) -> BatonError:
         """Report a fault, and return it as the error that callers of the store are given."""
         if fault.reason == "foreign":
             return NotFound()
@@ -690,7 +690,7 @@ class SqlTenantStore:
         return await self._store.rate(copy_with(rating, tenant=self._tenant))
 
     async def feedback(self, run: str) -> tuple[Feedback, ...]:
-        return await self._store.read_for(self._tenant, partial(feedback.of, run=run))
+        return await self._store.read_for(self._tenant, partial(feedback.of_run, run=run))
 
     async def find_idempotency_record(self, name: str, now: float) -> IdempotencyRecord | None:
         return await self._store.read_for(self._tenant, partial(idempotency.find, name=name, now=now))
@@ -712,5 +712,5 @@ class SqlTenantAdministration(Administration):
     async def _write(self, work: Callable[[Connection], T]) -> T:
         return await self._store.write_for(self._tenant, work)
 
-    def budget_changed(self, id_: str, warnings: int) -> None:
-        self._store.budget_changed(id_, warnings)
+    def note_budget_change(self, id_: str, warnings: int) -> None:
+        self._store.note_budget_change(id_, warnings)

@@ -255,14 +255,14 @@ async def test_a_renewal_does_not_wait_for_the_disk(store: SqlStore, monkeypatch
         write(self, conn, *rows)
         modes.append(str(conn.exec_driver_sql("SHOW synchronous_commit").scalar_one()))
 
-    prepared = RawConnection.prepared
+    prepared = RawConnection.prepare
 
     async def note_and_fetch(self: RawConnection, *arguments: Any) -> Any:
         modes.append(await self.raw.fetchval("SHOW synchronous_commit"))
         return await prepared(self, *arguments)
 
     monkeypatch.setattr(WriteStatements, "__call__", note_and_write)
-    monkeypatch.setattr(RawConnection, "prepared", note_and_fetch)
+    monkeypatch.setattr(RawConnection, "prepare", note_and_fetch)
     await store.renew_leases("driver", {"run": 1}, 9.0)
     await store.renew_claims([TicketClaim("run", 0, 1)], 9.0)
     await store.append(Entry("run", 6.0, (Raw(Kind.CALL_FINISHED, {}),), move=Move(0, "finish", claim=1)))

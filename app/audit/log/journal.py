@@ -28,7 +28,7 @@ async def check_journal(source: Source, entries: Sequence[StoredEntry], report: 
         report.runs += 1
         report.events += len(record.events)
         _check_run(record, sealed_entries.pop(str(record.row["id"]), []), report)
-    async for pruned_run in source.pruned():
+    async for pruned_run in source.pruned_runs():
         report.pruned += 1
         last = sealed_entries.pop(pruned_run.id, None)
         if last and (last[-1].events, last[-1].root) != (pruned_run.events, base64.b64encode(pruned_run.root).decode()):

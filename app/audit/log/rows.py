@@ -126,7 +126,7 @@ class RowCheck:
         """Check everything. The log itself is checked elsewhere."""
         if not self.is_settled:
             self._now = self.stored.clock()
-            queued = self.stored.waiting()
+            queued = self.stored.read_queued_changes()
             self._waiting = frozenset([(kind, id_) for kind, id_, at in queued if self._is_new(at)])
         for run in self.stored.runs(contents=self.contents):
             self._check_run(run)
@@ -382,11 +382,11 @@ class RowCheck:
         """Shared texts belong to a run, follow each other, and have one tenant."""
         if not self.contents:
             return
-        if unnamed := self.stored.unnamed_texts():
+        if unnamed := self.stored.count_unnamed_texts():
             self._add("content", "texts", f"{unnamed:,} texts are stored that belong to no run")
-        if lacking := self.stored.lacking_texts():
+        if lacking := self.stored.count_missing_texts():
             self._add("content", "texts", f"{lacking:,} texts or contents name a text that is not stored")
-        if misplaced := self.stored.misplaced_texts():
+        if misplaced := self.stored.count_misplaced_texts():
             self._add("content", "texts", f"{misplaced:,} texts have another tenant than what names them")
 
     def _check_texts(self, name: str, run: SealedRun, place: int) -> None:
@@ -510,7 +510,7 @@ class RowCheck:
             if kind == "feedback":
                 salts = self.stored.salts([row["run"]])
             self._check_sealed_row(kind, thing, row, entries, salts)
-        for missing in self.stored.absent(kind):
+        for missing in self.stored.find_entries_without_row(kind):
             self._check_absent(kind, missing)
 
     def _check_unsealed_row(self, kind: str, thing: str, row: Row) -> None:
@@ -578,7 +578,7 @@ class RowCheck:
         for entry in self._entries([missing]):
             if kind == DELETABLE_KIND and (entry.is_deletion or self._is_changing(kind, entry.id)):
                 continue
-            if kind == "feedback" and self.stored.pruned([entry.run]):
+            if kind == "feedback" and self.stored.find_pruned_runs([entry.run]):
                 continue
             thing = f"{kind} {entry.id}".replace("\n", " ")
             self._add("missing", thing, "it was sealed and is not stored", entry.place)
@@ -586,7 +586,7 @@ class RowCheck:
     def _check_forgotten_salts(self) -> None:
         """The entries of pruned runs have lost their salts. Those of runs that 0.2 pruned have them, all of them."""
         count = 0
-        for entry in self.stored.unforgotten():
+        for entry in self.stored.find_entries_with_secrets():
             count += 1
             if entry.kind == RUN and None in (entry.salt, entry.frontier):
                 self._add(
@@ -596,8 +596,8 @@ class RowCheck:
             self.report.notes.append(f"{count:,} entries about pruned runs have salts, as release 0.2 leaves them.")
 
     def _check_absent_runs(self) -> None:
-        absent = list(self.stored.absent(RUN))
-        pruned = self.stored.pruned([entry.id for entry in absent])
+        absent = list(self.stored.find_entries_without_row(RUN))
+        pruned = self.stored.find_pruned_runs([entry.id for entry in absent])
         for entry in absent:
             if entry.id not in pruned:
                 self._add(
@@ -635,7 +635,7 @@ def _stored_entry(row: LogRow) -> StoredEntry:
 def check_database(check: LogCheck, stored: SealedRows, *, contents: bool = True, settled: bool = False) -> None:
     """Check the log of a database, and everything that is stored in it against the log. See `RowCheck`."""
     report = check.report
-    for table, key, column, type_name in stored.mistyped():
+    for table, key, column, type_name in stored.find_mistyped_values():
         report.add(Finding("type", f"{table} {key}", f"its column `{column}` has a value of the type {type_name}"))
     if not report.is_clean:
         report.notes.append("Nothing else was checked, because values of other types cannot be read.")
@@ -650,7 +650,7 @@ def check_database(check: LogCheck, stored: SealedRows, *, contents: bool = True
         report.add(Finding("state", LOG, "it has more than one state", 0))
     else:
         check.check_state(state)
-        check.check_transactions(state["xid"], stored.latest_transaction(), stored.passed_over(state["xid"]))
+        check.check_transactions(state["xid"], stored.latest_transaction(), stored.count_skipped_changes(state["xid"]))
     RowCheck(report, stored, check.last_at, contents=contents, is_settled=settled).check()
 
 

@@ -84,7 +84,7 @@ def _read(files: ArchiveFiles, checkpoints: ExportedCheckpoints, size: int, witn
         checkpoints.stamped_size = sizes["tsr"][-1]
     if sizes["txt"]:
         checkpoints.size = sizes["txt"][-1]
-        written_at = files.written_at(f"{checkpoints.size:015d}.txt")
+        written_at = files.find_write_time(f"{checkpoints.size:015d}.txt")
         if written_at is not None:
             checkpoints.written_at = moment(written_at)
     checkpoints.witnesses = {witness.name: Cosigned(size=None, at=None) for witness in witnesses}

@@ -24,7 +24,7 @@ def add(conn: Connection, change: Change, by: Actor | None) -> None:
     note(conn, author, action, tier or change.conductor, tenant="", before=None, after=after)
 
 
-def every(conn: Connection) -> tuple[Change, ...]:
+def read_all(conn: Connection) -> tuple[Change, ...]:
     """Return the latest changes, oldest first."""
     table = CONDUCTOR_CHANGES.c
     query = select(CONDUCTOR_CHANGES).order_by(table.at.desc(), table.id.desc()).limit(MOST)

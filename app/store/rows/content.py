@@ -18,7 +18,7 @@ from app.store.rows import feedback, holds, texts
 from app.store.rows.runs import clock
 from app.store.rows.transparency_log import queue_runs
 from app.store.sqlkit.sealing import Decrypt, place_of
-from app.store.sqlkit.statements import RUN_IDS, Row, SingleStatement, Statements, shared_parts
+from app.store.sqlkit.statements import RUN_IDS, Row, SingleStatement, Statements, select_shared_parts
 from app.store.sqlkit.tables import CATALOGS, CONTENTS, RUNS, SHARED_CONTENTS, TAGS, insert_into
 
 
@@ -65,7 +65,7 @@ def one_of_each(conn: Connection, pairs: Sequence[tuple[str, str]], decrypt: Dec
         if body is not None:
             bodies[run] = body
     shared_pairs = [pair for pair in pairs if pair[0] not in bodies]
-    parts = conn.execute(shared_parts(tuple_(part.run, part.ref).in_(shared_pairs)))
+    parts = conn.execute(select_shared_parts(tuple_(part.run, part.ref).in_(shared_pairs)))
     for run, body_of_ref in texts.compose(parts, decrypt).items():
         bodies[run] = next(iter(body_of_ref.values()))
     return bodies
@@ -84,7 +84,7 @@ def erase(conn: Connection, statements: Statements, runs: Sequence[str], decrypt
     """
     holds.lock(conn)
     statements.plan_by_key(conn)
-    hold_of_run = holds.on(conn, runs, decrypt)
+    hold_of_run = holds.find_by_run(conn, runs, decrypt)
     runs = [run for run in runs if run not in hold_of_run]
     owners = texts.lock_owners(conn, runs)
     query = select(RUNS.c.id).where(RUNS.c.id.in_(runs), RUNS.c.salt.is_not(None)).order_by(RUNS.c.id)

@@ -12,7 +12,7 @@ from app.store.sqlkit.tables import CONTENT_KEYS
 KEY = CONTENT_KEYS.c
 
 
-def present(conn: Connection, tenant: str) -> StoredKey | None:
+def find_current(conn: Connection, tenant: str) -> StoredKey | None:
     """Return the key under which a tenant's new contents are encrypted; None if it has none yet."""
     mine = select(CONTENT_KEYS).where(KEY.tenant == tenant, KEY.retired_at.is_(None))
     row = conn.execute(mine.order_by(KEY.made_at, KEY.id).limit(1)).one_or_none()
@@ -24,7 +24,7 @@ def of_ids(conn: Connection, ids: Collection[str]) -> tuple[StoredKey, ...]:
     return tuple([StoredKey(*row) for row in conn.execute(select(CONTENT_KEYS).where(KEY.id.in_(sorted(ids))))])
 
 
-def every(conn: Connection) -> tuple[StoredKey, ...]:
+def read_all(conn: Connection) -> tuple[StoredKey, ...]:
     """Return all keys, by tenant and age."""
     query = select(CONTENT_KEYS).order_by(KEY.tenant, KEY.made_at, KEY.id)
     return tuple([StoredKey(*row) for row in conn.execute(query)])
@@ -32,7 +32,7 @@ def every(conn: Connection) -> tuple[StoredKey, ...]:
 
 def add(conn: Connection, key: StoredKey) -> StoredKey:
     """Store a tenant's key, unless it has one in use by now; the key that is in use then."""
-    key_in_use = present(conn, key.tenant)
+    key_in_use = find_current(conn, key.tenant)
     if key_in_use is None:
         conn.execute(insert(CONTENT_KEYS).values(asdict(key)))
     return key_in_use or key

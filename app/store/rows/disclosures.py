@@ -159,7 +159,7 @@ def _filters(conn: Connection, query: DisclosureQuery) -> list[ColumnElement[boo
     if query.until is not None:
         conditions.append(LEDGER.at < query.until)
     if not query.saw.is_any:
-        conditions.append(_saw(conn, query.saw))
+        conditions.append(_has_seen(conn, query.saw))
     if query.before is not None:
         place, last_place = tuple_(LEDGER.at, LEDGER.call), tuple_(*query.before)
         if query.ascending:
@@ -169,7 +169,7 @@ def _filters(conn: Connection, query: DisclosureQuery) -> list[ColumnElement[boo
     return conditions
 
 
-def _saw(conn: Connection, saw: SeenDataFilter) -> ColumnElement[bool]:
+def _has_seen(conn: Connection, saw: SeenDataFilter) -> ColumnElement[bool]:
     """Return the condition for a row of a recipient that saw any of these."""
     search = func.strpos if conn.dialect.name == "postgresql" else func.instr
     conditions: list[ColumnElement[bool]] = []
@@ -216,7 +216,7 @@ def _disclosure(row: Any, user: str | None) -> Disclosure:
         unseen=_steps(row.unseen),
         planned_by=row.planned_by,
         attempt=row.attempt,
-        passed_over=_passed_over(row.passed_over),
+        passed_over=_parse_passed_over(row.passed_over),
         bytes=row.bytes,
         outcome=row.outcome,
         input_tokens=row.input_tokens,
@@ -228,7 +228,7 @@ def _steps(column: str) -> tuple[int, ...]:
     return tuple([int(n) for n in column.split(",") if n])
 
 
-def _passed_over(column: str | None) -> tuple[tuple[str, str], ...]:
+def _parse_passed_over(column: str | None) -> tuple[tuple[str, str], ...]:
     if column is None:
         return ()
     return tuple([(message["worker"], message["reason"]) for message in orjson.loads(column)])

@@ -42,7 +42,7 @@ def add(conn: Connection, rating: Feedback) -> Feedback:
     return rating
 
 
-def of(conn: Connection, run: str) -> tuple[Feedback, ...]:
+def of_run(conn: Connection, run: str) -> tuple[Feedback, ...]:
     """Return all ratings of a run, the oldest first."""
     query = select(FEEDBACK).where(FEEDBACK.c.run == run).order_by(FEEDBACK.c.at, FEEDBACK.c.id)
     return tuple(_feedback(row) for row in conn.execute(query))

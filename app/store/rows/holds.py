@@ -1,8 +1,8 @@
 """Rows of legal holds, and the runs that they cover.
 
-Whoever erases content or deletes rows asks `on` or `refuse` in the same transaction, after `lock`: on Postgres it holds
-a lock together with others that whoever places a hold takes alone, so an erasure either is committed before the hold
-is placed or sees it. In SQLite writers exclude each other anyway. The lock is taken before any other.
+Whoever erases content or deletes rows asks `find_by_run` or `refuse` in the same transaction, after `lock`: on Postgres
+it holds a lock together with others that whoever places a hold takes alone, so an erasure either is committed before
+the hold is placed or sees it. In SQLite writers exclude each other anyway. The lock is taken before any other.
 """
 
 from collections import defaultdict
@@ -103,7 +103,7 @@ def count_released(conn: Connection) -> int:
 def covers() -> ColumnElement[bool]:
     """Return the condition that a hold in force covers a run, as far as columns and tags tell.
 
-    A run of an earlier release has no tag of its user: `on` looks into its task as well.
+    A run of an earlier release has no tag of its user: `find_by_run` looks into its task as well.
     """
     tags = select(TAGS.c.run).where(TAGS.c.name == USER_TAG, TAGS.c.value == HOLD.name, TAGS.c.run == RUNS.c.id)
     tagged = exists(tags.correlate(RUNS, HOLDS))
@@ -118,7 +118,7 @@ def covers() -> ColumnElement[bool]:
     )
 
 
-def on(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> Mapping[str, str]:
+def find_by_run(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> Mapping[str, str]:
     """Return the runs among these that a hold covers, each with the id of one that does. Raises `UnknownKeys`."""
     if not runs or conn.execute(select(HOLD.id).where(IN_FORCE).limit(1)).first() is None:
         return {}
@@ -149,7 +149,7 @@ def _of_users(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> dict[s
 
 def refuse(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> None:
     """Raise `LegalHold` if a hold covers one of these runs."""
-    for hold in on(conn, runs, decrypt).values():
+    for hold in find_by_run(conn, runs, decrypt).values():
         raise refusal(hold)
 
 

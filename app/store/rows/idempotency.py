@@ -37,7 +37,7 @@ def remember(conn: Connection, once: IdempotencyRecord, now: float) -> Idempoten
     return once
 
 
-def lapsed(conn: Connection, now: float) -> bool:
+def any_lapsed(conn: Connection, now: float) -> bool:
     """Return True if any record has run out."""
     return conn.execute(select(ONCE.c.id).where(ONCE.c.until <= now).limit(1)).first() is not None
 

@@ -11,7 +11,7 @@ NEVER = 1e11
 """A time thousands of years from now, in seconds since 1970."""
 
 
-def due(now: float, limit: int) -> Select[tuple[str, int, str, float, int, str]]:
+def select_due(now: float, limit: int) -> Select[tuple[str, int, str, float, int, str]]:
     """Return a query of the notices that may be tried, those due for longest first."""
     row = NOTICES.c
     columns = (row.run, row.turn, row.word, row.at, row.tries, row.about)
@@ -20,7 +20,7 @@ def due(now: float, limit: int) -> Select[tuple[str, int, str, float, int, str]]
 
 def take(conn: Connection, now: float, until: float, limit: int) -> tuple[Notice, ...]:
     """Claim notices until then, but none that another process is claiming at the moment."""
-    rows = conn.execute(due(now, limit).with_for_update(skip_locked=True)).all()
+    rows = conn.execute(select_due(now, limit).with_for_update(skip_locked=True)).all()
     if rows:
         is_among = tuple_(NOTICES.c.run, NOTICES.c.turn).in_([(row.run, row.turn) for row in rows])
         conn.execute(update(NOTICES).where(is_among).values(due=until, tries=NOTICES.c.tries + 1))
@@ -43,7 +43,7 @@ def fail(conn: Connection, notice: Notice, at: float, reason: str) -> bool:
     return bool(conn.execute(update(NOTICES).where(*_same(notice)).values(changes)).rowcount)
 
 
-def failed(conn: Connection, limit: int) -> tuple[FailedNotice, ...]:
+def list_failed(conn: Connection, limit: int) -> tuple[FailedNotice, ...]:
     """Return the notices that were given up, the latest first."""
     row = NOTICES.c
     query = select(NOTICES).where(row.failed_at.is_not(None)).order_by(row.failed_at.desc(), row.run, row.turn)

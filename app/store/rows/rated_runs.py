@@ -16,7 +16,7 @@ from app.store.sqlkit.tables import EVENTS, POLICIES, RUNS, insert_into
 FindRef = Callable[[Sequence[Event]], str]
 
 
-def of(
+def find(
     conn: Connection, ratings: Sequence[Feedback], kinds: Sequence[Kind], find_ref: FindRef, decrypt: Decrypt
 ) -> tuple[Rated, ...]:
     """Return the runs of these ratings, each with its events of these kinds and the content whose ref `find_ref`
@@ -49,7 +49,7 @@ def of(
     return tuple(rated)
 
 
-def latest(conn: Connection, policy: str, after: int) -> Learned | None:
+def find_latest(conn: Connection, policy: str, after: int) -> Learned | None:
     """Return the latest posterior of a policy, if its number is higher than `after`; else None."""
     row = POLICIES.c
     latest = conn.execute(select(row.number, row.body).where(row.policy == policy, row.number > after)).one_or_none()

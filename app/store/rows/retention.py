@@ -120,13 +120,13 @@ def _matches(run_class: RunClass) -> ColumnElement[bool]:
     return and_(*conditions)
 
 
-def with_ref(conn: Connection, ref: str) -> list[str]:
+def find_with_ref(conn: Connection, ref: str) -> list[str]:
     """Return the runs that have a content of this ref. No index leads to it, so the index of all contents is read."""
     queries = [select(table.c.run).where(table.c.ref == ref) for table in (CONTENTS, SHARED_CONTENTS)]
     return sorted(conn.execute(union(*queries)).scalars())
 
 
-def that_hold(conn: Connection, runs: Sequence[str], text: bytes, decrypt: Decrypt) -> list[str]:
+def find_with_text(conn: Connection, runs: Sequence[str], text: bytes, decrypt: Decrypt) -> list[str]:
     """Return the runs among these that have this text. Raises `UnknownKeys`."""
     quoted = orjson.dumps(text.decode("utf-8", "replace"))
     matches = []
@@ -193,7 +193,7 @@ def prune(
     """
     holds.lock(conn)
     statements.plan_by_key(conn)
-    hold_of_run = holds.on(conn, [run.id for run, _ in runs], decrypt)
+    hold_of_run = holds.find_by_run(conn, [run.id for run, _ in runs], decrypt)
     pruned_rows = {}
     revisions = {}
     for run, revision in runs:

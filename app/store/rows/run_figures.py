@@ -35,7 +35,7 @@ def figures(conn: Connection, period: Period) -> RunFigures:
         ratings=_ratings(conn, period),
         first_seconds=_first_seconds(conn, newest),
         first_runs=len(newest),
-        ejected=_ejected(conn, newest),
+        ejected=_find_ejected_workers(conn, newest),
         open=_open(conn, period.tenant),
     )
 
@@ -119,7 +119,7 @@ def _first_seconds(conn: Connection, runs: Sequence[str]) -> tuple[float, ...]:
     return tuple([duration for duration in seconds_of_calls if duration > 0])
 
 
-def _ejected(conn: Connection, runs: Sequence[str]) -> tuple[EjectedWorker, ...]:
+def _find_ejected_workers(conn: Connection, runs: Sequence[str]) -> tuple[EjectedWorker, ...]:
     is_opening = (EVENTS.c.run.in_(runs), EVENTS.c.kind == Kind.PLAN_OPENED.value)
     rows = conn.execute(select(EVENTS.c.run, EVENTS.c.at, EVENTS.c.body).where(*is_opening).order_by(EVENTS.c.at))
     latest: dict[str, EjectedWorker] = {}

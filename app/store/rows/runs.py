@@ -96,7 +96,7 @@ def run(statements: Statements, name: str) -> SingleStatement[RunRow]:
 
 def page(conn: Connection, query: RunQuery) -> tuple[RunRow, ...]:
     """Return one page of a list of runs, in the order of the query."""
-    first_column = _sorted_by(query)
+    first_column = _sort_column(query)
     order: tuple[ColumnElement[Any], ...] = (first_column.desc(), RUNS.c.id.desc())
     if query.ascending:
         order = (first_column, RUNS.c.id)
@@ -143,7 +143,7 @@ def _read_step_input(
     driver = conn.execute(select(RUNS.c.driver).where(RUNS.c.id == name)).scalar_one()
     is_brief = (CONTENTS.c.run == name, func.length(CONTENTS.c.body) <= BRIEF)
     contents = conn.execute(select(CONTENTS.c.ref, CONTENTS.c.body).where(*is_brief).limit(MOST_CONTENTS))
-    cached = _cached(row, statements.tickets.fetch(conn, [name]))
+    cached = _rows_to_cache(row, statements.tickets.fetch(conn, [name]))
     return StepInput(
         events.salt, events.events, _decrypt_contents(name, contents, decrypt), row[_EPOCH], driver
     ), cached
@@ -164,7 +164,7 @@ def _step_input(name: str, decrypt: Decrypt, rows: Sequence[Row]) -> tuple[StepI
         raise NotFound
     *row, salt, driver, event_rows, tickets, contents = rows[0]
     events = [Event(name, seq, _KINDS[kind], at, orjson.loads(body)) for seq, kind, at, body in event_rows]
-    cached = _cached((*row, salt), tickets)
+    cached = _rows_to_cache((*row, salt), tickets)
     bodies = _decrypt_contents(name, contents, decrypt)
     return StepInput(bytes(salt or b""), tuple(events), bodies, row[_EPOCH], driver), cached
 
@@ -187,10 +187,10 @@ def _by_run(rows: Sequence[Row], tickets: Sequence[Row]) -> dict[str, CachedRows
     tickets_of: defaultdict[str, list[Row]] = defaultdict(list)
     for ticket in tickets:
         tickets_of[ticket[0]].append(ticket)
-    return {row[0]: _cached(row, tickets_of[row[0]]) for row in rows}
+    return {row[0]: _rows_to_cache(row, tickets_of[row[0]]) for row in rows}
 
 
-def _cached(row: Sequence[Any], tickets: Sequence[Row]) -> CachedRows | None:
+def _rows_to_cache(row: Sequence[Any], tickets: Sequence[Row]) -> CachedRows | None:
     """Return the rows for the cache, from the `CHECKED_COLUMNS` of a run and its tickets; None if it has ended or was
     erased."""
     *cached_columns, salt = row
@@ -296,7 +296,7 @@ def renew_claims(
     return renewed
 
 
-def due(conn: Connection, name: str, step: int) -> TicketRow | None:
+def find_ticket(conn: Connection, name: str, step: int) -> TicketRow | None:
     """Return one ticket, or None."""
     row = conn.execute(_tickets().where(TICKETS.c.run == name, TICKETS.c.step == step)).one_or_none()
     if row is None:
@@ -304,7 +304,7 @@ def due(conn: Connection, name: str, step: int) -> TicketRow | None:
     return TicketRow(*row)
 
 
-def overdue(now: float, grace: float, limit: int) -> Select[Any]:
+def select_overdue_tickets(now: float, grace: float, limit: int) -> Select[Any]:
     """Return a query of tickets without a valid claim that were announced `grace` seconds ago or earlier, the oldest
     first."""
     unanswered = (TICKETS.c.until <= now, TICKETS.c.rung_at <= now - grace)
@@ -323,7 +323,7 @@ def backlog(conn: Connection, now: float, most: int) -> Backlog:
 def announce(conn: Connection, now: float, grace: float, limit: int) -> tuple[TicketRow, ...]:
     """Return overdue tickets, marked as announced now, so that no other sweep, here or elsewhere, announces them
     again."""
-    rows = conn.execute(overdue(now, grace, limit).with_for_update(skip_locked=True, of=TICKETS))
+    rows = conn.execute(select_overdue_tickets(now, grace, limit).with_for_update(skip_locked=True, of=TICKETS))
     tickets = tuple([TicketRow(*row) for row in rows])
     if tickets:
         is_announced = tuple_(TICKETS.c.run, TICKETS.c.step).in_([(ticket.run, ticket.step) for ticket in tickets])
@@ -426,14 +426,14 @@ def _conditions_on_other_tables(query: RunQuery) -> list[ColumnElement[bool]]:
     if query.outcome is not None:
         conditions.append(_has_call(query.outcome, dict(query.tags).get(WORKER_TAG)))
     if query.rated is not None:
-        conditions.append(column.id.in_(_rated_runs(query.rated)))
+        conditions.append(column.id.in_(_select_rated_runs(query.rated)))
     if query.untaken_at is not None:
         queued = column.id.in_(select(TICKETS.c.run).where(TICKETS.c.until <= query.untaken_at))
         conditions.append(or_(queued, and_(*_has_lapsed(query.untaken_at))))
     return conditions
 
 
-def _rated_runs(rated: RatingFilter) -> Select[tuple[str]]:
+def _select_rated_runs(rated: RatingFilter) -> Select[tuple[str]]:
     """Return the query for the runs whose ratings have such a mean score."""
     rating, mean = FEEDBACK.c, func.avg(FEEDBACK.c.score)
     query = select(rating.run).where(rating.score.is_not(None)).group_by(rating.run)
@@ -483,7 +483,7 @@ def _bounds(query: RunQuery) -> list[ColumnElement[bool]]:
     return conditions
 
 
-def _sorted_by(query: RunQuery) -> ColumnElement[Any]:
+def _sort_column(query: RunQuery) -> ColumnElement[Any]:
     if query.sort == "cost":
         return RUNS.c.spent_usd
     return RUNS.c.created_at
@@ -494,7 +494,7 @@ def _comes_after(query: RunQuery, place: Place) -> ColumnElement[bool]:
     value, id_ = place
     if query.sort == "cost":
         value = int(value)
-    row, last_row = tuple_(_sorted_by(query), RUNS.c.id), tuple_(value, id_)
+    row, last_row = tuple_(_sort_column(query), RUNS.c.id), tuple_(value, id_)
     if query.ascending:
         return row > last_row
     return row < last_row

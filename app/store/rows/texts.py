@@ -38,7 +38,7 @@ from app.core.message.chat import message_spoken, text_spoken
 from app.core.records import record
 from app.store.protocol import SharedContent
 from app.store.sqlkit.sealing import TEXT, Decrypt, place_of
-from app.store.sqlkit.statements import OWN, RUN_IDS, TAIL, WHOLE, Row, shared_parts
+from app.store.sqlkit.statements import OWN, RUN_IDS, TAIL, WHOLE, Row, select_shared_parts
 from app.store.sqlkit.tables import FORMS, RUNS, SHARED_CONTENTS, TEXTS
 
 _LINK = (TEXTS.c.id, TEXTS.c.before)
@@ -104,8 +104,8 @@ def _id(before: str, part: bytes) -> str:
 
 
 def compose(rows: Iterable[Sequence[Any]], decrypt: Decrypt) -> dict[str, dict[str, bytes]]:
-    """Return the contents whose parts are in these rows of `shared_parts`, by run and ref. One without all its texts is
-    left out, and so is one whose key was destroyed."""
+    """Return the contents whose parts are in these rows of `select_shared_parts`, by run and ref. One without all its
+    texts is left out, and so is one whose key was destroyed."""
     parts_by_content: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     for run, ref, *part in map(tuple, rows):
         parts_by_content[run, ref].append(tuple(part))
@@ -155,7 +155,7 @@ def _compose_one(parts: Sequence[Row]) -> bytes | None:
     return None
 
 
-_PARTS = shared_parts(SHARED_CONTENTS.c.run.in_(RUN_IDS))
+_PARTS = select_shared_parts(SHARED_CONTENTS.c.run.in_(RUN_IDS))
 
 
 def of_runs(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> Mapping[str, Mapping[str, bytes]]:
@@ -260,6 +260,6 @@ def count_misplaced(conn: Connection) -> int:
     return len(wrong)
 
 
-def shared_since(conn: Connection) -> float | None:
+def read_sharing_start(conn: Connection) -> float | None:
     """Return the time from which on contents may be stored in parts, in seconds since 1970."""
     return conn.execute(select(FORMS.c.since).where(FORMS.c.name == "shared")).scalar_one_or_none()

@@ -16,7 +16,7 @@ def note(conn: Connection, trial: Trial) -> None:
     conn.execute(statement.on_conflict_do_update(index_elements=key_columns, set_=row))
 
 
-def every(conn: Connection, news: float | None) -> tuple[Trial, ...]:
+def read_all(conn: Connection, news: float | None) -> tuple[Trial, ...]:
     """Return all trials, the oldest first. With `news`, none at all unless one is later, which is cheap to ask
     often."""
     if news is not None and conn.execute(select(TRIALS.c.at).where(TRIALS.c.at > news).limit(1)).first() is None:

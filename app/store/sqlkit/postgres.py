@@ -69,7 +69,7 @@ def postgres_engine(url: URL, *, connect_args: Mapping[str, Any], **options: Any
         arguments |= {
             "statement_cache_size": 0,
             "prepared_statement_cache_size": 0,
-            "prepared_statement_name_func": _unnamed,
+            "prepared_statement_name_func": _name_statement,
         }
     return create_async_engine(url.difference_update_query([POOLING]), connect_args=arguments, **options)
 
@@ -79,7 +79,7 @@ def pools_transactions(url: URL) -> bool:
     return url.query.get(POOLING) == "transaction"
 
 
-def _unnamed() -> str:
+def _name_statement() -> str:
     return UNNAMED
 
 
@@ -108,7 +108,7 @@ class RawConnection:
         """
         return not (self.raw.is_closed() or self._unread.poll(0))
 
-    async def prepared(self, text: str, seconds: float) -> Any:
+    async def prepare(self, text: str, seconds: float) -> Any:
         """Return the driver's prepared statement. Raises `TimeoutError` if it takes longer to prepare it."""
         earlier = self._prepared.get(text)
         if earlier is not None:
@@ -423,7 +423,7 @@ class Postgres:
         try:
             await raw.execute(begin, timeout=limit - time())
             text = f"{statement.statement.text} {row_security.MARK}"
-            prepared = await checkout.connection.prepared(text, limit - time())
+            prepared = await checkout.connection.prepare(text, limit - time())
             rows = await prepared.fetch(*statement.values, timeout=limit - time())
             await raw.execute("COMMIT", timeout=limit - time())
         except BaseException as error:
@@ -482,7 +482,7 @@ class Postgres:
         except self._faults as error:
             raise self._fault(error) from error
         try:
-            prepared = await checkout.connection.prepared(statement.statement.text, limit - time())
+            prepared = await checkout.connection.prepare(statement.statement.text, limit - time())
             rows = await prepared.fetch(*statement.values, timeout=limit - time())
         except BaseException as error:
             await self._connections.drop(checkout, error)

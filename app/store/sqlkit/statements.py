@@ -97,9 +97,9 @@ MOST_CONTENTS = 16
 """Most contents that are read together with a journal."""
 
 WHOLE, TAIL, OWN = -2, -1, 0
-"""Places of the parts of a content, as `shared_parts` orders them: one that is stored as a whole, the text with which
-it ends, and what is its own. The texts with which it begins have the places 1, 2 and so on, from the last to the first.
-"""
+"""Places of the parts of a content, as `select_shared_parts` orders them: one that is stored as a whole, the text with
+which it ends, and what is its own. The texts with which it begins have the places 1, 2 and so on, from the last to the
+first."""
 
 RUN_IDS = bindparam("runs", type_=Text, expanding=True)
 """A list of runs, in statements that are built once and executed with the values `{"runs": ids}`."""
@@ -215,7 +215,7 @@ class TableWrite:
             for name, kind in types.items():
                 values[name] = bindparam(name + suffix, type_=kind)
         else:
-            rows, names = unnested(types, suffix)
+            rows, names = unnest_arrays(types, suffix)
             for name in types:
                 values[name] = rows.c[name]
         has_keys = [column == values[name] for name, column in self._keys.items()]
@@ -237,7 +237,7 @@ RowWrites = tuple[TableWrite, Sequence[Row]]
 """One way of writing rows of a table, and the rows to be written in that way."""
 
 
-def unnested(types: Mapping[str, TypeEngine[Any]], suffix: str) -> tuple[TableValuedAlias, list[str]]:
+def unnest_arrays(types: Mapping[str, TypeEngine[Any]], suffix: str) -> tuple[TableValuedAlias, list[str]]:
     """Return rows that are sent as arrays, one for each of these columns, and the names of these parameters, which end
     with the suffix."""
     arrays = [bindparam(f"{name}{suffix}", type_=ARRAY(kind)) for name, kind in types.items()]
@@ -565,7 +565,7 @@ class Statements:
 
     def _all_are_current(self, *, with_tickets: bool, locks: bool, owned: bool) -> Condition:
         """Return the condition that several runs have the expected revisions, and lock their rows and tickets."""
-        expected, names = unnested({"id": Text(), "revision": BigInteger()}, "_known")
+        expected, names = unnest_arrays({"id": Text(), "revision": BigInteger()}, "_known")
         names += _LOCKS[:locks]
         same = (RUNS.c.id == expected.c.id) & (RUNS.c.revision == expected.c.revision)
         rows = select(RUNS.c.id).select_from(RUNS.join(expected, same)).where(*_after_locks(locks)).order_by(RUNS.c.id)
@@ -652,7 +652,7 @@ _OWNED = ("id_owned", "tenant_owned")
 
 def _are_owned() -> ColumnElement[bool]:
     """Return the condition that each of these runs belongs to the tenant that is given with it."""
-    owners, _ = unnested({"id": Text(), "tenant": Text()}, "_owned")
+    owners, _ = unnest_arrays({"id": Text(), "tenant": Text()}, "_owned")
     owned_runs = RUNS.join(owners, (RUNS.c.id == owners.c.id) & (RUNS.c.tenant == owners.c.tenant))
     count = select(func.count()).select_from(owned_runs).scalar_subquery()
     return count == func.cardinality(bindparam("id_owned", type_=ARRAY(Text)))
@@ -674,7 +674,7 @@ def _one_is_current(*, locks: bool, owned: bool) -> Condition:
     return Condition(select(holds.label("holds")).cte("unchanged"), names)
 
 
-def shared_parts(*chosen: ColumnElement[bool]) -> CompoundSelect[Any]:
+def select_shared_parts(*chosen: ColumnElement[bool]) -> CompoundSelect[Any]:
     """Return the parts of the chosen contents: run, ref, place, body, True for a message of the assistant's, and at the
     place `OWN` the size of the whole."""
     return union_all(*_shared_parts(*chosen))

@@ -65,7 +65,7 @@ class TenantKeys:
 
     async def rewrap(self) -> tuple[int, int]:
         """Encrypt all content keys under the present master key; their number, and that of those which were not."""
-        rows = await self._read(content_keys.every)
+        rows = await self._read(content_keys.read_all)
         outdated_rows = [row for row in rows if row.master != self.keyring.present]
         for row in outdated_rows:
             rewrapped_key = await asyncio.to_thread(self.keyring.rewrap, row)
@@ -79,7 +79,7 @@ class TenantKeys:
         """
         await self._write(partial(content_keys.retire, tenant=tenant, at=at))
         self._present.pop(tenant, None)
-        keys = await self._read(content_keys.every)
+        keys = await self._read(content_keys.read_all)
         if not any(key.tenant == tenant for key in keys):
             return 0.0
         return FOLLOW_SECONDS
@@ -92,7 +92,7 @@ class TenantKeys:
 
     async def _in_use(self, tenant: str, at: float) -> ContentKey:
         """Return the tenant's key in use, which is made if there is none."""
-        row = await self._read(partial(content_keys.present, tenant=tenant))
+        row = await self._read(partial(content_keys.find_current, tenant=tenant))
         if row is None:
             new_key = await asyncio.to_thread(self.keyring.make, tenant, at)
             row = await self._write(partial(content_keys.add, key=new_key))

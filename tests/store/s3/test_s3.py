@@ -129,8 +129,8 @@ async def test_checkpoints_are_exported_and_one_of_another_log_replaces_none(
     assert {stored_object["Body"].read().decode() for stored_object in stored.values()} == {note, forged}
     assert {stored_object["ContentType"] for stored_object in stored.values()} == {"text/plain"}
     assert file_name(size) in stored
-    assert files.written_at(file_name(size)) is not None
-    assert (files.read("absent"), files.written_at("absent")) == (None, None)
+    assert files.find_write_time(file_name(size)) is not None
+    assert (files.read("absent"), files.find_write_time("absent")) == (None, None)
 
 
 def test_a_store_that_nobody_listens_for_is_named(credentials: None, monkeypatch: pytest.MonkeyPatch) -> None:
