@@ -28,7 +28,7 @@ from app.core.message.chat import (
     message_from_json,
     task_from_json,
 )
-from app.core.message.response_format import Flaw, add_form_instructions, constrains, faults, keeps
+from app.core.message.response_format import Flaw, add_form_instructions, constrains_decoding, faults, guarantees_form
 from app.core.plan.arms import tier_of
 from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import Catalog, Limits, Worker
@@ -116,9 +116,9 @@ def _step_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker)
     live = bool(turn.start.body["streams"]) and answers and _is_last(run, step)
     if form is not None:
         provider = catalog.providers[worker.provider]
-        constrained = call.intent.body["template"] == "json-1" or constrains(form, provider.structured)
+        constrained = call.intent.body["template"] == "json-1" or constrains_decoding(form, provider.structured)
         messages = add_form_instructions(form, messages, constrained=constrained, flaw=_flaw(run, call, form))
-        live = live and keeps(form, structured=provider.structured, keeps_open=provider.keeps_open)
+        live = live and guarantees_form(form, structured=provider.structured, keeps_open=provider.keeps_open)
     logprobs = latest.logprobs if answers else None
     if call.intent.body.get("watched"):  # a stream, although nobody received it; so it cannot be if somebody did
         live = not live

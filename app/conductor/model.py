@@ -12,7 +12,7 @@ from dataclasses import replace
 from app.conductor.prompt import ALTERNATIVES
 from app.conductor.protocol import Ask, Brief, Question, Rationale
 from app.conductor.styles import Style
-from app.core.message.chat import Chosen, Piece, Words
+from app.core.message.chat import ChosenToken, Piece, Words
 from app.core.plan import workflow
 from app.core.plan.workflow import CONDUCTOR, Step
 
@@ -79,7 +79,7 @@ class WorkerProbabilities:
     def add(self, pieces: Sequence[Piece]) -> None:
         """Add the pieces of one read."""
         for piece in pieces:
-            if isinstance(piece, Chosen):
+            if isinstance(piece, ChosenToken):
                 self._tokens.append((len(self._text), piece.token, piece.logprob))
                 self._text += piece.token
 

@@ -15,7 +15,18 @@ from typing import Any
 
 import orjson
 
-from app.core.message.chat import Chosen, Finish, Likely, Message, Piece, Tool, Toolbox, ToolCall, ToolDelta, Usage
+from app.core.message.chat import (
+    ChosenToken,
+    Finish,
+    LikelyToken,
+    Message,
+    Piece,
+    Tool,
+    Toolbox,
+    ToolCall,
+    ToolDelta,
+    Usage,
+)
 from app.core.message.response_format import is_closed
 from app.providers.faults import malformed_reply
 
@@ -112,17 +123,17 @@ def usage(
     )
 
 
-def tokens(value: object, sender: str) -> list[Chosen]:
+def tokens(value: object, sender: str) -> list[ChosenToken]:
     """Return the tokens of an answer with their log-probabilities, which OpenAI's two formats write alike.
 
     The format lists the chosen token among the likeliest.
     """
-    chosen_tokens: list[Chosen] = []
+    chosen_tokens: list[ChosenToken] = []
     for entry in rows(value, sender):
         likely = _likely(entry, sender)
         if likely is None:
             continue
-        top: list[Likely] = []
+        top: list[LikelyToken] = []
         alternatives: list[tuple[str, float]] = []
         for row in rows(entry.get("top_logprobs"), sender):
             alternative = _likely(row, sender)
@@ -131,11 +142,11 @@ def tokens(value: object, sender: str) -> list[Chosen]:
             top.append(alternative)
             if alternative.token != likely.token:
                 alternatives.append((alternative.token, alternative.logprob))
-        chosen_tokens.append(Chosen(likely.token, likely.logprob, tuple(alternatives), likely.raw, tuple(top)))
+        chosen_tokens.append(ChosenToken(likely.token, likely.logprob, tuple(alternatives), likely.raw, tuple(top)))
     return chosen_tokens
 
 
-def _likely(entry: Mapping[str, Any], sender: str) -> Likely | None:
+def _likely(entry: Mapping[str, Any], sender: str) -> LikelyToken | None:
     """Return a token with its log-probability, or None."""
     if not isinstance(entry.get("logprob"), float | int):
         return None
@@ -145,7 +156,7 @@ def _likely(entry: Mapping[str, Any], sender: str) -> Likely | None:
             raw = bytes(entry["bytes"])
     except (TypeError, ValueError):
         raw = None
-    return Likely(words(entry.get("token"), sender), float(entry["logprob"]), raw)
+    return LikelyToken(words(entry.get("token"), sender), float(entry["logprob"]), raw)
 
 
 def _repair_json(data: bytes, sender: str) -> Any:

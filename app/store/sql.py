@@ -17,7 +17,7 @@ from app.core.pool.conductor_versions import Change
 from app.core.pool.rates import RateReply, RateRequest
 from app.core.rating.calibration import Trial
 from app.core.rating.economics import JournaledRun
-from app.core.rating.evidence import Learned, Rated
+from app.core.rating.evidence import PolicyState, RatedRun
 from app.core.rating.feedback import Feedback
 from app.core.records import copy_with
 from app.core.run.events import Event, Kind
@@ -504,7 +504,7 @@ class SqlStore(Administration):
 
     async def find_rated_runs(
         self, ratings: Sequence[Feedback], kinds: Sequence[Kind], find_ref: Callable[[Sequence[Event]], str]
-    ) -> tuple[Rated, ...]:
+    ) -> tuple[RatedRun, ...]:
         work = partial(rated_runs.find, ratings=ratings, kinds=kinds, find_ref=find_ref, decrypt=self._decrypt)
         return await self._read(work)
 
@@ -520,11 +520,11 @@ class SqlStore(Administration):
     async def catalogs(self, digests: Sequence[str]) -> Mapping[str, bytes]:
         return await self._read(partial(reports.catalogs, digests=digests))
 
-    async def find_learned_state(self, policy: str, after: int) -> Learned | None:
+    async def find_learned_state(self, policy: str, after: int) -> PolicyState | None:
         return await self._read(partial(rated_runs.find_latest, policy=policy, after=after))
 
     async def learn(
-        self, policy: str, learned: Learned, at: float, parts: Mapping[str, bytes] = MappingProxyType({})
+        self, policy: str, learned: PolicyState, at: float, parts: Mapping[str, bytes] = MappingProxyType({})
     ) -> bool:
         return await self._write(partial(rated_runs.learn, policy=policy, learned=learned, at=at, parts=parts))
 

@@ -13,7 +13,20 @@ from app.conductor.model import ModelConductor
 from app.conductor.prompt import messages, shorten, template
 from app.conductor.protocol import Brief, Conductor, Given, PastStep, Previous, Question
 from app.conductor.styles import STYLES
-from app.core.message.chat import Chosen, End, Image, Message, Piece, Task, Text, Tool, Toolbox, ToolCall, Usage, Words
+from app.core.message.chat import (
+    ChosenToken,
+    End,
+    Image,
+    Message,
+    Piece,
+    Task,
+    Text,
+    Tool,
+    Toolbox,
+    ToolCall,
+    Usage,
+    Words,
+)
 from app.core.plan.workflow import Access, Step, by_name, read_plan
 from app.core.pool.catalog import Card, ConductorSpec, Limits, Price, Worker
 from app.errors import PlanRejected, WorkerUnavailable
@@ -298,7 +311,7 @@ async def test_the_published_three_lists_are_read() -> None:
 
 def decode_tokens(*tokens: tuple[str, float]) -> list[list[Piece]]:
     """One read for each token, its text and its log-probability together."""
-    return [[Words(token), Chosen(token, math.log(chance))] for token, chance in tokens]
+    return [[Words(token), ChosenToken(token, math.log(chance))] for token, chance in tokens]
 
 
 async def test_a_choice_is_as_likely_as_all_tokens_of_its_digits() -> None:

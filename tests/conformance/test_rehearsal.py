@@ -15,7 +15,7 @@ import pytest
 from app.conductor.model import WorkerProbabilities
 from app.conductor.prompt import messages as prompt
 from app.conductor.protocol import Brief, PastStep, Previous
-from app.core.message.chat import Chosen, End, Form, Message, Piece, Sampling, Task, Text, Words
+from app.core.message.chat import ChosenToken, End, Form, Message, Piece, Sampling, Task, Text, Words
 from app.core.message.response_format import Flaw, add_form_instructions, faults
 from app.core.plan import workflow
 from app.core.plan.workflow import Step, Workflow
@@ -419,7 +419,7 @@ async def propose_plan(of: Brief, *, positional: bool = True) -> tuple[list[Step
     probabilities = WorkerProbabilities()
     probabilities.add(pieces_of_plan)
     steps = [*reader.feed(text(pieces_of_plan)), *reader.finish()]
-    assert any(isinstance(piece, Chosen) for piece in pieces_of_plan)
+    assert any(isinstance(piece, ChosenToken) for piece in pieces_of_plan)
     return steps, [probabilities.next_probability(names.index(step.worker)) for step in steps]
 
 

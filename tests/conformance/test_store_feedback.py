@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.core.rating.evidence import Learned
+from app.core.rating.evidence import PolicyState
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Event, Kind
 from app.errors import Conflict, NotFound
@@ -74,20 +74,20 @@ async def test_comments_are_erased_with_the_content(store: Store) -> None:
 
 async def test_what_was_learned_is_replaced_by_whoever_has_read_it(store: Store) -> None:
     assert await store.find_learned_state("policy", 0) is None
-    first, second, rival = Learned(1, b"one"), Learned(2, b"two"), Learned(2, b"too")
+    first, second, rival = PolicyState(1, b"one"), PolicyState(2, b"two"), PolicyState(2, b"too")
     assert await store.learn("policy", first, 1.0)
-    assert not await store.learn("policy", Learned(1, b"uno"), 1.0)
+    assert not await store.learn("policy", PolicyState(1, b"uno"), 1.0)
     assert await store.learn("policy", second, 2.0)
     assert not await store.learn("policy", rival, 2.0)
-    assert not await store.learn("policy", Learned(4, b"four"), 3.0)
+    assert not await store.learn("policy", PolicyState(4, b"four"), 3.0)
     assert await store.find_learned_state("policy", 1) == second
     assert await store.find_learned_state("policy", 2) is None
     assert await store.find_learned_state("other", 0) is None
-    assert await store.learn("policy", Learned(3, b"three"), 3.0, {"policy/acme": b"own"})
-    assert not await store.learn("policy", Learned(3, b"trois"), 3.0, {"policy/acme": b"lost"})
-    assert await store.find_learned_state("policy/acme", 0) == Learned(3, b"own")
-    assert await store.learn("policy", Learned(4, b"four"), 3.0, {"policy/acme": b"next"})
-    assert await store.find_learned_state("policy/acme", 3) == Learned(4, b"next")
+    assert await store.learn("policy", PolicyState(3, b"three"), 3.0, {"policy/acme": b"own"})
+    assert not await store.learn("policy", PolicyState(3, b"trois"), 3.0, {"policy/acme": b"lost"})
+    assert await store.find_learned_state("policy/acme", 0) == PolicyState(3, b"own")
+    assert await store.learn("policy", PolicyState(4, b"four"), 3.0, {"policy/acme": b"next"})
+    assert await store.find_learned_state("policy/acme", 3) == PolicyState(4, b"next")
 
 
 def _kinds(events: Iterable[Event]) -> list[Kind]:

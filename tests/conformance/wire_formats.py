@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.core.message.chat import Chosen, End, Message, Piece, Sampling, Text, Words
+from app.core.message.chat import ChosenToken, End, Message, Piece, Sampling, Text, Words
 from app.core.pool.catalog import Deadlines, ProviderSpec, Worker
 from app.providers.adapters.anthropic import AnthropicProvider, Reply
 from app.providers.adapters.gemini import Candidate, GeminiProvider
@@ -101,6 +101,6 @@ def ending(pieces: list[Piece]) -> End:
     return ends[0]
 
 
-def chosen(pieces: list[Piece]) -> list[Chosen]:
+def chosen(pieces: list[Piece]) -> list[ChosenToken]:
     """The decoded tokens."""
-    return [piece for piece in pieces if isinstance(piece, Chosen)]
+    return [piece for piece in pieces if isinstance(piece, ChosenToken)]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access
-from app.core.rating.comparison import Comparison, Recipient, compare, figures, pair_differences, unknown
+from app.core.rating.comparison import Comparison, Recipient, compare, compare_unreadable, figures, pair_differences
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Event, Fact, PlanAccepted, PlanOpened, PlanRejected, PlanStep, RunSucceeded, StepQueued
 from tests.core.play import admission, intent, number_events, outcome, step_done
@@ -87,7 +87,7 @@ def test_a_planning_call_is_a_disclosure_to_the_conductor() -> None:
 
 
 def test_without_texts_nothing_is_said_of_answers_and_outputs() -> None:
-    comparison = compare(figures(chain()), figures(chain()), unknown)
+    comparison = compare(figures(chain()), figures(chain()), compare_unreadable)
     assert comparison.same_answer is None
     assert comparison.steps[1].same_output is None
 

@@ -7,7 +7,7 @@ import pytest
 
 from app.core.message.chat import Image, Message, Task, Text, Tool, Toolbox
 from app.core.pool.catalog import Card, Catalog, ConductorSpec, Limits, Tier, Worker
-from app.core.pool.policy import Eligible, Overrides, eligible, exclusion, healthy, unknown_names
+from app.core.pool.policy import Eligible, Overrides, exclude_ejected, exclusion, find_eligible, unknown_names
 from app.core.pool.rules import Reading
 
 CARDS = {
@@ -61,7 +61,7 @@ WORDY_TOOLS = replace(SHORT, toolbox=Toolbox((Tool("look", "x" * 1_000),)))
 def test_every_exclusion_has_its_reason(
     task: Task, labels: tuple[str, ...], overrides: Overrides, excluded: dict[str, Any]
 ) -> None:
-    choice = eligible(CATALOG, TIER, task, Reading(frozenset(labels)), overrides)
+    choice = find_eligible(CATALOG, TIER, task, Reading(frozenset(labels)), overrides)
     assert set(choice.excluded) == set(excluded)
     assert all(reason in choice.excluded[name] for name, reason in excluded.items())
     assert [worker.name for worker in choice.workers] == [name for name in TIER.pool if name not in excluded]
@@ -118,7 +118,7 @@ def test_ejected_workers_are_left_out_the_worst_first_while_two_remain(
     ejected: tuple[str, ...], remaining: str
 ) -> None:
     choice = Eligible(tuple(Worker(name, "stub", name) for name in "abcd"), {"e": "not cleared for phi"})
-    healthy_choice = healthy(choice, dict.fromkeys(ejected, "failing"))
+    healthy_choice = exclude_ejected(choice, dict.fromkeys(ejected, "failing"))
     assert "".join(worker.name for worker in healthy_choice.workers) == remaining
     assert healthy_choice.excluded == {"e": "not cleared for phi"} | dict.fromkeys(
         set("abcd") - set(remaining), "ejected: failing"
@@ -127,5 +127,5 @@ def test_ejected_workers_are_left_out_the_worst_first_while_two_remain(
 
 def test_a_small_choice_is_never_narrowed() -> None:
     two = Eligible((Worker("a", "stub", "a"), Worker("b", "stub", "b")))
-    assert healthy(two, {"a": "failing", "b": "misconfigured"}) == two
-    assert healthy(Eligible(()), {}) == Eligible(())
+    assert exclude_ejected(two, {"a": "failing", "b": "misconfigured"}) == two
+    assert exclude_ejected(Eligible(()), {}) == Eligible(())

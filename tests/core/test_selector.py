@@ -28,7 +28,7 @@ from app.core.plan.workflow import Access
 from app.core.pool.catalog import Card, Price, SelectorSpec, Worker
 from app.core.rating import posterior as posterior_of_arms
 from app.core.rating.decision import ArmChoice, Decision, decide
-from app.core.rating.evidence import Rated, decision, rating, scores
+from app.core.rating.evidence import RatedRun, build_rating, decision, scores
 from app.core.rating.features import (
     COUNTED,
     SKETCH,
@@ -426,7 +426,9 @@ def make_rating(
     events: tuple[Event, ...], *, answered: bool = True, features_json: bytes | None = None
 ) -> Rating | None:
     stored_features = json.dumps(SEEN.to_json()).encode() if features_json is None else features_json or None
-    return rating(Rated(feedback_at(1, 1.0), "tier", answered, 7, (feedback_at(1, 1.0),), events, stored_features))
+    return build_rating(
+        RatedRun(feedback_at(1, 1.0), "tier", answered, 7, (feedback_at(1, 1.0),), events, stored_features)
+    )
 
 
 def test_a_rating_teaches_of_what_was_really_played() -> None:

@@ -16,7 +16,7 @@ from app.core.pool.catalog import (
     Tier,
     Worker,
 )
-from app.core.pool.policy import Overrides, overridden
+from app.core.pool.policy import Overrides, translate_overrides
 from app.core.pool.serving import objection, serve_tier, subject_named, tier_in
 
 OWN = Tier(
@@ -102,7 +102,7 @@ def test_a_subject_must_be_able_to_answer(subject: str, words: str) -> None:
 
 def test_a_choice_of_workers_is_about_the_subject_only_if_it_has_one_of_them() -> None:
     def override(**overrides: object) -> Overrides | None:
-        return overridden(OWN, NEXT, Overrides(**overrides))  # type: ignore[arg-type]
+        return translate_overrides(OWN, NEXT, Overrides(**overrides))  # type: ignore[arg-type]
 
     assert override() == Overrides()
     assert override(allow=frozenset("ab")) == Overrides(allow=frozenset("b"))

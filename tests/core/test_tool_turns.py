@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.core.message.chat import Message, Text, Usage, mint, sum_usages
+from app.core.message.chat import Message, Text, Usage, mint_call_id, sum_usages
 from app.core.plan.workflow import Access, Step
 from app.core.run import drafts
 from app.core.run.caller_view import (
@@ -35,7 +35,7 @@ from tests.core.test_progress import (
 
 UNTIL = 60.0
 RUN, OTHER = ("run_" + digit * 31 for digit in "12")
-ONE, TWO, THREE = (mint(RUN, token * 9) for token in (b"a", b"b", b"c"))
+ONE, TWO, THREE = (mint_call_id(RUN, token * 9) for token in (b"a", b"b", b"c"))
 """Ids of calls; the journals here belong to a run of another name, which no rule looks at."""
 
 
@@ -224,7 +224,7 @@ def test_only_results_at_the_end_are_brought_back(messages: list[Message], ids: 
     assert came is None or (came.run, len(came.tail)) == (RUN, tail)
 
 
-@pytest.mark.parametrize("stranger", ["call_abc", mint(OTHER, b"z" * 9)])
+@pytest.mark.parametrize("stranger", ["call_abc", mint_call_id(OTHER, b"z" * 9)])
 def test_results_of_one_reply_belong_to_one_run(stranger: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         find_returned_results([ASK, result(ONE), result(stranger)])

@@ -17,7 +17,7 @@ from app.core.message.chat import (
     ToolDelta,
     calls_that_count,
     fault_of_calls,
-    mint,
+    mint_call_id,
     run_of,
     task_from_json,
     task_to_json,
@@ -33,7 +33,7 @@ RUN = "run_" + ("0123456789abcdef" * 2)[:31]
 @given(st.integers(0, 16**31 - 1), st.binary(min_size=9, max_size=9))
 def test_a_minted_id_leads_back_to_its_run(number: int, token: bytes) -> None:
     run = f"run_{number:031x}"
-    minted = mint(run, token)
+    minted = mint_call_id(run, token)
     assert run_of(minted) == run
     assert len(minted) == 40
     assert minted.isascii()
@@ -43,7 +43,7 @@ def test_a_minted_id_leads_back_to_its_run(number: int, token: bytes) -> None:
 @given(st.binary(min_size=9, max_size=9), st.binary(min_size=9, max_size=9))
 def test_two_ids_of_a_run_differ_unless_71_bits_agree(first: bytes, second: bytes) -> None:
     same = int.from_bytes(first) >> 1 == int.from_bytes(second) >> 1
-    assert (mint(RUN, first) == mint(RUN, second)) == same
+    assert (mint_call_id(RUN, first) == mint_call_id(RUN, second)) == same
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_two_ids_of_a_run_differ_unless_71_bits_agree(first: bytes, second: byte
         "call_bt",
         "call_bt" + "z" * 33,
         "call_bt" + "0" * 32 + "-",
-        "x" + mint(RUN, b"r" * 9),
+        "x" + mint_call_id(RUN, b"r" * 9),
     ],
 )
 def test_an_id_of_another_form_leads_nowhere(foreign: str) -> None:
@@ -64,7 +64,7 @@ def test_an_id_of_another_form_leads_nowhere(foreign: str) -> None:
 
 def test_only_run_ids_get_minted_ids() -> None:
     with pytest.raises(ValueError, match="run id"):
-        mint("run_1", b"r" * 9)
+        mint_call_id("run_1", b"r" * 9)
 
 
 def test_mixed_deltas_become_whole_calls_in_the_order_in_which_they_began() -> None:

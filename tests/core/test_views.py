@@ -13,7 +13,7 @@ from app.core.run.fold import fold
 from app.core.run.graph import Edge, Graph, graph
 from app.core.run.instant import Instant, instant, snapshot
 from app.core.run.layout import Place, layout
-from app.core.run.recipients import visible_steps
+from app.core.run.recipients import steps_seen_by_recipient
 from app.core.run.timeline import WITHOUT_MONEY, Span, timeline
 from tests.core.play import Play, admission, intent, outcome, step_done, step_failed
 
@@ -81,7 +81,7 @@ def test_a_sent_edge_is_drawn_for_exactly_what_a_call_contained() -> None:
             if not isinstance(fact, CallIntended) or fact.n is None:
                 continue
             sources = {edge.source for edge in edges(whole, f"step:{fact.n}") if edge.sent}
-            assert {f"step:{n}" for n in visible_steps(fact)} <= sources
+            assert {f"step:{n}" for n in steps_seen_by_recipient(fact)} <= sources
             assert ("caller" in sources) is fact.access.user
         assert not any(edge.sent for edge in whole.edges if edge.kind == "withheld")
 

@@ -11,12 +11,12 @@ from app.core.rating.promotion import (
     ComparedRun,
     Evidence,
     ShadowedRun,
-    apart,
     breaches,
+    compare_different_runs,
     compare_with_shadows,
     conditions,
+    is_promotable,
     pairs_needed,
-    promotable,
 )
 from app.engine.conductors import watch
 from app.engine.conductors.versions import RequestedChange
@@ -71,7 +71,7 @@ def outcomes(evidence: Evidence) -> dict[str, str]:
 def test_without_a_pair_nothing_is_decided() -> None:
     verdict = conditions(SPEC, compare_with_shadows([]))
     assert {condition.outcome for condition in verdict} == {"open"}
-    assert (promotable(verdict), breaches(verdict), pairs_needed(verdict)) == (False, (), None)
+    assert (is_promotable(verdict), breaches(verdict), pairs_needed(verdict)) == (False, (), None)
 
 
 def test_a_condition_holds_or_is_breached_only_beyond_chance() -> None:
@@ -87,10 +87,10 @@ def test_a_condition_holds_or_is_breached_only_beyond_chance() -> None:
 def test_wrong_and_degraded_runs_are_breaches_in_pairs_and_apart() -> None:
     worse = [ShadowedRun(run(f"a{n}"), run(f"b{n}", right=False, degraded=True)) for n in range(60)]
     live, candidate = [run.live for run in worse], [run.shadow for run in worse]
-    for evidence in (compare_with_shadows(worse), apart(live, candidate)):
+    for evidence in (compare_with_shadows(worse), compare_different_runs(live, candidate)):
         verdict = outcomes(evidence)
         assert (verdict["min_success_difference"], verdict["max_degraded"]) == ("breached", "breached")
-    alike = outcomes(apart(live, [run(f"c{n}") for n in range(60)]))
+    alike = outcomes(compare_different_runs(live, [run(f"c{n}") for n in range(60)]))
     assert "breached" not in alike.values()
 
 

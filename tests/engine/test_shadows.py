@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox
-from app.core.pool.budgets import Budget, of_shadows
+from app.core.pool.budgets import Budget, shadow_budget
 from app.core.pool.policy import Overrides
 from app.core.rating.economics import ReportOptions
-from app.core.rating.evidence import TOLD, Learned, find_features_ref
+from app.core.rating.evidence import TOLD, PolicyState, find_features_ref
 from app.core.rating.feedback import Feedback
 from app.core.rating.shadows import notes_from_json, policy_of, shadow_id
 from app.core.run.kinds import Kind
@@ -96,7 +96,7 @@ async def test_a_run_is_tried_a_second_time_once_it_has_ended(tmp_path: Path) ->
             assert (row.origin_kind, row.origin_run, row.state, row.tenant) == ("shadow", run, "succeeded", "tenant")
             assert stub.requests_for("gamma")[-1].json["messages"] == stub.requests_for("alpha")[-1].json["messages"]
             assert row.spent.usd > 0
-            use = await runtime.context.store.budget_use(of_shadows("baton-mini", 0).id, 1)
+            use = await runtime.context.store.budget_use(shadow_budget("baton-mini", 0).id, 1)
             assert use[0].spent == row.spent.usd
             await shadows.look()
             await shadows.look()
@@ -281,7 +281,7 @@ async def test_an_engine_that_was_killed_leaves_one_shadow_at_most(tmp_path: Pat
             noted = await store.find_learned_state(policy_of("baton-mini"), 0)
             assert unnoted is not None
             assert noted is not None
-            again = Learned(noted.number + 1, unnoted.body)
+            again = PolicyState(noted.number + 1, unnoted.body)
             assert await store.learn(policy_of("baton-mini"), again, runtime.context.now())
             await shadows.look()
             assert (len(stub.requests_for("gamma")), await counts(runtime)) == (2, {"started": 2})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.core.message.chat import Image, Message, Text, mint
+from app.core.message.chat import Image, Message, Text, mint_call_id
 from app.engine.runs import tool_results
 from app.errors import InvalidRequest
 from app.process.wiring import Runtime
@@ -121,8 +121,8 @@ async def test_ids_that_were_not_given_to_this_caller_are_unknown(stub: Provider
     conversation = Conversation(runtime)
     first = await conversation.take_turn()
     (call_of_first_turn,) = first.ended.calls
-    nobodys = replace(call_of_first_turn, id=mint("run_" + "0" * 31, b"x" * 9))
-    others = replace(call_of_first_turn, id=mint(first.ended.state.run, b"x" * 9))
+    nobodys = replace(call_of_first_turn, id=mint_call_id("run_" + "0" * 31, b"x" * 9))
+    others = replace(call_of_first_turn, id=mint_call_id(first.ended.state.run, b"x" * 9))
     for call, tenant in ((nobodys, "tenant"), (others, "tenant"), (call_of_first_turn, "stranger")):
         result = Message("tool", (Text("A"),), call_id=call.id)
         stranger = Conversation(runtime, messages=[QUESTION, Message("assistant", (), calls=(call,)), result])

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from app.core.message.chat import TOKEN_BYTES, Message, Text, Tool, Toolbox, ToolCall, mint
+from app.core.message.chat import TOKEN_BYTES, Message, Text, Tool, Toolbox, ToolCall, mint_call_id
 from app.gateway.wire import custom_tools
 from tests.gateway.test_exact_chat import events
 from tests.harness.callers import open_stream, post_chat, stream_chat
@@ -121,7 +121,7 @@ async def test_results_go_on_with_the_run(stub: ProviderStub, client: httpx.Asyn
 async def test_results_of_somebody_elses_call_are_refused(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     stub.always("alpha", tool_call_reply(written()))
     message = (await post_chat(client, request_body())).json()["choices"][0]["message"]
-    message["tool_calls"][0]["id"] = mint("run_" + "7" * 31, bytes(TOKEN_BYTES))
+    message["tool_calls"][0]["id"] = mint_call_id("run_" + "7" * 31, bytes(TOKEN_BYTES))
     reply = await post_chat(client, answered(request_body(), message, "x"))
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unknown_tool_call")
 

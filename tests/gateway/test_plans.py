@@ -8,8 +8,7 @@ from typing import Any
 
 import httpx
 
-from app.core.message.chat import Task
-from app.core.message.chat import mint as mint_call
+from app.core.message.chat import Task, mint_call_id
 from app.core.plan.digest import plan_digest
 from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import Limits
@@ -254,7 +253,7 @@ async def test_what_would_not_be_what_was_shown_is_refused(client: httpx.AsyncCl
     for headers, expected in zip(keys, [(409, "plan_outdated"), (403, "insufficient_scope")], strict=True):
         refused = await client.post(path, headers=headers)
         assert (refused.status_code, refused.json()["error"]["code"]) == expected
-    minted = mint_call("run_1a20a33c6053a3985b4acf8748fe802", bytes(9))
+    minted = mint_call_id("run_1a20a33c6053a3985b4acf8748fe802", bytes(9))
     call = {"id": minted, "type": "function", "function": {"name": "look", "arguments": "{}"}}
     turns = [
         {"role": "assistant", "content": None, "tool_calls": [call]},

@@ -5,13 +5,13 @@ from typing import Any
 import httpx
 import pytest
 
-from app.core.message.chat import TOKEN_BYTES, Message, Text, ToolCall, mint
+from app.core.message.chat import TOKEN_BYTES, Message, Text, ToolCall, mint_call_id
 from app.errors import InvalidRequest
 from app.gateway.responses.calls import pair_outputs
 from tests.gateway.test_response_tools import SPAWN, calling, respond
 from tests.stubs import ProviderStub, Reply
 
-HI, OURS = Message("user", (Text("Hi"),)), mint("run_" + "7" * 31, bytes(TOKEN_BYTES))
+HI, OURS = Message("user", (Text("Hi"),)), mint_call_id("run_" + "7" * 31, bytes(TOKEN_BYTES))
 
 
 def call(*ids: str) -> Message:

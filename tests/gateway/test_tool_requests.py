@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from app.core.message.chat import Image, Message, Text, Tool, Toolbox, ToolCall, ToolDelta, mint
+from app.core.message.chat import Image, Message, Text, Tool, Toolbox, ToolCall, ToolDelta, mint_call_id
 from app.core.run.caller_view import find_returned_results
 from app.engine.delivery.messages import AnswerPart, CallerMessage, Mailbox, TurnEnd
 from app.engine.runs.admission import Order
@@ -100,7 +100,7 @@ def test_messages_are_made_when_somebody_looks_at_them() -> None:
 
 async def test_missing_results_of_our_own_calls_are_named(gateway: GatewayStandIn, key: str) -> None:
     run = "run_" + "7" * 31
-    ours = [mint(run, bytes([n]) * 9) for n in range(3)]
+    ours = [mint_call_id(run, bytes([n]) * 9) for n in range(3)]
     calls = [{"id": id_, "type": "function", "function": {"name": "look", "arguments": "{}"}} for id_ in ours]
     messages = [
         {"role": "user", "content": "x"},

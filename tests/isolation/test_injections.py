@@ -56,7 +56,7 @@ async def test_words_beyond_an_access_list_would_be_found(tmp_path: Path, monkey
 async def test_an_id_of_a_worker_and_a_call_of_an_uncleared_one_would_be_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.engine.steps.execution.mint", lambda _run, _token: FORGED_CALL)
+    monkeypatch.setattr("app.engine.steps.execution.mint_call_id", lambda _run, _token: FORGED_CALL)
     monkeypatch.setattr("app.core.pool.policy.permits", lambda _worker, _reading: True)
     findings = await judged(tmp_path, "tools")
     assert any("an id that Baton did not mint" in fault for fault in findings.authority)

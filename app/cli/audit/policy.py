@@ -54,12 +54,12 @@ def _check(catalog: Catalog, *, as_json: bool) -> int:
         table.add_row(*[Text(cell, overflow="fold") for cell in cells])
     console = terminal.stdout()
     console.print(table)
-    for worker in policy_table.lowering(catalog):
+    for worker in policy_table.list_declassifying_workers(catalog):
         label_names = ", ".join(sorted(worker.declassifies))
         console.print(
             f"note: {worker.name} declassifies {label_names}: what it writes loses these labels", markup=False
         )
-    for words in policy_table.without_effect(catalog):
+    for words in policy_table.list_rules_without_effect(catalog):
         console.print(f"note: {words}", markup=False, soft_wrap=True)
     return FINE
 
@@ -69,7 +69,7 @@ def _check(catalog: Catalog, *, as_json: bool) -> int:
 
 def _diff(changes: Sequence[Widening], *, as_json: bool) -> int:
     if as_json:
-        witnesses = [policy_table.witness(widening) for widening in changes]
+        witnesses = [policy_table.witness_to_json(widening) for widening in changes]
         terminal.print_json({"widens": bool(changes), "witnesses": witnesses})
     else:
         for widening in changes:

@@ -28,7 +28,7 @@ from app.cli.learning.task_set import GradedTask
 from app.core.message.chat import Message, Role, Text, Usage
 from app.core.pool.catalog import Catalog, Limits, Tier, Worker
 from app.core.pool.policy import Overrides, input_bound, worst_case
-from app.core.rating.calibration import SOURCE, Rate, Trial, alike, of_worker, rates
+from app.core.rating.calibration import SOURCE, Rate, Trial, are_indistinguishable, of_worker, rates
 from app.core.rating.feedback import derive_feedback
 from app.core.rating.forecast import OUTPUT_TOKENS
 from app.engine.delivery.messages import TurnEnd
@@ -302,7 +302,7 @@ def _print(args: Arguments, catalog: Catalog, trials: Sequence[Trial], progress:
         console.print(_table(by_worker))
     else:
         console.print("Nothing was measured yet.")
-    if alike(by_worker):
+    if are_indistinguishable(by_worker):
         console.print(NO_DIFFERENCE_NOTE)
     if progress.trials:
         console.print(f"{len(progress.trials)} trials, {terminal.dollars(progress.spent)}.")

@@ -23,7 +23,7 @@ from app.cli.runs.run_list import query_of
 from app.core.plan.arms import tier_for, tier_of
 from app.core.pool.catalog import Catalog, Tier
 from app.core.pool.snapshot import restore_catalog, seal_catalog
-from app.core.rating.comparison import Comparison, Paired, Recipient, in_unit, pair_differences
+from app.core.rating.comparison import Comparison, PairedDifference, Recipient, in_unit, pair_differences
 from app.engine.runs import replays
 from app.engine.runs.admission import Order
 from app.engine.runs.replays import Changes
@@ -351,9 +351,9 @@ async def _compare_runs(settings: Any, args: Arguments) -> Comparison:
         return await replay.compare_with_replay(store, journals, ratings, reads=True)
 
 
-def _intervals(batch: Batch, seed: int) -> list[tuple[Paired, Interval | None]]:
+def _intervals(batch: Batch, seed: int) -> list[tuple[PairedDifference, Interval | None]]:
     """Return the paired differences with their 95 % intervals by the bootstrap over runs; None for a single pair."""
-    intervals: list[tuple[Paired, Interval | None]] = []
+    intervals: list[tuple[PairedDifference, Interval | None]] = []
     for metric in pair_differences([pair.comparison for pair in batch.pairs if pair.comparison is not None]):
         spread = None
         if metric.pairs > 1:
@@ -363,7 +363,7 @@ def _intervals(batch: Batch, seed: int) -> list[tuple[Paired, Interval | None]]:
     return intervals
 
 
-def _metric(metric: Paired, spread: Interval | None) -> dict[str, Any]:
+def _metric(metric: PairedDifference, spread: Interval | None) -> dict[str, Any]:
     ends = None
     if spread is not None:
         ends = [in_unit(metric.metric, spread.low), in_unit(metric.metric, spread.high)]
@@ -373,7 +373,7 @@ def _metric(metric: Paired, spread: Interval | None) -> dict[str, Any]:
 # -- printing
 
 
-def _print(batch: Batch, differences: Sequence[tuple[Paired, Interval | None]]) -> None:
+def _print(batch: Batch, differences: Sequence[tuple[PairedDifference, Interval | None]]) -> None:
     console = terminal.stdout()
     table = terminal.table()
     for column in ("run", "replay", "state", "answer", "cost", "time", "disclosures"):
@@ -406,7 +406,7 @@ def _cells(pair: ReplayedRun) -> tuple[str, ...]:
     )
 
 
-def _differences(differences: Sequence[tuple[Paired, Interval | None]]) -> Table:
+def _differences(differences: Sequence[tuple[PairedDifference, Interval | None]]) -> Table:
     table = terminal.table()
     table.add_column("per run", no_wrap=True)
     for column in ("pairs", "run", "replay", "difference", "95 % interval", "lower", "higher"):

@@ -261,7 +261,7 @@ class Keepsake:
 
 
 @record(frozen=True, slots=True)
-class Likely:
+class LikelyToken:
     """A token that a decoder might have chosen. `raw` are its bytes, which may be part of a character only."""
 
     token: str
@@ -270,14 +270,14 @@ class Likely:
 
 
 @record(frozen=True, slots=True)
-class Chosen:
+class ChosenToken:
     """One decoded token with its natural-log probability and the likeliest others, where the decoder reports them."""
 
     token: str
     logprob: float
     others: tuple[tuple[str, float], ...] = ()
     raw: bytes | None = None
-    top: tuple[Likely, ...] = ()
+    top: tuple[LikelyToken, ...] = ()
     """The likeliest as the decoder listed them, the chosen one among them if it is one of them."""
 
 
@@ -295,7 +295,7 @@ class End:
     """The provider's id of the reply."""
 
 
-Piece = Words | ToolDelta | Keepsake | Chosen | End
+Piece = Words | ToolDelta | Keepsake | ChosenToken | End
 
 
 SAMPLING = tuple(attribute.name for attribute in fields(Sampling))
@@ -437,14 +437,14 @@ Decoded = Mapping[str, Any]
 worker's decoder, and then stored, streamed and returned unchanged."""
 
 
-def token_to_json(chosen: Chosen) -> dict[str, Any]:
+def token_to_json(chosen: ChosenToken) -> dict[str, Any]:
     """Return a decoded token: itself, its natural-log probability, its bytes where they are known, and the
     likeliest."""
-    likely = Likely(chosen.token, chosen.logprob, chosen.raw)
+    likely = LikelyToken(chosen.token, chosen.logprob, chosen.raw)
     return _figures(likely) | {"top_logprobs": [_figures(likely_token) for likely_token in chosen.top]}
 
 
-def _figures(likely: Likely) -> dict[str, Any]:
+def _figures(likely: LikelyToken) -> dict[str, Any]:
     raw = None if likely.raw is None else list(likely.raw)
     return {"token": likely.token, "logprob": likely.logprob, "bytes": raw}
 
@@ -532,12 +532,12 @@ def _head(messages: Sequence[Message], values: Sequence[object]) -> Iterator[byt
         yield part
 
 
-def message_spoken(text: bytes) -> bytes:
+def encode_spoken_message(text: bytes) -> bytes:
     """Return the part of a conversation that is an assistant's message with this text and nothing else."""
     return orjson.dumps(text.decode(errors="replace")).join(SPOKEN)
 
 
-def text_spoken(part: bytes) -> bytes | None:
+def decode_spoken_text(part: bytes) -> bytes | None:
     """Return the text of such a part of a conversation; None for any other part."""
     before, after = SPOKEN
     if not (part.startswith(before) and part.endswith(after)):
@@ -565,18 +565,18 @@ MINTED = re.compile(r"call_bt([0-9A-Za-z]{21})[0-9A-Za-z]{12}")
 RUN = re.compile(r"run_([0-9a-f]{31})")
 DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 TOKEN_BYTES = 9
-"""Random bytes that `mint` wants."""
+"""Random bytes that `mint_call_id` takes."""
 MOST_CALLS = 128
 """In one turn; OpenAI's own limit."""
 
 
-def mint(run: str, token: bytes) -> str:
+def mint_call_id(run: str, token: bytes) -> str:
     """Return an id for a tool call of this run; `token` is `TOKEN_BYTES` of randomness. ValueError for a run id of
     another form."""
     match = RUN.fullmatch(run)
     if match is None:
         raise ValueError("this is no run id")
-    return f"call_bt{_spell(int(match[1], 16), 21)}{_spell(int.from_bytes(token) >> 1, 12)}"
+    return f"call_bt{_to_base62(int(match[1], 16), 21)}{_to_base62(int.from_bytes(token) >> 1, 12)}"
 
 
 def run_of(call_id: str) -> str | None:
@@ -592,7 +592,7 @@ def run_of(call_id: str) -> str | None:
     return None
 
 
-def _spell(number: int, places: int) -> str:
+def _to_base62(number: int, places: int) -> str:
     digits = ""
     for _ in range(places):
         number, digit = divmod(number, 62)

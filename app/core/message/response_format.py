@@ -83,7 +83,7 @@ def faults(form: Form, text: str) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def constrains(form: Form, structured: bool) -> bool:
+def constrains_decoding(form: Form, structured: bool) -> bool:
     """Return whether a worker's decoding is constrained to the whole form, by a provider that treats it as strict.
 
     `structured` says whether its provider constrains decoding to schemas at all.
@@ -91,7 +91,7 @@ def constrains(form: Form, structured: bool) -> bool:
     return structured and form.strict and form.schema is not None
 
 
-def suffices(form: Form, messages: Iterable[Message], *, json_mode: bool) -> bool:
+def json_mode_suffices(form: Form, messages: Iterable[Message], *, json_mode: bool) -> bool:
     """Return whether a worker's JSON mode needs no words about the form: it is any object, and a message asks for it.
 
     OpenAI refuses the mode where no message mentions JSON; other models may then write white space without end.
@@ -101,13 +101,15 @@ def suffices(form: Form, messages: Iterable[Message], *, json_mode: bool) -> boo
     return any(message.role in INSTRUCTING and "json" in message.text.lower() for message in messages)
 
 
-def keeps(form: Form, *, structured: bool, keeps_open: bool) -> bool:
+def guarantees_form(form: Form, *, structured: bool, keeps_open: bool) -> bool:
     """Return whether every output of a worker matches the form, so that its answer can be streamed.
 
     `keeps_open` is `ProviderSpec.keeps_open` of its provider. No decoder is trusted with keywords that combine or
     negate schemas.
     """
-    return constrains(form, structured) or (keeps_open and form.schema is not None and not _combines(form.schema))
+    return constrains_decoding(form, structured) or (
+        keeps_open and form.schema is not None and not _combines(form.schema)
+    )
 
 
 def _combines(schema: object) -> bool:

@@ -78,7 +78,7 @@ class Budget:
         return f"the budget of the {self.scope} {self.name} for {_article(self.period)}"
 
 
-def of_shadows(tier: str, usd: int) -> Budget:
+def shadow_budget(tier: str, usd: int) -> Budget:
     """Return the budget of the shadows of a tier's runs, whoever's they are: so many micro-dollars in a day (UTC)."""
     return Budget(ALL_TENANTS, "shadow", tier, "day", usd)
 

@@ -82,7 +82,7 @@ class Needs:
     context: int
 
 
-def eligible(catalog: Catalog, tier: Tier, task: Task, least: Reading, overrides: Overrides) -> Eligible:
+def find_eligible(catalog: Catalog, tier: Tier, task: Task, least: Reading, overrides: Overrides) -> Eligible:
     """Filter the tier's pool by the caller's overrides, by labels and clearances, and by what the task needs.
 
     `least` is what every worker of the run reads in any of its steps.
@@ -93,7 +93,7 @@ def eligible(catalog: Catalog, tier: Tier, task: Task, least: Reading, overrides
     excluded: dict[str, str] = {}
     for name in tier.pool:
         worker = catalog.workers[name]
-        reason = _overridden(name, overrides) or exclusion(worker, least) or _unable(worker, needs)
+        reason = _find_override(name, overrides) or exclusion(worker, least) or _find_missing_ability(worker, needs)
         if not reason and task.logprobs is not None and not catalog.providers[worker.provider].gives_logprobs:
             reason = NO_LOGPROBS
         if not reason and worker.refuses:
@@ -115,7 +115,7 @@ def exclude_unpriced(choice: Eligible) -> Eligible:
     return choice
 
 
-def healthy(choice: Eligible, ejected: Mapping[str, str]) -> Eligible:
+def exclude_ejected(choice: Eligible, ejected: Mapping[str, str]) -> Eligible:
     """Return the choice without the ejected workers, as long as `ENOUGH` remain; `ejected` gives their reasons, the
     worst of them first."""
     reasons = select_dispensable(choice.workers, ejected)
@@ -140,7 +140,7 @@ def unknown_names(tier: Tier, overrides: Overrides) -> tuple[str, ...]:
     return tuple(sorted(names.difference(tier.pool)))
 
 
-def overridden(tier: Tier, other: Tier, overrides: Overrides) -> Overrides | None:
+def translate_overrides(tier: Tier, other: Tier, overrides: Overrides) -> Overrides | None:
     """Return a request's choice of workers as it applies to the tier while it is served by a subject (`other`). None if
     the request allows none of the subject's workers, or names one that is in neither pool: then it is the tier's own
     definition that it is about."""
@@ -188,7 +188,7 @@ def _is_granted(card: Card, label: str) -> bool:
     return kind == "retention" and bool(value) and value == card.retention
 
 
-def _overridden(name: str, overrides: Overrides) -> str | None:
+def _find_override(name: str, overrides: Overrides) -> str | None:
     if overrides.pin is not None and name != overrides.pin:
         return PINNED
     if overrides.allow and name not in overrides.allow:
@@ -206,7 +206,7 @@ def _find_refusal(worker: Worker, sampling: Sampling) -> str | None:
     return None
 
 
-def _unable(worker: Worker, needs: Needs) -> str | None:
+def _find_missing_ability(worker: Worker, needs: Needs) -> str | None:
     if needs.images and "image" not in worker.card.modalities:
         return "cannot see images"
     if needs.documents and "pdf" not in worker.card.modalities:

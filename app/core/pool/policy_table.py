@@ -49,12 +49,12 @@ def _row(catalog: Catalog, tier: str, labels: tuple[str, ...]) -> Row:
     return Row(tier, labels, tuple(readers), excluded)
 
 
-def lowering(catalog: Catalog) -> list[Worker]:
+def list_declassifying_workers(catalog: Catalog) -> list[Worker]:
     """Return the workers that declassify: what they write loses labels."""
     return [worker for worker in catalog.workers.values() if worker.declassifies]
 
 
-def without_effect(catalog: Catalog) -> list[str]:
+def list_rules_without_effect(catalog: Catalog) -> list[str]:
     """Return, in words, the rules that exclude nobody who is cleared for their labels."""
     effective: set[str] = set()
     for worker in catalog.workers.values():
@@ -72,8 +72,8 @@ def table(catalog: Catalog) -> dict[str, Any]:
     return {
         "rules": [rule.name for rule in catalog.rules],
         "shown": [_row_to_json(row) for row in rows(catalog)],
-        "declassifies": {worker.name: sorted(worker.declassifies) for worker in lowering(catalog)},
-        "without_effect": without_effect(catalog),
+        "declassifies": {worker.name: sorted(worker.declassifies) for worker in list_declassifying_workers(catalog)},
+        "without_effect": list_rules_without_effect(catalog),
     }
 
 
@@ -81,7 +81,7 @@ def _row_to_json(row: Row) -> dict[str, Any]:
     return {"tier": row.tier, "labels": row.labels, "recipients": row.recipients, "excluded": dict(row.excluded)}
 
 
-def witness(widening: Widening) -> dict[str, Any]:
+def witness_to_json(widening: Widening) -> dict[str, Any]:
     """Return the witness of a widening as a JSON value."""
     recipient = widening.recipient
     return {

@@ -15,10 +15,10 @@ from app.core.rating.comparison import (
     RunFigures,
     Same,
     StepFigures,
+    compare_unreadable,
     in_unit,
     metric_json_name,
     same_text,
-    unknown,
 )
 from app.core.records import record
 
@@ -32,7 +32,7 @@ DIGITS: Final = 6
 """Decimal places of seconds."""
 
 
-def unread(_ref: str) -> str:
+def hash_unreadable(_ref: str) -> str:
     """Return the hash of texts for those who may not read them."""
     return ""
 
@@ -122,7 +122,10 @@ class SideBySide:
 
 
 def side_by_side(
-    first: RunFigures, second: RunFigures, hashes: tuple[Hash, Hash] = (unread, unread), same: Same = unknown
+    first: RunFigures,
+    second: RunFigures,
+    hashes: tuple[Hash, Hash] = (hash_unreadable, hash_unreadable),
+    same: Same = compare_unreadable,
 ) -> SideBySide:
     """Align the steps of two runs. `hashes` gives the hash of a text of each run; `same` says of two refs whether their
     texts are equal."""

@@ -103,7 +103,7 @@ def _with_rates(worker: Worker, trials: Sequence[Trial]) -> Worker:
     return replace(worker, card=replace(worker.card, measured=shown))
 
 
-def alike(trials: Mapping[str, Sequence[Trial]]) -> bool:
+def are_indistinguishable(trials: Mapping[str, Sequence[Trial]]) -> bool:
     """Return True if trials of two workers or more tell none of them apart: in no domain, and not in all of them
     together, do the intervals of two pass rates lie apart."""
     if len(trials) < 2:
@@ -112,9 +112,9 @@ def alike(trials: Mapping[str, Sequence[Trial]]) -> bool:
     for domain in {trial.domain for own in trials.values() for trial in own}:
         found = [rates(own, lambda trial: trial.domain).get(domain) for own in trials.values()]
         groups.append([rate for rate in found if rate is not None])
-    return not any(_apart(group) for group in groups)
+    return not any(_lie_apart(group) for group in groups)
 
 
-def _apart(found: Sequence[Rate]) -> bool:
+def _lie_apart(found: Sequence[Rate]) -> bool:
     ends = [rate.ends for rate in found]
     return max(low for low, _ in ends) > min(high for _, high in ends)

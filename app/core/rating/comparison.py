@@ -20,7 +20,7 @@ from app.core.records import record
 from app.core.run.caller_view import bill
 from app.core.run.events import CallIntended, Event, PlanStep, facts
 from app.core.run.fold import fold
-from app.core.run.recipients import EMBEDDING_TEMPLATE, visible_steps
+from app.core.run.recipients import EMBEDDING_TEMPLATE, steps_seen_by_recipient
 from app.core.run.recording import places
 from app.core.run.state import RunState, StepState
 
@@ -34,7 +34,7 @@ Same = Callable[[str, str], bool | None]
 """Says whether the texts of a ref of the first run and of one of the second are equal; None if that is not known."""
 
 
-def unknown(_first: str, _second: str) -> bool | None:
+def compare_unreadable(_first: str, _second: str) -> bool | None:
     """Return the comparison of texts for those who may not read them."""
     return None
 
@@ -216,7 +216,7 @@ def _step(state: RunState, step: StepState, planned: str, at: Mapping[int, str])
 
 
 def _disclosure(intent: CallIntended, at: Mapping[int, str]) -> Recipient:
-    saw = _saw(Access(intent.access.user, visible_steps(intent)), at)
+    saw = _saw(Access(intent.access.user, steps_seen_by_recipient(intent)), at)
     if intent.n is not None:
         return Recipient(intent.worker, "worker", at[intent.n], saw)
     role: Role = "embedder" if intent.template == EMBEDDING_TEMPLATE else "conductor"
@@ -296,7 +296,7 @@ class Comparison:
         }
 
 
-def compare(first: RunFigures, second: RunFigures, same: Same = unknown) -> Comparison:
+def compare(first: RunFigures, second: RunFigures, same: Same = compare_unreadable) -> Comparison:
     """Compare two runs; `same` says of two refs whether their texts are equal."""
     all_places = sorted(first.steps.keys() | second.steps.keys(), key=_numbers)
     aligned = tuple([_align_step(place, first.steps.get(place), second.steps.get(place), same) for place in all_places])
@@ -348,7 +348,7 @@ def in_unit(metric: str, value: float | None) -> float | None:
 
 
 @record(frozen=True, slots=True)
-class Paired:
+class PairedDifference:
     """One metric over the pairs in which both runs have it. Means are in the unit of the metric."""
 
     metric: str
@@ -375,7 +375,7 @@ class Paired:
         }
 
 
-def pair_differences(comparisons: Sequence[Comparison]) -> tuple[Paired, ...]:
+def pair_differences(comparisons: Sequence[Comparison]) -> tuple[PairedDifference, ...]:
     """Return the paired differences of each metric that at least one pair has."""
     found = []
     for metric in METRICS:
@@ -385,11 +385,11 @@ def pair_differences(comparisons: Sequence[Comparison]) -> tuple[Paired, ...]:
     return tuple(found)
 
 
-def _pair_difference(metric: str, pairs: Sequence[Comparison]) -> Paired:
+def _pair_difference(metric: str, pairs: Sequence[Comparison]) -> PairedDifference:
     before = [pair.first.metric(metric) or 0.0 for pair in pairs]
     after = [pair.second.metric(metric) or 0.0 for pair in pairs]
     differences = tuple([new - old for old, new in zip(before, after, strict=True)])
-    return Paired(
+    return PairedDifference(
         metric=metric,
         pairs=len(pairs),
         first=fmean(before),

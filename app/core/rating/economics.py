@@ -448,7 +448,7 @@ class _Cheapest:
 
 
 @record(frozen=True, slots=True)
-class Compared:
+class CheapestComparison:
     """The cost of the calls of a run's steps, and the least that they would have cost (`CHEAPEST`), in micro-dollars,
     with the worker at whose price that is."""
 
@@ -457,13 +457,17 @@ class Compared:
     worker: str
 
 
-def compare_with_cheapest(pool: Sequence[str], events: Sequence[Event], prices: Prices | None) -> Compared | None:
+def compare_with_cheapest(
+    pool: Sequence[str], events: Sequence[Event], prices: Prices | None
+) -> CheapestComparison | None:
     """Compare the calls of one run's steps with the cheapest worker of its pool; None where none of them has ended, or
     where no price is known."""
     return _compare_account_with_cheapest(pool, _RunAccount(events), prices)
 
 
-def _compare_account_with_cheapest(pool: Sequence[str], account: _RunAccount, prices: Prices | None) -> Compared | None:
+def _compare_account_with_cheapest(
+    pool: Sequence[str], account: _RunAccount, prices: Prices | None
+) -> CheapestComparison | None:
     """Of workers that cost the same the first one of the pool counts as the cheapest."""
     calls = [call for call in account.step_calls if call.outcome]
     priced = [worker for worker in pool if prices and worker in prices]
@@ -472,7 +476,7 @@ def _compare_account_with_cheapest(pool: Sequence[str], account: _RunAccount, pr
     usages = [call.usage for call in calls]
     costs = {worker: sum(map(prices[worker].cost, usages)) for worker in priced}
     cheapest = min(costs, key=costs.__getitem__)
-    return Compared(sum(int(call.outcome["usd"]) for call in calls), costs[cheapest], cheapest)
+    return CheapestComparison(sum(int(call.outcome["usd"]) for call in calls), costs[cheapest], cheapest)
 
 
 @record(frozen=True, slots=True)

@@ -31,7 +31,7 @@ TOLD = (Kind.PLAN_OPENED, Kind.PLAN_STEP, Kind.PLAN_ACCEPTED, Kind.CALL_INTENDED
 
 
 @record(frozen=True, slots=True)
-class Rated:
+class RatedRun:
     """A rating with the run that it is about. `answered` is True if the run has an answer that no fallback gave, `usd`
     is its cost, `given` are all of its ratings, and `seen` are its stored features, None if they were erased."""
 
@@ -45,7 +45,7 @@ class Rated:
 
 
 @record(frozen=True, slots=True)
-class Learned:
+class PolicyState:
     """A learned posterior of a policy; each write has the number after the one that it replaces, from 1 on."""
 
     number: int
@@ -71,7 +71,7 @@ def find_features_ref(events: Sequence[Event]) -> str:
     return str(decided["features"])
 
 
-def rating(rated: Rated, raters: Mapping[str, float] | None = None) -> Rating | None:
+def build_rating(rated: RatedRun, raters: Mapping[str, float] | None = None) -> Rating | None:
     """Return the rating as the posterior learns it; None if there is nothing to learn. `raters` has the weights of
     sources of ratings that do not count fully."""
     weights = raters if raters is not None else {}
@@ -92,14 +92,14 @@ def _models(events: Sequence[Event]) -> Mapping[str, str]:
 
 
 @record(frozen=True, slots=True)
-class Played:
+class PlayedArm:
     """The arm that a rating is about; `is_whole` is True if the run's cost is the arm's."""
 
     arm: Arm
     is_whole: bool = True
 
 
-def arm_played(events: Sequence[Event]) -> Played | None:
+def arm_played(events: Sequence[Event]) -> PlayedArm | None:
     """Return the arm that a rating is about; None if it is about none.
 
     Where a further round has accepted the answer, it is the arm of the first round, of whose answer something was seen;
@@ -115,13 +115,13 @@ def arm_played(events: Sequence[Event]) -> Played | None:
     if first is None:
         return None
     if len(rounds) == 1:
-        return Played(first)
+        return PlayedArm(first)
     action = str(decided["action"])
     if action == ACCEPT:
-        return Played(replace(first, further=(ANSWERED,)))
+        return PlayedArm(replace(first, further=(ANSWERED,)))
     kind = action.partition(" ")[0]
     name = " ".join([kind, *rounds[-1].workers])
-    return Played(build_follow_up_arm(name, first), is_whole=False)
+    return PlayedArm(build_follow_up_arm(name, first), is_whole=False)
 
 
 @record(frozen=True, slots=True)

@@ -55,7 +55,7 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 
 @record(frozen=True, slots=True)
-class Past:
+class ExecutedStep:
     """A step as it was executed, all of its calls together. `bytes` are those of its request; 0 where it had several or
     none."""
 
@@ -188,17 +188,17 @@ class _Run:
     def _in_order(self) -> list[_Step]:
         return [self.steps[n] for n in sorted(self.steps)]
 
-    def past(self) -> list[Past]:
+    def past(self) -> list[ExecutedStep]:
         """Return the usage, text length and seconds of each step, in the order of their numbers."""
         found = []
         for step in self._in_order():
             usage = _sum_usages(step.usages)
             seconds = max((step.ended or 0.0) - (step.began or 0.0), 0.0)
             size = step.bytes if len(step.usages) == 1 else 0
-            found.append(Past(step.worker, size, usage, step.chars, seconds))
+            found.append(ExecutedStep(step.worker, size, usage, step.chars, seconds))
         return found
 
-    def overhead(self, shape: Sequence[Sequence[int]], steps: Sequence[Past]) -> float:
+    def overhead(self, shape: Sequence[Sequence[int]], steps: Sequence[ExecutedStep]) -> float:
         """Return the seconds that Baton added to each step of the longest path."""
         first = min([step.began or 0.0 for step in self.steps.values()])
         whole = self.ended - (self.began if self.instant else first)
@@ -226,8 +226,8 @@ class History:
     def __init__(self, runs: Iterable[JournaledRun]) -> None:
         """`runs` come with the newest first."""
         self.runs = 0
-        self._steps: defaultdict[tuple[object, ...], list[Past]] = defaultdict(list)
-        self._all: list[Past] = []
+        self._steps: defaultdict[tuple[object, ...], list[ExecutedStep]] = defaultdict(list)
+        self._all: list[ExecutedStep] = []
         self._overheads: list[float] = []
         self._sizes: dict[str, Callable[[float], float]] = {}
         for run in runs:
@@ -254,14 +254,14 @@ class History:
 
     def like(
         self, worker: str, shape: Sequence[Sequence[int]], place: int, size: float
-    ) -> tuple[Basis, Sequence[Past]]:
+    ) -> tuple[Basis, Sequence[ExecutedStep]]:
         """Return the past steps that are most like this one, whose request will have about so many bytes; and in what
         they are alike. They are in the order of their output."""
         basis, found = self._alike(worker, shape, place)
         nearest = sorted(found, key=lambda call: abs(call.bytes - size))[:NEAREST]
         return basis, sorted(nearest, key=lambda call: (call.usage.output, call.seconds))
 
-    def _alike(self, worker: str, shape: Sequence[Sequence[int]], place: int) -> tuple[Basis, Sequence[Past]]:
+    def _alike(self, worker: str, shape: Sequence[Sequence[int]], place: int) -> tuple[Basis, Sequence[ExecutedStep]]:
         """Return the closest past steps of which there are enough; else the few of the worker itself, and where it has
         none those of anybody: they tell how quick the providers of this pool are, which no card does."""
         for basis, key in keys(worker, shape, place):
@@ -282,7 +282,7 @@ class History:
             self._sizes[worker] = _fit_input_tokens(own if len(own) >= FITTED else [*own, *self._all])
         return max(self._sizes[worker](size), 1.0)
 
-    def residual(self, past: Past) -> float:
+    def residual(self, past: ExecutedStep) -> float:
         """Return the factor by which a past step had more input tokens than its bytes let expect; 1 where that is not
         known."""
         if not past.bytes or not past.usage.input:
@@ -301,7 +301,7 @@ def keys(worker: str, shape: Sequence[Sequence[int]], place: int) -> list[tuple[
     ]
 
 
-def _fit_input_tokens(steps: Sequence[Past]) -> Callable[[float], float]:
+def _fit_input_tokens(steps: Sequence[ExecutedStep]) -> Callable[[float], float]:
     """Return a function from the bytes of a request to its input tokens, fitted to past steps by least squares."""
     sizes = [(float(step.bytes), float(step.usage.input)) for step in steps if step.bytes and step.usage.input]
     if not sizes:
@@ -391,15 +391,15 @@ def _evenly_spread(draw: int, axis: int) -> float:
 _ROOTS = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103)
 
 
-def _usual(step: PlannedStep, share: float) -> Past:
+def _usual(step: PlannedStep, share: float) -> ExecutedStep:
     """Return a step as one of which nothing is known is expected to be; `share`, from 0 to 1, says how long its answer
     is."""
     output = min(int(OUTPUT_TOKENS * (LEAST + share * (MOST - LEAST) * share)), step.most_tokens)
     seconds = FIRST_SECONDS + output / (step.worker.card.speed or SPEED)
-    return Past(step.worker.name, 0, Usage(output=output), int(output * BYTES_A_TOKEN), seconds)
+    return ExecutedStep(step.worker.name, 0, Usage(output=output), int(output * BYTES_A_TOKEN), seconds)
 
 
-def _add_draw(sample: _Drawn, step: PlannedStep, past: Past, tokens: float) -> None:
+def _add_draw(sample: _Drawn, step: PlannedStep, past: ExecutedStep, tokens: float) -> None:
     """Add a draw: a step that takes what this one took, but for the `tokens` of its input."""
     used = past.usage
     output = min(used.output, step.most_tokens)

@@ -269,7 +269,7 @@ def _spread(values: Sequence[float]) -> float:
     return stdev(values)
 
 
-def apart(live: Sequence[ComparedRun], candidate: Sequence[ComparedRun]) -> Evidence:
+def compare_different_runs(live: Sequence[ComparedRun], candidate: Sequence[ComparedRun]) -> Evidence:
     """Compare two sets of different runs."""
     figures = [
         _shares("success", _find_common_verdicts(live, candidate), _find_common_verdicts(candidate, live)),
@@ -434,7 +434,7 @@ def _count_pairs_needed(figure: Figure, margin: float) -> int | None:
     return math.ceil(users * figure.count / figure.clusters)
 
 
-def promotable(found: Sequence[Condition]) -> bool:
+def is_promotable(found: Sequence[Condition]) -> bool:
     """Return True if every condition holds."""
     return all(condition.outcome == "holds" for condition in found)
 

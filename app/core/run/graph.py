@@ -30,7 +30,7 @@ from app.core.run.events import (
 )
 from app.core.run.instant import Instant, instant_to_json, round_seconds
 from app.core.run.layout import Place, layout
-from app.core.run.recipients import visible_steps
+from app.core.run.recipients import steps_seen_by_recipient
 from app.core.run.state import Proposal, RunState, StepState
 from app.core.run.withheld import find_decider, find_withheld
 
@@ -415,7 +415,7 @@ def _steps_in_calls(calls: Sequence[CallIntended]) -> Mapping[int, None]:
     """Return the steps whose outputs stood in these calls, each once, in their order."""
     steps: dict[int, None] = {}
     for call in calls:
-        steps |= dict.fromkeys(visible_steps(call))
+        steps |= dict.fromkeys(steps_seen_by_recipient(call))
     return steps
 
 

@@ -115,7 +115,7 @@ def payload(notice: Notice) -> bytes:
     return json.dumps(event, separators=(",", ":")).encode()
 
 
-def soft_limit(budget: Budget, account: str, window: Window, spent: int) -> str:
+def soft_limit_data(budget: Budget, account: str, window: Window, spent: int) -> str:
     """Return the JSON that the notice of a budget's soft limit sends as `data`. Money is in dollars."""
     data = {
         "budget": budget.id,
@@ -129,7 +129,7 @@ def soft_limit(budget: Budget, account: str, window: Window, spent: int) -> str:
     return json.dumps(data, separators=(",", ":"))
 
 
-def approval_requested(run: str, question: RunAwaitingApproval) -> str:
+def approval_request_data(run: str, question: RunAwaitingApproval) -> str:
     """Return the JSON that the notice of a plan which waits for an approval sends as `data`. Money is in dollars; `url`
     is a path of this service, under which the plan is shown and decided on."""
     data = {
@@ -146,7 +146,7 @@ def approval_requested(run: str, question: RunAwaitingApproval) -> str:
     return json.dumps(data, separators=(",", ":"))
 
 
-def of_approval(run: str) -> str:
+def approval_notice_name(run: str) -> str:
     """Return the name under which the notices of a run's approvals are stored, apart from those of its turns."""
     return f"{run}/approval"
 

@@ -52,7 +52,7 @@ class Recipient:
         return tuple(parts)
 
 
-def visible_steps(fact: CallIntended) -> tuple[int, ...]:
+def steps_seen_by_recipient(fact: CallIntended) -> tuple[int, ...]:
     """Return the steps whose outputs the recipient of a call sees. An embedder sees what the caller said, and nothing
     else."""
     if fact.template == EMBEDDING_TEMPLATE:

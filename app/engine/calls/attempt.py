@@ -21,7 +21,7 @@ from math import inf
 import orjson
 
 from app.core.message.chat import (
-    Chosen,
+    ChosenToken,
     Decoded,
     End,
     Keepsake,
@@ -141,7 +141,7 @@ class Reply:
                 fault = fault or self._take_call(piece)
             elif isinstance(piece, Keepsake):
                 self._keepsake = piece
-            elif isinstance(piece, Chosen) and self._decodes:
+            elif isinstance(piece, ChosenToken) and self._decodes:
                 self._decoded.append(token_to_json(piece))
                 self._decoded_room -= token_size(self._decoded[-1])
             elif isinstance(piece, End):

@@ -22,7 +22,13 @@ from typing import Any
 import orjson
 
 from app.core.message.chat import NO_TOOLS, Form, Message, Sampling, Task, Toolbox, message_from_json, task_from_json
-from app.core.message.response_format import Flaw, add_form_instructions, constrains, keeps, suffices
+from app.core.message.response_format import (
+    Flaw,
+    add_form_instructions,
+    constrains_decoding,
+    guarantees_form,
+    json_mode_suffices,
+)
 from app.core.pool.breaker import NO_TIME, SHORTEST_ANSWER_SECONDS, Place
 from app.core.pool.catalog import SPARED, Limits, ProviderSpec, Worker
 from app.core.records import copy_with, record
@@ -82,7 +88,7 @@ class View:
         form = self.form
         if form is None or flaw is not None:
             return TEMPLATE
-        if suffices(form, self.messages(worker.name), json_mode=provider.json_mode):
+        if json_mode_suffices(form, self.messages(worker.name), json_mode=provider.json_mode):
             return JSON_MODE
         return TEMPLATE
 
@@ -119,9 +125,9 @@ class View:
         if form is not None:
             structured = provider.structured
             is_json_mode = self.template(worker, provider=provider, flaw=flaw) == JSON_MODE
-            is_constrained = is_json_mode or constrains(form, structured)
+            is_constrained = is_json_mode or constrains_decoding(form, structured)
             messages = add_form_instructions(form, messages, constrained=is_constrained, flaw=flaw)
-            live = live and keeps(form, structured=structured, keeps_open=provider.keeps_open)
+            live = live and guarantees_form(form, structured=structured, keeps_open=provider.keeps_open)
         logprobs = None
         if self.answers:
             logprobs = self.latest_request.logprobs

@@ -24,7 +24,7 @@ from app.core.plan.templates import arm_of_workers
 from app.core.pool.catalog import SelectorSpec, Tier, Worker
 from app.core.rating import evidence
 from app.core.rating.calibration import Trial, of_worker
-from app.core.rating.evidence import Learned, Rated
+from app.core.rating.evidence import PolicyState, RatedRun
 from app.core.rating.features import features
 from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import Posterior, Rating, digest, faded, from_json, learned
@@ -209,7 +209,7 @@ class RatingReader:
                 parts = {**_faded_parts(loaded, spec, self._context.now()), **parts}
                 after = _with_tenants(after, number, parts)
             rows = {row_of(tier.name, tenant): part.to_json() for tenant, part in parts.items()}
-            next_row = Learned(number, after.to_json())
+            next_row = PolicyState(number, after.to_json())
             if await self._context.store.learn(policy(tier.name), next_row, self._context.now(), rows):
                 self._log_changes(tier.name, loaded, parts)
                 self._publish(tier.name, number, after, parts)
@@ -288,7 +288,7 @@ class RatingReader:
         posterior = state.posterior
         ratings: dict[str, list[Rating]] = {}
         for rated_run in rated:
-            rating = evidence.rating(rated_run, raters)
+            rating = evidence.build_rating(rated_run, raters)
             if rating is None:
                 continue
             if rated_run.rating.tenant in spec.trusted:
@@ -311,7 +311,7 @@ class RatingReader:
         after = replace(state, posterior=posterior, mark=mark, recent=frozenset(recent))
         return _with_tenants(after, number, parts), parts
 
-    async def _rated(self, tier: Tier, ratings: Sequence[Feedback]) -> list[Rated]:
+    async def _rated(self, tier: Tier, ratings: Sequence[Feedback]) -> list[RatedRun]:
         """The runs of the tier that these ratings are about."""
         if not ratings:
             return []
@@ -365,8 +365,8 @@ def _faded_parts(loaded: LoadedRows, spec: SelectorSpec, now: float) -> Mapping[
 
 
 def _within_daily_limit(
-    state: LearningState, spec: SelectorSpec, rated: Sequence[Rated]
-) -> tuple[LearningState, list[Rated]]:
+    state: LearningState, spec: SelectorSpec, rated: Sequence[RatedRun]
+) -> tuple[LearningState, list[RatedRun]]:
     """The ratings that are not beyond the most of their API key on one day, and the state in which they are counted."""
     if not spec.daily:
         return state, list(rated)
@@ -383,7 +383,7 @@ def _within_daily_limit(
     return replace(state, day=day, counted=counted), within_limit
 
 
-def _learning_tier(rated: Rated) -> str:
+def _learning_tier(rated: RatedRun) -> str:
     """Return the tier whose selector has decided the run, which may be another one that serves the run's own."""
     decided = evidence.decision(rated.events)
     if decided is None:

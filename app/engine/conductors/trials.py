@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from app.core.pool.budgets import of_shadows
+from app.core.pool.budgets import shadow_budget
 from app.core.pool.catalog import Tier
 from app.core.pool.conductor_versions import Change, VersionsInForce, choose_version
 from app.core.pool.serving import tier_in
@@ -22,11 +22,11 @@ from app.core.rating.promotion import (
     Condition,
     Evidence,
     ShadowedRun,
-    apart,
+    compare_different_runs,
     compare_with_shadows,
     conditions,
+    is_promotable,
     pairs_needed,
-    promotable,
     summarize_run,
 )
 from app.core.records import record
@@ -70,7 +70,7 @@ async def shadows_of(runs: Runs, tier: str, since: float, until: float, *, answe
 
     With `answers`, those of pairs without verdicts are read and compared; the texts go nowhere.
     """
-    account = of_shadows(tier, 0).id
+    account = shadow_budget(tier, 0).id
     query = RunQuery(origin_kind="shadow", since=since, until=until, limit=PAGE)
     by_subject: dict[str, SubjectShadows] = {}
     pairs = 0
@@ -254,7 +254,7 @@ async def compare_versions(runs: Runs, tier: Tier, candidate: Candidate, now: fl
             others.append(run)
     if candidate.promoted:
         others = await _runs_before(runs, tier, candidate)
-    return apart(others, own)
+    return compare_different_runs(others, own)
 
 
 async def _runs_before(runs: Runs, tier: Tier, candidate: Candidate) -> list[ComparedRun]:
@@ -372,7 +372,7 @@ def _report_on_candidate(tier: Tier, shadows: SubjectShadows) -> dict[str, Any]:
         "figures": evidence.to_json()["figures"],
         "new_recipients": _new_recipients(shadows.pairs),
         "conditions": [condition.to_json() for condition in judged],
-        "promotable": promotable(judged) if judged else None,
+        "promotable": is_promotable(judged) if judged else None,
         "pairs_needed": pairs_needed(judged),
     }
 

@@ -16,7 +16,7 @@ import orjson
 from app.core.pool.catalog import Catalog, Tier
 from app.core.pool.conductor_versions import VersionsInForce, versions_in_force
 from app.core.pool.serving import TIER, tier_in
-from app.core.rating.promotion import Condition, breaches, conditions, promotable
+from app.core.rating.promotion import Condition, breaches, conditions, is_promotable
 from app.engine.conductors import versions
 from app.engine.conductors.trials import Candidate, Judgement, candidate_of, compare_versions, judge, subject_of
 from app.engine.conductors.versions import RequestedChange
@@ -87,7 +87,7 @@ def _explanation(condition: Condition) -> str:
 
 def may_be_promoted(judgements: Sequence[Judgement]) -> bool:
     """Return True if a promotion may be made."""
-    return all(promotable(judgement.conditions) for judgement in judgements)
+    return all(is_promotable(judgement.conditions) for judgement in judgements)
 
 
 def evidence_note(judgements: Sequence[Judgement], **more: Any) -> str:

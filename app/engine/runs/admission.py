@@ -19,12 +19,12 @@ from app.core.pool.catalog import Catalog, Limits, Tier, Worker
 from app.core.pool.policy import (
     Eligible,
     Overrides,
-    eligible,
+    exclude_ejected,
     exclude_unpriced,
-    healthy,
-    overridden,
+    find_eligible,
     permits,
     terms_of,
+    translate_overrides,
     unknown_names,
 )
 from app.core.pool.rules import CALLER as CALLERS_WORDS
@@ -217,7 +217,7 @@ def eligible_workers(context: EngineContext, catalog: Catalog, order: Order) -> 
         raise InvalidRequest(
             f"baton.pool names a worker that is not in the pool; the pool is: {pool}", param="baton.pool"
         )
-    choice = eligible(catalog, order.tier, order.task, _reading_of_all(catalog, order), order.overrides)
+    choice = find_eligible(catalog, order.tier, order.task, _reading_of_all(catalog, order), order.overrides)
     if order.needs_prices:
         choice = exclude_unpriced(choice)
     if not choice.workers:
@@ -229,7 +229,7 @@ def eligible_workers(context: EngineContext, catalog: Catalog, order: Order) -> 
         )
     if order.has_plan:  # a caller that names workers gets them, or the next best when a step is executed
         return choice
-    return healthy(choice, context.health.ejected_workers(choice.workers))
+    return exclude_ejected(choice, context.health.ejected_workers(choice.workers))
 
 
 @record(frozen=True, slots=True)
@@ -282,7 +282,7 @@ def _as_served_by(catalog: Catalog, order: Order, subject: str) -> Order | None:
     """Return the order as the subject carries it out; None if the pool file does not have the subject, or the request
     chooses workers that the subject has not."""
     tier = serve_tier(catalog, order.tier, subject)
-    overrides = overridden(order.tier, tier, order.overrides) if tier is not None else None
+    overrides = translate_overrides(order.tier, tier, order.overrides) if tier is not None else None
     if tier is None or overrides is None:
         return None
     return copy_with(order, tier=tier, overrides=overrides, limits=within(order.limits, tier.efforts[order.effort]))

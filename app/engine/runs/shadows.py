@@ -22,13 +22,13 @@ from dataclasses import replace
 from typing import Final
 
 from app.core.message.chat import Task
-from app.core.pool.budgets import of_shadows
+from app.core.pool.budgets import shadow_budget
 from app.core.pool.catalog import Catalog, Limits, ShadowSpec, Tier
 from app.core.pool.policy import DENIED, NOT_ALLOWED, PINNED, Overrides, permits
 from app.core.pool.rules import CALLER as CALLERS_WORDS
 from app.core.pool.rules import Reading
 from app.core.pool.serving import definition
-from app.core.rating.evidence import Learned
+from app.core.rating.evidence import PolicyState
 from app.core.rating.shadows import STARTED, ShadowNotes, is_sampled, notes_from_json, policy_of, shadow_id
 from app.core.run.approvals import EXPIRED, REFUSED
 from app.core.run.events import RunAdmitted, facts
@@ -136,7 +136,7 @@ class Shadows:
 
     async def _store(self, tier: str, number: int, notes: ShadowNotes) -> None:
         """Store notes in the place of those with this number; if another engine has stored some since, those stay."""
-        learned = Learned(number + 1, notes.to_json())
+        learned = PolicyState(number + 1, notes.to_json())
         if await self._context.store.learn(policy_of(tier), learned, self._context.now()):
             self._notes[tier] = (number + 1, notes)
 
@@ -224,7 +224,7 @@ class Shadows:
 
     async def _has_budget(self, tier: str, spec: ShadowSpec) -> bool:
         """Set the budget of a tier's shadows as the pool file says. False if nothing is left of it today."""
-        store, budget = self._context.store, of_shadows(tier, spec.usd_per_day)
+        store, budget = self._context.store, shadow_budget(tier, spec.usd_per_day)
         if self._budgets.get(tier) != spec.usd_per_day:
             amounts = {stored.id: stored.usd for stored in await store.budgets(budget.tenant)}
             if amounts.get(budget.id) != budget.usd:
@@ -290,7 +290,7 @@ def shadow_order(
         wire=wire,
         once=IdempotencyRecord(once, row.id.encode(), row.created_at + REMEMBERED_SECONDS, tenant=row.tenant),
         key_name=admitted.key_name,
-        budgets=(of_shadows(tier.name, spec.usd_per_day).id,),
+        budgets=(shadow_budget(tier.name, spec.usd_per_day).id,),
         run=shadow_id(row.id),
         origin_kind="shadow",
         origin_run=row.id,

@@ -23,7 +23,7 @@ from typing import Any
 
 import orjson
 
-from app.core.message.chat import TOKEN_BYTES, message_to_json, mint
+from app.core.message.chat import TOKEN_BYTES, message_to_json, mint_call_id
 from app.core.plan.pricing import question_tokens
 from app.core.pool.catalog import Amount, Catalog, ProviderSpec, Worker
 from app.core.pool.rules import Reading
@@ -580,7 +580,7 @@ class Execution:
     def _id(self, place: int) -> str:
         """The id under which the caller knows a tool call of the present attempt."""
         while len(self._ids) <= place:
-            self._ids.append(mint(self._ticket.run, self._context.salt()[:TOKEN_BYTES]))
+            self._ids.append(mint_call_id(self._ticket.run, self._context.salt()[:TOKEN_BYTES]))
         return self._ids[place]
 
     def _last_entry(self, step: StepState, attempt: Attempt) -> Entry:

@@ -135,7 +135,7 @@ def _add_difference_route(router: APIRouter, context: AdminContext, keys: Keys, 
         recipient, as `baton policy diff` does."""
         text, old = read(PoolRequest, body).pool, context.gateway.catalog()
         widened_cells = await turn.do(lambda: _compare(old, context.read_pool(text)))
-        witnesses = [policy_table.witness(widening) for widening in widened_cells]
+        witnesses = [policy_table.witness_to_json(widening) for widening in widened_cells]
         return as_json({"object": "policy.difference", "widens": bool(widened_cells), "witnesses": witnesses})
 
 

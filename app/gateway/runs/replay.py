@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from app.core.plan.arms import tier_of
 from app.core.pool.policy import Overrides
-from app.core.rating.comparison import Comparison, RunFigures, Same, compare, figures, unknown
+from app.core.rating.comparison import Comparison, RunFigures, Same, compare, compare_unreadable, figures
 from app.core.rating.feedback import Feedback
 from app.engine.runs import replays
 from app.engine.runs.admission import Order
@@ -155,7 +155,7 @@ async def compare_with_replay(
     """Compare two runs; texts are compared only if the caller `reads` the content of both."""
     first = figures(journals[0].events, ratings[0])
     second = figures(journals[1].events, ratings[1])
-    same_texts: Same = unknown
+    same_texts: Same = compare_unreadable
     if reads:
         same_texts = await _same(store, first, second)
     return compare(first, second, same_texts)

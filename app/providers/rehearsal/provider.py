@@ -15,10 +15,10 @@ from math import log
 from typing import Any
 
 from app.core.message.chat import (
-    Chosen,
+    ChosenToken,
     End,
     Finish,
-    Likely,
+    LikelyToken,
     Message,
     Piece,
     ToolDelta,
@@ -185,13 +185,13 @@ def _pieces(
     return pieces
 
 
-def _token_choice(token: str, odds: Mapping[int, float] | None, alternatives: int) -> Chosen:
+def _token_choice(token: str, odds: Mapping[int, float] | None, alternatives: int) -> ChosenToken:
     """Return a token's log-probability: certain, but for the choice of a worker."""
     if odds is None:
-        likely = Likely(token, 0.0, token.encode())
-        return Chosen(token, 0.0, raw=likely.raw, top=(likely,)[:alternatives])
+        likely = LikelyToken(token, 0.0, token.encode())
+        return ChosenToken(token, 0.0, raw=likely.raw, top=(likely,)[:alternatives])
     likeliest = [(f" {ordinal}", log(chance)) for ordinal, chance in list(odds.items())[:alternatives]]
-    return Chosen(token, log(odds[int(token)]), tuple(likeliest))
+    return ChosenToken(token, log(odds[int(token)]), tuple(likeliest))
 
 
 def _places(tokens: list[str], choices: list[planner.Choice]) -> dict[int, Mapping[int, float]]:

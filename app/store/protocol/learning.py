@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from app.core.rating.calibration import Trial
-from app.core.rating.evidence import Learned, Rated
+from app.core.rating.evidence import PolicyState, RatedRun
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Event, Kind
 
@@ -33,7 +33,7 @@ class Learning(Protocol):
 
     async def find_rated_runs(
         self, ratings: Sequence[Feedback], kinds: Sequence[Kind], find_ref: Callable[[Sequence[Event]], str]
-    ) -> tuple[Rated, ...]:
+    ) -> tuple[RatedRun, ...]:
         """Return the runs of these ratings, each with its events of these kinds and the content whose ref `find_ref`
         finds in them."""
         ...
@@ -46,12 +46,12 @@ class Learning(Protocol):
         """Return all trials, the oldest first; with `news`, none at all unless one is later than that time."""
         ...
 
-    async def find_learned_state(self, policy: str, after: int) -> Learned | None:
+    async def find_learned_state(self, policy: str, after: int) -> PolicyState | None:
         """Return the latest posterior of a policy, if its number is higher than `after`; else None."""
         ...
 
     async def learn(
-        self, policy: str, learned: Learned, at: float, parts: Mapping[str, bytes] = MappingProxyType({})
+        self, policy: str, learned: PolicyState, at: float, parts: Mapping[str, bytes] = MappingProxyType({})
     ) -> bool:
         """Replace what was learned, and with it the bodies of the policies in `parts`, which get the same number.
         False, and nothing is written, if somebody else has replaced it."""

@@ -62,7 +62,7 @@ def _warn_of_present_windows(conn: Connection, budget: Budget) -> int:
 
 def warn(conn: Connection, budget: Budget, account: str, of: Window, spent: int, now: float) -> None:
     """Queue the notice that a window of an account has reached its budget's soft limit."""
-    about = notices.soft_limit(budget, account, of, spent)
+    about = notices.soft_limit_data(budget, account, of, spent)
     values = {"run": account, "turn": of.start, "word": notices.SOFT_LIMIT, "about": about}
     conn.execute(NOTICES.insert().values(**values, at=now, tries=0, due=now))
 

@@ -10,7 +10,7 @@ import orjson
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, or_, select, tuple_, update
 
 from app.core.run.events import CallFinished, CallIntended, Event, Fact, Kind
-from app.core.run.recipients import EMBEDDING_TEMPLATE, SHADOW_ORIGIN, RecipientKind, visible_steps
+from app.core.run.recipients import EMBEDDING_TEMPLATE, SHADOW_ORIGIN, RecipientKind, steps_seen_by_recipient
 from app.store.protocol import ERASED_TAGS, USER_TAG
 from app.store.protocol.disclosures import (
     Disclosure,
@@ -47,7 +47,7 @@ def recipient_kind(fact: CallIntended) -> RecipientKind:
 def intent_row(run: str, tenant: str, key: str, fact: CallIntended, at: float) -> Row:
     """Return all columns of a row, in table order, but for the outcome."""
     labels = orjson.dumps(sorted(fact.labels)).decode() if fact.labels else None
-    saw_steps = numbers(visible_steps(fact)) if fact.access.steps else ""
+    saw_steps = numbers(steps_seen_by_recipient(fact)) if fact.access.steps else ""
     passed_over = orjson.dumps(fact.to_json()["passed_over"]).decode() if fact.passed_over else None
     return (
         run,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import orjson
 from sqlalchemy import Connection, func, select, update
 
-from app.core.rating.evidence import Learned, Rated
+from app.core.rating.evidence import PolicyState, RatedRun
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Event, Kind
 from app.core.run.kinds import COPIES
@@ -18,7 +18,7 @@ FindRef = Callable[[Sequence[Event]], str]
 
 def find(
     conn: Connection, ratings: Sequence[Feedback], kinds: Sequence[Kind], find_ref: FindRef, decrypt: Decrypt
-) -> tuple[Rated, ...]:
+) -> tuple[RatedRun, ...]:
     """Return the runs of these ratings, each with its events of these kinds and the content whose ref `find_ref`
     returns.
 
@@ -45,20 +45,20 @@ def find(
             continue
         is_success = row.state == "succeeded" and not row.degraded
         facts = (tuple(ratings_by_run[run]), tuple(events[run]), bodies.get(run))
-        rated.append(Rated(rating, row.tier, is_success, row.spent_usd, *facts))
+        rated.append(RatedRun(rating, row.tier, is_success, row.spent_usd, *facts))
     return tuple(rated)
 
 
-def find_latest(conn: Connection, policy: str, after: int) -> Learned | None:
+def find_latest(conn: Connection, policy: str, after: int) -> PolicyState | None:
     """Return the latest posterior of a policy, if its number is higher than `after`; else None."""
     row = POLICIES.c
     latest = conn.execute(select(row.number, row.body).where(row.policy == policy, row.number > after)).one_or_none()
     if latest is None:
         return None
-    return Learned(*latest)
+    return PolicyState(*latest)
 
 
-def learn(conn: Connection, policy: str, learned: Learned, at: float, parts: Mapping[str, bytes]) -> bool:
+def learn(conn: Connection, policy: str, learned: PolicyState, at: float, parts: Mapping[str, bytes]) -> bool:
     """Replace what was learned under the number before, and with it the bodies of other policies, which get the same
     number. False, and nothing is written, if somebody else has replaced it."""
     if not _replace(conn, policy, learned, at):
@@ -70,7 +70,7 @@ def learn(conn: Connection, policy: str, learned: Learned, at: float, parts: Map
     return True
 
 
-def _replace(conn: Connection, policy: str, learned: Learned, at: float) -> bool:
+def _replace(conn: Connection, policy: str, learned: PolicyState, at: float) -> bool:
     row = POLICIES.c
     if learned.number > 1:
         before = (row.policy == policy, row.number == learned.number - 1)

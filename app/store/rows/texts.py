@@ -34,7 +34,7 @@ from sqlalchemy import (
     select,
 )
 
-from app.core.message.chat import message_spoken, text_spoken
+from app.core.message.chat import decode_spoken_text, encode_spoken_message
 from app.core.records import record
 from app.store.protocol import SharedContent
 from app.store.sqlkit.sealing import TEXT, Decrypt, place_of
@@ -74,7 +74,7 @@ def split_into_parts(run: str, shared: SharedContent, key: str = "") -> StoredPa
     before = None
     for part in shared.head:
         name = _id(before or owner, part)
-        text = text_spoken(part)
+        text = decode_spoken_text(part)
         if text is None:
             texts.append((name, before, False, part))
         else:
@@ -94,7 +94,7 @@ def split_into_parts(run: str, shared: SharedContent, key: str = "") -> StoredPa
 def parts_of_output(run: str, ref: str, body: bytes, thread: str) -> StoredParts:
     """Return the rows of the output `body` of a step of the run to which the thread belongs."""
     before = thread[LOCK_DIGITS:]
-    name = _id(before, message_spoken(body))
+    name = _id(before, encode_spoken_message(body))
     content = (run, ref, None, name, lock_of(thread), len(body), b"")
     return StoredParts(content, [(name, before, True, body)], thread)
 
@@ -146,7 +146,7 @@ def _compose_one(parts: Sequence[Row]) -> bytes | None:
         elif place == OWN:
             own, size = bytes(body), its_size
         elif spoken:
-            head.append(message_spoken(bytes(body)))
+            head.append(encode_spoken_message(bytes(body)))
         else:
             head.append(bytes(body))
     whole = b"".join((*reversed(head), own, tail))

@@ -496,8 +496,8 @@ class RowBatch:
         elif isinstance(draft, RunApproved):  # a price above the approved one is over budget
             run.cap_usd = draft.max_usd
         elif isinstance(draft, RunAwaitingApproval) and draft.notifies:
-            about = notices.approval_requested(run.id, draft)
-            subject = notices.of_approval(run.id)
+            about = notices.approval_request_data(run.id, draft)
+            subject = notices.approval_notice_name(run.id)
             self._notices.append(_notice_row(subject, draft.proposal, notices.APPROVAL_REQUESTED, entry.at, about))
         elif run.notify_turn is not None:
             word = notices.word(draft)
