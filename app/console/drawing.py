@@ -150,7 +150,7 @@ def _node(node: Data, pane_id: str, link: Link) -> dict[str, Any]:
         "x": x,
         "y": y,
         "name": name,
-        "worker": _cut(worker),
+        "worker": _shorten(worker),
         "state": node["state"],
         "figures": figures,
         "href": link(links.get(node["kind"])),
@@ -290,7 +290,7 @@ def name_of(node: str) -> str:
     return f"{kind} {number}"
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     if len(text) <= WORKER_CHARS:
         return text
     return f"{text[: WORKER_CHARS - 1]}…"

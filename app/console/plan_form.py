@@ -259,7 +259,7 @@ def _difference(old: int, new: int, first: Step, second: Step, places: Mapping[i
     if _access_with_later_places(first["access"], places) != set(second["access"]):
         changes.append(("shown", _entries(first["access"]), _entries(second["access"])))
     if bool(first.get("tools")) != bool(second.get("tools")):
-        changes.append(("tools", _yes(first.get("tools")), _yes(second.get("tools"))))
+        changes.append(("tools", _yes_or_no(first.get("tools")), _yes_or_no(second.get("tools"))))
     instruction = compare_texts(str(first["subtask"]), str(second["subtask"]))
     if not changes and not instruction and old == new:
         return []
@@ -289,7 +289,7 @@ def _entry_text(entry: int | str) -> str:
     return f"step {entry}"
 
 
-def _yes(flag: object) -> str:
+def _yes_or_no(flag: object) -> str:
     if flag:
         return "yes"
     return "no"

@@ -348,12 +348,12 @@ async def _explanation(pages: Pages, request: Request, session: Session) -> Resp
         "run_explain.html",
         run=run,
         explanation=explanation,
-        proof=await _or_refusal(pages, session, f"{path}/proof"),
-        disclosures=await _or_refusal(pages, session, "/v1/disclosures", run=run, limit=200),
+        proof=await _read_or_refusal(pages, session, f"{path}/proof"),
+        disclosures=await _read_or_refusal(pages, session, "/v1/disclosures", run=run, limit=200),
     )
 
 
-async def _or_refusal(pages: Pages, session: Session, path: str, **query: Any) -> dict[str, Any]:
+async def _read_or_refusal(pages: Pages, session: Session, path: str, **query: Any) -> dict[str, Any]:
     """Return the reply of the API, or the words of its refusal, which are shown in place of it."""
     try:
         return {"reply": await pages.api.get(session, path, **query), "refusal": None}

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.console import forms
-from app.console.admin.sections import API, Administration, Cell, ListPage, Table, at, following, query
+from app.console.admin.sections import API, Administration, Cell, ListPage, Table, at, next_page_address, query
 from app.console.api import ApiRequest, Session
 from app.console.templating import NOTHING, usd, when
 
@@ -43,7 +43,7 @@ def routes(admin: Administration) -> list[Route]:
             ("Budget", "Tenant", "Amount", "Account that has least left", "Spent", "Reserved", "Left", "Until (UTC)"),
             rows,
             "No budget is set: nothing bounds what several runs cost together.",
-            following(request, page),
+            next_page_address(request, page),
         )
         actions = [("Set a budget", at("budgets", "set"), "budgets:write")]
         return await admin.show_list(request, session, ListPage("Budgets", table, actions=actions, filters=FILTERS))

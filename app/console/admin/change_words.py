@@ -69,7 +69,7 @@ def change_facts(change: Fields) -> str:
         facts = before or {}
     lines: list[str] = []
     for name, value in facts.items():
-        if _says_something(name, value):
+        if _is_worth_showing(name, value):
             lines.append(_fact_line(name, value))
     return "\n".join(lines) or NOTHING
 
@@ -82,7 +82,7 @@ def _describe_changes(before: Fields, after: Fields) -> list[str]:
     return lines
 
 
-def _says_something(name: str, value: object) -> bool:
+def _is_worth_showing(name: str, value: object) -> bool:
     return name not in SECRETS and value not in (None, "", [], False)
 
 

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.console import forms
-from app.console.admin.sections import API, Administration, Cell, ListPage, Person, Table, at, following, query
+from app.console.admin.sections import API, Administration, Cell, ListPage, Person, Table, at, next_page_address, query
 from app.console.api import Session, path_segment
 from app.console.templating import when
 
@@ -34,7 +34,7 @@ def routes(admin: Administration) -> list[Route]:
             ("On", "Tenant", "Reason", "Placed (UTC)", "Placed by", "State", "Actions"),
             [_row(hold, person) for hold in page["data"]],
             "No hold fits these filters.",
-            following(request, page),
+            next_page_address(request, page),
         )
         actions = [("Place a hold", at("holds", "new"), "holds:write")]
         hint = "Nothing of the runs that a hold covers is erased or deleted until it is released."

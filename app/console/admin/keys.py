@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.console import forms
-from app.console.admin.sections import API, Administration, Cell, ListPage, Table, at, following, query
+from app.console.admin.sections import API, Administration, Cell, ListPage, Table, at, next_page_address, query
 from app.console.api import Session, path_segment
 from app.console.templating import NOTHING, usd, when
 from app.core.roles import ROLES
@@ -52,7 +52,7 @@ def routes(admin: Administration) -> list[Route]:
             ("Name", "Id", "Tenant", "Role", "Limits", "Made (UTC)", "Expires (UTC)", "State"),
             [_row(key) for key in page["data"]],
             "No key fits these filters.",
-            following(request, page),
+            next_page_address(request, page),
         )
         actions = [("Make a key", at("keys", "new"), "keys:write")]
         return await admin.show_list(request, session, ListPage("Keys", table, actions=actions, filters=FILTERS))

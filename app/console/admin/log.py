@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from app.console import forms
 from app.console.admin import change_words
-from app.console.admin.sections import API, Administration, Cell, ListPage, Table, following, query
+from app.console.admin.sections import API, Administration, Cell, ListPage, Table, next_page_address, query
 from app.console.api import Session
 from app.console.templating import when
 
@@ -31,7 +31,7 @@ def routes(admin: Administration) -> list[Route]:
             ("Number", "At (UTC)", "Who", "What was done", "To", "Tenant", "Facts"),
             [_change(change) for change in page["data"]],
             "No change fits these filters.",
-            following(request, page),
+            next_page_address(request, page),
         )
         return await admin.show_list(request, session, ListPage("Changes", table, filters=FILTERS))
 

@@ -162,7 +162,7 @@ def query(request: Request, filters: Sequence[forms.Field]) -> dict[str, Any]:
     return parameters | {"limit": PAGE_ENTRIES, "after": request.query_params.get("after")}
 
 
-def following(request: Request, page: Mapping[str, Any]) -> str:
+def next_page_address(request: Request, page: Mapping[str, Any]) -> str:
     """Return the address of the page behind this one; empty if there is none."""
     if not page["has_more"]:
         return ""

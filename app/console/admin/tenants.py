@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.console import forms
-from app.console.admin.sections import API, Administration, Cell, ListPage, Person, Table, at, following, query
+from app.console.admin.sections import API, Administration, Cell, ListPage, Person, Table, at, next_page_address, query
 from app.console.api import Session, path_segment
 from app.console.templating import when
 
@@ -29,7 +29,7 @@ def routes(admin: Administration) -> list[Route]:
             ("Name", "Keys", "Created (UTC)", "State", "Actions"),
             [_row(tenant, person) for tenant in page["data"]],
             "There are no tenants yet.",
-            following(request, page),
+            next_page_address(request, page),
         )
         actions = [("Create a tenant", at("tenants", "new"), "tenants:write")]
         return await admin.show_list(request, session, ListPage("Tenants", table, actions=actions))

@@ -187,7 +187,7 @@ def _mac(key: bytes, purpose: bytes, body: bytes) -> bytes:
     return hmac.digest(key, purpose + b"\0" + body, "sha256")
 
 
-def _inside(path: str) -> str:
+def _restrict_to_console(path: str) -> str:
     """Return a path of the console; the start for any other address, so that a login leads to no other site."""
     is_ours = path == START or path.startswith((f"{START}/", f"{START}?"))
     if is_ours and "\\" not in path and not any(ord(char) < 33 for char in path):
@@ -245,7 +245,7 @@ def _add_login_routes(router: APIRouter, access: Access, people: People) -> None
         nonce, verifier = access.secret_of(state, "nonce"), access.secret_of(state, "verifier")
         url = await people.provider.login_url(people.scopes, state=state, nonce=nonce, verifier=verifier)
         reply = RedirectResponse(url, 303, {"cache-control": "no-store"})
-        login = access.seal("login", {"state": state, "next": _inside(path)}, LOGIN_SECONDS)
+        login = access.seal("login", {"state": state, "next": _restrict_to_console(path)}, LOGIN_SECONDS)
         _set(reply, people, LOGIN, login, LOGIN_SECONDS)
         return reply
 
@@ -271,7 +271,7 @@ def _add_login_routes(router: APIRouter, access: Access, people: People) -> None
         subject, identity_claims = str(claims["sub"]), _identity_claims(claims, people.grants)
         if access.rights(subject, identity_claims, 0.0) is None:
             raise Forbidden("No rule in BATON_OIDC_ROLES gives you a role.", code="no_role")
-        reply = RedirectResponse(_inside(login.get("next", START)), 303, {"cache-control": "no-store"})
+        reply = RedirectResponse(_restrict_to_console(login.get("next", START)), 303, {"cache-control": "no-store"})
         session = access.seal("session", {"sub": subject, "claims": identity_claims}, people.seconds)
         _set(reply, people, SESSION, session, people.seconds)
         reply.delete_cookie(LOGIN, path="/admin")

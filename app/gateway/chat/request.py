@@ -621,11 +621,11 @@ def _parts(message: WireMessage) -> tuple[Part, ...]:
         return (Text(message.refusal),)
     parts: list[Part] = []
     for part in content:
-        parts += _of_part(part)
+        parts += _convert_part(part)
     return tuple(parts)
 
 
-def _of_part(part: TextPart | ImagePart | FilePart | RefusalPart) -> tuple[Part, ...]:
+def _convert_part(part: TextPart | ImagePart | FilePart | RefusalPart) -> tuple[Part, ...]:
     if isinstance(part, ImagePart):
         return (Image(part.image_url.url, part.image_url.detail),)
     if isinstance(part, FilePart):

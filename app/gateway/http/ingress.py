@@ -226,21 +226,21 @@ async def _unpack(body: bytes, encoding: str, bounds: Bounds, reserve: Reserve) 
         try:
             piece = unpacker.decompress(body, UNPACKED_BYTES)
         except zlib.error:
-            raise _not_packed(encoding) from None
+            raise _encoding_error(encoding) from None
         body = unpacker.unconsumed_tail
         if not piece and not body and not unpacker.eof:
-            raise _not_packed(encoding)  # it ends too early
+            raise _encoding_error(encoding)  # it ends too early
         reserve(len(piece))
         content += piece
         if len(content) > bounds.body:
             raise TooLarge()
         await asyncio.sleep(0)
     if unpacker.unused_data:
-        raise _not_packed(encoding)
+        raise _encoding_error(encoding)
     return bytes(content)
 
 
-def _not_packed(encoding: str) -> InvalidRequest:
+def _encoding_error(encoding: str) -> InvalidRequest:
     return InvalidRequest(
         f"The body is not one whole stream of {encoding}, which Content-Encoding says; send it as it is, without that "
         "header.",
@@ -320,7 +320,7 @@ def _check_values(root: object, bounds: Bounds, *, may_have_nul: bool) -> tuple[
         for value in level:
             if type(value) is str:
                 if len(value) > longest or (may_have_nul and "\x00" in value):
-                    raise _bad_text(value, longest)
+                    raise _text_error(value, longest)
                 colons += value.count(":")
             elif type(value) is dict:
                 objects.append(value)
@@ -350,7 +350,7 @@ def _check_names(objects: list[dict[str, object]], bounds: Bounds, *, may_have_n
     return names
 
 
-def _bad_text(text: str, longest: int) -> InvalidRequest:
+def _text_error(text: str, longest: int) -> InvalidRequest:
     if "\x00" in text:
         return _has_nul()
     return _too_long("string", longest)

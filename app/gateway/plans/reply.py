@@ -128,7 +128,7 @@ def forecast_disclosures(catalog: Catalog, revision: Revision, steps: Sequence[S
         if worker is not None:
             disclosure["retention"] = worker.card.retention
         disclosure["why"]["granted"] = _describe_grants(step)
-        disclosures.append(disclosure | _others(pool, step.worker, reading))
+        disclosures.append(disclosure | _list_substitutes(pool, step.worker, reading))
     return disclosures
 
 
@@ -164,7 +164,7 @@ def _recipient(n: int, step: Step, worker: Worker | None, reading: Reading, plan
     )
 
 
-def _others(pool: Sequence[Worker], chosen: str, reading: Reading) -> dict[str, Any]:
+def _list_substitutes(pool: Sequence[Worker], chosen: str, reading: Reading) -> dict[str, Any]:
     """Return the workers that may take over a step, and those that may not read what it reads."""
     reasons = {worker.name: exclusion(worker, reading) for worker in pool}
     return {

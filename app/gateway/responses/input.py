@@ -260,7 +260,7 @@ def _messages(items: Iterable[AnyItem]) -> Iterator[Message]:
             yield Message("assistant", (), calls=(call,), labels=labels_on(item))
         elif isinstance(item, OutputItem):
             output = item.output
-            parts = (Text(output),) if isinstance(output, str) else _of_parts(output, f"input[{place}].output")
+            parts = (Text(output),) if isinstance(output, str) else _convert_parts(output, f"input[{place}].output")
             yield Message("tool", parts, call_id=item.call_id, labels=labels_on(item))
         elif isinstance(item, CompactionItem):
             yield compaction_item.message_of(item, place)
@@ -313,10 +313,10 @@ def _parts(item: MessageItem, place: int) -> tuple[Part, ...]:
         if isinstance(part, InputImage | InputFile) and item.role != "user":
             param, held = f"input[{place}].content[{at}]", "images" if isinstance(part, InputImage) else "files"
             raise InvalidRequest(f"Invalid value for '{param}': only a user's message holds {held}.", param=param)
-    return _of_parts(item.content, f"input[{place}].content")
+    return _convert_parts(item.content, f"input[{place}].content")
 
 
-def _of_parts(parts: Sequence[AnyPart], where: str) -> tuple[Part, ...]:
+def _convert_parts(parts: Sequence[AnyPart], where: str) -> tuple[Part, ...]:
     message_parts: list[Part] = []
     for at, part in enumerate(parts):
         if isinstance(part, InputImage):

@@ -90,7 +90,7 @@ def document(subject: Subject, end: TurnEnd | None) -> dict[str, Any]:
         "background": bool(wire.get("background")),
         "completed_at": int(state.replied_at) if status == "completed" else None,
         "error": _error(end),
-        "incomplete_details": _incomplete(end, status),
+        "incomplete_details": _describe_incompleteness(end, status),
         "instructions": subject.instructions,
         "max_output_tokens": subject.turn_task.sampling.max_tokens,
         "max_tool_calls": echoed.get("max_tool_calls"),
@@ -244,7 +244,7 @@ def _code(error: BatonError) -> str:
     return "server_error"
 
 
-def _incomplete(end: TurnEnd | None, status: str) -> dict[str, Any] | None:
+def _describe_incompleteness(end: TurnEnd | None, status: str) -> dict[str, Any] | None:
     if end is not None and status == "incomplete":
         return {"reason": INCOMPLETE[end.finish]}
     return None

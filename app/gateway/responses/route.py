@@ -82,7 +82,7 @@ def _add_create_route(router: APIRouter, context: GatewayContext, keys: Keys, id
     ) -> Response:
         """OpenAI's response: whole, in the background, or, with `stream: true`, as server-sent events."""
         response_request, ignored = read_request(body, omits_search=context.omits_search)
-        before = await _before(context, response_request, caller)
+        before = await _find_previous_response(context, response_request, caller)
         response_request = await _resolve_references(context, response_request, caller)
 
         def order() -> Order:
@@ -117,7 +117,7 @@ def _add_compact_route(router: APIRouter, context: GatewayContext, keys: Keys, i
     ) -> Response:
         """Return the messages of the user, and one item with notes of everything else: the next request's `input`."""
         response_request, ignored = compaction.read_request(body)
-        before = await _before(context, response_request, caller)
+        before = await _find_previous_response(context, response_request, caller)
         resolved_request = await _resolve_references(context, response_request, caller)
         history = before.messages if before is not None else ()
 
@@ -172,7 +172,7 @@ def _add_count_route(router: APIRouter, context: GatewayContext, keys: Keys, ide
             response_request, _ = validate_body(body, INPUT_TOKENS, CountRequest, omits_search=context.omits_search)
             if response_request.model:
                 resolve_tier(context.catalog(), caller.key, response_request.model)
-            before = await _before(context, response_request, caller)
+            before = await _find_previous_response(context, response_request, caller)
             resolved_request = await _resolve_references(context, response_request, caller)
             history: tuple[Message, ...] = ()
             loaded_tools: list[Tool] = []
@@ -340,7 +340,7 @@ def _collect_loaded_tools(before: StoredResponse) -> list[Tool]:
 async def to_order(context: GatewayContext, caller: Caller, body: dict[str, Any]) -> Order:
     """Return the order of a run for a request. Raises `InvalidRequest` and `NotFound`."""
     response_request, ignored = read_request(body, omits_search=context.omits_search)
-    before = await _before(context, response_request, caller)
+    before = await _find_previous_response(context, response_request, caller)
     return _order(context, await _resolve_references(context, response_request, caller), ignored, before, caller)
 
 
@@ -410,7 +410,9 @@ async def _render_stored_response(context: GatewayContext, response: str, caller
     return reply.render_response(stored_response.subject, stored_response.end)
 
 
-async def _before(context: GatewayContext, response_request: ResponsesRequest, caller: Caller) -> StoredResponse | None:
+async def _find_previous_response(
+    context: GatewayContext, response_request: ResponsesRequest, caller: Caller
+) -> StoredResponse | None:
     """Return the response that this one follows, with the conversation that it leaves behind."""
     previous = response_request.previous_response_id
     if previous is None:

@@ -246,7 +246,7 @@ async def approval_of(store: TenantStore, row: RunRow, *, reads: bool, own: bool
         worst_case_usd = dollars(question.price)
     proposal = _proposal(state, question.proposal)
     steps = state.steps_of(proposal)
-    decision = _decision_on(journal.events, question.digest)
+    decision = _find_decision(journal.events, question.digest)
     refs: list[str] = []
     if reads:
         refs += [step.subtask for step in steps if step.subtask]
@@ -284,7 +284,7 @@ async def approval_of(store: TenantStore, row: RunRow, *, reads: bool, own: bool
     }
 
 
-def _decision_on(events: Sequence[Event], digest: str) -> tuple[float, RunApproved | RunRefused] | None:
+def _find_decision(events: Sequence[Event], digest: str) -> tuple[float, RunApproved | RunRefused] | None:
     """Return the decision on the plan of this digest with its time; None without any."""
     decisions: list[tuple[float, RunApproved | RunRefused]] = [
         *facts_with_times(events, RunApproved),

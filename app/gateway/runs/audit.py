@@ -148,16 +148,16 @@ def _facts_of(state: RunState, events: Sequence[Event]) -> _RunFacts:
         labels={n: reading.labels for n, reading in readings.items()},
         proposals={proposal.number: proposal for proposal in state.all_proposals},
         calls=calls,
-        opened=_first((fact.proposal, fact) for fact in facts(events, PlanOpened)),
-        planned=_first((fact.n, fact) for fact in facts(events, PlanStep)),
+        opened=_keep_first((fact.proposal, fact) for fact in facts(events, PlanOpened)),
+        planned=_keep_first((fact.n, fact) for fact in facts(events, PlanStep)),
         intents=intents,
         finished={fact.call: fact for fact in facts(events, CallFinished)},
-        failed=_first((fact.n, fact) for fact in facts(events, StepFailed)),
-        done=_first((fact.n, (at, fact)) for at, fact in facts_with_times(events, StepDone)),
+        failed=_keep_first((fact.n, fact) for fact in facts(events, StepFailed)),
+        done=_keep_first((fact.n, (at, fact)) for at, fact in facts_with_times(events, StepDone)),
     )
 
 
-def _first(pairs: Iterable[tuple[int, F]]) -> dict[int, F]:
+def _keep_first(pairs: Iterable[tuple[int, F]]) -> dict[int, F]:
     """Return the first value of each number."""
     values: dict[int, F] = {}
     for number, value in pairs:
@@ -322,7 +322,7 @@ async def step_in_full(store: ContentReads, state: RunState, events: Sequence[Ev
         "erased": messages is None or not refs <= set(texts),
         "subtask": texts.get(step.subtask),
         "messages": messages,
-        "exchanges": exchanges.full(step, events, texts),
+        "exchanges": exchanges.exchanges_with_texts(step, events, texts),
         "output": texts.get(step.output),
     }
 

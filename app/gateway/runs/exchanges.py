@@ -111,14 +111,14 @@ def _without_ids(calls: Sequence[Mapping[str, Any]], waiting: Collection[str]) -
 
 
 def refs(step: StepState) -> set[str]:
-    """Return the refs of the content that `full` shows."""
+    """Return the refs of the content that `exchanges_with_texts` shows."""
     refs_in_step: set[str] = set()
     for exchange in step.exchanges:
         refs_in_step |= {exchange.message, exchange.results}
     return refs_in_step - {""}
 
 
-def full(step: StepState, events: Sequence[Event], texts: Mapping[str, str]) -> list[dict[str, Any]]:
+def exchanges_with_texts(step: StepState, events: Sequence[Event], texts: Mapping[str, str]) -> list[dict[str, Any]]:
     """`exchanges` with the texts of calls and results; null where one was erased or has not arrived yet."""
     uses = exchanges(step, events)
     for record, exchange in zip(uses, step.exchanges, strict=True):

@@ -378,7 +378,7 @@ def _step(run: _ExplainedRun, step: StepState, record: Data) -> Data:
         "call_count": len(attempts),
         "failed_calls": sum(attempt["outcome"] not in ("ok", None) for attempt in attempts),
         "replaced": step.worker != planned.worker,
-        "not_called": _not_called(record),
+        "not_called": _list_passed_over(record),
         "cost_usd": record["cost_usd"],
     }
 
@@ -404,7 +404,7 @@ def _call(attempt: Mapping[str, Any]) -> Data:
     return {name: attempt.get(name) for name in names}
 
 
-def _not_called(step: Mapping[str, Any]) -> list[Data]:
+def _list_passed_over(step: Mapping[str, Any]) -> list[Data]:
     """Return the workers that were passed over for any of a step's calls, each once for each reason."""
     passed_over: list[Mapping[str, str]] = []
     for call in step["attempts"]:
@@ -474,7 +474,7 @@ def _answer(run: _ExplainedRun) -> Data:
         step = state.steps[end.step]
         fields |= {"step": step.n, "worker": step.worker, "finish": step.finish, "refusal": step.refusal}
         fields |= {"rests_on": list(step.access.steps), "same_text": _same_text(run, step)}
-        fields["other_answers"] = _others(run, step)
+        fields["other_answers"] = _find_other_outputs(run, step)
     return fields
 
 
@@ -494,7 +494,7 @@ def _rating(rating: Data) -> Data:
     return {"kind": rating["kind"], "source": rating["source"], "score": score, "label": rating["label"]}
 
 
-def _others(run: _ExplainedRun, answer: StepState) -> list[int]:
+def _find_other_outputs(run: _ExplainedRun, answer: StepState) -> list[int]:
     """Return the steps with an output of their own, besides the answering one."""
     return [step.n for step in run.steps if step.n != answer.n and step.chars and step.worker != CONDUCTOR]
 
@@ -502,7 +502,7 @@ def _others(run: _ExplainedRun, answer: StepState) -> list[int]:
 def _same_text(run: _ExplainedRun, answer: StepState) -> list[int]:
     """Return the other steps whose output is the same text. One salt is used for all texts of a run, so equal refs are
     equal texts."""
-    return [n for n in _others(run, answer) if answer.output and run.state.steps[n].output == answer.output]
+    return [n for n in _find_other_outputs(run, answer) if answer.output and run.state.steps[n].output == answer.output]
 
 
 def _repairs(run: _ExplainedRun) -> int:

@@ -130,8 +130,8 @@ def estimate(plan_forecast: Forecast | None) -> dict[str, Any] | None:
     return {
         "basis": plan_forecast.basis,
         "runs": plan_forecast.runs,
-        "cost_usd": _spread(plan_forecast.usd, MILLION),
-        "seconds": _spread(plan_forecast.seconds),
+        "cost_usd": _render_quantiles(plan_forecast.usd, MILLION),
+        "seconds": _render_quantiles(plan_forecast.seconds),
         "steps": [_step_estimate(n, step) for n, step in enumerate(plan_forecast.steps)],
     }
 
@@ -142,14 +142,14 @@ def _step_estimate(n: int, step_forecast: StepForecast) -> dict[str, Any]:
         "worker": step_forecast.worker,
         "basis": step_forecast.basis,
         "samples": step_forecast.samples,
-        "cost_usd": _spread(step_forecast.usd, MILLION),
-        "seconds": _spread(step_forecast.seconds),
-        "input_tokens": _spread(step_forecast.input),
-        "output_tokens": _spread(step_forecast.output),
+        "cost_usd": _render_quantiles(step_forecast.usd, MILLION),
+        "seconds": _render_quantiles(step_forecast.seconds),
+        "input_tokens": _render_quantiles(step_forecast.input),
+        "output_tokens": _render_quantiles(step_forecast.output),
     }
 
 
-def _spread(spread: Spread, unit: int = 1) -> dict[str, float]:
+def _render_quantiles(spread: Spread, unit: int = 1) -> dict[str, float]:
     """Quantiles, in dollars where the unit is a million of micro-dollars."""
     figures = {"p10": spread.p10, "p50": spread.p50, "p90": spread.p90, "worst": spread.most}
     return {name: round(value / unit, 8) for name, value in figures.items()}

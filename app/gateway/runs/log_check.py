@@ -36,7 +36,7 @@ async def check(log: TransparencyLog, earlier: Earlier | None) -> dict[str, Any]
             faults.append("The root of the checkpoint is not that of the stored hashes.")
         is_consistent = None
         if earlier is not None:
-            is_consistent = _goes_on(earlier, (newest.size, newest.root), node)
+            is_consistent = _is_prefix(earlier, (newest.size, newest.root), node)
     except ValueError:
         return report | {"consistent": None, "valid": False, "faults": [*faults, "Stored hashes are missing."]}
     if is_consistent is False:
@@ -44,7 +44,7 @@ async def check(log: TransparencyLog, earlier: Earlier | None) -> dict[str, Any]
     return report | {"consistent": is_consistent, "valid": not faults, "faults": faults}
 
 
-def _goes_on(earlier: Earlier, newest: Earlier, node: Node) -> bool:
+def _is_prefix(earlier: Earlier, newest: Earlier, node: Node) -> bool:
     """Return True if the earlier log is the beginning of the newest."""
     if earlier[0] > newest[0]:
         return False

@@ -170,7 +170,7 @@ def _cursor(filters: query.RunFilters, row: RunRow) -> query.Cursor:
     return query.Cursor(row.created_at, row.id, filters.sort)
 
 
-async def _behind(
+async def _find_place(
     context: GatewayContext, filters: query.RunFilters, caller: Caller, name: str, place: query.Cursor | str
 ) -> Place:
     """Return the place that the parameter `name` names, where the page begins or ends.
@@ -208,7 +208,7 @@ async def _run_query(context: GatewayContext, filters: query.RunFilters, caller:
     place = None
     for name, value in (("after", filters.after), ("before", filters.before)):
         if value is not None:
-            place = await _behind(context, filters, caller, name, value)
+            place = await _find_place(context, filters, caller, name, value)
     tags = (("worker", filters.worker), ("label", filters.label), (METADATA_TAG, filters.metadata))
     untaken_at = None
     if filters.queue is not None:
@@ -303,14 +303,14 @@ async def _follow_page(
 ) -> AsyncGenerator[bytes]:
     """Yield the frames of a page: at first the whole page, as it is after change `number`, then each difference."""
     yield _event("page", first)
-    last = _by_id(first)
+    last = _index_by_id(first)
     while True:
         latest = await context.runs.changes.after(number, context.ping)
         if latest == number:
             yield PING
             continue
         try:
-            present = _by_id(await page.at(latest))
+            present = _index_by_id(await page.at(latest))
         except StoreUnavailable:
             continue  # the number stays, so that the page is read again
         number = latest
@@ -318,7 +318,7 @@ async def _follow_page(
         last = present
 
 
-def _by_id(page: dict[str, Any]) -> dict[str, Summary]:
+def _index_by_id(page: dict[str, Any]) -> dict[str, Summary]:
     return {run["id"]: run for run in page["data"]}
 
 

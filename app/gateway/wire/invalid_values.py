@@ -53,13 +53,13 @@ def sentence(fault: Fault, value: object, alternatives: Sequence[Fault] = ()) ->
     kind, context = fault["type"], fault.get("ctx", {})
     if kind in TYPES:
         nouns = [TYPES[error["type"]] for error in (fault, *alternatives) if error["type"] in TYPES]
-        return _of_type(nouns, value)
+        return _describe_type_fault(nouns, value)
     if kind in RANGES:
-        return _of_range(kind, context)
+        return _describe_range_fault(kind, context)
     if kind in ("too_long", "too_short"):
-        return _of_length(context, "entry", "entries")
+        return _describe_length_fault(context, "entry", "entries")
     if kind in ("string_too_long", "string_too_short"):
-        return _of_length(context, "character", "characters")
+        return _describe_length_fault(context, "character", "characters")
     if kind == "literal_error":
         return f"it must be {context['expected']}"
     if kind == "string_pattern_mismatch":
@@ -74,19 +74,19 @@ def sentence(fault: Fault, value: object, alternatives: Sequence[Fault] = ()) ->
     return "it does not have the form that GET /openapi.json describes"
 
 
-def _of_type(nouns: Sequence[str], value: object) -> str:
+def _describe_type_fault(nouns: Sequence[str], value: object) -> str:
     *others, last = dict.fromkeys(nouns)
     expected = last
     if others:
         expected = f"{', '.join(others)} or {last}"
-    actual = _noun(value)
+    actual = _json_type_of(value)
     fits = actual in nouns or (actual == "a number" and "a whole number" in nouns)
     if fits or not actual:
         return f"it must be {expected}"
     return f"it must be {expected}, not {actual}"
 
 
-def _noun(value: object) -> str:
+def _json_type_of(value: object) -> str:
     """Return the type of a JSON value."""
     if value is None or isinstance(value, int | float):
         return NUMBERS.get(type(value), "null")
@@ -96,7 +96,7 @@ def _noun(value: object) -> str:
     return ""
 
 
-def _of_range(kind: str, context: Mapping[str, Any]) -> str:
+def _describe_range_fault(kind: str, context: Mapping[str, Any]) -> str:
     words, name = RANGES[kind]
     bound = context[name]
     if bound == int(bound):
@@ -104,7 +104,7 @@ def _of_range(kind: str, context: Mapping[str, Any]) -> str:
     return f"it must be {words} {bound}"
 
 
-def _of_length(context: Mapping[str, Any], singular: str, several: str) -> str:
+def _describe_length_fault(context: Mapping[str, Any], singular: str, several: str) -> str:
     bound, number = "at most", context.get("max_length")
     if number is None:
         bound, number = "at least", context["min_length"]

@@ -305,13 +305,13 @@ def invalid_request(error: ValidationError, body: Mapping[str, Any]) -> InvalidR
     if kind == "extra_forbidden":
         return unknown_parameter(param)
     if kind == "missing":
-        return _missing(param)
+        return _missing_error(param)
     other_faults = [fault for fault in faults if fault is not deepest and _path(fault["loc"], body)[0] == param]
     reason = sentence(deepest, value, other_faults)
     return InvalidRequest(f"Invalid value for '{param}': {reason}.", param=param, code=_code(kind, value))
 
 
-def _missing(param: str) -> InvalidRequest:
+def _missing_error(param: str) -> InvalidRequest:
     return InvalidRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
 
 
@@ -323,7 +323,7 @@ def of_parameters(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
         return InvalidRequest(message, code="unknown_parameter")
     name = str(first["loc"][1])
     if first["type"] == "missing":
-        return _missing(name)
+        return _missing_error(name)
     reason = str(first["msg"])
     if first["type"] != QUERY_FAULT:
         reason = sentence(first, first.get("input"))

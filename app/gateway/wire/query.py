@@ -54,7 +54,7 @@ def parse_whole_number(value: str) -> int:
     return int(value)
 
 
-def truth(value: str) -> bool:
+def parse_boolean(value: str) -> bool:
     """`true` or `false`, or `1` or `0`."""
     if value not in ("true", "false", "1", "0"):
         raise _fault("it must be true or false")
@@ -125,7 +125,7 @@ def cursor(value: str) -> Cursor:
     return place
 
 
-def behind(value: str) -> Cursor | str:
+def parse_cursor(value: str) -> Cursor | str:
     """Return the place behind a run in a list of runs: a cursor's, or the id of the run itself."""
     if REPLY_ID.fullmatch(value):
         return run_of_reply(value)
@@ -146,7 +146,7 @@ def micro_dollars_at_most(value: str) -> int:
 
 Whole = Annotated[int, BeforeValidator(parse_whole_number)]
 EventNumber = Annotated[Whole, Field(ge=0, le=LARGEST)]
-Truth = Annotated[bool, BeforeValidator(truth)]
+Truth = Annotated[bool, BeforeValidator(parse_boolean)]
 Moment = Annotated[
     float,
     BeforeValidator(moment),
@@ -241,9 +241,9 @@ class RunFilters(RunAttributes):
     """`desc`: the newest, or the dearest, first."""
     limit: Annotated[Whole, Field(ge=1, le=PAGE)] = 20
     """The most runs of a page."""
-    after: Annotated[Any, BeforeValidator(behind), WithJsonSchema({"type": "string"})] = None
+    after: Annotated[Any, BeforeValidator(parse_cursor), WithJsonSchema({"type": "string"})] = None
     """`next` of the page before, or its `last_id`."""
-    before: Annotated[Any, BeforeValidator(behind), WithJsonSchema({"type": "string"})] = None
+    before: Annotated[Any, BeforeValidator(parse_cursor), WithJsonSchema({"type": "string"})] = None
     """`previous` of the page behind, or its `first_id`: the runs in front of it. Not together with `after`."""
     include: Annotated[list[Literal["count", "workers", "preview", "key_name"]], Field(max_length=4)] = []
     """`count`: how many runs the filters select, counted up to 10,000; `workers`: the workers of each run; `preview`:

@@ -23,7 +23,7 @@ def build_schema(
             schema = {"enum": list(row.neutral)}
         else:
             schema = _forbid_other_keys(read["properties"][field])
-        properties[field] = (schema if field in required else _or_null(schema)) | {"description": row.note}
+        properties[field] = (schema if field in required else _allow_null(schema)) | {"description": row.note}
     return {
         "type": "object",
         "properties": properties,
@@ -40,7 +40,7 @@ def _forbid_other_keys(schema: Mapping[str, Any]) -> dict[str, Any]:
     return dict(schema)
 
 
-def _or_null(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _allow_null(schema: Mapping[str, Any]) -> dict[str, Any]:
     if "enum" in schema:
         return {**schema, "enum": [*schema["enum"], None]}
     choices = list(schema.get("anyOf", ()))

@@ -130,7 +130,7 @@ def _call(made_call: PlacedCall, needs_signatures: bool) -> dict[str, Any]:
         "name": document.gemini_name(made_call.call.name),
         "args": document.arguments_object(made_call.call.arguments),
     }
-    part: dict[str, Any] = {"functionCall": call | _its_id(made_call)}
+    part: dict[str, Any] = {"functionCall": call | _id_field(made_call)}
     signature = _keepsake_entry(made_call, "signatures")
     if not signature and needs_signatures and made_call.place == 0 and not made_call.keepsake:
         signature = UNSIGNED
@@ -142,13 +142,13 @@ def _call(made_call: PlacedCall, needs_signatures: bool) -> dict[str, Any]:
 def _result(result: Result) -> list[dict[str, Any]]:
     """Return the result of a call: its text, then its images, each as a part of its own."""
     text = "".join(part.text for part in result.parts if isinstance(part, Text))
-    response = {"name": document.gemini_name(result.called.call.name), **_its_id(result.called)}
+    response = {"name": document.gemini_name(result.called.call.name), **_id_field(result.called)}
     response["response"] = {"error" if result.failed else "output": text}
     images = [_part(part) for part in result.parts if not isinstance(part, Text)]
     return [{"functionResponse": response}, *images]
 
 
-def _its_id(made_call: PlacedCall) -> dict[str, Any]:
+def _id_field(made_call: PlacedCall) -> dict[str, Any]:
     id_ = _keepsake_entry(made_call, "ids")
     if id_:
         return {"id": id_}

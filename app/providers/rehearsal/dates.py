@@ -5,7 +5,7 @@ from calendar import day_name, isleap, month_name
 from datetime import date, timedelta
 from fractions import Fraction
 
-from app.providers.rehearsal.problem import Problem, near, problem
+from app.providers.rehearsal.problem import Problem, problem, wrong_numbers_near
 
 MONTHS = {name.lower(): number for number, name in enumerate(month_name) if name}
 MONTHS |= {name[:3]: number for name, number in MONTHS.items()}
@@ -53,7 +53,7 @@ def _date(match: re.Match[str]) -> date:
 def _between(first: date, second: date, *, whole: bool) -> Problem:
     days = abs((second - first).days) + int(whole)
     hard = days > 62 or first.year != second.year
-    return problem("dates", hard, f"{days} days", near(Fraction(days), " days"))
+    return problem("dates", hard, f"{days} days", wrong_numbers_near(Fraction(days), " days"))
 
 
 def _weekday(day: date) -> Problem:

@@ -35,7 +35,7 @@ COMMON = frozenset(EMPTY.split())
 Wish = tuple[str, dict[str, Any]]
 
 
-def wishes(toolbox: Toolbox, messages: Sequence[Message], answer: Callable[[], str]) -> list[Wish]:
+def choose_calls(toolbox: Toolbox, messages: Sequence[Message], answer: Callable[[], str]) -> list[Wish]:
     """Return the tools to call now, with their arguments; [] to answer. Where a tool must be called, one is.
 
     Frameworks ask for an answer with fields by such a tool: one that does not fit the question gets the worker's own
@@ -47,11 +47,11 @@ def wishes(toolbox: Toolbox, messages: Sequence[Message], answer: Callable[[], s
     question = (content.question or content.subtask).translate(PLAIN)
     if not toolbox.must and messages[-1].role == "tool":
         return []
-    tools_by_fit = sorted(toolbox.tools, key=lambda tool: -_fit(tool, question))
+    tools_by_fit = sorted(toolbox.tools, key=lambda tool: -_score_fit(tool, question))
     if toolbox.choice == "named":
         tools_by_fit = [tool for tool in toolbox.tools if tool.name == toolbox.named]
     best = tools_by_fit[0]
-    fits = _fit(best, question) > 0
+    fits = _score_fit(best, question) > 0
     if not fits and not toolbox.must:
         return []
     if not fits and solve(question) is not None:
@@ -92,7 +92,7 @@ def _value(text: str) -> str:
     return json.dumps(value)
 
 
-def _fit(tool: Tool, question: str) -> int:
+def _score_fit(tool: Tool, question: str) -> int:
     """Return a score of how well a tool fits a question; 0 if it does not."""
     tool_words = set(WORD.findall(f"{tool.name} {tool.description}".lower().replace("_", " ")))
     score = len((tool_words & set(WORD.findall(question.lower()))) - COMMON)

@@ -100,7 +100,7 @@ def reply(model: str, messages: Sequence[Message], seed: str) -> str:
     return f"The answer is {answer}."
 
 
-def final(answer: str) -> str | None:
+def find_final_answer(answer: str) -> str | None:
     """Return the final answer that an earlier step stated, if it stated one."""
     stated = FINAL.findall(answer)
     if not stated:
@@ -109,37 +109,37 @@ def final(answer: str) -> str | None:
     return last.removesuffix(".")
 
 
-def dice(text: str) -> float:
+def draw_from_text(text: str) -> float:
     """Return a number from 0 to below 1 that depends on nothing but the text."""
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:7], "big") / 2**56
 
 
 def _decide(mind: Mind, problem: Problem, answers: Sequence[str], dice_prefix: str) -> str:
     """Solve, follow a plan, check one earlier answer, or weigh several."""
-    stated = [answer for answer in map(final, answers) if answer is not None]
+    stated = [answer for answer in map(find_final_answer, answers) if answer is not None]
     skill = mind.skill(problem)
     if answers and not stated:
         skill += PLAN_HELPS * (1 - skill)
     if stated:
         skill = max(skill + CHECK_HELPS * (1 - skill), mind.checks)
-    right = dice(f"{dice_prefix}|solve") < skill
+    right = draw_from_text(f"{dice_prefix}|solve") < skill
     own = problem.answer
     if not right:
-        own = problem.wrong[int(dice(f"{dice_prefix}|slip") * len(problem.wrong))]
+        own = problem.wrong[int(draw_from_text(f"{dice_prefix}|slip") * len(problem.wrong))]
     if not stated or right:
         return own
     votes = Counter(map(plain, stated)).most_common()
     if len(votes) > 1 and votes[0][1] == votes[1][1] and plain(own) in dict(votes):
         return own
     most_common = next(answer for answer in stated if plain(answer) == votes[0][0])
-    if dice(f"{dice_prefix}|trust") < TRUST:
+    if draw_from_text(f"{dice_prefix}|trust") < TRUST:
         return most_common
     return own
 
 
 def _without_problem(content: StepContent) -> str:
     """Pass on what earlier steps stated, or say honestly what is missing, where no problem was seen."""
-    answers = [answer for answer in map(final, content.answers) if answer is not None]
+    answers = [answer for answer in map(find_final_answer, content.answers) if answer is not None]
     if answers:
         majority = Counter(map(plain, answers)).most_common(1)[0][0]
         return f"The answer is {next(answer for answer in answers if plain(answer) == majority)}."

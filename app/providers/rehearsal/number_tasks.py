@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from random import Random
 
 from app.providers.rehearsal.expression import evaluate
-from app.providers.rehearsal.numbers import linear
+from app.providers.rehearsal.numbers import solve_linear_equations
 
 NUMBER = r"\d{1,5}"
 STEP = re.compile(r"multiply it by (\d+)|add (\d+)|subtract (\d+)")
@@ -77,7 +77,7 @@ def draw_equation(random: Random, level: int) -> Slots:
 
 def equation(slots: Slots) -> WorkedTask:
     """Return the whole number x; ValueError where there is none."""
-    result = linear(slots["q"]).get("x")
+    result = solve_linear_equations(slots["q"]).get("x")
     if result is None or result.denominator != 1:
         raise ValueError
     level = 2 if " and " in slots["q"] else int("(" in slots["q"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from app.providers.rehearsal.expression import Unreadable, evaluate, symbols, tokens
-from app.providers.rehearsal.problem import Problem, near, problem, spell
+from app.providers.rehearsal.problem import Problem, problem, spell, wrong_numbers_near
 
 ASK = r"(?:what(?:'s| is| are)|how much is|compute|calculate|evaluate|work out|find)"
 ROMAN = ((1000, "M"), (900, "CM"), (500, "D"), (400, "CD"), (100, "C"), (90, "XC"), (50, "L"), (40, "XL"))
@@ -46,23 +46,23 @@ def expression(text: str) -> Problem | None:
     if not signs:
         return None
     large = any(len(token.replace(",", "")) > 3 for token in token_list if token[0].isdigit())
-    return problem("arithmetic", signs > 2 or large or "^" in token_list, spell(value), near(value))
+    return problem("arithmetic", signs > 2 or large or "^" in token_list, spell(value), wrong_numbers_near(value))
 
 
 def equation(text: str) -> Problem | None:
     """`Solve 3x + 5 = 20`, `x + y = 10 and x - y = 2`: linear, in one or two unknowns."""
     line = symbols(text)
     try:
-        solution = linear(line)
+        solution = solve_linear_equations(line)
     except Unreadable:
         return None
     first, mentions = next(iter(solution)), _sides(line)[0]
     hard = len(solution) > 1 or sum(side.count(first) for side in mentions) > 1 or "(" in line
-    answer, *wrong = [_spell_values(values) for values in (solution, *_slips(solution))]
+    answer, *wrong = [_spell_values(values) for values in (solution, *_wrong_solutions(solution))]
     return problem("equations", hard, answer, wrong)
 
 
-def linear(line: str) -> dict[str, Fraction]:
+def solve_linear_equations(line: str) -> dict[str, Fraction]:
     """Solve the one or two linear equations in a line. Returns each unknown's value by its name; raises Unreadable if
     there is not exactly one solution."""
     sides = _sides(line)
@@ -84,7 +84,7 @@ def _spell_values(values: Mapping[str, Fraction]) -> str:
     return " and ".join(f"{name} = {value!s}" for name, value in values.items())
 
 
-def _slips(solution: Mapping[str, Fraction]) -> list[dict[str, Fraction]]:
+def _wrong_solutions(solution: Mapping[str, Fraction]) -> list[dict[str, Fraction]]:
     """Return solutions that somebody who slips might give."""
     offsets = (Fraction(1), Fraction(-1), Fraction(2), Fraction(1, 2))
     slips = []
@@ -162,7 +162,7 @@ def _single(line: str, number: int, hard: bool) -> Problem | None:
 
 
 def _number(value: int, hard: bool) -> Problem:
-    return problem("number theory", hard, str(value), near(Fraction(value)))
+    return problem("number theory", hard, str(value), wrong_numbers_near(Fraction(value)))
 
 
 def _factorise(number: int, hard: bool) -> Problem | None:
@@ -205,7 +205,7 @@ def roman(text: str) -> Problem | None:
         number = next((n for n in range(1, 4000) if _roman(n) == numeral.group(1)), 0)
         if not number:
             return None
-        return problem("roman numerals", number > 100, str(number), near(Fraction(number)))
+        return problem("roman numerals", number > 100, str(number), wrong_numbers_near(Fraction(number)))
     return None
 
 
@@ -241,7 +241,12 @@ def _convert(amount: Fraction, source: str, target: str) -> Problem | None:
     source_scale, target_scale = SCALES.get(source, source), SCALES.get(target, target)
     if {source_scale, target_scale} <= TEMPERATURES and source_scale != target_scale:
         value = _convert_temperature(amount, source_scale, target_scale)
-        return problem("unit conversion", value.denominator != 1, f"{spell(value)} {target}", near(value, f" {target}"))
+        return problem(
+            "unit conversion",
+            value.denominator != 1,
+            f"{spell(value)} {target}",
+            wrong_numbers_near(value, f" {target}"),
+        )
     source_unit, target_unit = _unit(source), _unit(target)
     if source_unit is None or target_unit is None or source_unit[0] != target_unit[0]:
         return None

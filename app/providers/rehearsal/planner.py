@@ -17,7 +17,7 @@ from typing import Any
 from app.core.message.chat import Message
 from app.providers.rehearsal import policy
 from app.providers.rehearsal.families import solve
-from app.providers.rehearsal.minds import dice, final
+from app.providers.rehearsal.minds import draw_from_text, find_final_answer
 from app.providers.rehearsal.problem import Problem, plain
 
 QUESTION = re.compile(r"<question>\n?(.*)\n?</question>", re.DOTALL)
@@ -129,10 +129,10 @@ def _plan_by_policy(question: str, cards: Mapping[int, str], limit: int, instruc
 
 def _another_round(problem: Problem | None, answer: str, cards: Mapping[int, str], limit: int) -> list[Choice]:
     """Return nothing if no fault is seen in the answer, else another opinion, weighed against it."""
-    stated = final(answer) or answer
+    stated = find_final_answer(answer) or answer
     if problem is None or plain(stated) == plain(problem.answer):
         return []
-    if dice(f"eye|{problem.family}|{problem.answer}|{plain(stated)}") >= EYE:
+    if draw_from_text(f"eye|{problem.family}|{problem.answer}|{plain(stated)}") >= EYE:
         return []
     solver = _rank(cards, problem.family)
     if limit == 1:

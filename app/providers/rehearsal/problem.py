@@ -52,7 +52,7 @@ def spell(value: Fraction, places: int = 4) -> str:
     return f"{sign}{whole}"
 
 
-def near(value: Fraction, unit: str = "") -> list[str]:
+def wrong_numbers_near(value: Fraction, unit: str = "") -> list[str]:
     """Return numbers that someone who slips might give instead, most plausible first."""
     step = Fraction(1) if abs(value) < 50 or value.denominator != 1 else Fraction(10)
     slips = [value + step, value - step, value + 2, value * 2, value * 10, -value, value + 100, value - 9]

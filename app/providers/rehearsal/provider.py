@@ -35,7 +35,7 @@ from app.errors import WorkerTimeout
 from app.providers.protocol import Request
 from app.providers.rehearsal import gadgets, planner
 from app.providers.rehearsal.filled_schema import fill_schema
-from app.providers.rehearsal.minds import final, reply
+from app.providers.rehearsal.minds import find_final_answer, reply
 
 TOKEN = re.compile(r"\s*\w{1,4}|\s*[^\w\s]|\s+")
 CHUNK = 3
@@ -118,7 +118,7 @@ class RehearsalProvider:
         result = gadgets.latest_results(messages)
         text = self._answer_in_words(call, messages) if result is None else f"The answer is {result}."
         if wants_json:  # a value, and no sentence, as most programs want it
-            text = json.dumps({"answer": final(text) or text})
+            text = json.dumps({"answer": find_final_answer(text) or text})
         return TOKEN.findall(fill_schema(schema, text) if schema else text), {}
 
     def _calls(self, call: Mapping[str, Any], messages: tuple[Message, ...]) -> list[ToolDelta]:
@@ -126,7 +126,7 @@ class RehearsalProvider:
         if "toolbox" not in call:
             return []
         deltas: list[ToolDelta] = []
-        wishes = gadgets.wishes(
+        wishes = gadgets.choose_calls(
             toolbox_from_json(call["toolbox"]), messages, lambda: self._answer_in_words(call, messages)
         )
         for index, (name, arguments) in enumerate(wishes):

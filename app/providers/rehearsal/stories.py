@@ -3,7 +3,7 @@
 import re
 from fractions import Fraction
 
-from app.providers.rehearsal.problem import Problem, near, problem, spell
+from app.providers.rehearsal.problem import Problem, problem, spell, wrong_numbers_near
 
 N = r"\$?(\d+(?:\.\d+)?)"
 GAIN = "buys|gets|finds|receives|picks|wins|earns|bakes|makes|collects|gains|catches|adds|bought|got|found|received"
@@ -22,7 +22,7 @@ def story(text: str) -> Problem | None:
         if result is not None:
             value, steps, unit = result
             large = any(len(number) > 3 for number in re.findall(r"\d+", line))
-            return problem("arithmetic", steps > 2 or large, f"{spell(value)}{unit}", near(value, unit))
+            return problem("arithmetic", steps > 2 or large, f"{spell(value)}{unit}", wrong_numbers_near(value, unit))
     return None
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from app.providers.rehearsal.problem import Problem, near, problem
+from app.providers.rehearsal.problem import Problem, problem, wrong_numbers_near
 
 QUOTED = r"[\"']([^\"']{1,400})[\"']"
 PATTERNS = {
@@ -83,7 +83,7 @@ def _counting(text: str) -> Problem | None:
 
 
 def _number(count: int, hard: bool) -> Problem:
-    wrong = [answer for answer in near(Fraction(count)) if not answer.startswith("-")]
+    wrong = [answer for answer in wrong_numbers_near(Fraction(count)) if not answer.startswith("-")]
     return problem("words", hard, str(count), wrong)
 
 
