@@ -264,7 +264,7 @@ class RatingReader:
             if own is not None and part.changes > own.part.changes:
                 self._context.telemetry.log(
                     logging.WARNING,
-                    "A worker's ratings do not fit what was learned of it; its beliefs were reset.",
+                    "A worker's ratings do not fit what was learned of it before; what was learned since replaces it.",
                     tier=tier,
                     tenant=tenant,
                 )
