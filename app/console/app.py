@@ -166,13 +166,13 @@ async def _redirect_to_start(_request: Request) -> Response:
 
 
 def _not_found_page(pages: Pages) -> Callable[[Request, Exception], Any]:
-    async def absent(request: Request, error: Exception) -> Response:
+    async def show_not_found_page(request: Request, error: Exception) -> Response:
         if request.method == "GET" and getattr(error, "status_code", 404) == 405:
             # The address of a button, to which a sign-in or a reload leads back: its page is the one above it.
             return RedirectResponse(request.url.path.rpartition("/")[0], 303, HEADERS)
         return pages.error_page(request, 404, "The console has no page of this address.")
 
-    return absent
+    return show_not_found_page
 
 
 def _crash_page(pages: Pages) -> Callable[[Request, Exception], Any]:

@@ -322,7 +322,7 @@ async def _journal(pages: Pages, session: Session, run: str, after: str | None) 
     one goes on behind the last event, if the session is still good."""
     path = f"/v1/runs/{path_segment(run)}"
 
-    async def each() -> AsyncIterator[Event]:
+    async def follow_events() -> AsyncIterator[Event]:
         last, goes_on = after, True
         while goes_on:
             async with pages.api.events(session, f"{path}/events/stream", last_event_id=last) as events:
@@ -333,7 +333,7 @@ async def _journal(pages: Pages, session: Session, run: str, after: str | None) 
             if goes_on:
                 await asyncio.sleep(AGAIN_SECONDS)
 
-    yield each()
+    yield follow_events()
 
 
 # -- the explanation, proofs and disclosures

@@ -49,7 +49,7 @@ from app.gateway.runs import (
 )
 from app.gateway.runs import route as runs
 from app.gateway.wire import unsupported_routes
-from app.gateway.wire.parameters import of_parameters
+from app.gateway.wire.parameters import parameters_error
 from app.telemetry import raised_at
 
 SCHEMAS: Final[operations.Schemas] = {
@@ -287,7 +287,7 @@ class Frontdoor:
         if isinstance(error, HTTPException):
             return _refuse_unrouted(scope, error, self._routes)
         if isinstance(error, RequestValidationError):
-            error = of_parameters(error.errors())
+            error = parameters_error(error.errors())
         if not isinstance(error, BatonError):
             return None
         scope["baton.log"].fail(error)

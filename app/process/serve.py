@@ -35,7 +35,7 @@ from app.engine.runs.shadows import Shadows
 from app.engine.sealer import Sealer
 from app.errors import ConfigInvalid, OursError
 from app.gateway.app import create_app, create_probes, place_of
-from app.gateway.http.api_keys import adopt, any_accepted, mint
+from app.gateway.http.api_keys import adopt, is_any_key_accepted, mint
 from app.gateway.http.connection import connection
 from app.network import retries
 from app.network.log_authorities import TIMESTAMP_LIBRARY
@@ -214,7 +214,7 @@ async def _compare_schema(runtime: Runtime) -> None:
 async def _compare_pepper(runtime: Runtime) -> None:
     """Log if this process has another pepper than the one under which the API keys are hashed."""
     gateway = runtime.gateway
-    if await any_accepted(gateway.store, gateway.peppers(), gateway.now()) is False:
+    if await is_any_key_accepted(gateway.store, gateway.peppers(), gateway.now()) is False:
         runtime.context.telemetry.log(
             logging.ERROR,
             "No API key is accepted, because all of them are hashed under another pepper than that of this process: "

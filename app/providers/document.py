@@ -56,7 +56,7 @@ def peek(data: bytes) -> object:
         return None
 
 
-def inner(value: object, sender: str) -> dict[str, Any]:
+def object_or_empty(value: object, sender: str) -> dict[str, Any]:
     """Return an object, empty where it is absent."""
     if value is None:
         return {}

@@ -140,7 +140,7 @@ def malformed_reply(sender: str, note: str) -> WorkerError:
     return fault(WorkerMalformed, sender, note)
 
 
-def by_status(sender: str, status: int, headers: Mapping[str, str], document: object) -> WorkerError:
+def error_by_status(sender: str, status: int, headers: Mapping[str, str], document: object) -> WorkerError:
     """Return the error of an answer that is not 200; `document` is its parsed body, or anything else if it had none."""
     error = _error(document)
     kind = _kind(status)
@@ -159,7 +159,7 @@ def _blames_settings(error: Mapping[str, Any]) -> bool:
     return _NO_CREDIT.search(_message(error)) is not None
 
 
-def in_stream(sender: str, document: object) -> WorkerError:
+def error_in_reply(sender: str, document: object) -> WorkerError:
     """Return the error that an event of a 200 stream, or a 200 document, carries."""
     error = _error(document)
     status = _status_in(error)

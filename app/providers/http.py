@@ -31,7 +31,7 @@ from app.network.http_client import async_client
 from app.providers.authentication import Authentication, authentication
 from app.providers.document import peek
 from app.providers.excerpt import excerpt, label
-from app.providers.faults import WORDS, by_status, fault, malformed_reply
+from app.providers.faults import WORDS, error_by_status, fault, malformed_reply
 
 ERROR_BYTES = 64 << 10
 """Most of an error's body that is read."""
@@ -338,7 +338,7 @@ async def exchange(
         async with call:
             if call.is_whole:
                 pieces: list[Piece] = []
-                reader.read_whole(await call.rest(), pieces)
+                reader.read_whole(await call.read_rest(), pieces)
                 _end(reader, pieces)
                 yield pieces
                 return
@@ -477,7 +477,7 @@ class Call:
         self._has_begun = True
         return read
 
-    async def rest(self, limit: int = EVENT_BYTES) -> bytes:
+    async def read_rest(self, limit: int = EVENT_BYTES) -> bytes:
         """Return all that is left of the body; raises WorkerMalformed beyond `limit` bytes."""
         reads: list[bytes] = []
         bytes_left = limit
@@ -500,7 +500,7 @@ class Call:
         response, sender = self._response, self._sender
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if response.status_code != 200:
-            raise by_status(sender, response.status_code, response.headers, await self._error(kind))
+            raise error_by_status(sender, response.status_code, response.headers, await self._error(kind))
         if kind == "text/html":
             raise malformed_reply(sender, "a web page")
         if kind == "application/json":
@@ -512,7 +512,7 @@ class Call:
         """Return the body of an error as JSON, or None; `kind` is its media type, and plain text is a message."""
         try:
             async with asyncio.timeout(TAIL):
-                body = await self.rest(ERROR_BYTES)
+                body = await self.read_rest(ERROR_BYTES)
         except (WorkerError, TimeoutError):
             return None
         document = peek(body)

@@ -15,7 +15,7 @@ from app.errors import (
     WorkerUnavailable,
 )
 from app.providers import http
-from app.providers.faults import by_status, in_stream
+from app.providers.faults import error_by_status, error_in_reply
 from tests.conformance.failures import failure
 from tests.conformance.wire_formats import (
     Format,
@@ -102,7 +102,7 @@ async def test_no_retry_after_is_none(line: Line) -> None:
     ],
 )
 def test_retry_after_headers(headers: dict[str, str], expected: float | None) -> None:
-    assert by_status("w at p", 429, headers, None).retry_after == expected
+    assert error_by_status("w at p", 429, headers, None).retry_after == expected
 
 
 @pytest.mark.parametrize(
@@ -115,25 +115,25 @@ def test_retry_after_headers(headers: dict[str, str], expected: float | None) ->
     ],
 )
 def test_what_only_an_operator_can_mend_is_misconfigured(status: int, document: Any) -> None:
-    assert type(by_status("w at p", status, {}, document)) is WorkerMisconfigured
+    assert type(error_by_status("w at p", status, {}, document)) is WorkerMisconfigured
 
 
 def test_words_that_moderation_keeps_out_are_the_requests_own_fault() -> None:
     """Else a caller could have a worker ejected for everybody."""
     metadata = {"reasons": ["violence"], "flagged_input": "...", "provider_name": "p", "model_slug": "m"}
     flagged = {"error": {"code": 403, "message": "Flagged", "metadata": metadata}}
-    assert type(by_status("w at p", 403, {}, flagged)) is WorkerRefused
-    assert type(in_stream("w at p", flagged)) is WorkerRefused
-    assert type(by_status("w at p", 403, {}, {"error": {"code": 403, "metadata": None}})) is WorkerMisconfigured
-    assert type(by_status("w at p", 503, {}, flagged)) is WorkerUnavailable
+    assert type(error_by_status("w at p", 403, {}, flagged)) is WorkerRefused
+    assert type(error_in_reply("w at p", flagged)) is WorkerRefused
+    assert type(error_by_status("w at p", 403, {}, {"error": {"code": 403, "metadata": None}})) is WorkerMisconfigured
+    assert type(error_by_status("w at p", 503, {}, flagged)) is WorkerUnavailable
 
 
 @pytest.mark.parametrize(
     "document", [None, [], "x", {"error": None}, {"error": {"code": [], "details": "x"}}, {"a": 1}]
 )
 def test_an_error_without_sense_goes_by_its_status(document: Any) -> None:
-    assert type(by_status("w at p", 429, {}, document)) is WorkerRateLimited
-    assert type(in_stream("w at p", document)) is WorkerUnavailable
+    assert type(error_by_status("w at p", 429, {}, document)) is WorkerRateLimited
+    assert type(error_in_reply("w at p", document)) is WorkerUnavailable
 
 
 async def test_a_wrong_key_is_misconfigured(form: Format) -> None:

@@ -9,7 +9,7 @@ import pytest
 from app.core.pool.catalog import Deadlines
 from app.errors import FailureReason, WorkerError
 from app.providers.excerpt import EXCERPT_CHARS, REMOVED, SEARCHED_BYTES, excerpt, label
-from app.providers.faults import by_status
+from app.providers.faults import error_by_status
 from tests.conformance.upstream_failures import KINDS
 from tests.conformance.wire_formats import QUESTION, Format, Line, connected, request
 from tests.stubs import Fail, Hang, ProviderStub
@@ -82,7 +82,7 @@ async def test_a_refused_connection_is_no_server_error(form: Format) -> None:
     ],
 )
 def test_the_providers_code_is_finer_than_its_status(status: int, document: object, reason: str) -> None:
-    assert by_status("w at p", status, {}, document).failure.reason == reason
+    assert error_by_status("w at p", status, {}, document).failure.reason == reason
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from app.errors import (
     WorkerRefused,
     WorkerTruncated,
 )
-from app.gateway.http.api_keys import any_accepted
+from app.gateway.http.api_keys import is_any_key_accepted
 from app.process.config import Configuration, describe, log_witnesses
 from app.process.wiring import Runtime
 from app.providers.protocol import Request
@@ -162,7 +162,7 @@ async def _check_database(config: Configuration, runtime: Runtime) -> Verdict:
 async def _check_keys(runtime: Runtime) -> Verdict:
     async def check() -> Verdict:
         gateway = runtime.gateway
-        has_accepted_key = await any_accepted(gateway.store, gateway.peppers(), gateway.now())
+        has_accepted_key = await is_any_key_accepted(gateway.store, gateway.peppers(), gateway.now())
         if has_accepted_key is None:
             return Verdict("keys", "skip", "none is in force", "make one by `baton keys add NAME`")
         if has_accepted_key:

@@ -12,7 +12,7 @@ from rich.text import Text
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.core.pool.catalog import MILLION
-from app.gateway.runs.stored_overview import of_database
+from app.gateway.runs.stored_overview import read_overview
 from app.gateway.wire.query import OverviewFilters
 from app.process.config import Settings, read
 
@@ -35,7 +35,7 @@ async def _top(settings: Settings, args: Arguments, now: Callable[[], float]) ->
     filters = OverviewFilters(period=args.period, tenant=args.tenant)
     console = terminal.stdout()
     async with storage.open_configured_store(settings) as store:
-        overview = await of_database(store, filters, now())
+        overview = await read_overview(store, filters, now())
         if args.json:
             terminal.print_json(overview)
             return
@@ -46,7 +46,7 @@ async def _top(settings: Settings, args: Arguments, now: Callable[[], float]) ->
             live.refresh()
             while True:
                 await asyncio.sleep(POLL_SECONDS)
-                live.update(draw(await of_database(store, filters, now())), refresh=True)
+                live.update(draw(await read_overview(store, filters, now())), refresh=True)
 
 
 def draw(overview: Json) -> RenderableType:

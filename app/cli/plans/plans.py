@@ -62,7 +62,7 @@ async def _make(config: Configuration, args: Arguments) -> dict[str, Any]:
     async with storage.existing_database(config.settings), engine.start_engine(config, 1) as runtime:
         end = _successful_end(await engine.run_to_end(runtime, order))
         store = runtime.context.store
-        plan = Plan((revisions.of_state(end.state, PREVIEW_KEY),))
+        plan = Plan((revisions.revision_of_state(end.state, PREVIEW_KEY),))
         return await _document(store, config.catalog, plan, plan.first)
 
 
@@ -90,12 +90,12 @@ async def _edit(config: Configuration, args: Arguments) -> dict[str, Any]:
         try:
             end = await engine.run_to_end(runtime, copy_with(order, once=copy_with(record, until=until)))
         except InvalidRequest as refused:
-            raise orders.of_edit(refused) from None
+            raise orders.edit_error(refused) from None
         except Conflict as conflict:
             if conflict.public_code == TAKEN:
                 raise orders.overtaken_error() from None
             raise conflict from None
-        new_revision = revisions.of_state(_successful_end(end).state, PREVIEW_KEY)
+        new_revision = revisions.revision_of_state(_successful_end(end).state, PREVIEW_KEY)
         return await _document(store, config.catalog, Plan((*plan.revisions, new_revision)), new_revision)
 
 

@@ -83,7 +83,7 @@ async def _preview(config: Configuration, order: Order) -> tuple[TurnEnd, Tree, 
 
 async def _estimate(runtime: Runtime, end: TurnEnd, order: Order) -> Text:
     store = runtime.context.store.of_tenant(order.tenant)
-    steps = await revisions.steps_of(store, revisions.of_state(end.state, order.key))
+    steps = await revisions.steps_of(store, revisions.revision_of_state(end.state, order.key))
     history = await forecasts.read_history(store, order.tenant)
     forecast = forecasts.of_plan(runtime.pool.catalog(), order.task, steps, order.limits, history)
     return estimate(forecasts.estimate(forecast), end.bill.usd / MILLION)

@@ -494,7 +494,7 @@ class Idempotency:
             raise
         except PlanRejected as error:
             await permit.forget_run()
-            raise fault.of_plan(error) from None
+            raise fault.plan_error(error) from None
         except BatonError:
             await permit.forget_run()
             raise

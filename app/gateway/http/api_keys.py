@@ -92,7 +92,7 @@ def is_in_force(row: KeyRow, now: float) -> bool:
     return row.revoked_at is None and (row.expires_at is None or row.expires_at > now)
 
 
-async def any_accepted(store: Keys, peppers: Sequence[bytes], now: float) -> bool | None:
+async def is_any_key_accepted(store: Keys, peppers: Sequence[bytes], now: float) -> bool | None:
     """Return False if all keys in force are hashed under other peppers than these, so that every caller is refused;
     None if there is no key in force. Only the newest keys are looked at."""
     rows = await store.keys(KeyQuery(in_force=True, now=now, limit=NEWEST_KEYS))

@@ -64,7 +64,7 @@ def _reply(status: int, body: Mapping[str, Any], headers: Mapping[str, str]) -> 
     return Response(orjson.dumps(body), status, dict(headers), media_type="application/json")
 
 
-def of_plan(error: PlanRejected) -> InvalidRequest:
+def plan_error(error: PlanRejected) -> InvalidRequest:
     """Return a caller's own plan that cannot be executed: every fault at once."""
     return InvalidRequest(
         f"The plan cannot be executed: {_join_reasons(error.reasons)}", param="baton.plan", code="plan_rejected"

@@ -579,7 +579,7 @@ class Keys:
             raise Forbidden()
         return caller
 
-    async def until_refused(self, request: Request, scope: str) -> None:
+    async def wait_until_refused(self, request: Request, scope: str) -> None:
         """Return once the caller of a request may not use `scope` any more: within `key_ttl` of a revocation.
 
         While nobody can say whether they may, because the database is away, they may."""

@@ -218,7 +218,7 @@ def overtaken_error() -> Conflict:
     )
 
 
-def of_edit(error: InvalidRequest) -> BatonError:
+def edit_error(error: InvalidRequest) -> BatonError:
     """Return the refusal of an edited plan, with the field of the plan that is at fault."""
     if error.param != "baton.plan":
         return error

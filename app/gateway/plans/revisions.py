@@ -111,10 +111,10 @@ async def find(store: TenantStore, name: str) -> tuple[Plan, RunRow]:
 
 async def _revision(store: TenantStore, row: RunRow) -> Revision:
     state = fold((await store.journal(row.id)).events)
-    return of_state(state, row.key, row)
+    return revision_of_state(state, row.key, row)
 
 
-def of_state(state: RunState, author: str, row: RunRow | None = None) -> Revision:
+def revision_of_state(state: RunState, author: str, row: RunRow | None = None) -> Revision:
     """Return the revision that a preview's run is."""
     return Revision(int(state.admitted.wire.get("revision", 1)), state, author, row)
 

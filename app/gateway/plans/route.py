@@ -245,7 +245,7 @@ def _add_revise_route(
         try:
             turn = await idempotency.begin(request, caller, body, lambda: order, once=once)
         except InvalidRequest as error:
-            raise orders.of_edit(error) from None
+            raise orders.edit_error(error) from None
         except Conflict as conflict:
             if conflict.public_code in (TAKEN, "idempotency_key_reuse"):
                 raise orders.overtaken_error() from None
@@ -345,7 +345,7 @@ def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[Vi
 
 async def _read_revision(store: TenantStore, turn: OpenTurn, caller: Caller) -> Revision:
     """Return the revision that a run has made."""
-    return revisions.of_state(fold((await store.journal(turn.run.run)).events), caller.key.id)
+    return revisions.revision_of_state(fold((await store.journal(turn.run.run)).events), caller.key.id)
 
 
 async def _read_content(

@@ -117,7 +117,7 @@ def in_progress(item: Mapping[str, Any]) -> dict[str, Any]:
     return fields | {"tools": []}
 
 
-def of_request(tool: Tool) -> bool:
+def is_from_request(tool: Tool) -> bool:
     """Return True if a tool is one of the request's own."""
     return find_loading_call(tool) is None or "asked" in (tool.spelling or {})
 

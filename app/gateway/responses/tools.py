@@ -20,9 +20,9 @@ from app.gateway.responses.tool_search import (
     arguments_in,
     build_search_items,
     find_loading_call,
+    is_from_request,
     is_hidden,
     load,
-    of_request,
     tools_on_offer,
 )
 from app.gateway.wire import custom_tools
@@ -279,7 +279,7 @@ def names_of(tools: Iterable[FunctionTool | CustomTool | Namespace]) -> list[str
 
 def response_tools(toolbox: Toolbox) -> list[dict[str, Any]]:
     """Return `tools` of a response: as they were sent."""
-    return tools_for_caller(tool for tool in toolbox.tools if of_request(tool))
+    return tools_for_caller(tool for tool in toolbox.tools if is_from_request(tool))
 
 
 def tools_for_caller(tools: Iterable[Tool]) -> list[dict[str, Any]]:

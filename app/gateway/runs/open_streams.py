@@ -97,7 +97,7 @@ class OpenStream(Response):
                     disconnect,
                     group.create_task(self._write(frames, send)),
                     group.create_task(self._streams.context.stop_requested.wait()),
-                    group.create_task(self._streams.keys.until_refused(self._request, SCOPE)),
+                    group.create_task(self._streams.keys.wait_until_refused(self._request, SCOPE)),
                 )
                 await asyncio.wait(tasks, timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
                 for task in tasks:

@@ -62,7 +62,7 @@ async def figures(lists: RunLists, filters: query.OverviewFilters, now: float, p
     }
 
 
-async def of_database(store: Store, filters: query.OverviewFilters, now: float) -> Json:
+async def read_overview(store: Store, filters: query.OverviewFilters, now: float) -> Json:
     """Return the overview as a command shows it, which reads the database alone: `hidden` says what only a process
     knows."""
     hidden = dict.fromkeys(("breakers", "conductors", "service"), PROCESS)

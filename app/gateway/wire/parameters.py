@@ -315,7 +315,7 @@ def _missing_error(param: str) -> InvalidRequest:
     return InvalidRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
 
 
-def of_parameters(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
+def parameters_error(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     """Return the first fault that FastAPI found in a request's query parameters, as a 400."""
     first = errors[0]
     if first["type"] == "extra_forbidden":

@@ -1,7 +1,7 @@
 """Query parameters: one model for each route that takes some, and the readers of their texts.
 
 FastAPI reads a request's query string into these models and describes them. A parameter that is unknown or cannot be
-read is a 400 that names it (`parameters.of_parameters`). Texts are read strictly: a whole number has digits
+read is a 400 that names it (`parameters.parameters_error`). Texts are read strictly: a whole number has digits
 only, and a truth value is `true`, `false`, `1` or `0`.
 """
 
@@ -337,7 +337,7 @@ def as_place(at: float, call: str) -> str:
     return base64.urlsafe_b64encode(orjson.dumps([at, call])).decode().rstrip("=")
 
 
-def behind_call(value: str) -> CallId | tuple[float, str]:
+def parse_call_cursor(value: str) -> CallId | tuple[float, str]:
     """Return the place behind a row in a list of disclosures: that of `next`, or the id of the row itself."""
     run, dot, call = value.partition(".")
     if dot and RUN_ID.fullmatch(run) and RUN_ID.fullmatch(call):
@@ -409,7 +409,7 @@ class DisclosureFilters(Parameters):
     """`desc`: the newest first."""
     limit: Annotated[Whole, Field(ge=1, le=DISCLOSURE_PAGE)] = 100
     """The most rows of a page."""
-    after: Annotated[Any, BeforeValidator(behind_call), WithJsonSchema({"type": "string"})] = None
+    after: Annotated[Any, BeforeValidator(parse_call_cursor), WithJsonSchema({"type": "string"})] = None
     """`next` of the page before, or its `last_id`."""
     format: Literal["json", "jsonl", "csv"] | None = None
     """The form of the reply; by default the one that `Accept` asks for, or else JSON."""

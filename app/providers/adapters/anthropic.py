@@ -26,9 +26,9 @@ from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTruncated
 from app.providers import document, options
 from app.providers.authentication import key_headers
-from app.providers.document import StreamedCalls, count, inner, label, parse, rows, usage, words
+from app.providers.document import StreamedCalls, count, label, object_or_empty, parse, rows, usage, words
 from app.providers.eventstream import MessageReader
-from app.providers.faults import fault, in_stream, malformed_reply
+from app.providers.faults import error_in_reply, fault, malformed_reply
 from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
 from app.providers.turns import PlacedCall, ProviderData, Result, TurnPart, inline, turns
@@ -252,17 +252,17 @@ class Reply:
         document = parse(data, self._sender)
         kind = document.get("type")
         if kind == "content_block_delta":
-            self._more(document.get("index"), inner(document.get("delta"), self._sender), pieces)
+            self._more(document.get("index"), object_or_empty(document.get("delta"), self._sender), pieces)
         elif kind == "content_block_start":
-            self._begin(document.get("index"), inner(document.get("content_block"), self._sender), pieces)
+            self._begin(document.get("index"), object_or_empty(document.get("content_block"), self._sender), pieces)
         elif kind == "message_start":
-            self._start(inner(document.get("message"), self._sender))
+            self._start(object_or_empty(document.get("message"), self._sender))
         elif kind == "message_delta":
-            self._stop(inner(document.get("delta"), self._sender), document)
+            self._stop(object_or_empty(document.get("delta"), self._sender), document)
         elif kind == "message_stop":
             self.done = True
         elif kind == "error" or document.get("error") is not None:
-            raise in_stream(self._sender, document)
+            raise error_in_reply(self._sender, document)
         elif not isinstance(kind, str):
             raise malformed_reply(self._sender, "an event without a type")
 
@@ -270,7 +270,7 @@ class Reply:
         """See `http.ReplyReader`."""
         document = parse(body, self._sender)
         if document.get("type") == "error" or document.get("error") is not None:
-            raise in_stream(self._sender, document)
+            raise error_in_reply(self._sender, document)
         for index, block in enumerate(rows(document.get("content"), self._sender)):
             self._begin(index, block, pieces)
         self._model = label(document.get("model"))
@@ -306,7 +306,7 @@ class Reply:
         if kind == "text":
             self._say(block, pieces)
         elif kind == "tool_use":
-            tool_input = inner(block.get("input"), self._sender)
+            tool_input = object_or_empty(block.get("input"), self._sender)
             arguments = document.arguments_text(tool_input, self._sender) if tool_input else ""
             name, id_ = words(block.get("name"), self._sender), words(block.get("id"), self._sender)
             self._calls.take(index, id_, name, arguments, pieces)

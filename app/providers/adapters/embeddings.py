@@ -20,7 +20,7 @@ from app.core.rating.features import sketch_embedding
 from app.errors import WorkerTruncated
 from app.providers import options
 from app.providers.authentication import key_headers
-from app.providers.document import inner, label, parse, rows, usage
+from app.providers.document import label, object_or_empty, parse, rows, usage
 from app.providers.faults import malformed_reply
 from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
@@ -95,7 +95,7 @@ class Vector:
         if len(vectors) != 1:
             raise malformed_reply(self._sender, f"{len(vectors)} vectors for one text")
         pieces.append(Words(orjson.dumps(self._sketch(vectors[0].get("embedding"))).decode()))
-        counts = inner(document.get("usage"), self._sender)
+        counts = object_or_empty(document.get("usage"), self._sender)
         self._end = End("stop", usage(counts.get("prompt_tokens"), 0), label(document.get("model")))
 
     def _sketch(self, vector: object) -> list[float]:

@@ -19,8 +19,8 @@ from app.core.message.chat import End, Finish, Part, Piece, Sampling, Text, Usag
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerMalformed, WorkerTruncated
 from app.providers import document, options
-from app.providers.document import StreamedCalls, count, inner, label, parse, rows, usage, words
-from app.providers.faults import fault, in_stream, malformed_reply
+from app.providers.document import StreamedCalls, count, label, object_or_empty, parse, rows, usage, words
+from app.providers.faults import error_in_reply, fault, malformed_reply
 from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
 from app.providers.turns import PlacedCall, ProviderData, Result, TurnPart, inline, turns
@@ -244,7 +244,7 @@ class Candidate:
 
     def _take(self, document: dict[str, Any], pieces: list[Piece]) -> None:
         if document.get("error") is not None:
-            raise in_stream(self._sender, document)
+            raise error_in_reply(self._sender, document)
         if not document.keys() & {"candidates", "promptFeedback", "usageMetadata"}:
             raise malformed_reply(self._sender, "no candidates")
         self._model = label(document.get("modelVersion")) or self._model
@@ -252,7 +252,7 @@ class Candidate:
         counts = document.get("usageMetadata")
         if isinstance(counts, dict):
             self._usage = _usage(counts)
-        feedback = inner(document.get("promptFeedback"), self._sender)
+        feedback = object_or_empty(document.get("promptFeedback"), self._sender)
         if words(feedback.get("blockReason"), self._sender) not in UNSPECIFIED:
             self._finish = "content_filter"
         for candidate in rows(document.get("candidates"), self._sender):
@@ -260,7 +260,7 @@ class Candidate:
                 self._choose(candidate, pieces)
 
     def _choose(self, candidate: dict[str, Any], pieces: list[Piece]) -> None:
-        for part in rows(inner(candidate.get("content"), self._sender).get("parts"), self._sender):
+        for part in rows(object_or_empty(candidate.get("content"), self._sender).get("parts"), self._sender):
             if part.get("functionCall") is not None:
                 self._call(part, pieces)
             text = words(part.get("text"), self._sender)
@@ -273,9 +273,9 @@ class Candidate:
             self._finish = self._finish or FINISH.get(reason, "length")
 
     def _call(self, part: dict[str, Any], pieces: list[Piece]) -> None:
-        call = inner(part["functionCall"], self._sender)
+        call = object_or_empty(part["functionCall"], self._sender)
         name = words(call.get("name"), self._sender)
-        arguments = document.arguments_text(inner(call.get("args"), self._sender), self._sender)
+        arguments = document.arguments_text(object_or_empty(call.get("args"), self._sender), self._sender)
         self._ids.append(words(call.get("id"), self._sender))
         self._signatures.append(words(part.get("thoughtSignature"), self._sender))
         self._calls.take(len(self._calls), self._ids[-1], self._names.get(name, name), arguments, pieces)

@@ -38,8 +38,18 @@ from app.core.records import record
 from app.errors import WorkerTruncated, WorkerUnavailable
 from app.providers import document, options
 from app.providers.authentication import key_headers
-from app.providers.document import StreamedCalls, inner, label, openai_calls, parse, rows, tokens, usage, words
-from app.providers.faults import fault, in_stream, malformed_reply
+from app.providers.document import (
+    StreamedCalls,
+    label,
+    object_or_empty,
+    openai_calls,
+    parse,
+    rows,
+    tokens,
+    usage,
+    words,
+)
+from app.providers.faults import error_in_reply, fault, malformed_reply
 from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
 
@@ -328,7 +338,7 @@ class Completion:
 
     def _take(self, document: dict[str, Any], part: str, pieces: list[Piece]) -> None:
         if document.get("error") is not None or document.get("object") == "error":
-            raise in_stream(self._sender, document)
+            raise error_in_reply(self._sender, document)
         if "choices" not in document and "usage" not in document:
             raise malformed_reply(self._sender, "no choices")
         if document.get("usage") is not None:
@@ -352,7 +362,7 @@ class Completion:
         sender = self._sender
         message = choice.get(part)
         if not isinstance(message, dict):
-            message = inner(message, sender)
+            message = object_or_empty(message, sender)
         text = message.get("content")
         if not isinstance(text, str):
             text = _content(text, sender)
@@ -367,7 +377,7 @@ class Completion:
         if refusal is not None:
             self._refuse(words(refusal, sender), pieces)
         if choice.get("logprobs") is not None:
-            pieces.extend(tokens(inner(choice["logprobs"], sender).get("content"), sender))
+            pieces.extend(tokens(object_or_empty(choice["logprobs"], sender).get("content"), sender))
         reason = choice.get("finish_reason")
         if reason is not None:
             self._end_with(words(reason, sender))
@@ -391,7 +401,7 @@ class Completion:
         sender = self._sender
         index = call.get("index")
         key = place if index is None else index
-        function = inner(call.get("function"), sender)
+        function = object_or_empty(call.get("function"), sender)
         id_, name = words(call.get("id"), sender), words(function.get("name"), sender)
         arguments = document.arguments_text(function.get("arguments"), sender)
         number = self._calls.take(key, id_, name, arguments, pieces)

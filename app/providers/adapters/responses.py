@@ -39,8 +39,8 @@ from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTruncated, WorkerUnavailable
 from app.providers import document, options
 from app.providers.authentication import key_headers
-from app.providers.document import StreamedCalls, inner, label, parse, rows, tokens, usage, words
-from app.providers.faults import fault, in_stream, malformed_reply
+from app.providers.document import StreamedCalls, label, object_or_empty, parse, rows, tokens, usage, words
+from app.providers.faults import error_in_reply, fault, malformed_reply
 from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
 
@@ -239,11 +239,11 @@ class Response:
         document = parse(data, self._sender)
         kind = document.get("type")
         if isinstance(kind, str) and kind in ENDS:
-            self._end(inner(document.get("response"), self._sender), ENDS[kind], pieces)
+            self._end(object_or_empty(document.get("response"), self._sender), ENDS[kind], pieces)
         elif kind == "error" or document.get("error") is not None:
-            raise in_stream(self._sender, document)
+            raise error_in_reply(self._sender, document)
         elif kind == "response.created":
-            self._model = label(inner(document.get("response"), self._sender).get("model"))
+            self._model = label(object_or_empty(document.get("response"), self._sender).get("model"))
         elif not isinstance(kind, str):
             raise malformed_reply(self._sender, "an event without a type")
         else:
@@ -253,7 +253,7 @@ class Response:
         """See `http.ReplyReader`."""
         document = parse(body, self._sender)
         if document.get("error") is not None or document.get("object") == "error":
-            raise in_stream(self._sender, document)
+            raise error_in_reply(self._sender, document)
         self._end(document, words(document.get("status"), self._sender), pieces)
 
     def end(self) -> End:
@@ -282,9 +282,9 @@ class Response:
         elif kind == "response.refusal.delta":
             self._refuse(place, document.get("delta"), pieces)
         elif kind == "response.output_item.added":
-            self._begin(place, inner(document.get("item"), self._sender), pieces)
+            self._begin(place, object_or_empty(document.get("item"), self._sender), pieces)
         elif kind == "response.output_item.done":
-            self._item(place, inner(document.get("item"), self._sender), pieces)
+            self._item(place, object_or_empty(document.get("item"), self._sender), pieces)
 
     def _begin(self, place: object, item: Mapping[str, Any], pieces: list[Piece]) -> None:
         """Take an item that begins; only a call says something with that."""
@@ -342,7 +342,7 @@ class Response:
     def _end(self, response: Mapping[str, Any], status: str, pieces: list[Piece]) -> None:
         """Take the whole response, which ends a stream and is all of a reply that was not streamed."""
         if status == "failed" or response.get("error") is not None:
-            raise in_stream(self._sender, {"error": inner(response.get("error"), self._sender)})
+            raise error_in_reply(self._sender, {"error": object_or_empty(response.get("error"), self._sender)})
         if status == "cancelled":
             raise fault(WorkerUnavailable, self._sender, "it cancelled its answer")
         if status not in ("completed", "incomplete") or self.done:
@@ -353,7 +353,7 @@ class Response:
         self._model = label(response.get("model")) or self._model
         self._id = label(response.get("id")) or self._id
         self._usage = _usage(response.get("usage"))
-        reason = words(inner(response.get("incomplete_details"), self._sender).get("reason"), self._sender)
+        reason = words(object_or_empty(response.get("incomplete_details"), self._sender).get("reason"), self._sender)
         self._finish = "stop" if status == "completed" else INCOMPLETE.get(reason, "length")
         self.done = True
 

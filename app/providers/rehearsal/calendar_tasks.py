@@ -27,7 +27,7 @@ def draw_two(random: Random, level: int) -> Slots:
     return {"a": _spell(first), "b": _spell(second)}
 
 
-def between(slots: Slots) -> Worked:
+def count_days_between(slots: Slots) -> Worked:
     """Return the days from the first to the second."""
     first, second = _date(slots["a"]), _date(slots["b"])
     days = (second - first).days
@@ -54,7 +54,7 @@ def draw_away(random: Random, level: int) -> Slots:
     return {"n": str(days), "a": _spell(date(random.randint(2001, 2040), random.randint(1, 12), random.randint(1, 28)))}
 
 
-def away(slots: Slots) -> Worked:
+def add_days(slots: Slots) -> Worked:
     """Return the date so many days later."""
     days = int(slots["n"])
     if days > 10_000:

@@ -190,7 +190,7 @@ FAMILIES: tuple[Family, ...] = (
         "between",
         "calendar",
         calendar_tasks.draw_two,
-        calendar_tasks.between,
+        calendar_tasks.count_days_between,
         {"a": calendar_tasks.DATE, "b": calendar_tasks.DATE},
         (
             "How many days are there from {a} to {b}?",
@@ -218,7 +218,7 @@ FAMILIES: tuple[Family, ...] = (
         "away",
         "calendar",
         calendar_tasks.draw_away,
-        calendar_tasks.away,
+        calendar_tasks.add_days,
         {"n": r"\d+", "a": calendar_tasks.DATE},
         (
             "Which date is {n} days after {a}?",
