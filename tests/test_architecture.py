@@ -188,7 +188,7 @@ def comprehensions_are_flat(module: Module) -> Iterator[str]:
 def conditional_expressions_are_flat(module: Module) -> Iterator[str]:
     """No `a if b else c` stands inside another one."""
     for node in module.of(ast.IfExp):
-        for inner in reading.nested_conditionals(node):
+        for inner in reading.find_nested_conditionals(node):
             yield f"{module.path}:{inner.lineno}: {ast.unparse(inner)} inside another conditional expression"
 
 

@@ -25,7 +25,7 @@ from tests.audit.scenes import play
 from tests.core.journals import FOLDER, summary
 
 
-def written(value: Any) -> dict[str, str]:
+def encode_bytes(value: Any) -> dict[str, str]:
     """A value that JSON does not have."""
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode()}
@@ -54,7 +54,7 @@ def lines(record: Record) -> list[Mapping[str, Any]]:
 
 def write(path: Path, rows: list[Mapping[str, Any]]) -> None:
     """One JSON object a line."""
-    path.write_text("".join(json.dumps(row, default=written) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(row, default=encode_bytes) + "\n" for row in rows))
 
 
 def main(release: str, scenes: Sequence[str]) -> None:

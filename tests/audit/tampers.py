@@ -103,7 +103,7 @@ async def seal(store: SqlStore) -> str:
     return note
 
 
-def played(run: str) -> tuple[Entry, Entry]:
+def play_run(run: str) -> tuple[Entry, Entry]:
     """The admission and the end of a run that names its text, and has the tags that its events give it."""
     first = admission(run)
     body = {"tier": "mini", "labels": ["phi"], "request_id": "req", "task": first.contents[0][0]}
@@ -118,7 +118,7 @@ def played(run: str) -> tuple[Entry, Entry]:
 async def furnish(store: SqlStore) -> None:
     """Add what runs alone do not make: keys, ratings, tags of callers, a pruned run, and so on."""
     for name in ("kept", "pruned", "erased"):
-        for entry in played(f"run_{name}"):
+        for entry in play_run(f"run_{name}"):
             await store.append(entry)
     key = KeyRow("key1", "acme", "ci", b"d" * 32, frozenset({"runs:read"}), 1.0, labels=frozenset({"phi"}))
     await store.add_key(key, by=OWNER)
@@ -196,7 +196,7 @@ def _other(value: Any, rnd: random.Random) -> Any:
     return f"{value}x" if value is not None else None
 
 
-def recorded_columns(name: str) -> list[str]:
+def list_recorded_columns(name: str) -> list[str]:
     """The columns of a table of record that are records."""
     return [str(column.name) for column in TABLES[name].columns if str(column.name) not in UNSEALED.get(name, ())]
 
@@ -208,7 +208,7 @@ def edit(name: str, only: str = "") -> Tamper:
         table = TABLES[name]
         rows = [row for row in _rows(conn, table) if not only or row[only] is not None]
         row = rnd.choice(rows)
-        column = only or rnd.choice([column for column in recorded_columns(name) if row[column] is not None])
+        column = only or rnd.choice([column for column in list_recorded_columns(name) if row[column] is not None])
         values = {column: _other(row[column], rnd)}
         conn.execute(update(table).where(*_where(table, row)).values(values))
         return f"edit {name}.{column}"
@@ -529,7 +529,7 @@ KNOWING: tuple[Tamper, ...] = (
 )
 """Every one that issue H lists as not found before, and others."""
 EACH_COLUMN: tuple[Tamper, ...] = tuple(
-    [way(name, column) for name in RECORDS for column in recorded_columns(name) for way in (edit, fill)]
+    [way(name, column) for name in RECORDS for column in list_recorded_columns(name) for way in (edit, fill)]
 )
 RANDOM: tuple[Tamper, ...] = tuple([way(name) for name in RECORDS for way in (edit, remove, add)])
 
@@ -571,7 +571,7 @@ async def prepare(folder: Path, url: str = "") -> Subject:
         yesterday = folder / "yesterday.db"
         if path.exists():
             await store._read(lambda conn: conn.execute(text(f"VACUUM INTO '{yesterday}'")))
-        for entry in played("run_later"):
+        for entry in play_run("run_later"):
             await store.append(entry)
         notes.append(await seal(store))
     checkpoints = tuple([(f"held-{number}", read_checkpoint(note)) for number, note in enumerate(notes)])
@@ -599,7 +599,7 @@ def main() -> int:
 def _report(subject: Subject, rnd: random.Random, count: int) -> int:
     """Carry out tampers and print the figures."""
     began = time.monotonic()
-    caught, missed = asyncio.run(tampered(subject, rnd, count))
+    caught, missed = asyncio.run(tamper_often(subject, rnd, count))
     for words, number in sorted(caught.items()):
         print(f"{number:>5}  {words}")
     for words, number in sorted(missed.items()):
@@ -608,7 +608,7 @@ def _report(subject: Subject, rnd: random.Random, count: int) -> int:
     return 1 if missed else 0
 
 
-async def tampered(subject: Subject, rnd: random.Random, count: int) -> tuple[Counter[str], Counter[str]]:
+async def tamper_often(subject: Subject, rnd: random.Random, count: int) -> tuple[Counter[str], Counter[str]]:
     """Carry out tampers on a database of either kind. Returns those that were found, and those that were not."""
     if subject.url.startswith("sqlite"):
         engine = create_engine(subject.url)

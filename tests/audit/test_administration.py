@@ -20,7 +20,7 @@ ANNA = Actor("anna", "command")
 KEY = KeyRow("k1", "acme", "ci", b"digest", frozenset({"runs:read"}), 5.0, labels=frozenset({"phi"}), max_usd=7)
 
 
-async def audited(path: Path) -> Report:
+async def audit_file(path: Path) -> Report:
     async with open_archive(f"sqlite:///{path}") as archive:
         return await Auditor(100.0, adapter).audit(archive)
 
@@ -47,7 +47,7 @@ async def database(tmp_path: Path) -> Path:
 
 
 async def test_what_was_changed_through_the_service_agrees_with_its_log(database: Path) -> None:
-    report = await audited(database)
+    report = await audit_file(database)
     assert [str(violation) for violation in report.violations] == []
     assert report.unverifiable.total() == 0
 
@@ -70,7 +70,7 @@ async def test_a_change_past_the_log_is_caught(database: Path, statement: str, v
     with sqlite3.connect(database) as conn:
         conn.execute(statement)
     conn.close()
-    assert any(str(violation).startswith(violation_text) for violation in (await audited(database)).violations)
+    assert any(str(violation).startswith(violation_text) for violation in (await audit_file(database)).violations)
 
 
 async def test_the_log_cannot_be_altered_and_contradicts_itself_where_it_was(database: Path) -> None:
@@ -82,7 +82,7 @@ async def test_the_log_cannot_be_altered_and_contradicts_itself_where_it_was(dat
     conn.execute("DELETE FROM admin_events WHERE action = 'key.rotated'")
     conn.commit()
     conn.close()
-    assert (await audited(database)).rules == {"change-log-broken": 1}
+    assert (await audit_file(database)).rules == {"change-log-broken": 1}
 
 
 async def test_a_key_from_before_the_log_cannot_be_verified(database: Path) -> None:
@@ -94,6 +94,6 @@ async def test_a_key_from_before_the_log_cannot_be_verified(database: Path) -> N
     )
     conn.commit()
     conn.close()
-    report = await audited(database)
+    report = await audit_file(database)
     assert report.is_clean
     assert report.unverifiable == {OLDER: 1}

@@ -21,14 +21,14 @@ from tests.core.journals import FOLDER
 RELEASES = sorted(path for path in FOLDER.iterdir() if path.is_dir() and path.name != "__pycache__")
 
 
-def decoded(line: dict[str, Any]) -> Any:
+def decode(line: dict[str, Any]) -> Any:
     """A JSON object, or the bytes that it stands for."""
     return base64.b64decode(line["base64"]) if line.keys() == {"base64"} else line
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a file, with bytes for what JSON does not have."""
-    return [json.loads(line, object_hook=decoded) for line in path.read_text().splitlines()]
+    return [json.loads(line, object_hook=decode) for line in path.read_text().splitlines()]
 
 
 def record(path: Path) -> Record:

@@ -40,7 +40,7 @@ CASES = (
 )
 
 
-def audited(run: Forged) -> Report:
+def audit_run(run: Forged) -> Report:
     """The audit of one falsified run."""
     report = Report()
     pools_of_run, reigns = pools(tuple(sorted(run.catalogs.items()))), VersionHistory.from_changes(run.changes)
@@ -57,15 +57,15 @@ def test_what_comes_after_the_end_degrades_nothing(journal: Journal) -> None:
     run = Forged.of(journal.runs["single"], journal)
     [finished] = run.all("call.finished")
     finished.body["out_of_time"] = True
-    assert "degraded-wrong" in audited(run).rules
+    assert "degraded-wrong" in audit_run(run).rules
     run.move(finished, run.events[-1])
     run.move(run.events[-1], finished)
-    assert "degraded-wrong" not in audited(run).rules
+    assert "degraded-wrong" not in audit_run(run).rules
 
 
 def test_the_journal_is_clean_before_anybody_falsifies_it(journal: Journal) -> None:
     for name, record in journal.runs.items():
-        report = audited(Forged.of(record, journal))
+        report = audit_run(Forged.of(record, journal))
         assert (name, [str(violation) for violation in report.violations]) == (name, [])
         assert (report.rebuilt_requests, report.unverifiable.total()) == (report.calls, 0)
 
@@ -75,7 +75,7 @@ def test_a_falsification_is_caught_by_its_rule(journal: Journal, case: Case) -> 
     for scene in case.scenes:
         forged = Forged.of(journal.runs[scene], journal)
         case.tamper(forged)
-        assert case.rule in audited(forged).rules, scene
+        assert case.rule in audit_run(forged).rules, scene
 
 
 UNTOLD = {
@@ -101,14 +101,14 @@ UNTOLD = {
 """What a journal says only once, may say too high, or nearly so: to show a change of these takes a seal, no audit."""
 
 
-def changed(value: object) -> object:
+def change_value(value: object) -> object:
     """Another value of the same type."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):
         return value + 1
     if isinstance(value, dict):
-        return {name: changed(entry) for name, entry in value.items()} or {"x": "x"}
+        return {name: change_value(entry) for name, entry in value.items()} or {"x": "x"}
     return [*value, "x"] if isinstance(value, list) else f"{value or ''}x"
 
 
@@ -124,8 +124,8 @@ def test_a_changed_field_is_caught_unless_nothing_else_depends_on_it(journal: Jo
             if not names or "origin_run" in line.body:  # compared with the other run: test_replays.py
                 continue
             field = chance.choice(names)
-            line.body[field] = changed(line.body[field])
-            if audited(forged).is_clean:
+            line.body[field] = change_value(line.body[field])
+            if audit_run(forged).is_clean:
                 silent.add((line.kind, field))
     assert silent <= UNTOLD
 
@@ -144,6 +144,6 @@ def test_a_plan_may_wait_longer_for_its_approval_than_its_turn_may_take(journal:
     decided = forged.all("run.approved")[0]
     for event in forged.events[forged.events.index(decided) :]:
         event.at += 1_000.0
-    assert "call-after-deadline" in audited(forged).rules, "the time was not given back"
+    assert "call-after-deadline" in audit_run(forged).rules, "the time was not given back"
     decided.body["deadline"] += 1_000.0
-    assert "call-after-deadline" not in audited(forged).rules
+    assert "call-after-deadline" not in audit_run(forged).rules

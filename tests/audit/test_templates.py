@@ -86,7 +86,7 @@ def steps() -> str:
     return digest(*composed)
 
 
-def nested_steps() -> str:
+def digest_of_nested_steps() -> str:
     """Steps of a workflow inside a step: what that one may see is their task."""
     earlier_steps = [EarlierStep(0, "Think", "Two twos."), EarlierStep(2, "", "Four.")]
     around = [
@@ -120,7 +120,9 @@ def plans(*, nests: bool = False, timed: bool = False, reasons: bool = False, pa
     return digest(*map(prompt.messages, map(in_parts, briefs) if parts else briefs))
 
 
-def further_plans(*, nests: bool = False, timed: bool = False, reasons: bool = False, parts: bool = False) -> str:
+def digest_of_further_plans(
+    *, nests: bool = False, timed: bool = False, reasons: bool = False, parts: bool = False
+) -> str:
     last = PastStep(CONDUCTOR if nests else "c", "", ("user", "previous", 0), False)
     past = (PastStep("b", "Draft", ("user",), True), last)
     briefs = [
@@ -138,7 +140,7 @@ def compact_plans() -> str:
     return digest(*(compact.messages(Brief(task, workers, Limits(), 7)) for task in (TASK, Task(CONVERSATION[:1]))))
 
 
-def calibrated_plans() -> str:
+def digest_of_calibrated_plans() -> str:
     measured = (Measured("numbers", 17, 18), Measured("words", 0.5, 1))
     workers = (Worker("a", "p", "m", card=Card(("code",), measured=measured)), Worker("b", "p", "m"))
     return digest(prompt.messages(Brief(TASK, workers, Limits(), 7)))
@@ -152,25 +154,29 @@ def looks() -> str:
 
 
 def test_a_template_is_what_it_was() -> None:
-    hashes = {visibility.TEMPLATE: steps(), prompt.TEMPLATE: plans(), prompt.FURTHER: further_plans()}
-    hashes |= {visibility.JSON_MODE: steps(), visibility.NESTED: nested_steps(), prompt.NESTING: plans(nests=True)}
+    hashes = {visibility.TEMPLATE: steps(), prompt.TEMPLATE: plans(), prompt.FURTHER: digest_of_further_plans()}
     hashes |= {
-        prompt.NESTING_FURTHER: further_plans(nests=True),
+        visibility.JSON_MODE: steps(),
+        visibility.NESTED: digest_of_nested_steps(),
+        prompt.NESTING: plans(nests=True),
+    }
+    hashes |= {
+        prompt.NESTING_FURTHER: digest_of_further_plans(nests=True),
         compact.TEMPLATE: compact_plans(),
         EMBEDDING_TEMPLATE: looks(),
     }
-    hashes |= {"plan-2": plans(timed=True), "further-2": further_plans(timed=True)}
+    hashes |= {"plan-2": plans(timed=True), "further-2": digest_of_further_plans(timed=True)}
     hashes |= {"nesting-2": plans(nests=True, timed=True)}
-    hashes |= {"nesting-further-2": further_plans(nests=True, timed=True)}
+    hashes |= {"nesting-further-2": digest_of_further_plans(nests=True, timed=True)}
     for number, timed in ((1, False), (2, True)):
         for end, asks in (("-reasons", (True, False)), ("-parts", (False, True)), ("-reasons-parts", (True, True))):
             more = {"timed": timed, "reasons": asks[0], "parts": asks[1]}
             hashes[f"plan-{number}{end}"] = plans(**more)
             hashes[f"nesting-{number}{end}"] = plans(nests=True, **more)
-            hashes[f"further-{number}{end}"] = further_plans(**more)
-            hashes[f"nesting-further-{number}{end}"] = further_plans(nests=True, **more)
+            hashes[f"further-{number}{end}"] = digest_of_further_plans(**more)
+            hashes[f"nesting-further-{number}{end}"] = digest_of_further_plans(nests=True, **more)
     assert hashes == MADE
-    assert calibrated_plans() == CALIBRATED
+    assert digest_of_calibrated_plans() == CALIBRATED
 
 
 def test_every_template_can_be_composed_again() -> None:

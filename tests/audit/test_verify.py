@@ -99,7 +99,7 @@ async def test_encrypted_texts_are_verified_and_those_of_destroyed_keys_are_eras
     url, master = f"sqlite:///{tmp_path / 'baton.db'}", bytes(32)
     places = []
     async with open_store(url, content_keys=[master]) as store:
-        for entry in tampers.played("run_one"):
+        for entry in tampers.play_run("run_one"):
             await store.append(entry)
         await tampers.seal(store)
         for _ in range(2):
@@ -272,7 +272,9 @@ def open_conn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
     engine.dispose()
 
 
-def found_after(conn: Connection, change: str, checkpoints: Sequence[tuple[str, Checkpoint]] = ()) -> list[Finding]:
+def find_after_change(
+    conn: Connection, change: str, checkpoints: Sequence[tuple[str, Checkpoint]] = ()
+) -> list[Finding]:
     """The findings after a change that is rolled back."""
     with conn.begin() as transaction:
         tampers.drop_triggers(conn)
@@ -293,7 +295,7 @@ def found_after(conn: Connection, change: str, checkpoints: Sequence[tuple[str, 
 async def test_a_preview_has_the_tag_by_which_it_is_found_since_0_3(
     tmp_path: Path, code: str, tags: tuple[tuple[str, str], ...], words: list[str]
 ) -> None:
-    first, last = tampers.played("run_shown")
+    first, last = tampers.play_run("run_shown")
     assert first.new is not None
     body = first.events[0].to_json() | {"preview": True}
     other_tags = tuple([tag for tag in first.tags if tag[0] != "plan"])
@@ -330,7 +332,7 @@ OF_SHARED_TEXTS = (
 def test_what_no_commitment_covers_fits_what_is_stored_beside_it(
     open_conn: Connection, change: str, words: str
 ) -> None:
-    assert words in " ".join([finding.words for finding in found_after(open_conn, change)])
+    assert words in " ".join([finding.words for finding in find_after_change(open_conn, change)])
 
 
 def test_an_open_run_is_clean_as_it_was_sealed(open_conn: Connection) -> None:
@@ -354,7 +356,7 @@ OF_OPEN_RUNS = (
 def test_a_column_of_an_open_run_that_no_entry_seals_fits_what_is_stored_beside_it(
     open_conn: Connection, change: str
 ) -> None:
-    (finding,) = found_after(open_conn, f"UPDATE runs SET {change}")
+    (finding,) = find_after_change(open_conn, f"UPDATE runs SET {change}")
     assert (finding.rule, finding.thing) == ("altered", "run run_open")
     assert change.split()[0].removesuffix("s") in finding.words
 
@@ -373,7 +375,7 @@ OF_ENDED_RUNS = (
 def test_a_column_of_an_ended_run_follows_from_its_events_or_its_erasure(
     conn: Connection, subject: Subject, change: str, run: str, words: str
 ) -> None:
-    (finding,) = found_after(conn, f"UPDATE runs SET {change} WHERE id = 'run_{run}'", subject.checkpoints)
+    (finding,) = find_after_change(conn, f"UPDATE runs SET {change} WHERE id = 'run_{run}'", subject.checkpoints)
     assert (finding.rule, finding.thing) == ("altered", f"run run_{run}")
     assert words in finding.words
 
@@ -382,7 +384,7 @@ def test_content_that_was_deleted_without_a_date_is_a_finding_where_erasures_are
     conn: Connection, subject: Subject
 ) -> None:
     change = "UPDATE runs SET erased_at = NULL, erased_by = NULL WHERE id = 'run_erased'"
-    undated = [finding.words for finding in found_after(conn, change, subject.checkpoints)]
+    undated = [finding.words for finding in find_after_change(conn, change, subject.checkpoints)]
     assert "its content is gone, and its row does not say since when" in undated
 
 
@@ -434,7 +436,7 @@ def test_a_ledger_that_was_completed_after_its_run_was_sealed_is_as_the_events_s
 @pytest.mark.parametrize("column", ["state", "topology", "steps", "spent_usd", "spent_tokens", "held_usd", "deadline"])
 def test_the_row_of_a_run_that_goes_on_follows_from_its_events(waiting_conn: Connection, column: str) -> None:
     other = "deadline + 1" if column == "deadline" else f"{column} || '1'"
-    (finding,) = found_after(waiting_conn, f"UPDATE runs SET {column} = {other}")
+    (finding,) = find_after_change(waiting_conn, f"UPDATE runs SET {column} = {other}")
     assert finding.rule == "altered"
     assert column in finding.words
 
@@ -511,23 +513,23 @@ OF_THE_STATE = (
 
 @pytest.mark.parametrize("change", OF_THE_STATE)
 def test_the_state_of_the_log_follows_from_its_entries(conn: Connection, subject: Subject, change: str) -> None:
-    (finding,) = found_after(conn, f"UPDATE log_state SET {change}", subject.checkpoints)
+    (finding,) = find_after_change(conn, f"UPDATE log_state SET {change}", subject.checkpoints)
     assert (finding.rule, finding.thing) == ("state", "the log")
     assert f"`{change.split()[0]}`" in finding.words
 
 
 def test_a_log_without_its_state_or_with_two_is_a_finding(conn: Connection, subject: Subject) -> None:
-    words = [finding.words for finding in found_after(conn, "DELETE FROM log_state", subject.checkpoints)]
+    words = [finding.words for finding in find_after_change(conn, "DELETE FROM log_state", subject.checkpoints)]
     assert "its state is not stored" in words
     second = "INSERT INTO log_state (id, size, xid) VALUES (2, 0, 0)"
-    assert [finding.words for finding in found_after(conn, second, subject.checkpoints)] == [
+    assert [finding.words for finding in find_after_change(conn, second, subject.checkpoints)] == [
         "it has more than one state"
     ]
 
 
 def test_an_entry_is_about_the_run_that_its_row_names(conn: Connection, subject: Subject) -> None:
     change = "UPDATE log_leaves SET subject = 'run_later' WHERE id = 'fb0'"
-    findings = [(finding.rule, finding.words) for finding in found_after(conn, change, subject.checkpoints)]
+    findings = [(finding.rule, finding.words) for finding in find_after_change(conn, change, subject.checkpoints)]
     assert ("entry", "the columns beside the entry say something else") in findings
 
 
@@ -594,7 +596,7 @@ def test_every_table_is_a_record_or_listed_with_the_reason_why_it_is_none() -> N
 
 def test_the_row_of_a_pruned_run_is_proved_by_its_own_salt(subject: Subject, conn: Connection) -> None:
     """Whoever deletes the salt could rewrite the row afterwards, because nothing else proves its tenant and times."""
-    (finding,) = found_after(conn, "UPDATE log_leaves SET salt = NULL WHERE kind = 'pruned'", subject.checkpoints)
+    (finding,) = find_after_change(conn, "UPDATE log_leaves SET salt = NULL WHERE kind = 'pruned'", subject.checkpoints)
     assert (finding.rule, finding.thing) == ("altered", "pruned run_pruned")
 
 
@@ -602,7 +604,9 @@ def test_the_salt_of_an_entry_whose_row_has_changed_since_is_proved_by_the_next_
     subject: Subject, conn: Connection
 ) -> None:
     first = "(SELECT min(place) FROM log_leaves WHERE kind = 'key' AND id = 'key2')"
-    (finding,) = found_after(conn, f"UPDATE log_leaves SET salt = x'00' WHERE place = {first}", subject.checkpoints)
+    (finding,) = find_after_change(
+        conn, f"UPDATE log_leaves SET salt = x'00' WHERE place = {first}", subject.checkpoints
+    )
     assert (finding.rule, finding.thing) == ("altered", "key key2")
     assert "earlier entry" in finding.words
 
@@ -647,11 +651,11 @@ def data(subject: Subject, tmp_path: Path) -> Path:
     (tmp_path / "data").mkdir()
     shutil.copy(subject.url.removeprefix("sqlite:///"), tmp_path / "data" / "baton.db")
     checkpoint = subject.checkpoints[-1][1]
-    (tmp_path / "held.txt").write_text(signed(checkpoint.text))
+    (tmp_path / "held.txt").write_text(sign_note(checkpoint.text))
     return tmp_path
 
 
-def signed(body: str) -> str:
+def sign_note(body: str) -> str:
     return f"{body}\n{SIGNER.signature(body)}"
 
 

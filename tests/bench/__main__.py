@@ -31,11 +31,11 @@ from pathlib import Path
 
 from tests.harness import servers
 
-from .figures import SETUPS, Figure, Subject, measured, of_setup
+from .figures import SETUPS, Figure, Subject, measure_subjects, of_setup
 from .processes import DidNotStart, bare, upstream
 from .scenarios import Effort
 from .subject import SATURATED_SLOTS, Target, Tree, baton
-from .table import Comparison, Row, compared, rendered
+from .table import Comparison, Row, compare_rows, render_table
 
 SLOTS = {"BATON_CONCURRENT_STEPS": str(SATURATED_SLOTS)}
 
@@ -75,10 +75,10 @@ def _measure(setup: str, trees: Sequence[Tree], effort: Effort, only: str) -> li
         else:
             subjects = [_subject(stack, setup, workers.url, tree) for tree in trees]
         figures: list[Figure] = [figure for figure in of_setup(setup, direct, reference) if only in figure.what]
-        return [measured(figure, subjects, effort) for figure in figures]
+        return [measure_subjects(figure, subjects, effort) for figure in figures]
 
 
-def _chosen() -> argparse.Namespace:
+def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -92,11 +92,11 @@ def _chosen() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _printed(rows: Sequence[Sequence[Row]], *, as_json: bool) -> bool:
+def _print_rows(rows: Sequence[Sequence[Row]], *, as_json: bool) -> bool:
     """Print the table of a set-up; whether a budget is missed, or a figure is worse than that of the other tree."""
     comparisons = [Comparison(*row) for row in rows if len(row) > 1]
     ours = [row[0] for row in rows]
-    print(compared(comparisons) if comparisons else rendered(ours))
+    print(compare_rows(comparisons) if comparisons else render_table(ours))
     if as_json:
         sides = []
         for row in rows:
@@ -109,7 +109,7 @@ def _printed(rows: Sequence[Sequence[Row]], *, as_json: bool) -> bool:
 
 def main() -> None:
     """The command line; exits with 1 when a budget is missed or, with `--against`, when a figure is worse."""
-    chosen = _chosen()
+    chosen = _parse_options()
     effort = Effort(chosen.seconds, chosen.rounds)
     trees = [Tree()] + ([Tree(chosen.against.resolve())] if chosen.against else [])
     load = os.getloadavg()[0]
@@ -123,7 +123,7 @@ def main() -> None:
             failed = True
             continue
         print(f"\n## {setup}\n", flush=True)
-        failed = _printed(rows, as_json=chosen.json) or failed
+        failed = _print_rows(rows, as_json=chosen.json) or failed
     raise SystemExit(failed)
 
 

@@ -189,14 +189,14 @@ def _kill_at_send(calls: int) -> None:
     sent_count = 0
     stream = Attempt.stream
 
-    def counted(self: Attempt) -> Any:
+    def count_and_stream(self: Attempt) -> Any:
         nonlocal sent_count
         sent_count += 1
         if sent_count >= calls:
             os.kill(os.getpid(), signal.SIGKILL)
         return stream(self)
 
-    Attempt.stream = counted  # type: ignore[method-assign]
+    Attempt.stream = count_and_stream  # type: ignore[method-assign]
 
 
 async def _play(runtime: Runtime, row: Mapping[str, Any]) -> dict[str, int]:

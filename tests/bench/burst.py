@@ -43,7 +43,7 @@ class Burst:
     whole: float
 
 
-def used(target: Target) -> float:
+def read_used_ms(target: Target) -> float:
     """The processor time of all threads of the service, in ms."""
     total = 0
     for process in target.processes:
@@ -54,7 +54,7 @@ def used(target: Target) -> float:
 
 async def burst(target: Target, request: bytes, connections: Sequence[Connection]) -> Burst:
     """Send the request over each of the connections at once, and read the streams to their end."""
-    began = used(target)
+    began = read_used_ms(target)
     firsts: list[float] = []
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -64,13 +64,13 @@ async def burst(target: Target, request: bytes, connections: Sequence[Connection
             reply += await reader.read(65_536)
             if not has_token and TOKEN.search(reply):
                 has_token = True
-                firsts.append(used(target) - began)
+                firsts.append(read_used_ms(target) - began)
 
     await asyncio.gather(*[one(*connection) for connection in connections])
-    return Burst(tuple(firsts), used(target) - began)
+    return Burst(tuple(firsts), read_used_ms(target) - began)
 
 
-async def measured(target: Target, sizes: Sequence[int], bursts: int) -> dict[int, list[Burst]]:
+async def measure_bursts(target: Target, sizes: Sequence[int], bursts: int) -> dict[int, list[Burst]]:
     """Bursts of each size, one size after the other in every round."""
     url = urlsplit(target.url)
     request = compose(Load(url=target.address("talker"), body=one_step("talker", stream=True), headers=headers()))
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--bursts", type=int, default=20, help="bursts of each size that count")
     chosen = parser.parse_args()
     with upstream() as workers, baton(workers.url, name="embedded") as target:
-        bursts_by_size = asyncio.run(measured(target, chosen.streams, chosen.bursts))
+        bursts_by_size = asyncio.run(measure_bursts(target, chosen.streams, chosen.bursts))
     print("streams  first  middle  last token  all over  (ms of CPU)")
     for size, bursts in bursts_by_size.items():
         first, middle, last = [_at(bursts, place) for place in (0, (size - 1) // 2, size - 1)]

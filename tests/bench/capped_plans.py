@@ -83,7 +83,7 @@ def steps(plan: Plan) -> dict[str, Any]:
     return {"steps": all_steps}
 
 
-async def played(client: httpx.AsyncClient, task: Task, cap: float, plan: Plan | None) -> Played:
+async def play_run(client: httpx.AsyncClient, task: Task, cap: float, plan: Plan | None) -> Played:
     """One run of `baton-ultra`, by its conductor or by a plan of the caller's."""
     extra: dict[str, Any] = {"budget": {"usd": cap}} | ({"plan": steps(plan)} if plan is not None else {})
     body = {"model": ULTRA, "messages": [{"role": "user", "content": text_with_document(task)}], "baton": extra}
@@ -105,7 +105,7 @@ async def play(tasks: Sequence[Task], caps: Sequence[float]) -> dict[tuple[float
 
             async def capped_at(task: Task, cap: float, plan: Plan | None) -> Played:
                 async with gate:
-                    return await played(client, task, cap, plan)
+                    return await play_run(client, task, cap, plan)
 
             for cap in caps:
                 for name, plan in arms.items():

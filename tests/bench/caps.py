@@ -100,7 +100,9 @@ def cheapest(catalog: Catalog, tier: str, task: Task) -> int:
     return min(worst_case(catalog.workers[name], size, floor)[0] for name in tier_spec.pool)
 
 
-async def played(runtime: Runtime, client: httpx.AsyncClient, random: Random, kind: str, quickest: float) -> Played:
+async def play_capped_run(
+    runtime: Runtime, client: httpx.AsyncClient, random: Random, kind: str, quickest: float
+) -> Played:
     """Play one run with a random cap of this kind."""
     tier, task = random.choice(TIERS), random.choice(make_built_in_tasks())
     cap = draw_cap(random, USD if kind == "usd" else SECONDS)
@@ -163,7 +165,7 @@ async def play(count: int, kind: str, seed: int) -> list[Played]:
 
             async def one(number: int) -> Played:
                 async with gate:
-                    return await played(runtime, client, Random(f"{seed} {kind} {number}"), kind, quickest)
+                    return await play_capped_run(runtime, client, Random(f"{seed} {kind} {number}"), kind, quickest)
 
             return await asyncio.gather(*[one(random.randrange(1 << 30)) for _ in range(count)])
 

@@ -82,7 +82,7 @@ def smaller(service: Service) -> str:
     return str(service.caller.ask_whole("baton-ultra", "A task.")[1]["baton"]["run"])
 
 
-async def copied(url: str, run: str, count: int) -> None:
+async def copy_run(url: str, run: str, count: int) -> None:
     """Copy the rows of a run so often, admitted at times that are spread over thirty days."""
     connection = await asyncpg.connect(url)
     try:
@@ -93,7 +93,7 @@ async def copied(url: str, run: str, count: int) -> None:
                 table,
             )
             names = [row["column_name"] for row in rows if row["is_identity"] == "NO" and "nextval" not in str(row[2])]
-            copies = [_copied(table, name) for name in names]
+            copies = [_sql_of_copied_column(table, name) for name in names]
             key = "id" if table == "runs" else "run"
             await connection.execute(
                 f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(copies)} "
@@ -104,7 +104,7 @@ async def copied(url: str, run: str, count: int) -> None:
         await connection.close()
 
 
-def _copied(table: str, column: str) -> str:
+def _sql_of_copied_column(table: str, column: str) -> str:
     """Return the SQL of a column of a copy: another run, and everything that is a time as much earlier."""
     name = "'run_copy' || lpad(n::text, 9, '0')"
     if column == ("id" if table == "runs" else "run"):
@@ -116,7 +116,7 @@ def _copied(table: str, column: str) -> str:
     return f"t.{column}"
 
 
-def signed_in(url: str) -> httpx.Client:
+def sign_in(url: str) -> httpx.Client:
     """Return a client that has signed in to the console."""
     client = httpx.Client(base_url=url, trust_env=False, timeout=60)
     client.post("/console/sign-in", data={"key": KEY}, headers={"sec-fetch-site": "same-origin"})
@@ -142,7 +142,7 @@ def addresses(large: str, small: str) -> dict[str, str]:
     }
 
 
-def served(client: httpx.Client, pid: int, name: str, address: str) -> Pace:
+def measure_page(client: httpx.Client, pid: int, name: str, address: str) -> Pace:
     """Return the server's time of a page, with the processor's time of the gateway in the name: a machine that is busy
     with other things lengthens the former only."""
     times = []
@@ -150,16 +150,16 @@ def served(client: httpx.Client, pid: int, name: str, address: str) -> Pace:
         reply = client.get(address, follow_redirects=True)
         if reply.status_code != 200:
             sys.exit(f"{address}: {reply.status_code}")
-    before = used_seconds(pid)
+    before = read_used_seconds(pid)
     for _ in range(LOOKS):
         began = time.perf_counter()
         client.get(address, follow_redirects=True)
         times.append((time.perf_counter() - began) * 1000)
-    cpu = (used_seconds(pid) - before) / LOOKS * 1000
+    cpu = (read_used_seconds(pid) - before) / LOOKS * 1000
     return Pace(f"{name} ({len(reply.content) / 1024:,.0f} kB, {cpu:.0f} ms of CPU)", times)
 
 
-def painted(program: str, url: str, pages: dict[str, str]) -> list[Pace]:
+def measure_paints(program: str, url: str, pages: dict[str, str]) -> list[Pace]:
     """Return the first paint of each page, without a cache of documents."""
     from playwright.sync_api import sync_playwright
 
@@ -221,7 +221,7 @@ class LivePages:
                     self.patches[n].append(time.monotonic())
 
 
-def used_seconds(process: int) -> float:
+def read_used_seconds(process: int) -> float:
     """Return the processor's time that a process has used, in seconds."""
     times = psutil.Process(process).cpu_times()
     return float(times.user + times.system)
@@ -229,9 +229,9 @@ def used_seconds(process: int) -> float:
 
 def core_share(process: int, seconds: float) -> float:
     """Return the share of a core that a process uses within so many seconds."""
-    before = used_seconds(process)
+    before = read_used_seconds(process)
     time.sleep(seconds)
-    return (used_seconds(process) - before) / seconds
+    return (read_used_seconds(process) - before) / seconds
 
 
 def most_in_a_second(moments: Sequence[float]) -> int:
@@ -250,7 +250,7 @@ def live(service: Service, client: httpx.Client, count: int) -> None:
     service.stub.always("planner", plan_reply((0, "Wait.", ["user"])))
     for worker in installation.WORKERS:
         service.stub.always(worker, Reply(chunks=("word ",) * 3, fault=Stall(after=1)))
-    background = threading.Thread(target=lambda: _asked(service), daemon=True)
+    background = threading.Thread(target=lambda: _ask_and_wait(service), daemon=True)
     background.start()
     run = _newest_open(service)
     for name, address in (("one run that waits", f"/console/runs/{run}"), ("the list of runs", "/console/runs")):
@@ -265,7 +265,7 @@ def live(service: Service, client: httpx.Client, count: int) -> None:
     service.stub.always("planner", plan_reply(*[(n, f"Do part {n}.", ["user"]) for n in range(3)]))
     for worker in installation.WORKERS:
         service.stub.always(worker, Reply(chunks=("word ",) * 100, gap=0.01))
-    again = threading.Thread(target=lambda: _asked(service), daemon=True)
+    again = threading.Thread(target=lambda: _ask_and_wait(service), daemon=True)
     again.start()
     run = _newest_open(service, run)
     with LivePages(client, f"/console/runs/{run}", count) as pages:
@@ -274,7 +274,7 @@ def live(service: Service, client: httpx.Client, count: int) -> None:
     print(f"patches in a second of any of {count} live pages of a busy run: at most {most}")
 
 
-def _asked(service: Service) -> None:
+def _ask_and_wait(service: Service) -> None:
     """Ask and wait; the service ends before some of these runs do."""
     with suppress(httpx.HTTPError):
         service.caller.http.post(
@@ -305,15 +305,15 @@ def main() -> None:
     with service() as new_service:
         large = largest(new_service)
         small = smaller(new_service)
-        asyncio.run(copied(new_service.database, small, options.runs))
-        client = signed_in(new_service.url)
+        asyncio.run(copy_run(new_service.database, small, options.runs))
+        client = sign_in(new_service.url)
         pages = addresses(large, small)
         print(f"{options.runs:,} runs; the server's time of a page, over HTTP:")
         for name, address in pages.items():
-            print("  ", served(client, new_service.gateway.pid, name, address))
+            print("  ", measure_page(client, new_service.gateway.pid, name, address))
         if options.browser:
             print("first contentful paint:")
-            for pace in painted(options.browser, new_service.url, pages):
+            for pace in measure_paints(options.browser, new_service.url, pages):
                 print("  ", pace)
         live(new_service, client, options.live)
 

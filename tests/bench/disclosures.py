@@ -98,7 +98,7 @@ async def ask(runtime: Runtime, *, all_tenants: bool) -> dict[str, tuple[float, 
     return costs
 
 
-async def measured(url: str, folder: Path, calls: int) -> bool:
+async def measure_queries(url: str, folder: Path, calls: int) -> bool:
     """Fill, ask and print. True if the auditor's question is answered within its budget."""
     began = time.monotonic()
     await fill(url, calls)
@@ -124,7 +124,7 @@ def main() -> int:
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as name, servers.postgres() as server:
         migrate(server.url)
-        return 0 if asyncio.run(measured(server.url, Path(name), options.calls)) else 1
+        return 0 if asyncio.run(measure_queries(server.url, Path(name), options.calls)) else 1
 
 
 if __name__ == "__main__":

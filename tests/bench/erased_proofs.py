@@ -48,7 +48,7 @@ def user(number: int) -> str:
     return f"user-{number:05d}"
 
 
-def played(run: str, name: str | None) -> tuple[Entry, Entry]:
+def make_run(run: str, name: str | None) -> tuple[Entry, Entry]:
     """The two entries of a run that this user has asked for."""
     first = admission(run, name, text=f"secret of {name}")
     body = {"tier": "mini", "request_id": "req", "task": first.contents[0][0]}
@@ -62,7 +62,7 @@ async def fill(store: SqlStore, users: int) -> list[str]:
     notes = []
     for first in range(0, users, USERS_A_PASS):
         for number in range(first, min(first + USERS_A_PASS, users)):
-            for entry in played(f"run_{number:05d}", user(number)):
+            for entry in make_run(f"run_{number:05d}", user(number)):
                 await store.append(entry)
         notes.append(await seal(store))
     return notes
@@ -73,19 +73,19 @@ async def erase(store: SqlStore, users: int) -> int:
     erased = 0
     for first in range(0, users, ERASED_AT_ONCE):
         names = [user(number) for number in range(first, min(first + ERASED_AT_ONCE, users))]
-        outcomes = await asyncio.gather(*[_erased(store, name) for name in names])
+        outcomes = await asyncio.gather(*[_erase_user(store, name) for name in names])
         erased += sum([erasure.runs for erasure in outcomes])
-        for entry in played(f"later_{first:05d}", None):
+        for entry in make_run(f"later_{first:05d}", None):
             await store.append(entry)
         await seal(store)
     return erased
 
 
-async def _erased(store: SqlStore, name: str) -> EraseResult:
-    return await erase_all(store, lambda: runs_with_content(store, ContentQuery(user=name)), _ended)
+async def _erase_user(store: SqlStore, name: str) -> EraseResult:
+    return await erase_all(store, lambda: runs_with_content(store, ContentQuery(user=name)), _ignore_open_runs)
 
 
-async def _ended(_rows: Sequence[RunRow]) -> None:
+async def _ignore_open_runs(_rows: Sequence[RunRow]) -> None:
     """All runs have ended."""
 
 
@@ -95,11 +95,11 @@ def wrong(before: Mapping[str, Proof], after: Mapping[str, Proof]) -> list[str]:
 
 
 def _is_same(before: Proof, after: Proof) -> bool:
-    same = [_fixed(leaf) for leaf in before.leaves] == [_fixed(leaf) for leaf in after.leaves]
+    same = [_fixed_part(leaf) for leaf in before.leaves] == [_fixed_part(leaf) for leaf in after.leaves]
     return bool(after.leaves) and same and _fits(before) and _fits(after)
 
 
-def _fixed(leaf: ProvenLeaf) -> tuple[int, bytes, bytes | None]:
+def _fixed_part(leaf: ProvenLeaf) -> tuple[int, bytes, bytes | None]:
     """Return what stays of a proof while the log grows."""
     return leaf.place, leaf.entry, leaf.salt
 
@@ -111,7 +111,7 @@ def _fits(proof: Proof) -> bool:
     return all(includes(leaf.place, head.size, leaf_hash(leaf.entry), leaf.proof, head.root) for leaf in proof.leaves)
 
 
-async def audited(url: str, notes: Sequence[str]) -> Verification:
+async def audit_database(url: str, notes: Sequence[str]) -> Verification:
     """Verify the database against these checkpoints, as `baton audit verify --settled` does."""
     checkpoints = [(f"checkpoint {number}", read_checkpoint(note)) for number, note in enumerate(notes)]
     async with open_archive(url) as archive:
@@ -133,7 +133,7 @@ async def carry_out(url: str, users: int) -> bool:
                 select(func.count()).select_from(CONTENTS).where(CONTENTS.c.run.like("run_%"))
             ).scalar_one()
         )
-    changed, report = wrong(before, after), await audited(url, notes)
+    changed, report = wrong(before, after), await audit_database(url, notes)
     print(f"{erased:,} runs of {users:,} users erased in {seconds:.0f} s; {left} of their texts are stored")
     print(
         f"{len(after) - len(changed):,} of {len(after):,} proofs are as they were, in the tree of the newest checkpoint"

@@ -157,7 +157,7 @@ def in_export(folder: Path, environ: Mapping[str, str], word: str) -> int:
 
 
 @contextmanager
-def logged_to(path: Path) -> Iterator[None]:
+def log_to(path: Path) -> Iterator[None]:
     """Have everything that is logged written to a file as well."""
     handler = logging.FileHandler(path)
     root, level = logging.getLogger(), logging.getLogger().level
@@ -185,7 +185,7 @@ async def erase_one_of_two_users(folder: Path, url: str, runs: int) -> Found:
     environ = processes.environment(folder, BATON_DATABASE_URL=url, BATON_PEPPER="p" * 32)
     async with ProviderStub() as stub:
         stub.always("alpha", Echo("alpha", mirror=True))
-        with logged_to(log):
+        with log_to(log):
             async with running_service(folder, pool_text(stub), {"BATON_DATABASE_URL": url}) as runtime:
                 await fill(runtime, runs)
                 rows_held = await asyncio.to_thread(rows_with, url, ANN)
@@ -220,7 +220,7 @@ def _in_postgres(folder: Path, runs: int) -> Found:
     with servers.postgres(settings=["autovacuum=off"]) as server:
         migrate(server.url)
         result = asyncio.run(erase_one_of_two_users(folder, server.url, runs))
-        result.places |= {"pg_dump": _dumped(server.url)}
+        result.places |= {"pg_dump": _count_in_dump(server.url)}
         base = server.directory / "data" / "base"
         asyncio.run(_execute(server.url, "CHECKPOINT"))
         result.files["table files before VACUUM"] = sum(files_with(base, ANN).values())
@@ -232,7 +232,7 @@ def _in_postgres(folder: Path, runs: int) -> Found:
     return result
 
 
-def _dumped(url: str) -> int:
+def _count_in_dump(url: str) -> int:
     """Return how often a dump holds the user's word, as text or in the hexadecimal form of bytes."""
     program = shutil.which("pg_dump") or next(map(str, Path("/usr/lib/postgresql").glob("*/bin/pg_dump")))
     dump = subprocess.run([program, url], capture_output=True, check=True, timeout=COMMAND_SECONDS).stdout

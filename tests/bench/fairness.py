@@ -36,7 +36,7 @@ async def one(runtime: Runtime, tenant: str) -> float:
     return 1000 * (time.perf_counter() - began)
 
 
-async def measured(settings: Mapping[str, str], flood: int) -> tuple[list[float], list[float]]:
+async def measure_runs(settings: Mapping[str, str], flood: int) -> tuple[list[float], list[float]]:
     """Return the milliseconds of the small tenant's runs, and those of the flood that ended meanwhile, both sorted."""
     took: list[float] = []
     theirs: list[float] = []
@@ -74,7 +74,7 @@ def main() -> None:
     with servers.redis() as redis:
         for name, settings in (("in the process", {}), ("Redis", {"BATON_REDIS_URL": redis.url})):
             for others in (0, flood):
-                took, theirs = asyncio.run(measured(settings, others))
+                took, theirs = asyncio.run(measure_runs(settings, others))
                 median = f"{theirs[len(theirs) // 2]:.0f}" if theirs else ""
                 print(
                     f"| {name} | {others} | {took[len(took) // 2]:.0f} | {took[len(took) * 99 // 100]:.0f} | {median} |"

@@ -51,7 +51,7 @@ class Figure:
         return Row(self.what, self.budget, self.unit, median, note[:120], better, tuple(rounds))
 
 
-def measured(figure: Figure, subjects: Sequence[Subject], effort: Effort) -> list[Row]:
+def measure_subjects(figure: Figure, subjects: Sequence[Subject], effort: Effort) -> list[Row]:
     """Return a row for each subject. The rounds alternate between the subjects, so that all see the same minute."""
     print(f"... {figure.what}", flush=True)
     rounds: list[list[float]] = [[] for _ in subjects]
@@ -75,7 +75,7 @@ def of_setup(setup: str, direct: Target, reference: Target) -> Iterator[Figure]:
         yield from _streams(direct)
         return
     yield _idle_memory("gateway RSS, idle")
-    yield from _saturated() if setup == "saturated" else _of_service(setup, direct, reference)
+    yield from _list_saturated_figures() if setup == "saturated" else _of_service(setup, direct, reference)
 
 
 def _of_service(setup: str, direct: Target, reference: Target) -> Iterator[Figure]:
@@ -122,12 +122,12 @@ def _one_step(direct: Target, budget: float) -> Iterator[Figure]:
     yield Figure("one step, CPU per request, 16 conn.", 1.5, "ms", lambda s, e: scenarios.one_step_cpu(s.target, e))
     for connections, rank in ((1, "p50"), (1, "p99"), (16, "p50"), (16, "p99")):
         bound = budget if (connections, rank) == (1, "p50") else None
-        measure = partial(_added, direct, connections, rank)
+        measure = partial(_measure_added_latency, direct, connections, rank)
         yield Figure(f"one step over 50 ms, added {rank}, {connections} conn.", bound, "ms", measure)
 
 
-def _added(direct: Target, connections: int, rank: str, subject: Subject, effort: Effort) -> float:
-    return scenarios.added_latency(subject.target, direct, connections, rank, effort)
+def _measure_added_latency(direct: Target, connections: int, rank: str, subject: Subject, effort: Effort) -> float:
+    return scenarios.measure_added_latency(subject.target, direct, connections, rank, effort)
 
 
 def _commits(setup: str) -> Iterator[Figure]:
@@ -174,7 +174,7 @@ def _streams(direct: Target, first_token: float = 5) -> Iterator[Figure]:
         "added TTFT p50, 16 streams",
         first_token,
         "ms",
-        lambda subject, effort: scenarios.added_first_token(subject.target, direct, effort),
+        lambda subject, effort: scenarios.measure_added_first_token(subject.target, direct, effort),
     )
     yield Figure(
         "RSS per idle stream",
@@ -185,12 +185,12 @@ def _streams(direct: Target, first_token: float = 5) -> Iterator[Figure]:
     )
 
 
-def _saturated() -> Iterator[Figure]:
-    yield Figure("4-1, slots in use", None, "%", lambda s, e: scenarios.saturated_use(s.target, e), higher=True)
-    yield Figure("4-1, CPU per run", None, "ms", lambda s, e: scenarios.saturated_cpu(s.target, e))
+def _list_saturated_figures() -> Iterator[Figure]:
+    yield Figure("4-1, slots in use", None, "%", lambda s, e: scenarios.measure_saturated_use(s.target, e), higher=True)
+    yield Figure("4-1, CPU per run", None, "ms", lambda s, e: scenarios.measure_saturated_cpu(s.target, e))
     for rank in ("p50", "p99"):
-        yield Figure(f"4-1, whole run {rank}", None, "ms", partial(_saturated_latency, rank))
+        yield Figure(f"4-1, whole run {rank}", None, "ms", partial(_measure_saturated_latency, rank))
 
 
-def _saturated_latency(rank: str, subject: Subject, effort: Effort) -> float:
-    return scenarios.saturated_latency(subject.target, rank, effort)
+def _measure_saturated_latency(rank: str, subject: Subject, effort: Effort) -> float:
+    return scenarios.measure_saturated_latency(subject.target, rank, effort)

@@ -31,7 +31,7 @@ import redis.asyncio as redis
 
 from tests.harness import servers
 
-from .figures import Subject, measured, of_setup
+from .figures import Subject, measure_subjects, of_setup
 from .processes import upstream
 from .scenarios import LEVELS, Effort, tool_turn_cpu, workflow_cpu
 from .stack import stack
@@ -146,13 +146,13 @@ def line(
     assert aim is not None
     for row in rows:
         if not row.rounds:
-            return (workload.figure, _shown(aim), "-", "-", "-", "-", "-", row.note)
+            return (workload.figure, _format_figure(aim), "-", "-", "-", "-", "-", row.note)
     stack_takes, baton_takes = (choose(row.rounds) for row in rows)
     left, own = aim - stack_takes, baton_takes - stack_takes
-    return (workload.figure, *map(_shown, (aim, waits or None, cpu, stack_takes, baton_takes, left, own)))
+    return (workload.figure, *map(_format_figure, (aim, waits or None, cpu, stack_takes, baton_takes, left, own)))
 
 
-def _shown(figure: float | None) -> str:
+def _format_figure(figure: float | None) -> str:
     return "-" if figure is None else f"{figure:.2f}"
 
 
@@ -184,7 +184,7 @@ def main() -> None:
         subjects = [Subject(Tree(), stack_alone), Subject(Tree(), distributed)]
         lines = []
         for workload in [workload for workload in WORKLOADS if chosen.only in workload.figure]:
-            rows = measured(figures[workload.figure], subjects, effort)
+            rows = measure_subjects(figures[workload.figure], subjects, effort)
             cpu = None
             if workload.cpu is not None:
                 cpu = choose([workload.cpu(stack_alone, effort) for _ in range(effort.rounds)])

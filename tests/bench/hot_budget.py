@@ -68,7 +68,7 @@ class Transactions:
         """Note all of them until the block is left."""
         commit, lock = GroupCommit._commit, budget_windows.lock
 
-        async def noted_commit(group: GroupCommit, batch: Any, **how: Any) -> Any:
+        async def note_commit(group: GroupCommit, batch: Any, **how: Any) -> Any:
             locked_at: list[float] = []
             LOCKED_AT.set(locked_at)
             outcomes = await commit(group, batch, **how)
@@ -76,14 +76,14 @@ class Transactions:
             self.seconds.append(time.monotonic() - locked_at[-1] if locked_at else 0.0)
             return outcomes
 
-        def noted_lock(*arguments: Any) -> Any:
+        def note_lock(*arguments: Any) -> Any:
             key_of_lock = lock(*arguments)
             LOCKED_AT.get().append(time.monotonic())
             return key_of_lock
 
         with (
-            mock.patch.object(GroupCommit, "_commit", noted_commit),
-            mock.patch.object(budget_windows, "lock", noted_lock),
+            mock.patch.object(GroupCommit, "_commit", note_commit),
+            mock.patch.object(budget_windows, "lock", note_lock),
         ):
             yield
 
@@ -132,7 +132,7 @@ async def calls_of(store: SqlStore, run: str, tenant: str, accounts: tuple[str, 
     raise AssertionError("it counts without end")
 
 
-async def played(part: Part) -> list[float]:
+async def play_part(part: Part) -> list[float]:
     """The calls of all engines of a process: how long each of their entries took."""
     async with AsyncExitStack() as stack:
         engines = []
@@ -155,7 +155,7 @@ def process(part: Part) -> Figures:
     logging.disable(logging.WARNING)
     transactions = Transactions()
     with transactions.watched():
-        took = asyncio.run(played(part))
+        took = asyncio.run(play_part(part))
     calls = len(took) / 2 / part.seconds
     return Figures(calls, median(took), mean(transactions.entries), mean(transactions.seconds))
 
@@ -166,7 +166,7 @@ def together(parts: Sequence[Figures]) -> Figures:
     return Figures(sum(calls), mean(wait), mean(entries), mean(locked))
 
 
-async def prepared(url: str, engines: int, slices: int) -> None:
+async def prepare_budgets(url: str, engines: int, slices: int) -> None:
     """Set the budgets of all kinds."""
     async with open_store(url) as store:
         for kind in KINDS[1:]:
@@ -175,7 +175,7 @@ async def prepared(url: str, engines: int, slices: int) -> None:
                 await store.set_budget(replace(budget, slices=slices) if kind == SLICED else budget)
 
 
-async def held_in_budgets(url: str) -> int:
+async def sum_held(url: str) -> int:
     """What all budgets still have in holds."""
     total = 0
     async with open_store(url) as store:
@@ -198,7 +198,7 @@ def main() -> None:
     spawning = multiprocessing.get_context("spawn")
     with servers.postgres(fsync=True) as server, spawning.Pool(options.processes) as pool:
         migrate(server.url)
-        asyncio.run(prepared(server.url, options.processes * options.engines, options.slices))
+        asyncio.run(prepare_budgets(server.url, options.processes * options.engines, options.slices))
         for turn in range(options.rounds):
             for kind in KINDS:
                 parts = []
@@ -206,7 +206,7 @@ def main() -> None:
                     name = f"{kind} {turn} {number}"
                     parts.append(Part(server.url, kind, number, name, options.engines, options.runs, options.seconds))
                 figures[kind].append(together(pool.map(process, parts, chunksize=1)))
-        left = asyncio.run(held_in_budgets(server.url))
+        left = asyncio.run(sum_held(server.url))
     for kind, rounds in figures.items():
         calls = ", ".join(f"{figures.calls:.0f}" for figures in rounds)
         usual = Figures(*[median(column) for column in zip(*map(astuple, rounds), strict=True)])

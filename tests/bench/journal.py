@@ -127,7 +127,7 @@ def _watch_batches(store: SqlStore, figures: Figures) -> list[float]:
     """Record each write; returns a cell with the start of the write that ended last."""
     last, write = [0.0], store._runner.write
 
-    async def watched(work: Callable[..., Any], **intent: Any) -> Any:
+    async def write_and_note(work: Callable[..., Any], **intent: Any) -> Any:
         start = time.perf_counter()
         result = await write(work, **intent)
         last[0] = start
@@ -135,7 +135,7 @@ def _watch_batches(store: SqlStore, figures: Figures) -> list[float]:
         figures.writes.append(time.perf_counter() - start)
         return result
 
-    store._runner.write = watched  # type: ignore[method-assign,assignment]
+    store._runner.write = write_and_note  # type: ignore[method-assign,assignment]
     return last
 
 

@@ -45,7 +45,7 @@ class Found:
     cpu: float
 
 
-async def measured(counts: Sequence[Count], callers: int) -> Found:
+async def measure_limiter(counts: Sequence[Count], callers: int) -> Found:
     """Count requests for a while, with so many callers at each gateway."""
     took: list[float] = []
     began, cpu = time.perf_counter(), time.process_time()
@@ -72,11 +72,11 @@ async def in_database(url: str, callers: int) -> Found:
         for _ in range(GATEWAYS if callers > 1 else 1):
             store = await stack.enter_async_context(open_store(url))
             limiter = RateLimiter(cast(GatewayContext, SimpleNamespace(store=store, now=time.time)))
-            counts.append(_counted(limiter))
-        return await measured(counts, callers)
+            counts.append(_count_with(limiter))
+        return await measure_limiter(counts, callers)
 
 
-def _counted(limiter: RateLimiter) -> Count:
+def _count_with(limiter: RateLimiter) -> Count:
     async def count(_run: str) -> None:
         await limiter.count(RateRequest((("key:bench", LIMITS),)), [])
 
@@ -88,11 +88,11 @@ async def in_redis(url: str, callers: int) -> Found:
     clients: list[Any] = [Redis.from_url(url) for _ in range(GATEWAYS if callers > 1 else 1)]
     scripts = [client.register_script(SCRIPT) for client in clients]
 
-    def counted(script: Any) -> Count:
+    def count_with(script: Any) -> Count:
         return lambda run: script(keys=["bench"], args=[time.time(), run])
 
     try:
-        return await measured([counted(script) for script in scripts], callers)
+        return await measure_limiter([count_with(script) for script in scripts], callers)
     finally:
         for client in clients:
             await client.aclose()

@@ -30,7 +30,7 @@ from typing import Any
 
 from tests.harness import servers
 
-from .processes import ROOT, DidNotStart, finished, free_port, stop, upstream
+from .processes import ROOT, DidNotStart, free_port, run_to_end, stop, upstream
 from .subject import Tree, environment, headers, one_step, pool_text
 from .tracer import MARK
 
@@ -61,7 +61,7 @@ class Entered:
         return self.files.total()
 
 
-def merged(counts: Sequence[dict[str, Any]]) -> Entered:
+def merge_counts(counts: Sequence[dict[str, Any]]) -> Entered:
     """The counts of several processes as one."""
     files: Counter[str] = Counter()
     functions: set[str] = set()
@@ -96,7 +96,7 @@ class Traced:
             self._command(process, "begin")
         self.ask()
         time.sleep(AFTERWARDS)
-        return merged([self._command(process, "end") for process in self.processes])
+        return merge_counts([self._command(process, "end") for process in self.processes])
 
     @staticmethod
     def _command(process: subprocess.Popen[str], word: str) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Traced:
 
 
 @contextmanager
-def traced(tree: Tree) -> Iterator[Traced]:
+def run_traced(tree: Tree) -> Iterator[Traced]:
     """A gateway and a dispatcher of that tree under the tracer, ready for requests. Raises DidNotStart."""
     with ExitStack() as stack:
         workers = stack.enter_context(upstream())
@@ -123,7 +123,7 @@ def traced(tree: Tree) -> Iterator[Traced]:
         pool, port = folder / "pool.toml", free_port()
         pool.write_text(pool_text(workers.url))
         env = environment(folder, port, pool, database, redis) | tree.environ
-        finished(tree.command("app", "migrate"), env=env, folder=tree.root)
+        run_to_end(tree.command("app", "migrate"), env=env, folder=tree.root)
         processes = []
         for role in ROLES:
             command = [tree.python, "-P", str(TRACER), str(tree.root), role]
@@ -157,9 +157,9 @@ def _wait(trace: Traced) -> None:
         time.sleep(0.2)
 
 
-def measured(tree: Tree, rounds: int) -> Entered:
+def measure_tree(tree: Tree, rounds: int) -> Entered:
     """Return what every round enters."""
-    with traced(tree) as trace:
+    with run_traced(tree) as trace:
         return of_every_round([trace.counted() for _ in range(rounds)])
 
 
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="how often the request is sent")
     parser.add_argument("--verbose", action="store_true", help="print each file, and each frame before SQL, as well")
     chosen = parser.parse_args()
-    measurement = measured(Tree(chosen.tree.resolve()), chosen.rounds)
+    measurement = measure_tree(Tree(chosen.tree.resolve()), chosen.rounds)
     print(
         f"files {len(measurement.files)}, functions {len(measurement.functions)}, switches {measurement.switches:,}, ",
         end="",

@@ -75,7 +75,7 @@ def request(random: Random) -> dict[str, Any]:
     return {"model": random.choice(TIERS), "messages": messages}
 
 
-async def compared(runtime: Runtime, client: httpx.AsyncClient, body: dict[str, Any]) -> Compared:
+async def compare_preview(runtime: Runtime, client: httpx.AsyncClient, body: dict[str, Any]) -> Compared:
     """Plan for one request, execute the plan, and compare."""
     plan_reply = await client.post("/v1/plans", json=body)
     plan_reply.raise_for_status()
@@ -111,7 +111,7 @@ async def play(seed: int, *, runs: int, history: int, delay: int) -> list[Compar
 
             async def one(body: dict[str, Any]) -> Compared:
                 async with gate:
-                    return await compared(runtime, client, body)
+                    return await compare_preview(runtime, client, body)
 
             await asyncio.gather(*[ask(request(random)) for _ in range(history)])
             return await asyncio.gather(*[one(request(random)) for _ in range(runs)])

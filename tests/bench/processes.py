@@ -67,7 +67,7 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def finished(command: Sequence[str], *, env: Mapping[str, str], folder: Path = ROOT) -> str:
+def run_to_end(command: Sequence[str], *, env: Mapping[str, str], folder: Path = ROOT) -> str:
     """Run that command to its end; its standard output. Raises DidNotStart with the end of its log if it fails."""
     process = subprocess.run(
         command, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, timeout=FINISHED, check=False
@@ -78,7 +78,7 @@ def finished(command: Sequence[str], *, env: Mapping[str, str], folder: Path = R
 
 
 @contextmanager
-def started(
+def start_process(
     command: Sequence[str],
     *,
     port: int | None,
@@ -122,7 +122,7 @@ def stop(process: subprocess.Popen[Any]) -> None:
 def upstream() -> Iterator[Running]:
     """The fast upstream as a process."""
     port = free_port()
-    with started([sys.executable, "-m", "tests.bench.upstream", "--port", str(port)], port=port) as running:
+    with start_process([sys.executable, "-m", "tests.bench.upstream", "--port", str(port)], port=port) as running:
         yield running
 
 
@@ -131,5 +131,5 @@ def bare(upstream_url: str) -> Iterator[Running]:
     """The bare pass-through as a process."""
     port = free_port()
     command = [sys.executable, "-m", "tests.bench.bare", "--port", str(port), "--upstream", upstream_url]
-    with started(command, port=port) as running:
+    with start_process(command, port=port) as running:
         yield running

@@ -75,14 +75,14 @@ def figures(paths: Sequence[Path]) -> Figures:
         figures_found.code_lines += _code_lines(source, tree)
         figures_found.comprehensions += sum(isinstance(node, COMPREHENSIONS) for node in nodes)
         figures_found.two_loops += sum(isinstance(node, COMPREHENSIONS) and len(node.generators) > 1 for node in nodes)
-        figures_found.nested_comprehensions += len(nested_comprehensions(tree))
+        figures_found.nested_comprehensions += len(find_nested_comprehensions(tree))
         figures_found.conditionals += sum(isinstance(node, ast.IfExp) for node in nodes)
-        figures_found.nested_conditionals += len(nested_conditionals(tree))
+        figures_found.nested_conditionals += len(find_nested_conditionals(tree))
         figures_found.fragments += len(fragments(tree))
     return figures_found
 
 
-def nested_comprehensions(tree: ast.AST) -> list[ast.expr]:
+def find_nested_comprehensions(tree: ast.AST) -> list[ast.expr]:
     """Return the comprehensions that are evaluated once for each item of another one."""
     nested: dict[ast.expr, None] = {}
     for outer in ast.walk(tree):
@@ -95,7 +95,7 @@ def nested_comprehensions(tree: ast.AST) -> list[ast.expr]:
     return list(nested)
 
 
-def nested_conditionals(tree: ast.AST) -> list[ast.expr]:
+def find_nested_conditionals(tree: ast.AST) -> list[ast.expr]:
     """Return the conditional expressions that stand inside another one."""
     nested: dict[ast.expr, None] = {}
     for outer in ast.walk(tree):
@@ -109,7 +109,7 @@ def nested_conditionals(tree: ast.AST) -> list[ast.expr]:
 def fragments(tree: ast.Module) -> list[str]:
     """Return the public docstrings that begin like a relative clause, each with the name of what it belongs to."""
     all_fragments = []
-    for name, node in _documented(tree, ""):
+    for name, node in _list_documented(tree, ""):
         docstring = ast.get_docstring(node)
         if docstring and is_fragment(docstring):
             all_fragments.append(f"{name}: {docstring.splitlines()[0]}")
@@ -125,14 +125,14 @@ def is_fragment(docstring: str) -> bool:
     return FRAGMENT.match(docstring) is not None
 
 
-def _documented(node: Documented, prefix: str) -> Iterator[tuple[str, Documented]]:
+def _list_documented(node: Documented, prefix: str) -> Iterator[tuple[str, Documented]]:
     """A module, and its public classes, methods and functions."""
     yield prefix.rstrip(".") or "module", node
     for child in node.body:
         if isinstance(child, DEFINITIONS) and not child.name.startswith("_"):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
-            yield from _documented(child, f"{prefix}{child.name}.")
+            yield from _list_documented(child, f"{prefix}{child.name}.")
 
 
 def _code_lines(source: str, tree: ast.Module) -> int:
@@ -147,7 +147,7 @@ def _code_lines(source: str, tree: ast.Module) -> int:
     return len(lines)
 
 
-def _installed(name: str) -> Path:
+def _find_installed(name: str) -> Path:
     spec = find_spec(name)
     assert spec is not None
     assert spec.origin is not None
@@ -191,7 +191,7 @@ def main() -> None:
     """Print the table of the whole application beside its peers, then the counts for each room."""
     columns = {"app": figures(sources(ROOT / "app"))}
     for name in PEERS:
-        columns[name] = figures(sources(_installed(name)))
+        columns[name] = figures(sources(_find_installed(name)))
     print(table(columns))
     print()
     print(_row("room", ["code lines", "nested c.", "nested if", "fragments"]))

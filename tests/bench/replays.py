@@ -95,7 +95,7 @@ def workers(run: RunFigures) -> frozenset[Recipient]:
     return frozenset([disclosure for disclosure in run.disclosures if disclosure.role == "worker"])
 
 
-async def answered(client: httpx.AsyncClient, body: dict[str, Any]) -> str:
+async def play_to_answer(client: httpx.AsyncClient, body: dict[str, Any]) -> str:
     """Return a run that has ended; its caller returns the length of each expression as the result of the tool."""
     while True:
         reply = await client.post("/v1/chat/completions", json=body)
@@ -111,7 +111,7 @@ async def answered(client: httpx.AsyncClient, body: dict[str, Any]) -> str:
         body = body | {"messages": [*body["messages"], message, *results]}
 
 
-async def replayed(runtime: Runtime, client: httpx.AsyncClient, run: str) -> Replayed:
+async def replay_run(runtime: Runtime, client: httpx.AsyncClient, run: str) -> Replayed:
     """Replay one run, and read both."""
     store = runtime.context.store
     row, journal = await store.run(run), await store.journal(run)
@@ -134,7 +134,7 @@ async def play(count: int, seed: int) -> list[Replayed]:
 
             async def one(body: dict[str, Any]) -> Replayed:
                 async with gate:
-                    return await replayed(runtime, client, await answered(client, body))
+                    return await replay_run(runtime, client, await play_to_answer(client, body))
 
             return await asyncio.gather(*[one(draw_request(random)) for _ in range(count)])
 

@@ -108,7 +108,7 @@ class InPostgres:
 
     async def copy(self, copies: Sequence[Copy]) -> None:
         """Implements `Database`."""
-        async with self._connected() as connection:
+        async with self._connect() as connection:
             await connection.execute("VACUUM")  # autovacuum does so in a service
             await connection.execute("CREATE TABLE copies (old text, new text, shift double precision)")
             await connection.copy_records_to_table("copies", records=copies)
@@ -122,7 +122,7 @@ class InPostgres:
 
     async def sizes(self) -> Mapping[str, int]:
         """Implements `Database`."""
-        async with self._connected() as connection:
+        async with self._connect() as connection:
             sizes_by_table = {}
             for table in METADATA.tables:
                 sizes_by_table[table] = await connection.fetchval("SELECT pg_total_relation_size($1::regclass)", table)
@@ -130,11 +130,11 @@ class InPostgres:
 
     async def written(self) -> int:
         """Implements `Database`."""
-        async with self._connected() as connection:
+        async with self._connect() as connection:
             return int(await connection.fetchval("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')"))
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[Any]:
+    async def _connect(self) -> AsyncIterator[Any]:
         connection = await asyncpg.connect(self.url)
         try:
             yield connection
@@ -209,7 +209,7 @@ def older_than_a_month(copies: Sequence[Copy]) -> int:
     return sum(int(name[4:15], 16) < limit for _, name, _ in copies)
 
 
-async def timed(read_once: Callable[[], Awaitable[object]]) -> str:
+async def time_reads(read_once: Callable[[], Awaitable[object]]) -> str:
     """Return the median and the longest of some calls, in milliseconds."""
     durations = []
     for _ in range(READS):
@@ -222,7 +222,7 @@ async def timed(read_once: Callable[[], Awaitable[object]]) -> str:
 async def read_lists(store: SqlStore, names: Sequence[str]) -> None:
     """Print how long it takes to read lists and single runs."""
 
-    async def listed(query: RunQuery) -> None:
+    async def list_runs(query: RunQuery) -> None:
         [summary(row) for row in await store.runs(query)]
 
     async def show_run(name: str) -> None:
@@ -239,9 +239,9 @@ async def read_lists(store: SqlStore, names: Sequence[str]) -> None:
         "with a label that none has": RunQuery(tags=(("label", "none"),), limit=20),
     }
     for words, query in lists.items():
-        print(f"list, {words:<27} {await timed(lambda query=query: listed(query))}")  # type: ignore[misc]
+        print(f"list, {words:<27} {await time_reads(lambda query=query: list_runs(query))}")  # type: ignore[misc]
     place = iter(names)
-    print(f"show, any run                     {await timed(lambda: show_run(next(place)))}")
+    print(f"show, any run                     {await time_reads(lambda: show_run(next(place)))}")
 
 
 def read_by_command(environ: Mapping[str, str], name: str) -> None:
@@ -250,7 +250,7 @@ def read_by_command(environ: Mapping[str, str], name: str) -> None:
         durations = []
         for _ in range(3):
             began = time.perf_counter()
-            with silenced():
+            with silence_output():
                 status = main_of_baton(words, environ)
             durations.append((time.perf_counter() - began) * 1000)
         prefix = " of a prefix" if words[-1] == name[:-2] else ""
@@ -258,7 +258,7 @@ def read_by_command(environ: Mapping[str, str], name: str) -> None:
 
 
 @contextmanager
-def silenced() -> Iterator[None]:
+def silence_output() -> Iterator[None]:
     """Send what is printed nowhere."""
     before = sys.stdout, sys.stderr
     with open(os.devnull, "w") as nowhere:

@@ -151,7 +151,7 @@ def _transactions_of_a_run(idle: Demand, loaded: Demand) -> float:
     return (loaded.writes - idle.writes) / loaded.runs
 
 
-def _rendered(rows: Sequence[Row], cores: int) -> Iterator[str]:
+def _render_table(rows: Sequence[Row], cores: int) -> Iterator[str]:
     yield "| engines | runs/s | reads by polling /s | writing transactions/s | cores of Postgres | log, MB/s | |"
     yield "|---|---|---|---|---|---|---|"
     for row in rows:
@@ -182,7 +182,11 @@ def main() -> None:
             flush=True,
         )
         fleets = {engines: (idle[engines], demand(engines, SIMULATED_RUNS, tier)) for engines in idle}
-        print(*_rendered(list(rows(fleets, cost, idle_ms, chosen.runs_per_engine)), chosen.cores), sep="\n", flush=True)
+        print(
+            *_render_table(list(rows(fleets, cost, idle_ms, chosen.runs_per_engine)), chosen.cores),
+            sep="\n",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from . import commits
 from .held import hold_streams
 from .load import Load, Report, run
-from .processes import DidNotStart, cpu_seconds, finished
+from .processes import DidNotStart, cpu_seconds, run_to_end
 from .stalls import longest_stall
 from .subject import SATURATED_SLOTS, Target, Tree, fan_out, one_step, one_two_one
 from .talk import TURNS, Lost, turns
@@ -82,7 +82,7 @@ def one_step_cpu(target: Target, effort: Effort) -> float:
     return _cpu_ms_per_request(target, one_step("fast"), "fast", 16, effort.seconds)
 
 
-def added_latency(target: Target, direct: Target, connections: int, rank: str, effort: Effort) -> float:
+def measure_added_latency(target: Target, direct: Target, connections: int, rank: str, effort: Effort) -> float:
     """Added ms over a 50 ms worker; `rank` is p50 or p99."""
     request = one_step("slow")
     floor = _asked(direct, request, "slow", connections, effort.seconds / 2).latency_ms[rank]
@@ -122,7 +122,7 @@ def stream_rate(target: Target, effort: Effort) -> float:
     return _asked(target, one_step("talker", True), "talker", 128, effort.seconds).requests_per_s * TALKER_CHUNKS
 
 
-def added_first_token(target: Target, direct: Target, effort: Effort) -> float:
+def measure_added_first_token(target: Target, direct: Target, effort: Effort) -> float:
     """Added ms to the first token at 16 streams, p50."""
     request = one_step("talker", True)
     floor = _asked(direct, request, "talker", 16, effort.seconds / 2).ttft_ms["p50"]
@@ -151,18 +151,18 @@ def workflow_commits(target: Target) -> float:
     return commits_per_run(target, one_two_one())
 
 
-def saturated_use(target: Target, effort: Effort) -> float:
+def measure_saturated_use(target: Target, effort: Effort) -> float:
     """Percent of the time of all step slots that workers were at work, with twice as many ready steps as slots."""
     report = _asked(target, fan_out(), "", SATURATED_RUNS, effort.seconds)
     return 100 * report.requests_per_s * SATURATED_STEPS * SATURATED_STEP_SECONDS / SATURATED_SLOTS
 
 
-def saturated_cpu(target: Target, effort: Effort) -> float:
+def measure_saturated_cpu(target: Target, effort: Effort) -> float:
     """CPU ms per run of five steps, with twice as many ready steps as slots."""
     return _cpu_ms_per_request(target, fan_out(), "", SATURATED_RUNS, effort.seconds)
 
 
-def saturated_latency(target: Target, rank: str, effort: Effort) -> float:
+def measure_saturated_latency(target: Target, rank: str, effort: Effort) -> float:
     """Return the milliseconds that a run of five steps takes, with twice as many ready steps as slots."""
     return _asked(target, fan_out(), "", SATURATED_RUNS, effort.seconds).latency_ms[rank]
 
@@ -202,13 +202,13 @@ def queue_hop(redis_url: str, tree: Tree | None = None, *, count: int = 2000) ->
     """Median milliseconds of so many tickets from the sending to the arrival of the answer, over Redis, between two
     processes."""
     words = ("--redis", redis_url, "--count", str(count))
-    return float(_found(_HOP, _printed(tree, "tests.bench.hop", *words))[1])
+    return float(_found(_HOP, _print_figures(tree, "tests.bench.hop", *words))[1])
 
 
 def journal(database_url: str, effort: Effort, tree: Tree | None = None) -> tuple[float, float]:
     """Events per second with 256 writers, and the worst wait for a batch beyond one write in ms."""
     words = (database_url, "--writers", "256", "--seconds", str(effort.seconds))
-    figures = _found(_JOURNAL, _printed(tree, "tests.bench.journal", *words))
+    figures = _found(_JOURNAL, _print_figures(tree, "tests.bench.journal", *words))
     return float(figures[1].replace(",", "")), float(figures[2])
 
 
@@ -219,9 +219,9 @@ def _found(pattern: re.Pattern[str], output: str) -> re.Match[str]:
     return match
 
 
-def _printed(tree: Tree | None, module: str, *words: str) -> str:
+def _print_figures(tree: Tree | None, module: str, *words: str) -> str:
     ran = tree or Tree()
     try:
-        return finished(ran.command(module, *words), env=ran.environ, folder=ran.root)
+        return run_to_end(ran.command(module, *words), env=ran.environ, folder=ran.root)
     except DidNotStart as problem:
         raise Failed(str(problem).strip().rpartition("\n")[2]) from problem

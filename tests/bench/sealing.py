@@ -109,7 +109,7 @@ def sealing(url: str) -> Iterator[subprocess.Popen[bytes]]:
                 process.wait(30)
 
 
-async def sealed(store: SqlStore, patience: float = 60.0) -> float:
+async def seal_runs(store: SqlStore, patience: float = 60.0) -> float:
     """Wait until everything is sealed. Returns the seconds."""
     began = time.perf_counter()
     await until(lambda: _nothing_waits(store), within=patience)
@@ -138,14 +138,14 @@ async def measure(url: str, options: argparse.Namespace) -> bool:
     async with open_store(url, writers=2, connections=12) as store:
         with sealing(url) as process:
             await flood(store, "warm", 2.0, options.rate)
-            await sealed(store)
+            await seal_runs(store)
             over = asyncio.Event()
             async with asyncio.TaskGroup() as group:
                 looking = group.create_task(lags(store, over))
                 began, before = time.perf_counter(), cpu_of(process.pid)
                 events = await flood(store, "run", options.seconds, options.rate)
                 seconds = time.perf_counter() - began
-                tail = await sealed(store)
+                tail = await seal_runs(store)
                 used = cpu_of(process.pid) - before
                 over.set()
             worst = max(looking.result())

@@ -33,7 +33,7 @@ from tests.harness import servers
 from .load import Load, run
 from .processes import upstream
 from .subject import Target, baton, body, one_step, step
-from .table import Row, rendered
+from .table import Row, render_table
 
 STEPS = 3
 LONGEST = 120.0
@@ -211,7 +211,7 @@ def main() -> None:
     if "overload" in (chosen.part or ("overload",)):
         with _house(chosen.setup, fsync=chosen.fsync, BATON_CONCURRENT_RUNS=str(HELD_RUNS)) as runtime:
             rows += _overload(runtime, min(chosen.seconds, 20.0))
-    print(rendered(rows))
+    print(render_table(rows))
     raise SystemExit(any(row.verdict == "MISSED" for row in rows))
 
 

@@ -36,7 +36,7 @@ from app.store.sqlkit.statements import BY_KEY
 from tests.harness import servers
 
 from . import load
-from .processes import free_port, started
+from .processes import free_port, start_process
 from .subject import WORKERS, Target, Tree, one_step
 
 T = TypeVar("T")
@@ -462,8 +462,8 @@ def stack(upstream: str) -> Iterator[Target]:
         asyncio.run(create_tables(database.url))
         port = free_port()
         command = Tree().command("tests.bench.stack", "--database", database.url, "--redis", queue.url)
-        gateway = started([*command, "--port", str(port)], port=port)
-        engine = started([*command, "--upstream", upstream], port=None)
+        gateway = start_process([*command, "--port", str(port)], port=port)
+        engine = start_process([*command, "--upstream", upstream], port=None)
         with gateway as first, engine as second:
             target = Target("stack", first.url, (first, second), conducts=True, database=database.url)
             load.run(load.Load(url=target.address(""), body=one_step("fast"), requests=1))  # waits for the engine

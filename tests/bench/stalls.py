@@ -35,7 +35,7 @@ def _stall(target: Target, body: bytes) -> float:
     prober.start()
     warm.wait()
     try:
-        _refused(target, body)
+        _is_refused(target, body)
     finally:
         stop.set()
         prober.join()
@@ -54,7 +54,7 @@ def _probe(target: Target, slowest: list[float], warm: threading.Event, stop: th
     connection.close()
 
 
-def _refused(target: Target, body: bytes) -> None:
+def _is_refused(target: Target, body: bytes) -> None:
     connection = _connection(target)
     headers = target.headers | {"Content-Type": "application/json"}
     connection.request("POST", "/v1/chat/completions", body=body, headers=headers)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .processes import ROOT, Running, finished, free_port, started
+from .processes import ROOT, Running, free_port, run_to_end, start_process
 
 KEY = "bt_bench_" + "0123456789abcdef" * 2
 WORKERS: Mapping[str, str] = {
@@ -190,10 +190,12 @@ def baton(
         port = free_port()
         env = environment(folder, port, pool, database, redis) | ran.environ | dict(more or {})
         if database is not None:
-            finished(ran.command("app", "migrate"), env=env, folder=ran.root)
+            run_to_end(ran.command("app", "migrate"), env=env, folder=ran.root)
         processes = tuple(
             stack.enter_context(
-                started(ran.command("app", role), port=None if i else port, env=env, folder=ran.root, within=STARTING)
+                start_process(
+                    ran.command("app", role), port=None if i else port, env=env, folder=ran.root, within=STARTING
+                )
             )
             for i, role in enumerate(roles)
         )

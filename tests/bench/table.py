@@ -77,12 +77,12 @@ class Comparison:
         return (what, budget, self.this.shown, met, self.other.shown, ratio, self.verdict, note or self.other.note)
 
 
-def rendered(rows: Sequence[Row]) -> str:
+def render_table(rows: Sequence[Row]) -> str:
     """Return a Markdown table with aligned columns: one tree against its budgets."""
     return table(("what", "budget", "measured", "verdict", "note"), [row.cells() for row in rows])
 
 
-def compared(rows: Sequence[Comparison]) -> str:
+def compare_rows(rows: Sequence[Comparison]) -> str:
     """Return a Markdown table with aligned columns: this tree against another one."""
     titles = ("what", "budget", "this tree", "budget met", "other tree", "this / other", "verdict", "note")
     return table(titles, [row.cells() for row in rows])

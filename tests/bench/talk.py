@@ -59,14 +59,18 @@ def _loop(connection: HTTPConnection, path: str, headers: dict[str, str], worker
         yield (time.perf_counter() - began) * 1000
         if reply.status != 200:
             raise Lost(reply_body.decode(errors="replace"))
-        calls = streamed(reply_body) if stream else json.loads(reply_body)["choices"][0]["message"].get("tool_calls")
+        calls = (
+            read_streamed_calls(reply_body)
+            if stream
+            else json.loads(reply_body)["choices"][0]["message"].get("tool_calls")
+        )
         if not calls:
             raise Lost(reply_body.decode(errors="replace"))
         messages.append({"role": "assistant", "content": None, "tool_calls": calls})
         messages += [{"role": "tool", "tool_call_id": call["id"], "content": RESULT} for call in calls]
 
 
-def streamed(reply_body: bytes) -> list[dict[str, Any]]:
+def read_streamed_calls(reply_body: bytes) -> list[dict[str, Any]]:
     """Return the calls of a streamed reply, put together. Raises `Lost` if it broke off."""
     calls: list[dict[str, Any]] = []
     lines = [line.removeprefix(b"data: ") for line in reply_body.split(b"\n") if line.startswith(b"data: ")]

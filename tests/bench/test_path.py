@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from .path import merged, of_every_round
+from .path import merge_counts, of_every_round
 from .tracer import Counts
 
 PROVIDER = """
@@ -116,12 +116,12 @@ def test_a_request_is_followed_from_the_steps_end_to_sql(
 def test_counts_of_two_processes_are_added() -> None:
     first = {"files": {"a.py": 2, "b.py": 1}, "functions": ["a.py:f", "b.py:g"], "frames": []}
     second = {"files": {"b.py": 4}, "functions": ["b.py:g", "b.py:h"], "frames": ["b.py:h"]}
-    both = merged([first, second])
+    both = merge_counts([first, second])
     assert (len(both.files), len(both.functions), both.switches, both.frames) == (2, 3, 7, ("b.py:h",))
 
 
 def test_a_file_that_some_round_does_not_enter_is_background_work() -> None:
-    first = merged([{"files": {"a": 3, "sweep": 1}, "functions": ["a:f", "sweep:g"], "frames": ["a:f"]}])
-    second = merged([{"files": {"a": 5}, "functions": ["a:f"], "frames": ["a:f"]}])
+    first = merge_counts([{"files": {"a": 3, "sweep": 1}, "functions": ["a:f", "sweep:g"], "frames": ["a:f"]}])
+    second = merge_counts([{"files": {"a": 5}, "functions": ["a:f"], "frames": ["a:f"]}])
     background_files = of_every_round([first, second])
     assert (background_files.files, background_files.functions, background_files.switches) == ({"a": 3}, {"a:f"}, 3)

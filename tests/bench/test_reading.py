@@ -7,10 +7,10 @@ import pytest
 from tests.bench.reading import (
     ROOT,
     figures,
+    find_nested_comprehensions,
+    find_nested_conditionals,
     fragments,
     is_fragment,
-    nested_comprehensions,
-    nested_conditionals,
 )
 
 
@@ -28,8 +28,8 @@ from tests.bench.reading import (
 )
 def test_nested_expressions_are_counted(source: str, comprehensions: int, conditionals: int) -> None:
     tree = ast.parse(source)
-    assert len(nested_comprehensions(tree)) == comprehensions
-    assert len(nested_conditionals(tree)) == conditionals
+    assert len(find_nested_comprehensions(tree)) == comprehensions
+    assert len(find_nested_conditionals(tree)) == conditionals
 
 
 def test_fragments_are_found_in_what_is_public() -> None:

@@ -18,13 +18,13 @@ from tests.simulation.fleet import Demand, demand
 
 from . import commits, scaleout, talk
 from . import load as generator
-from .figures import Figure, Subject, measured
+from .figures import Figure, Subject, measure_subjects
 from .held import hold_streams
 from .load import Load, percentiles, run
-from .processes import DidNotStart, Running, bare, cpu_seconds, finished, started, upstream
+from .processes import DidNotStart, Running, bare, cpu_seconds, run_to_end, start_process, upstream
 from .scenarios import Effort, Failed
 from .subject import KEY, WORKERS, Target, Tree, environment, one_step, one_two_one, pool_text
-from .table import Comparison, Row, compared, rendered
+from .table import Comparison, Row, compare_rows, render_table
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_errors_are_reported(workers: Running) -> None:
 def test_a_process_that_fails_shows_its_log() -> None:
     with (
         pytest.raises(DidNotStart, match="no such thing"),
-        started([sys.executable, "-c", "raise SystemExit('no such thing')"], port=1, within=5),
+        start_process([sys.executable, "-c", "raise SystemExit('no such thing')"], port=1, within=5),
     ):
         pass
 
@@ -128,7 +128,7 @@ def test_table() -> None:
     rows = [Row("a", 1, "ms", 0.5), Row("b", 10, "/s", 5.0, better="higher"), Row("c", 1, "ms", None, "pending")]
     assert [row.verdict for row in rows] == ["met", "MISSED", "-"]
     assert Row("d", None, "ms", 5.0).verdict == "-"
-    assert len({len(line) for line in rendered(rows).splitlines()}) == 1
+    assert len({len(line) for line in render_table(rows).splitlines()}) == 1
 
 
 def test_the_subject_is_told_what_it_needs(tmp_path: Path) -> None:
@@ -189,9 +189,9 @@ def test_another_tree_runs_its_own_code(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "__main__.py").write_text("print('another')")
     tree = Tree(tmp_path)
-    assert finished(tree.command("app"), env=tree.environ, folder=tree.root) == "another\n"
+    assert run_to_end(tree.command("app"), env=tree.environ, folder=tree.root) == "another\n"
     with pytest.raises(DidNotStart, match="absent"):
-        finished(tree.command("app.absent"), env=tree.environ, folder=tree.root)
+        run_to_end(tree.command("app.absent"), env=tree.environ, folder=tree.root)
 
 
 def trees() -> list[Subject]:
@@ -206,7 +206,7 @@ def test_rounds_of_two_trees_alternate_and_their_ratios_are_of_one_round(capsys:
         order_of_rounds.append(subject.target.name)
         return next(figures)
 
-    rows = measured(Figure("f", 5, "ms", measure), trees(), Effort(rounds=3))
+    rows = measure_subjects(Figure("f", 5, "ms", measure), trees(), Effort(rounds=3))
     assert order_of_rounds == ["this", "other"] * 4, "one round of each to warm up, then three"
     assert [row.rounds for row in rows] == [(2.0, 30.0, 4.0), (1.0, 10.0, 2.0)]
     assert [row.measured for row in rows] == [4.0, 2.0]
@@ -219,7 +219,7 @@ def test_a_figure_that_cannot_be_measured_has_a_reason_instead() -> None:
     def measure(subject: Subject, effort: Effort) -> float:
         raise Failed(f"{subject.target.name} answers 500")
 
-    rows = measured(Figure("f", 5, "ms", measure), trees(), Effort(rounds=3))
+    rows = measure_subjects(Figure("f", 5, "ms", measure), trees(), Effort(rounds=3))
     assert [(row.measured, row.note, row.verdict) for row in rows] == [(None, "this answers 500", "-")] * 2
     assert Comparison(*rows).verdict == "-"
 
@@ -238,7 +238,7 @@ def test_a_figure_that_cannot_be_measured_has_a_reason_instead() -> None:
 def test_a_comparison_has_a_verdict(this: float, other: float, better: str, verdict: str) -> None:
     sides = [Row("f", None, "ms", side, better=better, rounds=(side,)) for side in (this, other)]  # type: ignore[arg-type]
     assert Comparison(*sides).verdict == verdict
-    assert verdict in compared([Comparison(*sides)])
+    assert verdict in compare_rows([Comparison(*sides)])
 
 
 def test_a_simulated_fleet_counts_what_it_asks_of_its_database() -> None:

@@ -86,14 +86,14 @@ class Counts:
 
     def _append(self, frame: FrameType) -> None:
         """Keep the deepest stack of coroutines that entered the store, from outside, since the worker's answer."""
-        stack = self._suspended(self._after_answer(self._stack(frame)))
+        stack = self._find_suspended(self._after_answer(self._stack(frame)))
         outside = bool(stack) and not stack[-1].f_code.co_filename.startswith(self._store)
         if self._answered and outside and len(stack) > len(self._appending):
             self._appending = stack
             self._appended = [self._name(frame) for frame in stack]
 
     @staticmethod
-    def _suspended(stack: list[FrameType]) -> list[FrameType]:
+    def _find_suspended(stack: list[FrameType]) -> list[FrameType]:
         """Return the frames that wait while the batch is written: calls by the innermost coroutine have returned by
         then."""
         while stack and not stack[0].f_code.co_flags & inspect.CO_COROUTINE:
@@ -133,16 +133,16 @@ class Counts:
         return frames
 
     def _name(self, frame: FrameType) -> str:
-        return self._shown(frame.f_code)
+        return self._describe_code(frame.f_code)
 
-    def _shown(self, code: CodeType) -> str:
+    def _describe_code(self, code: CodeType) -> str:
         return f"{code.co_filename.removeprefix(self._app)}:{code.co_qualname}"
 
-    def written(self) -> str:
+    def to_json(self) -> str:
         """The counts as JSON."""
         return json.dumps(
             {
-                "functions": sorted(self._shown(code) for code in list(self.functions)),
+                "functions": sorted(self._describe_code(code) for code in list(self.functions)),
                 "files": {path.removeprefix(self._app): count for path, count in list(self.files.items())},
                 "frames": self.frames,
             }
@@ -155,7 +155,7 @@ def obey(counts: Counts) -> None:
         if line.strip() == "begin":
             counts.begin()
         counts.recording = line.strip() == "begin"
-        print(f"{MARK}{counts.written()}", flush=True)
+        print(f"{MARK}{counts.to_json()}", flush=True)
 
 
 def main() -> None:

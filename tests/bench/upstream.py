@@ -68,7 +68,7 @@ def _call(number: int, arguments: str) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=16)
-def called(calls: int, stream: bool) -> bytes:
+def reply_with_calls(calls: int, stream: bool) -> bytes:
     """Return a reply that calls tools: whole, or all of its stream but the end."""
     if not stream:
         return _document(calls)
@@ -149,11 +149,11 @@ class Worker(asyncio.Protocol):
 
     def _answer(self, stream: bool, chunks: int, gap: int, calls: int) -> None:
         if not stream:
-            self._transport.write(called(calls, False) if calls else DOCUMENT)
+            self._transport.write(reply_with_calls(calls, False) if calls else DOCUMENT)
             return
         rest = (USAGE_FRAME if _WANTS_USAGE.search(self._body) else b"") + DONE
         if calls:
-            self._transport.write(called(calls, True) + rest)
+            self._transport.write(reply_with_calls(calls, True) + rest)
             return
         end = FINISH + rest
         if not gap:

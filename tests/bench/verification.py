@@ -43,7 +43,7 @@ Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 """Rows by their table."""
 
 
-async def recorded(folder: Path) -> Rows:
+async def record_rows(folder: Path) -> Rows:
     """Return all rows that the real service stores of one run."""
     async with ProviderStub() as stub, running_service(folder, pool_text(stub)) as runtime:
         run = await conducted(stub, runtime)
@@ -77,7 +77,7 @@ async def fill(store: SqlStore, rows: Rows, runs: int) -> None:
         await store._write(partial(store_rows, rows=rows, names=list(OF_RUNS), runs=names))
 
 
-async def sealed(url: str, rows: Rows, runs: int) -> float:
+async def fill_and_seal(url: str, rows: Rows, runs: int) -> float:
     """Store and seal the runs. Returns the events that were sealed in a second."""
     async with open_store(url) as store:
         await fill(store, rows, runs)
@@ -87,7 +87,7 @@ async def sealed(url: str, rows: Rows, runs: int) -> float:
         return runs * len(rows["events"]) / (time.monotonic() - began)
 
 
-def verified(stored: SealedRows, *, contents: bool) -> Verification:
+def verify_database(stored: SealedRows, *, contents: bool) -> Verification:
     """Verify the database."""
     report = Verification()
     check_database(LogCheck(report), stored, contents=contents, settled=True)
@@ -98,7 +98,7 @@ def measure(stored: SealedRows) -> None:
     """Verify without and with texts, and print how fast it was."""
     for contents in (False, True):
         began, cpu, theirs = time.monotonic(), time.process_time(), server_cpu(stored)
-        report = verified(stored, contents=contents)
+        report = verify_database(stored, contents=contents)
         wall, used = time.monotonic() - began, time.process_time() - cpu
         assert report.is_clean, report.first
         words = f"with {report.contents:,} texts" if contents else "without texts"
@@ -119,8 +119,8 @@ def server_cpu(stored: SealedRows) -> float:
 async def fill_and_measure(url: str, runs: int) -> None:
     """Make the runs, seal them, and verify them."""
     with tempfile.TemporaryDirectory() as folder:
-        rows = await recorded(Path(folder))
-    print(f"sealed at {await sealed(url, rows, runs):,.0f} events/s")
+        rows = await record_rows(Path(folder))
+    print(f"sealed at {await fill_and_seal(url, rows, runs):,.0f} events/s")
     async with open_archive(url) as archive:
         await in_one_snapshot(archive, measure)
 

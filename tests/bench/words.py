@@ -96,13 +96,13 @@ def bench_pools(seed: int) -> list[Pool]:
 def _measure(options: argparse.Namespace, pools: Sequence[Pool], server: VllmServer) -> None:
     held_out = service_tasks("fresh")[: options.tasks]
     over = [pools[place % POOLS] for place in range(len(held_out))]
-    fixed = tuned(pools)
+    fixed = tune_plans(pools)
     with tempfile.TemporaryDirectory(prefix="baton-words-") as name:
         folder = Path(name)
         (folder / "pool.toml").write_text(pool_file(pools, server))
         environ = environment(folder, BATON_POOL=str(folder / "pool.toml"), BATON_BOOTSTRAP_KEY=KEY)
         environ |= {"BATON_DATABASE_URL": f"sqlite:///{folder / 'baton.db'}", "BATON_LOG_LEVEL": "error"}
-        asyncio.run(_calibrated(environ["BATON_DATABASE_URL"], pools))
+        asyncio.run(_store_trials(environ["BATON_DATABASE_URL"], pools))
         with running_process("serve", folder, environ) as process, open_caller(process.url, timeout=SECONDS) as caller:
 
             def answered(arm: str, count: int) -> list[Asked]:
@@ -158,7 +158,7 @@ def report(
     for arm, answered in beside.items():
         of_all = [fixed[arm][place % POOLS] for place in range(len(held_out))]
         ahead = exact - _chances(held_out, over, of_all, rewards_by_pool)
-        arms[f"tuned {arm}"] = {"exact accuracy less its, over all tasks": _interval(ahead)} | _compared(
+        arms[f"tuned {arm}"] = {"exact accuracy less its, over all tasks": _interval(ahead)} | _compare_tokens(
             outcomes, answered
         )
     served, trained = (
@@ -182,7 +182,7 @@ def report(
     } | arms
 
 
-def _compared(all_found: Sequence[Asked], answered: Sequence[Asked]) -> dict[str, Any]:
+def _compare_tokens(all_found: Sequence[Asked], answered: Sequence[Asked]) -> dict[str, Any]:
     """Both over the same tasks, as they were answered."""
     outcomes = all_found[: len(answered)]
     ours = np.array([float(answer.tokens) for answer in outcomes])
@@ -233,7 +233,7 @@ def _chances(
     return np.array(all_chances)
 
 
-def tuned(pools: Sequence[Pool]) -> dict[str, list[Plan]]:
+def tune_plans(pools: Sequence[Pool]) -> dict[str, list[Plan]]:
     """Return, for each kind of fixed plan, the best one over each pool, for tasks of training."""
     kinds = [policy for policy in list_fixed_policies() if policy.name in BESIDE]
     plans_by_policy: dict[str, list[Plan]] = {policy.name: [] for policy in kinds}
@@ -278,7 +278,7 @@ def _ask(caller: Caller, place: int, chosen: Pool, task: Task, plan: Plan | None
     return Asked(
         order,
         first["state"] == "accepted" and not run["degraded"],
-        plan or _played(caller, run, names),
+        plan or _read_played_plan(caller, run, names),
         final_answer(answer) == task.answer,
         run["spent"]["tokens"],
         run["cost_usd"],
@@ -290,7 +290,7 @@ def _tokens(usage: dict[str, Any]) -> int:
     return int(usage["input"]) + int(usage["output"])
 
 
-def _played(caller: Caller, run: dict[str, Any], names: Sequence[str]) -> Plan | None:
+def _read_played_plan(caller: Caller, run: dict[str, Any], names: Sequence[str]) -> Plan | None:
     """The plan of a run as the world has it."""
     steps = []
     for step in run["steps"]:
@@ -347,7 +347,7 @@ def pool_file(pools: Sequence[Pool], server: VllmServer) -> str:
     return "".join(parts)
 
 
-async def _calibrated(url: str, pools: Sequence[Pool]) -> None:
+async def _store_trials(url: str, pools: Sequence[Pool]) -> None:
     """Store the trials that the cards of the world stand for."""
     async with open_store(url) as store:
         for place, pool in enumerate(pools):

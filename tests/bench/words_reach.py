@@ -20,7 +20,7 @@ from app.lab.world2.shapes import catalogue
 from app.lab.world2.tasks import Task
 from app.lab.world2.words_lessons import Teacher
 from app.lab.world2.workers import Pool
-from tests.bench.words import BESIDE, POOLS, bench_pools, tuned
+from tests.bench.words import BESIDE, POOLS, bench_pools, tune_plans
 
 PRICES = (0.0, 1e-5, 3e-5)
 
@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the pools")
     options = parser.parse_args()
     pools, held_out = bench_pools(options.seed), service_tasks("fresh")[: options.tasks]
-    figures = reached(Teacher(0, options.verdicts), pools, held_out)
+    figures = measure_reach(Teacher(0, options.verdicts), pools, held_out)
     mixture = figures[f"tuned {BESIDE[0]}"]
     print("| plans | accuracy | less the mixture's | tokens | in parts of the mixture's | reward |")
     print("|---|---|---|---|---|---|")
@@ -43,10 +43,10 @@ def main() -> int:
     return 0
 
 
-def reached(teacher: Teacher, pools: Sequence[Pool], held_out: Sequence[Task]) -> dict[str, np.ndarray[Any, Any]]:
+def measure_reach(teacher: Teacher, pools: Sequence[Pool], held_out: Sequence[Task]) -> dict[str, np.ndarray[Any, Any]]:
     """Return accuracy, tokens and reward of each way to choose plans, on average over tasks."""
     exact, believed = [Rewards(pool) for pool in pools], [teacher.estimate_rewards(pool) for pool in pools]
-    fixed = tuned(pools)
+    fixed = tune_plans(pools)
     rows: dict[str, list[tuple[float, float, float]]] = {}
     for number, task in enumerate(held_out):
         at = number % POOLS

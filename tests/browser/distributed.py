@@ -15,7 +15,7 @@ from app.store.sqlkit.migrate import migrate
 from tests.harness.processes import KEY, Caller, Process, open_caller
 from tests.harness.servers import free_port
 from tests.harness.waiting import wait_until
-from tests.integration.installation import execute, launched, pool, settings
+from tests.integration.installation import execute, launch, pool, settings
 from tests.stubs.control import StubControl, stub_process
 
 
@@ -64,7 +64,7 @@ def serving(postgres: str, redis: str, limits: str = "limits = { seconds = 40 }"
         environ = settings(folder, stub, database, redis) | {"BATON_ADMIN_PORT": str(port)}
         usual = pool(stub)
         (folder / "pool.toml").write_text(usual[: usual.rindex("limits = {")] + limits + "\n")
-        gateway, engine = stack.enter_context(launched(folder, environ, "gateway", "dispatcher"))
+        gateway, engine = stack.enter_context(launch(folder, environ, "gateway", "dispatcher"))
         wait_until(gateway.ready)
         caller = stack.enter_context(open_caller(gateway.url))
         yield Service(stub, database, gateway, engine, f"http://127.0.0.1:{port}", caller)

@@ -44,7 +44,7 @@ def parse_arguments(*arguments: str) -> Arguments:
     return parse(["calibrate", *arguments])
 
 
-def stored_trials(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+def read_stored_trials(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     """The trials that are kept."""
     capsys.readouterr()
     assert calibrate.run(parse_arguments("--show", "--json"), environ, lambda: 2e9) == 0
@@ -71,17 +71,17 @@ def test_each_worker_gets_each_task_once_and_is_known_for_what_it_can(
     rates_by_group = rates(trials, lambda trial: f"{trial.worker} {trial.domain}")
     assert rates_by_group["birch numbers"].value > rates_by_group["delta numbers"].value + 0.2
     assert rates_by_group["delta calendar"].value > rates_by_group["birch calendar"].value + 0.2
-    event_loop.run(_journaled(loaded, len(trials)))
+    event_loop.run(_assert_journaled(loaded, len(trials)))
 
     assert calibrate.run(parse_arguments("--each", "1", *two), environ, lambda: 3e9) == 0, "nothing is left"
     assert "tasks for" not in capsys.readouterr().err
     assert calibrate.run(parse_arguments("--each", "1", "--worker", "birch", "--again"), environ, lambda: 3e9) == 0
-    again = stored_trials(environ, capsys)
+    again = read_stored_trials(environ, capsys)
     assert sum(trial["at"] == 3e9 for trial in again) == 36
     assert len(again) == 72
 
 
-async def _journaled(loaded: Any, count: int) -> None:
+async def _assert_journaled(loaded: Any, count: int) -> None:
     """Each trial is a run of one call, rated beside what callers say."""
     async with storage.open_configured_store(loaded.settings) as store:
         rows = await store.runs(RunQuery(limit=200))
@@ -131,11 +131,11 @@ async def test_an_outage_is_no_wrong_answer_and_is_tried_again(
     assert f"alpha: {calibrate.MAX_OUTAGES_IN_A_ROW} calls failed; they are not counted as trials" in output
     assert "got no further tasks" in output
     assert len(stub.requests_for("alpha")) == calibrate.MAX_OUTAGES_IN_A_ROW
-    assert not await asyncio.to_thread(stored_trials, environ, capsys)
+    assert not await asyncio.to_thread(read_stored_trials, environ, capsys)
     assert not stub.requests_for("beta"), "nobody answers in its place"
     stub.always("alpha", Reply(chunks=("Answer: 46",)))
     assert await run(environ, "--worker", "alpha", "--each", "1", "--yes") == 0
-    trials = await asyncio.to_thread(stored_trials, environ, capsys)
+    trials = await asyncio.to_thread(read_stored_trials, environ, capsys)
     assert len(trials) == 36
     right = [task.name for task in make_built_in_tasks(1) if task.grader.grade("46").score]
     assert [trial["task"] for trial in trials if trial["score"]] == right
@@ -161,14 +161,14 @@ async def test_workers_are_measured_by_the_tasks_of_a_file(
     assert "geography" in output.out
     assert "tell no two of the workers apart" not in output.out
     assert json.loads(stub.requests_for("alpha")[-1].body)["messages"][0] == {"role": "system", "content": "Be brief."}
-    trials = await asyncio.to_thread(stored_trials, environ, capsys)
+    trials = await asyncio.to_thread(read_stored_trials, environ, capsys)
     assert {(trial["worker"], trial["score"]) for trial in trials} == {("alpha", 1.0), ("beta", 0.0)}
     [version] = {trial["version"] for trial in trials}
     assert await run(environ, *arguments) == 0
     assert len(stub.requests_for("alpha")) == 10, "each task is given once"
     tasks.write_text("\n".join(map(json.dumps, lines[:2])))
     assert await run(environ, *arguments) == 0
-    again = await asyncio.to_thread(stored_trials, environ, capsys)
+    again = await asyncio.to_thread(read_stored_trials, environ, capsys)
     assert len({trial["version"] for trial in again} - {version}) == 1
     assert len(again) == 24
     tasks.write_text('{"question": 1}')
@@ -200,7 +200,7 @@ async def test_it_stops_before_the_money_is_spent(
     arguments = ("--worker", "alpha", "--tokens", "100", "--yes", "--usd", f"{cap / 1e6:.6f}", "--concurrency", "2")
     assert await run(environ, *arguments) == 1
     assert "was not enough for the rest" in capsys.readouterr().out
-    trials = await asyncio.to_thread(stored_trials, environ, capsys)
+    trials = await asyncio.to_thread(read_stored_trials, environ, capsys)
     assert 0 < len(trials) < 72
     assert sum(trial["usd"] for trial in trials) <= cap
 
@@ -213,7 +213,7 @@ def test_the_documented_commands_are_carried_out(tmp_path: Path, capsys: pytest.
         assert "rehearsal-sage" in capsys.readouterr().out
 
 
-async def _followed(runtime: Runtime, folder: Path) -> None:
+async def _follow_calibration(runtime: Runtime, folder: Path) -> None:
     """As in a service that runs while somebody calibrates; a pool file that is read again changes nothing of it."""
     stopping = asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -229,7 +229,7 @@ async def test_conductors_are_shown_what_was_measured(stub: ProviderStub, tmp_pa
     assert await run(environ, "--worker", "alpha", "--each", "1", "--yes") == 0
     stub.always("planner", Reply(chunks=(plan_text((0, "Solve.", ["user"])),)))
     async with running_service(tmp_path, pool) as runtime, client_of(runtime) as client:
-        await _followed(runtime, tmp_path)
+        await _follow_calibration(runtime, tmp_path)
         body = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
         prompt = stub.requests_for("planner")[0].body.decode()

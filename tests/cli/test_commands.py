@@ -360,12 +360,12 @@ def test_runs_are_listed_by_their_ratings_and_by_what_waits(service: Service) ->
         url = f"{service.url}/v1/runs/{run}/feedback"
         httpx.post(url, json={"score": score}, headers=headers, timeout=PATIENCE_SECONDS).raise_for_status()
 
-    def listed(*options: str) -> set[str]:
+    def list_runs(*options: str) -> set[str]:
         return {entry["id"] for entry in json.loads(baton(service.folder, "runs", "ls", "--json", *options).out)}
 
-    assert {good, bad} & listed("--rated", "good") == {good}
-    assert {good, bad} & listed("--rated", "bad") == {bad}
-    assert listed("--queue", "untaken") == set()
+    assert {good, bad} & list_runs("--rated", "good") == {good}
+    assert {good, bad} & list_runs("--rated", "bad") == {bad}
+    assert list_runs("--queue", "untaken") == set()
 
 
 def test_a_run_is_found_by_the_id_of_its_trace(service: Service) -> None:
@@ -657,7 +657,7 @@ async def locked_url(postgres_server_url: str) -> AsyncIterator[str]:
         await asyncio.to_thread(rules.write_text, f"host all {url.username} 127.0.0.1/32 scram-sha-256\n{before}")
         await admin.execute("SELECT pg_reload_conf()")
         locked = url.render_as_string(hide_password=False)
-        await until(lambda: refused(locked))  # the server reads its rules a moment later
+        await until(lambda: is_refused(locked))  # the server reads its rules a moment later
         yield locked
     finally:
         await asyncio.to_thread(rules.write_text, before)
@@ -666,7 +666,7 @@ async def locked_url(postgres_server_url: str) -> AsyncIterator[str]:
         await admin.close()
 
 
-async def refused(url: str) -> bool:
+async def is_refused(url: str) -> bool:
     try:
         await (await asyncpg.connect(url)).close()
     except asyncpg.InvalidPasswordError:

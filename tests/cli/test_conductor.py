@@ -54,7 +54,7 @@ limits = {{ steps = {steps} }}
 pytestmark = pytest.mark.usefixtures("embedded_database")
 
 
-def described(folder: Path, base: str | None, **changes: Any) -> Manifest:
+def write_adapter(folder: Path, base: str | None, **changes: Any) -> Manifest:
     """A folder with weights and a manifest: an adapter of `base`, or a whole model."""
     folder.mkdir()
     kind = "adapter" if base else "model"
@@ -79,7 +79,7 @@ class Bench:
 
     def __init__(self, folder: Path, stub: VllmStub, base: Manifest) -> None:
         self.folder, self.stub = folder, stub
-        self.adapter = described(folder / "adapter", base.name)
+        self.adapter = write_adapter(folder / "adapter", base.name)
         stub.models += ["planner", base.name]
         stub.plans = dict.fromkeys([*stub.models, self.adapter.name], lambda _: PLAN)
         self.pool()
@@ -100,7 +100,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    base = described(tmp_path / "base", None)
+    base = write_adapter(tmp_path / "base", None)
     with vllm_stub() as stub:
         yield Bench(tmp_path, stub, base)
 
@@ -162,7 +162,7 @@ def test_only_versions_that_a_known_key_has_signed_are_loaded_and_put_into_force
     name, adapter = bench.adapter.name, str(bench.folder / "adapter")
     ours = {"CONDUCTOR_SIGNERS": str(OURS.verifier)}
 
-    def signed(signer: Signer) -> None:
+    def sign_and_deploy(signer: Signer) -> None:
         assert bench.run("sign", adapter, CONDUCTOR_SIGNING_KEY=signer.secret()) == 0
         assert f"BATON_CONDUCTOR_SIGNERS={signer.verifier}" in capsys.readouterr().out
 
@@ -173,13 +173,13 @@ def test_only_versions_that_a_known_key_has_signed_are_loaded_and_put_into_force
     deploys = ("deploy", "planner", adapter)
     refuses("sign", adapter, message="BATON_CONDUCTOR_SIGNING_KEY: is not set")
     refuses(*deploys, message=f"{name} is not signed", **ours)
-    signed(OTHERS)
+    sign_and_deploy(OTHERS)
     refuses(*deploys, message="No known key has signed the note", **ours)
     assert name not in bench.stub.models
     assert bench.run(*deploys, CONDUCTOR_UNSIGNED="warn", **ours) == 0
     assert "Warning: the signature of planner@" in capsys.readouterr().err
     refuses("promote", "planner", name, message="No known key has signed the note", **ours)
-    signed(OURS)
+    sign_and_deploy(OURS)
     assert bench.run(*deploys, **ours) == 0
     assert bench.run("canary", "planner", name, "0.5", **ours) == 0
     assert '"signed_by": ["ours"]}' in capsys.readouterr().out
@@ -214,7 +214,7 @@ def test_a_new_manifest_has_no_signature(bench: Bench) -> None:
     assert manifest.signature(adapter) == ""
 
 
-def refused(bench: Bench, capsys: pytest.CaptureFixture[str], message: str) -> None:
+def assert_refused(bench: Bench, capsys: pytest.CaptureFixture[str], message: str) -> None:
     """The adapter is refused with these words; nothing is left on the server or on record."""
     assert bench.deploy() != 0
     assert message in capsys.readouterr().err
@@ -262,7 +262,7 @@ def nobody(bench: Bench) -> None:
     )
 
 
-def changed_weights(bench: Bench) -> None:
+def change_weights(bench: Bench) -> None:
     (bench.folder / "adapter" / "adapter_model.safetensors").write_bytes(b"others")
 
 
@@ -278,14 +278,14 @@ def changed_weights(bench: Bench) -> None:
         (no_plans, "9 of 10 golden prompts led to no valid plan"),
         (other_plans, "8 of 10 golden plans came out as they should; 90% must"),
         (nobody, "could not be reached"),
-        (changed_weights, "adapter_model.safetensors is not the file of the manifest"),
+        (change_weights, "adapter_model.safetensors is not the file of the manifest"),
     ],
 )
 def test_what_does_not_fit_is_refused(
     bench: Bench, capsys: pytest.CaptureFixture[str], spoil: Callable[[Bench], None], message: str
 ) -> None:
     spoil(bench)
-    refused(bench, capsys, message)
+    assert_refused(bench, capsys, message)
 
 
 def test_a_server_that_does_not_answer_in_time_is_an_error(
@@ -333,7 +333,7 @@ def test_versions_are_loaded_again_into_each_endpoint_that_has_lost_them(
         assert bench.run("restore", "planner") == 2
         assert "has other tokens on this server" in capsys.readouterr().err
         replica.shift = 0
-        changed_weights(bench)
+        change_weights(bench)
         assert bench.run("restore", "planner") == 2
         assert "is not the file of the manifest" in capsys.readouterr().err
         assert (name in bench.stub.models, name in replica.models) == (True, False)

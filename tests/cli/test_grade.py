@@ -36,7 +36,7 @@ async def ask(runtime: Runtime, text: str = SIX, **changes: Any) -> str:
     return (await finish(await runtime.runs.start(order(runtime, "baton-mini", text, **changes)))).ended.state.run
 
 
-async def graded(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+async def run_grade(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     """What the command prints as JSON."""
     environ = {"BATON_DATA_DIR": str(folder), "BATON_PEPPER": "p" * 32}
     options = parse(["grade", *arguments, "--json"])
@@ -64,10 +64,10 @@ async def test_answers_are_graded_by_the_rule_of_their_question(
 ) -> None:
     right, wrong, other = await ask(runtime, f" {SIX}\n"), await ask(runtime, TEN), await ask(runtime, "Who?")
     file = tasks(tmp_path, task(SIX, 6), task(TEN, 10))
-    assert len(await graded(tmp_path, capsys, "--tasks", file, "--dry-run")) == 2
+    assert len(await run_grade(tmp_path, capsys, "--tasks", file, "--dry-run")) == 2
     assert not await feedback_of(runtime, right)
     for _ in range(2):  # twice is once
-        ratings = await graded(tmp_path, capsys, "--tasks", file)
+        ratings = await run_grade(tmp_path, capsys, "--tasks", file)
         assert {rating["run"]: rating["score"] for rating in ratings} == {right: 1.0, wrong: 0.0}
     [stored_rating] = await feedback_of(runtime, right)
     assert (
@@ -87,7 +87,7 @@ async def test_answers_are_graded_by_the_rule_of_their_question(
     )
     assert not await feedback_of(runtime, other)
     another = '{"kind": "numeric", "expected": 7}'
-    await graded(tmp_path, capsys, "--grader", another, "--run", right)
+    await run_grade(tmp_path, capsys, "--grader", another, "--run", right)
     assert sorted(rating.score or 0.0 for rating in await feedback_of(runtime, right)) == [0.0, 1.0], (
         "another rule, another rating"
     )
@@ -103,7 +103,7 @@ async def test_only_answers_are_graded(
     stub.always("*", Fail(status=400))
     stub.always("alpha", Fail(status=400))
     await ask(runtime)
-    assert await graded(tmp_path, capsys, "--grader", '{"kind": "exact", "expected": "6"}') == []
+    assert await run_grade(tmp_path, capsys, "--grader", '{"kind": "exact", "expected": "6"}') == []
 
 
 async def test_what_callers_did_is_kept_apart(
@@ -120,7 +120,7 @@ async def test_what_callers_did_is_kept_apart(
         await finish(followed_run)
         stopped[by] = followed_run.run
     for _ in range(2):
-        ratings = await graded(tmp_path, capsys, "--signs")
+        ratings = await run_grade(tmp_path, capsys, "--signs")
         assert {rating["run"]: rating["label"] for rating in ratings} == {
             first: "regenerated",
             stopped["client"]: "abandoned",
@@ -130,7 +130,7 @@ async def test_what_callers_did_is_kept_apart(
     assert not await feedback_of(runtime, other)
     [stored_rating] = await feedback_of(runtime, first)
     assert (stored_rating.kind, stored_rating.score, stored_rating.version) == ("implicit", None, "signs-1")
-    assert await graded(tmp_path, capsys, "--signs", "--tier", "baton-ultra") == []
+    assert await run_grade(tmp_path, capsys, "--signs", "--tier", "baton-ultra") == []
 
 
 async def test_a_shadow_is_no_question_asked_again(
@@ -139,7 +139,7 @@ async def test_a_shadow_is_no_question_asked_again(
     first = (await finish(await runtime.runs.start(order(runtime, "baton-mini")))).ended.state.run
     again = order(runtime, "baton-mini", origin_kind="shadow", origin_run=first)
     await finish(await runtime.runs.start(again))
-    assert await graded(tmp_path, capsys, "--signs") == []
+    assert await run_grade(tmp_path, capsys, "--signs") == []
 
 
 async def test_questions_asked_side_by_side_are_not_asked_again(
@@ -149,7 +149,7 @@ async def test_questions_asked_side_by_side_are_not_asked_again(
     driven = [await runtime.runs.start(order(runtime, "baton-mini")) for _ in range(3)]
     for run in driven:
         await finish(run)
-    assert await graded(tmp_path, capsys, "--signs") == []
+    assert await run_grade(tmp_path, capsys, "--signs") == []
 
 
 @pytest.mark.parametrize(

@@ -47,14 +47,14 @@ def baton(*arguments: object) -> tuple[int, str, str]:
     return status, out.getvalue(), err.getvalue()
 
 
-def replayed(*arguments: object) -> dict[str, Any]:
+def replay_dataset(*arguments: object) -> dict[str, Any]:
     status, out, err = baton(*arguments, "--json")
     assert (status, err) == (0, "")
     report: dict[str, Any] = json.loads(out)
     return report
 
 
-def refused(*arguments: object) -> str:
+def read_refusal(*arguments: object) -> str:
     status, _, err = baton(*arguments)
     assert status == 2
     return err
@@ -62,7 +62,7 @@ def refused(*arguments: object) -> str:
 
 def test_routers_are_compared_over_seeds_where_all_outcomes_are_known(tmp_path: Path) -> None:
     file = full(tmp_path / "own.jsonl")
-    report = replayed(file, "--seeds", 2)
+    report = replay_dataset(file, "--seeds", 2)
     assert (report["cheapest"], report["best"], report["prompts"], report["feedback"]) == (
         SMALL,
         LARGE,
@@ -81,7 +81,7 @@ def test_routers_are_compared_over_seeds_where_all_outcomes_are_known(tmp_path: 
     assert 0 < selector["learning_regret"] < 0.5
     assert selector["cost_95"] < policies["random"]["mean"]["cost_95"]
     assert policies["kNN"]["mean"]["learning_regret"] is None
-    assert report == replayed(file, "--seeds", 2)
+    assert report == replay_dataset(file, "--seeds", 2)
 
     status, out, _ = baton(file, "--seeds", 1)
     assert status == 0
@@ -96,11 +96,11 @@ def test_the_responses_of_routellm_are_read_from_its_csv_files(tmp_path: Path) -
         lines.writerow(["prompt", SMALL, LARGE, f"{SMALL}_response", f"{LARGE}_response"])
         for prompt, right in prompts():
             lines.writerow([f"{prompt},\nin two lines", right, True, "some text", "another"])
-    report = replayed(tmp_path, "--seeds", 1)
+    report = replay_dataset(tmp_path, "--seeds", 1)
     assert (report["cost_unit"], report["prompts"], report["cheapest"]) == ("calls", ROWS, SMALL)
     assert sorted(report["models"]) == [LARGE, SMALL]
     assert report["models"][SMALL]["score"] == 0.5
-    priced = replayed(tmp_path, "--seeds", 1, "--cost", f"{SMALL}=0.001", "--cost", f"{LARGE}=0.01")
+    priced = replay_dataset(tmp_path, "--seeds", 1, "--cost", f"{SMALL}=0.001", "--cost", f"{LARGE}=0.01")
     assert priced["models"][LARGE]["cost"] == 0.01
 
 
@@ -114,7 +114,7 @@ def test_cached_results_of_routerarena_are_joined_by_prompt(tmp_path: Path) -> N
             line = {"global_index": f"task_{number}", "question": prompt, "llm_selected": model, "success": number != 3}
             lines.append(line | {"evaluation_result": evaluated})
         write(tmp_path / f"{model.replace('/', '_')}.jsonl", lines)
-    report = replayed(tmp_path, "--seeds", 1)
+    report = replay_dataset(tmp_path, "--seeds", 1)
     assert report["prompts"] == ROWS - 1
     assert report["left_out"] == {"the call failed": 2}
     assert report["models"][LARGE]["cost"] == pytest.approx(0.02)
@@ -122,7 +122,7 @@ def test_cached_results_of_routerarena_are_joined_by_prompt(tmp_path: Path) -> N
 
 
 def test_a_model_dearer_than_the_best_one_is_left_out(tmp_path: Path) -> None:
-    report = replayed(full(tmp_path / "own.jsonl", dear={"score": 0.5, "usd": 1.0}), "--seeds", 1)
+    report = replay_dataset(full(tmp_path / "own.jsonl", dear={"score": 0.5, "usd": 1.0}), "--seeds", 1)
     assert {name: model["routed"] for name, model in report["models"].items()} == {
         LARGE: True,
         SMALL: True,
@@ -130,7 +130,7 @@ def test_a_model_dearer_than_the_best_one_is_left_out(tmp_path: Path) -> None:
     }
 
 
-def spoken(number: int, prompt: str, right: bool, model: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def log_lines(number: int, prompt: str, right: bool, model: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A line of LiteLLM's log and one of OpenRouter's about the same call."""
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": prompt}]
     score = float(right or model == LARGE)
@@ -148,7 +148,7 @@ def logs(folder: Path, count: int = 600) -> tuple[Path, Path, Path]:
     litellm, openrouter, scores = [], [], []
     for number, (prompt, right) in enumerate(prompts(count)):
         model = random.choice((LARGE, SMALL))
-        lines = spoken(number, prompt, right, model)
+        lines = log_lines(number, prompt, right, model)
         litellm.append(lines[0])
         openrouter.append(lines[1])
         scores.append({"id": f"gen-{number}", "score": float(right or model == LARGE)})
@@ -163,7 +163,7 @@ def logs(folder: Path, count: int = 600) -> tuple[Path, Path, Path]:
 def test_a_log_gets_off_policy_estimates_and_is_said_to_be_one(tmp_path: Path) -> None:
     litellm, openrouter, scores = logs(tmp_path)
     few = ("--seeds", 1, "--ratings", 200, "--held-out", 300)
-    report = replayed(litellm, *few)
+    report = replay_dataset(litellm, *few)
     assert report["feedback"] == "one outcome for each prompt"
     assert report["left_out"] == {"the call failed": 1}
     assert any("off-policy" in note for note in report["notes"])
@@ -174,12 +174,12 @@ def test_a_log_gets_off_policy_estimates_and_is_said_to_be_one(tmp_path: Path) -
     assert report["policies"]["selector"]["mean"] > 0.8
     assert "apgr" not in json.dumps(report)
 
-    assert replayed(openrouter, "--scores", scores, *few)["policies"] == report["policies"]
+    assert replay_dataset(openrouter, "--scores", scores, *few)["policies"] == report["policies"]
     status, out, _ = baton(litellm, "--seeds", 1, "--ratings", 50, "--held-out", 50)
     assert status == 0
     assert "bandit feedback" in out
     assert "refused, for example: the log is worth" in out
-    assert "there is no score" in refused(openrouter)
+    assert "there is no score" in read_refusal(openrouter)
 
 
 def test_a_known_propensity_needs_no_assumption(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_known_propensity_needs_no_assumption(tmp_path: Path) -> None:
         cost = 0.01 if model == LARGE else 0.001
         line = {"prompt": prompt, "model": model, "score": right or model == LARGE, "usd": cost, "propensity": chance}
         lines.append(line)
-    assert len(replayed(write(tmp_path / "log.jsonl", lines), "--seeds", 1)["notes"]) == 1
+    assert len(replay_dataset(write(tmp_path / "log.jsonl", lines), "--seeds", 1)["notes"]) == 1
 
 
 GOOD = '{"prompt": "p", "outcomes": {"a": {"score": 1}, "b": {"score": 0}}}\n'
@@ -225,12 +225,12 @@ GOOD = '{"prompt": "p", "outcomes": {"a": {"score": 1}, "b": {"score": 0}}}\n'
 )
 def test_garbage_is_refused_with_line_and_remedy(tmp_path: Path, name: str, text: str, message: str) -> None:
     (tmp_path / name).write_text(text)
-    assert message in refused(tmp_path / name)
+    assert message in read_refusal(tmp_path / name)
 
 
 def test_files_that_are_not_there_and_wrong_options_are_refused(tmp_path: Path) -> None:
-    assert "No such file" in refused(tmp_path / "missing.csv")
-    assert "has no file that ends in .csv or .jsonl" in refused(tmp_path)
-    assert "write MODEL=DOLLARS" in refused(tmp_path, "--cost", "x")
-    assert "a share from 0 to 1" in refused(tmp_path, "--cost-weight", "2")
-    assert "there is no model none" in refused(full(tmp_path / "own.jsonl"), "--cost", "none=1")
+    assert "No such file" in read_refusal(tmp_path / "missing.csv")
+    assert "has no file that ends in .csv or .jsonl" in read_refusal(tmp_path)
+    assert "write MODEL=DOLLARS" in read_refusal(tmp_path, "--cost", "x")
+    assert "a share from 0 to 1" in read_refusal(tmp_path, "--cost-weight", "2")
+    assert "there is no model none" in read_refusal(full(tmp_path / "own.jsonl"), "--cost", "none=1")

@@ -96,7 +96,7 @@ def test_no_replay_begins_that_the_money_does_not_suffice_for(desk: Desk) -> Non
     assert (report["pairs"], report["left_out"]) == ([], {"no money left": RUNS})
 
 
-def replayed(desk: Desk, run: str, under: str) -> dict[str, Any]:
+def find_replay(desk: Desk, run: str, under: str) -> dict[str, Any]:
     """The one replay of a run under something else, as `runs show` has it."""
     (pair,) = desk.read("replay", run, "--under", under)["pairs"]
     record: dict[str, Any] = desk.read("runs", "show", pair["replay"])
@@ -110,13 +110,13 @@ def test_a_run_is_replayed_under_a_plan_from_a_file(desk: Desk, tmp_path: Path) 
     plan.write_text(
         json.dumps({"steps": [dict(zip(("worker", "subtask", "access"), step, strict=True)) for step in steps]})
     )
-    record = replayed(desk, desk.runs[0], f"plan={plan}")
+    record = find_replay(desk, desk.runs[0], f"plan={plan}")
     assert [(step["worker"], step["access"]) for step in record["steps"]] == [(step[0], step[2]) for step in steps]
     assert [proposal["attempts"] for proposal in record["proposals"]] == [[]], "nobody plans"
 
 
 def test_a_run_is_replayed_under_another_conductor(desk: Desk) -> None:
-    record = replayed(desk, desk.runs[0], f"conductor={SECOND}")
+    record = find_replay(desk, desk.runs[0], f"conductor={SECOND}")
     (attempt,) = record["proposals"][0]["attempts"]
     assert (attempt["worker"], record["model"]) == (SECOND, f"baton-ultra:conductor:{SECOND}")
 
@@ -128,8 +128,8 @@ def test_a_run_is_replayed_with_the_pool_as_it_was(desk: Desk, tmp_path: Path) -
     today = Desk({**desk.environ, "BATON_POOL": str(dearer)}, desk.runs)
     was = desk.read("runs", "show", desk.runs[0])
     now, then = (
-        replayed(today, desk.runs[0], "worker=rehearsal-sage"),
-        replayed(today, desk.runs[0], f"snapshot={was['catalog']}"),
+        find_replay(today, desk.runs[0], "worker=rehearsal-sage"),
+        find_replay(today, desk.runs[0], f"snapshot={was['catalog']}"),
     )
     assert then["catalog"] == was["catalog"] != now["catalog"]
     prices = []
@@ -148,7 +148,7 @@ async def test_a_run_is_replayed_under_another_version_of_its_conductor(tmp_path
             body = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
             run = (await client.post("/v1/chat/completions", json=body)).headers["x-baton-run"]
         environ = {"BATON_POOL": str(tmp_path / "pool.toml"), "BATON_DATA_DIR": str(tmp_path), "BATON_PEPPER": "p" * 32}
-        record = await asyncio.to_thread(replayed, Desk(environ, [run]), run, "version=planner@1")
+        record = await asyncio.to_thread(find_replay, Desk(environ, [run]), run, "version=planner@1")
         assert [attempt["version"] for attempt in record["proposals"][0]["attempts"]] == ["planner@1"]
         assert [request.json["model"] for request in stub.requests if "planner" in request.json["model"]] == [
             "planner",

@@ -144,7 +144,7 @@ class Copying:
         self.database.execute(f"INSERT INTO {table} ({columns}) VALUES ({places})", list(row.values()))
 
 
-def reported(seeded: Seeded, capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
+def run_report(seeded: Seeded, capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
     capsys.readouterr()
     by = [part for name in BY for part in ("--by", name)]
     words = ["report", "--since", "520w", *by, *arguments]
@@ -168,7 +168,7 @@ def test_every_figure_is_the_one_that_the_export_gives(
     seeded: Seeded, capsys: pytest.CaptureFixture[str], success: str, threshold: float, zone: str
 ) -> None:
     arguments = ("--success", success, "--threshold", str(threshold), "--zone", zone, "--json")
-    figures = json.loads(reported(seeded, capsys, *arguments))
+    figures = json.loads(run_report(seeded, capsys, *arguments))
     options = json.dumps({"by": BY, "success": success, "threshold": threshold, "zone": zone})
     command = [sys.executable, str(SCRIPT), str(seeded.export), str(seeded.ratings), options]
     again = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=100).stdout)
@@ -208,9 +208,9 @@ def test_a_table_is_the_same_as_csv_and_as_parquet(
 ) -> None:
     import duckdb  # here: its import takes a tenth of a second, and most runs of pytest have no use for it
 
-    figures = json.loads(reported(seeded, capsys, "--json"))
+    figures = json.loads(run_report(seeded, capsys, "--json"))
     file = tmp_path / "table.parquet"
-    reported(seeded, capsys, "--part", "dearest", "--parquet", str(file))
+    run_report(seeded, capsys, "--part", "dearest", "--parquet", str(file))
     assert file.read_bytes().startswith(b"PAR1")
     for part in PARTS:
         table = reports.table(figures, part)
@@ -227,13 +227,13 @@ def test_a_table_is_the_same_as_csv_and_as_parquet(
 
 
 def test_the_report_is_readable(seeded: Seeded, capsys: pytest.CaptureFixture[str]) -> None:
-    text = reported(seeded, capsys, "--success", "signals")
+    text = run_report(seeded, capsys, "--success", "signals")
     for words in ("Cost of a successful query", "asked the same again", "The dearest 20%", "Access lists spared"):
         assert words in text
     assert "Failures" in text
     assert "worker_refused" in text
-    assert reported(seeded, capsys, "--part", "failures", "--csv").startswith("level,cause,reason,")
-    empty = reported(seeded, capsys, "--tier", "nobody's")
+    assert run_report(seeded, capsys, "--part", "failures", "--csv").startswith("level,cause,reason,")
+    empty = run_report(seeded, capsys, "--tier", "nobody's")
     assert "that have ended: 0." in empty
     for wrong in (("--by", "colour"), ("--zone", "Mars/Base"), ("--csv", "--json"), ("--metadata", "team")):
-        reported(seeded, capsys, *wrong, status=2)
+        run_report(seeded, capsys, *wrong, status=2)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.__main__ import main
-from tests.process.test_config import GOOD, written
+from tests.process.test_config import GOOD, write_pool
 
 TRIED = '\n[tiers.tried]\npool = ["small"]\nshadow = "large"\n[tiers.tried.promotion]\nmin_pairs = 2\n'
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("embedded_database")
 
 
 def test_nothing_is_known_without_a_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    environ = written(tmp_path, GOOD + TRIED) | {"BATON_DATA_DIR": str(tmp_path)}
+    environ = write_pool(tmp_path, GOOD + TRIED) | {"BATON_DATA_DIR": str(tmp_path)}
     arguments = ["shadow", "report", "tried"]
     assert main(arguments, environ) == 0
     output = capsys.readouterr().out

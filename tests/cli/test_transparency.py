@@ -15,7 +15,7 @@ from tests.conformance.test_transparency_log import SIGNER, new_salts
 from tests.harness.log_authorities import NAME, LogAuthorities
 
 
-async def sealed(folder: Path, *signers: Signer) -> None:
+async def seal_one_run(folder: Path, *signers: Signer) -> None:
     async with open_store(f"sqlite:///{folder}/baton.db") as store:
         await store.append(admission_entry("run_1"))
         while (sealing := await store.log.seal(signers, new_salts)) is not None and sealing.more:
@@ -24,7 +24,7 @@ async def sealed(folder: Path, *signers: Signer) -> None:
 
 def test_the_log_and_the_proof_of_a_run_are_shown(tmp_path: Path) -> None:
     environ = {"BATON_DATABASE_URL": f"sqlite:///{tmp_path}/baton.db"}
-    asyncio.run(sealed(tmp_path, SIGNER))
+    asyncio.run(seal_one_run(tmp_path, SIGNER))
     state = json.loads(baton(tmp_path, "audit", "log", "--json", **environ).out)
     assert (state["origin"], state["size"], state["waiting"]) == ("log.example/baton", 2, 0)
     assert state["verifiers"] == [str(SIGNER.verifier)]
@@ -34,7 +34,7 @@ def test_the_log_and_the_proof_of_a_run_are_shown(tmp_path: Path) -> None:
     assert (proof["sealed"], proof["faults"], len(proof["leaves"])) == (1, [], 1)
 
 
-def cosigned_copy(folder: Path, note: str) -> str:
+def write_cosigned_copy(folder: Path, note: str) -> str:
     """Write checkpoints as an engine exports them, the second one without cosignature. Returns the witness's key."""
     served = LogAuthorities(SIGNER.verifier, folder)
     text, below = note.split("\n\n")
@@ -48,8 +48,8 @@ def cosigned_copy(folder: Path, note: str) -> str:
 
 def test_the_export_is_shown_and_what_lacks_a_confirmation(tmp_path: Path) -> None:
     environ = {"BATON_DATABASE_URL": f"sqlite:///{tmp_path}/baton.db"}
-    asyncio.run(sealed(tmp_path, SIGNER))
-    witness = cosigned_copy(tmp_path, asyncio.run(note_of(tmp_path)))
+    asyncio.run(seal_one_run(tmp_path, SIGNER))
+    witness = write_cosigned_copy(tmp_path, asyncio.run(note_of(tmp_path)))
     exported = tmp_path / "held"
     environ |= {"BATON_LOG_EXPORT": str(exported), "BATON_LOG_WITNESS": f"http://127.0.0.1:1 {witness}"}
     environ |= {"BATON_LOG_TIMESTAMP_URL": "http://127.0.0.1:1"}
@@ -73,7 +73,7 @@ async def note_of(folder: Path) -> str:
 
 def test_an_entry_that_was_changed_is_named(tmp_path: Path) -> None:
     environ = {"BATON_DATABASE_URL": f"sqlite:///{tmp_path}/baton.db"}
-    asyncio.run(sealed(tmp_path, SIGNER))
+    asyncio.run(seal_one_run(tmp_path, SIGNER))
     database = tmp_path / "baton.db"
     forged = """CAST(replace(entry, '"events":1', '"events":2') AS BLOB)"""
     change(database, f"UPDATE log_leaves SET entry = {forged} WHERE kind = 'run'")
@@ -96,7 +96,7 @@ def test_a_key_is_made_and_not_stored(tmp_path: Path) -> None:
 
 def test_the_doctor_says_where_the_key_is(tmp_path: Path) -> None:
     environ = {"BATON_DATABASE_URL": f"sqlite:///{tmp_path}/baton.db"}
-    asyncio.run(sealed(tmp_path))
+    asyncio.run(seal_one_run(tmp_path))
     assert "log: sealed up to entry 1; the key that signs is stored in the database" in (
         baton(tmp_path, "doctor", **environ).out
     )

@@ -14,10 +14,10 @@ from tests.clients.reports import (
     Gathered,
     Pieces,
     Report,
+    describe_call,
     report_of_error,
     turn,
     usage,
-    written,
 )
 
 
@@ -57,14 +57,14 @@ async def tools(client: AsyncOpenAI) -> Report:
         report[name] = {"whole": turn(await ask(**ASKED, **choice)), "streamed": gathered.report()}
     for helps in (False, True):
         messages = list(ASKED["messages"])
-        while (message := await _said(client, ASKED | {"messages": messages}, helps)).tool_calls:
+        while (message := await _read_message(client, ASKED | {"messages": messages}, helps)).tool_calls:
             results = [(call.id, call.function.name) for call in message.tool_calls]
             messages += [message, *({"role": "tool", "tool_call_id": id_, "content": name} for id_, name in results)]
         report["helped loop" if helps else "loop"] = message.content
     return report
 
 
-async def _said(client: AsyncOpenAI, request_body: dict[str, Any], helps: bool) -> Any:
+async def _read_message(client: AsyncOpenAI, request_body: dict[str, Any], helps: bool) -> Any:
     if not helps:
         return (await client.chat.completions.create(**request_body)).choices[0].message
     async with client.chat.completions.stream(**request_body) as stream:
@@ -80,7 +80,7 @@ async def custom(client: AsyncOpenAI) -> Report:
     calls = whole.message.tool_calls or []
     results = [{"role": "tool", "tool_call_id": call.id, "content": call.type} for call in calls]
     last = await ask(**CUSTOM | {"messages": [*MESSAGES, whole.message, *results]})
-    whole_calls = [written(call) for call in calls]
+    whole_calls = [describe_call(call) for call in calls]
     return {"whole": whole_calls, "streamed": pieces.calls, "last": last.choices[0].message.content}
 
 
@@ -99,17 +99,17 @@ async def errors(client: AsyncOpenAI) -> Report:
             pass
 
     return {
-        "model": await _raised(ask(model="nothing", messages=MESSAGES)),
-        "value": await _raised(ask(model="baton-mini", messages=[])),
-        "unknown": await _raised(ask(model="baton-mini", messages=MESSAGES, extra_body={"foo": 1})),
-        "key": await _raised(stranger.models.list()),
-        "route": await _raised(client.embeddings.create(model="baton-mini", input="x")),
-        "failed": await _raised(ask(model="baton-broken", messages=MESSAGES)),
-        "stream": await _raised(stream()),
+        "model": await _report_error(ask(model="nothing", messages=MESSAGES)),
+        "value": await _report_error(ask(model="baton-mini", messages=[])),
+        "unknown": await _report_error(ask(model="baton-mini", messages=MESSAGES, extra_body={"foo": 1})),
+        "key": await _report_error(stranger.models.list()),
+        "route": await _report_error(client.embeddings.create(model="baton-mini", input="x")),
+        "failed": await _report_error(ask(model="baton-broken", messages=MESSAGES)),
+        "stream": await _report_error(stream()),
     }
 
 
-async def _raised(call: Awaitable[Any]) -> Report:
+async def _report_error(call: Awaitable[Any]) -> Report:
     try:
         await call
     except openai.APIError as error:

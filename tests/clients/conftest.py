@@ -53,7 +53,7 @@ def break_off(received: object) -> Reply | Fail:
 
 
 @asynccontextmanager
-async def addressed(folder: Path, pool: str) -> AsyncIterator[Address]:
+async def run_service(folder: Path, pool: str) -> AsyncIterator[Address]:
     """The service over a pool and the broken tier; its journal is audited when it has closed."""
     async with running_service(folder, pool + BROKEN) as runtime:
         scopes = ["runs:write", "runs:read"]
@@ -66,7 +66,7 @@ async def addressed(folder: Path, pool: str) -> AsyncIterator[Address]:
 
 @pytest.fixture
 async def address(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Address]:
-    async with addressed(tmp_path, pool_text(stub)) as opened:
+    async with run_service(tmp_path, pool_text(stub)) as opened:
         yield opened
 
 

@@ -55,12 +55,12 @@ def install() -> Node:
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not _installed(folder):
+        if not _is_installed(folder):
             _npm(folder)
     return Node(folder)
 
 
-def _installed(folder: Path) -> bool:
+def _is_installed(folder: Path) -> bool:
     try:
         version: str = json.loads((folder / "node_modules" / "openai" / "package.json").read_text())["version"]
     except (OSError, ValueError):

@@ -107,7 +107,7 @@ class Gathered:
         return whole | {"pieces": self._pieces, "early": self._ended - self._began if self._calls else None}
 
 
-def written(call: Any) -> list[str]:
+def describe_call(call: Any) -> list[str]:
     """A call of either kind, whole: its kind, its name and what it brings."""
     assert call.id.startswith("call_bt")
     if call.type == "custom":
@@ -120,7 +120,7 @@ class Pieces:
 
     def __init__(self) -> None:
         self.calls: list[list[str]] = []
-        """As `written` has them."""
+        """As `describe_call` has them."""
 
     def take(self, chunk: ChatCompletionChunk) -> None:
         """One chunk."""

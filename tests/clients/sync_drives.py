@@ -13,10 +13,10 @@ from tests.clients.reports import (
     Gathered,
     Pieces,
     Report,
+    describe_call,
     report_of_error,
     turn,
     usage,
-    written,
 )
 
 
@@ -54,14 +54,14 @@ def tools(client: OpenAI) -> Report:
         report[name] = {"whole": turn(ask(**ASKED, **choice)), "streamed": gathered.report()}
     for helps in (False, True):
         messages = list(ASKED["messages"])
-        while (message := _said(client, ASKED | {"messages": messages}, helps)).tool_calls:
+        while (message := _read_message(client, ASKED | {"messages": messages}, helps)).tool_calls:
             results = [(call.id, call.function.name) for call in message.tool_calls]
             messages += [message, *({"role": "tool", "tool_call_id": id_, "content": name} for id_, name in results)]
         report["helped loop" if helps else "loop"] = message.content
     return report
 
 
-def _said(client: OpenAI, request_body: dict[str, Any], helps: bool) -> Any:
+def _read_message(client: OpenAI, request_body: dict[str, Any], helps: bool) -> Any:
     if not helps:
         return client.chat.completions.create(**request_body).choices[0].message
     with client.chat.completions.stream(**request_body) as stream:
@@ -77,7 +77,7 @@ def custom(client: OpenAI) -> Report:
     calls = whole.message.tool_calls or []
     results = [{"role": "tool", "tool_call_id": call.id, "content": call.type} for call in calls]
     last = ask(**CUSTOM | {"messages": [*MESSAGES, whole.message, *results]})
-    whole_calls = [written(call) for call in calls]
+    whole_calls = [describe_call(call) for call in calls]
     return {"whole": whole_calls, "streamed": pieces.calls, "last": last.choices[0].message.content}
 
 
@@ -90,21 +90,21 @@ def errors(client: OpenAI) -> Report:
     """What the client raises, before the first byte and after it."""
     stranger = client.with_options(api_key="sk-wrong")
     return {
-        "model": _raised(lambda: client.chat.completions.create(model="nothing", messages=MESSAGES)),
-        "value": _raised(lambda: client.chat.completions.create(model="baton-mini", messages=[])),
-        "unknown": _raised(
+        "model": _report_error(lambda: client.chat.completions.create(model="nothing", messages=MESSAGES)),
+        "value": _report_error(lambda: client.chat.completions.create(model="baton-mini", messages=[])),
+        "unknown": _report_error(
             lambda: client.chat.completions.create(model="baton-mini", messages=MESSAGES, extra_body={"foo": 1})
         ),
-        "key": _raised(lambda: stranger.models.list()),
-        "route": _raised(lambda: client.embeddings.create(model="baton-mini", input="x")),
-        "failed": _raised(lambda: client.chat.completions.create(model="baton-broken", messages=MESSAGES)),
-        "stream": _raised(
+        "key": _report_error(lambda: stranger.models.list()),
+        "route": _report_error(lambda: client.embeddings.create(model="baton-mini", input="x")),
+        "failed": _report_error(lambda: client.chat.completions.create(model="baton-broken", messages=MESSAGES)),
+        "stream": _report_error(
             lambda: list(client.chat.completions.create(model="baton-broken", messages=MESSAGES, stream=True))
         ),
     }
 
 
-def _raised(call: Any) -> Report:
+def _report_error(call: Any) -> Report:
     try:
         call()
     except openai.APIError as error:

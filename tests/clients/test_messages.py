@@ -117,7 +117,7 @@ async def test_a_tool_is_called_and_its_result_goes_back(
 ) -> None:
     calls = Reply(chunks=("Let me add.",), tool_calls=[ToolCall("add", '{"a": 2, "b": 2}', "c1")], finish="tool")
     stub.script("alpha", calls, Reply(chunks=("Four.",)))
-    first = await _asked(client, streamed, tools=[ADD])
+    first = await _ask(client, streamed, tools=[ADD])
     text, use = first.content
     assert (text.type, use.type, first.stop_reason) == ("text", "tool_use", "tool_use")
     assert use.type == "tool_use"
@@ -128,13 +128,13 @@ async def test_a_tool_is_called_and_its_result_goes_back(
         {"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in first.content]},
         {"role": "user", "content": [result]},
     ]
-    last = await _asked(client, streamed, tools=[ADD], messages=turns)
+    last = await _ask(client, streamed, tools=[ADD], messages=turns)
     assert (last.stop_reason, last.content[0].to_dict()["text"]) == ("end_turn", "Four.")
     assert last.id == f"{first.id}_1"  # the same run, another message
     assert stub.requests_for("alpha")[-1].json["messages"][-1]["content"] == "4"
 
 
-async def _asked(client: AsyncAnthropic, streamed: bool, **more: Any) -> Message:
+async def _ask(client: AsyncAnthropic, streamed: bool, **more: Any) -> Message:
     if not streamed:
         message: Message = await client.messages.create(**ASKED | more)
         return message

@@ -88,24 +88,22 @@ async def test_a_stored_response_is_retrieved_and_deleted(client: AsyncOpenAI) -
 async def test_tools_by_previous_response(client: AsyncOpenAI, stub: ProviderStub, streamed: bool) -> None:
     calls = Reply(chunks=("Let me add.",), tool_calls=[ToolCall("add", '{"a": 2, "b": 2}', "c1")], finish="tool")
     stub.script("alpha", calls, Reply(chunks=("Four.",)), Reply(chunks=("Welcome.",)))
-    first = await _asked(client, streamed, **ASKED, tools=[ADD])
+    first = await _ask(client, streamed, **ASKED, tools=[ADD])
     message, call = first.output
     assert call.type == "function_call"
     assert (message.type, call.name, call.arguments) == ("message", "add", '{"a": 2, "b": 2}')
     assert await client.responses.retrieve(first.id) == first
     output: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "4"}]
-    second = await _asked(
-        client, streamed, model="baton-mini", input=output, previous_response_id=first.id, tools=[ADD]
-    )
+    second = await _ask(client, streamed, model="baton-mini", input=output, previous_response_id=first.id, tools=[ADD])
     assert (second.output_text, second.previous_response_id) == ("Four.", first.id)
     assert second.id.startswith(first.id)
-    third = await _asked(client, streamed, model="baton-mini", input="Thanks.", previous_response_id=second.id)
+    third = await _ask(client, streamed, model="baton-mini", input="Thanks.", previous_response_id=second.id)
     assert third.output_text == "Welcome."
     roles = [message["role"] for message in stub.requests_for("alpha")[-1].json["messages"]]
     assert roles == ["user", "assistant", "tool", "assistant", "user"]
 
 
-async def _asked(client: AsyncOpenAI, streamed: bool, **request_body: Any) -> Response:
+async def _ask(client: AsyncOpenAI, streamed: bool, **request_body: Any) -> Response:
     if not streamed:
         response: Response = await client.responses.create(**request_body)
         return response

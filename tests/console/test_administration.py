@@ -40,7 +40,7 @@ async def read(client: httpx.AsyncClient, path: str) -> str:
     return page_text(reply.text)
 
 
-async def filled(client: httpx.AsyncClient, path: str, **fields: Any) -> dict[str, Any]:
+async def fill_form(client: httpx.AsyncClient, path: str, **fields: Any) -> dict[str, Any]:
     """The fields of the form at a path: the hidden ones as the page has them, and these."""
     page = await client.get(f"/console/admin{path}")
     assert page.status_code == 200, page.text
@@ -53,12 +53,12 @@ async def post(client: httpx.AsyncClient, path: str, data: dict[str, Any]) -> ht
 
 async def send(client: httpx.AsyncClient, path: str, **fields: Any) -> httpx.Response:
     """Fill a form in and send it."""
-    return await post(client, path, await filled(client, path, **fields))
+    return await post(client, path, await fill_form(client, path, **fields))
 
 
 async def test_a_key_is_made_rotated_and_revoked_each_once_however_often_the_form_is_sent(admin: AdminStandIn) -> None:
     async with console(admin, await admin.add_key("boss")) as client:
-        fields = await filled(client, "/keys/new", name="ci", roles=["caller", "auditor"], rpm="60", expires_in="30")
+        fields = await fill_form(client, "/keys/new", name="ci", roles=["caller", "auditor"], rpm="60", expires_in="30")
         replies = [await post(client, "/keys/new", fields) for _ in range(2)]
         first = SECRET.search(replies[0].text)
         assert first is not None
@@ -68,7 +68,7 @@ async def test_a_key_is_made_rotated_and_revoked_each_once_however_often_the_for
         assert rows["ci"].scopes == ROLES["auditor"] | ROLES["caller"]
         assert (rows["ci"].rpm, rows["ci"].expires_at) == (60, admin.stand_in.seconds + 30 * 86_400)
         name = rows["ci"].id
-        fields = await filled(client, f"/keys/{name}/rotate", overlap_seconds="0.5")
+        fields = await fill_form(client, f"/keys/{name}/rotate", overlap_seconds="0.5")
         replies = [await post(client, f"/keys/{name}/rotate", fields) for _ in range(2)]
         second = SECRET.search(replies[0].text)
         assert second is not None
@@ -123,7 +123,7 @@ async def test_tenants_budgets_and_holds_are_managed(admin: AdminStandIn) -> Non
         assert "Warning at 80.0 %" in await read(client, "/budgets/one?id=acme/user/*/day")
         await send(client, "/budgets/remove?id=acme/user/*/day")
         assert "No budget is set" in await read(client, "/budgets")
-        fields = await filled(client, "/holds/new", scope="user", name="ann", reason="case 12")
+        fields = await fill_form(client, "/holds/new", scope="user", name="ann", reason="case 12")
         for _ in range(2):
             assert (await post(client, "/holds/new", fields)).status_code == 303
         [hold] = await admin.store.holds()
@@ -164,7 +164,7 @@ async def test_a_version_gets_a_canary_is_promoted_and_rolled_back_once_for_a_do
         await send(client, "/conductors/alpha/canary", version="v2", share="0.25")
         assert "alpha v1 v2 25.0 %" in await read(client, "/conductors")
         assert "The canary v2 ends." in await read(client, "/conductors/alpha/rollback")
-        fields = await filled(client, "/conductors/alpha/rollback")
+        fields = await fill_form(client, "/conductors/alpha/rollback")
         for _ in range(2):
             assert (await post(client, "/conductors/alpha/rollback", fields)).status_code == 303
         assert "alpha v1 \N{EN DASH}" in await read(client, "/conductors")

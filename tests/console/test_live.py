@@ -28,7 +28,7 @@ async def regions_of_event(event: Event) -> Regions:
     return {"it": f"<p id=it>{event.data}</p>"}
 
 
-async def received_by_browser(live: Live, *, leaves_behind: str | None = None) -> str:
+async def receive_in_browser(live: Live, *, leaves_behind: str | None = None) -> str:
     """What a browser receives that leaves once it has received some text, or waits for the end."""
     parts: list[str] = []
     leaves = asyncio.Event()
@@ -74,7 +74,7 @@ def test_a_patch_brings_any_text_whole(text: str) -> None:
 
 async def test_what_comes_faster_than_pages_are_patched_is_shown_by_the_next() -> None:
     events = [Event(str(n), "", f"{n}") for n in range(500)]
-    text = await received_by_browser(Live(coming(*events, pause=0.001), regions_of_event))
+    text = await receive_in_browser(Live(coming(*events, pause=0.001), regions_of_event))
     patches = text.count("<hx-partial")
     assert "<p id=it>499</p>" in text
     assert "id: 499\n" in text
@@ -97,18 +97,18 @@ async def test_a_silent_stream_is_kept_open_until_the_browser_leaves(monkeypatch
         finally:
             closed.append(True)
 
-    text = await received_by_browser(Live(silent(), regions_of_event), leaves_behind=": ping")
+    text = await receive_in_browser(Live(silent(), regions_of_event), leaves_behind=": ping")
     assert ": ping\n\n" in text
     assert closed == [True]
 
 
 async def test_a_refusal_ends_the_stream_without_a_fault() -> None:
     @asynccontextmanager
-    async def refused() -> AsyncIterator[AsyncIterator[Event]]:
+    async def refuse() -> AsyncIterator[AsyncIterator[Event]]:
         raise ApiError(404, {})
         yield
 
-    assert (await received_by_browser(Live(refused(), regions_of_event))).endswith("event: end\ndata: \n\n")
+    assert (await receive_in_browser(Live(refuse(), regions_of_event))).endswith("event: end\ndata: \n\n")
 
 
 async def unreadable(event: Event) -> Regions:
@@ -116,7 +116,7 @@ async def unreadable(event: Event) -> Regions:
     raise ApiError(int(event.data), {})
 
 
-async def ended(*events: Event, status: int = 0, is_finite: bool, render: Any = regions_of_event) -> bool:
+async def is_told_to_stop(*events: Event, status: int = 0, is_finite: bool, render: Any = regions_of_event) -> bool:
     """True if the browser is told not to ask again, where the source ends behind these events or with a refusal."""
 
     @asynccontextmanager
@@ -126,22 +126,22 @@ async def ended(*events: Event, status: int = 0, is_finite: bool, render: Any = 
         async with coming(*events) as page_regions:
             yield page_regions
 
-    return "event: end" in await received_by_browser(Live(source(), render, is_finite=is_finite))
+    return "event: end" in await receive_in_browser(Live(source(), render, is_finite=is_finite))
 
 
 async def test_a_browser_asks_again_where_a_service_restarts_and_not_where_it_refuses() -> None:
-    assert await ended(Event("1", "", "x"), is_finite=True)
-    assert not await ended(Event("1", "", "x"), is_finite=False)
+    assert await is_told_to_stop(Event("1", "", "x"), is_finite=True)
+    assert not await is_told_to_stop(Event("1", "", "x"), is_finite=False)
     for is_finite in (True, False):
-        assert [await ended(status=status, is_finite=is_finite) for status in (401, 403, 404)] == [True] * 3
-        assert [await ended(status=status, is_finite=is_finite) for status in (429, 503, 504)] == [False] * 3
+        assert [await is_told_to_stop(status=status, is_finite=is_finite) for status in (401, 403, 404)] == [True] * 3
+        assert [await is_told_to_stop(status=status, is_finite=is_finite) for status in (429, 503, 504)] == [False] * 3
 
 
 async def test_a_page_that_has_missed_a_patch_because_of_a_fault_asks_again() -> None:
     """The missed patch may be the last one, behind which nothing would come that mends the page."""
     for status, is_told in ((403, True), (404, True), (429, False), (503, False)):
         events = (Event("1", "", f"{status}"),)
-        assert await ended(*events, is_finite=True, render=unreadable) is is_told
+        assert await is_told_to_stop(*events, is_finite=True, render=unreadable) is is_told
 
 
 def replying(status: int, parts: Sequence[bytes]) -> Any:

@@ -90,7 +90,7 @@ async def test_hidden_parts_say_why_and_a_wrong_period_is_named(gateway: Gateway
 
 async def test_a_list_that_is_followed_is_patched_to_what_a_fresh_page_shows(runtime: Runtime) -> None:
     key = await wide_key(runtime)
-    async with client_of(runtime) as caller, browsed(runtime) as (console, client):
+    async with client_of(runtime) as caller, open_browser(runtime) as (console, client):
         await sign_in(client, key)
         session = Session((("cookie", f"{COOKIE}={client.cookies[COOKIE]}"),))
         query = {"limit": "20", "live": "1"}
@@ -110,7 +110,7 @@ async def test_an_overview_is_patched_to_what_a_fresh_page_shows(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overview_route, "REFRESH_SECONDS", 0.0)
-    async with client_of(runtime) as caller, browsed(runtime) as (console, client):
+    async with client_of(runtime) as caller, open_browser(runtime) as (console, client):
         await sign_in(client, await wide_key(runtime))
         session = Session((("cookie", f"{COOKIE}={client.cookies[COOKIE]}"),))
         empty = await page_of(client, "/console?period=hour")
@@ -130,7 +130,7 @@ async def test_an_overview_is_patched_to_what_a_fresh_page_shows(
 
 
 @asynccontextmanager
-async def browsed(runtime: Runtime) -> AsyncIterator[tuple[Console, httpx.AsyncClient]]:
+async def open_browser(runtime: Runtime) -> AsyncIterator[tuple[Console, httpx.AsyncClient]]:
     """A console of the service, and a browser of it."""
 
     def fail(error: Exception, _path: str) -> None:

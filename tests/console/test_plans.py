@@ -21,7 +21,7 @@ async def browser(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def previewed(stub: ProviderStub, client: httpx.AsyncClient, *steps: tuple[Any, str, list[Any]]) -> httpx.URL:
+async def preview_plan(stub: ProviderStub, client: httpx.AsyncClient, *steps: tuple[Any, str, list[Any]]) -> httpx.URL:
     """The address of a plan that the playground has previewed."""
     script_answers(stub)
     script_plans(stub, plan_text(*(steps or ((0, "Think.", ["user"]), (1, "Answer.", ["user", 0])))))
@@ -76,15 +76,17 @@ class Fields(HTMLParser):
             self.found[self._area] += data.removeprefix("\n")
 
 
-async def pressed(client: httpx.AsyncClient, path: httpx.URL, html: str, action: str, **fields: Any) -> httpx.Response:
+async def press_button(
+    client: httpx.AsyncClient, path: httpx.URL, html: str, action: str, **fields: Any
+) -> httpx.Response:
     """Press a button of a plan's form after these fields were changed; underscores of names stand for hyphens."""
     changed = {name.replace("_", "-"): value for name, value in fields.items()}
     return await client.post(path, data=form_of(html) | changed | {"action": action}, headers=SAME_ORIGIN)
 
 
-async def edited(client: httpx.AsyncClient, path: httpx.URL, action: str, **fields: Any) -> str:
+async def edit_plan(client: httpx.AsyncClient, path: httpx.URL, action: str, **fields: Any) -> str:
     """The page of the revision that a button has made."""
-    reply = await pressed(client, path, await get_page(client, path), action, **fields)
+    reply = await press_button(client, path, await get_page(client, path), action, **fields)
     assert reply.status_code == 303, page_text(reply.text)
     return await get_page(client, reply.headers["location"])
 
@@ -92,7 +94,7 @@ async def edited(client: httpx.AsyncClient, path: httpx.URL, action: str, **fiel
 async def test_a_preview_shows_what_would_be_done_and_who_would_see_it(
     stub: ProviderStub, browser: httpx.AsyncClient
 ) -> None:
-    path = await previewed(stub, browser, (0, "Think <b>hard</b>.", ["user"]), (1, "Answer.", [0]))
+    path = await preview_plan(stub, browser, (0, "Think <b>hard</b>.", ["user"]), (1, "Answer.", [0]))
     page = await get_page(browser, path)
     text = page_text(page)
     assert "Think &lt;b&gt;hard&lt;/b&gt;." in page
@@ -105,20 +107,20 @@ async def test_a_preview_shows_what_would_be_done_and_who_would_see_it(
 
 
 async def test_each_edit_is_a_revision_and_the_last_one_is_run(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
-    path = await previewed(stub, browser)
-    second = await edited(browser, path, "save", subtask_0="Think twice.", worker_0="alpha", worker_1="gamma")
+    path = await preview_plan(stub, browser)
+    second = await edit_plan(browser, path, "save", subtask_0="Think twice.", worker_0="alpha", worker_1="gamma")
     assert "Plan, revision 2" in second
     assert "<ins>Think twice.</ins>" in second
-    third = await edited(
+    third = await edit_plan(
         browser, path, "add", subtask_new="Look it up.", worker_new="alpha", place_new="1", access_new=["user", "0"]
     )
     assert "Step 1 (alpha) is new." in page_text(third)
     assert "Step 2, which was step 1" in page_text(third)
-    fourth = await edited(browser, path, "up:1", access_1=["user"])
+    fourth = await edit_plan(browser, path, "up:1", access_1=["user"])
     assert form_of(fourth)["subtask-0"] == "Look it up."
-    fifth = await edited(browser, path, "remove:0")
+    fifth = await edit_plan(browser, path, "remove:0")
     assert [form_of(fifth)[f"subtask-{n}"] for n in range(2)] == ["Think twice.", "Answer."]
-    ran = await pressed(browser, path, fifth, "run")
+    ran = await press_button(browser, path, fifth, "run")
     run = ran.headers["location"].rpartition("/")[2]
     live = await live_stream(browser, run)
     assert "Think twice." in section(live, "steps")
@@ -127,8 +129,8 @@ async def test_each_edit_is_a_revision_and_the_last_one_is_run(stub: ProviderStu
 
 
 async def test_changes_are_a_revision_before_they_are_run(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
-    path = await previewed(stub, browser)
-    page = await edited(browser, path, "run", subtask_0="Think twice.")
+    path = await preview_plan(stub, browser)
+    page = await edit_plan(browser, path, "run", subtask_0="Think twice.")
     assert "Your changes are revision 2, which has not run yet" in page_text(page)
     assert not stub.requests_for("alpha") + stub.requests_for("beta") + stub.requests_for("gamma")
 
@@ -136,7 +138,7 @@ async def test_changes_are_a_revision_before_they_are_run(stub: ProviderStub, br
 async def test_an_edit_that_cannot_be_made_is_refused_beside_its_field(
     stub: ProviderStub, browser: httpx.AsyncClient
 ) -> None:
-    path = await previewed(stub, browser)
+    path = await preview_plan(stub, browser)
     page = await get_page(browser, path)
     for action, fields, field in (
         ("up:1", {}, "access-1"),
@@ -146,17 +148,17 @@ async def test_an_edit_that_cannot_be_made_is_refused_beside_its_field(
         ("add", {"subtask_new": "Look.", "place_new": "0", "access_new": ["1"]}, "access-new"),
         ("add", {"subtask_new": "Look.", "place_new": "0", "worker_new": "nobody"}, "worker-new"),
     ):
-        refused = await pressed(browser, path, page, action, subtask_1=HOSTILE, **fields)
+        refused = await press_button(browser, path, page, action, subtask_1=HOSTILE, **fields)
         assert refused.status_code == 400
         assert f'id="{field}-fault"' in refused.text, (action, fields)
         assert form_of(refused.text)["subtask-1"] == HOSTILE, "what was written is kept"
         assert "<svg" not in refused.text
-    forged = await pressed(browser, path, page, "save", access_0=["user", "9" * 30])
+    forged = await press_button(browser, path, page, "save", access_0=["user", "9" * 30])
     assert (forged.status_code, 'role="alert"' in forged.text) == (400, True)
-    assert "Nothing was changed" in page_text((await pressed(browser, path, page, "save")).text)
+    assert "Nothing was changed" in page_text((await press_button(browser, path, page, "save")).text)
     assert "Plan, revision 1<" in await get_page(browser, path)
-    await edited(browser, path, "save", subtask_0="Think twice.")
-    late = await pressed(browser, path, page, "save", subtask_0="Think thrice.")
+    await edit_plan(browser, path, "save", subtask_0="Think twice.")
+    late = await press_button(browser, path, page, "save", subtask_0="Think thrice.")
     assert (late.status_code, "Open the latest revision" in late.text) == (409, True)
 
 

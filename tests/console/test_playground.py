@@ -275,7 +275,7 @@ def code_in(page: httpx.Response, language: str, url: str) -> str:
     return unescape(match[1]).replace("http://baton", url)
 
 
-def printed_by(code: str) -> str:
+def run_and_read_output(code: str) -> str:
     """The output of Python code that makes a `client`."""
     names: dict[str, Any] = {}
     output = StringIO()
@@ -310,7 +310,10 @@ async def test_the_code_sends_what_the_page_has_sent(
                 command = await asyncio.create_subprocess_shell(code_in(page, "curl", url), stdout=PIPE)
                 printed = (await command.communicate())[0].decode()
                 assert printed.endswith("data: [DONE]\n\n"), printed
-                assert await asyncio.to_thread(printed_by, code_in(page, "Python (openai)", url)) == '{"sum": null}'
+                assert (
+                    await asyncio.to_thread(run_and_read_output, code_in(page, "Python (openai)", url))
+                    == '{"sum": null}'
+                )
                 arguments = arguments_in(code_in(page, "Python (anthropic)", url))
                 body = arguments.pop("extra_body") | arguments | {"stream": True}
                 headers = {"x-api-key": key, "anthropic-version": "2023-06-01"}

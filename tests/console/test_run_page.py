@@ -218,7 +218,7 @@ def regions(html: str, names: Iterable[str] = REGIONS) -> dict[str, str]:
     return regions_by_id
 
 
-def patched(regions_shown: dict[str, str], stream: str) -> list[int]:
+def apply_patches(regions_shown: dict[str, str], stream: str) -> list[int]:
     """Put the patches of a stream in place, and return their ids."""
     ids = []
     for block in stream.split("\n\n"):
@@ -249,17 +249,17 @@ async def test_after_any_break_the_page_equals_a_fresh_one(
     last = (await client.get(f"/v1/runs/{run}")).json()["seq"]
     assert stale != fresh
     regions_shown = dict(stale)
-    ids = patched(regions_shown, following.result().text)
+    ids = apply_patches(regions_shown, following.result().text)
     assert (ids[-1], ids, regions_shown) == (last, sorted(set(ids)), fresh)
     assert following.result().text.endswith("event: end\ndata: \n\n")
     chance = Random(run)
     for cut in chance.sample(range(last), 3):
         regions_shown = dict(stale)
         reply = await browser.get(live, headers={"last-event-id": str(cut)})
-        assert patched(regions_shown, reply.text)[-1] == last
+        assert apply_patches(regions_shown, reply.text)[-1] == last
         assert regions_shown == fresh
     nothing = await browser.get(live, headers={"last-event-id": str(last)})
-    assert patched(dict(fresh), nothing.text) == []
+    assert apply_patches(dict(fresh), nothing.text) == []
 
 
 def test_a_patch_keeps_every_character_of_a_text() -> None:

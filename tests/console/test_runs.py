@@ -9,7 +9,7 @@ from tests.harness.console import page_text, signed_in_client
 from tests.harness.stand_ins import GatewayStandIn, row_of
 
 
-def stocked(gateway: GatewayStandIn) -> str:
+def stock_with_runs(gateway: GatewayStandIn) -> str:
     """Give the stand-in 23 runs, some of which are particular; returns a key."""
     gateway.store.rows = [row_of(f"run_{n:02}", "acme", 1e9 + n) for n in range(20)]
     gateway.store.rows += [
@@ -23,7 +23,7 @@ def stocked(gateway: GatewayStandIn) -> str:
 
 
 async def test_each_run_has_its_facts_and_a_word_for_what_is_particular(gateway: GatewayStandIn) -> None:
-    async with signed_in_client(gateway, stocked(gateway)) as client:
+    async with signed_in_client(gateway, stock_with_runs(gateway)) as client:
         page = (await client.get("/console/runs")).text
     rows = {name: html for name, html in re.findall(r'<tr id="row-([^"]+)">(.*?)</tr>', page, re.DOTALL)}
     assert "run_of_others" not in page
@@ -40,7 +40,7 @@ async def test_each_run_has_its_facts_and_a_word_for_what_is_particular(gateway:
 
 
 async def test_the_address_is_the_state_of_the_form_and_of_the_pages(gateway: GatewayStandIn) -> None:
-    async with signed_in_client(gateway, stocked(gateway)) as client:
+    async with signed_in_client(gateway, stock_with_runs(gateway)) as client:
         page = (await client.get("/console/runs?state=succeeded&tier=&limit=20&sort=time")).text
         assert '<option value="succeeded" selected>' in page
         following = re.search(r'rel="next" href="([^"]+)"', page)
@@ -59,7 +59,7 @@ async def test_the_address_is_the_state_of_the_form_and_of_the_pages(gateway: Ga
 async def test_a_filter_that_the_api_refuses_is_named_above_the_list(
     gateway: GatewayStandIn, query: str, message: str
 ) -> None:
-    async with signed_in_client(gateway, stocked(gateway)) as client:
+    async with signed_in_client(gateway, stock_with_runs(gateway)) as client:
         reply = await client.get(f"/console/runs?{query}")
     fault = re.search(r'role="alert">([^<]*)<', reply.text)
     assert fault is not None
@@ -68,7 +68,7 @@ async def test_a_filter_that_the_api_refuses_is_named_above_the_list(
 
 
 async def test_only_a_key_of_all_tenants_is_offered_tenants(gateway: GatewayStandIn) -> None:
-    key = stocked(gateway)
+    key = stock_with_runs(gateway)
     async with signed_in_client(gateway, key) as client:
         assert 'name="tenant"' not in (await client.get("/console/runs")).text
     wide = gateway.add_key("wide", all_tenants=True)

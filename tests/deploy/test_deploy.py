@@ -150,10 +150,12 @@ def test_the_image_with_more_libraries_has_the_pins_of_the_others() -> None:
 
 
 def test_the_lock_of_the_developers_installs_the_service_too() -> None:
-    assert locked_lines("requirements.txt") <= locked_lines("requirements-dev.txt"), "make installs only this one"
+    assert read_locked_lines("requirements.txt") <= read_locked_lines("requirements-dev.txt"), (
+        "make installs only this one"
+    )
 
 
-def locked_lines(name: str) -> set[str]:
+def read_locked_lines(name: str) -> set[str]:
     """The pins and the hashes of a lock file."""
     lines = (ROOT / name).read_text().splitlines()
     return {line.strip(" \\") for line in lines if not line.startswith("#")}

@@ -97,16 +97,16 @@ def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
 
 
 @pytest.fixture(scope="module")
-def printed(terminal: Terminal) -> str:
+def read_printed(terminal: Terminal) -> str:
     """What the first example in Python prints."""
     (program,) = blocks("python")
     return terminal.paste(sys.executable, "-c", text=program)
 
 
 @pytest.fixture
-def run(terminal: Terminal, printed: str) -> str:
+def run(terminal: Terminal, read_printed: str) -> str:
     """The id of the last run, of which there is one even if no other test has run before."""
-    assert printed
+    assert read_printed
     listed = json.loads(terminal.type("runs", "ls", "--json"))
     run_id: str = listed[0]["id"]
     return run_id
@@ -135,8 +135,8 @@ def test_the_curl_request_gets_the_right_answer(terminal: Terminal) -> None:
     assert reply["baton"]["rehearsal"] is True
 
 
-def test_the_python_example_gets_the_right_answer_twice(printed: str) -> None:
-    assert printed.splitlines() == ["The answer is 132."] * 2
+def test_the_python_example_gets_the_right_answer_twice(read_printed: str) -> None:
+    assert read_printed.splitlines() == ["The answer is 132."] * 2
 
 
 def test_the_tool_loop_comes_to_its_answer(terminal: Terminal) -> None:

@@ -106,9 +106,9 @@ async def _differences(runtime: Runtime, requests: Iterable[Received], run: str,
     refs = {fact.n: fact.output for fact in done_steps if fact.output}
     bodies = await runtime.context.store.contents(run, sorted(set(refs.values())))
     texts = {n: bodies[ref].decode() for n, ref in refs.items()}
-    received = Counter(_received(request, set(texts.values()), number) for request in requests)
+    received = Counter(_read_sight(request, set(texts.values()), number) for request in requests)
     rows = await runtime.context.store.disclosures(DisclosureQuery(runs=(run,), limit=1_000))
-    written = Counter(_written(row, texts) for row in rows)
+    written = Counter(_read_recorded_sight(row, texts) for row in rows)
     calls = [event for event in await events(runtime, run) if event.kind is Kind.CALL_FINISHED]
     outcomes = {event.body["call"]: event.body["outcome"] for event in calls}
     words = [f"{run}: received and not written: {element}" for element in (received - written).elements()]
@@ -117,17 +117,17 @@ async def _differences(runtime: Runtime, requests: Iterable[Received], run: str,
     return words
 
 
-def _received(request: Received, texts: set[str], number: int) -> Sight:
+def _read_sight(request: Received, texts: set[str], number: int) -> Sight:
     body = request.body.decode()
     visible_texts = frozenset(text for text in texts if text in body)
     return request.model, f"asked-{number}." in body, visible_texts, f"result-{number}." in body
 
 
-def _written(row: Disclosure, texts: dict[int, str]) -> Sight:
+def _read_recorded_sight(row: Disclosure, texts: dict[int, str]) -> Sight:
     return row.recipient, row.saw_user, frozenset(texts[n] for n in row.saw_steps), row.saw_results
 
 
-async def played(folder: Path, runs: int, seed: int) -> list[str]:
+async def play_on_new_service(folder: Path, runs: int, seed: int) -> list[str]:
     """Play runs on a service of their own."""
     async with ProviderStub() as stub, running_service(folder, pool_text(stub)) as runtime:
         return await play(runtime, stub, runs, seed)
@@ -142,7 +142,7 @@ def main() -> int:
     logging.disable(logging.WARNING)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
-        differences = asyncio.run(played(Path(name), arguments.runs, arguments.seed))
+        differences = asyncio.run(play_on_new_service(Path(name), arguments.runs, arguments.seed))
     print(
         f"{arguments.runs} runs in {time.monotonic() - began:.0f} s; {len(differences)} differences",
         *differences[:20],

@@ -29,7 +29,7 @@ def words(text: str, offset: int = 0, call: str = ONE, step: int = 1) -> Delta:
     return Delta(RUN, step, call, offset, text)
 
 
-def ended(answer: str = ANSWER, call: str = ONE, error: BatonError | None = None) -> TurnEnd:
+def end_turn(answer: str = ANSWER, call: str = ONE, error: BatonError | None = None) -> TurnEnd:
     step = replace(WHOLE.steps[1], call=call, chars=len(answer))
     state = replace(WHOLE, calls=CALLS, steps={**WHOLE.steps, 1: step})
     return TurnEnd(state, answer if error is None else "", "stop", bill(WHOLE), error)
@@ -52,7 +52,7 @@ class Subscriber:
         """The words among it, each with its event number."""
         return [(event.text, event.at) for event in self.take_messages() if isinstance(event, AnswerPart)]
 
-    def heard_out(self) -> tuple[str, str | None]:
+    def hear_to_end(self) -> tuple[str, str | None]:
         """All words until the end, and the code of the error there."""
         messages = self.take_messages()
         assert isinstance(messages[-1], TurnEnd)
@@ -82,8 +82,8 @@ def test_everybody_is_told_everything_from_wherever_it_begins() -> None:
     assert [follower.take_texts() for follower in (first, second, later, ahead)] == [[("times ", 11)]] * 3 + [
         [("es ", 11)]
     ]
-    audience.end(ended())
-    assert [follower.heard_out() for follower in (first, second, later, ahead)] == [("four.", None)] * 4
+    audience.end(end_turn())
+    assert [follower.hear_to_end() for follower in (first, second, later, ahead)] == [("four.", None)] * 4
 
 
 def test_what_is_missed_comes_with_what_follows_or_with_the_end() -> None:
@@ -94,8 +94,8 @@ def test_what_is_missed_comes_with_what_follows_or_with_the_end() -> None:
     assert not audience.receive(LIVE, words("our ", 1))  # and this one came twice
     assert audience.receive(LIVE, words("r times", 3))  # told again from a little earlier
     assert ear.take_texts() == [("Four ", 5), ("times", 10)]
-    audience.end(ended())
-    assert ear.heard_out() == (" four.", None)
+    audience.end(end_turn())
+    assert ear.hear_to_end() == (" four.", None)
 
 
 def test_only_the_answering_step_is_told_and_only_calls_that_are_known() -> None:
@@ -114,15 +114,15 @@ def test_a_reader_that_falls_behind_gets_the_rest_in_one_piece() -> None:
     assert slow.take_texts() == [("F", 1)]
     audience.receive(LIVE, words(ANSWER[10], 10))
     assert slow.take_texts() == [(ANSWER[1:11], 11)]
-    audience.end(ended())
-    assert slow.heard_out() == (ANSWER[11:], None)
+    audience.end(end_turn())
+    assert slow.hear_to_end() == (ANSWER[11:], None)
 
 
 def test_whoever_was_told_nothing_follows_the_next_attempt_at_once() -> None:
     audience = Audience(RUN)
     ears = [Subscriber(audience), Subscriber(audience, Position(1, 0))]
     audience.receive(LIVE, words("Four ", call=TWO))
-    audience.end(ended(call=TWO))
+    audience.end(end_turn(call=TWO))
     for ear in ears:
         assert ear.take_texts() == [("Four ", ATTEMPT + 5), ("times four.", ATTEMPT + len(ANSWER))]
 
@@ -137,9 +137,9 @@ def test_a_lost_attempt_strands_whoever_heard_it_and_nobody_else() -> None:
     audience.receive(LIVE, words("ur", 2, call=TWO))
     assert stranded.take_texts() == [("Fünf", 4)]
     assert fresh.take_texts() == [("Fo", ATTEMPT + 2), ("ur", ATTEMPT + 4)]
-    audience.end(ended(call=TWO))
-    assert stranded.heard_out() == ("", "answer_changed")
-    assert fresh.heard_out() == (ANSWER[4:], None)
+    audience.end(end_turn(call=TWO))
+    assert stranded.hear_to_end() == ("", "answer_changed")
+    assert fresh.hear_to_end() == (ANSWER[4:], None)
 
 
 def test_who_comes_back_after_a_lost_attempt_is_not_taken_for_one_who_was_sent_nothing() -> None:
@@ -148,9 +148,9 @@ def test_who_comes_back_after_a_lost_attempt_is_not_taken_for_one_who_was_sent_n
     audience.receive(LIVE, words("Four times"))
     audience.lose()
     after = Subscriber(audience, Position(1, 4))
-    audience.end(ended(call=TWO))
-    assert before.heard_out() == (ANSWER[4:], None)
-    assert after.heard_out() == ("", "answer_changed"), "nobody here knows what it was sent"
+    audience.end(end_turn(call=TWO))
+    assert before.hear_to_end() == (ANSWER[4:], None)
+    assert after.hear_to_end() == ("", "answer_changed"), "nobody here knows what it was sent"
 
 
 def test_a_lost_attempt_strands_nobody_if_the_next_one_says_the_same() -> None:
@@ -158,8 +158,8 @@ def test_a_lost_attempt_strands_nobody_if_the_next_one_says_the_same() -> None:
     ear = Subscriber(audience)
     audience.receive(LIVE, words("Four"))
     audience.receive(LIVE, words("Four times", call=TWO))
-    audience.end(ended(call=TWO))
-    assert ear.heard_out() == (ANSWER, None)
+    audience.end(end_turn(call=TWO))
+    assert ear.hear_to_end() == (ANSWER, None)
 
 
 @pytest.mark.parametrize(("at", "error"), [(Position(1, 4), "answer_changed"), (Position(2, 4), None)])
@@ -168,16 +168,16 @@ def test_a_caller_who_comes_back_is_held_to_the_attempt_that_it_heard(at: Positi
     audience = Audience(RUN)
     ear = Subscriber(audience, at)
     audience.receive(LIVE, words("Four times", call=TWO))
-    audience.end(ended(call=TWO))
-    assert ear.heard_out() == ("" if error else ANSWER[4:], error)
+    audience.end(end_turn(call=TWO))
+    assert ear.hear_to_end() == ("" if error else ANSWER[4:], error)
 
 
 @pytest.mark.parametrize("behind", range(DONE + 2))
 def test_a_caller_may_have_heard_part_of_the_end(behind: int) -> None:
     audience = Audience(RUN)
     ear = Subscriber(audience, Position(1, len(ANSWER) + behind))
-    audience.end(ended())
-    assert ear.heard_out() == ("", "unknown_event" if behind > DONE else None)
+    audience.end(end_turn())
+    assert ear.hear_to_end() == ("", "unknown_event" if behind > DONE else None)
 
 
 def test_the_error_says_where_the_answer_is() -> None:
@@ -191,16 +191,16 @@ def test_a_failed_run_fails_for_everybody() -> None:
     audience = Audience(RUN)
     ears = [Subscriber(audience), Subscriber(audience, Position(1, 3))]
     audience.receive(LIVE, words("Four"))
-    audience.end(ended(error=RunFailed()))
-    assert [ear.heard_out()[1] for ear in ears] == ["run_failed"] * 2
+    audience.end(end_turn(error=RunFailed()))
+    assert [ear.hear_to_end()[1] for ear in ears] == ["run_failed"] * 2
 
 
 def test_an_end_is_told_once_and_also_to_those_who_come_after_it() -> None:
     audience = Audience(RUN)
     ear = Subscriber(audience)
-    audience.end(ended())
-    audience.end(ended(error=RunFailed()))
-    assert ear.heard_out() == Subscriber(audience).heard_out() == (ANSWER, None)
+    audience.end(end_turn())
+    audience.end(end_turn(error=RunFailed()))
+    assert ear.hear_to_end() == Subscriber(audience).hear_to_end() == (ANSWER, None)
 
 
 def test_who_is_gone_is_told_the_end_and_nothing_before_it() -> None:
@@ -214,7 +214,7 @@ def test_who_is_gone_is_told_the_end_and_nothing_before_it() -> None:
     assert len(audience) == 1
     audience.leave(other.line)
     assert not len(audience)
-    audience.end(ended())
+    audience.end(end_turn())
     assert isinstance(ear.take_messages()[-1], TurnEnd)
 
 

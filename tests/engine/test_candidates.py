@@ -27,41 +27,41 @@ def health() -> Health:
     return Health(Telemetry(), monotonic=lambda: 1_000.0, random=Random(1).random)
 
 
-def failed(candidates: Candidates, worker: Worker, error: WorkerError, left: float) -> None:
+def fail_attempt(candidates: Candidates, worker: Worker, error: WorkerError, left: float) -> None:
     """An attempt of that worker has failed."""
     candidates.note_failure(worker, error, streamed=False, jitter=1.0, seconds_left=left)
 
 
-def limited(seconds: float | None) -> WorkerRateLimited:
+def rate_limited_error(seconds: float | None) -> WorkerRateLimited:
     return WorkerRateLimited(retry_after=seconds)
 
 
 def test_the_first_rate_limit_that_ends_is_waited_for(health: Health) -> None:
     candidates = Candidates(health, [ADA, BOB], 4, 0)
-    failed(candidates, ADA, limited(20.0), 100.0)
-    failed(candidates, BOB, limited(12.0), 99.0)
+    fail_attempt(candidates, ADA, rate_limited_error(20.0), 100.0)
+    fail_attempt(candidates, BOB, rate_limited_error(12.0), 99.0)
     assert candidates.pause(99.0) == pytest.approx(12.0 + BACKOFF_SECONDS)
     assert candidates.choose(86.0).worker == BOB
-    failed(candidates, BOB, limited(60.0), 86.0)
+    fail_attempt(candidates, BOB, rate_limited_error(60.0), 86.0)
     assert candidates.pause(86.0) == pytest.approx(6.0 + BACKOFF_SECONDS)
     assert candidates.choose(79.0).worker == ADA
 
 
 def test_calls_that_a_rate_limit_refused_use_up_no_attempt(health: Health) -> None:
     candidates = Candidates(health, [ADA, BOB], 1, 2)
-    failed(candidates, ADA, limited(20.0), 100.0)
-    failed(candidates, BOB, limited(12.0), 99.0)
+    fail_attempt(candidates, ADA, rate_limited_error(20.0), 100.0)
+    fail_attempt(candidates, BOB, rate_limited_error(12.0), 99.0)
     assert candidates.pause(99.0) == pytest.approx(12.0 + BACKOFF_SECONDS)
     assert candidates.choose(86.0).worker == BOB
-    failed(candidates, BOB, limited(1.0), 86.0)
+    fail_attempt(candidates, BOB, rate_limited_error(1.0), 86.0)
     assert candidates.pause(86.0) == 0.0
     assert candidates.choose(86.0).worker is None, "two were free, and the third was the one attempt"
 
 
 def test_a_rate_limit_that_outlasts_the_run_is_told_to_the_caller(health: Health) -> None:
     candidates = Candidates(health, [ADA, BOB], 4, 0)
-    failed(candidates, ADA, limited(20.0), 10.0)
-    failed(candidates, BOB, limited(12.0), 9.0)
+    fail_attempt(candidates, ADA, rate_limited_error(20.0), 10.0)
+    fail_attempt(candidates, BOB, rate_limited_error(12.0), 9.0)
     assert candidates.pause(8.0) == 0.0
     choice = candidates.choose(8.0)
     assert choice.worker is None
@@ -75,7 +75,7 @@ def test_a_worker_that_could_not_be_paid_is_considered_again_after_a_failure(hea
     candidates.leave_out_unpaid(ADA)
     first = candidates.choose(100.0)
     assert (first.worker, first.passed_over) == (BOB, (("ada", "over_budget"),))
-    failed(candidates, BOB, WorkerRefused(), 99.0)
+    fail_attempt(candidates, BOB, WorkerRefused(), 99.0)
     again = candidates.choose(99.0)
     assert (again.worker, again.passed_over) == (ADA, ())
 
@@ -83,7 +83,7 @@ def test_a_worker_that_could_not_be_paid_is_considered_again_after_a_failure(hea
 def test_a_rate_limit_is_waited_for_although_another_worker_cannot_be_paid(health: Health) -> None:
     candidates = Candidates(health, [ADA, BOB], 4, 0)
     candidates.leave_out_unpaid(ADA)
-    failed(candidates, BOB, limited(40.0), 100.0)
+    fail_attempt(candidates, BOB, rate_limited_error(40.0), 100.0)
     assert candidates.pause(100.0) == pytest.approx(40.0 + BACKOFF_SECONDS)
     assert candidates.choose(59.0).worker == BOB
 
@@ -117,10 +117,10 @@ NO_QUOTA = WorkerMisconfigured(failure=Failure("quota"))
         ((TOO_LONG, WorkerRefused()), "context_length_exceeded"),
         ((TOO_LONG, WorkerTimeout()), "worker_timeout"),
         ((WorkerTimeout(), TOO_LONG), "worker_timeout"),
-        ((limited(None), WorkerRefused()), "worker_rate_limited"),
-        ((limited(None), WorkerUnavailable()), "worker_unavailable"),
+        ((rate_limited_error(None), WorkerRefused()), "worker_rate_limited"),
+        ((rate_limited_error(None), WorkerUnavailable()), "worker_unavailable"),
         ((WorkerMisconfigured(), WorkerRefused()), "worker_refused"),
-        ((NO_QUOTA, limited(None)), "worker_rate_limited"),
+        ((NO_QUOTA, rate_limited_error(None)), "worker_rate_limited"),
         ((NO_QUOTA, NO_QUOTA), "insufficient_quota"),
         ((NO_QUOTA, WorkerMisconfigured()), "worker_misconfigured"),
     ],
@@ -130,5 +130,5 @@ def test_the_error_that_a_caller_can_act_upon_counts(
 ) -> None:
     candidates = Candidates(health, [ADA, BOB], 2, 0)
     for worker, error in zip((ADA, BOB), errors, strict=True):
-        failed(candidates, worker, error, 100.0)
+        fail_attempt(candidates, worker, error, 100.0)
     assert candidates.error(candidates.choose(100.0)) == code

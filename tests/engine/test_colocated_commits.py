@@ -48,7 +48,7 @@ CHAIN = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
 
 
 @asynccontextmanager
-async def watched(
+async def run_watched_service(
     folder: Path, stub: ProviderStub, environ: Mapping[str, str] | None = None
 ) -> AsyncIterator[tuple[Runtime, list[Entry]]]:
     """A service and every entry that its store was asked to take."""
@@ -71,7 +71,7 @@ DELAY_SECONDS = 0.3
 
 
 async def test_a_workflow_of_four_calls_takes_five_entries(stub: ProviderStub, tmp_path: Path) -> None:
-    async with watched(tmp_path, stub) as (runtime, entries):
+    async with run_watched_service(tmp_path, stub) as (runtime, entries):
         outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=ONE_TWO_ONE)))
     written = []
     for entry in entries:
@@ -84,7 +84,7 @@ async def test_a_workflow_of_four_calls_takes_five_entries(stub: ProviderStub, t
 
 
 async def test_a_dispatcher_apart_takes_nine(stub: ProviderStub, tmp_path: Path) -> None:
-    async with watched(tmp_path, stub) as (runtime, entries):
+    async with run_watched_service(tmp_path, stub) as (runtime, entries):
         runtime.drivers.spread = True
         outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=ONE_TWO_ONE)))
     written = []
@@ -98,7 +98,7 @@ async def test_a_dispatcher_apart_takes_nine(stub: ProviderStub, tmp_path: Path)
 async def test_a_dispatcher_takes_no_more_steps_than_it_has_slots(stub: ProviderStub, tmp_path: Path) -> None:
     environ = {"BATON_CONCURRENT_STEPS": "2"}
     stub.always("beta", Reply(header_delay=0.2))
-    async with watched(tmp_path, stub, environ) as (runtime, entries):
+    async with run_watched_service(tmp_path, stub, environ) as (runtime, entries):
         outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=ONE_TWO_ONE)))
     written = []
     for entry in entries:
@@ -152,7 +152,7 @@ async def test_a_step_that_cannot_be_paid_for_costs_no_outcome(
     """The end of the step before is kept, although its entry could not hold what the next one would reserve: others
     hold more by then than this engine knows."""
     monkeypatch.setattr(execution, "spendable_by_steps", lambda _: Amount(10**9, 10**9))
-    async with watched(tmp_path, stub) as (runtime, entries):
+    async with run_watched_service(tmp_path, stub) as (runtime, entries):
         free = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=CHAIN)))
         dearest = max(call.usd_held for call in free.ended.state.calls.values())
         limits = limits_with(runtime, "baton-ultra", usd=dearest, floor_tokens=1000)  # one fits, and nothing beside it
@@ -195,7 +195,7 @@ async def test_no_step_is_begun_that_is_to_be_stopped(
         return (Finish(Kind.FAILED, error="plan_rejected"),) if over else decide(state, now)
 
     monkeypatch.setattr(run_writer, "decide", out_of_plans)
-    async with watched(tmp_path, stub) as (runtime, entries):
+    async with run_watched_service(tmp_path, stub) as (runtime, entries):
         outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini")))
     assert (outcome.ended.state.state, stub.requests) == ("failed", [])
     assert [entry.outbox for entry in entries if entry.outbox] == []
@@ -272,7 +272,7 @@ async def test_a_step_that_could_not_be_begun_gives_its_slot_back(
 async def test_both_fences_hold_for_a_joined_entry(stub: ProviderStub, tmp_path: Path) -> None:
     """The driver lost its run while the worker spoke: the step's end is kept, what would follow from it is not."""
     stub.always("alpha", Reply(header_delay=0.3))
-    async with watched(tmp_path, stub) as (runtime, entries):
+    async with run_watched_service(tmp_path, stub) as (runtime, entries):
         followed_run = await runtime.runs.start(order(runtime, "baton-ultra", plan=ONE_TWO_ONE))
         await stub.wait_for(1)
         now = runtime.context.now()
@@ -296,7 +296,7 @@ async def test_an_outcome_that_joins_after_the_end_leaves_it_where_it_was(
     The auditor compares the row as well."""
     monkeypatch.setattr(driver_module, "QUIESCE_SECONDS", 0.0)
     stub.always("alpha", Hang())
-    async with watched(tmp_path, stub) as (runtime, entries):
+    async with run_watched_service(tmp_path, stub) as (runtime, entries):
         followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
         await stub.wait_for(1)
         runtime.runs.cancel(followed_run.run, "caller")
@@ -324,7 +324,7 @@ async def test_a_joined_entry_is_as_old_as_what_follows_in_it(
 
     monkeypatch.setattr(RunWriter, "commit_step_end", late)
     stub.script("alpha", tool_call_reply(look_call("a")))
-    async with watched(tmp_path, stub) as (runtime, _):
+    async with run_watched_service(tmp_path, stub) as (runtime, _):
         state = (await Conversation(runtime).take_turn()).ended.state
         (turn,) = [event for event in await events(runtime, state.run) if event.kind is Kind.AWAITING]
     assert turn.body["until"] - turn.at == pytest.approx(state.admitted.limits.tool_wait, abs=DELAY_SECONDS / 2)

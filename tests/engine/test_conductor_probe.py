@@ -40,7 +40,9 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 
 @asynccontextmanager
-async def watched(stub: ProviderStub, folder: Path, *, price: float = 0, more: str = "") -> AsyncIterator[Runtime]:
+async def run_watched_service(
+    stub: ProviderStub, folder: Path, *, price: float = 0, more: str = ""
+) -> AsyncIterator[Runtime]:
     """A service whose conductor costs that much, under watch."""
     text = pool_text(stub).replace('worker = "planner" }', f'worker = "planner", probe = {PROBE}{more} }}')
     before, planner = text.split("[workers.planner]")
@@ -89,7 +91,7 @@ def test_ten_seconds_are_enough_at_the_default() -> None:
 async def test_a_dead_engine_is_found_without_traffic_and_its_return_too(
     stub: ProviderStub, tmp_path: Path, dead: Any
 ) -> None:
-    async with watched(stub, tmp_path) as runtime:
+    async with run_watched_service(stub, tmp_path) as runtime:
         await until(lambda: bool(probes(stub)))
         assert (await readiness(runtime))[1]["checks"]["conductor"] == "ok"
         stub.always("planner", dead)
@@ -124,7 +126,7 @@ async def test_a_dead_engine_is_found_without_traffic_and_its_return_too(
 
 
 async def test_a_plan_that_waits_for_a_dead_engine_is_given_up(stub: ProviderStub, tmp_path: Path) -> None:
-    async with watched(stub, tmp_path) as runtime:
+    async with run_watched_service(stub, tmp_path) as runtime:
         stub.always("planner", Hang())
         outcome = await run(runtime)
         assert outcome.ended.answer == "Hello there."
@@ -136,12 +138,12 @@ async def test_a_plan_that_waits_for_a_dead_engine_is_given_up(stub: ProviderStu
 async def test_who_works_is_not_asked(stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[Catalog] = []
 
-    def counted(catalog: Catalog) -> Iterator[tuple[Worker, float]]:
+    def count_looks(catalog: Catalog) -> Iterator[tuple[Worker, float]]:
         looks.append(catalog)
         return conductors(catalog)
 
-    monkeypatch.setattr(probe, "conductors", counted)
-    async with watched(stub, tmp_path) as runtime:
+    monkeypatch.setattr(probe, "conductors", count_looks)
+    async with run_watched_service(stub, tmp_path) as runtime:
         await until(lambda: bool(probes(stub)), what="at the start nothing is known of it")
         seconds = time.monotonic()
         monkeypatch.setattr(runtime.context.health, "_monotonic", lambda: seconds)
@@ -156,7 +158,7 @@ async def test_who_works_is_not_asked(stub: ProviderStub, tmp_path: Path, monkey
 
 
 async def test_who_costs_money_is_asked_only_after_it_failed(stub: ProviderStub, tmp_path: Path) -> None:
-    async with watched(stub, tmp_path, price=1.0) as runtime:
+    async with run_watched_service(stub, tmp_path, price=1.0) as runtime:
         await run(runtime)
         await assert_stays(lambda: probes(stub) == [], seconds=2 * OFTEN + 0.5)
         stub.always("planner", Fail(status=500))
@@ -168,7 +170,7 @@ async def test_who_costs_money_is_asked_only_after_it_failed(stub: ProviderStub,
 
 @pytest.mark.parametrize("refusal", [Fail(status=429), Fail(status=400)])
 async def test_a_refusal_in_good_form_is_a_sign_of_life(stub: ProviderStub, tmp_path: Path, refusal: Fail) -> None:
-    async with watched(stub, tmp_path) as runtime:
+    async with run_watched_service(stub, tmp_path) as runtime:
         stub.always("planner", refusal)
         await until(lambda: len(probes(stub)) >= 2)
         assert not is_out(runtime)
@@ -176,7 +178,7 @@ async def test_a_refusal_in_good_form_is_a_sign_of_life(stub: ProviderStub, tmp_
 
 async def test_a_slow_conductor_leaves_the_steps_their_time(stub: ProviderStub, tmp_path: Path) -> None:
     stub.always("planner", Reply(chunks=tuple(PLAN), gap=0.2))
-    async with watched(stub, tmp_path, more=", share = 0.05") as runtime:
+    async with run_watched_service(stub, tmp_path, more=", share = 0.05") as runtime:
         limits = limits_with(runtime, "baton-ultra", seconds=20.0)
         followed_run = await runtime.runs.start(order(runtime, "baton-ultra", limits=limits))
         outcome = await finish(followed_run)

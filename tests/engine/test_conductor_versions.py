@@ -23,7 +23,7 @@ from tests.stubs import Fail, ProviderStub, Reply
 PLAN = Reply(chunks=(plan_text((0, "Solve it.", ["user"])),))
 
 
-async def changed(runtime: Runtime, *changes: tuple[ChangeKind, str] | tuple[ChangeKind, str, float]) -> None:
+async def store_changes(runtime: Runtime, *changes: tuple[ChangeKind, str] | tuple[ChangeKind, str, float]) -> None:
     """Store changes of the conductor `planner`, and let the gateway look."""
     for kind, version, *share in changes:
         n = len(await runtime.context.store.changes())
@@ -32,7 +32,7 @@ async def changed(runtime: Runtime, *changes: tuple[ChangeKind, str] | tuple[Cha
     await runtime.versions.look()
 
 
-async def planned(client: httpx.AsyncClient) -> tuple[str, dict[str, Any]]:
+async def plan_one_run(client: httpx.AsyncClient) -> tuple[str, dict[str, Any]]:
     """The model that was asked for one run's plan, and the run; nobody, if its breaker is open."""
     body = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
     reply = await client.post("/v1/chat/completions", json=body)
@@ -51,19 +51,19 @@ async def test_the_alias_moves_and_the_journal_names_the_version(tmp_path: Path)
         for model in ("planner", "planner@1", "planner@2"):
             stub.always(model, PLAN)
         async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
-            assert (await planned(client))[0] == "planner"
-            await changed(runtime, ("loaded", "planner@1"), ("shadowed", "planner@1"))
-            assert (await planned(client))[0] == "planner"
-            await changed(runtime, ("promoted", "planner@1"), ("loaded", "planner@2"))
-            model, run = await planned(client)
+            assert (await plan_one_run(client))[0] == "planner"
+            await store_changes(runtime, ("loaded", "planner@1"), ("shadowed", "planner@1"))
+            assert (await plan_one_run(client))[0] == "planner"
+            await store_changes(runtime, ("promoted", "planner@1"), ("loaded", "planner@2"))
+            model, run = await plan_one_run(client)
             assert model == "planner@1"
             assert proposal(run["proposals"][0]).endswith("(planner, version planner@1) · accepted · single of 1 step")
-            await changed(runtime, ("promoted", "planner@2"))
-            assert (await planned(client))[0] == "planner@2"
-            await changed(runtime, ("rolled_back", ""))
-            assert (await planned(client))[0] == "planner@1"
-            await changed(runtime, ("rolled_back", ""))
-            model, run = await planned(client)
+            await store_changes(runtime, ("promoted", "planner@2"))
+            assert (await plan_one_run(client))[0] == "planner@2"
+            await store_changes(runtime, ("rolled_back", ""))
+            assert (await plan_one_run(client))[0] == "planner@1"
+            await store_changes(runtime, ("rolled_back", ""))
+            model, run = await plan_one_run(client)
             assert (model, run["degraded"]) == ("planner", False)
             events = (await client.get(f"/v1/runs/{run['id']}/events")).json()["data"]
             assert all("version" not in event["body"] for event in events)
@@ -80,11 +80,11 @@ async def test_a_canary_conducts_some_runs_and_one_that_fails_ends_in_the_fallba
         stub.always("planner", PLAN)
         stub.always("planner@1", PLAN)
         async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
-            await changed(runtime, ("loaded", "planner@1"), ("canary", "planner@1", 0.5))
-            models = [(await planned(client))[0] for _ in range(16)]
+            await store_changes(runtime, ("loaded", "planner@1"), ("canary", "planner@1", 0.5))
+            models = [(await plan_one_run(client))[0] for _ in range(16)]
             assert set(models) == {"planner", "planner@1"}
             stub.always("planner@1", Fail(status=404))
-            plans = [await planned(client) for _ in range(10)]
+            plans = [await plan_one_run(client) for _ in range(10)]
             assert {run["degraded"] for model, run in plans if model == "planner"} == {False}
             assert {run["degraded"] for model, run in plans if model != "planner"} == {True}
             counted = VERSION_CALLS.findall(runtime.context.telemetry.exposition().decode())
@@ -99,7 +99,7 @@ async def test_a_shadow_is_asked_what_the_live_conductor_was_asked_and_conducts_
         stub.script("planner@1", same, other, none)
         async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
             for _ in range(3):
-                assert (await planned(client))[0] == "planner"
+                assert (await plan_one_run(client))[0] == "planner"
         before = len(stub.requests)
         live = [request.json for request in stub.requests if request.json["model"] == "planner"]
         compared, server = shadow_plans.PlanComparison(), Management(stub.vllm_url, None)

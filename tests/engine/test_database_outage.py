@@ -177,14 +177,14 @@ async def commit_and_pretend(
     """From now on the chosen entries are committed, and the first answer to each is that they were not."""
     append, entries = runtime.context.store.append, list[Entry]()
 
-    async def undecided(entry: Entry) -> Appended:
+    async def commit_and_raise(entry: Entry) -> Appended:
         appended = await append(entry)
         if chosen(entry) and not any(entry is written for written in entries):
             entries.append(entry)
             raise StoreUnavailable
         return appended
 
-    monkeypatch.setattr(runtime.context.store, "append", undecided)
+    monkeypatch.setattr(runtime.context.store, "append", commit_and_raise)
     return entries
 
 
@@ -315,7 +315,7 @@ async def test_an_outcome_is_given_up_after_its_time_or_with_its_process(
     with open_buffer(shelf) as (buffer, _):
         async with asyncio.TaskGroup() as group:
             group.create_task(buffer.keep())
-            writing = group.create_task(refused(buffer.write_later(outcome(), shelf.append(1))))
+            writing = group.create_task(is_refused(buffer.write_later(outcome(), shelf.append(1))))
             await until(lambda: len(buffer) == 1)
             if closes:
                 buffer.close()
@@ -324,7 +324,7 @@ async def test_an_outcome_is_given_up_after_its_time_or_with_its_process(
         assert (shelf.written, len(buffer)) == ([], 0)
 
 
-async def refused(call: Awaitable[None]) -> bool:
+async def is_refused(call: Awaitable[None]) -> bool:
     try:
         await call
     except StoreUnavailable:

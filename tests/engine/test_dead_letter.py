@@ -40,7 +40,7 @@ async def die(runtime: Runtime, run: str, times: int, *, with_intent: bool = Fal
         await store.append(Entry(run, now, intent, move=move, hold=Ledger(5, 7) if with_intent else Ledger()))
 
 
-async def ended(runtime: Runtime, followed_run: FollowedRun) -> str:
+async def dispatch_to_end(runtime: Runtime, followed_run: FollowedRun) -> str:
     """Let the dispatcher work; the state in which the run ends, and why."""
     stopping = asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -55,7 +55,7 @@ async def test_a_step_that_silences_its_dispatchers_is_given_up(stub: ProviderSt
         followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
         await die(runtime, followed_run.run, MOST_DELIVERIES - 1)
         await die(runtime, followed_run.run, 1, with_intent=True)
-        assert await ended(runtime, followed_run) == "failed dead_letter"
+        assert await dispatch_to_end(runtime, followed_run) == "failed dead_letter"
         assert stub.requests == []
         journal = await events(runtime, followed_run.run)
         tail = [(event.kind, event.body) for event in journal if event.kind in (Kind.CALL_FINISHED, Kind.STEP_FAILED)]
@@ -72,7 +72,7 @@ async def test_one_dispatcher_less_and_the_step_is_tried_again(stub: ProviderStu
     async with silent_house(stub, tmp_path) as runtime:
         followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
         await die(runtime, followed_run.run, MOST_DELIVERIES - 1)
-        assert await ended(runtime, followed_run) == "succeeded"
+        assert await dispatch_to_end(runtime, followed_run) == "succeeded"
 
 
 async def test_other_runs_and_steps_go_on(stub: ProviderStub, tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ async def test_other_runs_and_steps_go_on(stub: ProviderStub, tmp_path: Path) ->
         poisoned = await runtime.runs.start(order(runtime, "baton-mini", plan=brave))
         other = await runtime.runs.start(order(runtime, "baton-mini"))
         await die(runtime, poisoned.run, MOST_DELIVERIES)
-        assert await ended(runtime, other) == "succeeded"
-        assert await ended(runtime, poisoned) == "succeeded"
+        assert await dispatch_to_end(runtime, other) == "succeeded"
+        assert await dispatch_to_end(runtime, poisoned) == "succeeded"
         assert Kind.STEP_FAILED in kinds(await events(runtime, poisoned.run))
         assert (await runtime.context.store.run(poisoned.run)).degraded
 
@@ -95,11 +95,11 @@ async def test_steps_that_were_lost_together_are_executed_one_by_one_before_one_
     returned: list[int] = []
     workers = ["alpha", "beta"]
 
-    async def noted(execution: Execution) -> None:
+    async def perform_and_note(execution: Execution) -> None:
         await perform(execution)
         returned.append(execution._ticket.step)
 
-    monkeypatch.setattr(Execution, "perform", noted)
+    monkeypatch.setattr(Execution, "perform", perform_and_note)
     for worker in workers:
         stub.always(worker, Reply(fault=Stall(seconds=let_go)))
     async with silent_house(stub, tmp_path) as runtime:
@@ -108,7 +108,7 @@ async def test_steps_that_were_lost_together_are_executed_one_by_one_before_one_
         for step in (0, 1):
             await die(runtime, followed_run.run, MOST_DELIVERIES - 1, step=step)
         async with asyncio.TaskGroup() as group:
-            ending = group.create_task(ended(runtime, followed_run))
+            ending = group.create_task(dispatch_to_end(runtime, followed_run))
             await until(lambda: stub.requests and (returned or len(stub.requests) > 1))
             assert (len(returned), len(stub.requests)) == (1, 1)
             postponed = await runtime.context.store.find_ticket(followed_run.run, returned[0])
@@ -130,16 +130,16 @@ async def test_the_claim_comes_before_what_could_kill_again(
     monkeypatch.setattr("app.engine.steps.execution.view_of_step", fatal)
     async with silent_house(stub, tmp_path) as runtime:
         followed_run = await runtime.runs.start(order(runtime, "baton-mini", limits=limits_with(runtime, "baton-mini")))
-        assert await ended(runtime, followed_run) == "failed dead_letter"
+        assert await dispatch_to_end(runtime, followed_run) == "failed dead_letter"
 
 
 async def test_erased_content_fails_the_step_at_once(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def erased(*_: object) -> None:
+    async def raise_not_found(*_: object) -> None:
         raise NotFound
 
-    monkeypatch.setattr("app.engine.steps.execution.view_of_step", erased)
+    monkeypatch.setattr("app.engine.steps.execution.view_of_step", raise_not_found)
     async with silent_house(stub, tmp_path) as runtime:
         followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
-        assert await ended(runtime, followed_run) == "failed content_erased"
+        assert await dispatch_to_end(runtime, followed_run) == "failed content_erased"

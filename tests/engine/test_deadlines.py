@@ -91,7 +91,7 @@ async def test_a_worker_that_says_more_than_it_was_granted_is_cut_off(stub: Prov
     await until(lambda: stub.requests[0].disconnected_at is not None)
 
 
-def noted(monkeypatch: pytest.MonkeyPatch) -> list[Deadlines]:
+def note_deadlines(monkeypatch: pytest.MonkeyPatch) -> list[Deadlines]:
     """The deadlines of all calls from now on."""
     noted_deadlines: list[Deadlines] = []
     stream = OpenAIProvider.stream
@@ -112,7 +112,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[Deadlines]:
 async def test_a_worker_is_silent_for_a_ninth_of_the_tiers_time_while_there_are_others(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pinned: bool, streams: bool, first: float
 ) -> None:
-    deadlines = noted(monkeypatch)
+    deadlines = note_deadlines(monkeypatch)
     async with running_service(tmp_path, pool_text(stub).replace("seconds = 30", "seconds = 180")) as runtime:
         overrides = Overrides(pin="alpha") if pinned else Overrides()
         await finish(await runtime.runs.start(order(runtime, "baton-mini", streams=streams, overrides=overrides)))
@@ -122,7 +122,7 @@ async def test_a_worker_is_silent_for_a_ninth_of_the_tiers_time_while_there_are_
 async def test_a_conductor_is_silent_for_as_long_before_the_fallback_answers(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deadlines = noted(monkeypatch)
+    deadlines = note_deadlines(monkeypatch)
     async with running_service(tmp_path, pool_text(stub).replace("seconds = 30", "seconds = 180")) as runtime:
         await finish(await runtime.runs.start(order(runtime, "baton-ultra")))
     assert stub.requests[0].model == "planner"

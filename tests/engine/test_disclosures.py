@@ -129,7 +129,7 @@ async def test_a_key_without_the_scope_and_another_tenant_see_nothing(runtime: R
             assert (await client.get(f"/v1/disclosures?{faulty}")).status_code == 400
 
 
-async def listed(client: httpx.AsyncClient, worker: str) -> list[str]:
+async def list_runs(client: httpx.AsyncClient, worker: str) -> list[str]:
     reply = await client.get("/v1/runs", params={"worker": worker})
     return [run["id"] for run in reply.json()["data"]]
 
@@ -140,12 +140,12 @@ async def test_runs_of_a_worker_are_those_in_which_it_was_sent_something(
     script_answers(stub)
     script_plans(stub, CHAIN)
     planned = (await ask(client, model="baton-ultra")).headers["x-baton-run"]
-    assert await listed(client, "planner") == [planned]
+    assert await list_runs(client, "planner") == [planned]
     stub.always("alpha", Fail(status=500))
     replaced = (await ask(client)).headers["x-baton-run"]
     [instead] = {row["recipient"] for row in await rows(client, run=replaced)} - {"alpha"}
-    assert (await listed(client, instead))[0] == replaced
-    assert replaced in await listed(client, "alpha")
+    assert (await list_runs(client, instead))[0] == replaced
+    assert replaced in await list_runs(client, "alpha")
     await finish(await runtime.runs.start(order(runtime, "baton-mini", preview=True)))
     assert await runtime.context.store.runs(RunQuery(tenant="tenant", tags=(("worker", "alpha"),))) == ()
 
@@ -158,7 +158,7 @@ async def test_runs_from_before_the_ledger_are_listed_by_the_workers_of_their_pl
     await runtime.context.store._write(  # type: ignore[attr-defined]
         lambda conn: conn.exec_driver_sql("DELETE FROM disclosures")
     )
-    assert await listed(client, "alpha") == [run]
+    assert await list_runs(client, "alpha") == [run]
     await runtime.context.store.rebuild_disclosures(None, 100, complete_disclosures)
 
 

@@ -57,24 +57,24 @@ BEFORE = journal_of(RUN, TEXTS)[:11]
 """Up to the intent of `call_1`, the first attempt at the answer."""
 
 
-def intended(call: str) -> Fact:
+def intend_call(call: str) -> Fact:
     (first,) = [event.fact for event in BEFORE if isinstance(event.fact, CallIntended) and event.fact.call == "call_1"]
     return fact_from_json(Kind.CALL_INTENDED, first.to_json() | {"call": call, "attempt": 2})
 
 
-def finished(call: str, outcome: str) -> CallFinished:
+def finish_call(call: str, outcome: str) -> CallFinished:
     return CallFinished(call=call, n=1, outcome=outcome, usage=Usage(1, 0, 1, 0), usd=1, seconds=0.1)
 
 
-def journaled(*drafts: Fact, after: int) -> tuple[Event, ...]:
+def journal_events(*drafts: Fact, after: int) -> tuple[Event, ...]:
     return tuple(Event.of(RUN, seq, 1e9, draft) for seq, draft in enumerate(drafts, after + 1))
 
 
-LOSS = journaled(finished("call_1", "unknown"), intended("call_2"), after=len(BEFORE))
+LOSS = journal_events(finish_call("call_1", "unknown"), intend_call("call_2"), after=len(BEFORE))
 """Another engine has taken the step."""
 SUCCESS = fact_from_json(Kind.SUCCEEDED, {"step": 1, "usd": 100, "answer": OUTPUT, "finish": "stop"})
 DONE = StepDone(n=1, output=OUTPUT, chars=len(ANSWER), finish="stop", call="call_2")
-END = journaled(finished("call_2", "ok"), DONE, SUCCESS, after=LOSS[-1].seq)
+END = journal_events(finish_call("call_2", "ok"), DONE, SUCCESS, after=LOSS[-1].seq)
 
 LOST_WORDS = (Delta(RUN, 1, "call_1", 0, "Fünf "), Delta(RUN, 1, "call_1", 5, "mal"))
 WORDS = Delta(RUN, 1, "call_2", 0, "Vier mal ")
@@ -85,14 +85,14 @@ OF_THE_END = CommittedEvents(RUN, END, contents=((OUTPUT, ANSWER),), engine="hei
 CALLING = Message("assistant", (Text("Mal sehen."),), calls=(ToolCall("id", "look", "{}"),))
 SAID = orjson.dumps(message_to_json(CALLING)).decode()
 CALLS = content_ref(SALT, SAID.encode())
-FIRST_TURN = journaled(
-    finished("call_1", "ok"),
+FIRST_TURN = journal_events(
+    finish_call("call_1", "ok"),
     StepAwaitingTool(1, "call_1", CALLS, len("Mal sehen."), (NamedCall("id", "look"),)),
     RunAwaitingTool(turn=0, until=2e9),
     after=len(BEFORE),
 )
-SECOND_TURN = journaled(
-    resume(1, 2e9), StepToolResults(1, "results", ("id",)), intended("call_2"), after=FIRST_TURN[-1].seq
+SECOND_TURN = journal_events(
+    resume(1, 2e9), StepToolResults(1, "results", ("id",)), intend_call("call_2"), after=FIRST_TURN[-1].seq
 )
 """Its caller has sent the results to another gateway."""
 
@@ -220,7 +220,7 @@ async def engine(here: Gateway) -> AsyncIterator[tuple[Drivers, Driver]]:
         yield drivers, driver
 
 
-async def played(messages: Sequence[Live], joins: int, lost: str) -> list[tuple[Caller, bool, str]]:
+async def play_to_callers(messages: Sequence[Live], joins: int, lost: str) -> list[tuple[Caller, bool, str]]:
     """Two callers, of whom one joins before the message of that number: each with whether its process could know of the
     loss when it came, and what it had been sent before the end."""
     async with gateway() as here:
@@ -245,7 +245,7 @@ async def test_in_every_order_of_messages_callers_get_the_answer_or_are_told_why
     """`lost` says when the loss is journaled at the latest; messages about it may come at any time from then on."""
     for messages in permutations([*LOST_WORDS, WORDS, OF_THE_LOSS]):
         for joins in range(len(messages) + 1):
-            for caller, knew, streamed in await played(messages, joins, lost):
+            for caller, knew, streamed in await play_to_callers(messages, joins, lost):
                 stranded = streamed.startswith("F")
                 assert not (stranded and knew), (messages, joins)
                 expected = (streamed, "answer_changed") if stranded else (ANSWER, None)
@@ -320,7 +320,7 @@ async def test_callers_of_a_turn_get_its_reply_although_the_next_one_is_followed
         await here.settled()
         assert (first.words, first.error) == ("Mal sehen.", None)
         after = SECOND_TURN[-1].seq
-        end = journaled(finished("call_2", "ok"), DONE, SUCCESS, after=after)
+        end = journal_events(finish_call("call_2", "ok"), DONE, SUCCESS, after=after)
         here.store.committed += end
         await here.receive(CommittedEvents(RUN, end, contents=((OUTPUT, ANSWER),)))
         assert (second.words, second.error) == (ANSWER, None)

@@ -58,7 +58,7 @@ async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
         yield running
 
 
-async def planned(runtime: Runtime, *steps: tuple[Any, str, list[Any]], labels: frozenset[str] = PHI) -> Outcome:
+async def carry_out_plan(runtime: Runtime, *steps: tuple[Any, str, list[Any]], labels: frozenset[str] = PHI) -> Outcome:
     """Carry out a plan of the caller's."""
     new_order = order(runtime, "baton-ultra", "The patient is Jo.", plan=plan(*steps), labels=labels)
     return await finish(await runtime.runs.start(new_order))
@@ -81,13 +81,13 @@ def naming(*steps: tuple[str, str, list[Any]]) -> Callable[[Any], Reply]:
 
 async def test_what_is_derived_from_a_label_is_not_shown_to_a_worker_without_clearance(runtime: Runtime) -> None:
     with pytest.raises(InvalidRequest, match=r"step 1: .*not cleared for phi") as refused:
-        await planned(runtime, ("alpha", "Think", ["user"]), ("beta", "Answer", [0]))
+        await carry_out_plan(runtime, ("alpha", "Think", ["user"]), ("beta", "Answer", [0]))
     assert refused.value.public_code == "invalid_plan"
 
 
 async def test_a_named_worker_takes_a_label_away_and_the_journal_says_so(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("gamma", Reply(chunks=("A patient.",)))
-    outcome = await planned(runtime, ("gamma", "Leave out the name", ["user"]), ("beta", "Answer", [0]))
+    outcome = await carry_out_plan(runtime, ("gamma", "Leave out the name", ["user"]), ("beta", "Answer", [0]))
     assert outcome.ended.state.state == "succeeded"
     assert "Jo" not in str(stub.requests_for("beta")[-1].json)
     done_steps: list[StepDone] = await of_kind(runtime, outcome, Kind.STEP_DONE)
@@ -96,7 +96,7 @@ async def test_a_named_worker_takes_a_label_away_and_the_journal_says_so(stub: P
 
 async def test_a_step_that_reads_nothing_of_a_label_may_be_anybodys(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("beta", Reply(chunks=("A limerick.",)))
-    outcome = await planned(runtime, ("beta", "Write a limerick", []), ("alpha", "Answer", ["user", 0]))
+    outcome = await carry_out_plan(runtime, ("beta", "Write a limerick", []), ("alpha", "Answer", ["user", 0]))
     assert outcome.ended.state.state == "succeeded"
     assert len(stub.requests_for("beta")) == 1
 
@@ -106,7 +106,7 @@ async def test_a_replacement_that_takes_no_label_away_changes_who_may_go_on(
 ) -> None:
     """The plan was allowed with gamma in its first step; when alpha has done that, beta is not given the second."""
     stub.script("gamma", Fail(status=401))
-    outcome = await planned(runtime, ("gamma", "Leave out the name", ["user"]), ("beta", "Answer", [0]))
+    outcome = await carry_out_plan(runtime, ("gamma", "Leave out the name", ["user"]), ("beta", "Answer", [0]))
     assert outcome.ended.state.state == "succeeded"
     calls: list[CallIntended] = await of_kind(runtime, outcome, Kind.CALL_INTENDED)
     by_step = [(call.n, call.worker) for call in calls]
@@ -160,8 +160,8 @@ async def test_a_rule_lets_a_worker_see_outputs_of_steps_and_never_the_callers_w
     async with running_service(tmp_path, pool(stub) + RULE) as runtime:
         none = frozenset[str]()
         with pytest.raises(InvalidRequest, match="excluded by the rule never-the-callers-words"):
-            await planned(runtime, ("beta", "Answer", ["user"]), labels=none)
-        outcome = await planned(runtime, ("alpha", "Think", ["user"]), ("beta", "Answer", [0]), labels=none)
+            await carry_out_plan(runtime, ("beta", "Answer", ["user"]), labels=none)
+        outcome = await carry_out_plan(runtime, ("alpha", "Think", ["user"]), ("beta", "Answer", [0]), labels=none)
         assert outcome.ended.state.state == "succeeded"
         assert len(stub.requests_for("beta")) == 1
         mini = order(runtime, "baton-mini", overrides=replace(order(runtime, "baton-mini").overrides, pin="beta"))

@@ -22,7 +22,7 @@ def uncollected() -> Iterator[None]:
     gc.enable()
 
 
-async def freed(runtime: Runtime, **changes: object) -> bool:
+async def is_freed(runtime: Runtime, **changes: object) -> bool:
     """Whether the driver of such a run is gone soon after its end."""
     followed_run = await runtime.runs.start(order(runtime, "baton-ultra", **changes))
     driver: ref[Driver] = ref(runtime.drivers.driver_of(followed_run.run))  # type: ignore[arg-type]
@@ -34,17 +34,17 @@ async def freed(runtime: Runtime, **changes: object) -> bool:
 
 async def test_a_driver_is_freed_with_its_run(runtime: Runtime, uncollected: None) -> None:
     steps = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
-    assert await freed(runtime, plan=steps)
-    assert await freed(runtime, plan=steps, streams=True)
+    assert await is_freed(runtime, plan=steps)
+    assert await is_freed(runtime, plan=steps, streams=True)
 
 
 async def test_a_driver_that_asked_a_conductor_is_freed_with_its_run(
     stub: ProviderStub, runtime: Runtime, uncollected: None
 ) -> None:
     stub.script("planner", Reply(chunks=(plan_text((0, "Do it.", ["user"])),)))
-    assert await freed(runtime)
+    assert await is_freed(runtime)
 
 
 async def test_a_driver_is_freed_after_failures(stub: ProviderStub, runtime: Runtime, uncollected: None) -> None:
     stub.always("*", Fail(status=400))
-    assert await freed(runtime, plan=plan(("alpha", "one", ["user"])))
+    assert await is_freed(runtime, plan=plan(("alpha", "one", ["user"])))

@@ -20,7 +20,7 @@ FORM = {
 }
 
 
-def replied(folder: Path, work: Callable[[httpx.AsyncClient], Awaitable[Any]], pool: str = "") -> Any:
+def reply_out_of_time(folder: Path, work: Callable[[httpx.AsyncClient], Awaitable[Any]], pool: str = "") -> Any:
     """The result of work with a client of a service whose workers are slow."""
 
     async def play() -> Any:
@@ -48,7 +48,7 @@ def test_what_was_written_by_the_end_of_the_callers_time_is_the_answer(tmp_path:
         whole = await ask_within(100)(client)
         return reply, whole, (await client.get(f"/v1/runs/{reply.headers['x-baton-run']}")).json()
 
-    reply, whole, run = replied(tmp_path, work)
+    reply, whole, run = reply_out_of_time(tmp_path, work)
     value, text = reply.json(), whole.json()["choices"][0]["message"]["content"]
     answer_text = value["choices"][0]["message"]["content"]
     assert (reply.status_code, value["choices"][0]["finish_reason"]) == (200, "length")
@@ -63,13 +63,13 @@ def test_what_was_written_by_the_end_of_the_callers_time_is_the_answer(tmp_path:
 
 
 def test_a_stream_ends_with_what_was_written_in_time(tmp_path: Path) -> None:
-    reply = replied(tmp_path, ask_within(8, stream=True))
+    reply = reply_out_of_time(tmp_path, ask_within(8, stream=True))
     *_, last, done_line = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
     assert (json.loads(last)["choices"][0]["finish_reason"], done_line) == ("length", "[DONE]")
 
 
 def test_nothing_that_has_a_form_is_cut_off(tmp_path: Path) -> None:
-    reply = replied(tmp_path, ask_within(8, response_format=FORM))
+    reply = reply_out_of_time(tmp_path, ask_within(8, response_format=FORM))
     assert (reply.status_code, reply.json()["error"]["code"]) == (504, "run_expired")
 
 
@@ -77,5 +77,5 @@ def test_the_time_of_a_tier_is_no_budget(tmp_path: Path) -> None:
     """Callers who gave no time get the error that they always got."""
     pool = pool_of(SLOWER).replace("seconds = 60", "seconds = 8", 1)
     assert pool != pool_of(SLOWER)
-    reply = replied(tmp_path, ask_within(None), pool)
+    reply = reply_out_of_time(tmp_path, ask_within(None), pool)
     assert (reply.status_code, reply.json()["error"]["code"]) == (504, "run_expired")

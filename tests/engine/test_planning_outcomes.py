@@ -45,7 +45,7 @@ class Refusing:
         return await self._append(store, entry)
 
 
-async def planned(stub: ProviderStub, folder: Path) -> tuple[list[str], list[str], bool]:
+async def plan_one_run(stub: ProviderStub, folder: Path) -> tuple[list[str], list[str], bool]:
     """One run: the outcomes of its planning calls, what became of its proposals, and whether it had an answer."""
     async with running_service(folder, pool_text(stub)) as runtime:
         outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra")))
@@ -60,7 +60,7 @@ async def test_an_outcome_is_kept_until_it_can_be_written(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Refusing(monkeypatch, Kind.CALL_FINISHED, AWAY)
-    assert await planned(stub, tmp_path) == (["ok"], ["plan.accepted"], True)
+    assert await plan_one_run(stub, tmp_path) == (["ok"], ["plan.accepted"], True)
 
 
 async def test_an_outcome_that_could_not_be_kept_is_unknown(
@@ -70,7 +70,7 @@ async def test_an_outcome_that_could_not_be_kept_is_unknown(
     refusing = Refusing(monkeypatch, Kind.CALL_FINISHED, 0.0)
     refusing._is_meant = lambda draft: draft.to_json().get("outcome") == "ok" and draft.to_json()["n"] is None  # type: ignore[method-assign]
     refusing._seconds = 60.0
-    assert await planned(stub, tmp_path) == (["unknown"], ["plan.rejected", "plan.accepted"], True)
+    assert await plan_one_run(stub, tmp_path) == (["unknown"], ["plan.rejected", "plan.accepted"], True)
 
 
 async def test_a_call_waits_until_its_intent_can_be_written(
@@ -78,7 +78,7 @@ async def test_a_call_waits_until_its_intent_can_be_written(
 ) -> None:
     Refusing(monkeypatch, Kind.CALL_INTENDED, AWAY)
     began = time.monotonic()
-    assert await planned(stub, tmp_path) == (["ok"], ["plan.accepted"], True)
+    assert await plan_one_run(stub, tmp_path) == (["ok"], ["plan.accepted"], True)
     assert stub.requests_for("planner")[0].at > began + AWAY
 
 
@@ -93,5 +93,5 @@ async def test_a_call_that_was_never_intended_is_named_by_nobody(
         return await append(store, entry)
 
     monkeypatch.setattr(SqlStore, "append", over_budget)
-    assert await planned(stub, tmp_path) == ([], ["plan.rejected", "plan.accepted"], True)
+    assert await plan_one_run(stub, tmp_path) == ([], ["plan.rejected", "plan.accepted"], True)
     assert stub.requests_for("planner") == []

@@ -94,7 +94,7 @@ def test_wrong_and_degraded_runs_are_breaches_in_pairs_and_apart() -> None:
     assert "breached" not in alike.values()
 
 
-async def changed(runtime: Runtime, *kinds_and_shares: tuple[str, float]) -> None:
+async def load_and_change(runtime: Runtime, *kinds_and_shares: tuple[str, float]) -> None:
     """Load the version `planner@1`, and make changes of it."""
     for number, (kind, share) in enumerate((("loaded", 0.0), *kinds_and_shares)):
         at = runtime.context.now()
@@ -121,7 +121,7 @@ async def live(runtime: Runtime) -> tuple[str, str]:
 async def test_no_version_is_promoted_without_evidence(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         async with running_service(tmp_path, pool_text(stub) + STATED) as runtime:
-            await changed(runtime)
+            await load_and_change(runtime)
             request = RequestedChange("planner", "promoted", "planner@1")
             context = runtime.context
             gate = await watch.gate(context.store, context.catalog(), request, context.now())
@@ -148,7 +148,7 @@ async def test_a_version_that_degrades_runs_is_rolled_back_by_itself(tmp_path: P
         stub.always("planner@1", PLAN)
         async with running_service(tmp_path, pool_text(stub) + STATED) as runtime:
             await runs(runtime, 0, 4)
-            await changed(runtime, (kind, share))
+            await load_and_change(runtime, (kind, share))
             watching = PromotionWatch(runtime.context)
             await runs(runtime, 4, 4)
             await watching.look()

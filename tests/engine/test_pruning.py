@@ -59,7 +59,7 @@ class Service:
         except NotFound:
             return False
 
-    def archived(self) -> list[Path]:
+    def list_archive(self) -> list[Path]:
         """The files of the archive."""
         return sorted(path for path in self.folder.rglob("*") if path.is_file())
 
@@ -76,7 +76,7 @@ class Service:
         return self.runtime.context.telemetry.registry.get_sample_value(name)
 
 
-def cleared(pool: str) -> str:
+def with_clearance(pool: str) -> str:
     """The pool file with its workers cleared for a label."""
     return pool.replace("\n[workers.alpha]\n", '\n[workers.alpha]\nclearance = ["phi"]\n')
 
@@ -84,7 +84,7 @@ def cleared(pool: str) -> str:
 @asynccontextmanager
 async def running(stub: ProviderStub, folder: Path, *, audits: bool = True) -> AsyncIterator[Service]:
     async with (
-        running_service(folder, cleared(pool_text(stub)), audits=audits) as runtime,
+        running_service(folder, with_clearance(pool_text(stub)), audits=audits) as runtime,
         client_over_socket(runtime, await add_key(runtime)) as client,
     ):
         yield Service(runtime, client, runtime.pool.loaded.settings.database_url, folder / "archive")
@@ -112,7 +112,7 @@ async def test_runs_are_archived_and_deleted_when_they_have_ended_and_their_time
     assert [await service.exists(run) for run in (first, second, going_on)] == [False, False, True]
     assert service.tags() == {"request": 1, "worker": 1}
     assert service.metric("baton_runs_pruned_total") == 2
-    [path] = service.archived()
+    [path] = service.list_archive()
     assert [record.row["id"] for record in await records_of(path)] == [first, second]
     assert b"hello" not in Export(path)._path.read_bytes()
     report = await Auditor(Export(path).at, adapter).audit(Export(path))
@@ -122,10 +122,10 @@ async def test_runs_are_archived_and_deleted_when_they_have_ended_and_their_time
     assert left.archive == str(path)
     assert left.root == root(first, [(event.seq, event.kind, event.at, event.body) for event in record.events])
     await service.client.post(f"/v1/runs/{going_on}/cancel")
-    await until(lambda: _ended(service, going_on))
+    await until(lambda: _has_ended(service, going_on))
     await retention.look(asyncio.Event())
     assert not await service.exists(going_on)
-    assert len(service.archived()) == 2
+    assert len(service.list_archive()) == 2
 
 
 @pytest.mark.parametrize("contents", [False, True])
@@ -136,14 +136,14 @@ async def test_the_ratings_of_a_run_are_archived_and_their_comments_only_with_th
     reply = await service.client.post(f"/v1/runs/{run}/feedback", json={"score": 0.5, "comment": "too long"})
     assert reply.status_code < 300, reply.text
     await service.retention(archiving(str(service.folder), None, contents=contents)).look(asyncio.Event())
-    [path] = service.archived()
+    [path] = service.list_archive()
     [record] = await records_of(path)
     [rating] = record.ratings
     assert (rating["run"], rating["score"]) == (run, 0.5)
     assert rating["comment"] == ("too long" if contents else "")
 
 
-async def _ended(service: Service, run: str) -> bool:
+async def _has_ended(service: Service, run: str) -> bool:
     return (await service.runtime.context.store.run(run)).ended_at is not None
 
 
@@ -207,7 +207,7 @@ def full(_descriptor: int) -> None:
 async def test_texts_are_archived_only_if_the_operator_says_so(service: Service) -> None:
     run = await service.ask()
     await service.retention(archiving(str(service.folder), None, contents=True)).look(asyncio.Event())
-    [path] = service.archived()
+    [path] = service.list_archive()
     [record] = await records_of(path)
     assert any(b"hello" in body for body in record.contents.values())
     report = await Auditor(Export(path).at, adapter).audit(Export(path))

@@ -23,7 +23,7 @@ LEASE = 0.6
 SETTINGS = {"BATON_LEASE_SECONDS": str(LEASE)}
 
 
-async def abandoned(stub: ProviderStub, folder: Path, tier: str = "baton-mini", seconds: float = 30.0) -> str:
+async def abandon_run(stub: ProviderStub, folder: Path, tier: str = "baton-mini", seconds: float = 30.0) -> str:
     """A run that its process has left in the middle of things."""
     stub.script("planner", Hang())
     async with running_service(folder, pool_text(stub), SETTINGS, dispatches=False) as runtime:
@@ -68,7 +68,7 @@ async def until_relieved(runtime: Runtime, run: str) -> None:
 async def test_nothing_is_begun_or_judged_before_the_database_has_said_the_time(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = await abandoned(stub, tmp_path)
+    run = await abandon_run(stub, tmp_path)
     clock, away = SqlStore.clock, True
 
     async def read_clock(store: SqlStore) -> float:
@@ -93,7 +93,7 @@ async def test_nothing_is_begun_or_judged_before_the_database_has_said_the_time(
 
 
 async def test_an_orphan_is_driven_to_its_end(stub: ProviderStub, tmp_path: Path) -> None:
-    run = await abandoned(stub, tmp_path)
+    run = await abandon_run(stub, tmp_path)
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
         assert (await at_its_end(runtime, run)).state == "succeeded"
 
@@ -102,7 +102,7 @@ async def test_an_orphan_is_driven_to_its_end(stub: ProviderStub, tmp_path: Path
 async def test_an_orphan_without_content_fails_and_leaves_nothing_open(
     stub: ProviderStub, tmp_path: Path, tier: str
 ) -> None:
-    run = await abandoned(stub, tmp_path, tier)
+    run = await abandon_run(stub, tmp_path, tier)
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
         await runtime.context.store.erase(run)
         row = await at_its_end(runtime, run)
@@ -128,7 +128,7 @@ async def test_what_a_process_leaves_as_it_stops_needs_no_lease_to_lapse(stub: P
 
 
 async def test_a_run_of_an_unknown_tier_waits_for_who_knows_it(stub: ProviderStub, tmp_path: Path) -> None:
-    run = await abandoned(stub, tmp_path)
+    run = await abandon_run(stub, tmp_path)
     renamed = pool_text(stub).replace("[tiers.baton-mini]", "[tiers.other]")
     async with running_service(tmp_path, renamed, SETTINGS) as stranger:
         await until_reported(stranger)
@@ -141,7 +141,7 @@ async def test_a_run_of_an_unknown_tier_waits_for_who_knows_it(stub: ProviderStu
 async def test_a_run_of_newer_code_waits_and_is_ended_by_anybody_when_its_time_is_up(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = await abandoned(stub, tmp_path, seconds=4.0)
+    run = await abandon_run(stub, tmp_path, seconds=4.0)
     with sqlite3.connect(tmp_path / "baton.db") as database:  # a word that only newer code knows
         database.execute("UPDATE events SET kind = 'plan.dreamt' WHERE run = ? AND kind = 'plan.accepted'", (run,))
     database.close()
@@ -264,16 +264,16 @@ async def test_a_run_is_taken_over_at_once_although_others_keep_writing_to_it(
 ) -> None:
     """Each time when it is about to be taken over, one more wish has been written; the lease of the engine that takes
     it over would last for a minute."""
-    run, wishes, append = await abandoned(stub, tmp_path), 0, SqlStore.append
+    run, wishes, append = await abandon_run(stub, tmp_path), 0, SqlStore.append
 
-    async def preceded(store: SqlStore, entry: Entry) -> Appended:
+    async def write_before(store: SqlStore, entry: Entry) -> Appended:
         nonlocal wishes
         if entry.lease is not None and wishes < 10:
             wishes += 1
             await append(store, Entry(run, entry.at, (RunCancelAsked("operator"),)))
         return await append(store, entry)
 
-    monkeypatch.setattr(SqlStore, "append", preceded)
+    monkeypatch.setattr(SqlStore, "append", write_before)
     async with running_service(tmp_path, pool_text(stub), {"BATON_LEASE_SECONDS": "60"}) as runtime:
         row = await at_its_end(runtime, run)
         assert (row.state, row.epoch, wishes) == ("cancelled", 3, 10)
@@ -310,7 +310,7 @@ async def test_waiting_drivers_do_not_read_their_journals(
     reads: list[str] = []
     journal, renew = SqlStore.journal, SqlStore.renew_leases
 
-    async def counted(store: SqlStore, run: str, upto: int | None = None, after: int = 0) -> object:
+    async def count_and_read(store: SqlStore, run: str, upto: int | None = None, after: int = 0) -> object:
         reads.append(run)
         return await journal(store, run, upto, after)
 
@@ -320,7 +320,7 @@ async def test_waiting_drivers_do_not_read_their_journals(
 
     renewals: list[int] = []
     stub.always("alpha", Hang())
-    monkeypatch.setattr(SqlStore, "journal", counted)
+    monkeypatch.setattr(SqlStore, "journal", count_and_read)
     monkeypatch.setattr(SqlStore, "renew_leases", one_query)
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
         driven = [await runtime.runs.start(order(runtime, "baton-mini")) for _ in range(5)]

@@ -47,7 +47,7 @@ SETTINGS = {"BATON_LEASE_SECONDS": "0.6"}
 
 
 @pytest.fixture(autouse=True)
-def scripted_answers(stub: ProviderStub) -> None:
+def script_all_answers(stub: ProviderStub) -> None:
     script_answers(stub)
 
 
@@ -141,7 +141,7 @@ async def test_the_answer_inside_has_the_form_that_the_caller_wants(stub: Provid
     task = Task(task.messages, Sampling(max_tokens=77), form=form)
     outcome = await run(runtime, task=task, streams=True)
     assert outcome.ended.error is None
-    caps = {str(call.json["messages"]): call.json["max_tokens"] for call in _sent(stub)}
+    caps = {str(call.json["messages"]): call.json["max_tokens"] for call in _list_calls(stub)}
     assert sorted(caps.values()) == [77, 1000]
     assert outcome.texts == ['{"a": 1}']
     split, state = outcome.ended.bill, outcome.ended.state
@@ -149,7 +149,7 @@ async def test_the_answer_inside_has_the_form_that_the_caller_wants(stub: Provid
     assert sum_usages((split.visible, split.orchestration)) == split.turn
 
 
-def _sent(stub: ProviderStub) -> list[Any]:
+def _list_calls(stub: ProviderStub) -> list[Any]:
     return [call for name in ANSWERS for call in stub.requests_for(name)]
 
 
@@ -182,7 +182,7 @@ async def test_a_conductor_that_always_takes_the_step_itself_is_held(stub: Provi
         "one plan a level; the deepest is mended once"
     )
     assert [proposal.mode for proposal in state.nested[1]] == ["first", "repair", "fallback"]
-    assert len(_sent(stub)) == 1
+    assert len(_list_calls(stub)) == 1
 
 
 async def test_not_even_one_that_takes_all_of_them(stub: ProviderStub, runtime: Runtime) -> None:
@@ -316,7 +316,7 @@ async def test_a_driver_that_dies_over_a_plan_inside_is_replaced(stub: ProviderS
         (1, "first"),
     ]
     assert [body["reasons"] for body in bodies_of(journal, Kind.PLAN_REJECTED)] == [[DRIVER_LOST]]
-    assert len(_sent(stub)) == 4
+    assert len(_list_calls(stub)) == 4
     assert kinds(journal).count(Kind.CALL_INTENDED) == kinds(journal).count(Kind.CALL_FINISHED)
 
 

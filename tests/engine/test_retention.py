@@ -38,7 +38,7 @@ async def has_ended(runtime: Runtime, run: str) -> bool:
     return (await runtime.context.store.run(run)).ended_at is not None
 
 
-async def erased(runtime: Runtime, run: str) -> bool:
+async def is_erased(runtime: Runtime, run: str) -> bool:
     return (await runtime.context.store.run(run)).erased
 
 
@@ -51,12 +51,12 @@ async def test_content_is_erased_when_its_run_has_ended_and_its_time_is_over(
         going_on = await ask(client, background=True)
         retention = ContentRetention(runtime.context, seconds=MOMENT_SECONDS)
         await retention.look(asyncio.Event())
-        assert [await erased(runtime, run) for run in (first, second, going_on)] == [True, True, False]
+        assert [await is_erased(runtime, run) for run in (first, second, going_on)] == [True, True, False]
         assert runtime.context.telemetry.registry.get_sample_value("baton_contents_erased_total") == 2
         await client.post(f"/v1/runs/{going_on}/cancel")
         await until(lambda: has_ended(runtime, going_on))
         await retention.look(asyncio.Event())
-        assert await erased(runtime, going_on)
+        assert await is_erased(runtime, going_on)
 
 
 async def test_runs_under_a_legal_hold_are_passed_over_until_it_is_released(stub: ProviderStub, tmp_path: Path) -> None:
@@ -67,14 +67,14 @@ async def test_runs_under_a_legal_hold_are_passed_over_until_it_is_released(stub
         retention = ContentRetention(runtime.context, seconds=MOMENT_SECONDS)
         for _ in range(2):
             await retention.look(asyncio.Event())
-            assert [await erased(runtime, run) for run in (run_under_hold, free)] == [False, True]
+            assert [await is_erased(runtime, run) for run in (run_under_hold, free)] == [False, True]
         reply = await client.delete(f"/v1/runs/{run_under_hold}")
         assert (reply.status_code, reply.json()["error"]["code"]) == (409, "legal_hold")
         assert "hold_1" in reply.json()["error"]["message"]
         assert (await client.delete(f"/v1/responses/resp_{run_under_hold}")).status_code == 409
         await store.release_hold("hold_1", 2.0)
         await retention.look(asyncio.Event())
-        assert await erased(runtime, run_under_hold)
+        assert await is_erased(runtime, run_under_hold)
 
 
 async def test_the_class_of_a_run_says_when_its_content_is_erased(stub: ProviderStub, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ async def test_the_class_of_a_run_says_when_its_content_is_erased(stub: Provider
     async with running_service(tmp_path, pool_text(stub)) as runtime, with_key(runtime) as client:
         run = await ask(client)
         await ContentRetention(runtime.context, seconds=None, classes=classes).look(asyncio.Event())
-        assert await erased(runtime, run)
+        assert await is_erased(runtime, run)
 
 
 @pytest.mark.parametrize(("seconds", "another_engine"), [(None, False), (MONTH_SECONDS, False), (MOMENT_SECONDS, True)])
@@ -100,7 +100,7 @@ async def test_content_stays_while_its_time_is_not_over_and_where_another_engine
             async with with_key(runtime) as client:
                 run = await ask(client)
         await ContentRetention(runtime.context, seconds=seconds).look(asyncio.Event())
-        assert not await erased(runtime, run)
+        assert not await is_erased(runtime, run)
 
 
 async def test_an_engine_looks_when_it_starts_and_stops_at_once(stub: ProviderStub, tmp_path: Path) -> None:
@@ -110,5 +110,5 @@ async def test_an_engine_looks_when_it_starts_and_stops_at_once(stub: ProviderSt
         stopping = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(ContentRetention(runtime.context, seconds=MOMENT_SECONDS).run(stopping))
-            await until(lambda: erased(runtime, run))
+            await until(lambda: is_erased(runtime, run))
             stopping.set()

@@ -54,7 +54,7 @@ SETTINGS = {"BATON_LEASE_SECONDS": "0.6"}
 
 
 @pytest.fixture(autouse=True)
-def scripted_answers(stub: ProviderStub) -> None:
+def script_all_answers(stub: ProviderStub) -> None:
     script_answers(stub)
 
 
@@ -265,7 +265,7 @@ async def test_words_are_told_as_they_come_in_the_last_round_only(stub: Provider
     assert outcome.texts == ["One two three."], "one that might have been replaced comes whole"
 
 
-def _sent(stub: ProviderStub) -> list[dict[str, Any]]:
+def _list_calls(stub: ProviderStub) -> list[dict[str, Any]]:
     return [call.json for worker in ANSWERS for call in stub.requests_for(worker)]
 
 

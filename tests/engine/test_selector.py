@@ -361,9 +361,9 @@ async def test_what_becomes_of_an_answer_is_a_decision_of_its_own(
 async def test_an_answer_that_cannot_be_read_any_more_is_accepted(
     runtime: Runtime, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def erased(*_: Any) -> Any:
+    async def raise_not_found(*_: Any) -> Any:
         raise NotFound
 
-    monkeypatch.setattr("app.engine.runs.planning.with_inputs", erased)
+    monkeypatch.setattr("app.engine.runs.planning.with_inputs", raise_not_found)
     choices = await decisions(runtime, await ask(client, model="baton-twice"))
     assert (choices[1]["action"], choices[1]["candidates"]) == ("accept", {"accept": 1.0})

@@ -211,7 +211,7 @@ async def test_the_callers_see_their_model_and_the_journal_says_who_served(tmp_p
             model = (await client.get("/v1/models/baton-mini")).json()["baton"]
             assert (model["served_by"], model["pool"]) == ("tier baton-next", ["gamma", "delta"])
             assert (await client.get("/v1/models/baton-ultra")).json()["baton"]["served_by"] is None
-            again = await _ended(client, f"/v1/runs/{run['id']}/replay", {"wait": 60})
+            again = await _await_end(client, f"/v1/runs/{run['id']}/replay", {"wait": 60})
             assert (again["served_by"], again["state"]) == ("tier baton-next", "succeeded")
             plan = (await client.post("/v1/plans", json=body)).json()
             assert [step["worker"] for step in plan["plan"]["steps"]] == ["delta"]
@@ -219,7 +219,7 @@ async def test_the_callers_see_their_model_and_the_journal_says_who_served(tmp_p
             assert document["choices"][0]["message"]["content"] == "From delta."
 
 
-async def _ended(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+async def _await_end(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
     document = (await client.post(path, json=body)).json()
     reply_body: dict[str, Any] = (await client.get(f"/v1/runs/{document['id']}")).json()
     return reply_body

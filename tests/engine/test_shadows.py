@@ -42,21 +42,21 @@ from tests.harness.waiting import until
 from tests.stubs import Hang, ProviderStub, Reply
 
 
-def tried(stub: ProviderStub, **shadow: Any) -> str:
+def pool_with_shadows(stub: ProviderStub, **shadow: Any) -> str:
     """A pool file in which all runs of `baton-mini` get a shadow."""
     settings = {"share": 1, "worker": "gamma"} | shadow
     if "tier" in shadow or "conductor" in shadow:
         del settings["worker"]
-    lines = "".join(f"{name} = {_written(value)}\n" for name, value in settings.items())
+    lines = "".join(f"{name} = {_to_toml(value)}\n" for name, value in settings.items())
     return pool_text(stub) + f"\n[tiers.baton-mini.shadow]\n{lines}"
 
 
-def _written(value: Any) -> str:
+def _to_toml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 @asynccontextmanager
-async def served(folder: Path, pool: str) -> AsyncIterator[tuple[Runtime, Shadows]]:
+async def run_service_with_shadows(folder: Path, pool: str) -> AsyncIterator[tuple[Runtime, Shadows]]:
     """The service, and its task that starts shadows, which has taken its first look."""
     async with running_service(folder, pool) as runtime:
         shadows = Shadows(runtime.context, runtime.drivers)
@@ -64,7 +64,7 @@ async def served(folder: Path, pool: str) -> AsyncIterator[tuple[Runtime, Shadow
         yield runtime, shadows
 
 
-async def answered(runtime: Runtime, tier: str = "baton-mini", **changes: Any) -> tuple[str, str]:
+async def answer_one_run(runtime: Runtime, tier: str = "baton-mini", **changes: Any) -> tuple[str, str]:
     """The id of a run, and what its caller was told."""
     tenant = changes.pop("tenant", "tenant")
     followed_run = await runtime.runs.start(replace(order(runtime, tier, **changes), tenant=tenant))
@@ -88,8 +88,8 @@ async def counts(runtime: Runtime, tier: str = "baton-mini") -> dict[str, int]:
 async def test_a_run_is_tried_a_second_time_once_it_has_ended(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         script_answers(stub)
-        async with served(tmp_path, tried(stub)) as (runtime, shadows):
-            run, text = await answered(runtime, labels=frozenset())
+        async with run_service_with_shadows(tmp_path, pool_with_shadows(stub)) as (runtime, shadows):
+            run, text = await answer_one_run(runtime, labels=frozenset())
             assert text == ANSWERS["alpha"]
             await shadows.look()
             row = await shadow_of(runtime, run)
@@ -110,11 +110,13 @@ async def test_a_shadow_that_hangs_or_fails_changes_nothing_for_callers(tmp_path
     async with ProviderStub() as stub:
         script_answers(stub)
         stub.always("gamma", Hang())
-        async with served(tmp_path, tried(stub)) as (runtime, shadows):
-            first = [await answered(runtime) for _ in range(MOST_AT_ONCE + 1)]
+        async with run_service_with_shadows(tmp_path, pool_with_shadows(stub)) as (runtime, shadows):
+            first = [await answer_one_run(runtime) for _ in range(MOST_AT_ONCE + 1)]
             await shadows.look()
             await until(lambda: len(stub.requests_for("gamma")) == MOST_AT_ONCE)
-            assert [text for _, text in [*first, await answered(runtime)]] == [ANSWERS["alpha"]] * (MOST_AT_ONCE + 2)
+            assert [text for _, text in [*first, await answer_one_run(runtime)]] == [ANSWERS["alpha"]] * (
+                MOST_AT_ONCE + 2
+            )
             await shadows.look()
             assert len(stub.requests_for("gamma")) == MOST_AT_ONCE
             journal = await events(runtime, first[0][0])
@@ -128,8 +130,8 @@ async def test_a_shadow_that_hangs_or_fails_changes_nothing_for_callers(tmp_path
 async def test_a_shadow_is_started_only_while_the_engine_is_quiet(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         script_answers(stub)
-        async with served(tmp_path, tried(stub)) as (runtime, shadows):
-            run, _ = await answered(runtime)
+        async with run_service_with_shadows(tmp_path, pool_with_shadows(stub)) as (runtime, shadows):
+            run, _ = await answer_one_run(runtime)
             stub.always("alpha", Hang())
             busy = [await runtime.runs.start(order(runtime, "baton-mini")) for _ in range(33)]
             await until(lambda: not runtime.drivers.is_quiet)
@@ -146,7 +148,7 @@ async def test_a_shadow_waits_until_its_run_has_ended(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         script_answers(stub)
         stub.always("alpha", Hang())
-        async with served(tmp_path, tried(stub)) as (runtime, shadows):
+        async with run_service_with_shadows(tmp_path, pool_with_shadows(stub)) as (runtime, shadows):
             followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
             await until(lambda: bool(stub.requests_for("alpha")))
             await shadows.look()
@@ -160,8 +162,8 @@ async def test_a_shadow_waits_until_its_run_has_ended(tmp_path: Path) -> None:
 async def test_a_full_queue_drops_shadows_and_no_run(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         script_answers(stub)
-        async with served(tmp_path, tried(stub, max_waiting=2)) as (runtime, shadows):
-            runs = [await answered(runtime) for _ in range(3)]
+        async with run_service_with_shadows(tmp_path, pool_with_shadows(stub, max_waiting=2)) as (runtime, shadows):
+            runs = [await answer_one_run(runtime) for _ in range(3)]
             assert [text for _, text in runs] == [ANSWERS["alpha"]] * 3
             await shadows.look()
             assert await counts(runtime) == {"queue_full": 1, "started": 2}
@@ -174,8 +176,11 @@ async def test_a_spent_budget_drops_shadows_and_no_run(tmp_path: Path) -> None:
     """20 micro-dollars do not pay for a call: the shadow that finds them ends, and once they are spent none begins."""
     async with ProviderStub() as stub:
         script_answers(stub)
-        async with served(tmp_path, tried(stub, usd_per_day="0.000020")) as (runtime, shadows):
-            run, text = await answered(runtime)
+        async with run_service_with_shadows(tmp_path, pool_with_shadows(stub, usd_per_day="0.000020")) as (
+            runtime,
+            shadows,
+        ):
+            run, text = await answer_one_run(runtime)
             await shadows.look()
             row = await shadow_of(runtime, run)
             assert (text, row.state, row.spent.usd, stub.requests_for("gamma")) == (
@@ -185,8 +190,11 @@ async def test_a_spent_budget_drops_shadows_and_no_run(tmp_path: Path) -> None:
                 [],
             )
         (tmp_path / "spent").mkdir()
-        async with served(tmp_path / "spent", tried(stub, usd_per_day=0)) as (runtime, shadows):
-            run, text = await answered(runtime)
+        async with run_service_with_shadows(tmp_path / "spent", pool_with_shadows(stub, usd_per_day=0)) as (
+            runtime,
+            shadows,
+        ):
+            run, text = await answer_one_run(runtime)
             await shadows.look()
             assert (text, await counts(runtime)) == (ANSWERS["alpha"], {"budget": 1})
             assert not await runtime.context.store.runs(RunQuery(origin_run=run))
@@ -195,9 +203,9 @@ async def test_a_spent_budget_drops_shadows_and_no_run(tmp_path: Path) -> None:
 async def test_labels_bind_a_shadow_as_they_bind_a_run(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         script_answers(stub)
-        pool = tried(stub).replace('model = "alpha"\n', 'model = "alpha"\nclearance = ["secret"]\n')
-        async with served(tmp_path, pool) as (runtime, shadows):
-            await answered(runtime, labels=frozenset({"secret"}))
+        pool = pool_with_shadows(stub).replace('model = "alpha"\n', 'model = "alpha"\nclearance = ["secret"]\n')
+        async with run_service_with_shadows(tmp_path, pool) as (runtime, shadows):
+            await answer_one_run(runtime, labels=frozenset({"secret"}))
             await shadows.look()
             assert (await counts(runtime), stub.requests_for("gamma")) == ({"labels": 1}, [])
 
@@ -205,11 +213,11 @@ async def test_labels_bind_a_shadow_as_they_bind_a_run(tmp_path: Path) -> None:
 async def test_a_worker_that_the_request_denies_is_none_of_its_shadow(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         script_answers(stub)
-        async with served(tmp_path, tried(stub)) as (runtime, shadows):
-            await answered(runtime, overrides=Overrides(deny=frozenset({"gamma"})))
-            await answered(runtime, overrides=Overrides(allow=frozenset({"alpha"})))
-            await answered(runtime, overrides=Overrides(pin="alpha"))
-            await answered(runtime, shadow=False)
+        async with run_service_with_shadows(tmp_path, pool_with_shadows(stub)) as (runtime, shadows):
+            await answer_one_run(runtime, overrides=Overrides(deny=frozenset({"gamma"})))
+            await answer_one_run(runtime, overrides=Overrides(allow=frozenset({"alpha"})))
+            await answer_one_run(runtime, overrides=Overrides(pin="alpha"))
+            await answer_one_run(runtime, shadow=False)
             await shadows.look()
             assert (await counts(runtime), stub.requests_for("gamma")) == ({"no_worker": 3, "opted_out": 1}, [])
 
@@ -217,7 +225,7 @@ async def test_a_worker_that_the_request_denies_is_none_of_its_shadow(tmp_path: 
 async def test_what_nobody_has_approved_is_shown_to_no_shadow(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         script_answers(stub)
-        async with served(tmp_path, tried(stub)) as (runtime, shadows):
+        async with run_service_with_shadows(tmp_path, pool_with_shadows(stub)) as (runtime, shadows):
             runs = []
             for verdict in ("refuse", "approve"):
                 followed_run = await runtime.runs.start(order(runtime, "baton-mini", approval=True))
@@ -241,8 +249,11 @@ async def test_a_request_with_tools_is_only_planned_a_second_time(tmp_path: Path
         script_plans(stub, plan_text((2, "Solve it.", ["user"])))
         tool = Tool("clock", "Tells the time.", {"type": "object", "properties": {}})
         task = Task((Message("user", (Text("What time is it?"),)),), toolbox=Toolbox((tool,)))
-        async with served(tmp_path, tried(stub, tier="baton-ultra")) as (runtime, shadows):
-            run, _ = await answered(runtime, task=task)
+        async with run_service_with_shadows(tmp_path, pool_with_shadows(stub, tier="baton-ultra")) as (
+            runtime,
+            shadows,
+        ):
+            run, _ = await answer_one_run(runtime, task=task)
             before = len(stub.requests)
             await shadows.look()
             row = await shadow_of(runtime, run)
@@ -257,8 +268,8 @@ async def test_a_version_conducts_the_shadow_and_no_live_run(tmp_path: Path) -> 
         for model in ("planner", "planner@1"):
             stub.always(model, Reply(chunks=(plan_text((0, "Solve it.", ["user"])),)))
         pool = pool_text(stub) + '\n[tiers.baton-ultra.shadow]\nconductor = "planner@1"\nshare = 1\nmode = "plan"\n'
-        async with served(tmp_path, pool) as (runtime, shadows):
-            run, _ = await answered(runtime, "baton-ultra")
+        async with run_service_with_shadows(tmp_path, pool) as (runtime, shadows):
+            run, _ = await answer_one_run(runtime, "baton-ultra")
             await shadows.look()
             row = await shadow_of(runtime, run)
             (intent,) = bodies_of(await events(runtime, row.id), Kind.CALL_INTENDED)
@@ -271,8 +282,8 @@ async def test_an_engine_that_was_killed_leaves_one_shadow_at_most(tmp_path: Pat
     already. A shadow that was admitted is taken over like any run."""
     async with ProviderStub() as stub:
         script_answers(stub)
-        async with served(tmp_path, tried(stub)) as (runtime, shadows):
-            runs = [(await answered(runtime))[0] for _ in range(2)]
+        async with run_service_with_shadows(tmp_path, pool_with_shadows(stub)) as (runtime, shadows):
+            runs = [(await answer_one_run(runtime))[0] for _ in range(2)]
             store = runtime.context.store
             unnoted = await store.find_learned_state(policy_of("baton-mini"), 0)
             await shadows.look()
@@ -291,10 +302,10 @@ async def test_an_engine_that_was_killed_leaves_one_shadow_at_most(tmp_path: Pat
 async def test_nobody_is_billed_for_a_shadow_and_nothing_is_learned_from_it(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         script_answers(stub)
-        async with served(tmp_path, tried(stub)) as (runtime, shadows):
+        async with run_service_with_shadows(tmp_path, pool_with_shadows(stub)) as (runtime, shadows):
             store = runtime.context.store
             await store.set_budget(Budget("tenant", "tenant", "", "day", 1_000_000))
-            run, _ = await answered(runtime)
+            run, _ = await answer_one_run(runtime)
             live = (await store.run(run)).spent.usd
             await shadows.look()
             row = await shadow_of(runtime, run)
@@ -316,9 +327,12 @@ def metrics(runtime: Runtime) -> str:
 async def test_an_erasure_of_a_run_reaches_its_shadow(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         script_answers(stub)
-        async with served(tmp_path, tried(stub)) as (runtime, shadows), client_of(runtime) as client:
-            run, _ = await answered(runtime, tenant="acme")
-            other, _ = await answered(runtime, tenant="acme")
+        async with (
+            run_service_with_shadows(tmp_path, pool_with_shadows(stub)) as (runtime, shadows),
+            client_of(runtime) as client,
+        ):
+            run, _ = await answer_one_run(runtime, tenant="acme")
+            other, _ = await answer_one_run(runtime, tenant="acme")
             await shadows.look()
             for shadow_run in (run, other):
                 assert not (await shadow_of(runtime, shadow_run)).erased
@@ -327,7 +341,7 @@ async def test_an_erasure_of_a_run_reaches_its_shadow(tmp_path: Path) -> None:
             assert [(await store.run(shadow_id(name))).erased for name in (run, other)] == [True, False]
 
 
-async def reported(client: httpx.AsyncClient) -> dict[str, Any]:
+async def read_report(client: httpx.AsyncClient) -> dict[str, Any]:
     """The report on the shadows of `baton-mini`."""
     reply = await client.get("/v1/shadows/report?tier=baton-mini")
     assert reply.status_code == 200, reply.text
@@ -342,16 +356,19 @@ async def test_the_report_compares_runs_with_their_shadows(tmp_path: Path) -> No
     async with ProviderStub() as stub:
         script_answers(stub)
         stub.always("gamma", Reply(chunks=(" the  DRAFT",)))
-        async with served(tmp_path, tried(stub) + pool_end) as (runtime, shadows), client_of(runtime) as client:
-            empty = await reported(client)
+        async with (
+            run_service_with_shadows(tmp_path, pool_with_shadows(stub) + pool_end) as (runtime, shadows),
+            client_of(runtime) as client,
+        ):
+            empty = await read_report(client)
             (candidate,) = empty["candidates"]
             assert (candidate["subject"], candidate["pairs"], candidate["figures"]) == ("worker gamma", 0, [])
             assert (candidate["promotable"], [of["outcome"] for of in candidate["conditions"]]) == (False, ["open"] * 3)
             runs = []
             for user in ("ann", "ann", "bob"):
                 task = Task((Message("user", (Text("What is 2 + 2?"),)),), user=user)
-                runs.append((await answered(runtime, task=task, tenant="acme"))[0])
-            await answered(runtime, tenant="other")
+                runs.append((await answer_one_run(runtime, task=task, tenant="acme"))[0])
+            await answer_one_run(runtime, tenant="other")
             await ask(client, baton={"shadow": False})
             await shadows.look()
             assert await counts(runtime) == {"started": 4, "opted_out": 1}
@@ -359,7 +376,7 @@ async def test_the_report_compares_runs_with_their_shadows(tmp_path: Path) -> No
             for number, (run, score) in enumerate(((runs[2], 1.0), (rows[2].id, 0.0))):
                 rating = Feedback(f"rating_{number}", run, "acme", "", 1.0, "grader", "exact", "1", score)
                 await runtime.context.store.rate(rating)
-            report = await reported(client)
+            report = await read_report(client)
             (candidate,) = report["candidates"]
             assert (report["drawn"], candidate["pairs"], candidate["unfinished"]) == (None, 3, 0)
             figures = {of["name"]: of for of in candidate["figures"]}

@@ -146,10 +146,10 @@ async def test_a_wait_ends_with_its_run_and_hides_no_outcome(stub: ProviderStub,
     followed_run = await lonely.runs.start(order(lonely, "baton-mini"))
     await stub.wait_for(1)
 
-    async def failed() -> bool:
+    async def has_failed() -> bool:
         return kinds(await events(lonely, followed_run.run))[-1] is Kind.CALL_FINISHED
 
-    await until(failed)
+    await until(has_failed)
     journal = await events(lonely, followed_run.run)
     assert (journal[-1].body["blamed"], journal[-1].body["retry_after"]) == ("rate_limited", 20)
     lonely.runs.cancel(followed_run.run, "client")

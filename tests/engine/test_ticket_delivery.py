@@ -60,7 +60,7 @@ async def test_a_step_whose_ticket_comes_before_it_is_queued_sees_the_answers_be
     """Somebody guesses it, and the claim is so long on its way that the step has been queued when it arrives."""
     ring, append = MemoryQueue.enqueue, SqlStore.append
 
-    async def guessed(queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
+    async def ring_too_early(queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
         await ring(queue, [*tickets, *(replace(ticket, step=1) for ticket in tickets if ticket.step == 0)])
 
     async def slow(store: SqlStore, entry: Entry) -> Appended:
@@ -68,7 +68,7 @@ async def test_a_step_whose_ticket_comes_before_it_is_queued_sees_the_answers_be
             await asyncio.sleep(DELAY_SECONDS)
         return await append(store, entry)
 
-    monkeypatch.setattr(MemoryQueue, "enqueue", guessed)
+    monkeypatch.setattr(MemoryQueue, "enqueue", ring_too_early)
     monkeypatch.setattr(SqlStore, "append", slow)
     await chained(tmp_path, monkeypatch)
 

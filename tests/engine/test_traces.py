@@ -46,7 +46,7 @@ def spans(runtime: Runtime) -> Spans:
     return recorded
 
 
-def sent_trace(stub: ProviderStub, model: str) -> str | None:
+def find_sent_trace(stub: ProviderStub, model: str) -> str | None:
     """The `traceparent` of the latest request to a model."""
     return stub.requests_for(model)[-1].header("traceparent")
 

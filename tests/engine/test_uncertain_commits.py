@@ -25,11 +25,11 @@ async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
         yield running
 
 
-def unanswered(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, *, lands: bool) -> None:
+def leave_commit_unanswered(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, *, lands: bool) -> None:
     """The next admission is committed or not, and the store cannot find out which."""
     append, has_failed = runtime.context.store.append, False
 
-    async def undecided(entry: Entry) -> Appended:
+    async def append_undecided(entry: Entry) -> Appended:
         nonlocal has_failed
         if entry.new is None or has_failed:
             return await append(entry)
@@ -38,7 +38,7 @@ def unanswered(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, *, lands: bool
             await append(entry)
         raise StoreUnavailable(code=UNDECIDED, retry_after=1.0)
 
-    monkeypatch.setattr(runtime.context.store, "append", undecided)
+    monkeypatch.setattr(runtime.context.store, "append", append_undecided)
 
 
 async def send(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
@@ -46,7 +46,7 @@ async def send(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
     return await client.post("/v1/chat/completions", json=body | more.pop("body", {}), **more)
 
 
-async def ended(runtime: Runtime, run: str) -> RunRow:
+async def await_end(runtime: Runtime, run: str) -> RunRow:
     """The run's row once it has ended."""
     return await await_ended_row(runtime.context.store, run)
 
@@ -55,7 +55,7 @@ async def ended(runtime: Runtime, run: str) -> RunRow:
 async def test_the_caller_is_told_that_it_is_not_known_and_the_runs_id(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, lands: bool
 ) -> None:
-    unanswered(runtime, monkeypatch, lands=lands)
+    leave_commit_unanswered(runtime, monkeypatch, lands=lands)
     async with client_of(runtime) as client:
         reply = await send(client)
         run = reply.headers["x-baton-run"]
@@ -72,25 +72,25 @@ async def test_a_run_that_nobody_waits_for_is_cancelled(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, stub: ProviderStub
 ) -> None:
     stub.always("alpha", Hang())
-    unanswered(runtime, monkeypatch, lands=True)
+    leave_commit_unanswered(runtime, monkeypatch, lands=True)
     async with client_of(runtime) as client:
         reply = await send(client)
-    assert (await ended(runtime, reply.headers["x-baton-run"])).state == "cancelled"
+    assert (await await_end(runtime, reply.headers["x-baton-run"])).state == "cancelled"
 
 
 async def test_a_run_that_is_to_be_finished_goes_on(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    unanswered(runtime, monkeypatch, lands=True)
+    leave_commit_unanswered(runtime, monkeypatch, lands=True)
     async with client_of(runtime) as client:
         reply = await send(client, body={"baton": {"on_disconnect": "finish"}})
     assert reply.status_code == 503
-    assert (await ended(runtime, reply.headers["x-baton-run"])).state == "succeeded"
+    assert (await await_end(runtime, reply.headers["x-baton-run"])).state == "succeeded"
 
 
 @pytest.mark.parametrize("lands", [True, False])
 async def test_the_same_request_with_an_idempotency_key_may_simply_be_sent_again(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, stub: ProviderStub, lands: bool
 ) -> None:
-    unanswered(runtime, monkeypatch, lands=lands)
+    leave_commit_unanswered(runtime, monkeypatch, lands=lands)
     async with client_of(runtime) as client:
         first = await send(client, headers={"Idempotency-Key": "one"})
         again = await send(client, headers={"Idempotency-Key": "one"})

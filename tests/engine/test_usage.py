@@ -51,7 +51,7 @@ async def ask(client: httpx.AsyncClient, body: Mapping[str, Any], stream: bool) 
     return chunks[-1]["usage"], text, chunks[-2]["baton"]
 
 
-def seen_and_unseen(usage: Mapping[str, Any]) -> dict[str, int]:
+def add_up_usage(usage: Mapping[str, Any]) -> dict[str, int]:
     """Visible plus orchestration, where both are told."""
     into, out = usage["prompt_tokens_details"], usage["completion_tokens_details"]
     return {
@@ -100,7 +100,7 @@ async def _compare_with_journal(client: httpx.AsyncClient, usage: dict[str, Any]
         sums[name] = sum(call["usage"][name] for call in calls)
     assert {name: baton["usage"][name] for name in FIGURES} == sums
     assert baton["usage"]["estimated"] == any(call["usage"]["estimated"] for call in calls)
-    assert {name: figure for name, figure in sums.items() if name != "reasoning"} == seen_and_unseen(usage)
+    assert {name: figure for name, figure in sums.items() if name != "reasoning"} == add_up_usage(usage)
     assert round(baton["cost_usd"] * 1_000_000) == sum(call["usd"] for call in calls)
     answering = next(event["body"]["step"] for event in events if event["kind"] == "run.succeeded")
     answering_calls = {event["body"]["n"]: event["body"]["call"] for event in events if event["kind"] == "step.done"}

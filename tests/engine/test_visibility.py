@@ -71,7 +71,7 @@ class Game:
         own = [n for n, piece in enumerate(self.pieces) if piece.subtask == subtask]
         return (own or [n for n, piece in enumerate(self.pieces) if not piece.subtask])[0]
 
-    def expected(self, n: int) -> set[str]:
+    def expected_canaries(self, n: int) -> set[str]:
         """The canaries that belong into the request of step `n`."""
         piece = self.pieces[n]
         listed = [self.pieces[place] for place in piece.steps_read]
@@ -122,8 +122,8 @@ class Table:
         canaries = set(CANARY.findall(received.body.decode())) & {
             c for each in self.games for c in self.canaries_of(each)
         }
-        if canaries != player.expected(n):
-            self.wrong.append(f"step {n} of {player}: {canaries ^ player.expected(n)}")
+        if canaries != player.expected_canaries(n):
+            self.wrong.append(f"step {n} of {player}: {canaries ^ player.expected_canaries(n)}")
         plan = {"steps": [{"worker": "alpha", "subtask": player.pieces[n].answer, "access": ["user"]}]}
         return Reply(chunks=(json.dumps(plan), "\n```json\n", json.dumps(plan)))
 

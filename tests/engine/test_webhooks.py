@@ -97,7 +97,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def opened_house(stub: ProviderStub, receiver: Receiver, folder: Path, **more: Any) -> AsyncIterator[Runtime]:
+async def run_house(stub: ProviderStub, receiver: Receiver, folder: Path, **more: Any) -> AsyncIterator[Runtime]:
     environ = {"BATON_WEBHOOK_URL": receiver.url, "BATON_WEBHOOK_SECRET": SECRET} | more.pop("environ", {})
     async with running_service(folder, pool_text(stub), environ, **more) as runtime:
         yield runtime
@@ -134,7 +134,7 @@ async def until_pending(runtime: Runtime, count: int) -> None:
 async def test_the_end_of_a_background_response_is_told_once(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path
 ) -> None:
-    async with opened_house(stub, receiver, tmp_path) as runtime:
+    async with run_house(stub, receiver, tmp_path) as runtime:
         run = await run_of(runtime)
         (event,) = await receiver.wait_for(1)
         assert (event.type, event.data.id, event.object) == ("response.completed", f"resp_{run}", "event")
@@ -151,7 +151,7 @@ async def test_the_end_of_a_background_response_is_told_once(
 async def test_runs_that_somebody_waits_for_are_not_told(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path
 ) -> None:
-    async with opened_house(stub, receiver, tmp_path) as runtime:
+    async with run_house(stub, receiver, tmp_path) as runtime:
         for wire in ({}, {"format": "responses"}, {"format": "chat", "background": True}):
             await run_of(runtime, wire)
         await run_of(runtime)
@@ -160,7 +160,7 @@ async def test_runs_that_somebody_waits_for_are_not_told(
 
 
 async def test_other_ends_have_other_words(stub: ProviderStub, receiver: Receiver, tmp_path: Path) -> None:
-    async with opened_house(stub, receiver, tmp_path) as runtime:
+    async with run_house(stub, receiver, tmp_path) as runtime:
         for worker in ("alpha", "beta", "gamma"):
             stub.always(worker, Fail(status=400))
         failed = await run_of(runtime)
@@ -178,7 +178,7 @@ async def test_each_background_turn_is_told_under_its_own_ids(
 ) -> None:
     calls = [Reply(chunks=(), tool_calls=(ToolCall("look", "{}", f"id-{n}"),), finish="tool") for n in range(2)]
     stub.script("alpha", *calls, Reply(chunks=("Cut",), finish="length"))
-    async with opened_house(stub, receiver, tmp_path) as runtime:
+    async with run_house(stub, receiver, tmp_path) as runtime:
         conversation = Conversation(runtime)
         outcome = await conversation.take_turn(wire=BACKGROUND)
         await none_left(runtime)
@@ -198,13 +198,13 @@ async def test_an_end_that_nobody_can_explain_is_told_too(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path
 ) -> None:
     """A run past its deadline is ended without its journal being understood: newer code has written to it."""
-    async with opened_house(stub, receiver, tmp_path, dispatches=False) as runtime:
+    async with run_house(stub, receiver, tmp_path, dispatches=False) as runtime:
         followed_run = await runtime.runs.start(order(runtime, "baton-mini", wire=BACKGROUND))
     with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
         database.execute("UPDATE events SET kind = 'plan.dreamt' WHERE kind = 'plan.accepted'")
         database.execute("UPDATE runs SET deadline = 0, lease_until = 0")
     database.close()
-    async with opened_house(stub, receiver, tmp_path, audits=False) as runtime:
+    async with run_house(stub, receiver, tmp_path, audits=False) as runtime:
         (event,) = await receiver.wait_for(1)
         assert (event.type, event.data.id) == ("response.failed", f"resp_{followed_run.run}")
         assert (await runtime.context.store.run(followed_run.run)).state == "expired"
@@ -215,7 +215,7 @@ async def test_what_is_not_delivered_is_tried_again_under_the_same_id(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path, trouble: Any
 ) -> None:
     receiver.answers = [trouble, trouble]
-    async with opened_house(stub, receiver, tmp_path) as runtime:
+    async with run_house(stub, receiver, tmp_path) as runtime:
         await run_of(runtime)
         await receiver.wait_for(3)
         await none_left(runtime)
@@ -228,11 +228,11 @@ async def test_what_is_not_delivered_is_tried_again_under_the_same_id(
 
 async def test_a_receiver_that_is_away_is_tried_again(stub: ProviderStub, receiver: Receiver, tmp_path: Path) -> None:
     nobody = {"BATON_WEBHOOK_URL": "http://127.0.0.1:1/hook"}
-    async with opened_house(stub, receiver, tmp_path, environ=nobody) as runtime:
+    async with run_house(stub, receiver, tmp_path, environ=nobody) as runtime:
         await run_of(runtime)
         await until(lambda: outcomes(runtime)[1] >= 2)
         await until(lambda: metric(runtime, "baton_webhooks_pending") == 1)
-    async with opened_house(stub, receiver, tmp_path) as runtime:
+    async with run_house(stub, receiver, tmp_path) as runtime:
         assert [event.type for event in await receiver.wait_for(1)] == ["response.completed"]
         await none_left(runtime)
 
@@ -241,7 +241,7 @@ async def test_a_receiver_that_is_gone_is_not_tried_again(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver.answers = [410]
-    async with opened_house(stub, receiver, tmp_path) as runtime:
+    async with run_house(stub, receiver, tmp_path) as runtime:
         run = await run_of(runtime)
         await none_left(runtime)
         await run_of(runtime)
@@ -263,14 +263,14 @@ async def test_a_receiver_that_is_gone_is_not_tried_again(
 async def test_after_three_days_it_is_given_up(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with opened_house(stub, receiver, tmp_path, environ={"BATON_WEBHOOK_URL": "http://127.0.0.1:1/"}) as runtime:
+    async with run_house(stub, receiver, tmp_path, environ={"BATON_WEBHOOK_URL": "http://127.0.0.1:1/"}) as runtime:
         await run_of(runtime)
         await until(lambda: outcomes(runtime)[1] >= 1)
     with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
         database.execute("UPDATE notices SET at = at - ?, due = 0", (notices.KEEP,))
     database.close()
     receiver.answers = [503]
-    async with opened_house(stub, receiver, tmp_path) as runtime:
+    async with run_house(stub, receiver, tmp_path) as runtime:
         await none_left(runtime)
         assert (len(receiver.came), outcomes(runtime)) == (1, [0, 0, 1]), "it has one more try, however old"
     assert GIVEN_UP in caplog.messages
@@ -292,11 +292,11 @@ async def test_a_process_that_dies_between_commit_and_delivery_loses_nothing(
 
     with monkeypatch.context() as dying:  # it commits the end, and never gets to deliver anything
         dying.setattr(SqlStore, "take_notices", never)
-        async with opened_house(stub, receiver, tmp_path, environ=database) as runtime:
+        async with run_house(stub, receiver, tmp_path, environ=database) as runtime:
             run = await run_of(runtime)
             await until_pending(runtime, 1)
     assert receiver.came == []
-    async with opened_house(stub, receiver, tmp_path, environ=database) as runtime:
+    async with run_house(stub, receiver, tmp_path, environ=database) as runtime:
         (event,) = await receiver.wait_for(1)
         assert event.data.id == f"resp_{run}"
         await none_left(runtime)
@@ -305,17 +305,17 @@ async def test_a_process_that_dies_between_commit_and_delivery_loses_nothing(
 async def test_a_process_that_dies_over_a_delivery_has_it_repeated_by_another(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path, database: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def lost(*_: object) -> bool:
+    async def raise_unavailable(*_: object) -> bool:
         raise StoreUnavailable
 
     with monkeypatch.context() as dying:  # it is delivered, and that is all that anybody knows
-        dying.setattr(SqlStore, "close_notice", lost)
+        dying.setattr(SqlStore, "close_notice", raise_unavailable)
         dying.setattr(webhooks, "CLAIM_SECONDS", 1.5)
-        async with opened_house(stub, receiver, tmp_path, environ=database) as runtime:
+        async with run_house(stub, receiver, tmp_path, environ=database) as runtime:
             await run_of(runtime)
             await receiver.wait_for(1)
             assert await runtime.context.store.count_pending_notices(9) == 1
-    async with opened_house(stub, receiver, tmp_path, environ=database) as runtime:
+    async with run_house(stub, receiver, tmp_path, environ=database) as runtime:
         await receiver.wait_for(2)
         await none_left(runtime)
     assert len(set(receiver.ids())) == 1
@@ -335,7 +335,7 @@ async def test_of_two_processes_one_delivers(
     runs = []
     async with AsyncExitStack() as stack:
         houses = [
-            await stack.enter_async_context(opened_house(stub, receiver, tmp_path, environ=database)) for _ in range(2)
+            await stack.enter_async_context(run_house(stub, receiver, tmp_path, environ=database)) for _ in range(2)
         ]
         async with asyncio.timeout(PATIENCE_SECONDS):  # which of them gets a notice is chance; both get some in the end
             while len(runs) < 12 or not all(outcomes(house)[0] for house in houses):
@@ -355,7 +355,7 @@ async def test_a_slow_receiver_holds_up_nobody_else(
 ) -> None:
     monkeypatch.setattr(webhooks, "DELIVERY_SECONDS", 3.0)
     receiver.answers = ["hang"]
-    async with opened_house(stub, receiver, tmp_path) as runtime:
+    async with run_house(stub, receiver, tmp_path) as runtime:
         first = await run_of(runtime)
         await receiver.wait_for(1)
         second = await run_of(runtime)
@@ -368,7 +368,7 @@ async def test_a_slow_receiver_holds_up_nobody_else(
 async def test_without_a_webhook_nothing_is_kept_and_old_notices_are_forgotten(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened_house(stub, receiver, tmp_path, environ={"BATON_WEBHOOK_URL": "http://127.0.0.1:1/"}) as runtime:
+    async with run_house(stub, receiver, tmp_path, environ={"BATON_WEBHOOK_URL": "http://127.0.0.1:1/"}) as runtime:
         await run_of(runtime)
     monkeypatch.setattr(webhooks, "FORGET_SECONDS", 0.02)
     async with running_service(tmp_path, pool_text(stub)) as runtime:
@@ -388,7 +388,7 @@ async def test_proxies_of_the_environment_are_not_used(
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    async with opened_house(stub, receiver, tmp_path) as runtime:
+    async with run_house(stub, receiver, tmp_path) as runtime:
         await run_of(runtime)
         await receiver.wait_for(1)
         await none_left(runtime)
@@ -411,7 +411,7 @@ async def test_a_result_that_the_database_does_not_take_at_once_is_no_second_del
         return await close(self, notice)
 
     monkeypatch.setattr(SqlStore, "close_notice", unwilling)
-    async with opened_house(stub, receiver, tmp_path) as runtime:
+    async with run_house(stub, receiver, tmp_path) as runtime:
         await run_of(runtime)
         await none_left(runtime)
         await until(lambda: outcomes(runtime)[0] == 1)

@@ -59,7 +59,7 @@ def settle(health: Health, name: str, verdict: Verdict, times: int = 1, wait_sec
         health.note_own_call(f"call-{name}-{number}", WORKERS[name], verdict, 1_000.0, wait_seconds)
 
 
-def finished(call: str, outcome: str = "error", **more: Any) -> CallFinished:
+def finish_call(call: str, outcome: str = "error", **more: Any) -> CallFinished:
     """The outcome of a call."""
     return CallFinished(call, 0, outcome, Usage(), **{"usd": 0, "seconds": 0.5} | more)
 
@@ -191,20 +191,20 @@ def test_a_new_key_of_a_provider_ends_the_ejection_of_its_workers(health: Health
 def test_calls_of_other_processes_are_as_good_as_our_own(health: Health) -> None:
     for number in range(FAILURES_IN_A_ROW):
         assert health.ejected_workers([WORKERS["ada"]]) == {}
-        health.note_journaled("ada", finished(f"their-{number}", blamed="failing"))
+        health.note_journaled("ada", finish_call(f"their-{number}", blamed="failing"))
     assert health.ejected_workers([WORKERS["ada"]]) == {"ada": "failing"}
-    health.note_journaled("bob", finished("last", blamed="rate_limited", retry_after=60.0))
+    health.note_journaled("bob", finish_call("last", blamed="rate_limited", retry_after=60.0))
     assert health.ejected_workers([WORKERS["bob"]]) == {"bob": "rate_limited"}
 
 
 def test_what_says_nothing_there_says_nothing_here(health: Health) -> None:
     for number in range(20):
-        health.note_journaled("ada", finished(f"their-{number}", "cancelled"))
-        health.note_journaled("ada", finished(f"lost-{number}", "unknown", seconds=0.0))
-        health.note_journaled("nobody", finished(f"gone-{number}", blamed="failing"))
+        health.note_journaled("ada", finish_call(f"their-{number}", "cancelled"))
+        health.note_journaled("ada", finish_call(f"lost-{number}", "unknown", seconds=0.0))
+        health.note_journaled("nobody", finish_call(f"gone-{number}", blamed="failing"))
     assert health.ejected_workers(list(WORKERS.values())) == {}
     settle(health, "ada", "failing", FAILURES_IN_A_ROW - 1)
-    health.note_journaled("ada", finished("good", "ok", seconds=0.0))
+    health.note_journaled("ada", finish_call("good", "ok", seconds=0.0))
     settle(health, "ada", "failing", FAILURES_IN_A_ROW - 1)
     assert health.ejected_workers(list(WORKERS.values())) == {}
 
@@ -214,10 +214,10 @@ def test_a_call_is_counted_once_however_often_its_outcome_is_received(health: He
     for number in range(FAILURES_IN_A_ROW - 1):
         health.note_own_call(f"call-{number}", WORKERS["ada"], "failing", 1_000.0, None)
         for _ in range(2):
-            health.note_journaled("ada", finished(f"call-{number}", blamed="failing"))
-            health.note_journaled("bob", finished(f"their-{number}", blamed="failing"))
+            health.note_journaled("ada", finish_call(f"call-{number}", blamed="failing"))
+            health.note_journaled("bob", finish_call(f"their-{number}", blamed="failing"))
     assert health.ejected_workers(list(WORKERS.values())) == {}
-    health.note_journaled("ada", finished("last", blamed="failing"))
+    health.note_journaled("ada", finish_call("last", blamed="failing"))
     assert health.ejected_workers(list(WORKERS.values())) == {"ada": "failing"}
 
 
@@ -229,14 +229,14 @@ def test_what_is_received_late_says_nothing_of_a_worker_that_has_answered_since(
     settle(health, "ada", "failing", FAILURES_IN_A_ROW)
     clock.seconds += 5.0
     for number in range(FAILURES_IN_A_ROW):
-        health.note_journaled("ada", finished(f"during-{number}", blamed="failing"), age=5.5)
+        health.note_journaled("ada", finish_call(f"during-{number}", blamed="failing"), age=5.5)
     assert counted("baton_ejections_total", {"worker": "ada", "reason": "failing"}) == 1
     health.note_own_call("probe", ada, "good", clock.seconds, None)
     for number in range(FAILURES_IN_A_ROW):
-        health.note_journaled("ada", finished(f"late-{number}", blamed="failing"), age=1.0)
-        health.note_journaled("ada", finished(f"limited-{number}", blamed="rate_limited", retry_after=2.0), age=3.0)
+        health.note_journaled("ada", finish_call(f"late-{number}", blamed="failing"), age=1.0)
+        health.note_journaled("ada", finish_call(f"limited-{number}", blamed="rate_limited", retry_after=2.0), age=3.0)
     assert health.ejected_workers([ada]) == {}
-    health.note_journaled("ada", finished("limited", blamed="rate_limited", retry_after=5.0), age=3.0)
+    health.note_journaled("ada", finish_call("limited", blamed="rate_limited", retry_after=5.0), age=3.0)
     assert health.ejected_workers([ada]) == {"ada": "rate_limited"}
     clock.seconds += 2.0
     assert health.ejected_workers([ada]) == {}, "it asked for five seconds, of which three were over"
@@ -244,7 +244,7 @@ def test_what_is_received_late_says_nothing_of_a_worker_that_has_answered_since(
 
 def test_the_time_for_which_an_outcome_was_on_its_way_is_no_time_of_the_worker(health: Health) -> None:
     for number in range(ENOUGH_SUCCESSES):
-        health.note_journaled("ada", finished(f"their-{number}", "ok", seconds=0.5), age=10.0)
+        health.note_journaled("ada", finish_call(f"their-{number}", "ok", seconds=0.5), age=10.0)
     assert health.refusal(WORKERS["ada"], 0.4) == "no_time"
     assert health.refusal(WORKERS["ada"], 0.6) == ""
 
@@ -252,6 +252,6 @@ def test_the_time_for_which_an_outcome_was_on_its_way_is_no_time_of_the_worker(h
 def test_what_is_remembered_of_calls_is_bounded(health: Health) -> None:
     for number in range(MOST_COUNTED_CALLS + 100):
         health.note_own_call(f"call-{number}", WORKERS["ada"], "good", 1_000.0, None)
-        health.note_journaled("ada", finished(f"their-{number}", "ok"))
+        health.note_journaled("ada", finish_call(f"their-{number}", "ok"))
     assert len(health._counted_calls) == MOST_COUNTED_CALLS
     assert f"call-{MOST_COUNTED_CALLS + 99}" in health._counted_calls

@@ -72,14 +72,14 @@ def account(scene: Scene, run: str) -> Account:
 def settle(scene: Scene, seconds: float = 20.0) -> list[str]:
     """Wait until everything has ended, and report what is wrong with the accounts of all runs so far."""
     try:
-        wait_until(lambda: not unsettled(scene), within=seconds, what="everything ends")
+        wait_until(lambda: not find_unsettled(scene), within=seconds, what="everything ends")
     except NotInTime:
-        raise NotInTime(f"not within {seconds} s: these go on: {unsettled(scene)}; {stuck(scene)}") from None
+        raise NotInTime(f"not within {seconds} s: these go on: {find_unsettled(scene)}; {stuck(scene)}") from None
     wrong = [str(violation) for violation in asyncio.run(violations_in(scene.database))]
-    return wrong + list(unaccounted(accounts(scene.database), scene.stub.requests()))
+    return wrong + list(find_unaccounted(accounts(scene.database), scene.stub.requests()))
 
 
-def unsettled(scene: Scene) -> list[str]:
+def find_unsettled(scene: Scene) -> list[str]:
     """Return what is still going on: open runs, and tickets whose last outcome is missing."""
     rows = scene.rows(
         "SELECT id FROM runs WHERE ended_at IS NULL UNION ALL SELECT run || ' step ' || step::text FROM tickets LIMIT 9"
@@ -97,7 +97,7 @@ def stuck(scene: Scene) -> list[str]:
     return [str(dict(row)) for row in rows]
 
 
-def unaccounted(accounts: Sequence[Account], received: Sequence[dict[str, Any]]) -> Iterator[str]:
+def find_unaccounted(accounts: Sequence[Account], received: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Requests without an intent, intents that were sent twice, and answers that nobody gave."""
     bodies = Counter(base64.b64decode(record["body_base64"]) for record in received if not _is_probe(record))
     intents: Counter[bytes] = Counter()

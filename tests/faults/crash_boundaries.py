@@ -68,7 +68,7 @@ class CrashingQueue:
 
     async def enqueue(self, tickets: Sequence[Ticket]) -> None:
         self._crashes.pass_by("ring.before", *_steps(tickets))
-        await self._queue.enqueue(self._stuttered(tickets))
+        await self._queue.enqueue(self._repeat_messages(tickets))
         self._crashes.pass_by("ring.after", *_steps(tickets))
 
     async def take(self, slots: int, wait: float) -> list[Ticket]:
@@ -83,27 +83,27 @@ class CrashingQueue:
         self._crashes.pass_by("done.after", *_steps(tickets))
 
     async def publish(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
-        labels = {label for message in messages for label in _told(message)}
+        labels = {label for message in messages for label in _describe_message(message)}
         self._crashes.pass_by("tell.before", *labels)
-        await self._queue.publish(address, self._stuttered(messages), at_once=at_once)
+        await self._queue.publish(address, self._repeat_messages(messages), at_once=at_once)
         publisher = getattr(self._queue, "_publisher", None)  # the queue within a process delivers at once
         if publisher is not None:
             await publisher.idle.wait()  # until then it waits to be published
         self._crashes.pass_by("tell.after", *labels)
 
     def subscribe(self, address: str, sink: Callable[[Live], None]) -> AbstractAsyncContextManager[None]:
-        def received(message: Live) -> None:
+        def receive(message: Live) -> None:
             sink(message)
-            self._crashes.pass_by("hear.after", *_told(message))
+            self._crashes.pass_by("hear.after", *_describe_message(message))
 
-        return self._queue.subscribe(address, received)
+        return self._queue.subscribe(address, receive)
 
-    def _stuttered(self, messages: Sequence[Any]) -> list[Any]:
+    def _repeat_messages(self, messages: Sequence[Any]) -> list[Any]:
         """As it is; or each thing so many times and, where there are several, the last one first."""
         return list(reversed(messages)) * self._copies if self._copies > 1 else list(messages)
 
 
-def _told(message: Live) -> set[str]:
+def _describe_message(message: Live) -> set[str]:
     events = message.events if isinstance(message, CommittedEvents) else ()
     called = {f"worker={event.body['worker']}" for event in events if event.kind is Kind.CALL_INTENDED}
     return {type(message).__name__.lower(), *(event.kind.value for event in events), *called}

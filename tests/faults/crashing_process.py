@@ -43,10 +43,10 @@ def bend(crashes: CrashPoints, *, clock: Path | None, copies: int) -> None:
     wiring.Pool = crashing_pool(crashes)  # type: ignore[misc]
     http.Call = crashing_call(crashes)  # type: ignore[misc]
     if clock is not None:
-        serve.open_runtime = partial(serve.open_runtime, now=shifted(clock))
+        serve.open_runtime = partial(serve.open_runtime, now=shift_clock(clock))
 
 
-def shifted(path: Path) -> Callable[[], float]:
+def shift_clock(path: Path) -> Callable[[], float]:
     """Return a wall clock that is wrong by as many seconds as the file says."""
 
     def now() -> float:

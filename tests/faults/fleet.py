@@ -58,7 +58,7 @@ class Release:
 PRESENT: Final = Release()
 
 
-def unpacked(commit: str, version: str, folder: Path, unknown: tuple[str, ...] = NEW_SETTINGS) -> Release | None:
+def unpack_release(commit: str, version: str, folder: Path, unknown: tuple[str, ...] = NEW_SETTINGS) -> Release | None:
     """Return the release of that commit, unpacked there under its own version; None where the clone does not have it.
     `unknown` are the settings that it does not know."""
     archive = subprocess.run(

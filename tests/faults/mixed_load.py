@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import httpx
 
-from tests.bench.talk import streamed
+from tests.bench.talk import read_streamed_calls
 from tests.harness.processes import KEY, user_message
 from tests.harness.waiting import wait_until
 from tests.integration.installation import CHAIN, TREE, WORKERS
@@ -98,16 +98,16 @@ class Client:
 
     def post(self, path: str, body: dict[str, Any], key: str) -> str:
         """Send that request until it is answered to its end; the reply. Raises WrongAnswer."""
-        reply: str = wait_until(lambda: self._sent("POST", path, body, key), within=120, what=f"{path} is answered")
+        reply: str = wait_until(lambda: self._send("POST", path, body, key), within=120, what=f"{path} is answered")
         self.answers.append(Answered(path, body, key, reply))
         return reply
 
     def get(self, path: str) -> dict[str, Any]:
         """Read from any gateway."""
-        document: dict[str, Any] = json.loads(wait_until(lambda: self._sent("GET", path), within=120, what=path))
+        document: dict[str, Any] = json.loads(wait_until(lambda: self._send("GET", path), within=120, what=path))
         return document
 
-    def _sent(self, method: str, path: str, body: dict[str, Any] | None = None, key: str = "") -> str | None:
+    def _send(self, method: str, path: str, body: dict[str, Any] | None = None, key: str = "") -> str | None:
         """Return the reply; None where there is none, so that the next gateway is asked."""
         self.turn += 1
         self.asking = url = self.urls[self.turn % len(self.urls)]
@@ -179,7 +179,7 @@ def tool_calls(
     calls: list[dict[str, Any]] = []
     if stream:
         lines = [line for line in reply.splitlines() if line.startswith("data: ")]
-        calls = streamed("\n".join(lines).encode())
+        calls = read_streamed_calls("\n".join(lines).encode())
     else:
         calls = json.loads(reply)["choices"][0]["message"].get("tool_calls") or []
     if len(calls) != 1:
@@ -192,13 +192,13 @@ def background(client: Client, key: str, stream: bool) -> None:
     body = {"model": "baton-mini", "input": f"Question {key}", "background": True}
     response = json.loads(client.post("/v1/responses", body, key))
     path = f"/v1/responses/{response['id']}"
-    whole = wait_until(lambda: ended(client.get(path)), within=120, what=f"{path} ends")
+    whole = wait_until(lambda: response_if_ended(client.get(path)), within=120, what=f"{path} ends")
     text = "".join(part["text"] for item in whole["output"] for part in item["content"])
     if whole["status"] != "completed" or text not in TEXTS:
         raise WrongAnswer(f"{key}: {whole}")
 
 
-def ended(response: dict[str, Any]) -> dict[str, Any] | None:
+def response_if_ended(response: dict[str, Any]) -> dict[str, Any] | None:
     """Return the response once it has ended."""
     return None if response["status"] in UNFINISHED else response
 
@@ -285,7 +285,7 @@ class MixedLoad:
 
 
 @contextmanager
-def mixed_load(urls: Sequence[str], **more: Any) -> Iterator[MixedLoad]:
+def run_mixed_load(urls: Sequence[str], **more: Any) -> Iterator[MixedLoad]:
     """Callers of all kinds for the length of the block; when it is left every conversation has ended."""
     load = MixedLoad(urls, **more)
     load.start()

@@ -60,7 +60,7 @@ Mode = Pass | Slow | Delay | Hole | Refuse | Cut
 
 @dataclass(slots=True, eq=False)
 class NetworkProxy:
-    """A proxy, made by `proxied`; its methods may be called from any thread and return when the change is in force."""
+    """A proxy made by `run_proxy`. Its methods may be called from any thread and return when the change is in force."""
 
     target: int
     _loop: asyncio.AbstractEventLoop
@@ -106,7 +106,7 @@ class NetworkProxy:
 
     async def open(self) -> None:
         """Take a port and listen on it. A second, silent socket on it keeps it ours while nobody listens."""
-        self._holder = _bound(0)
+        self._holder = _bind(0)
         self.port = self._holder.getsockname()[1]
         await self._listen()
 
@@ -132,7 +132,7 @@ class NetworkProxy:
             await self._listen()
 
     async def _listen(self) -> None:
-        listener = _bound(self.port)
+        listener = _bind(self.port)
         self._listener = await asyncio.start_server(self._connect, sock=listener, backlog=512)
 
     async def _reset(self) -> None:
@@ -214,7 +214,7 @@ class NetworkProxy:
                 await self._changed.wait()
 
 
-def _bound(port: int) -> socket.socket:
+def _bind(port: int) -> socket.socket:
     new_socket = socket.socket()
     new_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     new_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -232,7 +232,7 @@ def _break(end: asyncio.StreamWriter) -> None:
 
 
 @contextmanager
-def proxied(target: int) -> Iterator[NetworkProxy]:
+def run_proxy(target: int) -> Iterator[NetworkProxy]:
     """Proxy a port for the length of the block."""
     with running_loop("network proxy") as loop:
         new_proxy = NetworkProxy(target, loop)

@@ -18,7 +18,7 @@ import httpx
 import openai
 
 from tests.faults.crash_points import Orders, Taken
-from tests.faults.network_proxy import NetworkProxy, Pass, proxied
+from tests.faults.network_proxy import NetworkProxy, Pass, run_proxy
 from tests.harness import servers
 from tests.harness.processes import KEY, Caller, Process, environment, open_caller, run_command
 from tests.harness.servers import Server
@@ -169,7 +169,7 @@ class Scene:
         rows = self.rows(f"SELECT run FROM tags WHERE name = 'worker' AND value = '{worker}' ORDER BY run DESC LIMIT 1")
         return str(rows[0][0])
 
-    def ended(self, run: str) -> bool:
+    def has_ended(self, run: str) -> bool:
         """Return whether a run has ended, without asking a gateway."""
         rows = self.rows(f"SELECT ended_at FROM runs WHERE id = '{run}'")
         return bool(rows) and rows[0][0] is not None
@@ -249,7 +249,7 @@ def scene(
         stub = stack.enter_context(stub_process())
         database = stack.enter_context(servers.postgres(settings=postgres))
         redis = stack.enter_context(servers.redis())
-        lines = [stack.enter_context(proxied(port)) for port in (database.port, redis.port, _port(stub.url))]
+        lines = [stack.enter_context(run_proxy(port)) for port in (database.port, redis.port, _port(stub.url))]
         orders = Orders(folder / "orders")
         (folder / "pool.toml").write_text(pools(stub, lines[2]) if pools else pool(stub, lines[2], seconds))
         environ = environment(

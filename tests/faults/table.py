@@ -40,7 +40,7 @@ class _Collector:
                 self.points.append(Point(*mark.args, ci=mark.kwargs["ci"], test=test))
 
 
-def collected() -> list[Point]:
+def collect_points() -> list[Point]:
     """Return every point of the suite, in the order of its tests. Call it in a process of its own: pytest runs in
     it."""
     collector = _Collector()
@@ -72,14 +72,14 @@ def table(points: Sequence[Point]) -> str:
     return "\n".join([*rows, "", f"{distinct} distinct injection points.", ""])
 
 
-def written() -> str:
+def read_written_table() -> str:
     """Return the table as README.md has it."""
     return README.read_text().partition(BEGIN)[2].partition(END)[0]
 
 
 def main(words: Sequence[str]) -> None:
     """Print the table, or write it."""
-    table_text = table(collected())
+    table_text = table(collect_points())
     if "--write" in words:
         text = README.read_text()
         README.write_text(text.partition(BEGIN)[0] + BEGIN + table_text + END + text.partition(END)[2])

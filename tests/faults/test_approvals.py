@@ -19,7 +19,7 @@ import pytest
 
 from app.core.run.events import Kind
 from tests.faults.accounts import Account, accounts, settle
-from tests.faults.fleet import PRESENT, VERBS, Release, fleet, unpacked
+from tests.faults.fleet import PRESENT, VERBS, Release, fleet, unpack_release
 from tests.faults.network_proxy import NetworkProxy
 from tests.faults.points import at
 from tests.faults.scene import Scene, pool, scene
@@ -46,7 +46,7 @@ def asking(stub: StubControl, to_stub: NetworkProxy) -> str:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with scene(tmp_path_factory.mktemp("approvals"), gateways=2, dispatchers=2, pools=asking) as new_scene:
         yield new_scene
 
@@ -54,7 +54,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 def send(system: Scene, chance: random.Random, verb: str, path: str, body: Any = None) -> httpx.Response:
     """A request to any gateway, sent again while none answers."""
 
-    def answered() -> httpx.Response | None:
+    def find_answer() -> httpx.Response | None:
         gateway = chance.choice(system.gateways)
         try:
             reply = httpx.request(verb, f"{gateway.url}{path}", json=body, headers=HEADERS, timeout=30, trust_env=False)
@@ -62,7 +62,7 @@ def send(system: Scene, chance: random.Random, verb: str, path: str, body: Any =
             return None
         return reply if reply.status_code < 500 and reply.status_code != 429 else None
 
-    return wait_until(answered, within=PATIENCE, what=f"{verb} {path} is answered")
+    return wait_until(find_answer, within=PATIENCE, what=f"{verb} {path} is answered")
 
 
 def begin_run(system: Scene, seed: int) -> None:
@@ -70,7 +70,7 @@ def begin_run(system: Scene, seed: int) -> None:
     send(system, random.Random(seed), "POST", "/v1/chat/completions", QUESTION)
 
 
-def decided(system: Scene, place: int, run: str) -> str:
+def decide(system: Scene, place: int, run: str) -> str:
     """Decide on one run: approve it, approve it twice at once, refuse it, or send what must not count. A decision that
     comes after the end of the wait is late, whatever it was to be."""
     chance = random.Random(f"{run}")
@@ -90,7 +90,7 @@ def decided(system: Scene, place: int, run: str) -> str:
     return kind
 
 
-def harried(system: Scene, over: Flag) -> int:
+def kill_or_stop_until(system: Scene, over: Flag) -> int:
     """Kill or stop one process after the other until it is over; the number of those that were."""
     chance, count = random.Random(7), 0
     while not over.wait(1.0):
@@ -110,27 +110,35 @@ def without_approval(run: Account) -> int:
 
 @at("F-31", "processes killed and stopped while plans wait for approvals", "0 steps without a valid approval")
 def test_no_step_is_executed_without_a_valid_approval(
-    shared: Scene, record_property: Callable[[str, object], None]
+    shared_scene: Scene, record_property: Callable[[str, object], None]
 ) -> None:
-    shared.reset()
+    shared_scene.reset()
     over = Flag()
-    breaking = shared.aside(harried, shared, over)
+    breaking = shared_scene.aside(kill_or_stop_until, shared_scene, over)
     with ThreadPoolExecutor(CALLERS) as callers:
-        list(callers.map(lambda seed: begin_run(shared, seed), range(RUNS)))
-        waiting = [row[0] for row in shared.rows("SELECT id FROM runs WHERE state = 'awaiting_approval' ORDER BY id")]
+        list(callers.map(lambda seed: begin_run(shared_scene, seed), range(RUNS)))
+        waiting = [
+            row[0] for row in shared_scene.rows("SELECT id FROM runs WHERE state = 'awaiting_approval' ORDER BY id")
+        ]
         kinds = dict(
-            zip(waiting, callers.map(lambda arguments: decided(shared, *arguments), enumerate(waiting)), strict=True)
+            zip(
+                waiting,
+                callers.map(lambda arguments: decide(shared_scene, *arguments), enumerate(waiting)),
+                strict=True,
+            )
         )
         over.set()
         restarts = breaking.result(PATIENCE)
-        wait_until(lambda: not shared.open_runs(), within=WAIT + PATIENCE, what="every run has ended")
+        wait_until(lambda: not shared_scene.open_runs(), within=WAIT + PATIENCE, what="every run has ended")
         late = [run for run, kind in kinds.items() if kind == "late"][:50]
         for run in late:
-            approval = httpx.get(f"{shared.gateway.url}/v1/approvals/{run}", headers=HEADERS, trust_env=False).json()
+            approval = httpx.get(
+                f"{shared_scene.gateway.url}/v1/approvals/{run}", headers=HEADERS, trust_env=False
+            ).json()
             body = {"decision": "approve", "digest": approval["digest"]}
-            assert send(shared, random.Random(1), "POST", f"/v1/approvals/{run}", body).status_code == 409
-    assert settle(shared, 60) == [], "the auditor finds no step without its approval either"
-    ours = {run.id: run for run in accounts(shared.database)}
+            assert send(shared_scene, random.Random(1), "POST", f"/v1/approvals/{run}", body).status_code == 409
+    assert settle(shared_scene, 60) == [], "the auditor finds no step without its approval either"
+    ours = {run.id: run for run in accounts(shared_scene.database)}
     assert len(ours) >= RUNS
     assert sum(without_approval(run) for run in ours.values()) == 0
     for run, kind in kinds.items():
@@ -160,13 +168,13 @@ four_eyes = false
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Release:
     """The code of that commit, under the present version, so that either takes the other's runs."""
-    release = unpacked(BEFORE, version("baton"), tmp_path_factory.mktemp("before"), unknown=())
+    release = unpack_release(BEFORE, version("baton"), tmp_path_factory.mktemp("before"), unknown=())
     if release is None:
         pytest.skip(f"this clone does not have the commit {BEFORE}")
     return release
 
 
-def asked_of(url: str, verb: str, path: str, body: Any = None) -> Any:
+def ask_gateway(url: str, verb: str, path: str, body: Any = None) -> Any:
     reply = httpx.request(verb, f"{url}{path}", json=body, headers=HEADERS, timeout=30, trust_env=False)
     assert reply.status_code == 200, reply.text
     return reply.json()
@@ -185,11 +193,11 @@ def test_plans_that_wait_for_an_approval_outlive_an_upgrade(tmp_path: Path, earl
         system.wait()
         (url,) = system.urls
         question = QUESTION | {"model": "approved"}
-        runs = [asked_of(url, "POST", "/v1/chat/completions", question)["baton"]["run"] for _ in range(6)]
+        runs = [ask_gateway(url, "POST", "/v1/chat/completions", question)["baton"]["run"] for _ in range(6)]
 
         def decide(run: str, decision: str) -> None:
-            digest = asked_of(url, "GET", f"/v1/approvals/{run}")["digest"]
-            asked_of(url, "POST", f"/v1/approvals/{run}", {"decision": decision, "digest": digest})
+            digest = ask_gateway(url, "GET", f"/v1/approvals/{run}")["digest"]
+            ask_gateway(url, "POST", f"/v1/approvals/{run}", {"decision": decision, "digest": digest})
 
         decide(runs[0], "approve")
         decide(runs[1], "refuse")
@@ -198,7 +206,7 @@ def test_plans_that_wait_for_an_approval_outlive_an_upgrade(tmp_path: Path, earl
         decide(runs[2], "approve")
         decide(runs[3], "refuse")
         system.replace(PRESENT, "gateway", 0)
-        waiting = asked_of(url, "GET", "/v1/approvals")["data"]
+        waiting = ask_gateway(url, "GET", "/v1/approvals")["data"]
         assert {approval["run"] for approval in waiting} == set(runs[4:])
         decide(runs[4], "approve")
         decide(runs[5], "refuse")

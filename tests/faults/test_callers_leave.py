@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.faults.accounts import Account, account, settle
-from tests.faults.network_proxy import Hole, NetworkProxy, Refuse, Slow, proxied
+from tests.faults.network_proxy import Hole, NetworkProxy, Refuse, Slow, run_proxy
 from tests.faults.points import at, case
 from tests.faults.scene import LEASE, Scene, ask, scene
 from tests.harness.processes import KEY, user_message
@@ -33,7 +33,7 @@ Record = Callable[[str, object], None]
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with scene(tmp_path_factory.mktemp("callers"), dispatchers=1) as new_scene:
         yield new_scene
 
@@ -41,7 +41,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 @pytest.fixture
 def wire(system: Scene) -> Iterator[NetworkProxy]:
     """A line to the gateway."""
-    with proxied(system.gateway.port) as proxy:
+    with run_proxy(system.gateway.port) as proxy:
         yield proxy
 
 
@@ -105,7 +105,7 @@ def test_a_run_whose_caller_is_gone(system: Scene, leaver: Leaving, policy: str,
         system.wait_for_requests("alpha")
     left = time.time()
     run = system.latest()
-    wait_until(lambda: system.ended(run), within=30, what="the run ends")
+    wait_until(lambda: system.has_ended(run), within=30, what="the run ends")
     assert settle(system) == []
     run_account = account(system, run)
     took = run_account.row["ended_at"] - left
@@ -146,7 +146,7 @@ def test_a_half_open_caller_holds_nothing(system: Scene, wire: NetworkProxy) -> 
     with closing(connect_and_send(wire.port, streams=True)) as peer:
         read_until(peer, b"word3")
         wire.set(Hole())
-        wait_until(lambda: system.ended(system.latest()), within=30, what="the run ends")
+        wait_until(lambda: system.has_ended(system.latest()), within=30, what="the run ends")
         assert settle(system) == []
         run = account(system, system.latest())
         assert run.row["state"] in ("succeeded", "cancelled")

@@ -52,7 +52,7 @@ WRONGS = (
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """Two gateways and three dispatchers; the first of each kind looks at a clock of its own."""
     folder = tmp_path_factory.mktemp("clocks")
     with scene(folder, gateways=2, start=False, lease=4.0) as new_scene:
@@ -65,11 +65,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def system(shared: Scene) -> Scene:
-    shared.reset()
+def system(shared_scene: Scene) -> Scene:
+    shared_scene.reset()
     for name in WORKERS:
-        shared.stub.always(name, Reply(chunks=(f"{name} ", "says so."), first_delay=0.2))
-    return shared
+        shared_scene.stub.always(name, Reply(chunks=(f"{name} ", "says so."), first_delay=0.2))
+    return shared_scene
 
 
 def wrong(clock_fault: Wrong) -> object:

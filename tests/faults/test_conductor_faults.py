@@ -98,16 +98,16 @@ def pools(stub: StubControl, to_stub: NetworkProxy) -> str:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with scene(tmp_path_factory.mktemp("conductors"), dispatchers=1, pools=pools) as new_scene:
         yield new_scene
 
 
 @pytest.fixture
-def system(shared: Scene) -> Scene:
-    shared.reset()
-    shared.stub.always(f"planner-{len(PLIGHTS)}", TREE)
-    return shared
+def system(shared_scene: Scene) -> Scene:
+    shared_scene.reset()
+    shared_scene.stub.always(f"planner-{len(PLIGHTS)}", TREE)
+    return shared_scene
 
 
 def plight(number: int) -> object:

@@ -21,7 +21,7 @@ from app.core.run.fold import fold
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from app.store.protocol import Journal
-from tests.console.test_run_page import patched, regions
+from tests.console.test_run_page import apply_patches, regions
 from tests.core.play import Play
 from tests.harness.console import console_client, sign_in
 from tests.harness.playground import SCOPES, run_of_page, submit_form
@@ -63,7 +63,7 @@ class Growing:
         return dict.fromkeys(names, self.seq)
 
 
-def played(chance: Random, gateway: GatewayStandIn) -> Growing:
+def play_run(chance: Random, gateway: GatewayStandIn) -> Growing:
     """A run that was played by chance, with an event every quarter of a second."""
     play = Play(chance)
     play.play()
@@ -76,7 +76,7 @@ def cookie_of(browser: httpx.AsyncClient) -> str:
     return "; ".join(f"{name}={value}" for name, value in browser.cookies.items())
 
 
-async def received(
+async def receive_until_cut(
     console: Console, cookie: str, address: str, bytes_: int, *, last: int | None = None, enough: bytes = b"id: "
 ) -> str:
     """Return what a browser receives whose connection breaks behind so many bytes, or with the part that is enough for
@@ -102,7 +102,7 @@ async def received(
     return b"".join(parts)[:bytes_].decode(errors="ignore")
 
 
-def raised(error: Exception, _path: str) -> None:
+def raise_error(error: Exception, _path: str) -> None:
     """Raise what the console reports as a bug of its own."""
     raise error
 
@@ -118,13 +118,13 @@ async def test_after_any_cut_the_page_equals_a_fresh_one(monkeypatch: pytest.Mon
     while cuts < CUTS:
         gateway = GatewayStandIn()
         shelve_content(gateway.store)
-        run = played(chance, gateway)
+        run = play_run(chance, gateway)
         monkeypatch.setattr(gateway.store, "journal", run.journal)
         monkeypatch.setattr(gateway.store, "last_seqs", run.last_seqs, raising=False)
         run.write(1)
         key = gateway.add_key("owner", scopes=["runs:read", "audit:read"])
         with app_over(gateway.context) as app:
-            console = Console(app, lambda: (PEPPER,), now, raised)
+            console = Console(app, lambda: (PEPPER,), now, raise_error)
             async with console_client(app, now) as browser:
                 await sign_in(browser, key)
                 cookie = cookie_of(browser)
@@ -133,11 +133,13 @@ async def test_after_any_cut_the_page_equals_a_fresh_one(monkeypatch: pytest.Mon
                     run.write(chance.randint(run.seq + 1, len(run.events)))
                     whole = chance.random() < 0.5
                     most = WHOLE if whole else chance.randrange(60_000)
-                    text = await received(console, cookie, f"{ADDRESS}/live", most, last=last)
-                    last = max([last, *patched(regions_shown, complete(text))])
+                    text = await receive_until_cut(console, cookie, f"{ADDRESS}/live", most, last=last)
+                    last = max([last, *apply_patches(regions_shown, complete(text))])
                     cuts += 1
                 if last < run.seq:
-                    patched(regions_shown, await received(console, cookie, f"{ADDRESS}/live", WHOLE, last=last))
+                    apply_patches(
+                        regions_shown, await receive_until_cut(console, cookie, f"{ADDRESS}/live", WHOLE, last=last)
+                    )
                 assert regions_shown == regions((await browser.get(ADDRESS)).text), (
                     f"run {run.events[0].run}, {cuts} cuts"
                 )
@@ -150,32 +152,33 @@ async def test_after_any_cut_the_playground_equals_a_fresh_one(stub: ProviderStu
     key, row = mint(runtime.gateway.pepper, tenant="acme", name="person", scopes=SCOPES, now=0.0)
     assert await runtime.gateway.store.add_key(row)
     with app_over(runtime.gateway) as app:
-        console = Console(app, lambda: (PEPPER,), runtime.gateway.now, raised)
+        console = Console(app, lambda: (PEPPER,), runtime.gateway.now, raise_error)
         async with console_client(app, runtime.gateway.now) as browser:
             await sign_in(browser, key)
             while cuts < CUTS:
-                gates = stalled(stub, chance)
+                gates = script_stalls(stub, chance)
                 page = await submit_form(browser, tier="baton-ultra", once=f"{cuts}")
                 run, regions_shown = run_of_page(page), regions(page.text, PLAYGROUND)
                 address = f"/console/playground/{run}?live"
                 for gate in (*gates, None):
                     for _ in range(chance.randint(0, 3)):
-                        text = await received(
+                        text = await receive_until_cut(
                             console, cookie_of(browser), address, chance.randrange(9_000), enough=b"</hx-partial>"
                         )
-                        patched(regions_shown, complete(text))
+                        apply_patches(regions_shown, complete(text))
                         cuts += 1
                     if gate is not None:
                         gate.set()
-                patched(
-                    regions_shown, await received(console, cookie_of(browser), address, WHOLE, enough=b"event: end")
+                apply_patches(
+                    regions_shown,
+                    await receive_until_cut(console, cookie_of(browser), address, WHOLE, enough=b"event: end"),
                 )
                 fresh = (await browser.get(f"/console/playground/{run}")).text
                 assert "hx-sse:connect" not in fresh, "the run has ended"
                 assert regions_shown == regions(fresh, PLAYGROUND), f"{run}, {cuts} cuts"
 
 
-def stalled(stub: ProviderStub, chance: Random) -> Sequence[asyncio.Event]:
+def script_stalls(stub: ProviderStub, chance: Random) -> Sequence[asyncio.Event]:
     """Script a run whose plan, and then whose workers, stop in the middle until their event is set."""
     decodes, answers = asyncio.Event(), asyncio.Event()
     steps = [(n, "Think.", ["user", *range(n)]) for n in range(chance.randint(1, 3))]

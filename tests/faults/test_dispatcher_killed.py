@@ -18,7 +18,7 @@ RESUMED = LEASE + 2
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with scene(tmp_path_factory.mktemp("killed"), dispatchers=3, **SPREAD) as new_scene:
         yield new_scene
 
@@ -67,7 +67,7 @@ def test_a_dispatcher_that_is_killed_is_replaced(
     else:
         system.stub.script(WORKERS[n], Hang())
     calling = system.aside(ask, system.gateway, "baton-ultra", extra_body={"baton": {"plan": CHAIN}})
-    strike = system.struck() if boundary.order else killed_while_it_waits(system, WORKERS[n])
+    strike = system.struck() if boundary.order else kill_while_it_waits(system, WORKERS[n])
     answered = calling.result(30)
     assert answered.status == 200, answered
     assert settle(system) == []
@@ -76,7 +76,7 @@ def test_a_dispatcher_that_is_killed_is_replaced(
     expected[n] = list(boundary.outcomes)
     assert run.outcomes() == expected
     assert len(system.stub.requests(WORKERS[n])) == boundary.received
-    went_on = resumed(run, strike.at)
+    went_on = seconds_until_resumed(run, strike.at)
     record_property("measured", f"resumed after {went_on:.1f} s")
     assert went_on < RESUMED
 
@@ -93,7 +93,7 @@ def test_an_answer_that_was_begun_is_not_mixed_with_another(system: Scene) -> No
     assert (run.row["state"], run.outcomes()) == ("succeeded", [["unknown", "ok"]])
 
 
-def killed_while_it_waits(system: Scene, worker: str) -> Taken:
+def kill_while_it_waits(system: Scene, worker: str) -> Taken:
     """The request is at the worker, which says nothing."""
     system.wait_for_requests(worker)
     victim = system.holding()
@@ -102,7 +102,7 @@ def killed_while_it_waits(system: Scene, worker: str) -> Taken:
     return Taken(pid, time.time(), "the worker has the request")
 
 
-def resumed(run: Account, killed: float) -> float:
+def seconds_until_resumed(run: Account, killed: float) -> float:
     """Return the seconds until the journal shows that somebody went on: with this step, or with what follows it. 0 if
     the last step had ended before, and the run with it."""
     kinds = (Kind.CALL_INTENDED, Kind.SUCCEEDED)

@@ -24,7 +24,7 @@ PLANNED = {"baton": {"plan": CHAIN}}
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with scene(tmp_path_factory.mktemp("drivers")) as new_scene:
         yield new_scene
 
@@ -93,7 +93,7 @@ def test_a_run_outlives_its_gateway(
     answered = ask(system.gateway, "baton-ultra", extra_body=PLANNED)
     assert answered.status == 0, answered
     wait_until(lambda: not system.gateway.alive, within=10, what="the gateway is dead")
-    run = finished(system, record_property)
+    run = account_of_finished_run(system, record_property)
     assert run.outcomes() == [["ok"]] * 5
     assert len(system.stub.requests()) == 5
 
@@ -106,7 +106,7 @@ def test_a_plan_outlives_its_engine(
     system.orders.lay(moment.order)
     answered = ask(system.gateway, "baton-ultra")
     assert answered.status == 200, answered
-    run = finished(system, record_property)
+    run = account_of_finished_run(system, record_property)
     assert tuple(run.planning()) == moment.planning
     assert len(system.stub.requests("planner")) == moment.received
     ends = (Kind.PLAN_ACCEPTED, Kind.PLAN_REJECTED)
@@ -142,7 +142,7 @@ def test_a_stream_that_breaks_is_the_beginning_of_the_recorded_answer(
                 system.gateway.kill()
     assert 5 <= text.count(" ") < 40
     wait_until(lambda: not system.gateway.alive, within=10, what="the gateway is dead")
-    run = finished(system, record_property)
+    run = account_of_finished_run(system, record_property)
     assert run.outcomes() == [["ok"]], "the engine goes on with the call that it has begun"
     system.mend()
     with caller(system.gateway) as client:
@@ -223,12 +223,12 @@ def test_a_plan_outlives_two_engines(system: Scene, record_property: Callable[[s
     system.orders.lay("append.before[plan.accepted]")
     system.struck()
     assert calling.result(30).status == 200
-    run = finished(system, record_property)
+    run = account_of_finished_run(system, record_property)
     assert run.planning() == ["unknown", "ok", "ok"]
     assert run.outcomes()[-3:] == [["ok"]] * 3
 
 
-def finished(system: Scene, record_property: Callable[[str, object], None]) -> Account:
+def account_of_finished_run(system: Scene, record_property: Callable[[str, object], None]) -> Account:
     """Return the run, once it has succeeded; how long it took until somebody wrote to its journal again."""
     assert settle(system, 30) == []
     run = account(system, system.latest())

@@ -9,13 +9,13 @@ import pytest
 from tests.faults.accounts import account, settle
 from tests.faults.points import case
 from tests.faults.scene import CHAIN, WORKERS, Scene, ask, scene
-from tests.faults.test_dispatcher_killed import RESUMED, resumed
+from tests.faults.test_dispatcher_killed import RESUMED, seconds_until_resumed
 
 PLANNED = {"baton": {"plan": CHAIN}}
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with scene(tmp_path_factory.mktemp("engines"), dispatchers=2) as new_scene:
         yield new_scene
 
@@ -59,7 +59,7 @@ def test_an_engine_that_is_killed_is_replaced(
     if boundary.again is not None:
         expected[boundary.again] = ["unknown", "ok"]
         assert len(system.stub.requests(WORKERS[boundary.again])) == boundary.received
-        went_on = resumed(run, strike.at)
+        went_on = seconds_until_resumed(run, strike.at)
         record_property("measured", f"resumed after {went_on:.1f} s")
         assert went_on < RESUMED
     assert run.outcomes() == expected

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.fleet import PRESENT, fleet
-from tests.faults.mixed_load import Answered, Client, mixed_load
+from tests.faults.mixed_load import Answered, Client, run_mixed_load
 from tests.faults.points import at
 
 pytestmark = pytest.mark.timeout(300)
@@ -25,7 +25,7 @@ def test_no_run_is_lost_and_every_answer_is_the_same_elsewhere(
         scene.add(PRESENT, "gateway", GATEWAYS)
         scene.add(PRESENT, "dispatcher", 2)
         scene.wait()
-        with mixed_load(scene.urls) as load:
+        with run_mixed_load(scene.urls) as load:
             load.go_on()
             for gateway in scene.processes["gateway"]:
                 load.wait_for_a_request_at(gateway.url)
@@ -39,7 +39,7 @@ def test_no_run_is_lost_and_every_answer_is_the_same_elsewhere(
         assert states == ["succeeded"] * load.conversations, "one run for each conversation"
         for gateway in scene.processes["gateway"]:
             again = Client([gateway.url])
-            differing = [answer for answer in load.answers if asked_again(again, answer) != answer.repeatable_part]
+            differing = [answer for answer in load.answers if ask_again(again, answer) != answer.repeatable_part]
             assert differing == []
         assert scene.runs() == runs, "nothing was begun anew"
         assert scene.violations() == []
@@ -49,7 +49,7 @@ def test_no_run_is_lost_and_every_answer_is_the_same_elsewhere(
     record_property("measured", measured)
 
 
-def asked_again(client: Client, answer: Answered) -> object:
+def ask_again(client: Client, answer: Answered) -> object:
     """What the same request with the same key brings."""
     client.post(answer.path, answer.body, answer.key)
     return client.answers[-1].repeatable_part

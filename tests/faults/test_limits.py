@@ -68,8 +68,8 @@ def cancel(url: str, run: str) -> None:
     headers = {"authorization": f"Bearer {KEY}"}
     assert post(url, f"/v1/runs/{run}/cancel", {}).status_code < 300
 
-    def ended() -> bool:
+    def has_ended() -> bool:
         row = httpx.get(f"{url}/v1/runs/{run}", headers=headers, timeout=30, trust_env=False).json()
         return row["ended_at"] is not None
 
-    wait_until(ended, what="the run ends")
+    wait_until(has_ended, what="the run ends")

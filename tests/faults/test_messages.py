@@ -21,7 +21,7 @@ Record = Callable[[str, object], None]
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     stutter = ("--copies", str(COPIES))
     programs = {"gateway": stutter, "dispatcher": stutter}
     with scene(tmp_path_factory.mktemp("messages"), program=programs, lease=4.0) as new_scene:
@@ -51,19 +51,19 @@ def test_words_that_come_again_are_told_once(system: Scene) -> None:
 
 
 FORGERIES: dict[str, Callable[[str], bytes]] = {
-    "of a run that is none": lambda _run: forged("run_00000000000000000000000000000000", 0),
-    "of a step that is done": lambda run: forged(run, 0),
-    "of a step that is done, as if rung again": lambda run: forged(run, 0, version=AGAIN),
-    "of a step that another one executes": lambda run: forged(run, 1),
-    "of a step that another one executes, as if rung again": lambda run: forged(run, 1, version=AGAIN),
-    "of a step that is not due yet": lambda run: forged(run, 3, version=AGAIN),
-    "of a step that is none": lambda run: forged(run, 99, version=AGAIN),
-    "from the end of the journal": lambda run: forged(run, 1, seq=10**9),
+    "of a run that is none": lambda _run: forge_ticket("run_00000000000000000000000000000000", 0),
+    "of a step that is done": lambda run: forge_ticket(run, 0),
+    "of a step that is done, as if rung again": lambda run: forge_ticket(run, 0, version=AGAIN),
+    "of a step that another one executes": lambda run: forge_ticket(run, 1),
+    "of a step that another one executes, as if rung again": lambda run: forge_ticket(run, 1, version=AGAIN),
+    "of a step that is not due yet": lambda run: forge_ticket(run, 3, version=AGAIN),
+    "of a step that is none": lambda run: forge_ticket(run, 99, version=AGAIN),
+    "from the end of the journal": lambda run: forge_ticket(run, 1, seq=10**9),
     "that is no ticket": lambda _run: b'{"run": "' + b"x" * 100_000,
 }
 
 
-def forged(run: str, step: int, *, version: int = 0, seq: int = 3) -> bytes:
+def forge_ticket(run: str, step: int, *, version: int = 0, seq: int = 3) -> bytes:
     return pack_ticket(Ticket(run, step, "baton-ultra", "nobody", seq, version))
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from tests.faults.crash_points import CrashPoints, InjectedError, Order, Orders
-from tests.faults.network_proxy import Cut, Delay, Hole, NetworkProxy, Pass, Refuse, Slow, proxied
+from tests.faults.network_proxy import Cut, Delay, Hole, NetworkProxy, Pass, Refuse, Slow, run_proxy
 
 
 @pytest.fixture
@@ -34,11 +34,11 @@ def echo() -> Iterator[int]:
 
 @pytest.fixture
 def wire(echo: int) -> Iterator[NetworkProxy]:
-    with proxied(echo) as proxy:
+    with run_proxy(echo) as proxy:
         yield proxy
 
 
-def connected(wire: NetworkProxy, seconds: float = 5.0) -> socket.socket:
+def connect(wire: NetworkProxy, seconds: float = 5.0) -> socket.socket:
     peer = socket.create_connection(("127.0.0.1", wire.port), timeout=seconds)
     peer.settimeout(seconds)
     return peer
@@ -53,26 +53,26 @@ def say(peer: socket.socket, data: bytes) -> bytes:
 
 
 def test_it_passes_everything_and_counts_the_answers(wire: NetworkProxy) -> None:
-    with connected(wire) as peer:
+    with connect(wire) as peer:
         assert say(peer, b"x" * 200_000) == b"x" * 200_000
     assert wire.carried == 200_000
 
 
 def test_it_refuses_and_comes_back_on_its_port(wire: NetworkProxy) -> None:
-    with connected(wire) as peer:
+    with connect(wire) as peer:
         say(peer, b"x")
         wire.set(Refuse())
         with pytest.raises(ConnectionError):
             peer.recv(1)
     with pytest.raises(ConnectionRefusedError):
-        connected(wire)
+        connect(wire)
     wire.set(Pass())
-    with connected(wire) as peer:
+    with connect(wire) as peer:
         assert say(peer, b"again") == b"again"
 
 
 def test_a_hole_swallows_and_gives_back_when_it_is_mended(wire: NetworkProxy) -> None:
-    with connected(wire, 0.3) as peer:
+    with connect(wire, 0.3) as peer:
         with wire.being(Hole()):
             peer.sendall(b"lost?")
             with pytest.raises(TimeoutError):
@@ -82,7 +82,7 @@ def test_a_hole_swallows_and_gives_back_when_it_is_mended(wire: NetworkProxy) ->
 
 
 def test_it_is_slow_or_late(wire: NetworkProxy) -> None:
-    with connected(wire) as peer:
+    with connect(wire) as peer:
         wire.set(Slow(1_000))
         began = time.monotonic()
         say(peer, b"x" * 400)
@@ -95,16 +95,16 @@ def test_it_is_slow_or_late(wire: NetworkProxy) -> None:
 
 def test_it_cuts_in_the_middle(wire: NetworkProxy) -> None:
     wire.set(Cut(after=10))
-    with connected(wire) as peer, pytest.raises(ConnectionResetError):
+    with connect(wire) as peer, pytest.raises(ConnectionResetError):
         say(peer, b"x" * 100)
     assert (wire.carried, wire.cuts) == (10, 1)
 
 
 def test_it_can_lead_elsewhere(wire: NetworkProxy, echo: int) -> None:
-    with proxied(echo) as other, connected(wire) as peer:
+    with run_proxy(echo) as other, connect(wire) as peer:
         assert say(peer, b"here") == b"here"
         wire.aim(other.port)
-        with connected(wire) as again:
+        with connect(wire) as again:
             assert say(again, b"there") == b"there"
         assert other.carried == 5
 

@@ -27,21 +27,21 @@ Record = Callable[[str, object], None]
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with scene(tmp_path_factory.mktemp("postgres"), seconds=120) as new_scene:
         yield new_scene
 
 
 @pytest.fixture
-def system(shared: Scene) -> Scene:
-    shared.reset()
+def system(shared_scene: Scene) -> Scene:
+    shared_scene.reset()
     for name in WORKERS:
-        shared.stub.always(name, Reply(chunks=(f"{name} ", "says so."), first_delay=0.7))
-    return shared
+        shared_scene.stub.always(name, Reply(chunks=(f"{name} ", "says so."), first_delay=0.7))
+    return shared_scene
 
 
 @contextmanager
-def restarted(system: Scene) -> Iterator[None]:
+def restart_postgres(system: Scene) -> Iterator[None]:
     system.postgres.stop()
     try:
         yield
@@ -50,7 +50,7 @@ def restarted(system: Scene) -> Iterator[None]:
 
 
 @contextmanager
-def crashed(system: Scene) -> Iterator[None]:
+def crash_postgres(system: Scene) -> Iterator[None]:
     system.postgres.crash()
     try:
         yield
@@ -77,9 +77,9 @@ CUTTING_SECONDS, WHOLE_SECONDS = 0.2, 0.5
 AWAY_SECONDS = 5.0
 """How long the database is away during one call."""
 OUTAGES = (
-    Outage("stopped for 9 s", restarted, 9, ci=True),
-    Outage("stopped for 30 s", restarted, 30),
-    Outage("killed for 9 s", crashed, 9),
+    Outage("stopped for 9 s", restart_postgres, 9, ci=True),
+    Outage("stopped for 30 s", restart_postgres, 30),
+    Outage("killed for 9 s", crash_postgres, 9),
     Outage("behind a black hole for 9 s", line_is(Hole()), 9, ci=True),
     Outage("behind a black hole for 30 s", line_is(Hole()), 30),
     Outage("refused for 10 s", line_is(Refuse()), 10),
@@ -114,7 +114,7 @@ def test_while_the_database_is_away_nothing_begins_and_nothing_is_lost(
         )
         recovered = time.monotonic() - mended
     assert settle(system, 30) == []
-    refused_politely(load)
+    assert_refused_politely(load)
     ours = accounts(system.database)
     record_property(
         "measured",
@@ -138,7 +138,7 @@ def stranger(system: Scene) -> None:
         assert int(reply.headers["retry-after"]) >= 1
 
 
-def refused_politely(load: Flood) -> None:
+def assert_refused_politely(load: Flood) -> None:
     """Every answer is one, or a 503 that says when to come back, and which names no run unless there is one."""
     assert set(load.statuses) <= {200, 503}, load.statuses
     for answer in load.answers:
@@ -155,7 +155,7 @@ def test_connections_that_break_now_and_then_are_replaced(system: Scene, record_
             time.sleep(WHOLE_SECONDS)
     assert system.to_postgres.cuts > 0
     assert settle(system, 30) == []
-    refused_politely(load)
+    assert_refused_politely(load)
     record_property("measured", f"{system.to_postgres.cuts} cuts, {dict(load.statuses)}")
     assert {account.row["state"] for account in accounts(system.database)} == {"succeeded"}
 
@@ -165,7 +165,7 @@ def test_an_outcome_waits_for_the_database(system: Scene) -> None:
     system.stub.always("alpha", Reply(first_delay=3.0))
     answer = system.aside(ask, system.gateway, "baton-mini")
     system.wait_for_requests("alpha")
-    with restarted(system):
+    with restart_postgres(system):
         time.sleep(AWAY_SECONDS)
     answered = answer.result(40)
     assert answered.status in (200, 503), answered

@@ -45,18 +45,18 @@ NO_TROUBLE = "DROP TRIGGER trouble ON events; DROP FUNCTION trouble(); DROP SEQU
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     # The service's three processes take ten each at most.
     with scene(tmp_path_factory.mktemp("strained"), seconds=120, postgres=["max_connections=44"]) as new_scene:
         yield new_scene
 
 
 @pytest.fixture
-def system(shared: Scene) -> Scene:
-    shared.reset()
+def system(shared_scene: Scene) -> Scene:
+    shared_scene.reset()
     for name in WORKERS:
-        shared.stub.always(name, Reply(chunks=(f"{name} ", "says so."), first_delay=0.3))
-    return shared
+        shared_scene.stub.always(name, Reply(chunks=(f"{name} ", "says so."), first_delay=0.3))
+    return shared_scene
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def trouble(system: Scene, state: str, every: int) -> Iterator[None]:
         system.script(NO_TROUBLE)
 
 
-def refused(state: str, meaning: str, *, ci: bool) -> object:
+def case_of_refusal(state: str, meaning: str, *, ci: bool) -> object:
     place = f"Postgres ends transactions with {state}, {meaning}"
     return case(state, family="F-19", place=place, expectation="tried again, nothing dropped", ci=ci, name=state)
 
@@ -78,9 +78,9 @@ def refused(state: str, meaning: str, *, ci: bool) -> object:
 @pytest.mark.parametrize(
     "state",
     [
-        refused("40P01", "deadlock", ci=True),
-        refused("40001", "serialization failure", ci=False),
-        refused("57P01", "administrator's command", ci=False),
+        case_of_refusal("40P01", "deadlock", ci=True),
+        case_of_refusal("40001", "serialization failure", ci=False),
+        case_of_refusal("57P01", "administrator's command", ci=False),
     ],
 )
 def test_a_transaction_that_is_refused_is_tried_again(system: Scene, state: str, record_property: Record) -> None:
@@ -96,16 +96,16 @@ def test_a_transaction_that_is_refused_is_tried_again(system: Scene, state: str,
     assert {account.row["state"] for account in accounts(system.database)} == {"succeeded"}
 
 
-def strained(mode: Mode, place: str) -> object:
+def case_of_strain(mode: Mode, place: str) -> object:
     return case(mode, family="F-19", place=place, expectation="slower, nothing dropped", name=place)
 
 
 @pytest.mark.parametrize(
     "mode",
     [
-        strained(Delay(0.3), "Postgres answers 0.3 s late"),
-        strained(Slow(40_960), "Postgres at 40 KiB/s for each connection"),
-        strained(Delay(2.5), "Postgres answers 2.5 s late"),
+        case_of_strain(Delay(0.3), "Postgres answers 0.3 s late"),
+        case_of_strain(Slow(40_960), "Postgres at 40 KiB/s for each connection"),
+        case_of_strain(Delay(2.5), "Postgres answers 2.5 s late"),
     ],
 )
 def test_a_slow_database_slows_and_drops_nothing(system: Scene, mode: Mode, record_property: Record) -> None:
@@ -132,12 +132,12 @@ def test_a_lock_on_the_runs_is_outlived(system: Scene, record_property: Record) 
 
 @at("F-16", "Postgres has no connection left", "503 within seconds; those in flight end; all well when some are free")
 def test_no_connection_left(system: Scene, record_property: Record) -> None:
-    asyncio.run(exhausted(system, record_property))
+    asyncio.run(exhaust_connections(system, record_property))
     assert ask(system.gateway, "baton-mini").status == 200
     assert settle(system, 30) == []
 
 
-async def exhausted(system: Scene, record_property: Record) -> None:
+async def exhaust_connections(system: Scene, record_property: Record) -> None:
     """Take every connection there is, once the service's own were closed under it."""
     async with AsyncExitStack() as stack:
         system.to_postgres.reset()

@@ -127,7 +127,7 @@ limits = {{ seconds = 40 }}
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with scene(tmp_path_factory.mktemp("providers"), dispatchers=1, pools=pools) as new_scene:
         yield new_scene
 
@@ -162,7 +162,7 @@ def test_a_provider_that_misbehaves_is_contained(system: Scene, number: int, rec
     outcomes = run.outcomes()[0]
     record_property("measured", f"{', '.join(outcomes)} in {answered.seconds:.1f} s")
     if fault.outcome == "ok":
-        contained(fault, run)
+        assert_contained(fault, run)
     elif fault.begins and streams:
         assert (answered.status, bool(answered.code)) == (200, True), "an error event, and no end of the stream"
         assert outcomes == [fault.outcome]
@@ -177,7 +177,7 @@ def test_a_provider_that_misbehaves_is_contained(system: Scene, number: int, rec
     assert probe(system.gateway, "/readyz") == 200
 
 
-def contained(fault: Fault, run: Account) -> None:
+def assert_contained(fault: Fault, run: Account) -> None:
     """Taken for an answer, with figures that money can be counted with, or refused like any other nonsense."""
     assert run.outcomes()[0][-1] == "ok"
     for body in run.bodies(Kind.CALL_FINISHED):

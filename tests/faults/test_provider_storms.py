@@ -88,7 +88,7 @@ def pools(stub: StubControl, to_stub: NetworkProxy) -> str:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with scene(tmp_path_factory.mktemp("storms"), dispatchers=1, pools=pools) as new_scene:
         yield new_scene
 

@@ -27,30 +27,30 @@ Record = Callable[[str, object], None]
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with scene(tmp_path_factory.mktemp("redis"), seconds=120) as new_scene:
         yield new_scene
 
 
 @pytest.fixture
-def system(shared: Scene) -> Scene:
-    shared.reset()
+def system(shared_scene: Scene) -> Scene:
+    shared_scene.reset()
     for name in WORKERS:
-        shared.stub.always(name, Reply(chunks=(f"{name} ", "says so."), first_delay=0.5))
-    return shared
+        shared_scene.stub.always(name, Reply(chunks=(f"{name} ", "says so."), first_delay=0.5))
+    return shared_scene
 
 
 @pytest.fixture(scope="module")
-def pace(shared: Scene) -> float:
+def pace(shared_scene: Scene) -> float:
     """Seconds that this machine needs for as many runs at once while nothing is broken."""
-    shared.reset()
-    with flood(shared.gateways, CALLERS) as load:
+    shared_scene.reset()
+    with flood(shared_scene.gateways, CALLERS) as load:
         wait_until(lambda: load.answers, within=60, what="the first answer")
     return load.slowest
 
 
 @contextmanager
-def restarted(system: Scene) -> Iterator[None]:
+def restart_redis(system: Scene) -> Iterator[None]:
     system.redis.stop()
     try:
         yield
@@ -59,7 +59,7 @@ def restarted(system: Scene) -> Iterator[None]:
 
 
 @contextmanager
-def flushed(system: Scene) -> Iterator[None]:
+def flush_redis(system: Scene) -> Iterator[None]:
     """Again and again, so that it strikes between any two steps."""
     with Redis.from_url(system.redis.url) as redis:
         for _ in range(10):
@@ -69,14 +69,14 @@ def flushed(system: Scene) -> Iterator[None]:
 
 
 @contextmanager
-def crashed(system: Scene) -> Iterator[None]:
+def crash_redis(system: Scene) -> Iterator[None]:
     system.redis.crash()
     system.redis.start()
     yield
 
 
 @contextmanager
-def failed_over(system: Scene, *, lag: bool) -> Iterator[None]:
+def fail_over(system: Scene, *, lag: bool) -> Iterator[None]:
     """The primary dies; a replica that has missed the last seconds, or an empty one, answers in its place."""
     with servers.redis() as other, Redis.from_url(other.url) as replica:
         if lag:
@@ -115,12 +115,12 @@ LAG_SECONDS = 1.0
 PROBE_PAUSE = 0.5
 """Seconds between two looks at the health of a gateway."""
 OUTAGES = (
-    Outage("restarted, away for 3 s", restarted, 3, "F-09", ci=True),
-    Outage("restarted, away for 10 s", restarted, 10, "F-09"),
-    Outage("emptied ten times", flushed, 0, "F-10", ci=True),
-    Outage("killed, back with an empty disk", crashed, 0, "F-10"),
-    Outage("failed over to a lagging replica", partial(failed_over, lag=True), 3, "F-11", ci=True),
-    Outage("failed over to an empty server", partial(failed_over, lag=False), 3, "F-11"),
+    Outage("restarted, away for 3 s", restart_redis, 3, "F-09", ci=True),
+    Outage("restarted, away for 10 s", restart_redis, 10, "F-09"),
+    Outage("emptied ten times", flush_redis, 0, "F-10", ci=True),
+    Outage("killed, back with an empty disk", crash_redis, 0, "F-10"),
+    Outage("failed over to a lagging replica", partial(fail_over, lag=True), 3, "F-11", ci=True),
+    Outage("failed over to an empty server", partial(fail_over, lag=False), 3, "F-11"),
     Outage("frozen for 6 s", lambda system: system.redis.frozen(), 6, "F-12", ci=True),
     Outage("frozen for 60 s", lambda system: system.redis.frozen(), 60, "F-12"),
     Outage("behind a black hole for 6 s", line_is(Hole()), 6, "F-12"),
@@ -142,7 +142,7 @@ def test_no_run_is_lost(pace: float, system: Scene, outage: Outage, record_prope
     with flood(system.gateways, CALLERS) as load:
         wait_until(lambda: system.open_runs() > CALLERS * 0.8, within=20, what="the runs are in flight")
         with outage.breaks(system):
-            slowest_probe = probed(system, outage.seconds)
+            slowest_probe = probe(system, outage.seconds)
         mended = time.time()
     assert settle(system, RECOVERED + pace) == []
     ours = accounts(system.database)
@@ -155,7 +155,7 @@ def test_no_run_is_lost(pace: float, system: Scene, outage: Outage, record_prope
     assert slowest_probe < 15
 
 
-def probed(system: Scene, seconds: float) -> float:
+def probe(system: Scene, seconds: float) -> float:
     """Return the slowest answer of the probes while it lasts: they live, and they are ready, if degraded."""
     until, slowest = time.monotonic() + seconds, 0.0
     while time.monotonic() < until:

@@ -23,20 +23,20 @@ Record = Callable[[str, object], None]
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with scene(tmp_path_factory.mktemp("restarts"), gateways=2, dispatchers=2, seconds=90, lease=4.0) as new_scene:
         yield new_scene
 
 
 @pytest.fixture
-def system(shared: Scene) -> Scene:
-    shared.reset()
+def system(shared_scene: Scene) -> Scene:
+    shared_scene.reset()
     for name in WORKERS:
-        shared.stub.always(name, Reply(chunks=(f"{name} ", "says so."), first_delay=0.3))
-    return shared
+        shared_scene.stub.always(name, Reply(chunks=(f"{name} ", "says so."), first_delay=0.3))
+    return shared_scene
 
 
-def restarted(system: Scene, process: Process) -> float:
+def restart_process(system: Scene, process: Process) -> float:
     """Stop it as a deployment does, start it again, and wait until it serves; the seconds until it had stopped."""
     began = time.monotonic()
     assert process.stop() == 0
@@ -45,12 +45,12 @@ def restarted(system: Scene, process: Process) -> float:
     return took
 
 
-def rolled(system: Scene, processes: list[Process], record_property: Record) -> None:
+def roll_processes(system: Scene, processes: list[Process], record_property: Record) -> None:
     slowest = 0.0
     with flood(system.gateways, CALLERS, retries=True) as load:
         wait_until(lambda: len(load.answers) > CALLERS, within=30, what="runs are under way")
         for n in range(RESTARTS):
-            slowest = max(slowest, restarted(system, processes[n % len(processes)]))
+            slowest = max(slowest, restart_process(system, processes[n % len(processes)]))
     assert settle(system, 30) == []
     ours = accounts(system.database)
     record_property("measured", f"{RESTARTS} restarts, {len(ours)} runs, slowest stop {slowest:.1f} s")
@@ -62,13 +62,13 @@ def rolled(system: Scene, processes: list[Process], record_property: Record) -> 
 
 @at("F-31", "dispatchers restarted ten times under load", "0 failed runs, no 5xx, no call is made twice")
 def test_dispatchers_are_restarted_in_turn(system: Scene, record_property: Record) -> None:
-    rolled(system, system.dispatchers, record_property)
+    roll_processes(system, system.dispatchers, record_property)
     assert all(outcomes == ["ok"] for run in accounts(system.database) for outcomes in run.outcomes())
 
 
 @at("F-31", "gateways restarted ten times under load", "0 failed runs; what was refused is asked again and answered")
 def test_gateways_are_restarted_in_turn(system: Scene, record_property: Record) -> None:
-    rolled(system, system.gateways, record_property)
+    roll_processes(system, system.gateways, record_property)
 
 
 @at("F-31", "dispatcher told to stop in the middle of a call", "it takes nothing new, and finishes the call", ci=True)

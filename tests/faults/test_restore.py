@@ -79,7 +79,7 @@ class Installed:
 
 
 @contextmanager
-def installed(folder: Path) -> Iterator[Installed]:
+def run_installation(folder: Path) -> Iterator[Installed]:
     """A gateway and an engine; every step goes over Redis. A base backup was taken."""
     with fleet(folder, postgres=ARCHIVING) as scene:
         scene.environ = {**scene.environ, "BATON_STEPS": "spread"}
@@ -131,7 +131,7 @@ def restore(kind: str, how: Any, *, ci: bool = False) -> object:
 def test_a_restored_journal_against_a_newer_redis_and_later_calls(
     tmp_path: Path, how: Any, record_property: Callable[[str, object], None]
 ) -> None:
-    with installed(tmp_path) as installation:
+    with run_installation(tmp_path) as installation:
         scene, stub = installation.scene, installation.scene.stub
         for name in ("alpha", "beta"):
             stub.always(name, Reply(chunks=("So.",)))
@@ -144,7 +144,7 @@ def test_a_restored_journal_against_a_newer_redis_and_later_calls(
         lost = [installation.ask("baton-mini").result()[1]["baton"] for _ in range(3)]
         scene.kill()
         installation.rows("SELECT pg_switch_wal()")
-        wait_until(lambda: archived(installation), what="the log is archived")
+        wait_until(lambda: has_archived_all(installation), what="the log is archived")
         count_before = len(stub.requests())
         log = (tmp_path / f"dispatcher-{scene.processes['dispatcher'][0].port}.log").rename(tmp_path / "engine.log")
         with how(installation) as server:
@@ -193,7 +193,7 @@ def take_point(installation: Installed) -> None:
     assert installation.rows("SELECT count(*) FROM runs WHERE ended_at IS NULL")[0][0] == 2, "both are still open"
 
 
-def archived(installation: Installed) -> bool:
+def has_archived_all(installation: Installed) -> bool:
     """Return whether all that was written has been archived."""
     ((is_archived,),) = installation.rows(
         "SELECT last_archived_wal >= pg_walfile_name(pg_switch_wal()) OR last_archived_time > clock_timestamp() "
@@ -218,7 +218,7 @@ def baton(installation: Installed, *words: str) -> str:
 
 @at("F-20", "`baton restored` while an engine is connected", "it refuses", ci=True)
 def test_a_service_that_runs_is_left_alone(tmp_path: Path) -> None:
-    with installed(tmp_path) as installation:
+    with run_installation(tmp_path) as installation:
         result = run_command(tmp_path, installation.scene.environ, "restored")
         assert result.returncode == 2
         assert "stop them" in result.stderr

@@ -26,8 +26,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.faults.fleet import PRESENT, VERBS, Fleet, Release, fleet, unpacked
-from tests.faults.mixed_load import mixed_load
+from tests.faults.fleet import PRESENT, VERBS, Fleet, Release, fleet, unpack_release
+from tests.faults.mixed_load import run_mixed_load
 from tests.faults.points import at
 from tests.harness import servers
 from tests.harness.processes import KEY, run_command, user_message
@@ -156,7 +156,7 @@ def long_streams(url: str) -> Iterator[LongStreams]:
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Release:
     """The code from before the migrations. It has the present version, so that either takes the other's runs."""
-    release = unpacked(BEFORE, version("baton"), tmp_path_factory.mktemp("before"), unknown=())
+    release = unpack_release(BEFORE, version("baton"), tmp_path_factory.mktemp("before"), unknown=())
     if release is None:
         pytest.skip(f"this clone does not have the commit {BEFORE}")
     return release
@@ -177,7 +177,7 @@ def test_a_rolling_update_drops_nothing(
             scene.add(earlier, verb, COUNT)
         scene.wait()
         ports = [gateway.port for gateway in scene.processes["gateway"]]
-        with servers.nginx(ports) as proxy, mixed_load([proxy.url]) as load, long_streams(proxy.url) as long:
+        with servers.nginx(ports) as proxy, run_mixed_load([proxy.url]) as load, long_streams(proxy.url) as long:
             load.go_on()
             PRESENT.migrate(tmp_path, scene.environ)
             assert revision(scene, "current") == revision(scene, "head")

@@ -51,7 +51,7 @@ def receiver() -> Iterator[tuple[str, Came]]:
 
 
 @contextmanager
-def installed(folder: Path, address: str) -> Iterator[Fleet]:
+def run_installation(folder: Path, address: str) -> Iterator[Fleet]:
     """A gateway and an engine whose secrets stand in files."""
     files = {"pepper": OLD, "webhook": FIRST, "provider": KEYS["openai"]}
     for name, value in files.items():
@@ -116,7 +116,7 @@ def streams(gateway: Process, key: str) -> None:
 
 @at("F-31", "the pepper replaced while everything runs", "keys stay valid; no message is dropped", ci=True)
 def test_the_pepper_is_rotated(tmp_path: Path) -> None:
-    with receiver() as (address, _), installed(tmp_path, address) as scene:
+    with receiver() as (address, _), run_installation(tmp_path, address) as scene:
         (gateway,), (engine,) = scene.processes["gateway"], scene.processes["dispatcher"]
         used, unused = keys(scene, "add", "used"), keys(scene, "add", "unused")
         key = used["key"]
@@ -144,7 +144,7 @@ def test_the_pepper_is_rotated(tmp_path: Path) -> None:
 
 @at("F-31", "the webhook's secret replaced while everything runs", "each message verifies with either secret", ci=True)
 def test_the_secret_of_webhooks_is_rotated(tmp_path: Path) -> None:
-    with receiver() as (address, came), installed(tmp_path, address) as scene:
+    with receiver() as (address, came), run_installation(tmp_path, address) as scene:
         (gateway,) = scene.processes["gateway"]
 
         def verified() -> tuple[bool, bool]:
@@ -180,7 +180,7 @@ def verifies(headers: Mapping[str, str], body: bytes, secret: str) -> bool:
 
 @at("F-31", "a provider's key replaced while everything runs", "the next call has the new key, at once", ci=True)
 def test_the_key_of_a_provider_is_rotated(tmp_path: Path) -> None:
-    with receiver() as (address, _), installed(tmp_path, address) as scene:
+    with receiver() as (address, _), run_installation(tmp_path, address) as scene:
         (gateway,) = scene.processes["gateway"]
         with open_caller(gateway.url) as caller:
             assert caller.ask_whole("baton-mini", "Tell.")[0] == "".join(WORDS)

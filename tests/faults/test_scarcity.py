@@ -13,7 +13,7 @@ import pytest
 from app.core.run.events import Kind
 from tests.faults.accounts import account, accounts, settle
 from tests.faults.load import flood
-from tests.faults.network_proxy import NetworkProxy, proxied, running_loop
+from tests.faults.network_proxy import NetworkProxy, run_proxy, running_loop
 from tests.faults.points import at, case
 from tests.faults.scene import WORKERS, Scene, ask, over, probe, scene
 from tests.harness.servers import free_port
@@ -131,7 +131,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def wrapped(certificates: Path, name: str, line: NetworkProxy) -> Iterator[int]:
+def wrap_in_tls(certificates: Path, name: str, line: NetworkProxy) -> Iterator[int]:
     """The port of a server that speaks TLS under that certificate, and forwards to the line."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates / f"{name}.pem", certificates / f"{name}.key")
@@ -167,10 +167,10 @@ def far(tmp_path_factory: pytest.TempPathFactory, certificates: Path) -> Iterato
 
         def pools(stub: StubControl, to_stub: NetworkProxy) -> str:
             plain = over(to_stub, stub)[0]
-            direct = stack.enter_context(proxied(to_stub.target))
+            direct = stack.enter_context(run_proxy(to_stub.target))
             urls = {
                 name: plain.replace("http://", "https://").replace(
-                    f":{to_stub.port}/", f":{stack.enter_context(wrapped(certificates, name, direct))}/"
+                    f":{to_stub.port}/", f":{stack.enter_context(wrap_in_tls(certificates, name, direct))}/"
                 )
                 for name in DATES
             }

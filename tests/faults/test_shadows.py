@@ -30,18 +30,18 @@ PATIENCE = 180.0
 SHADOW = '\n[tiers.baton-mini.shadow]\nshare = 1\nworker = "gamma"\nusd_per_day = 100\nmax_waiting = 10_000\n'
 
 
-def shadowed(stub: StubControl, to_stub: NetworkProxy) -> str:
+def pool_with_shadows(stub: StubControl, to_stub: NetworkProxy) -> str:
     """Return the usual pool file, in which every run of `baton-mini` gets a shadow."""
     return pool(stub, to_stub) + SHADOW
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("shadows"), dispatchers=2, pools=shadowed) as new_scene:
+def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with scene(tmp_path_factory.mktemp("shadows"), dispatchers=2, pools=pool_with_shadows) as new_scene:
         yield new_scene
 
 
-def killed(system: Scene, over: Flag) -> int:
+def kill_engines_until(system: Scene, over: Flag) -> int:
     """Kill one engine after the other until it is over. Returns how many."""
     chance, count = random.Random(23), 0
     while not over.wait(1.0 + chance.random()):
@@ -59,21 +59,21 @@ def lacking(system: Scene) -> int:
 
 @at("F-06", "engines killed while they admit and carry out shadows", "one shadow for each run; callers notice nothing")
 def test_every_run_gets_one_shadow_and_no_caller_notices(
-    shared: Scene, record_property: Callable[[str, object], None]
+    shared_scene: Scene, record_property: Callable[[str, object], None]
 ) -> None:
-    shared.reset()
-    shared.stub.always("gamma", Reply(chunks=("gamma ", "says ", "so."), gap=0.3))
+    shared_scene.reset()
+    shared_scene.stub.always("gamma", Reply(chunks=("gamma ", "says ", "so."), gap=0.3))
     over = Flag()
-    killing = shared.aside(killed, shared, over)
+    killing = shared_scene.aside(kill_engines_until, shared_scene, over)
     with ThreadPoolExecutor(CALLERS) as callers:
-        answers = list(callers.map(lambda _: ask(shared.gateway, "baton-mini"), range(RUNS)))
-    wait_until(lambda: lacking(shared) < RUNS / 2, within=PATIENCE, what="half of the shadows have ended")
+        answers = list(callers.map(lambda _: ask(shared_scene.gateway, "baton-mini"), range(RUNS)))
+    wait_until(lambda: lacking(shared_scene) < RUNS / 2, within=PATIENCE, what="half of the shadows have ended")
     over.set()
     kills = killing.result(PATIENCE)
-    wait_until(lambda: not lacking(shared), within=PATIENCE, what="every run has its shadow")
+    wait_until(lambda: not lacking(shared_scene), within=PATIENCE, what="every run has its shadow")
     assert {(answer.status, answer.text) for answer in answers} == {(200, "alpha says so.")}
-    assert settle(shared, 60) == [], "the auditor finds no call, text or money where it does not belong"
-    ours = {run.id: run for run in accounts(shared.database)}
+    assert settle(shared_scene, 60) == [], "the auditor finds no call, text or money where it does not belong"
+    ours = {run.id: run for run in accounts(shared_scene.database)}
     callers_runs = [name for name, run in ours.items() if run.row["origin_kind"] is None]
     shadows = [run for run in ours.values() if run.row["origin_kind"] == "shadow"]
     assert sorted(run.id for run in shadows) == sorted(map(shadow_id, callers_runs)), "one for each"

@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-from tests.faults.table import families, written
+from tests.faults.table import families, read_written_table
 from tests.harness.processes import ROOT
 
 WANTED = [f"F-{number:02}" for number in (*range(1, 13), 14, 15, 16, 19, *range(21, 34), 37)]
@@ -17,7 +17,7 @@ def test_the_table_is_that_of_the_tests_and_no_fault_is_missing() -> None:
         [sys.executable, "-m", "tests.faults.table"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=100
     ).stdout
     table = process[process.index("| fault |") :]
-    assert table == written(), "run `python -m tests.faults.table --write`"
+    assert table == read_written_table(), "run `python -m tests.faults.table --write`"
     rows = [line.split("|") for line in table.splitlines() if line.startswith("| F-")]
     covered = set()
     for row in rows:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.fleet import PRESENT, VERBS, Fleet, Release, fleet, unpacked
-from tests.faults.mixed_load import MixedLoad, mixed_load
+from tests.faults.fleet import PRESENT, VERBS, Fleet, Release, fleet, unpack_release
+from tests.faults.mixed_load import MixedLoad, run_mixed_load
 from tests.faults.points import case
 from tests.harness.processes import environment, run_command
 
@@ -42,7 +42,7 @@ def order(release: str, *verbs: str, ci: bool = False) -> object:
 def earlier(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Release:
     """The earlier release of that version."""
     number = request.param
-    release = unpacked(RELEASES[number], number, tmp_path_factory.mktemp("release"))
+    release = unpack_release(RELEASES[number], number, tmp_path_factory.mktemp("release"))
     if release is None:
         pytest.skip(f"this clone does not have the commit of release {number}, {RELEASES[number]}")
     where = tmp_path_factory.mktemp("elsewhere")
@@ -74,7 +74,7 @@ def test_an_upgrade_and_its_way_back_fail_no_run(
         for verb in VERBS:
             scene.add(earlier, verb, COUNT)
         scene.wait()
-        with mixed_load(scene.urls) as load:
+        with run_mixed_load(scene.urls) as load:
             load.go_on()
             PRESENT.migrate(tmp_path, scene.environ)
             load.go_on()

@@ -36,7 +36,7 @@ Record = Callable[[str, object], None]
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with scene(tmp_path_factory.mktemp("zombies"), dispatchers=3, **SPREAD) as new_scene:
         yield new_scene
 
@@ -72,7 +72,7 @@ def still(who: str, stillness: Stillness, expectation: str) -> object:
 
 
 @contextmanager
-def thawed(pid: int) -> Iterator[None]:
+def thaw_at_end(pid: int) -> Iterator[None]:
     """It goes on at the end of the block, whatever happens in it."""
     try:
         yield
@@ -91,7 +91,7 @@ def test_a_dispatcher_that_wakes_up_too_late_changes_nothing(system: Scene, stil
     calling = system.aside(ask, system.gateway, "baton-ultra", extra_body=PLANNED)
     strike = system.struck()
     zombie = system.process(strike.pid)
-    with thawed(strike.pid):
+    with thaw_at_end(strike.pid):
         began = time.monotonic()
         answered = calling.result(30)
         time.sleep(max(0.0, FROZEN_SECONDS - (time.monotonic() - began)))
@@ -113,9 +113,9 @@ def test_an_engine_that_wakes_up_too_late_changes_nothing(system: Scene, stillne
     system.orders.lay(stillness.order)
     calling = system.aside(ask, system.gateway, "baton-ultra", extra_body=PLANNED)
     strike = system.struck()
-    with thawed(strike.pid):
+    with thaw_at_end(strike.pid):
         time.sleep(FROZEN_SECONDS)
-        wait_until(lambda: system.ended(system.latest()), within=20, what="somebody else ends the run")
+        wait_until(lambda: system.has_ended(system.latest()), within=20, what="somebody else ends the run")
     answered = calling.result(30)
     assert (answered.status, answered.text) == (200, ANSWER)
     assert settle(system) == []
@@ -143,7 +143,7 @@ def test_a_poisoned_step_is_given_up(system: Scene, how: str, record_property: R
     began = time.monotonic()
     calling = system.aside(ask, system.gateway, "baton-ultra", extra_body={"baton": {"plan": POISON}})
     others = []
-    with supervised(system, system.processes):
+    with supervise_processes(system, system.processes):
         while not calling.done():
             others.append(ask(system.gateway, "baton-mini", timeout=30))
             time.sleep(ASK_PAUSE)
@@ -167,7 +167,7 @@ def test_only_the_poisoned_one_of_two_steps_is_given_up(system: Scene) -> None:
     for process in system.dispatchers[1:]:
         process.kill()
     system.orders.lay(POISONED["kill"])
-    with supervised(system, system.dispatchers[:1]):
+    with supervise_processes(system, system.dispatchers[:1]):
         answered = ask(system.gateway, "baton-ultra", extra_body={"baton": {"plan": POISON}})
     assert (answered.status, answered.code) == (502, "dead_letter")
     system.mend()
@@ -198,8 +198,8 @@ def test_a_poisoned_plan_is_given_up(system: Scene) -> None:
     run = system.latest()
 
     def over() -> bool:
-        revived(system.processes)
-        return system.ended(run)
+        revive_dead(system.processes)
+        return system.has_ended(run)
 
     wait_until(over, within=60, what="the run ends")
     system.orders.withdraw()
@@ -211,7 +211,7 @@ def test_a_poisoned_plan_is_given_up(system: Scene) -> None:
     assert run_account.outcomes()[-1] == ["ok"]
 
 
-def revived(processes: Sequence[Process]) -> None:
+def revive_dead(processes: Sequence[Process]) -> None:
     """As a supervisor does: whatever has died starts again."""
     for process in processes:
         if not process.alive:
@@ -219,13 +219,13 @@ def revived(processes: Sequence[Process]) -> None:
 
 
 @contextmanager
-def supervised(system: Scene, processes: Sequence[Process]) -> Iterator[None]:
+def supervise_processes(system: Scene, processes: Sequence[Process]) -> Iterator[None]:
     """Within the block those that die start again, also while the test waits for an answer."""
     over = threading.Event()
 
     def supervise() -> None:
         while not over.wait(ASK_PAUSE):
-            revived(processes)
+            revive_dead(processes)
 
     supervising = system.aside(supervise)
     try:

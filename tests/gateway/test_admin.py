@@ -69,7 +69,7 @@ async def call_admin(client: httpx.AsyncClient, method: str, path: str, **more: 
     return body
 
 
-async def refused(client: httpx.AsyncClient, method: str, path: str, **more: Any) -> tuple[int, str]:
+async def assert_refused(client: httpx.AsyncClient, method: str, path: str, **more: Any) -> tuple[int, str]:
     """Send a request that must be refused; return its status and the error's code."""
     reply = await client.request(method, f"/admin/v1{path}", **more)
     return reply.status_code, reply.json()["error"]["code"]
@@ -98,7 +98,7 @@ async def test_a_key_is_made_rotated_and_revoked_and_the_log_says_by_whom(admin:
         ended = await call_admin(client, "POST", f"/keys/{key['id']}/revoke")
         assert (ended["in_force"], ended["revoked_at"]) == (False, admin.gateway.now())
         assert await statuses(admin, first, rotated["key"]) == [401, 401]
-        assert await refused(client, "POST", f"/keys/{key['id']}/rotate") == (409, "key_not_in_force")
+        assert await assert_refused(client, "POST", f"/keys/{key['id']}/rotate") == (409, "key_not_in_force")
         logged = (await call_admin(client, "GET", f"/changes?target={key['id']}"))["data"]
     assert [(entry["action"], entry["actor"], entry["via"]) for entry in logged] == [
         ("key.revoked", "boss", "key"),
@@ -115,8 +115,8 @@ async def test_a_key_that_is_asked_for_again_is_made_once(admin: AdminStandIn) -
         repeated = await call_admin(client, "POST", "/keys", json={"name": "ci"}, headers=again)
         assert repeated == key | {"key": None}
         other = {"name": "ci", "roles": ["owner"]}
-        assert await refused(client, "POST", "/keys", json=other, headers=again) == (409, "conflict")
-        assert await refused(client, "POST", "/keys", json={"name": "ci"}) == (409, "name_taken")
+        assert await assert_refused(client, "POST", "/keys", json=other, headers=again) == (409, "conflict")
+        assert await assert_refused(client, "POST", "/keys", json={"name": "ci"}) == (409, "name_taken")
         assert len((await call_admin(client, "GET", "/keys"))["data"]) == 2
 
 
@@ -129,7 +129,7 @@ async def test_a_rotation_that_is_sent_again_ends_no_secret_in_use(admin: AdminS
         secrets = [reply["key"] for reply in await asyncio.gather(*replies)]
         [rotated] = [secret for secret in secrets if secret is not None]
         assert await statuses(admin, key["key"], rotated) == [200, 200]
-        other = await refused(client, "POST", path, json={"overlap_seconds": 0}, headers=again)
+        other = await assert_refused(client, "POST", path, json={"overlap_seconds": 0}, headers=again)
         assert other == (409, "idempotency_key_reuse")
         admin.stand_in.seconds += 61
         later = await call_admin(client, "POST", path, json={"overlap_seconds": 60}, headers=again)
@@ -170,12 +170,12 @@ async def test_nobody_gains_rights_by_making_or_rotating_keys(admin: AdminStandI
     )
     async with admin.client(key) as client:
         for one in wider:
-            assert (await refused(client, "POST", "/keys", json=fitting | one))[0] == 403, one
-        assert await refused(client, "POST", "/keys/boss/rotate") == (403, "insufficient_scope")
-        assert await refused(client, "POST", "/keys", json=fitting | {"tenant": "other"}) == (404, "not_found")
-        assert await refused(client, "POST", "/keys/theirs/rotate") == (404, "not_found")
-        assert await refused(client, "POST", "/keys/theirs/revoke") == (404, "not_found")
-        assert await refused(client, "GET", "/keys/theirs") == (404, "not_found")
+            assert (await assert_refused(client, "POST", "/keys", json=fitting | one))[0] == 403, one
+        assert await assert_refused(client, "POST", "/keys/boss/rotate") == (403, "insufficient_scope")
+        assert await assert_refused(client, "POST", "/keys", json=fitting | {"tenant": "other"}) == (404, "not_found")
+        assert await assert_refused(client, "POST", "/keys/theirs/rotate") == (404, "not_found")
+        assert await assert_refused(client, "POST", "/keys/theirs/revoke") == (404, "not_found")
+        assert await assert_refused(client, "GET", "/keys/theirs") == (404, "not_found")
         await call_admin(client, "POST", "/keys", json=fitting)
         assert [row["tenant"] for row in (await call_admin(client, "GET", "/keys"))["data"]] == ["acme"] * 3
 
@@ -185,7 +185,7 @@ async def test_a_key_that_is_made_has_no_higher_rates_than_its_maker(admin: Admi
     fitting: dict[str, Any] = {"name": "x", "rpm": 10, "tpm": 999, "concurrency": 1}
     async with admin.client(key) as client:
         for one in ({"rpm": 11}, {"rpm": None}, {"tpm": None}, {"concurrency": 3}):
-            assert (await refused(client, "POST", "/keys", json=fitting | one))[0] == 403, one
+            assert (await assert_refused(client, "POST", "/keys", json=fitting | one))[0] == 403, one
         await call_admin(client, "POST", "/keys", json=fitting)
 
 
@@ -197,7 +197,7 @@ async def test_only_keys_with_no_more_rights_are_revoked(admin: AdminStandIn) ->
     key = await admin.add_key("oper", "operator", expires_at=2e9, rpm=5, labels=frozenset({"phi"}))
     async with admin.client(key) as client:
         for mightier in ("boss", "root"):
-            assert await refused(client, "POST", f"/keys/{mightier}/revoke") == (403, "insufficient_scope")
+            assert await assert_refused(client, "POST", f"/keys/{mightier}/revoke") == (403, "insufficient_scope")
             assert (await call_admin(client, "GET", f"/keys/{mightier}"))["in_force"] is True
         assert (await call_admin(client, "POST", "/keys/leaked/revoke"))["in_force"] is False
 
@@ -212,12 +212,12 @@ async def test_a_tenant_is_created_disabled_and_enabled(admin: AdminStandIn) -> 
         assert await statuses(admin, theirs) == [401]
         await call_admin(client, "POST", "/tenants/new/enable")
         assert await statuses(admin, theirs) == [200]
-        assert await refused(client, "POST", "/tenants/ops/disable") == (409, "own_tenant")
-        assert await refused(client, "POST", "/tenants/none/disable") == (404, "not_found")
+        assert await assert_refused(client, "POST", "/tenants/ops/disable") == (409, "own_tenant")
+        assert await assert_refused(client, "POST", "/tenants/none/disable") == (404, "not_found")
         names = [row["name"] for row in (await call_admin(client, "GET", "/tenants"))["data"]]
     assert names == ["new", "ops"]
     async with admin.client(await admin.add_key("boss")) as client:  # an owner of one tenant
-        assert await refused(client, "POST", "/tenants", json={"name": "x"}) == (403, "insufficient_scope")
+        assert await assert_refused(client, "POST", "/tenants", json={"name": "x"}) == (403, "insufficient_scope")
         assert [row["name"] for row in (await call_admin(client, "GET", "/tenants"))["data"]] == ["acme"]
 
 
@@ -234,7 +234,7 @@ async def test_lists_go_on_behind_what_was_seen(admin: AdminStandIn) -> None:
             assert [row[field] for row in (*first["data"], *rest["data"])] == whole
             assert (first["has_more"], rest["has_more"], rest["next"]) == (True, False, None)
             assert len(whole) == 5
-        assert await refused(client, "GET", "/keys?after=none") == (400, "invalid_value")
+        assert await assert_refused(client, "GET", "/keys?after=none") == (400, "invalid_value")
         assert (await call_admin(client, "GET", "/changes?tenant=other"))["data"] == []
 
 
@@ -242,8 +242,8 @@ async def test_what_was_spent_is_the_callers_tenants(admin: AdminStandIn) -> Non
     async with admin.client(await admin.add_key("boss")) as client:
         spending = await call_admin(client, "GET", "/spend?by=key")
         assert (spending["data"], spending["until"] - spending["since"]) == ([], 86_400)
-        assert await refused(client, "GET", "/spend?tenant=other") == (404, "not_found")
-        assert await refused(client, "GET", "/spend?since=0") == (400, "invalid_value")
+        assert await assert_refused(client, "GET", "/spend?tenant=other") == (404, "not_found")
+        assert await assert_refused(client, "GET", "/spend?since=0") == (400, "invalid_value")
 
 
 async def test_budgets_are_set_shown_and_removed(admin: AdminStandIn) -> None:
@@ -263,22 +263,25 @@ async def test_budgets_are_set_shown_and_removed(admin: AdminStandIn) -> None:
         assert await call_admin(client, "POST", "/budgets", json=budget_fields | {"usd": 3}) == budget | {"usd": 3.0}
         assert (await call_admin(client, "GET", "/budgets/acme/key/robot/day"))["windows"] == []
         assert [row["usd"] for row in (await call_admin(client, "GET", "/budgets"))["data"]] == [3.0]
-        assert await refused(client, "POST", "/budgets", json=whole) == (403, "insufficient_scope")
-        assert await refused(client, "POST", "/budgets", json=budget_fields | {"zone": "Mars"}) == (
+        assert await assert_refused(client, "POST", "/budgets", json=whole) == (403, "insufficient_scope")
+        assert await assert_refused(client, "POST", "/budgets", json=budget_fields | {"zone": "Mars"}) == (
             400,
             "invalid_value",
         )
-        assert await refused(client, "POST", "/budgets", json=budget_fields | {"tenant": "other"}) == (404, "not_found")
+        assert await assert_refused(client, "POST", "/budgets", json=budget_fields | {"tenant": "other"}) == (
+            404,
+            "not_found",
+        )
         assert await call_admin(client, "DELETE", "/budgets/acme/key/robot/day") == {
             "id": budget["id"],
             "removed": True,
         }
-        assert await refused(client, "GET", "/budgets/acme/key/robot/day") == (404, "not_found")
+        assert await assert_refused(client, "GET", "/budgets/acme/key/robot/day") == (404, "not_found")
         logged = (await call_admin(client, "GET", "/changes?target=acme/key/robot/day"))["data"]
         assert [entry["action"] for entry in logged] == ["budget.removed", "budget.set", "budget.set"]
     async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
         await call_admin(client, "POST", "/budgets", json=whole | {"tenant": "acme"})
-        unknown = await refused(client, "POST", "/budgets", json=whole | {"tenant": "acmee"})
+        unknown = await assert_refused(client, "POST", "/budgets", json=whole | {"tenant": "acmee"})
         assert unknown == (404, "not_found"), "a budget of nobody would bound nothing"
 
 
@@ -293,7 +296,7 @@ async def test_the_key_of_a_budget_is_one_of_the_tenants_by_id_or_name(admin: Ad
             budget = await call_admin(client, "POST", "/budgets", json=budget_fields | {"name": name})
             assert budget["name"] == id_
         for unknown in ("theirs", "shops", key):
-            assert await refused(client, "POST", "/budgets", json=budget_fields | {"name": unknown}) == (
+            assert await assert_refused(client, "POST", "/budgets", json=budget_fields | {"name": unknown}) == (
                 400,
                 "invalid_value",
             )
@@ -325,7 +328,7 @@ async def test_the_pool_and_its_rules_are_shown_and_a_file_is_compared(admin: Ad
         table = await call_admin(client, "POST", "/policy/check", json={"pool": POOL})
         (secret,) = [row for row in table["shown"] if row["labels"] == ["secret"]]
         assert (secret["tier"], secret["recipients"]) == ("baton-mini", ["alpha"])
-        assert await refused(client, "POST", "/policy/diff", json={"pool": "["}) == (400, "invalid_pool")
+        assert await assert_refused(client, "POST", "/policy/diff", json={"pool": "["}) == (400, "invalid_pool")
 
 
 async def test_a_file_that_would_take_long_to_compare_is_refused(admin: AdminStandIn) -> None:
@@ -372,15 +375,18 @@ async def test_a_version_is_promoted_and_rolled_back_by_its_author(admin: AdminS
     await admin.store.change(Change("c1", 1.0, "ann", "alpha", "loaded", "v1"))
     async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
         promote = {"json": {"version": "v1"}}
-        assert await refused(client, "POST", "/conductors/alpha/promote", **promote) == (409, "change_refused")
+        assert await assert_refused(client, "POST", "/conductors/alpha/promote", **promote) == (409, "change_refused")
         admin.served.append("v1")
         canary = await call_admin(client, "POST", "/conductors/alpha/canary", json={"version": "v1", "share": 0.25})
         assert (canary["canary"], canary["share"], canary["live"]) == ("v1", 0.25, "")
         careful = create_admin(replace(admin.context, trusted=TrustedSigners((SIGNER.verifier,))))
         async with admin.client(await admin.add_key("chief", tenant="ops", all_tenants=True), careful) as other:
-            assert await refused(other, "POST", "/conductors/alpha/promote", **promote) == (409, "change_refused")
+            assert await assert_refused(other, "POST", "/conductors/alpha/promote", **promote) == (
+                409,
+                "change_refused",
+            )
         assert (await call_admin(client, "POST", "/conductors/alpha/promote", **promote))["live"] == "v1"
-        assert await refused(client, "POST", "/conductors/beta/promote", **promote) == (404, "not_found")
+        assert await assert_refused(client, "POST", "/conductors/beta/promote", **promote) == (404, "not_found")
         admin.served.clear()  # rolling back must be possible while the server is away
         assert (await call_admin(client, "POST", "/conductors/alpha/rollback"))["live"] == ""
         assert [row["name"] for row in (await call_admin(client, "GET", "/conductors"))["data"]] == ["alpha"]
@@ -390,7 +396,7 @@ async def test_a_version_is_promoted_and_rolled_back_by_its_author(admin: AdminS
         ("conductor.promoted", "root"),
     ]
     async with admin.client(await admin.add_key("boss")) as client:  # conductors are shared by all tenants
-        assert await refused(client, "POST", "/conductors/alpha/rollback") == (403, "insufficient_scope")
+        assert await assert_refused(client, "POST", "/conductors/alpha/rollback") == (403, "insufficient_scope")
         assert (await call_admin(client, "GET", "/changes?target=alpha"))["data"] == []
 
 
@@ -400,10 +406,10 @@ async def test_a_subject_is_put_in_a_tiers_place_and_rolled_back_by_its_author(a
         canary = await call_admin(client, "POST", "/tiers/baton-mini/canary", json={"subject": "beta", "share": 0.25})
         assert (canary["canary"], canary["share"], canary["live"]) == ("worker beta", 0.25, "")
         assert (await call_admin(client, "POST", "/tiers/baton-mini/promote", **promote))["live"] == "worker beta"
-        assert await refused(client, "POST", "/tiers/baton-mini/promote", **promote) == (409, "change_refused")
+        assert await assert_refused(client, "POST", "/tiers/baton-mini/promote", **promote) == (409, "change_refused")
         gone = {"json": {"subject": "tier baton-gone"}}
-        assert await refused(client, "POST", "/tiers/baton-mini/promote", **gone) == (409, "change_refused")
-        assert await refused(client, "POST", "/tiers/baton-none/promote", **promote) == (404, "not_found")
+        assert await assert_refused(client, "POST", "/tiers/baton-mini/promote", **gone) == (409, "change_refused")
+        assert await assert_refused(client, "POST", "/tiers/baton-none/promote", **promote) == (404, "not_found")
         evidence = await call_admin(client, "GET", "/tiers/baton-mini/evidence?subject=beta")
         assert (evidence["subject"], evidence["tiers"]) == ("worker beta", [])
         listed = {row["name"]: row for row in (await call_admin(client, "GET", "/tiers"))["data"]}
@@ -416,7 +422,7 @@ async def test_a_subject_is_put_in_a_tiers_place_and_rolled_back_by_its_author(a
         ("tier.canary", "root"),
     ]
     async with admin.client(await admin.add_key("boss")) as client:  # tiers are shared by all tenants
-        assert await refused(client, "POST", "/tiers/baton-mini/rollback") == (403, "insufficient_scope")
+        assert await assert_refused(client, "POST", "/tiers/baton-mini/rollback") == (403, "insufficient_scope")
 
 
 async def test_two_gateways_follow_within_five_seconds(admin: AdminStandIn) -> None:
@@ -434,7 +440,7 @@ async def test_two_gateways_follow_within_five_seconds(admin: AdminStandIn) -> N
     }
     apps = [admin.gateway_app(), admin.gateway_app()]
 
-    async def accepted() -> list[list[str]]:
+    async def list_accepted_codes() -> list[list[str]]:
         codes = []
         for app in apps:
             async with admin.client(app=app) as client:
@@ -442,14 +448,14 @@ async def test_two_gateways_follow_within_five_seconds(admin: AdminStandIn) -> N
                 codes.append([n for n in names if (await client.get("/v1/models", headers=headers[n])).is_success])
         return codes
 
-    assert await accepted() == [list(names)] * 2
+    assert await list_accepted_codes() == [list(names)] * 2
     async with admin.client(await admin.add_key("root", tenant="home", all_tenants=True)) as client:
         await call_admin(client, "POST", "/keys/revoked/revoke")
         await call_admin(client, "POST", "/keys/rotated/rotate", json={"overlap_seconds": 0})
         await call_admin(client, "POST", "/tenants/leaving/disable")
     admin.stand_in.seconds += 5.0
     admin.stand_in.ticks += 5.0
-    assert await accepted() == [["kept"]] * 2
+    assert await list_accepted_codes() == [["kept"]] * 2
 
 
 async def test_the_api_describes_itself(admin: AdminStandIn) -> None:

@@ -175,19 +175,19 @@ async def test_decided_plans_are_listed_page_by_page_and_without_content_if_none
     await decide(boss, first, "refuse", reason="Not today.")
     await decide(boss, third, "refuse", reason="Nor this.")
 
-    async def listed(**query: Any) -> dict[str, Any]:
+    async def list_approvals(**query: Any) -> dict[str, Any]:
         body: dict[str, Any] = (await boss.get("/v1/approvals", params=query)).json()
         return body
 
-    assert [approval["run"] for approval in (await listed())["data"]] == [second]
-    page = await listed(status="decided", limit=2)
+    assert [approval["run"] for approval in (await list_approvals())["data"]] == [second]
+    page = await list_approvals(status="decided", limit=2)
     [newest] = page["data"]
     assert (newest["run"], newest["status"], newest["decision"]["reason"]) == (third, "refused", "Nor this.")
-    page = await listed(status="decided", limit=2, after=page["next"])
+    page = await list_approvals(status="decided", limit=2, after=page["next"])
     assert ([approval["run"] for approval in page["data"]], page["has_more"]) == ([first], False)
     assert (await boss.get("/v1/approvals", params={"after": "x"})).json()["error"]["param"] == "after"
     read_count = await notes(runtime)
-    [plain, *_rest] = (await listed(status="all", words=False))["data"]
+    [plain, *_rest] = (await list_approvals(status="all", words=False))["data"]
     assert await notes(runtime) == read_count
     first_step, second_step = plain["plan"]["steps"]
     assert (first_step["instruction"], plain["decision"]["reason"]) == (None, None)
@@ -402,7 +402,7 @@ async def test_an_approval_that_lowers_the_price_is_no_falsification(
     assert isinstance(store, SqlStore)
     await store.set_budget(Budget("acme", "tenant", "", "day", MILLION), by=tampers.OWNER)
 
-    async def verified(*, settled: bool) -> tuple[list[Finding], int]:
+    async def verify_and_audit(*, settled: bool) -> tuple[list[Finding], int]:
         async with open_archive(f"sqlite:///{tmp_path}/baton.db") as archive:
             report = await archive.snapshot(lambda conn, opened: tampers.verify(conn, (), opened, settled=settled))
         return list(report.ordered()), report.runs
@@ -413,8 +413,8 @@ async def test_an_approval_that_lowers_the_price_is_no_falsification(
     row = await await_ended_row(store, run)
     assert (row.cap.usd, row.spent.usd > 0) == (500_000, True)
     await tampers.seal(store)
-    assert await verified(settled=True) == ([], 1)
+    assert await verify_and_audit(settled=True) == ([], 1)
     unsealed = (await waiting(caller))["baton"]["run"]
     await decide(boss, unsealed)
     await await_ended_row(store, unsealed)
-    assert await verified(settled=False) == ([], 2), "a run that is not sealed yet has spent of its budget, too"
+    assert await verify_and_audit(settled=False) == ([], 2), "a run that is not sealed yet has spent of its budget, too"

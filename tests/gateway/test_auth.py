@@ -104,7 +104,7 @@ EXAMPLES["approval"] = APPROVED_RUN
 TAKES_BODY = ("POST", "PATCH")
 
 
-def closed_routes() -> Iterator[tuple[str, str]]:
+def list_closed_routes() -> Iterator[tuple[str, str]]:
     """Every route of the application that is not open to everybody, from the route table."""
     for route in api_routes(GatewayStandIn().app.routes):
         for method in sorted((route.methods or set()) - {"HEAD"}):  # a GET without its body
@@ -112,7 +112,7 @@ def closed_routes() -> Iterator[tuple[str, str]]:
                 yield method, route.path
 
 
-ROUTES = sorted(closed_routes())
+ROUTES = sorted(list_closed_routes())
 SPELLINGS = {
     "Bearer": lambda key: {"authorization": f"Bearer {key}"},
     "bearer": lambda key: {"Authorization": f"bearer   {key} "},

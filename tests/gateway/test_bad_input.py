@@ -42,7 +42,7 @@ RAW_WORDS = re.compile(r"Input|instance|dictionary|not a valid value|valid (stri
 CALL = {"id": CANARY, "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
-def nested(levels: int) -> dict[str, Any]:
+def nest_schema(levels: int) -> dict[str, Any]:
     """A schema of so many objects and lists inside each other; each property takes two."""
     schema: dict[str, Any] = {"type": "object"} if levels % 2 else {"enum": [1]}
     for _ in range((levels - 1) // 2):
@@ -176,8 +176,8 @@ FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
     ),
     "schema that is none": (by_schema({"type": "objct"}), "response_format.json_schema.schema"),
     "schema elsewhere": (by_schema({"$ref": "http://127.0.0.1:9/x"}), "response_format.json_schema.schema"),
-    "schema of 17 levels": (by_schema(nested(17)), "response_format.json_schema.schema"),
-    "a tool of 17 levels": (chat_body(tools=[offer("f", parameters=nested(17))]), "tools[0].function.parameters"),
+    "schema of 17 levels": (by_schema(nest_schema(17)), "response_format.json_schema.schema"),
+    "a tool of 17 levels": (chat_body(tools=[offer("f", parameters=nest_schema(17))]), "tools[0].function.parameters"),
     "schema too long": (by_schema({"description": "x" * 70_000}), "response_format.json_schema.schema"),
     "logprobs 1": (chat_body(logprobs=1), "logprobs"),
     "21 top_logprobs": (chat_body(logprobs=True, top_logprobs=21), "top_logprobs"),
@@ -225,7 +225,7 @@ def check(reply: httpx.Response, status: int) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def watched() -> AsyncIterator[list[float]]:
+async def watch_loop() -> AsyncIterator[list[float]]:
     """The longest time that the loop worked without a turn for others inside the block, and how many turns it gave.
 
     Seconds of its own CPU: the rest of the time belongs to whoever shares the machine.
@@ -252,7 +252,7 @@ async def stalls(gateway: GatewayStandIn, key: str, body: bytes) -> tuple[httpx.
     """The reply, and the best of up to six longest stalls: caches and clocks are shared with others, too."""
     best = 1e9
     for _ in range(6):
-        async with watched() as longest:
+        async with watch_loop() as longest:
             reply = await send(gateway, key, body)
         best = min(best, longest[0])
         if best < STALL:
@@ -272,14 +272,14 @@ async def test_bytes_that_are_no_request(gateway: GatewayStandIn, key: str, name
 async def test_others_get_turns_while_a_large_body_is_read(gateway: GatewayStandIn, key: str) -> None:
     turns = []
     for body in (b'{"user":5}', RAW["many mixed escapes"]):
-        async with watched() as turns_taken:
+        async with watch_loop() as turns_taken:
             await send(gateway, key, body)
         turns.append(turns_taken[1])
     assert turns[1] >= turns[0] + 5
 
 
 async def test_schemas_may_have_16_levels(gateway: GatewayStandIn, key: str) -> None:
-    body = by_schema(nested(16)) | {"tools": [offer("f", parameters=nested(16))]}
+    body = by_schema(nest_schema(16)) | {"tools": [offer("f", parameters=nest_schema(16))]}
     assert (await send(gateway, key, json.dumps(body).encode())).status_code == 200
 
 

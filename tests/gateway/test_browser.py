@@ -14,7 +14,7 @@ PREFLIGHT = {
 }
 
 
-def opened(*origins: str) -> GatewayStandIn:
+def open_gateway(*origins: str) -> GatewayStandIn:
     return GatewayStandIn(origins=frozenset(origins))
 
 
@@ -25,7 +25,7 @@ async def preflight(stand_in: GatewayStandIn, origin: str, path: str = "/v1/chat
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/v1/runs/x", "/v1/whatever"])
 async def test_a_preflight_needs_no_key_and_no_store(path: str) -> None:
-    stand_in = opened(PAGE)
+    stand_in = open_gateway(PAGE)
     stand_in.store.fault = StoreUnavailable()
     reply = await preflight(stand_in, PAGE, path)
     assert reply.status_code == 204
@@ -41,7 +41,7 @@ async def test_a_preflight_needs_no_key_and_no_store(path: str) -> None:
 
 @pytest.mark.parametrize("origin", ["https://evil.example", PAGE + ".evil.example", "http://app.example.com", "null"])
 async def test_another_origin_is_told_nothing(origin: str) -> None:
-    stand_in = opened(PAGE)
+    stand_in = open_gateway(PAGE)
     reply = await preflight(stand_in, origin)
     assert not [name for name in reply.headers if name.startswith("access-control")]
     assert origin not in str(reply.headers)
@@ -54,7 +54,7 @@ async def test_another_origin_is_told_nothing(origin: str) -> None:
 
 @pytest.mark.parametrize(("status", "path"), [(200, "/v1/models"), (404, "/v1/nothing"), (405, "/v1/chat/completions")])
 async def test_a_page_may_read_every_reply_and_its_headers(status: int, path: str) -> None:
-    stand_in = opened(PAGE, "https://other.example")
+    stand_in = open_gateway(PAGE, "https://other.example")
     async with stand_in.client(stand_in.add_key()) as client:
         reply = await client.get(path, headers={"origin": PAGE})
     assert reply.status_code == status
@@ -64,7 +64,7 @@ async def test_a_page_may_read_every_reply_and_its_headers(status: int, path: st
 
 
 async def test_errors_and_streams_too_are_for_the_page() -> None:
-    stand_in = opened("*")
+    stand_in = open_gateway("*")
     async with stand_in.client() as client:
         stranger = await client.post("/v1/chat/completions", json=chat_body(), headers={"origin": PAGE})
     assert stranger.status_code == 401

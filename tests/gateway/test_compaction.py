@@ -26,7 +26,7 @@ def messages_of(stub: ProviderStub) -> list[tuple[str, str]]:
     return [(message["role"], message["content"]) for message in stub.requests[-1].json["messages"]]
 
 
-async def compacted(client: httpx.AsyncClient, **more: Any) -> dict[str, Any]:
+async def compact(client: httpx.AsyncClient, **more: Any) -> dict[str, Any]:
     """The reply, which the official client takes without conversions and would send back as it is."""
     reply = await client.post("/v1/responses/compact", json=MINI | more)
     assert reply.status_code == 200, reply.text
@@ -52,7 +52,7 @@ async def test_a_conversation_goes_on_from_its_notes(stub: ProviderStub, client:
         {"type": "function_call", "call_id": "x", "name": "spawn", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "x", "output": "begun"},
     ]
-    body = await compacted(client, previous_response_id=first["id"], input=items, instructions="Be brief.")
+    body = await compact(client, previous_response_id=first["id"], input=items, instructions="Be brief.")
     roles = [role for role, _ in messages_of(stub)]
     assert roles == ["system", "user", "assistant", "user", "assistant", "tool", "user"]
     assert [item["type"] for item in body["output"]] == ["message", "message", "compaction"]
@@ -65,7 +65,7 @@ async def test_a_conversation_goes_on_from_its_notes(stub: ProviderStub, client:
     await respond(client, input=[*body["output"], user("And now?")])
     notes = ("user", f"{PREFACE}It was begun.")
     assert messages_of(stub) == [("user", "Hi."), ("user", "Go."), notes, ("user", "And now?")]
-    again = await compacted(client, input=[*body["output"], user("And now?")])
+    again = await compact(client, input=[*body["output"], user("And now?")])
     assert messages_of(stub)[:4] == [("user", "Hi."), ("user", "Go."), notes, ("user", "And now?")]
     assert [item["content"][0]["text"] for item in again["output"][:-1]] == ["Hi.", "Go.", "And now?"]
 
@@ -77,7 +77,7 @@ async def test_a_run_that_waits_for_results_does_not_go_on_by_being_compacted(
     first = await respond(client, tools=[SPAWN])
     [call] = first["output"]
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "begun"}
-    body = await compacted(client, input=[user("Go."), call, result])
+    body = await compact(client, input=[user("Go."), call, result])
     assert body["baton"]["run"] != first["baton"]["run"]
     waiting = (await client.get(f"/v1/runs/{first['baton']['run']}")).json()
     assert waiting["state"] == "awaiting_tool"
@@ -110,16 +110,16 @@ async def test_what_cannot_be_compacted_or_read_is_named(
 async def test_the_tokens_of_input_are_counted_with_what_stands_before_it(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
-    async def counted(**more: Any) -> int:
+    async def count_tokens(**more: Any) -> int:
         reply = await client.post("/v1/responses/input_tokens", json=MINI | more)
         assert (reply.status_code, reply.json()["object"]) == (200, "response.input_tokens")
         return int(reply.json()["input_tokens"])
 
     first = await respond(client, input="What is 2 + 2?")
     calls = len(stub.requests)
-    alone = await counted(input="Hi")
-    after = await counted(input="Hi", previous_response_id=first["id"])
-    offered = await counted(input="Hi", tools=[SPAWN], instructions="Be brief.")
+    alone = await count_tokens(input="Hi")
+    after = await count_tokens(input="Hi", previous_response_id=first["id"])
+    offered = await count_tokens(input="Hi", tools=[SPAWN], instructions="Be brief.")
     assert 0 < alone < after
     assert alone < offered
     assert len(stub.requests) == calls

@@ -49,7 +49,7 @@ class Line:
             body = await self._reader.readexactly(int(headers.get("content-length", 0)))
         return int(status.split()[1]), headers, body
 
-    async def closed(self) -> bool:
+    async def is_closed(self) -> bool:
         """Whether the other side hangs up."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             return await self._reader.read() == b""
@@ -97,7 +97,7 @@ def check(reply: tuple[int, dict[str, str], bytes], status: int) -> dict[str, An
 async def test_bytes_that_are_no_http(line: Line, data: bytes) -> None:
     await line.send(data)
     assert check(await line.reply(), 400)["code"] == "invalid_http"
-    assert await line.closed()
+    assert await line.is_closed()
 
 
 @pytest.mark.parametrize(
@@ -133,13 +133,13 @@ async def test_a_head_that_is_too_large(line: Line) -> None:
     for n in range(70):
         await line.send(b"x-%d: %s\r\n" % (n, b"canary7Q" * 128))
     assert check(await line.reply(), 431)["code"] == "headers_too_large"
-    assert await line.closed()
+    assert await line.is_closed()
 
 
 async def test_a_head_that_is_too_late(line: Line) -> None:
     await line.send(GET)
     assert check(await line.reply(), 408)["code"] == "request_timeout"
-    assert await line.closed()
+    assert await line.is_closed()
 
 
 async def test_a_head_that_drips_is_too_late(line: Line) -> None:
@@ -154,7 +154,7 @@ async def test_a_head_that_drips_is_too_late(line: Line) -> None:
 
 
 async def test_whoever_says_nothing_is_not_waited_for(line: Line) -> None:
-    assert await line.closed()
+    assert await line.is_closed()
 
 
 async def test_a_head_in_pieces_and_a_connection_that_is_kept(line: Line) -> None:

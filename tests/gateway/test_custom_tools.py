@@ -25,11 +25,11 @@ TEXT = 'a "word"\n\u00e9}'
 SPOKEN = "The text `input` is passed on as it is."
 
 
-def written(text: str = TEXT, name: str = "patch") -> Wanted:
+def write_call(text: str = TEXT, name: str = "patch") -> Wanted:
     return Wanted(name, json.dumps({"input": text}), "c1")
 
 
-def chosen(name: str, kind: str = "custom") -> dict[str, Any]:
+def choose_tool(name: str, kind: str = "custom") -> dict[str, Any]:
     return {"type": kind, kind: {"name": name}}
 
 
@@ -37,7 +37,7 @@ def request_body(**more: Any) -> dict[str, Any]:
     return chat_body("Go.", tools=[PATCH, LOOK], **more)
 
 
-def answered(body: dict[str, Any], message: dict[str, Any], *results: str) -> dict[str, Any]:
+def answer_calls(body: dict[str, Any], message: dict[str, Any], *results: str) -> dict[str, Any]:
     came = [
         {"role": "tool", "tool_call_id": call["id"], "content": result}
         for call, result in zip(message["tool_calls"], results, strict=True)
@@ -45,7 +45,7 @@ def answered(body: dict[str, Any], message: dict[str, Any], *results: str) -> di
     return body | {"messages": [*body["messages"], message, *came]}
 
 
-async def streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+async def read_stream(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A reply's message put together from its chunks, and the pieces of its calls.
 
     The official types have the pieces of functions only: those of custom tools are as OpenAI sends them, and the rest
@@ -71,7 +71,7 @@ async def streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[dic
 
 
 async def test_a_tool_of_free_text_whole_and_streamed(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    stub.always("alpha", tool_call_reply(written(), Wanted("look", '{"q": "x"}', "c2")))
+    stub.always("alpha", tool_call_reply(write_call(), Wanted("look", '{"q": "x"}', "c2")))
     reply = (await post_chat(client, request_body())).json()
     exactly(ChatCompletion, reply)
     assert_published_schema("CreateChatCompletionResponse", reply)
@@ -81,7 +81,7 @@ async def test_a_tool_of_free_text_whole_and_streamed(stub: ProviderStub, client
         {"id": "", "type": "custom", "custom": {"name": "patch", "input": TEXT}},
         {"id": "", "type": "function", "function": {"name": "look", "arguments": '{"q": "x"}'}},
     ]
-    message, pieces = await streamed(client, request_body())
+    message, pieces = await read_stream(client, request_body())
     assert [call | {"id": ""} for call in message["tool_calls"]] == [call | {"id": ""} for call in calls]
     assert message["usage"] == reply["usage"]
     id_ = message["tool_calls"][0]["id"]
@@ -95,16 +95,18 @@ async def test_a_tool_of_free_text_whole_and_streamed(stub: ProviderStub, client
 
 
 async def test_results_go_on_with_the_run(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    stub.script("alpha", tool_call_reply(written("one")), tool_call_reply(written("two")), Reply(chunks=("Done.",)))
-    first = await post_chat(client, request_body(tool_choice=chosen("patch")))
-    again = answered(request_body(), first.json()["choices"][0]["message"], "patched")
-    second, _ = await streamed(client, again)
+    stub.script(
+        "alpha", tool_call_reply(write_call("one")), tool_call_reply(write_call("two")), Reply(chunks=("Done.",))
+    )
+    first = await post_chat(client, request_body(tool_choice=choose_tool("patch")))
+    again = answer_calls(request_body(), first.json()["choices"][0]["message"], "patched")
+    second, _ = await read_stream(client, again)
     second.pop("usage")
-    last = await post_chat(client, answered(again, second, "patched again"))
+    last = await post_chat(client, answer_calls(again, second, "patched again"))
     assert last.json()["choices"][0]["message"]["content"] == "Done."
     assert last.headers["x-baton-run"] == first.headers["x-baton-run"]
     bodies = [received.json for received in stub.requests_for("alpha")]
-    assert bodies[0]["tool_choice"] == chosen("patch", "function")
+    assert bodies[0]["tool_choice"] == choose_tool("patch", "function")
     call_and_result = (
         bodies[2]["messages"][1]["tool_calls"][0]["function"],
         bodies[2]["messages"][3]["tool_calls"][0]["function"],
@@ -119,10 +121,10 @@ async def test_results_go_on_with_the_run(stub: ProviderStub, client: httpx.Asyn
 
 
 async def test_results_of_somebody_elses_call_are_refused(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    stub.always("alpha", tool_call_reply(written()))
+    stub.always("alpha", tool_call_reply(write_call()))
     message = (await post_chat(client, request_body())).json()["choices"][0]["message"]
     message["tool_calls"][0]["id"] = mint_call_id("run_" + "7" * 31, bytes(TOKEN_BYTES))
-    reply = await post_chat(client, answered(request_body(), message, "x"))
+    reply = await post_chat(client, answer_calls(request_body(), message, "x"))
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unknown_tool_call")
 
 
@@ -135,7 +137,7 @@ async def test_what_a_worker_writes_is_told_the_same_on_both_ways(
     for arguments in WRITTEN:
         stub.always("alpha", tool_call_reply(Wanted("patch", arguments, "c1")))
         (whole,) = (await post_chat(client, request_body())).json()["choices"][0]["message"]["tool_calls"]
-        message, _ = await streamed(client, request_body())
+        message, _ = await read_stream(client, request_body())
         text = custom_tools.text_of(arguments)
         assert whole["custom"] == message["tool_calls"][0]["custom"] == {"name": "patch", "input": text}
 
@@ -151,7 +153,7 @@ async def test_a_call_that_is_cut_off_is_none(stub: ProviderStub, client: httpx.
 async def test_a_stream_broken_within_a_text_goes_on_with_all_of_it(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
-    stub.script("alpha", tool_call_reply(written(), words="Hm. ", fault=Stall(after=2, seconds=0.5)))
+    stub.script("alpha", tool_call_reply(write_call(), words="Hm. ", fault=Stall(after=2, seconds=0.5)))
     request = {"json": request_body(stream=True), "headers": {"idempotency-key": "one"}}
     async with open_stream(client, "POST", "/v1/chat/completions", **request) as (received, events):
         async for _ in events:
@@ -174,9 +176,9 @@ LOOKS = Tool("look", "", {"type": "object"})
     ("choice", "toolbox"),
     [
         ("required", Toolbox((NOTES, LOOKS), "required")),
-        (chosen("note"), Toolbox((NOTES, LOOKS), "named", "note")),
+        (choose_tool("note"), Toolbox((NOTES, LOOKS), "named", "note")),
         (
-            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [chosen("note")]}},
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [choose_tool("note")]}},
             Toolbox((NOTES,), "required"),
         ),
     ],

@@ -60,7 +60,7 @@ def exact_events(text: str) -> list[dict[str, Any]]:
     return events_of_text
 
 
-def gathered(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def gather_content(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The content that a stream comes to."""
     blocks: list[dict[str, Any]] = []
     pieces: list[str] = []
@@ -91,7 +91,7 @@ async def test_messages_and_events_are_anthropics(stub: ProviderStub, client: ht
     events = exact_events((await client.post("/v1/messages", json=ASKED | {"stream": True})).text)
     assert kinds(events) == ["message_start", *blocks, *END]
     last = events[-2]
-    content = gathered(events)
+    content = gather_content(events)
     for block in (*content, *whole["content"]):
         assert block.get("citations", ()) is not None  # Vercel's client takes a list or nothing
         block.pop("id", None)

@@ -67,7 +67,7 @@ APPROVALS = [
 ]
 
 
-def played(seed: int) -> tuple[RunState, list[Event]]:
+def play_by_chance(seed: int) -> tuple[RunState, list[Event]]:
     """A run that was played by chance, with reasons, decisions and exclusions strewn over its events."""
     chance = Random(seed)
     play = Play(chance)
@@ -110,7 +110,7 @@ def values(data: Any) -> Iterator[Any]:
         yield data
 
 
-def invented(data: dict[str, Any], vocabulary: set[str]) -> list[str]:
+def find_invented(data: dict[str, Any], vocabulary: set[str]) -> list[str]:
     """The words and figures of an explanation that are neither in its data nor in the module's phrases."""
     data_values = list(values(data))
     left = data["text"]
@@ -128,7 +128,7 @@ def test_the_words_of_many_runs_have_no_figure_and_no_name_that_is_not_in_the_da
     vocabulary, covered = literals(), set()
     texts = {"why": "Because Ada is\x1b[31m good at 90 proofs.", "shape": 'Two of 3 "steps" check.'}
     for seed in range(RUNS):
-        state, events = played(seed)
+        state, events = play_by_chance(seed)
         row = row_of("run", "acme", state=state.state)
         rating = Feedback("f", "run", "acme", "", 1.0, "explicit", "caller", "", 1 / 3, "fine")
         ratings = [rating] if seed % 2 else []
@@ -141,7 +141,7 @@ def test_the_words_of_many_runs_have_no_figure_and_no_name_that_is_not_in_the_da
         data["text"] = explanation_words.text(data)
         clean = {name: " ".join(text.replace("\x1b", " ").split()) for name, text in texts.items()}
         assert "\x1b" not in data["text"]
-        assert invented(data | {"quoted": list(clean.values())}, vocabulary) == [], data["text"]
+        assert find_invented(data | {"quoted": list(clean.values())}, vocabulary) == [], data["text"]
         covered |= {gap["cause"] for gap in data["unknown"]}
         covered |= {part["reason"]["state"] for step in data["steps"] for part in (step, step["withheld"])}
         covered |= {data["shape"]["decided_by"]}
@@ -150,12 +150,16 @@ def test_the_words_of_many_runs_have_no_figure_and_no_name_that_is_not_in_the_da
 
 
 def test_an_invented_figure_or_name_would_be_found() -> None:
-    _, events = played(1)
+    _, events = play_by_chance(1)
     row, journal = row_of("run", "acme"), Journal(b"salt", tuple(events))
     state = fold(journal.events)
     data = explanation_of(ReadRun(row, journal, state, audit.render_run(row, journal, (), state)), WORKERS)
-    assert invented(data, literals()) == []
-    assert invented(data | {"text": data["text"] + " It saved 17 % for zoe."}, literals()) == ["17", "saved", "zoe"]
+    assert find_invented(data, literals()) == []
+    assert find_invented(data | {"text": data["text"] + " It saved 17 % for zoe."}, literals()) == [
+        "17",
+        "saved",
+        "zoe",
+    ]
 
 
 async def test_a_run_is_explained_by_the_figures_of_its_record_and_of_reports(
@@ -202,7 +206,7 @@ async def test_only_who_may_read_an_answer_reads_the_reasons_of_its_plan(
     shelve_content(gateway.store)
     gateway.store.rows = [row_of("run_mine", "acme", key="owner")]
     gateway.store.shelf["why"] = b"Beta is good at sums."
-    _, events = played(1)
+    _, events = play_by_chance(1)
     written = [replace(event.fact, why="why") if isinstance(event.fact, PlanStep) else event.fact for event in events]
     whole_journal = Journal(
         b"salt", tuple([Event.of("run_mine", seq, 1.0, fact) for seq, fact in enumerate(written, 1)])

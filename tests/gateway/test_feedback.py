@@ -14,7 +14,7 @@ from tests.stubs import Hang, ProviderStub
 ASKED = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
 
 
-async def answered(client: httpx.AsyncClient) -> str:
+async def answer_one_run(client: httpx.AsyncClient) -> str:
     """A run that has ended."""
     return str((await client.post("/v1/chat/completions", json=ASKED)).headers["x-baton-run"])
 
@@ -37,7 +37,7 @@ async def rate(client: httpx.AsyncClient, run: str, key: str = "", **body: Any) 
 async def test_a_score_a_thumb_or_a_label(
     runtime: Runtime, client: httpx.AsyncClient, body: dict[str, Any], score: float | None, label: str | None
 ) -> None:
-    run = await answered(client)
+    run = await answer_one_run(client)
     reply = await rate(client, run, source="widget", version="2.1", comment="Hm.", **body)
     assert reply.status_code == 200, reply.text
     reply_body = reply.json()
@@ -87,7 +87,7 @@ async def test_a_score_a_thumb_or_a_label(
 async def test_what_rates_nothing_is_refused(
     runtime: Runtime, client: httpx.AsyncClient, body: dict[str, Any], param: str, code: str | None
 ) -> None:
-    run = await answered(client)
+    run = await answer_one_run(client)
     reply = await rate(client, run, **body)
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, param), reply.text
@@ -96,7 +96,7 @@ async def test_what_rates_nothing_is_refused(
 
 
 async def test_the_same_request_rates_once_and_another_rates_again(runtime: Runtime, client: httpx.AsyncClient) -> None:
-    run = await answered(client)
+    run = await answer_one_run(client)
     replies = await asyncio.gather(*(rate(client, run, "one", thumbs="up") for _ in range(5)))
     assert {reply.content for reply in replies} == {replies[0].content}
     assert len(await runtime.context.store.feedback(run)) == 1
@@ -107,7 +107,7 @@ async def test_the_same_request_rates_once_and_another_rates_again(runtime: Runt
 
 
 async def test_another_tenants_run_is_not_there(runtime: Runtime, client: httpx.AsyncClient) -> None:
-    run = await answered(client)
+    run = await answer_one_run(client)
     key, row = mint(runtime.gateway.pepper, tenant="other", name="x", scopes=["runs:write", "runs:read"], now=0.0)
     assert await runtime.gateway.store.add_key(row)
     reply = await client.post(f"/v1/runs/{run}/feedback", json={"score": 0}, headers={"authorization": f"Bearer {key}"})

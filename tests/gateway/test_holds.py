@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.test_admin import call_admin, refused
+from tests.gateway.test_admin import assert_refused, call_admin
 from tests.harness.administration import AdminStandIn, administration
 
 CASE: dict[str, Any] = {"scope": "tenant", "name": "acme", "reason": "case 12"}
@@ -35,11 +35,11 @@ async def test_a_hold_is_placed_listed_and_released_by_an_owner_of_all_tenants(a
             ("hold.released", "root"),
             ("hold.placed", "root"),
         ]
-        assert await refused(client, "POST", "/holds", json=CASE | {"name": "nobody"}) == (404, "not_found")
-        assert await refused(client, "POST", "/holds", json=CASE | {"tenant": "acme"}) == (400, "invalid_value")
+        assert await assert_refused(client, "POST", "/holds", json=CASE | {"name": "nobody"}) == (404, "not_found")
+        assert await assert_refused(client, "POST", "/holds", json=CASE | {"tenant": "acme"}) == (400, "invalid_value")
         unreasoned = {"scope": "tenant", "name": "acme"}
-        assert await refused(client, "POST", "/holds", json=unreasoned) == (400, "missing_required_parameter")
-        assert await refused(client, "POST", "/holds/none/release") == (404, "not_found")
+        assert await assert_refused(client, "POST", "/holds", json=unreasoned) == (400, "missing_required_parameter")
+        assert await assert_refused(client, "POST", "/holds/none/release") == (404, "not_found")
 
 
 async def test_an_owner_of_one_tenant_sees_its_holds_and_changes_none(admin: AdminStandIn) -> None:
@@ -49,5 +49,5 @@ async def test_an_owner_of_one_tenant_sees_its_holds_and_changes_none(admin: Adm
         await call_admin(client, "POST", "/holds", json={"scope": "tenant", "name": "ops", "reason": "y"})
     async with admin.client(await admin.add_key("boss", tenant="other")) as client:
         assert [hold["id"] for hold in (await call_admin(client, "GET", "/holds"))["data"]] == [mine["id"]]
-        assert await refused(client, "POST", f"/holds/{mine['id']}/release") == (403, "insufficient_scope")
-        assert await refused(client, "POST", "/holds", json=CASE) == (403, "insufficient_scope")
+        assert await assert_refused(client, "POST", f"/holds/{mine['id']}/release") == (403, "insufficient_scope")
+        assert await assert_refused(client, "POST", "/holds", json=CASE) == (403, "insufficient_scope")

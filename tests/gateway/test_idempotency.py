@@ -20,7 +20,7 @@ from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Reply
 
 
-async def ended(runtime: Runtime, run: str) -> RunRow:
+async def await_end(runtime: Runtime, run: str) -> RunRow:
     """The run's row once it has ended."""
     return await await_ended_row(runtime.gateway.store, run)
 
@@ -182,7 +182,7 @@ async def test_what_becomes_of_a_run_whose_client_leaves(
     async with client_over_socket(runtime, await add_key(runtime)) as client:
         await leave(stub, post_chat(client, chat_body(stream=streams, baton={"on_disconnect": policy}), key))
         (run,) = await runs(runtime)
-        row = await ended(runtime, run)
+        row = await await_end(runtime, run)
         assert row.state == ends
         if ends == "cancelled":  # long before the worker would have answered, who hears of it
             await until(lambda: stub.requests[0].disconnected_at is not None, within=10)

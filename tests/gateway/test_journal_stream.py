@@ -16,7 +16,7 @@ from tests.stubs import Hang, ProviderStub
 STEPS = plan(("alpha", "Think about it", ["user"]), ("beta", "Answer it", [0]))
 
 
-async def followed(client: httpx.AsyncClient, run: str, after: int | None = None) -> list[tuple[int, dict[str, Any]]]:
+async def follow(client: httpx.AsyncClient, run: str, after: int | None = None) -> list[tuple[int, dict[str, Any]]]:
     """The events of a stream until its end, each with its id."""
     headers = {"last-event-id": str(after)} if after is not None else {}
     reply = await client.get(f"/v1/runs/{run}/events/stream", headers=headers)
@@ -34,7 +34,7 @@ async def test_events_are_sent_as_they_are_committed_and_a_reconnect_goes_on_beh
     run = (await client.post("/v1/responses", json=order)).json()["id"].removeprefix("resp_")
     await until(lambda: any(request.model == "beta" for request in stub.requests))
     async with asyncio.TaskGroup() as group:
-        following = group.create_task(followed(client, run))
+        following = group.create_task(follow(client, run))
         await asyncio.sleep(0)
         assert (await client.post(f"/v1/runs/{run}/cancel")).status_code == 200
     whole = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
@@ -42,7 +42,7 @@ async def test_events_are_sent_as_they_are_committed_and_a_reconnect_goes_on_beh
     assert [body for _, body in following.result()] == whole
     assert [id_ for id_, _ in following.result()] == [event["seq"] for event in whole]
     for cut in (0, 1, len(whole) // 2, len(whole)):
-        assert [id_ for id_, _ in await followed(client, run, cut)] == list(range(cut + 1, len(whole) + 1))
+        assert [id_ for id_, _ in await follow(client, run, cut)] == list(range(cut + 1, len(whole) + 1))
 
 
 async def test_all_streams_of_a_process_share_one_look_at_the_database() -> None:

@@ -83,12 +83,12 @@ async def test_openais_client_sends_labels(runtime: Runtime) -> None:
 async def test_anthropics_client_sends_labels() -> None:
     bodies: list[Any] = []
 
-    def received(request: httpx2.Request) -> httpx2.Response:
+    def receive(request: httpx2.Request) -> httpx2.Response:
         bodies.append(json.loads(request.content))
         return httpx2.Response(400)
 
     marked: Any = {"role": "user", "content": "Hi", "baton": MARK}
-    transport = httpx2.AsyncClient(transport=httpx2.MockTransport(received))
+    transport = httpx2.AsyncClient(transport=httpx2.MockTransport(receive))
     async with AsyncAnthropic(base_url="http://baton", api_key="none", http_client=transport, max_retries=0) as client:
         with pytest.raises(BadRequestError):
             await client.messages.create(model="baton-mini", messages=[marked], max_tokens=9)

@@ -111,7 +111,7 @@ async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
         yield running
 
 
-async def asked_of(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
+async def post_message(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
     return await client.post("/v1/messages", json=ASKED | more)
 
 
@@ -163,7 +163,7 @@ async def test_what_is_honoured_is_seen_at_the_worker_or_in_the_reply(
     for name, (more, reply, see, value) in HONOURED.items():
         for worker in ("alpha", "beta"):
             stub.always(worker, reply)
-        answer = await asked_of(client, **more)
+        answer = await post_message(client, **more)
         assert answer.status_code == 200, (name, answer.text)
         bodies = [request.json for worker in ("alpha", "beta") for request in stub.requests_for(worker)]
         actual[name], expected[name] = see(answer, bodies[-1]), value
@@ -183,7 +183,7 @@ async def test_what_is_honoured_is_seen_at_the_worker_or_in_the_reply(
 async def test_thinking_and_effort_choose_the_tiers_limits(
     client: httpx.AsyncClient, more: dict[str, Any], effort: str
 ) -> None:
-    body = (await asked_of(client, **more)).json()
+    body = (await post_message(client, **more)).json()
     assert (await client.get(f"/v1/runs/{body['baton']['run']}")).json()["effort"] == effort
 
 
@@ -191,9 +191,9 @@ async def test_a_form_reaches_the_worker(stub: ProviderStub, client: httpx.Async
     stub.always("alpha", Reply(chunks=('{"n": 4}',)))
     form = {"type": "json_schema", "schema": SCHEMA}
     for more in ({"output_config": {"format": form}}, {"output_format": form}):
-        assert (await asked_of(client, **more)).status_code == 200
+        assert (await post_message(client, **more)).status_code == 200
         assert stub.requests_for("alpha")[-1].json["response_format"]["json_schema"]["schema"] == SCHEMA
-    assert (await asked_of(client, output_config={"format": form}, output_format=form)).status_code == 400
+    assert (await post_message(client, output_config={"format": form}, output_format=form)).status_code == 400
 
 
 def test_the_end_user_is_kept_with_the_task() -> None:
@@ -205,19 +205,19 @@ async def test_what_is_ignored_is_checked_noted_and_changes_nothing(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     own = ("id", "baton")
-    plain = (await asked_of(client)).json()
+    plain = (await post_message(client)).json()
     request_body = latest_request(stub, "alpha")
     for name, (value, wrong) in IGNORED.items():
-        body = (await asked_of(client, **{name: value})).json()
+        body = (await post_message(client, **{name: value})).json()
         assert {n: v for n, v in body.items() if n not in own} == {n: v for n, v in plain.items() if n not in own}, name
         assert latest_request(stub, "alpha") == request_body, name
         run = (await client.get(f"/v1/runs/{body['baton']['run']}")).json()
         assert run["ignored"] == [name]
-        refused = await asked_of(client, **{name: wrong})
+        refused = await post_message(client, **{name: wrong})
         assert (refused.status_code, name in refused.json()["error"]["message"]) == (400, True), name
 
 
-def used(*ids: str) -> dict[str, Any]:
+def assistant_turn_with_calls(*ids: str) -> dict[str, Any]:
     return {
         "role": "assistant",
         "content": [{"type": "tool_use", "id": id_, "name": "add", "input": {}} for id_ in ids],
@@ -236,20 +236,32 @@ ASK = {"role": "user", "content": "What is 2 + 2?"}
     ("turns", "param", "says"),
     [
         ([ASK, result("a")], "messages.1.content.0.tool_use_id", "needs its tool_use"),
-        ([ASK, used("a"), result("a", "b")], "messages.2.content.1.tool_use_id", "needs its tool_use"),
-        ([ASK, used("a"), result("a"), result("a")], "messages.3.content.0.tool_use_id", "needs its tool_use"),
-        ([ASK, used("a"), ASK, result("a")], "messages.1.content.0", "needs its tool_result"),
-        ([ASK, used("a", "b"), result("b")], "messages.1.content.0", "needs its tool_result"),
-        ([ASK, used("a")], "messages.1.content.0", "needs its tool_result"),
-        ([ASK, used("a", "a"), result("a")], "messages.1.content.1.id", "the same id"),
-        ([ASK, used("a") | {"role": "user"}], "messages.1.content.0", "only an assistant's turn calls tools"),
+        (
+            [ASK, assistant_turn_with_calls("a"), result("a", "b")],
+            "messages.2.content.1.tool_use_id",
+            "needs its tool_use",
+        ),
+        (
+            [ASK, assistant_turn_with_calls("a"), result("a"), result("a")],
+            "messages.3.content.0.tool_use_id",
+            "needs its tool_use",
+        ),
+        ([ASK, assistant_turn_with_calls("a"), ASK, result("a")], "messages.1.content.0", "needs its tool_result"),
+        ([ASK, assistant_turn_with_calls("a", "b"), result("b")], "messages.1.content.0", "needs its tool_result"),
+        ([ASK, assistant_turn_with_calls("a")], "messages.1.content.0", "needs its tool_result"),
+        ([ASK, assistant_turn_with_calls("a", "a"), result("a")], "messages.1.content.1.id", "the same id"),
+        (
+            [ASK, assistant_turn_with_calls("a") | {"role": "user"}],
+            "messages.1.content.0",
+            "only an assistant's turn calls tools",
+        ),
     ],
 )
 async def test_a_result_without_its_call_and_a_call_without_its_result_are_refused(
     gateway: GatewayStandIn, key: str, turns: list[dict[str, Any]], param: str, says: str
 ) -> None:
     async with gateway.client(key) as client:
-        reply = await asked_of(client, messages=turns, tools=[ADD])
+        reply = await post_message(client, messages=turns, tools=[ADD])
         counted = {"model": "baton-mini", "messages": turns, "tools": [ADD]}
         count = await client.post("/v1/messages/count_tokens", json=counted)
     assert count.status_code == (400 if "calls tools" in says else 200)
@@ -262,16 +274,16 @@ async def test_a_result_without_its_call_and_a_call_without_its_result_are_refus
 @pytest.mark.parametrize(
     "turns",
     [
-        [ASK, used("a", "b"), result("b", "a", then="And now?")],
-        [ASK, used("a"), used("b"), result("a"), result("b"), ASK],
-        [ASK, used("a"), result("a"), used("a"), result("a")],
+        [ASK, assistant_turn_with_calls("a", "b"), result("b", "a", then="And now?")],
+        [ASK, assistant_turn_with_calls("a"), assistant_turn_with_calls("b"), result("a"), result("b"), ASK],
+        [ASK, assistant_turn_with_calls("a"), result("a"), assistant_turn_with_calls("a"), result("a")],
     ],
 )
 async def test_results_right_behind_their_calls_are_read(
     gateway: GatewayStandIn, key: str, turns: list[dict[str, Any]]
 ) -> None:
     async with gateway.client(key) as client:
-        assert (await asked_of(client, messages=turns, tools=[ADD])).status_code == 200
+        assert (await post_message(client, messages=turns, tools=[ADD])).status_code == 200
 
 
 SHELL = {"type": "bash_20250124", "name": "bash"}
@@ -284,7 +296,7 @@ async def test_tools_that_anthropic_describes_are_functions_to_workers(
 ) -> None:
     edit = '{"command": "view", "path": "/a"}'
     stub.always("alpha", Reply(chunks=(), tool_calls=[ToolCall(EDITOR["name"], edit, "c1")], finish="tool"))
-    reply = await asked_of(client, tools=[SHELL, EDITOR, MEMORY, ADD])
+    reply = await post_message(client, tools=[SHELL, EDITOR, MEMORY, ADD])
     assert reply.status_code == 200, reply.text
     [block] = reply.json()["content"]
     assert (block["name"], block["input"]) == (EDITOR["name"], {"command": "view", "path": "/a"})
@@ -315,12 +327,12 @@ async def test_tools_that_anthropic_would_run_are_refused(gateway: GatewayStandI
             (SHELL | {"name": "zsh"}, "tools[0].name"),
             (SHELL | {"input_schema": {}}, "tools[0].input_schema"),
         ):
-            reply = await asked_of(client, tools=[tool])
+            reply = await post_message(client, tools=[tool])
             assert (reply.status_code, says in reply.json()["error"]["message"]) == (400, True), reply.text
 
 
 async def test_what_is_refused_is_named(client: httpx.AsyncClient) -> None:
     for name in ours.REFUSED:
-        reply = await asked_of(client, **{name: [{"name": "x"}]})
+        reply = await post_message(client, **{name: [{"name": "x"}]})
         assert (reply.status_code, name in reply.json()["error"]["message"]) == (400, True)
-        assert (await asked_of(client, **{name: None})).status_code == 200
+        assert (await post_message(client, **{name: None})).status_code == 200

@@ -46,7 +46,7 @@ async def busy() -> AsyncIterator[Busy]:
             assert [(await call).status_code for call in running] == [200] * 3
 
 
-async def untouched() -> AsyncIterator[bytes]:
+async def fail_if_read() -> AsyncIterator[bytes]:
     """A body that nobody should ask for."""
     pytest.fail("the body was read")
     yield b""
@@ -56,7 +56,7 @@ async def untouched() -> AsyncIterator[bytes]:
 async def test_a_full_gateway_turns_away_before_it_reads_or_looks_up_anything(busy: Busy, route: str) -> None:
     looked_up = busy.store.lookups
     async with busy.client(f"bt_unheard_{SECRET}") as client:
-        reply = await client.post(route, content=untouched(), headers={"content-type": "application/json"})
+        reply = await client.post(route, content=fail_if_read(), headers={"content-type": "application/json"})
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
     assert "overloaded" in reply.text
     assert busy.store.lookups == looked_up

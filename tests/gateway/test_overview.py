@@ -112,11 +112,11 @@ async def test_streams_of_the_same_overview_share_its_making(runtime: Runtime, m
     monkeypatch.setattr(overview_route, "REFRESH_SECONDS", 0.0)
     count, figures = [0], stored_overview.figures
 
-    async def counted(*more: Any) -> Any:
+    async def count_and_make(*more: Any) -> Any:
         count[0] += 1
         return await figures(*more)
 
-    monkeypatch.setattr(stored_overview, "figures", counted)
+    monkeypatch.setattr(stored_overview, "figures", count_and_make)
     async with client_of(runtime) as client, AsyncExitStack() as stack:
         session = Session((("authorization", client.headers["authorization"]),))
         api = Api(stack.enter_context(app_over(runtime.gateway)))

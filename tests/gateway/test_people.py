@@ -66,7 +66,7 @@ async def log_in_at_provider(
     return {name: values[0] for name, values in parse_qs(urlsplit(answer.headers["location"]).query).items()}
 
 
-async def logged_in(browser: httpx.AsyncClient, person: str) -> httpx.Response:
+async def log_in(browser: httpx.AsyncClient, person: str) -> httpx.Response:
     return await browser.get("/admin/callback", params=await log_in_at_provider(browser, person))
 
 
@@ -77,7 +77,7 @@ def code_of(reply: httpx.Response) -> tuple[int, str]:
 async def test_a_person_logs_in_changes_something_and_logs_out(admin: AdminStandIn, people: People) -> None:
     async with admin.client(app=app_with(admin, people)) as browser:
         assert (await browser.get("/admin/v1/me")).status_code == 401
-        reply = await logged_in(browser, "ann")
+        reply = await log_in(browser, "ann")
         assert (reply.status_code, reply.headers["location"]) == (303, "/console")
         cookie = next(header for header in reply.headers.get_list("set-cookie") if header.startswith(SESSION))
         assert {"HttpOnly", "SameSite=lax", "Max-Age=900"} <= set(cookie.split("; "))
@@ -138,7 +138,7 @@ async def test_a_login_leads_to_the_console_only(admin: AdminStandIn, people: Pe
 
 async def test_a_session_ends_with_its_time_its_rule_and_its_signature(admin: AdminStandIn, people: People) -> None:
     async with admin.client(app=app_with(admin, people)) as browser:
-        await logged_in(browser, "ann")
+        await log_in(browser, "ann")
         first_session = browser.cookies[SESSION]
     session = {"cookie": f"{SESSION}={first_session}"}
     demoted = replace(people, grants=(replace(GRANTS[0], role="auditor"),))
@@ -180,7 +180,7 @@ async def test_no_other_site_and_no_disabled_tenant_gets_in(admin: AdminStandIn,
     allowing = replace(admin.context.gateway, origins=frozenset({"https://else.example.com"}))
     app = create_admin(replace(admin.context, gateway=allowing, people=people))
     async with admin.client(app=app) as browser:
-        await logged_in(browser, "ann")
+        await log_in(browser, "ann")
         elsewhere = {"origin": "https://else.example.com"}
         reply = await browser.get("/admin/v1/me", headers=elsewhere)
         assert (reply.status_code, "access-control-allow-origin" in reply.headers) == (200, False)
@@ -192,7 +192,7 @@ async def test_no_other_site_and_no_disabled_tenant_gets_in(admin: AdminStandIn,
 async def test_who_has_no_rule_gets_nowhere(admin: AdminStandIn, people: People) -> None:
     """The provider has not verified ben's address."""
     async with admin.client(app=app_with(admin, people)) as browser:
-        assert code_of(await logged_in(browser, "ben")) == (403, "no_role")
+        assert code_of(await log_in(browser, "ben")) == (403, "no_role")
         assert (await browser.get("/admin/v1/me")).status_code == 401
 
 
@@ -232,7 +232,7 @@ def provider_at(seconds: float = 1_100.0) -> OpenIdProvider:
     return OpenIdProvider("https://id", "baton", "secret", BACK, now=lambda: seconds)
 
 
-def signed(key: ECKey, kid: str | None = "one", **changes: Any) -> str:
+def sign_token(key: ECKey, kid: str | None = "one", **changes: Any) -> str:
     claims = {name: value for name, value in (RIGHT | changes).items() if value is not None}
     return jwt.encode({"alg": "ES256"} | ({"kid": kid} if kid else {}), claims, key)
 
@@ -255,7 +255,7 @@ def serving(**replies: Any) -> httpx.AsyncClient:
 async def test_a_token_for_this_login_is_believed(changes: dict[str, Any]) -> None:
     """The clocks of the provider and of the gateway may differ by a minute."""
     async with serving(keys=KeySet([KEY]).as_dict()) as client:
-        assert (await provider_at()._verify(client, signed(KEY, **changes), "n"))["sub"] == "ann"
+        assert (await provider_at()._verify(client, sign_token(KEY, **changes), "n"))["sub"] == "ann"
 
 
 @pytest.mark.parametrize(
@@ -279,15 +279,15 @@ async def test_a_token_for_this_login_is_believed(changes: dict[str, Any]) -> No
 async def test_no_other_token_is_believed(changes: dict[str, Any]) -> None:
     async with serving(keys=KeySet([KEY]).as_dict()) as client:
         with pytest.raises(Forbidden):
-            await provider_at()._verify(client, signed(KEY, **changes), "n")
+            await provider_at()._verify(client, sign_token(KEY, **changes), "n")
 
 
 async def test_no_token_without_the_providers_signature_is_believed() -> None:
     stranger = ECKey.generate_key("P-256", {"kid": "one"})
-    plain, body = base64.urlsafe_b64encode(b'{"alg":"none"}').decode(), signed(KEY).split(".")[1]
+    plain, body = base64.urlsafe_b64encode(b'{"alg":"none"}').decode(), sign_token(KEY).split(".")[1]
     shared = jwt.encode({"alg": "HS256", "kid": "one"}, RIGHT, OctKey.import_key("the secret of the client"))
     async with serving(keys=KeySet([KEY]).as_dict()) as client:
-        for token in (signed(stranger), f"{plain.rstrip('=')}.{body}.", shared, "", "a.b.c"):
+        for token in (sign_token(stranger), f"{plain.rstrip('=')}.{body}.", shared, "", "a.b.c"):
             with pytest.raises(Forbidden):
                 await provider_at()._verify(client, token, "n")
 
@@ -298,12 +298,12 @@ async def test_a_new_key_of_the_provider_is_believed_at_once(kid: str | None) ->
     fresh = ECKey.generate_key("P-256", {"kid": kid} if kid else {})
     provider = provider_at()
     async with serving(keys=KeySet([KEY]).as_dict()) as client:
-        await provider._verify(client, signed(KEY), "n")
+        await provider._verify(client, sign_token(KEY), "n")
     async with serving(keys={"keys": [fresh.as_dict(private=False)]}) as client:
-        assert (await provider._verify(client, signed(fresh, kid), "n"))["sub"] == "ann"
+        assert (await provider._verify(client, sign_token(fresh, kid), "n"))["sub"] == "ann"
     async with serving(keys={}) as client:
         with pytest.raises(OursError):
-            await provider._verify(client, signed(KEY, "three"), "n")
+            await provider._verify(client, sign_token(KEY, "three"), "n")
 
 
 @pytest.mark.parametrize(

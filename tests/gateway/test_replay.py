@@ -34,11 +34,11 @@ SECONDS = 20
 
 
 @pytest.fixture(autouse=True)
-def scripted_answers(stub: ProviderStub) -> None:
+def script_all_answers(stub: ProviderStub) -> None:
     script_answers(stub)
 
 
-async def answered(client: httpx.AsyncClient, model: str = "baton-ultra", **more: Any) -> str:
+async def answer_one_run(client: httpx.AsyncClient, model: str = "baton-ultra", **more: Any) -> str:
     """Return a run that has ended."""
     messages = [{"role": "user", "content": "What is 2 + 2?"}]
     reply = await client.post("/v1/chat/completions", json={"model": model, "messages": messages} | more)
@@ -50,7 +50,7 @@ async def replay(client: httpx.AsyncClient, run: str, **changes: Any) -> httpx.R
     return await client.post(f"/v1/runs/{run}/replay", json={"wait": SECONDS} | changes)
 
 
-async def replayed(client: httpx.AsyncClient, run: str, **changes: Any) -> dict[str, Any]:
+async def replay_run(client: httpx.AsyncClient, run: str, **changes: Any) -> dict[str, Any]:
     """Return the record of a replay that has succeeded."""
     reply = await replay(client, run, **changes)
     assert reply.status_code == 200, reply.text
@@ -60,13 +60,13 @@ async def replayed(client: httpx.AsyncClient, run: str, **changes: Any) -> dict[
     return dict(body)
 
 
-async def compared(client: httpx.AsyncClient, first: str, second: str) -> dict[str, Any]:
+async def compare_runs(client: httpx.AsyncClient, first: str, second: str) -> dict[str, Any]:
     reply = await client.get(f"/v1/runs/{first}/compare/{second}")
     assert reply.status_code == 200, reply.text
     return dict(reply.json())
 
 
-def called(stub: ProviderStub) -> list[str]:
+def list_called_models(stub: ProviderStub) -> list[str]:
     return [received.model for received in stub.requests]
 
 
@@ -78,14 +78,14 @@ async def test_without_changes_the_same_workers_see_the_same_and_no_conductor_is
     client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
     script_plans(stub, CHAIN)
-    run = await answered(client)
-    before = called(stub)
+    run = await answer_one_run(client)
+    before = list_called_models(stub)
     assert len(before) == 3
     stub.requests.clear()
-    again = await replayed(client, run)
-    assert called(stub) == before[1:], "the workers as planned"
+    again = await replay_run(client, run)
+    assert list_called_models(stub) == before[1:], "the workers as planned"
     assert again["conductor"] == "replay"
-    comparison = await compared(client, run, again["id"])
+    comparison = await compare_runs(client, run, again["id"])
     assert comparison["same_answer"] is True
     assert [(step["step"], step["same_subtask"], step["same_output"]) for step in comparison["steps"]] == [
         ("1.0", True, True),
@@ -100,22 +100,22 @@ async def test_rounds_and_nested_workflows_are_repeated_as_they_were_accepted(
     client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
     script_plans(stub, CHAIN, MEND, EMPTY)
-    run = await answered(client, "baton-deep")
-    before = [worker for worker in called(stub) if worker != "planner"]
+    run = await answer_one_run(client, "baton-deep")
+    before = [worker for worker in list_called_models(stub) if worker != "planner"]
     stub.requests.clear()
-    again = await replayed(client, run)
-    assert called(stub) == before
+    again = await replay_run(client, run)
+    assert list_called_models(stub) == before
     assert again["rounds"] == 2
-    assert (await compared(client, run, again["id"]))["disclosures"]["only_second"] == []
+    assert (await compare_runs(client, run, again["id"]))["disclosures"]["only_second"] == []
     stub.requests.clear()
     script_plans(stub, NESTED, INNER, EMPTY)
-    run = await answered(client, "baton-nested")
-    before = [worker for worker in called(stub) if worker != "planner"]
+    run = await answer_one_run(client, "baton-nested")
+    before = [worker for worker in list_called_models(stub) if worker != "planner"]
     assert len(before) == 4
     stub.requests.clear()
-    again = await replayed(client, run)
-    assert called(stub) == before
-    comparison = await compared(client, run, again["id"])
+    again = await replay_run(client, run)
+    assert list_called_models(stub) == before
+    comparison = await compare_runs(client, run, again["id"])
     assert [step["step"] for step in comparison["steps"]] == ["1.0", "1.1", "1.1.0", "1.1.1", "1.2"]
     assert comparison["disclosures"]["only_second"] == []
 
@@ -124,15 +124,15 @@ async def test_from_a_step_on_the_outputs_before_are_kept_and_the_journal_names_
     client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
     script_plans(stub, CHAIN)
-    run = await answered(client)
+    run = await answer_one_run(client)
     [first, *_] = (await client.get(f"/v1/runs/{run}")).json()["steps"]
     source_events = (await client.get(f"/v1/runs/{run}/events")).json()["data"]
     [ref] = [
         event["body"]["output"] for event in source_events if event["kind"] == "step.done" and event["body"]["n"] == 0
     ]
     stub.requests.clear()
-    again = await replayed(client, run, from_step=1, worker="gamma")
-    assert called(stub) == ["gamma"]
+    again = await replay_run(client, run, from_step=1, worker="gamma")
+    assert list_called_models(stub) == ["gamma"]
     assert ANSWERS[first["worker"]] in json.dumps(stub.requests[0].json), "it reads the output that was kept"
     events = (await client.get(f"/v1/runs/{again['id']}/events")).json()["data"]
     [kept_step] = [event["body"] for event in events if event["kind"] == "step.done" and event["body"]["n"] == 0]
@@ -148,13 +148,13 @@ async def test_from_a_step_on_the_outputs_before_are_kept_and_the_journal_names_
 
 async def test_another_plan_a_single_worker_or_another_tier(client: httpx.AsyncClient, stub: ProviderStub) -> None:
     script_plans(stub, CHAIN)
-    run = await answered(client)
+    run = await answer_one_run(client)
     stub.requests.clear()
     steps = [{"worker": "gamma", "subtask": "Say it", "access": ["user"]}]
-    await replayed(client, run, plan={"steps": steps})
-    await replayed(client, run, worker="beta")
-    again = await replayed(client, run, model="baton-mini")
-    assert called(stub) == ["gamma", "beta", "alpha"]
+    await replay_run(client, run, plan={"steps": steps})
+    await replay_run(client, run, worker="beta")
+    again = await replay_run(client, run, model="baton-mini")
+    assert list_called_models(stub) == ["gamma", "beta", "alpha"]
     assert (again["tier"], again["conductor"]) == ("baton-mini", "fixed")
 
 
@@ -174,9 +174,9 @@ async def test_recorded_tool_results_are_given_again_for_equal_calls_only(
     run = str(first.headers["x-baton-run"])
     stub.requests.clear()
     stub.script("alpha", calls("a"), Reply(chunks=("It is 42.",)))
-    again = await replayed(client, run)
+    again = await replay_run(client, run)
     assert "The result." in json.dumps(stub.requests[-1].json)
-    assert (await compared(client, run, again["id"]))["same_answer"] is True
+    assert (await compare_runs(client, run, again["id"]))["same_answer"] is True
     stub.script("alpha", calls("b"))
     waiting = (await client.post(f"/v1/runs/{run}/replay")).json()["id"]  # no body: no change, and no wait
     await waits(client, waiting)
@@ -195,7 +195,7 @@ async def test_what_cannot_be_repeated_is_refused_with_its_reason(
     runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
     script_plans(stub, CHAIN)
-    run = await answered(client)
+    run = await answer_one_run(client)
     assert code(await replay(client, run, from_step=9)) == (400, "not_replayable")
     assert code(await replay(client, run, from_step=1, model="baton-mini")) == (400, "not_replayable")
     assert code(await replay(client, run, plan={"steps": []})) == (400, "invalid_plan")
@@ -212,7 +212,7 @@ async def test_what_cannot_be_repeated_is_refused_with_its_reason(
 
 
 async def test_a_replay_needs_the_right_to_read_the_content(runtime: Runtime, client: httpx.AsyncClient) -> None:
-    run = await answered(client, "baton-mini")
+    run = await answer_one_run(client, "baton-mini")
     for tenant, scopes, expected in (
         ("acme", ["runs:write", "runs:read"], 403),
         ("acme", ["runs:read", "audit:read"], 403),
@@ -231,8 +231,8 @@ async def test_a_replay_needs_the_right_to_read_the_content(runtime: Runtime, cl
 
 
 async def test_a_replay_of_anothers_run_is_logged_as_reading_it(runtime: Runtime, client: httpx.AsyncClient) -> None:
-    run = await answered(client, "baton-mini")
-    await replayed(client, run)
+    run = await answer_one_run(client, "baton-mini")
+    await replay_run(client, run)
     reading = AdminEventQuery(action=CONTENT_READ)
     assert await runtime.gateway.store.admin_events(reading) == ()
     scopes = ["runs:write", "runs:read", "audit:read"]
@@ -261,23 +261,23 @@ async def test_a_replay_of_a_run_whose_request_asks_for_an_approval_waits_for_on
     again = await replay(client, run, worker="gamma", wait=0)
     await until(lambda: not len(runtime.drivers))
     state = (await client.get(f"/v1/runs/{again.json()['id']}")).json()["state"]
-    assert (state, called(stub)) == ("awaiting_approval", [])
+    assert (state, list_called_models(stub)) == ("awaiting_approval", [])
 
 
 async def test_a_worker_that_the_request_denied_is_shown_nothing_by_a_replay(
     client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
-    run = await answered(client, "baton-mini", baton={"pool": {"deny": ["gamma"]}})
+    run = await answer_one_run(client, "baton-mini", baton={"pool": {"deny": ["gamma"]}})
     assert code(await replay(client, run, worker="gamma"))[0] == 400
-    await replayed(client, run, worker="beta")
+    await replay_run(client, run, worker="beta")
     assert stub.requests_for("gamma") == []
 
 
 async def test_erasing_a_run_stops_and_erases_all_that_repeats_it(
     runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
-    run = await answered(client, "baton-mini")
-    second = (await replayed(client, run))["id"]
+    run = await answer_one_run(client, "baton-mini")
+    second = (await replay_run(client, run))["id"]
     stub.always("beta", Hang())
     third = (await replay(client, second, worker="beta", wait=0)).json()["id"]
     await until(lambda: bool(stub.requests_for("beta")))
@@ -290,7 +290,7 @@ async def test_erasing_a_run_stops_and_erases_all_that_repeats_it(
 async def test_a_replay_is_listed_as_one_and_begun_once_for_each_idempotency_key(
     client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
-    run = await answered(client, "baton-mini")
+    run = await answer_one_run(client, "baton-mini")
     headers = {"idempotency-key": "again"}
     first, second = [
         await client.post(f"/v1/runs/{run}/replay", json={"wait": SECONDS}, headers=headers) for _ in range(2)
@@ -306,13 +306,13 @@ async def test_labels_stay_on_what_is_kept_and_on_what_a_model_wrote(stub: Provi
         pool = pool.replace(f"[workers.{worker}]\n", f'[workers.{worker}]\nclearance = ["phi"]\n')
     async with running_service(tmp_path, pool) as runtime, client_of(runtime) as client:
         script_plans(stub, plan_text((0, "Draft it", ["user"]), (1, "Answer it", [])))
-        run = await answered(client, baton={"labels": ["phi"]})
+        run = await answer_one_run(client, baton={"labels": ["phi"]})
         stub.requests.clear()
         refused = await replay(client, run, from_step=1, worker="beta")
         assert code(refused) == (400, "not_replayable")
         assert "step 1: its worker may not read what the step reads: not cleared for phi" in refused.text
-        again = await replayed(client, run, from_step=1, worker="alpha")
-        assert called(stub) == ["alpha"]
+        again = await replay_run(client, run, from_step=1, worker="alpha")
+        assert list_called_models(stub) == ["alpha"]
         assert [step["labels"] for step in again["steps"]] == [["phi"], ["phi"]], "the subtask was a model's"
         events = (await client.get(f"/v1/runs/{again['id']}/events")).json()["data"]
         [kept_step] = [
@@ -326,8 +326,8 @@ async def test_an_engine_that_has_the_journal_alone_carries_a_replay_out(stub: P
     pool = pool_text(stub)
     async with running_service(tmp_path, pool) as runtime, client_of(runtime) as client:
         script_plans(stub, CHAIN, MEND, EMPTY)
-        run = await answered(client, "baton-deep")
-        second, third = [worker for worker in called(stub) if worker != "planner"][1:]
+        run = await answer_one_run(client, "baton-deep")
+        second, third = [worker for worker in list_called_models(stub) if worker != "planner"][1:]
     async with running_service(tmp_path, pool, drives=False) as gateway, client_of(gateway, name="again") as client:
         stub.requests.clear()
         reply = await client.post(f"/v1/runs/{run}/replay", json={"from_step": 1})
@@ -335,4 +335,4 @@ async def test_an_engine_that_has_the_journal_alone_carries_a_replay_out(stub: P
         assert reply.json()["state"] == "admitted"
         async with running_service(tmp_path, pool) as engine:
             assert (await await_ended_row(engine.context.store, again)).state == "succeeded"
-        assert called(stub) == [second, third], "the second step of the first round, and the second round"
+        assert list_called_models(stub) == [second, third], "the second step of the first round, and the second round"

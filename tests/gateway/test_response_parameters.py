@@ -252,7 +252,7 @@ def test_what_is_nested_has_every_field(model: type[BaseModel], theirs: type) ->
     assert names - {"baton"} == set(typing.get_type_hints(theirs)) | beyond
 
 
-async def asked_of(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
+async def post_response(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
     return await client.post("/v1/responses", json=ASKED | more)
 
 
@@ -264,7 +264,7 @@ async def test_what_is_honoured_is_seen_at_the_worker_or_in_the_reply(
     for name, (more, reply, see, value) in HONOURED.items():
         for worker in ("alpha", "beta"):
             stub.always(worker, reply)
-        answer = await asked_of(client, **more)
+        answer = await post_response(client, **more)
         assert answer.status_code == 200, (name, answer.text)
         body = {} if more.get("stream") else answer.json()
         bodies = [request.json for worker in ("alpha", "beta") for request in stub.requests_for(worker)]
@@ -275,8 +275,8 @@ async def test_what_is_honoured_is_seen_at_the_worker_or_in_the_reply(
 
 async def test_previous_response_id_brings_its_conversation(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     stub.script("alpha", Reply(chunks=("Four.",)), Reply(chunks=("Five.",)))
-    first = (await asked_of(client, instructions="Be brief.")).json()
-    second = (await asked_of(client, input="Plus one?", previous_response_id=first["id"])).json()
+    first = (await post_response(client, instructions="Be brief.")).json()
+    second = (await post_response(client, input="Plus one?", previous_response_id=first["id"])).json()
     assert second["previous_response_id"] == first["id"]
     assert second["instructions"] is None
     messages = [(message["role"], message["content"]) for message in stub.requests_for("alpha")[-1].json["messages"]]
@@ -285,25 +285,25 @@ async def test_previous_response_id_brings_its_conversation(stub: ProviderStub, 
 
 async def test_reasoning_chooses_the_tiers_limits(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     reasoning = {"effort": "low", "summary": "auto", "context": "auto", "mode": "standard"}
-    body = (await asked_of(client, reasoning=reasoning)).json()
+    body = (await post_response(client, reasoning=reasoning)).json()
     assert body["reasoning"] == {"effort": "low", "summary": "auto"}
     request_body = stub.requests_for("alpha")[-1].json
     assert request_body.get("max_completion_tokens", request_body.get("max_tokens")) == 77
     run = (await client.get(f"/v1/runs/{body['baton']['run']}")).json()
     assert run["effort"] == "low"
-    reply = await asked_of(client, reasoning={"mode": "pro"})
+    reply = await post_response(client, reasoning={"mode": "pro"})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "reasoning.mode")
 
 
 async def test_a_response_that_is_not_stored_cannot_be_had_again(client: httpx.AsyncClient) -> None:
-    stored, gone = (await asked_of(client)).json(), (await asked_of(client, store=False)).json()
+    stored, gone = (await post_response(client)).json(), (await post_response(client, store=False)).json()
     statuses = [(await client.get(f"/v1/responses/{stored['id']}")).status_code for stored in (stored, gone)]
     assert statuses == [200, 404]
 
 
 async def test_a_background_response_is_told_of_at_once(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     stub.always("alpha", Reply(header_delay=0.2))
-    body = (await asked_of(client, background=True)).json()
+    body = (await post_response(client, background=True)).json()
     assert (body["background"], body["output"], body["usage"]) == (True, [], None)
     assert body["status"] in ("queued", "in_progress")
     over = await client.get(f"/v1/responses/{body['id']}", params={"stream": "true"})
@@ -314,10 +314,10 @@ async def test_what_is_ignored_is_checked_noted_and_changes_nothing(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
     own = ("id", "created_at", "completed_at", "output", "baton")
-    plain = (await asked_of(client)).json()
+    plain = (await post_response(client)).json()
     request_body = latest_request(stub, "alpha")
     for name, (value, wrong) in IGNORED.items():
-        body = (await asked_of(client, **{name: value})).json()
+        body = (await post_response(client, **{name: value})).json()
         echoed = {name: value} if name in ours.ECHOED else {}
         expected = {n: v for n, v in plain.items() if n not in own} | echoed
         assert {n: v for n, v in body.items() if n not in own} == expected, name
@@ -325,7 +325,7 @@ async def test_what_is_ignored_is_checked_noted_and_changes_nothing(
         assert latest_request(stub, "alpha") == request_body, name
         run = (await client.get(f"/v1/runs/{body['baton']['run']}")).json()
         assert run["ignored"] == [name]
-        refused = await asked_of(client, **{name: wrong})
+        refused = await post_response(client, **{name: wrong})
         assert refused.status_code == 400, name
         assert refused.json()["error"]["param"].split(".")[0] == name
 
@@ -334,8 +334,8 @@ async def test_what_the_reply_repeats_comes_back_in_the_foreground_as_a_stream_a
     client: httpx.AsyncClient,
 ) -> None:
     options: dict[str, Any] = {name: IGNORED[name][0] for name in ours.ECHOED}
-    whole = (await asked_of(client, **options)).json()
-    streamed = await asked_of(client, stream=True, **options)
+    whole = (await post_response(client, **options)).json()
+    streamed = await post_response(client, stream=True, **options)
     events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: ")]
     later = (await client.get(f"/v1/responses/{whole['id']}")).json()
     for body in (whole, later, *(event["response"] for event in events if "response" in event)):
@@ -349,16 +349,16 @@ async def test_what_the_reply_repeats_comes_back_in_the_foreground_as_a_stream_a
 async def test_a_value_that_includes_nothing_known_is_refused_with_those_that_there_are(
     client: httpx.AsyncClient,
 ) -> None:
-    reply = await asked_of(client, include=["reasoning.encrypted_content", "usage"])
+    reply = await post_response(client, include=["reasoning.encrypted_content", "usage"])
     error = reply.json()["error"]
     assert (reply.status_code, error["param"], error["code"]) == (400, "include[1]", "invalid_value")
     for value in typing.get_args(ResponseIncludable):
         assert f"'{value}'" in error["message"]
-        assert (await asked_of(client, include=[value])).status_code == 200
+        assert (await post_response(client, include=[value])).status_code == 200
 
 
 async def test_nothing_is_asked_by_zero_likeliest_tokens(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    assert (await asked_of(client, top_logprobs=0)).json()["top_logprobs"] == 0
+    assert (await post_response(client, top_logprobs=0)).json()["top_logprobs"] == 0
     chat = {"model": "baton-mini", "messages": [{"role": "user", "content": "Hi"}], "top_logprobs": 0}
     assert (await client.post("/v1/chat/completions", json=chat)).status_code == 200
     assert (await client.post("/v1/chat/completions", json=chat | {"logprobs": False})).status_code == 200
@@ -367,20 +367,20 @@ async def test_nothing_is_asked_by_zero_likeliest_tokens(stub: ProviderStub, cli
 
 async def test_what_is_refused_is_named(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     for name, value in REFUSED.items():
-        reply = await asked_of(client, **{name: value})
+        reply = await post_response(client, **{name: value})
         error = reply.json()["error"]
         neutral = RESPONSES[name].neutral
         code = "unsupported_value" if neutral else "unsupported_parameter"
         assert (reply.status_code, error["param"], error["code"]) == (400, name, code)
         for nothing in (None, *neutral):
-            assert (await asked_of(client, **{name: nothing})).status_code == 200
-    unknown = (await asked_of(client, foo=1)).json()["error"]
+            assert (await post_response(client, **{name: nothing})).status_code == 200
+    unknown = (await post_response(client, foo=1)).json()["error"]
     assert (unknown["param"], unknown["code"]) == ("foo", "unknown_parameter")
 
 
 async def test_null_is_as_good_as_absent(client: httpx.AsyncClient) -> None:
     nulls = {name: None for name in RESPONSES if name not in ASKED}
-    body = (await asked_of(client, **nulls)).json()
+    body = (await post_response(client, **nulls)).json()
     assert body["status"] == "completed"
     run = (await client.get(f"/v1/runs/{body['baton']['run']}")).json()
     assert run["ignored"] == []
@@ -389,14 +389,14 @@ async def test_null_is_as_good_as_absent(client: httpx.AsyncClient) -> None:
 async def test_a_choice_among_some_of_the_tools(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "add"}]}
     stub.always("alpha", CALL)
-    assert (await asked_of(client, tools=[ADD, LOOK], tool_choice=choice)).status_code == 200
+    assert (await post_response(client, tools=[ADD, LOOK], tool_choice=choice)).status_code == 200
     request_body = stub.requests_for("alpha")[-1].json
     assert ([tool["function"]["name"] for tool in request_body["tools"]], request_body["tool_choice"]) == (
         ["add"],
         "required",
     )
     choice["tools"][0]["name"] = "foo"  # type: ignore[index]
-    error = (await asked_of(client, tools=[ADD], tool_choice=choice)).json()["error"]
+    error = (await post_response(client, tools=[ADD], tool_choice=choice)).json()["error"]
     assert error["param"] == "tool_choice.tools"
 
 
@@ -429,7 +429,7 @@ def test_a_function_is_strict_where_its_schema_allows_it(
 
 
 async def test_a_schema_that_is_none_is_refused(client: httpx.AsyncClient) -> None:
-    reply = await asked_of(client, tools=[ADD | {"parameters": {"type": 5}}])
+    reply = await post_response(client, tools=[ADD | {"parameters": {"type": 5}}])
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools[0].parameters")
     request_body = {"model": "baton-mini", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
     reply = await client.post(

@@ -39,7 +39,7 @@ async def create_response(client: httpx.AsyncClient, **more: Any) -> dict[str, A
     return body
 
 
-async def refused(client: httpx.AsyncClient, **more: Any) -> tuple[int, str | None, str | None]:
+async def read_refusal(client: httpx.AsyncClient, **more: Any) -> tuple[int, str | None, str | None]:
     """Status, param and code of a refusal."""
     reply = await client.post("/v1/responses", json=ASKED | more)
     error = reply.json()["error"]
@@ -49,14 +49,14 @@ async def refused(client: httpx.AsyncClient, **more: Any) -> tuple[int, str | No
 async def status(client: httpx.AsyncClient, response: str, expected_status: str) -> dict[str, Any]:
     """The response, once it has that status."""
 
-    async def reached() -> dict[str, Any] | None:
+    async def find_reached() -> dict[str, Any] | None:
         body: dict[str, Any] = (await client.get(f"/v1/responses/{response}")).json()
         if body["status"] == expected_status:
             return body
         assert body["status"] in ("queued", "in_progress")
         return None
 
-    body = await until(reached, what=f"the response is {expected_status}")
+    body = await until(find_reached, what=f"the response is {expected_status}")
     assert body is not None
     return body
 
@@ -136,7 +136,7 @@ async def test_a_reply_of_another_format_is_no_response(client: httpx.AsyncClien
     chat = {"model": "baton-mini", "messages": [{"role": "user", "content": "Hi"}]}
     run = (await client.post("/v1/chat/completions", json=chat)).json()["baton"]["run"]
     assert (await client.get(f"/v1/responses/resp_{run}")).status_code == 404
-    assert await refused(client, previous_response_id=f"resp_{run}") == (
+    assert await read_refusal(client, previous_response_id=f"resp_{run}") == (
         400,
         "previous_response_id",
         "previous_response_not_found",
@@ -150,9 +150,9 @@ async def test_what_cannot_be_followed_up(client: httpx.AsyncClient, runtime: Ru
     await client.delete(f"/v1/responses/{deleted}")
     secret = (await create_response(client, store=False))["id"]
     for name in (UNKNOWN, theirs.json()["id"], secret, deleted, f"{(await create_response(client))['id']}_7"):
-        refusal = await refused(client, previous_response_id=name)
+        refusal = await read_refusal(client, previous_response_id=name)
         assert refusal == (400, "previous_response_id", "previous_response_not_found")
-    assert (await refused(client, previous_response_id="resp-1"))[:2] == (400, "previous_response_id")
+    assert (await read_refusal(client, previous_response_id="resp-1"))[:2] == (400, "previous_response_id")
 
 
 async def test_a_chain_carries_everything_but_instructions(stub: ProviderStub, client: httpx.AsyncClient) -> None:
@@ -226,7 +226,7 @@ async def test_a_background_response_is_there_at_once_and_done_later(
     queued = await create_response(client, background=True, metadata={"a": "b"})
     assert (queued["background"], queued["output"], queued["usage"], queued["error"]) == (True, [], None, None)
     await status(client, queued["id"], "in_progress")
-    assert await refused(client, previous_response_id=queued["id"]) == (409, "previous_response_id", "conflict")
+    assert await read_refusal(client, previous_response_id=queued["id"]) == (409, "previous_response_id", "conflict")
     completed = await status(client, queued["id"], "completed")
     assert (text_of(completed), completed["metadata"], completed["usage"]["output_tokens"] > 0) == (
         "Four.",
@@ -267,7 +267,7 @@ async def test_a_background_response_can_be_heard_as_it_comes(stub: ProviderStub
     assert ("".join(deltas), len(deltas) > 1) == ("Four.", True)
 
 
-def numbered(stream_events: list[dict[str, Any]]) -> list[tuple[int, str]]:
+def number_characters(stream_events: list[dict[str, Any]]) -> list[tuple[int, str]]:
     """Each character of text and arguments with its number: that of its event less those behind it."""
     deltas = [(event["sequence_number"], event["delta"]) for event in stream_events if event["type"].endswith(".delta")]
     return [(number - len(text) + place + 1, char) for number, text in deltas for place, char in enumerate(text)]
@@ -286,14 +286,14 @@ async def test_a_stream_goes_on_behind_any_character_of_a_calls_arguments(
     await until(lambda: received.deltas_sent >= script.fault.after, what="the worker is in the middle of its answer")
     assert (await client.get(f"/v1/responses/{queued['id']}")).json()["status"] == "in_progress"
     early = {n: asyncio.create_task(events(client, queued["id"], starting_after=n)) for n in range(5, 24, 6)}
-    text_by_number = numbered(await whole)
+    text_by_number = number_characters(await whole)
     assert "".join(char for _, char in text_by_number) == 'Hm.{"a": 2, "b": 3}{"a": 40}'
     assert [number for number, _ in text_by_number] == sorted({number for number, _ in text_by_number}), (
         "each has one of its own"
     )
     late = {n: events(client, queued["id"], starting_after=n) for n in range(3, text_by_number[-1][0] + 1, 5)}
     for after, rest in [*early.items(), *late.items()]:
-        assert numbered(await rest) == [(number, char) for number, char in text_by_number if number > after]
+        assert number_characters(await rest) == [(number, char) for number, char in text_by_number if number > after]
 
 
 async def test_a_stream_that_broke_off_in_the_middle_is_taken_up_to_its_failure(
@@ -408,7 +408,7 @@ async def test_a_stream_is_taken_up_only_where_it_was(client: httpx.AsyncClient)
 async def test_what_is_wrong_is_named(
     client: httpx.AsyncClient, more: dict[str, Any], status_and_param: tuple[int, str]
 ) -> None:
-    code, param, _ = await refused(client, **more)
+    code, param, _ = await read_refusal(client, **more)
     assert (code, (param or "").split(".k")[0]) == status_and_param
 
 

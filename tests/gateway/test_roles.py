@@ -53,7 +53,7 @@ def needs(route: APIRoute) -> frozenset[str] | None:
     return None if scopes is None else frozenset(scopes)
 
 
-def declared(routes: Iterable[Any]) -> dict[tuple[str, str], frozenset[str] | None]:
+def list_declared_scopes(routes: Iterable[Any]) -> dict[tuple[str, str], frozenset[str] | None]:
     """Return every method and path of a route table with the scopes that it declares."""
     scopes_by_route = {}
     for route in api_routes(list(routes)):
@@ -66,7 +66,9 @@ def matrix(routes: Iterable[Any]) -> Iterator[str]:
     """Yield the lines of the table of routes and roles."""
     yield f"| route | needs | {' | '.join(ROLES)} |"
     yield f"|---|---|{'---|' * len(ROLES)}"
-    for (method, path), scopes in sorted(declared(routes).items(), key=lambda route: (route[0][1], route[0][0])):
+    for (method, path), scopes in sorted(
+        list_declared_scopes(routes).items(), key=lambda route: (route[0][1], route[0][0])
+    ):
         if scopes is None:
             continue
         marks = ["yes" if may(role, scopes) else "no" for role in ROLES]
@@ -104,13 +106,13 @@ def test_every_route_stands_in_the_matrix() -> None:
 
 
 def test_every_route_declares_who_may_use_it() -> None:
-    scopes_by_route = declared(every_route())
+    scopes_by_route = list_declared_scopes(every_route())
     assert {path for (_, path), scopes in scopes_by_route.items() if scopes is None} == WITHOUT_KEY
     assert {path for (_, path), scopes in scopes_by_route.items() if scopes is not None and not scopes} == WITHOUT_SCOPE
     assert not [scopes for scopes in scopes_by_route.values() if scopes and scopes - set(SCOPES)]
 
 
-def documented(page: str) -> dict[tuple[str, str], dict[str, bool]]:
+def read_documented_roles(page: str) -> dict[tuple[str, str], dict[str, bool]]:
     """Return the matrix as the page has it: whether each role may use each method and path."""
     rows = {}
     for method, path, marks in re.findall(r"^\| `([A-Z]+) (/\S*)` \| [^|]* \| (.*) \|$", page, re.MULTILINE):
@@ -129,7 +131,7 @@ async def test_each_role_gets_what_the_matrix_says(gateway: GatewayStandIn, role
         key = gateway.add_key(role, tenant=tenant, scopes=sorted(granted))
     wrong = []
     async with gateway.client(key) as client:
-        for (method, path), allowed in documented(PAGE.read_text()).items():
+        for (method, path), allowed in read_documented_roles(PAGE.read_text()).items():
             if path.startswith(ADMIN):
                 continue
             url = re.sub(r"\{(\w+)(?::path)?\}", lambda match: EXAMPLES[match[1]], path) + QUERIES.get(path, "")
@@ -192,7 +194,9 @@ async def knock(client: httpx.AsyncClient, method: str, path: str) -> httpx.Resp
 
 async def test_each_role_gets_what_the_matrix_says_of_the_admin_api(admin: AdminStandIn) -> None:
     """The keys are of all tenants, as the routes that change what tenants share demand."""
-    admin_routes = {route: marks for route, marks in documented(PAGE.read_text()).items() if route[1].startswith(ADMIN)}
+    admin_routes = {
+        route: marks for route, marks in read_documented_roles(PAGE.read_text()).items() if route[1].startswith(ADMIN)
+    }
     keys = {role: await admin.add_key(role, role, tenant="home", all_tenants=True) for role in ROLES}
     wrong = []
     for role in (*ROLES, "nobody"):
@@ -207,7 +211,7 @@ async def test_each_role_gets_what_the_matrix_says_of_the_admin_api(admin: Admin
 
 async def test_an_owner_of_another_tenant_sees_and_changes_nothing(admin: AdminStandIn) -> None:
     async with admin.client(await admin.add_key("other", tenant="else")) as client:
-        for (method, path), scopes in declared(admin.app.routes).items():
+        for (method, path), scopes in list_declared_scopes(admin.app.routes).items():
             if scopes is None or not path.startswith(ADMIN):
                 continue
             reply = await knock(client, method, path)

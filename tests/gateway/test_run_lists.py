@@ -41,7 +41,7 @@ async def end(runtime: Runtime, name: str, state: Kind = Kind.FAILED) -> None:
     await runtime.gateway.store.append(entry)
 
 
-async def listed(client: httpx.AsyncClient, **query: Any) -> dict[str, Any]:
+async def list_runs(client: httpx.AsyncClient, **query: Any) -> dict[str, Any]:
     reply = await client.get("/v1/runs", params=query)
     assert reply.status_code == 200, reply.text
     body: dict[str, Any] = reply.json()
@@ -56,28 +56,28 @@ async def test_pages_lead_forwards_and_back_with_counts(runtime: Runtime, monkey
     await begin(runtime, *[f"run_{n}" for n in range(10, 17)])
     await begin(runtime, "run_99", tenant="other")
     async with client_of(runtime) as client:
-        first = await listed(client, limit=3, include="count")
+        first = await list_runs(client, limit=3, include="count")
         assert (ids(first), first["previous"]) == (["run_16", "run_15", "run_14"], None)
         assert first["count"] == {"total": 7, "in_front": 0, "most": 10_000}
-        second = await listed(client, limit=3, include="count", after=first["next"])
-        last = await listed(client, limit=3, include="count", after=second["next"])
+        second = await list_runs(client, limit=3, include="count", after=first["next"])
+        last = await list_runs(client, limit=3, include="count", after=second["next"])
         assert (ids(last), last["next"], last["count"]["in_front"]) == (["run_10"], None, 6)
-        back = await listed(client, limit=3, include="count", before=last["previous"])
+        back = await list_runs(client, limit=3, include="count", before=last["previous"])
         assert (ids(back), back["count"]) == (ids(second), second["count"])
-        top = await listed(client, limit=3, include="count", before=back["previous"])
+        top = await list_runs(client, limit=3, include="count", before=back["previous"])
         assert (ids(top), top["previous"], top["next"]) == (ids(first), None, first["next"])
-        assert ids(await listed(client, limit=2, order="asc", before="run_14")) == ["run_12", "run_13"]
+        assert ids(await list_runs(client, limit=2, order="asc", before="run_14")) == ["run_12", "run_13"]
         monkeypatch.setattr(run_lists, "MOST_COUNTED", 4)
-        bounded = await listed(client, limit=3, include="count", after=second["next"])
+        bounded = await list_runs(client, limit=3, include="count", after=second["next"])
         assert bounded["count"] == {"total": None, "in_front": None, "most": 4}
         both = await client.get("/v1/runs", params={"after": "run_14", "before": "run_14"})
         assert (both.status_code, both.json()["error"]["param"]) == (400, "before")
         for wrong, param in (({"queue": "untaken"}, "queue"), ({"rated_until": 5}, "rated_until")):
             refused = await client.get("/v1/runs", params=wrong)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
-        assert (await listed(client, rated="good"))["data"] == []
-        assert {run["key_name"] for run in (await listed(client, include="key_name"))["data"]} == {None}
-        assert "count" not in await listed(client)
+        assert (await list_runs(client, rated="good"))["data"] == []
+        assert {run["key_name"] for run in (await list_runs(client, include="key_name"))["data"]} == {None}
+        assert "count" not in await list_runs(client)
 
 
 async def test_a_page_that_is_followed_sends_what_enters_changes_and_leaves(runtime: Runtime) -> None:

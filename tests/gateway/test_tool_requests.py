@@ -20,15 +20,15 @@ ADD = {"type": "function", "function": {"name": "add", "description": None, "str
 LOOKS, ADDS = Tool("look", "Looks.", SCHEMA, strict=True), Tool("add")
 
 
-def chosen(name: str) -> dict[str, Any]:
+def choose_tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
-def allowed(mode: str, *names: str) -> dict[str, Any]:
-    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [chosen(name) for name in names]}}
+def allow_tools(mode: str, *names: str) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [choose_tool(name) for name in names]}}
 
 
-async def ordered(gateway: GatewayStandIn, key: str, **fields: Any) -> Order:
+async def order_of_request(gateway: GatewayStandIn, key: str, **fields: Any) -> Order:
     """What the request comes to."""
     async with gateway.client(key) as client:
         reply = await client.post("/v1/chat/completions", json=chat_body() | fields)
@@ -43,14 +43,14 @@ async def ordered(gateway: GatewayStandIn, key: str, **fields: Any) -> Order:
         ({"tool_choice": "auto", "parallel_tool_calls": True}, Toolbox((LOOKS, ADDS))),
         ({"tool_choice": "none"}, Toolbox((LOOKS, ADDS), "none")),
         ({"tool_choice": "required", "parallel_tool_calls": False}, Toolbox((LOOKS, ADDS), "required", parallel=False)),
-        ({"tool_choice": chosen("add")}, Toolbox((LOOKS, ADDS), "named", "add")),
-        ({"tool_choice": allowed("auto", "add")}, Toolbox((ADDS,))),
-        ({"tool_choice": allowed("required", "add", "look")}, Toolbox((LOOKS, ADDS), "required")),
+        ({"tool_choice": choose_tool("add")}, Toolbox((LOOKS, ADDS), "named", "add")),
+        ({"tool_choice": allow_tools("auto", "add")}, Toolbox((ADDS,))),
+        ({"tool_choice": allow_tools("required", "add", "look")}, Toolbox((LOOKS, ADDS), "required")),
         ({"tools": []}, Toolbox()),
     ],
 )
 async def test_tools_and_choices(gateway: GatewayStandIn, key: str, fields: dict[str, Any], toolbox: Toolbox) -> None:
-    order = await ordered(gateway, key, **{"tools": [LOOK, ADD]} | fields)
+    order = await order_of_request(gateway, key, **{"tools": [LOOK, ADD]} | fields)
     assert (order.task.toolbox, order.ignored) == (toolbox, ())
 
 
@@ -70,7 +70,7 @@ async def test_a_conversation_with_calls_and_results(gateway: GatewayStandIn, ke
         {"role": "tool", "tool_call_id": "c", "content": ""},
         {"role": "user", "content": "And?"},
     ]
-    task = (await ordered(gateway, key, messages=messages)).task
+    task = (await order_of_request(gateway, key, messages=messages)).task
     calls_of_caller = tuple(ToolCall(id_, "look", "{") for id_ in "ab")
     assert task.messages[1] == Message("assistant", (), calls=calls_of_caller)
     assert task.messages[2] == Message("tool", (Text("B"),), call_id="b")

@@ -37,7 +37,7 @@ GOAL = {
 GO: dict[str, Any] = {"role": "user", "content": "Go."}
 
 
-def offered(stub: ProviderStub, at: int = -1) -> dict[str, dict[str, Any]]:
+def find_offered_tools(stub: ProviderStub, at: int = -1) -> dict[str, dict[str, Any]]:
     """What the worker was offered, by name."""
     return {tool["function"]["name"]: tool["function"] for tool in stub.requests_for("alpha")[at].json["tools"]}
 
@@ -58,8 +58,8 @@ async def test_a_search_of_the_callers_side(stub: ProviderStub, client: httpx.As
     tools = [SPAWN, OURS | {"description": "Finds tools.", "parameters": GOAL}]
     first = await respond(client, way, tools=tools)
     assert first["tools"] == tools
-    search = offered(stub)["tool_search"]
-    assert (list(offered(stub)), search["description"], search["parameters"]) == (
+    search = find_offered_tools(stub)["tool_search"]
+    assert (list(find_offered_tools(stub)), search["description"], search["parameters"]) == (
         ["spawn", "tool_search"],
         "Finds tools.",
         GOAL,
@@ -71,7 +71,7 @@ async def test_a_search_of_the_callers_side(stub: ProviderStub, client: httpx.As
     talk = [GO, call, search_output(call, WEATHER, CRM)]
     second = await respond(client, way, tools=tools, input=talk)
     assert second["id"].startswith(first["id"]), "the same run goes on"
-    assert list(offered(stub)) == ["spawn", "tool_search", "weather", "crm__orders"]
+    assert list(find_offered_tools(stub)) == ["spawn", "tool_search", "weather", "crm__orders"]
     assert second["tools"] == tools, "what was loaded is no part of the request"
     messages_sent = stub.requests_for("alpha")[1].json["messages"]
     assert json.loads(messages_sent[1]["tool_calls"][0]["function"]["arguments"]) == {"goal": "weather"}
@@ -103,7 +103,7 @@ async def test_what_was_found_stays_on_offer(stub: ProviderStub, client: httpx.A
     result = {"type": "function_call_output", "call_id": second["output"][0]["call_id"], "output": "fine"}
     third = await respond(client, tools=[OURS], previous_response_id=second["id"], input=[result])
     await respond(client, previous_response_id=third["id"], input="And now?")
-    assert [list(offered(stub, at)) for at in range(4)] == [
+    assert [list(find_offered_tools(stub, at)) for at in range(4)] == [
         ["tool_search"],
         ["tool_search", "weather"],
         ["tool_search", "weather"],
@@ -116,18 +116,18 @@ async def test_deferred_tools_are_held_back_until_they_are_found(stub: ProviderS
     stub.always("alpha", calling("tool_search", '{"paths": ["crm"]}'))
     tools = [OURS, WEATHER, SPAWN, CRM]
     first = await respond(client, tools=tools)
-    search = offered(stub)["tool_search"]
-    assert list(offered(stub)) == ["spawn", "tool_search"]
+    search = find_offered_tools(stub)["tool_search"]
+    assert list(find_offered_tools(stub)) == ["spawn", "tool_search"]
     assert search["description"].endswith("It can find:\n- weather: Tells the weather.\n- crm: Of customers.")
     assert search["parameters"]["properties"]["paths"]["items"]["enum"] == ["weather", "crm"]
     (call,) = first["output"]
     stub.always("alpha", Reply(chunks=("Done.",)))
     second = await respond(client, tools=tools, input=[GO, call, search_output(call, CRM)])
-    assert list(offered(stub)) == ["spawn", "crm__orders", "tool_search"]
+    assert list(find_offered_tools(stub)) == ["spawn", "crm__orders", "tool_search"]
     assert CRM in second["tools"]
     await respond(client, tools=tools, input=[GO, call, search_output(call)])
     assert stub.requests_for("alpha")[-1].json["messages"][2]["content"] == "No tool was found."
-    assert list(offered(stub)) == ["spawn", "tool_search"]
+    assert list(find_offered_tools(stub)) == ["spawn", "tool_search"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -140,7 +140,7 @@ async def test_a_hosted_search_has_found_what_is_called(
     stub.script("alpha", Reply(chunks=("Let me see.",), tool_calls=calls, finish="tool"), Reply(chunks=("Fine.",)))
     tools = [SPAWN, WEATHER, CRM]
     response = await respond(client, way, tools=[*tools, HOSTED])
-    assert list(offered(stub)) == ["spawn", "weather", "crm__orders"]
+    assert list(find_offered_tools(stub)) == ["spawn", "weather", "crm__orders"]
     assert response["tools"] == tools
     items = response["output"]
     assert [item["type"] for item in items] == [
@@ -218,7 +218,7 @@ async def test_a_history_of_a_hosted_search(stub: ProviderStub, client: httpx.As
         {"type": "additional_tools", "role": "developer", "tools": [other]},
     ]
     await respond(client, tools=[SPAWN], input=items)
-    assert list(offered(stub)) == ["spawn", "weather", "other"]
+    assert list(find_offered_tools(stub)) == ["spawn", "weather", "other"]
     messages_sent = stub.requests_for("alpha")[0].json["messages"]
     assert [message["role"] for message in messages_sent] == ["user", "assistant", "tool"]
     assert messages_sent[1]["tool_calls"][0]["function"]["name"] == flat("weather", "weather") == "weather"
@@ -229,11 +229,11 @@ async def test_tools_in_the_conversation(stub: ProviderStub, client: httpx.Async
     stub.script("alpha", calling("tool_search", "{}"), Reply(chunks=("Bye.",)))
     item = {"type": "additional_tools", "role": "developer", "tools": [AGENTS, OURS | {"parameters": GOAL}, CACHED]}
     first = await respond(client, input=[item, GO])
-    assert list(offered(stub)) == ["agents__spawn", "agents__note", "tool_search"]
+    assert list(find_offered_tools(stub)) == ["agents__spawn", "agents__note", "tool_search"]
     assert ([call["type"] for call in first["output"]], first["tools"]) == (["tool_search_call"], [])
     output = search_output(first["output"][0], WEATHER)
     await respond(client, tools=[OURS], input=[output], previous_response_id=first["id"])
-    assert list(offered(stub)) == ["tool_search", "agents__spawn", "agents__note", "weather"]
+    assert list(find_offered_tools(stub)) == ["tool_search", "agents__spawn", "agents__note", "weather"]
 
 
 async def test_a_search_has_no_events_of_its_own(stub: ProviderStub, client: httpx.AsyncClient) -> None:

@@ -29,7 +29,7 @@ def request_body(**more: Any) -> dict[str, Any]:
     return chat_body("What is it?", tools=TOOLS, **more)
 
 
-def answered(body: dict[str, Any], message: dict[str, Any], *results: str) -> dict[str, Any]:
+def answer_calls(body: dict[str, Any], message: dict[str, Any], *results: str) -> dict[str, Any]:
     """The next request: the reply's message, and a result for each of its calls."""
     assistant_turn = {"role": "assistant", "content": message["content"], "tool_calls": message["tool_calls"]}
     came = [
@@ -49,7 +49,7 @@ async def waiting(stub: ProviderStub, client: httpx.AsyncClient) -> tuple[dict[s
     """The next request of a run that waits, and the run."""
     stub.script("alpha", tool_call_reply(look_call("a")))
     first = await post_chat(client, request_body())
-    return answered(request_body(), message_of(first), "A"), first.headers["x-baton-run"]
+    return answer_calls(request_body(), message_of(first), "A"), first.headers["x-baton-run"]
 
 
 async def test_a_run_that_waits_can_be_stopped_at_once(stub: ProviderStub, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ async def test_a_turn_that_is_sent_twice_is_one_turn(stub: ProviderStub, client:
     following, run = await waiting(stub, client)
     stub.script("alpha", tool_call_reply(look_call("b"), header_delay=0.2), Reply(chunks=("42.",)))
     both = await asyncio.gather(*(post_chat(client, following, "second") for _ in range(2)))
-    last = answered(following, message_of(both[0]), "B")
+    last = answer_calls(following, message_of(both[0]), "B")
     end = await post_chat(client, last, "third")
     again = [await post_chat(client, following, "second"), await post_chat(client, last, "third")]
     assert both[0].content == both[1].content == again[0].content
@@ -168,8 +168,8 @@ async def test_results_may_come_to_another_process(stub: ProviderStub, tmp_path:
             stub.script(
                 "alpha", tool_call_reply(look_call("b")), tool_call_reply(look_call("c")), Reply(chunks=("42.",))
             )
-            second = answered(following, message_of(await post_chat(there, following)), "B")
-            last = answered(second, message_of(await post_chat(here, second)), "C")
+            second = answer_calls(following, message_of(await post_chat(there, following)), "B")
+            last = answer_calls(second, message_of(await post_chat(here, second)), "C")
     async with running_service(tmp_path, pool_text(stub)) as third, client_over_socket(third, key) as client:
         end = await post_chat(client, last)
     assert (message_of(end)["content"], end.headers["x-baton-run"]) == ("42.", run)

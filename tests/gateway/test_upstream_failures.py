@@ -101,7 +101,7 @@ async def test_a_cut_answer_is_continued_where_nobody_has_received_any_of_it(
         buffered = await client.post("/v1/chat/completions", json=chat_body())
         request_body = {"model": "baton-mini", "input": "What is 2 + 2?", "background": True}
         began = (await client.post("/v1/responses", json=request_body)).json()
-        ended = await _ended(client, began["id"])
+        ended = await _await_end(client, began["id"])
         streamed = await client.get(f"/v1/responses/{began['id']}", params={"stream": "true"})
         stub.script("alpha", CUT)
         cut = await client.post("/v1/chat/completions", json=chat_body(stream=True))
@@ -112,7 +112,7 @@ async def test_a_cut_answer_is_continued_where_nobody_has_received_any_of_it(
     assert '"code":"worker_truncated"' in cut.text
 
 
-async def _ended(client: httpx.AsyncClient, response: str) -> dict[str, Any]:
+async def _await_end(client: httpx.AsyncClient, response: str) -> dict[str, Any]:
     """A response in the background, once it is over."""
     body: dict[str, Any] = {}
 

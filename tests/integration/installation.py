@@ -73,7 +73,7 @@ class Installation:
         rows = asyncio.run(execute(self.database, "SELECT DISTINCT holder FROM tickets WHERE holder IS NOT NULL"))
         return {int(row[0].split("-")[-2]) for row in rows}
 
-    def ended(self, run: str) -> bool:
+    def has_ended(self, run: str) -> bool:
         """Whether a run has ended, without asking a gateway."""
         rows = asyncio.run(execute(self.database, f"SELECT ended_at FROM runs WHERE id = '{run}'"))
         return rows[0][0] is not None
@@ -109,7 +109,7 @@ def settings(folder: Path, stub: StubControl, database: str, redis: str) -> dict
 
 
 @contextmanager
-def launched(folder: Path, environ: Mapping[str, str], *verbs: str) -> Iterator[list[Process]]:
+def launch(folder: Path, environ: Mapping[str, str], *verbs: str) -> Iterator[list[Process]]:
     """A process of each of these roles, all of which have announced themselves."""
     with ExitStack() as stack:
         processes = [stack.enter_context(running_process(verb, folder, environ, wait=False)) for verb in verbs]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.harness.processes import KEY, Process
 from tests.harness.waiting import wait_until
-from tests.integration.installation import CHAIN, TREE, execute, launched, settings
+from tests.integration.installation import CHAIN, TREE, execute, launch, settings
 from tests.stubs import Hang, Reply, ToolCall
 from tests.stubs.control import StubControl
 
@@ -34,7 +34,7 @@ def installed(
     """Two gateways, the first of which the tests end, and a dispatcher."""
     folder = tmp_path_factory.mktemp("house")
     environ = settings(folder, stub, database, redis_server_url) | {"BATON_LEASE_SECONDS": str(LEASE)}
-    with launched(folder, environ, "gateway", "gateway", "dispatcher") as (first_gateway, second_gateway, dispatcher):
+    with launch(folder, environ, "gateway", "gateway", "dispatcher") as (first_gateway, second_gateway, dispatcher):
         yield first_gateway, second_gateway, dispatcher
 
 

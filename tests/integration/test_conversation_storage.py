@@ -25,7 +25,7 @@ def words(seed: int) -> str:
     return " ".join(f"{chance.getrandbits(28):x}" for _ in range(CHARS // 8)) + ' "quoted"\n'
 
 
-def spoken(questions: list[str], answers: list[str]) -> list[dict[str, Any]]:
+def conversation_so_far(questions: list[str], answers: list[str]) -> list[dict[str, Any]]:
     """The conversation so far, as chat completions and Anthropic's format have it."""
     turns = [{"role": "user", "content": questions[0]}]
     for answer, question in zip(answers, questions[1:], strict=True):
@@ -36,22 +36,27 @@ def spoken(questions: list[str], answers: list[str]) -> list[dict[str, Any]]:
 async def chat(client: httpx.AsyncClient, questions: list[str], answers: list[str]) -> httpx.Response:
     body = {
         "model": "baton-mini",
-        "messages": [{"role": "system", "content": "Be brief."}, *spoken(questions, answers)],
+        "messages": [{"role": "system", "content": "Be brief."}, *conversation_so_far(questions, answers)],
     }
     return await client.post("/v1/chat/completions", json=body)
 
 
 async def anthropic(client: httpx.AsyncClient, questions: list[str], answers: list[str]) -> httpx.Response:
-    body = {"model": "baton-mini", "max_tokens": 900, "system": "Be brief.", "messages": spoken(questions, answers)}
+    body = {
+        "model": "baton-mini",
+        "max_tokens": 900,
+        "system": "Be brief.",
+        "messages": conversation_so_far(questions, answers),
+    }
     return await client.post("/v1/messages", json=body)
 
 
 async def responses(client: httpx.AsyncClient, questions: list[str], answers: list[str]) -> httpx.Response:
-    body = {"model": "baton-mini", "input": spoken(questions, answers)}
+    body = {"model": "baton-mini", "input": conversation_so_far(questions, answers)}
     return await client.post("/v1/responses", json=body)
 
 
-def continued() -> Caller:
+def caller_of_responses() -> Caller:
     """A caller of Responses that sends the last response's id instead of the conversation."""
     last: dict[str, str] = {}
 
@@ -70,13 +75,18 @@ TABLES = {
 }
 
 
-def stored(conn: Connection) -> int:
+def count_stored_bytes(conn: Connection) -> int:
     """The bytes of all texts that are stored, with those that join them."""
     sizes = [f"SELECT coalesce(sum({size}), 0) FROM {table}" for table, size in TABLES.items()]
     return sum([int(conn.exec_driver_sql(size).scalar_one()) for size in sizes])
 
 
-CALLERS = {"chat": lambda: chat, "anthropic": lambda: anthropic, "responses": lambda: responses, "continued": continued}
+CALLERS = {
+    "chat": lambda: chat,
+    "anthropic": lambda: anthropic,
+    "responses": lambda: responses,
+    "continued": caller_of_responses,
+}
 
 
 @pytest.mark.parametrize("make", CALLERS.values(), ids=CALLERS)
@@ -94,10 +104,10 @@ async def test_twenty_turns_store_little_more_than_their_texts(tmp_path: Path, m
                 runs.append(reply.headers["x-baton-run"])
             store = runtime.context.store
             assert isinstance(store, SqlStore)
-            assert distinct <= await store._read(stored) <= 1.5 * distinct
+            assert distinct <= await store._read(count_stored_bytes) <= 1.5 * distinct
             assert await store.erase_contents(runs[:-1]) == TURNS - 1
             async with open_store(runtime.pool.loaded.settings.database_url) as other:
                 _, question = await read_run(other, await other.run(runs[-1]))
                 assert question == questions[-1]
             assert await store.erase(runs[-1])
-            assert await store._read(stored) == 0
+            assert await store._read(count_stored_bytes) == 0

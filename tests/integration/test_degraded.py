@@ -21,7 +21,7 @@ from app.store.writing.group_commit import DECIDE_SECONDS
 from tests.harness import prepared_postgres, servers
 from tests.harness.processes import KEY, Caller, Process, open_caller
 from tests.harness.waiting import PATIENCE_SECONDS, fastest_in_thread, wait_until
-from tests.integration.installation import WORKERS, Installation, launched, settings
+from tests.integration.installation import WORKERS, Installation, launch, settings
 from tests.stubs import Hang, Reply, plan_reply
 from tests.stubs.control import StubControl
 
@@ -54,7 +54,7 @@ def postgres(postgres_data: Path) -> Iterator[servers.Server]:
 
 
 @pytest.fixture(scope="module")
-def shared(
+def shared_installation(
     tmp_path_factory: pytest.TempPathFactory, stub: StubControl, redis: servers.Server, postgres: servers.Server
 ) -> Iterator[Installation]:
     folder = tmp_path_factory.mktemp("house")
@@ -62,15 +62,15 @@ def shared(
     environ = settings(folder, stub, database, redis.url) | {"BATON_LEASE_SECONDS": str(LEASE)}
     pool = folder / "pool.toml"
     pool.write_text(pool.read_text().replace("probe = 0", "probe = 1.5"))
-    with launched(folder, environ, "gateway", "dispatcher", "dispatcher") as (gateway, *dispatchers):
+    with launch(folder, environ, "gateway", "dispatcher", "dispatcher") as (gateway, *dispatchers):
         wait_until(gateway.ready)
         yield Installation(stub, database, redis.url, gateway, dispatchers)
 
 
 @pytest.fixture
-def installation(shared: Installation) -> Installation:
-    shared.stub.clear()
-    return shared
+def installation(shared_installation: Installation) -> Installation:
+    shared_installation.stub.clear()
+    return shared_installation
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def frozen(redis: servers.Server) -> Iterator[None]:
 
 
 @contextmanager
-def stopped(redis: servers.Server) -> Iterator[None]:
+def stop_redis(redis: servers.Server) -> Iterator[None]:
     redis.crash()
     try:
         yield
@@ -127,7 +127,7 @@ def out_of_memory(redis: servers.Server) -> Iterator[None]:
             client.config_set("maxmemory", "0")
 
 
-@pytest.mark.parametrize("fault", [frozen, stopped, out_of_memory])
+@pytest.mark.parametrize("fault", [frozen, stop_redis, out_of_memory])
 def test_without_redis_three_steps_take_no_more_than_a_second_more_each(
     installation: Installation, caller: Caller, redis: servers.Server, fault: Callable[[servers.Server], Any]
 ) -> None:
@@ -195,7 +195,7 @@ def test_a_dead_conductor_is_found_without_traffic_and_the_fallback_serves(
 STRANGER = "bt_stranger1_0123456789abcdef0123456789abcdef"
 
 
-def refused(process: Process, key: str) -> tuple[int, str | None]:
+def read_refusal(process: Process, key: str) -> tuple[int, str | None]:
     """The status and the Retry-After of a request's reply."""
     body = {"model": "baton-mini", "messages": [{"role": "user", "content": "Hello?"}]}
     reply = httpx.post(
@@ -218,12 +218,12 @@ def test_runs_outlive_an_outage_of_the_database_and_new_ones_are_told_to_come_ba
     wait_until(lambda: len(installation.stub.requests("alpha")) == 4, what="all are under way")
     postgres.crash()
     crashed = time.monotonic()
-    wait_until(lambda: refused(installation.gateway, KEY)[0] == 503, what="new runs are refused")
+    wait_until(lambda: read_refusal(installation.gateway, KEY)[0] == 503, what="new runs are refused")
     wait_until(lambda: installation.gateway.metric("baton_queue_sound") == 1)
     began = time.monotonic()
     for key in (KEY, STRANGER):
         for _ in range(5):
-            assert refused(installation.gateway, key) == (503, "1")
+            assert read_refusal(installation.gateway, key) == (503, "1")
     assert time.monotonic() - began < 5 * DECIDE_SECONDS, "not all ten are in doubt, and none waits for the database"
     assert (
         httpx.get(f"{installation.gateway.url}/healthz", timeout=PATIENCE_SECONDS, trust_env=False).status_code == 200
@@ -240,5 +240,5 @@ def test_runs_outlive_an_outage_of_the_database_and_new_ones_are_told_to_come_ba
         for step in run["steps"]:
             refusals.append([attempt["outcome"] for attempt in step["attempts"]])
         assert refusals == [["ok"]] * 3
-    assert refused(installation.gateway, STRANGER)[0] == 401
+    assert read_refusal(installation.gateway, STRANGER)[0] == 401
     assert wait_until(lambda: readiness(installation.gateway)["status"] == "ready")

@@ -14,7 +14,7 @@ from tests.harness.processes import KEY
 from tests.harness.servers import free_port
 from tests.harness.spans import CALLER, CALLERS_SPAN, TRACE_ID
 from tests.harness.waiting import wait_until
-from tests.integration.installation import TREE, launched, settings
+from tests.integration.installation import TREE, launch, settings
 from tests.stubs.control import StubControl
 
 PROGRAM = os.environ.get("BATON_TEST_PHOENIX", "")
@@ -62,7 +62,7 @@ def get(url: str, path: str, **parameters: str) -> httpx.Response | None:
     return reply if reply.status_code == httpx.codes.OK else None
 
 
-def exported_spans(url: str) -> list[dict[str, Any]] | None:
+def find_exported_spans(url: str) -> list[dict[str, Any]] | None:
     """The spans of the caller's trace, once the run's own is among them, which ends last."""
     reply = get(url, "/v1/projects/default/spans", trace_id=TRACE_ID, limit="100")
     spans: list[dict[str, Any]] = reply.json()["data"] if reply is not None else []
@@ -79,14 +79,14 @@ def test_phoenix_shows_one_trace_over_two_processes(
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{url}/v1/traces",
             "OTEL_BSP_SCHEDULE_DELAY": "100",
         }
-        with launched(tmp_path, environ, "gateway", "dispatcher") as (gateway, _):
+        with launch(tmp_path, environ, "gateway", "dispatcher") as (gateway, _):
             wait_until(gateway.ready)
             body = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is it?"}]}
             headers = CALLER | {"authorization": f"Bearer {KEY}"}
             chat_url = f"{gateway.url}/v1/chat/completions"
             reply = httpx.post(chat_url, json=body, headers=headers, timeout=60, trust_env=False)
             assert reply.status_code == 200
-            spans = wait_until(lambda: exported_spans(url), what="Phoenix shows the spans") or []
+            spans = wait_until(lambda: find_exported_spans(url), what="Phoenix shows the spans") or []
     by_name = {span["name"]: span for span in spans}
     own = {name: span["context"]["span_id"] for name, span in by_name.items()}
     assert {span["context"]["trace_id"] for span in spans} == {TRACE_ID}

@@ -20,7 +20,7 @@ from redis import Redis
 from tests.harness import servers
 from tests.harness.processes import Caller, Process, open_caller, run_command, running_process, user_message
 from tests.harness.waiting import PATIENCE_SECONDS, fastest_in_thread, wait_until
-from tests.integration.installation import CHAIN, TREE, WORKERS, Installation, launched, settings
+from tests.integration.installation import CHAIN, TREE, WORKERS, Installation, launch, settings
 from tests.stubs import Hang, Reply, Stall
 from tests.stubs.control import StubControl
 
@@ -35,22 +35,22 @@ PROMPTLY = 2.0
 
 
 @pytest.fixture(scope="module")
-def shared(
+def shared_installation(
     tmp_path_factory: pytest.TempPathFactory, stub: StubControl, database: str, redis_server_url: str
 ) -> Iterator[Installation]:
     folder = tmp_path_factory.mktemp("house")
     environ = settings(folder, stub, database, redis_server_url)
-    with launched(folder, environ, "gateway", "dispatcher", "dispatcher") as (gateway, *dispatchers):
+    with launch(folder, environ, "gateway", "dispatcher", "dispatcher") as (gateway, *dispatchers):
         wait_until(gateway.ready)
         yield Installation(stub, database, redis_server_url, gateway, dispatchers)
 
 
 @pytest.fixture
-def installation(shared: Installation) -> Installation:
+def installation(shared_installation: Installation) -> Installation:
     """The house, with a stub that plans a tree and otherwise answers at once."""
-    shared.stub.clear()
-    shared.stub.always("planner", TREE)
-    return shared
+    shared_installation.stub.clear()
+    shared_installation.stub.always("planner", TREE)
+    return shared_installation
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def calls(installation: Installation, model: str, count: int = 1) -> list[dict[s
     return requests
 
 
-def disconnected(installation: Installation, model: str) -> list[dict[str, Any]]:
+def list_disconnected(installation: Installation, model: str) -> list[dict[str, Any]]:
     """The stub's records of that model whose connection was closed before their answer was over."""
     return [request for request in installation.stub.requests(model) if request["disconnected_at"]]
 
@@ -184,7 +184,7 @@ def test_a_run_whose_gateway_was_killed_is_brought_to_its_end(
         (name,) = [row["id"] for row in caller.read("/v1/runs", limit=1)["data"]]
         installation.gateway.kill()
         lost.result()
-    wait_until(lambda: installation.ended(name), what="dispatchers bring the run to its end")
+    wait_until(lambda: installation.has_ended(name), what="dispatchers bring the run to its end")
     installation.gateway.start()
     wait_until(installation.gateway.ready, what="the gateway is back")
     with open_caller(installation.gateway.url) as caller:
@@ -212,7 +212,9 @@ def test_a_caller_who_leaves_ends_the_call_upstream(
     ):
         for _ in reply.iter_raw():
             pass
-    wait_until(lambda: disconnected(installation, model), within=BEFORE_ITS_DEADLINE, what="the call is broken off")
+    wait_until(
+        lambda: list_disconnected(installation, model), within=BEFORE_ITS_DEADLINE, what="the call is broken off"
+    )
     (row,) = caller.read("/v1/runs", limit=1)["data"]
     wait_until(lambda: caller.run(row["id"])["ended_at"], what="the run ends")
     run = caller.run(row["id"])
@@ -226,7 +228,9 @@ def test_a_caller_who_leaves_in_the_middle_of_an_answer_ends_it(installation: In
     for _ in range(4):
         next(chunks)
     chunks.close()
-    wait_until(lambda: disconnected(installation, "alpha"), within=BEFORE_ITS_DEADLINE, what="the call is broken off")
+    wait_until(
+        lambda: list_disconnected(installation, "alpha"), within=BEFORE_ITS_DEADLINE, what="the call is broken off"
+    )
 
 
 def test_an_emptied_redis_is_no_event(installation: Installation, caller: Caller, aside: Any) -> None:
@@ -251,7 +255,7 @@ def empty(redis: Redis) -> None:
 
 
 def test_processes_may_start_before_their_servers(
-    tmp_path: Path, stub: StubControl, shared: Installation, postgres_data: Path
+    tmp_path: Path, stub: StubControl, shared_installation: Installation, postgres_data: Path
 ) -> None:
     """In whatever order a machine comes up, and without a restart."""
     stub.clear()

@@ -18,7 +18,7 @@ import pytest
 
 from tests.harness.processes import KEY, Process, run_command, user_message
 from tests.harness.waiting import PATIENCE_SECONDS, wait_until
-from tests.integration.installation import Installation, execute, launched, settings
+from tests.integration.installation import Installation, execute, launch, settings
 from tests.stubs import Fail, Hang, Reply, Stall
 from tests.stubs.control import StubControl
 
@@ -35,7 +35,7 @@ def installed(
 ) -> Iterator[tuple[Installation, Process]]:
     folder = tmp_path_factory.mktemp("house")
     environ = settings(folder, stub, database, redis_server_url)
-    with launched(folder, environ, "gateway", "gateway", "dispatcher", "dispatcher") as (
+    with launch(folder, environ, "gateway", "gateway", "dispatcher", "dispatcher") as (
         first_gateway,
         second_gateway,
         *dispatchers,
@@ -67,7 +67,7 @@ def aside() -> Iterator[Callable[..., "Future[Any]"]]:
 
 
 @contextmanager
-def revived(process: Process) -> Iterator[None]:
+def revive_at_end(process: Process) -> Iterator[None]:
     """Whatever becomes of it in the block, it is there again afterwards."""
     try:
         yield
@@ -158,7 +158,7 @@ def test_a_reply_is_the_same_bytes_after_its_gateway_was_killed(
     key = uuid.uuid4().hex
     first = post(installation.gateway, key)
     calls = len(installation.stub.requests())
-    with revived(installation.gateway):
+    with revive_at_end(installation.gateway):
         installation.gateway.kill()
         again = post(other, key)
     revenant = post(installation.gateway, key)
@@ -193,7 +193,7 @@ def test_a_stream_goes_on_at_another_gateway_when_its_own_is_killed(
     """The dispatcher goes on with the call, another process takes the run over, and the words keep coming."""
     installation.stub.always("alpha", Reply(chunks=PIECES * 12, gap=0.15))
     key = uuid.uuid4().hex
-    with revived(installation.gateway):
+    with revive_at_end(installation.gateway):
         stream_of_other = aside(stream, installation.gateway, key)
         wait_until(lambda: deltas_sent(installation) > 4, what="it is in the middle of its answer")
         installation.gateway.kill()
@@ -216,7 +216,7 @@ def test_a_request_whose_gateway_is_killed_is_answered_by_another(
 ) -> None:
     installation.stub.always("alpha", Reply(chunks=PIECES, first_delay=1.0))
     key = uuid.uuid4().hex
-    with revived(installation.gateway):
+    with revive_at_end(installation.gateway):
         lost = aside(post, installation.gateway, key, stream=streams)
         wait_until(lambda: installation.stub.requests("alpha"), what="it is called")
         installation.gateway.kill()

@@ -19,7 +19,7 @@ import pytest
 
 from tests.harness.processes import Caller, open_caller, run_command
 from tests.harness.waiting import wait_until
-from tests.integration.installation import WORKERS, Installation, launched, settings
+from tests.integration.installation import WORKERS, Installation, launch, settings
 from tests.stubs import Agent, ToolCall, plan_reply
 from tests.stubs.control import StubControl
 
@@ -124,7 +124,7 @@ class Coder:
 @pytest.fixture
 def installation(tmp_path: Path, stub: StubControl, database: str, redis_server_url: str) -> Iterator[Installation]:
     environ = settings(tmp_path, stub, database, redis_server_url)
-    with launched(tmp_path, environ, "gateway", "dispatcher") as (gateway, dispatcher):
+    with launch(tmp_path, environ, "gateway", "dispatcher") as (gateway, dispatcher):
         new_installation = Installation(stub, database, redis_server_url, gateway, [dispatcher])
         there(new_installation)
         stub.always("planner", PLAN)

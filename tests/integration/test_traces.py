@@ -11,7 +11,7 @@ from tests.harness.otlp import Collector, Exported, running_collector
 from tests.harness.processes import KEY
 from tests.harness.spans import CALLER, CALLERS_SPAN, TRACE_ID
 from tests.harness.waiting import PATIENCE_SECONDS, wait_until
-from tests.integration.installation import CHAIN, TREE, Installation, launched, settings
+from tests.integration.installation import CHAIN, TREE, Installation, launch, settings
 from tests.stubs import Hang
 from tests.stubs.control import StubControl
 
@@ -40,7 +40,7 @@ def installation(
         "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
         "OTEL_BSP_SCHEDULE_DELAY": "20",
     }
-    with launched(folder, environ, "gateway", "dispatcher") as (gateway, dispatcher):
+    with launch(folder, environ, "gateway", "dispatcher") as (gateway, dispatcher):
         wait_until(gateway.ready)
         yield Installation(stub, database, redis_server_url, gateway, [dispatcher])
 

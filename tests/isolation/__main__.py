@@ -37,7 +37,7 @@ def database(kind: str, folder: Path) -> Iterator[str]:
         yield server.url
 
 
-async def played(folder: Path, environ: dict[str, str], operations: int, seed: int) -> Report:
+async def play_operations(folder: Path, environ: dict[str, str], operations: int, seed: int) -> Report:
     """Carry out the operations on a service."""
     async with ProviderStub() as stub, running_service(folder, pool_text(stub) + ONE_PERSON, environ) as runtime:
         return await play(runtime, stub, operations, seed, least=LEAST, browses=True)
@@ -54,7 +54,7 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name, database(options.database, Path(name)) as url:
         folder, environ = Path(name), {"BATON_DATABASE_URL": url}
-        report = asyncio.run(played(folder, environ, options.operations, options.seed))
+        report = asyncio.run(play_operations(folder, environ, options.operations, options.seed))
         commands = words_of_others(folder, environ)
     seconds = time.monotonic() - began
     print(

@@ -345,10 +345,10 @@ async def _results(
         return result
     if FORGED_CALL in ids or any(run_of(call_id) is None for call_id in ids):
         findings.authority.append(f"{about}: a tool call has an id that Baton did not mint: {ids}")
-    forged = await client.post(path, json=_further(scene, body, reply, [FORGED_CALL], result))
+    forged = await client.post(path, json=_continue_with_results(scene, body, reply, [FORGED_CALL], result))
     if forged.status_code == 200:
         findings.authority.append(f"{about}: results under a forged id were accepted")
-    last = await client.post(path, json=_further(scene, body, reply, ids, result))
+    last = await client.post(path, json=_continue_with_results(scene, body, reply, ids, result))
     if last.status_code != 200:
         findings.faults.append(f"{about}: {last.status_code} {last.text[:300]}")
     return result
@@ -362,7 +362,9 @@ def _ids(inbound: str, reply: dict[str, Any]) -> list[str]:
     return [block["id"] for block in reply["content"] if block["type"] == "tool_use"]
 
 
-def _further(scene: Scene, body: dict[str, Any], reply: dict[str, Any], ids: list[str], result: str) -> dict[str, Any]:
+def _continue_with_results(
+    scene: Scene, body: dict[str, Any], reply: dict[str, Any], ids: list[str], result: str
+) -> dict[str, Any]:
     """Return the conversation with the calls under these ids and their results."""
     if scene.inbound == "chat":
         calls = [{"id": id_, "type": "function", "function": {"name": "look", "arguments": "{}"}} for id_ in ids]
@@ -485,13 +487,13 @@ class Judge:
             self.findings.canaries.append(f"{self.about}: {who} was shown {leaked}")
 
 
-def sampled(number: int) -> list[Scene]:
+def sample_scenes(number: int) -> list[Scene]:
     """So many scenes, spread evenly over all."""
     every = list(scenes(corpus()))
     return every[:: len(every) // number | 1]  # an odd number, since topologies and wire formats take turns
 
 
-async def played(folder: Path, chosen: Iterable[Scene], *, audits: bool = True) -> Findings:
+async def play_scenes(folder: Path, chosen: Iterable[Scene], *, audits: bool = True) -> Findings:
     """Play the scenes on a service of their own; the independent auditor reads its journal at the end."""
     async with ProviderStub() as stub:
         service = running_service(folder, pool_text(stub), environment(), audits=audits)
@@ -511,7 +513,7 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         every = list(scenes(corpus()))
-        findings = asyncio.run(played(Path(name), every[options.first :: options.every]))
+        findings = asyncio.run(play_scenes(Path(name), every[options.first :: options.every]))
     shapes = ", ".join(f"{topology} {number}" for topology, number in sorted(findings.topologies.items()))
     print(
         f"{len(findings.injections)} injections in {findings.runs} runs ({shapes}), "

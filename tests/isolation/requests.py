@@ -101,11 +101,11 @@ def _list(_mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
     return Asked(chosen(filters))
 
 
-def _named(_mine: Tenant, _theirs: Tenant, _chosen: Chosen) -> Asked:
+def _name_nothing(_mine: Tenant, _theirs: Tenant, _chosen: Chosen) -> Asked:
     return Asked("")
 
 
-def _continued(mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
+def _continue_response(mine: Tenant, theirs: Tenant, chosen: Chosen) -> Asked:
     body: dict[str, Any] = {"model": "baton-mini", "input": f"{mine.word} asks."}
     return Asked("", body | ({"previous_response_id": chosen(theirs.responses)} if theirs.responses else {}))
 
@@ -119,25 +119,25 @@ REQUESTS: Mapping[tuple[str, str], Request] = {
     ("POST", "/v1/completions"): lambda mine, _theirs, _: Asked("", {"model": "baton-mini", "prompt": mine.word}),
     ("POST", "/v1/messages"): lambda mine, _theirs, _: Asked("", chat(mine, max_tokens=50)),
     ("POST", "/v1/messages/count_tokens"): lambda mine, _theirs, _: Asked("", chat(mine)),
-    ("GET", "/v1/me"): _named,
-    ("GET", "/v1/models"): _named,
-    ("GET", "/v1/models/{model:path}"): _named,
+    ("GET", "/v1/me"): _name_nothing,
+    ("GET", "/v1/models"): _name_nothing,
+    ("GET", "/v1/models/{model:path}"): _name_nothing,
     ("POST", "/v1/responses"): _response,
-    ("POST", "/v1/responses/compact"): _continued,
-    ("POST", "/v1/responses/input_tokens"): _continued,
+    ("POST", "/v1/responses/compact"): _continue_response,
+    ("POST", "/v1/responses/input_tokens"): _continue_response,
     ("GET", "/v1/responses/{response}"): lambda _mine, _theirs, chosen: Asked(chosen(["", "?stream=true"])),
-    ("DELETE", "/v1/responses/{response}"): _named,
+    ("DELETE", "/v1/responses/{response}"): _name_nothing,
     ("POST", "/v1/responses/{response}/cancel"): lambda _mine, _theirs, _: Asked("", {}),
-    ("GET", "/v1/responses/{response}/input_items"): _named,
+    ("GET", "/v1/responses/{response}/input_items"): _name_nothing,
     ("POST", "/v1/plans"): lambda mine, _theirs, _: Asked("", chat(mine)),
-    ("GET", "/v1/plans"): _named,
-    ("GET", "/v1/plans/{plan}"): _named,
+    ("GET", "/v1/plans"): _name_nothing,
+    ("GET", "/v1/plans/{plan}"): _name_nothing,
     ("PATCH", "/v1/plans/{plan}"): lambda mine, _theirs, _: Asked("", _edit(mine)),
-    ("DELETE", "/v1/plans/{plan}"): _named,
+    ("DELETE", "/v1/plans/{plan}"): _name_nothing,
     ("POST", "/v1/plans/{plan}/run"): lambda _mine, _theirs, _: Asked("", {"revision": 1}),
-    ("GET", "/v1/log/checkpoint"): _named,
-    ("GET", "/v1/log/tile/{tile:path}"): _named,
-    ("GET", "/v1/log/verify"): _named,
+    ("GET", "/v1/log/checkpoint"): _name_nothing,
+    ("GET", "/v1/log/tile/{tile:path}"): _name_nothing,
+    ("GET", "/v1/log/verify"): _name_nothing,
     ("GET", "/v1/reports"): lambda _mine, theirs, chosen: Asked(
         chosen(["?by=user", "?by=key", f"?tenant={theirs.name}", f"?user={theirs.word}"])
     ),
@@ -149,30 +149,30 @@ REQUESTS: Mapping[tuple[str, str], Request] = {
         chosen(["", f"?run={chosen(theirs.runs or ['run_0'])}", f"?tenant={theirs.name}", f"?user={theirs.word}"])
     ),
     ("GET", "/v1/shadows/report"): lambda _mine, _theirs, _: Asked("?tier=baton-mini"),
-    ("GET", "/v1/approvals"): _named,
-    ("GET", "/v1/approvals/{approval}"): _named,
+    ("GET", "/v1/approvals"): _name_nothing,
+    ("GET", "/v1/approvals/{approval}"): _name_nothing,
     ("POST", "/v1/approvals/{approval}"): lambda mine, _theirs, _: Asked("", DECISION | {"reason": mine.word}),
     ("GET", "/v1/runs"): _list,
     ("GET", "/v1/runs/live"): lambda _mine, theirs, chosen: Asked(
         chosen(["?seconds=0", "?seconds=0&include=workers&include=preview", f"?seconds=0&tenant={theirs.name}"])
     ),
-    ("GET", "/v1/runs/{run}"): _named,
-    ("DELETE", "/v1/runs/{run}"): _named,
+    ("GET", "/v1/runs/{run}"): _name_nothing,
+    ("DELETE", "/v1/runs/{run}"): _name_nothing,
     ("POST", "/v1/runs/{run}/cancel"): lambda _mine, _theirs, _: Asked("", {}),
-    ("GET", "/v1/runs/{run}/compare/{other}"): _named,
-    ("GET", "/v1/runs/{run}/events"): _named,
+    ("GET", "/v1/runs/{run}/compare/{other}"): _name_nothing,
+    ("GET", "/v1/runs/{run}/events"): _name_nothing,
     ("GET", "/v1/runs/compare"): lambda mine, theirs, chosen: Asked(
         f"?a={chosen(theirs.runs or ['run_0'])}&b={chosen([*mine.runs, *theirs.runs] or ['run_0'])}"
     ),
     ("GET", "/v1/runs/{run}/events/stream"): lambda _mine, _theirs, _: Asked("?seconds=0"),
-    ("GET", "/v1/runs/{run}/explain"): _named,
-    ("GET", "/v1/runs/{run}/graph"): _named,
-    ("GET", "/v1/runs/{run}/timeline"): _named,
-    ("GET", "/v1/runs/{run}/state"): _named,
+    ("GET", "/v1/runs/{run}/explain"): _name_nothing,
+    ("GET", "/v1/runs/{run}/graph"): _name_nothing,
+    ("GET", "/v1/runs/{run}/timeline"): _name_nothing,
+    ("GET", "/v1/runs/{run}/state"): _name_nothing,
     ("GET", "/v1/runs/{run}/views"): lambda _mine, _theirs, chosen: Asked(chosen(["", "?step=0"])),
     ("POST", "/v1/runs/{run}/feedback"): lambda mine, _theirs, _: Asked("", {"score": 1.0, "comment": mine.word}),
-    ("GET", "/v1/runs/{run}/proof"): _named,
+    ("GET", "/v1/runs/{run}/proof"): _name_nothing,
     ("POST", "/v1/runs/{run}/replay"): lambda _mine, _theirs, _: Asked("", {}),
-    ("GET", "/v1/runs/{run}/steps/{n}"): _named,
-    ("GET", "/v1/runs/{run}/stream"): _named,
+    ("GET", "/v1/runs/{run}/steps/{n}"): _name_nothing,
+    ("GET", "/v1/runs/{run}/stream"): _name_nothing,
 }

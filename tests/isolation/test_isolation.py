@@ -20,14 +20,16 @@ SEED = 22
 POSTGRES = pytest.mark.integration
 
 
-async def played(folder: Path, stub: ProviderStub, environ: dict[str, str], *, browses: bool = False) -> Report:
+async def play_and_report(
+    folder: Path, stub: ProviderStub, environ: dict[str, str], *, browses: bool = False
+) -> Report:
     """Play with the public and the admin API; with `browses` with both consoles, too."""
     async with running_service(folder, pool_text(stub) + ONE_PERSON, environ) as runtime:
         return await play(runtime, stub, OPERATIONS, SEED, browses=browses)
 
 
 async def test_no_route_shows_or_changes_what_another_tenant_has(stub: ProviderStub, tmp_path: Path) -> None:
-    report = await played(tmp_path, stub, {}, browses=True)
+    report = await play_and_report(tmp_path, stub, {}, browses=True)
     assert (report.leaks, report.meddlings, report.faults) == ([], [], [])
     assert set(report.operations) == set(report.reached) == set(EVERY_REQUEST)
     without = {route for route, count in report.reached.items() if not count}
@@ -87,7 +89,7 @@ async def test_postgres_refuses_reads_that_no_route_checks(
     stub: ProviderStub, tmp_path: Path, migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_the_routes_checks(monkeypatch)
-    report = await played(tmp_path, stub, {"BATON_DATABASE_URL": migrated_postgres_url})
+    report = await play_and_report(tmp_path, stub, {"BATON_DATABASE_URL": migrated_postgres_url})
     assert (report.leaks, report.meddlings, report.faults) == ([], [], [])
 
 
@@ -97,7 +99,7 @@ async def test_postgres_refuses_writes_that_no_route_checks(
 ) -> None:
     without_the_routes_checks(monkeypatch)
     with_reads_of_the_service(monkeypatch)
-    report = await played(tmp_path, stub, {"BATON_DATABASE_URL": migrated_postgres_url})
+    report = await play_and_report(tmp_path, stub, {"BATON_DATABASE_URL": migrated_postgres_url})
     assert report.meddlings == []
     assert report.leaks, "the operations would notice a leak"
 
@@ -107,7 +109,7 @@ async def test_the_operations_notice_a_write_that_nobody_checks(
 ) -> None:
     for mutation in (without_the_routes_checks, with_reads_of_the_service, with_writes_of_the_service):
         mutation(monkeypatch)
-    report = await played(tmp_path, stub, {})
+    report = await play_and_report(tmp_path, stub, {})
     assert any("/v1/runs" in meddling for meddling in report.meddlings)
     assert any("/admin/v1/keys" in meddling for meddling in report.meddlings)
     assert any("/admin/v1/budgets" in meddling for meddling in report.meddlings)

@@ -42,13 +42,13 @@ from tests.lab import bandit
 BEFORE, LOOKS = 2_000, (150, 300, 600)
 BIRCH, CEDAR = 1, 2
 WIDER = 3.0
-"""The factor of `told_with_wider_priors`."""
+"""The factor of `widen_priors`."""
 NEVER = 1e-30
 """A probability of changes so small that no evidence suffices: the selector learns, and looks for no change."""
 Pool = tuple[Profile, ...]
 
 
-def swapped() -> Pool:
+def swap_specialists() -> Pool:
     """The standard pool after two specialists have exchanged their skills."""
     pool = list(standard_pool())
     birch, cedar = pool[BIRCH], pool[CEDAR]
@@ -57,15 +57,15 @@ def swapped() -> Pool:
     return tuple(pool)
 
 
-def played(tasks: Sequence[Problem], pool: Pool, random: Random, posterior: Posterior, at: float) -> Posterior:
+def play_tasks(tasks: Sequence[Problem], pool: Pool, random: Random, posterior: Posterior, at: float) -> Posterior:
     """The posterior after so many tasks over a pool."""
     for place, task in enumerate(tasks):
-        rating = rated(task, pool, random, posterior, at + place)
+        rating = rate_task(task, pool, random, posterior, at + place)
         posterior = learned(posterior, bandit.SPEC, bandit.workers(), rating)
     return posterior
 
 
-def rated(task: Problem, pool: Pool, random: Random, posterior: Posterior, at: float) -> Rating:
+def rate_task(task: Problem, pool: Pool, random: Random, posterior: Posterior, at: float) -> Rating:
     """The rating of a task, for the arm that a posterior chooses."""
     sight = features(task.text)
     arm = bandit.arms_by_name()[bandit.choose(posterior, sight, random).action]
@@ -100,7 +100,7 @@ def forget_changed_workers(posterior: Posterior) -> Posterior:
     return replace(posterior, weights=weights, possible=None)
 
 
-def told_with_wider_priors(posterior: Posterior) -> Posterior:
+def widen_priors(posterior: Posterior) -> Posterior:
     """The posterior of a selector that is told the same, and gives each weight that it had learned of the two `WIDER`
     times the variance of its prior, so that it learns these two faster."""
     changed = [bandit.workers()[place] for place in (BIRCH, CEDAR)]
@@ -113,7 +113,7 @@ def told_with_wider_priors(posterior: Posterior) -> Posterior:
     return replace(posterior, weights=weights, possible=None)
 
 
-def begun_anew(_posterior: Posterior) -> Posterior:
+def forget_everything(_posterior: Posterior) -> Posterior:
     """The posterior of a selector that forgets everything at the swap."""
     return Posterior()
 
@@ -126,15 +126,17 @@ def unaware(posterior: Posterior) -> Posterior:
 def swap_in_the_world(seeds: range, aware: Callable[[Posterior], Posterior] = unaware) -> list[list[float]]:
     """The share of the lost reward that is back at each look, for each seed. `aware` is what the swap itself does to
     the posterior."""
-    exam, after = bandit.problems(200, 1_000_003), swapped()
+    exam, after = bandit.problems(200, 1_000_003), swap_specialists()
     recoveries = []
     for seed in seeds:
         random, tasks = Random(seed), bandit.problems(BEFORE + max(LOOKS), seed)
-        posterior = played(tasks[:BEFORE], standard_pool(), random, Posterior(), 1e9)
+        posterior = play_tasks(tasks[:BEFORE], standard_pool(), random, Posterior(), 1e9)
         high, low = value(posterior, exam, standard_pool()), value(posterior, exam, after)
         back, ratings_so_far, posterior = [], BEFORE, aware(posterior)
         for look in LOOKS:
-            posterior = played(tasks[ratings_so_far : BEFORE + look], after, random, posterior, 1e9 + ratings_so_far)
+            posterior = play_tasks(
+                tasks[ratings_so_far : BEFORE + look], after, random, posterior, 1e9 + ratings_so_far
+            )
             ratings_so_far = BEFORE + look
             back.append((value(posterior, exam, after) - low) / (high - low))
         recoveries.append(back)
@@ -175,13 +177,13 @@ def poisoning(own: int, foreign: int, seed: int) -> tuple[float, float, float]:
     """The share of the gain of a tenant with `own` ratings: alone, beside a tenant that has rated `foreign` runs the
     wrong way round, and with one posterior for both."""
     exam, pool, optimum = bandit.problems(300, 1_000_003), standard_pool(), bandit.best_by_class()
-    honest = _own(own, seed, pool, lambda score: score)
-    inverted = _own(foreign, seed + 100, pool, lambda score: 1 - score)
+    honest = _learn_own_ratings(own, seed, pool, lambda score: score)
+    inverted = _learn_own_ratings(foreign, seed + 100, pool, lambda score: 1 - score)
     values = [value(joined(Posterior(), part), exam, pool) for part in (honest, inverted)]
     lent = Beliefs(PublishedPosterior(), own, (PublishedPosterior(),)).lent(bandit.SPEC.peers)
     together, random = joined(Posterior(), honest), Random(seed + 100)
     for place, task in enumerate(bandit.problems(foreign, seed + 100)):
-        rated_task = rated(task, pool, random, together, 1e9 + own + place)
+        rated_task = rate_task(task, pool, random, together, 1e9 + own + place)
         together = learned(together, bandit.SPEC, bandit.workers(), replace(rated_task, score=1 - rated_task.score))
     worths = values[0], (1 - lent) * values[0] + lent * values[1], value(together, exam, pool)
     first, second, third = (bandit.share(worth, exam, optimum) for worth in worths)
@@ -189,10 +191,10 @@ def poisoning(own: int, foreign: int, seed: int) -> tuple[float, float, float]:
     return first, second, third
 
 
-def _own(count: int, seed: int, pool: Pool, say: Callable[[float], float]) -> Posterior:
+def _learn_own_ratings(count: int, seed: int, pool: Pool, say: Callable[[float], float]) -> Posterior:
     posterior, own_ratings, random = Posterior(), [], Random(seed)
     for place, task in enumerate(bandit.problems(count, seed)):
-        rated_task = rated(task, pool, random, posterior, 1e9 + place)
+        rated_task = rate_task(task, pool, random, posterior, 1e9 + place)
         own_ratings.append(replace(rated_task, score=say(rated_task.score)))
         posterior = learned(posterior, bandit.SPEC, bandit.workers(), own_ratings[-1])
     return taught(Posterior(), Posterior(), bandit.SPEC, bandit.workers(), own_ratings)
@@ -226,9 +228,11 @@ def main() -> None:
         _print(
             "rehearsal world, told who has changed, without detection", swap_in_the_world(seeds, forget_changed_workers)
         )
-        told_wider = swap_in_the_world(seeds, told_with_wider_priors)
+        told_wider = swap_in_the_world(seeds, widen_priors)
         _print("rehearsal world, told so, with wider priors, without detection", told_wider)
-        _print("rehearsal world, begun anew at the swap, without detection", swap_in_the_world(seeds, begun_anew))
+        _print(
+            "rehearsal world, begun anew at the swap, without detection", swap_in_the_world(seeds, forget_everything)
+        )
     for seed in seeds:
         shares = poisoning(own=300, foreign=600, seed=seed)
         signed = ", ".join(f"{share:+.2f}" for share in shares)

@@ -73,16 +73,16 @@ Choose = Callable[[Asked], Policy]
 
 def draw_task(random: Random) -> Asked:
     """Any task."""
-    return _asked(random, random.choice(FAMILIES), random.randrange(LEVELS), random.randrange(PHRASINGS))
+    return _make_task(random, random.choice(FAMILIES), random.randrange(LEVELS), random.randrange(PHRASINGS))
 
 
 def every(random: Random) -> list[Asked]:
     """As many tasks of each family, level and phrasing."""
     cells = product(FAMILIES, range(LEVELS), range(PHRASINGS))
-    return [_asked(random, *cell) for cell in cells for _ in range(TRUTH)]
+    return [_make_task(random, *cell) for cell in cells for _ in range(TRUTH)]
 
 
-def _asked(random: Random, family: Family, level: int, phrasing: int) -> Asked:
+def _make_task(random: Random, family: Family, level: int, phrasing: int) -> Asked:
     problem = write(random, family, level, phrasing)
     return Asked(features(problem.text), problem.kind)
 
@@ -96,7 +96,7 @@ def features(text: str) -> tuple[float, ...]:
     return (*places, len(words) / 20, len(numbers) / 5, max(map(len, numbers), default=0) / 5)
 
 
-def logged(random: Random, policy: Choose, count: int) -> tuple[list[Asked], list[Logged]]:
+def log_decisions(random: Random, policy: Choose, count: int) -> tuple[list[Asked], list[Logged]]:
     """So many decisions of a policy, and what came of them."""
     tasks, rows = [], []
     for _ in range(count):
@@ -124,7 +124,7 @@ def greedy(model: Model) -> Choose:
     return lambda task: {max(arms(), key=lambda arm: model.predict(arm, task.features)): 1.0}
 
 
-def mixed(*parts: tuple[float, Choose]) -> Choose:
+def mix_policies(*parts: tuple[float, Choose]) -> Choose:
     """Each of these policies with its share."""
 
     def choose(task: Asked) -> Policy:
@@ -149,18 +149,18 @@ class Study:
         tasks = every(Random("truth"))
         truth_by_policy = {}
         for name, policy in self.targets.items():
-            truth_by_policy[name] = mean(_expected(policy, task) for task in tasks)
+            truth_by_policy[name] = mean(_expected_worth(policy, task) for task in tasks)
         return truth_by_policy
 
     def reports(self, seed: int, rows: int) -> Iterator[tuple[str, Report]]:
         """What one log of so many rows tells of each."""
-        tasks, decisions = logged(Random(f"log {seed}"), self.policy, rows)
+        tasks, decisions = log_decisions(Random(f"log {seed}"), self.policy, rows)
         log = Log(decisions)
         for name, policy in self.targets.items():
             yield name, log.report([policy(task) for task in tasks])
 
 
-def _expected(policy: Choose, task: Asked) -> float:
+def _expected_worth(policy: Choose, task: Asked) -> float:
     worth_by_arm = {arm: worth(arm, task.kind) for arm in policy(task)}
     return sum(chance * worth_by_arm[arm][0] * worth_by_arm[arm][1] for arm, chance in policy(task).items())
 
@@ -169,16 +169,16 @@ def _expected(policy: Choose, task: Asked) -> float:
 def study(seed: int = 0) -> Study:
     """The log's policy has learned from 1,000 decisions, its successor from 4,000."""
     random = Random(f"study {seed}")
-    served = greedy(fit_model(logged(random, uniform, 1_000)[1]))
-    learned = greedy(fit_model(logged(random, uniform, 4_000)[1]))
+    served = greedy(fit_model(log_decisions(random, uniform, 1_000)[1]))
+    learned = greedy(fit_model(log_decisions(random, uniform, 4_000)[1]))
     targets = {
         "as it serves without exploring": served,
         "any arm": uniform,
-        "its successor for half of all tasks": mixed((0.5, served), (0.5, learned)),
+        "its successor for half of all tasks": mix_policies((0.5, served), (0.5, learned)),
         "its successor": learned,
         "always flint > ember": always("flint > ember"),
     }
-    return Study(mixed((1 - EXPLORED, served), (EXPLORED, uniform)), targets)
+    return Study(mix_policies((1 - EXPLORED, served), (EXPLORED, uniform)), targets)
 
 
 def table(reports_by_name: Mapping[str, Sequence[Report]], truths: Mapping[str, float]) -> str:
@@ -200,7 +200,7 @@ def table(reports_by_name: Mapping[str, Sequence[Report]], truths: Mapping[str, 
     return "\n".join(lines)
 
 
-def held_at_all_looks(repeats: int, looks: Sequence[int], seed: int = 0) -> tuple[float, float]:
+def shares_held_at_all_looks(repeats: int, looks: Sequence[int], seed: int = 0) -> tuple[float, float]:
     """The share of simulated logs whose interval of the advantage holds the truth at every look, for the intervals that
     hold at all times and for those of one look.
 
@@ -243,7 +243,7 @@ def main() -> None:
     parser.add_argument("--looks", action="store_true", help="coverage of intervals at several looks, and nothing else")
     options = parser.parse_args()
     if options.looks:
-        holding, fixed = held_at_all_looks(options.repeats, LOOKS, options.seed)
+        holding, fixed = shares_held_at_all_looks(options.repeats, LOOKS, options.seed)
         looks = ", ".join(map(str, LOOKS))
         rows = f"{options.repeats} logs, looks after {looks} rows"
         print(f"{rows}: {holding:.1%} held at all looks, {fixed:.1%} if for one look")

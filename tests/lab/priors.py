@@ -34,7 +34,7 @@ SETTINGS: Mapping[str, Priors] = {
 RATINGS, COST_WEIGHT = 2_000, 0.2
 
 
-def recorded(data: Dataset, plan: Plan, features_by_row: dict[int, Features]) -> list[Figures]:
+def replay_selector(data: Dataset, plan: Plan, features_by_row: dict[int, Features]) -> list[Figures]:
     """The figures of the selector, one for each seed."""
     open_, results = routes(data, plan.cost_weight), []
     for seed in plan.seeds:
@@ -45,7 +45,7 @@ def recorded(data: Dataset, plan: Plan, features_by_row: dict[int, Features]) ->
     return results
 
 
-def rehearsed(runs: int) -> float:
+def rehearse(runs: int) -> float:
     """The share of the gain in the rehearsal world after so many rated runs."""
     exam = bandit.problems(800, 1_000_003)
     taught = bandit.play(posterior.Posterior(), bandit.problems(runs, 0), Random(0))
@@ -65,8 +65,8 @@ def main() -> None:
     plan = Plan(RATINGS, options.held_out, range(options.first, options.first + options.seeds), COST_WEIGHT)
     for name, priors in SETTINGS.items():
         with patch.object(posterior, "VARIANCES", priors):
-            results = recorded(data, plan, features_by_row)
-            gain = f", {rehearsed(options.runs):.1%} of the gain" if options.runs else ""
+            results = replay_selector(data, plan, features_by_row)
+            gain = f", {rehearse(options.runs):.1%} of the gain" if options.runs else ""
         rates = [figures.apgr for figures in results if figures.apgr is not None]
         lost = mean(figures.learning_regret or 0.0 for figures in results)
         print(f"{name}: APGR {mean(rates):.3f} ({min(rates):.3f}), regret while learning {lost:.3f}{gain}", flush=True)

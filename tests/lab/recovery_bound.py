@@ -33,7 +33,7 @@ from app.lab.plans import Plan
 from app.lab.world import CLASSES, standard_pool
 from app.providers.rehearsal.task_families import DOMAINS
 from tests.lab import bandit
-from tests.lab.changes import BEFORE, BIRCH, CEDAR, LOOKS, Pool, swapped
+from tests.lab.changes import BEFORE, BIRCH, CEDAR, LOOKS, Pool, swap_specialists
 
 Array: TypeAlias = NDArray[np.float64]
 SKILL = (1.1, 1.1)
@@ -72,7 +72,7 @@ def world() -> World:
         rows = answering == worker
         for place, skill in enumerate(SKILLS):
             by_skill[rows, :, place] = _chances(_pool_with(worker, float(skill)))[rows]
-    return World(worth, _chances(pool), _chances(swapped()), by_skill, answering)
+    return World(worth, _chances(pool), _chances(swap_specialists()), by_skill, answering)
 
 
 def _worths(plan: Plan) -> list[float]:
@@ -190,7 +190,7 @@ def untold() -> Learner:
     return Learner(range(0, BEFORE + max(LOOKS), RATINGS_BETWEEN_MOMENTS), PAIRS, informed=False)
 
 
-def recovered(learner: Learner, seed: int, first: int, *, draws: bool) -> list[float]:
+def measure_recovery(learner: Learner, seed: int, first: int, *, draws: bool) -> list[float]:
     """Return the share of the lost reward that is regained at each look. The learner gets the ratings from the task
     `first` on."""
     known_world, random, shares = world(), np.random.default_rng(seed), []
@@ -232,7 +232,7 @@ def main() -> None:
     )
     for name, make_learner, first, draws in learners:
         seeds = range(options.first, options.first + options.seeds)
-        shares_by_seed = [recovered(make_learner(), seed, first, draws=draws) for seed in seeds]
+        shares_by_seed = [measure_recovery(make_learner(), seed, first, draws=draws) for seed in seeds]
         for look, shares in zip(LOOKS, zip(*shares_by_seed, strict=True), strict=True):
             every = ", ".join([f"{share:.0%}" for share in sorted(shares)])
             print(f"{name}, {look} ratings after the swap: {mean(shares):.0%}; by seed, the worst first: {every}")

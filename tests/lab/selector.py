@@ -71,11 +71,11 @@ class Caller:
     async def rate(self, task: Problem) -> None:
         """Ask and rate."""
         run, answer = await self.ask(task)
-        waited = bill(bandit.as_plan(await self.chosen(run)), task.kind[1], standard_pool())[1]
+        waited = bill(bandit.as_plan(await self.find_chosen_arm(run)), task.kind[1], standard_pool())[1]
         body = {"score": bandit.score(final_answer(answer) == task.answer, waited), "source": "caller"}
         await self._send("POST", f"/v1/runs/{run}/feedback", body)
 
-    async def chosen(self, run: str) -> Any:
+    async def find_chosen_arm(self, run: str) -> Any:
         """The arm that a run was decided for."""
         reply = await self._send("GET", f"/v1/runs/{run}")
         return bandit.arms_by_name()[reply.json()["proposals"][0]["decision"]["action"]]
@@ -83,7 +83,7 @@ class Caller:
     async def worth_of_best(self, task: Problem) -> float:
         """What the arm is worth that is held for best."""
         run, _ = await self.ask(task, explores=False)
-        return bandit.reward(await self.chosen(run), task.kind)
+        return bandit.reward(await self.find_chosen_arm(run), task.kind)
 
 
 async def many(tasks: Sequence[Problem], work: Any) -> list[Any]:
@@ -131,7 +131,7 @@ def pure(runs: int, seed: int, held_out: int) -> float:
     return reached
 
 
-def served(runs: int, seed: int, held_out: int, *, judge: bool = False) -> float:
+def run_service_and_learn(runs: int, seed: int, held_out: int, *, judge: bool = False) -> float:
     """Start a service, let it learn, and stop it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -163,7 +163,7 @@ def main() -> None:
         if options.pure:
             shares.append(pure(options.runs, seed, options.held_out))
         else:
-            shares.append(served(options.runs, seed, options.held_out, judge=options.judge))
+            shares.append(run_service_and_learn(options.runs, seed, options.held_out, judge=options.judge))
     each = ", ".join(f"{share:.1%}" for share in shares)
     print(f"after {options.runs} rated runs: {each}; mean {sum(shares) / len(shares):.1%}")
 

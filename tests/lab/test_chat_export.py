@@ -20,7 +20,7 @@ from app.lab import chat_export, manifest
 from app.lab.manifest import Manifest
 from app.lab.rollouts import Rollout, to_line
 from app.lab.world import VERSION
-from tests.cli.test_conductor import PLAN, Bench, described
+from tests.cli.test_conductor import PLAN, Bench, write_adapter
 from tests.harness.vllm_stub import tokens, vllm_stub
 from tests.lab.test_rollouts import make_rollout
 from tests.lab.test_teach import KEY, URL
@@ -74,7 +74,7 @@ def plain(folder: Path) -> Path:
     return folder
 
 
-def journaled(folder: Path) -> str:
+def write_rollouts(folder: Path) -> str:
     """Rollouts over two workers, three steps allowed, one of them with a caller's tools."""
     records = []
     for place, lesson in enumerate([make_rollout("a", 1.0), make_rollout("b", 0.0), make_rollout("c", 1.0)]):
@@ -93,14 +93,14 @@ class School:
         self.folder, self.stub = folder, stub
         self.base = plain(folder / "Qwen-tiny")
         self.name = manifest.version("Qwen-tiny", manifest.sha256(b"weights"))
-        self.bench = Bench(folder, stub, described(folder / "other", None))
+        self.bench = Bench(folder, stub, write_adapter(folder / "other", None))
         stub.models += [self.name]
 
     def train(self, pupil: Pupil, base: Path | None = None) -> tuple[Manifest, list[str]]:
         """`baton train --backend awr`, with what it says."""
         lines: list[str] = []
         words = ["train", "--backend", "awr", "--model", str(self.base), "--out", str(self.folder / "out")]
-        options = parse([*words, "--warm-start", journaled(self.folder)])
+        options = parse([*words, "--warm-start", write_rollouts(self.folder)])
         trainer = Trainer(base or self.base, pupil)
         train_chat.run(options, {}, trainer, lines.append)
         assert trainer.manifest is not None

@@ -22,7 +22,7 @@ from app.providers.rehearsal.task_families import FAMILIES, Problem, write
 PLAN = (PlanStep(5, "plan"), PlanStep(1, "reason", True, (0,)))
 
 
-def offered(pool: Pool) -> tuple[Worker, ...]:
+def offer_workers(pool: Pool) -> tuple[Worker, ...]:
     """The workers of a pool as the service knows them."""
     cards = [Card(strengths=tuple(worker.strengths.split()), speed=worker.pace) for worker in pool]
     prices = [Price(int(worker.price * INPUT_SHARE * 1e6), int(worker.price * 1e6), 0) for worker in pool]
@@ -38,7 +38,7 @@ def rollout(problem: Problem, plan: Plan, score: float | None, pool: Pool | None
     names = tuple(worker.name for worker in pool)
     conversation = ({"role": "user", "content": problem.text},)
     task = Task((Message("user", (Text(problem.text),)),))
-    prompt = conductor_prompt(Brief(task, offered(pool), Limits(), Limits().usd))
+    prompt = conductor_prompt(Brief(task, offer_workers(pool), Limits(), Limits().usd))
     completion = plan_json(to_workflow(plan, names).steps, names)
     values = (
         "r",

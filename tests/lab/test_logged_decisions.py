@@ -34,7 +34,7 @@ def journal(*facts: tuple[Kind, dict[str, Any]]) -> list[Event]:
     return [Event("run", seq, kind, 0.0, body) for seq, (kind, body) in zip(count(1), facts, strict=False)]
 
 
-def opened(proposal: int = 0, mode: str = "first", **more: Any) -> tuple[Kind, dict[str, Any]]:
+def open_plan(proposal: int = 0, mode: str = "first", **more: Any) -> tuple[Kind, dict[str, Any]]:
     body = {"proposal": proposal, "base": 0, "mode": mode, "conductor": "model", "order": ["sol", "luna"], **more}
     return Kind.PLAN_OPENED, body
 
@@ -44,22 +44,22 @@ def step(n: int, worker: str, *access: Any, proposal: int = 0, **more: Any) -> t
     return Kind.PLAN_STEP, body | more
 
 
-def accepted(proposal: int = 0) -> tuple[Kind, dict[str, Any]]:
+def accept_plan(proposal: int = 0) -> tuple[Kind, dict[str, Any]]:
     return Kind.PLAN_ACCEPTED, {"proposal": proposal, "call": "", "steps": 1, "topology": "single"}
 
 
 SUCCEEDED: tuple[Kind, dict[str, Any]] = (Kind.SUCCEEDED, {})
 PLANNED = (
-    opened(),
+    open_plan(),
     step(0, "sol", "user", probability=0.5),
     step(1, "luna", "user", 0, probability=0.8),
-    accepted(),
+    accept_plan(),
     SUCCEEDED,
 )
 
 
 def test_a_selector_tells_every_arms_probability() -> None:
-    decision = read_decision(journal(opened(decision=DECISION), step(0, "sol", "user"), accepted(), SUCCEEDED))
+    decision = read_decision(journal(open_plan(decision=DECISION), step(0, "sol", "user"), accept_plan(), SUCCEEDED))
     assert decision is not None
     assert (decision.layer, decision.shape, decision.action, decision.propensity) == ("selector", "", "answer sol", 0.3)
     assert decision.candidates == DECISION["candidates"]
@@ -77,11 +77,11 @@ def test_a_models_plan_is_its_workers_given_its_shape() -> None:
 def test_steps_are_counted_within_their_plan() -> None:
     """The repaired plan's steps begin at 2; it was no free choice, but its form is read alike."""
     further = [
-        opened(1),
+        open_plan(1),
         step(2, "sol", "user", proposal=1, probability=0.5),
         step(3, "sol", 2, proposal=1, probability=0.5),
     ]
-    decision = read_decision(journal(*further, accepted(1), SUCCEEDED))
+    decision = read_decision(journal(*further, accept_plan(1), SUCCEEDED))
     assert decision is not None
     assert decision.shape == '[["user"], [0]]'
 
@@ -91,11 +91,11 @@ def test_steps_are_counted_within_their_plan() -> None:
     [
         PLANNED[:-1],
         (*PLANNED[:-2], SUCCEEDED),
-        (opened(mode="repair"), *PLANNED[1:]),
-        (opened(mode="fallback"), *PLANNED[1:]),
-        (opened(), step(0, "sol", "user"), accepted(), SUCCEEDED),
-        (opened(), step(0, "sol", "user", probability=0.5), step(1, "sol", "user"), accepted(), SUCCEEDED),
-        (opened(decision=DECISION), opened(1, "fallback"), step(0, "sol", proposal=1), accepted(1), SUCCEEDED),
+        (open_plan(mode="repair"), *PLANNED[1:]),
+        (open_plan(mode="fallback"), *PLANNED[1:]),
+        (open_plan(), step(0, "sol", "user"), accept_plan(), SUCCEEDED),
+        (open_plan(), step(0, "sol", "user", probability=0.5), step(1, "sol", "user"), accept_plan(), SUCCEEDED),
+        (open_plan(decision=DECISION), open_plan(1, "fallback"), step(0, "sol", proposal=1), accept_plan(1), SUCCEEDED),
     ],
     ids=["no answer", "no plan", "a repair", "a fallback", "no probability", "not of every step", "given up"],
 )
@@ -103,18 +103,22 @@ def test_what_was_not_drawn_or_has_no_answer_is_no_row(facts: tuple[tuple[Kind, 
     assert read_decision(journal(*facts)) is None
 
 
-def selected(**changes: Any) -> LoggedDecision:
-    decision = read_decision(journal(opened(decision={**DECISION, **changes}), step(0, "sol"), accepted(), SUCCEEDED))
+def read_selected(**changes: Any) -> LoggedDecision:
+    decision = read_decision(
+        journal(open_plan(decision={**DECISION, **changes}), step(0, "sol"), accept_plan(), SUCCEEDED)
+    )
     assert decision is not None
     return decision
 
 
 def test_policies_over_arms() -> None:
-    assert choice("greedy", selected()) == {"answer luna": 1.0}
-    assert choice("uniform", selected()) == pytest.approx({"answer luna": 1 / 3, "answer sol": 1 / 3, "model": 1 / 3})
-    assert choice("always model", selected()) == {"model": 1.0}
-    assert choice("always answer nova", selected()) is None, "it was no candidate there"
-    assert not selected(action="answer luna", propensity=1.0, candidates={"answer luna": 1.0}).was_drawn
+    assert choice("greedy", read_selected()) == {"answer luna": 1.0}
+    assert choice("uniform", read_selected()) == pytest.approx(
+        {"answer luna": 1 / 3, "answer sol": 1 / 3, "model": 1 / 3}
+    )
+    assert choice("always model", read_selected()) == {"model": 1.0}
+    assert choice("always answer nova", read_selected()) is None, "it was no candidate there"
+    assert not read_selected(action="answer luna", propensity=1.0, candidates={"answer luna": 1.0}).was_drawn
 
 
 def test_policies_over_a_models_workers() -> None:
@@ -159,10 +163,10 @@ def test_the_current_policy_is_what_the_selector_believes_now() -> None:
     posterior = Posterior()
     for arm, value in ((luna, 1.0), (sol, 0.0)) * 5:
         posterior = learned(posterior, spec, list(workers.values()), Rating(arm, sight, value, 10, 5.0))
-    assert Beliefs(posterior, spec, workers).choice(selected(), sight) == {"answer luna": 1.0}
-    only = selected(candidates={"answer sol": 1.0}, propensity=1.0)
+    assert Beliefs(posterior, spec, workers).choice(read_selected(), sight) == {"answer luna": 1.0}
+    only = read_selected(candidates={"answer sol": 1.0}, propensity=1.0)
     assert Beliefs(posterior, spec, workers).choice(only, sight) == {"answer sol": 1.0}
-    assert Beliefs(posterior, spec, {}).choice(selected(), sight) is None
+    assert Beliefs(posterior, spec, {}).choice(read_selected(), sight) is None
 
 
 def test_words_are_folded_and_counts_stay() -> None:
@@ -172,11 +176,11 @@ def test_words_are_folded_and_counts_stay() -> None:
 
 
 TAKEN = {**DECISION, "candidates": {"accept": 0.7, "redo luna": 0.3}, "action": "accept", "propensity": 0.7}
-TWICE = (opened(decision=DECISION), step(0, "sol", "user"), accepted(), opened(1, decision=TAKEN, round=2))
+TWICE = (open_plan(decision=DECISION), step(0, "sol", "user"), accept_plan(), open_plan(1, decision=TAKEN, round=2))
 
 
 def test_the_decision_of_a_second_round_follows_the_first() -> None:
-    decision = read_decision(journal(*TWICE, accepted(1), SUCCEEDED))
+    decision = read_decision(journal(*TWICE, accept_plan(1), SUCCEEDED))
     assert decision is not None
     assert (decision.action, decision.further.action if decision.further else "") == ("answer sol", "accept")
     assert decision.further is not None
@@ -185,4 +189,4 @@ def test_the_decision_of_a_second_round_follows_the_first() -> None:
     assert choice("greedy", decision.further) == {"accept": 1.0}
     stopped = Kind.SUCCEEDED, {"stopped": "run_over_budget"}
     assert read_decision(journal(*TWICE, SUCCEEDED)) is None, "its plan was refused"
-    assert read_decision(journal(*TWICE, accepted(1), stopped)) is None, "nobody came to do it"
+    assert read_decision(journal(*TWICE, accept_plan(1), stopped)) is None, "nobody came to do it"

@@ -20,13 +20,13 @@ def row(action: str, propensity: float, reward: float, *features: float) -> Logg
     return Logged(features, action, propensity, reward)
 
 
-def judged(rows: Sequence[Logged], target: Policy) -> Report:
+def report_on(rows: Sequence[Logged], target: Policy) -> Report:
     """One choice in every row's place."""
     return Log(rows).report([target] * len(rows))
 
 
 def test_weighted_means_are_those_of_pen_and_paper() -> None:
-    judgement = judged([row("a", 0.5, 1.0), row("a", 0.25, 0.0), row("b", 0.5, 1.0), row("a", 0.5, 0.5)], A)
+    judgement = report_on([row("a", 0.5, 1.0), row("a", 0.25, 0.0), row("b", 0.5, 1.0), row("a", 0.5, 0.5)], A)
     assert judgement.ips.value == pytest.approx((2 * 1.0 + 4 * 0.0 + 0 + 2 * 0.5) / 4)
     assert judgement.snips.value == pytest.approx((2 * 1.0 + 4 * 0.0 + 0 + 2 * 0.5) / 8)
     assert judgement.ess == pytest.approx(8**2 / (4 + 16 + 4))
@@ -41,7 +41,7 @@ def test_the_policy_of_the_log_earned_what_was_logged() -> None:
     rows = [
         row(arm := random.choices(list(odds), list(odds.values()))[0], odds[arm], random.random()) for _ in range(300)
     ]
-    judgement = judged(rows, odds)
+    judgement = report_on(rows, odds)
     assert judgement.ips.value == pytest.approx(judgement.logged.value)
     assert judgement.snips.value == pytest.approx(judgement.logged.value)
     assert judgement.ess == pytest.approx(300)
@@ -52,7 +52,7 @@ def test_the_policy_of_the_log_earned_what_was_logged() -> None:
 
 def test_weights_are_capped_and_what_they_no_longer_stand_for_is_told() -> None:
     rows = [row("a", 0.01, 1.0), *(row("b", 0.99, 0.0) for _ in range(99))]
-    judgement = judged(rows, A)
+    judgement = report_on(rows, A)
     assert judgement.dr.high - judgement.dr.value >= 1.96 * (1 - judgement.covered) * 0.5, "nobody knows of the others"
     assert judgement.capped == 1
     assert judgement.ips.value == pytest.approx(CAP / 100)
@@ -61,19 +61,21 @@ def test_weights_are_capped_and_what_they_no_longer_stand_for_is_told() -> None:
 
 def test_it_refuses_to_judge_by_too_few_rows() -> None:
     def of(count: int) -> Report:
-        return judged([row("a", 0.6, 1.0) for _ in range(count)] + [row("b", 0.4, 0.0) for _ in range(count // 2)], A)
+        return report_on(
+            [row("a", 0.6, 1.0) for _ in range(count)] + [row("b", 0.4, 0.0) for _ in range(count // 2)], A
+        )
 
     assert of(int(LEAST)).verdict == "better"
     few = of(int(LEAST) - 1)
     assert few.verdict == "refused"
     assert "99 rows of that policy, and 100 are needed" in few.refusal
     assert "99 rows" in replace(few, ess=99.97).refusal
-    assert judged([row("b", 1.0, 0.0)] * 500, A).verdict == "refused", "what it would do was never done"
+    assert report_on([row("b", 1.0, 0.0)] * 500, A).verdict == "refused", "what it would do was never done"
 
 
 def test_it_refuses_to_let_the_model_alone_judge() -> None:
     rows = [row("a", 0.02, 1.0)] * 120 + [row("b", 0.98, 0.0)] * 5_880
-    judgement = judged(rows, A)
+    judgement = report_on(rows, A)
     assert judgement.ess >= LEAST
     assert judgement.verdict == "refused"
     assert "stands for 40% of that policy's choices" in judgement.refusal
@@ -81,8 +83,8 @@ def test_it_refuses_to_let_the_model_alone_judge() -> None:
 
 def test_it_says_which_policy_is_better() -> None:
     rows = [row("a", 0.5, 1.0), row("b", 0.5, 0.0)] * 200
-    assert judged(rows, A).verdict == "better"
-    assert judged(rows, {"b": 1.0}).verdict == "worse"
+    assert report_on(rows, A).verdict == "better"
+    assert report_on(rows, {"b": 1.0}).verdict == "worse"
 
 
 def draw_decisions(random: Random, count: int, better: float = 0.2) -> list[Logged]:
@@ -97,7 +99,7 @@ def draw_decisions(random: Random, count: int, better: float = 0.2) -> list[Logg
 
 def test_the_intervals_hold_at_all_looks_at_once() -> None:
     """The short form of `python -m tests.lab.logs --looks`: someone looks after each hundred rows."""
-    holding, fixed = logs.held_at_all_looks(repeats=40, looks=(100, 150, 200, 300, 400))
+    holding, fixed = logs.shares_held_at_all_looks(repeats=40, looks=(100, 150, 200, 300, 400))
     assert holding >= 0.95
     assert fixed < holding, "intervals for one look alone do not hold at each of several"
 
@@ -105,8 +107,8 @@ def test_the_intervals_hold_at_all_looks_at_once() -> None:
 def test_rows_of_one_conversation_count_as_one() -> None:
     once = draw_decisions(Random(0), 300)
     often = [replace(row, cluster=f"{n}") for n, row in enumerate(once) for _ in range(5)]
-    single, grouped = judged(once, A), judged(often, A)
-    apart = judged([replace(row, cluster="") for row in often], A)
+    single, grouped = report_on(once, A), report_on(often, A)
+    apart = report_on([replace(row, cluster="") for row in often], A)
     assert (single.clusters, grouped.clusters, apart.clusters) == (300, 300, 1_500)
     widths = [report.ahead.high - report.ahead.low for report in (single, grouped, apart)]
     assert widths[1] == pytest.approx(widths[0], rel=0.05)
@@ -121,13 +123,13 @@ def test_no_row_is_judged_by_a_model_that_has_seen_its_conversation() -> None:
 
 
 def test_beside_a_refusal_stand_the_rows_that_are_still_needed() -> None:
-    few = judged(draw_decisions(Random(2), 60), A)
+    few = report_on(draw_decisions(Random(2), 60), A)
     assert few.verdict == "refused"
     assert few.needed is not None
     assert f"about {few.needed - 60} more rows like these" in few.refusal
-    assert judged(draw_decisions(Random(2), round(1.5 * few.needed)), A).verdict == "better"
-    assert judged([row("b", 0.5, 0.0)] * 50, A).needed is None
-    equal = judged(draw_decisions(Random(3), 2_000, better=0.0), A)
+    assert report_on(draw_decisions(Random(2), round(1.5 * few.needed)), A).verdict == "better"
+    assert report_on([row("b", 0.5, 0.0)] * 50, A).needed is None
+    equal = report_on(draw_decisions(Random(3), 2_000, better=0.0), A)
     assert equal.verdict == "undecided"
     assert equal.needed is None or equal.needed > 2_000
 
@@ -140,12 +142,12 @@ def test_ratings_that_are_missing_for_a_reason_are_bounded() -> None:
         for decision in draw_decisions(random, 6_000, better=0.0)
         if random.random() < (0.8 if decision.reward and decision.action == "a" else 0.4)
     ]
-    misled = judged(decisions, A)
+    misled = report_on(decisions, A)
     assert misled.verdict == "better"
     low, high = misled.selected
     assert low <= 0.0 <= high
     assert 1.0 < misled.selection < 2.0, "by so little does the verdict depend on who rates"
-    plain = judged([row("a", 0.5, 1.0), row("b", 0.5, 0.0)] * 400, A)
+    plain = report_on([row("a", 0.5, 1.0), row("b", 0.5, 0.0)] * 400, A)
     assert plain.selection > 3.0
 
 
@@ -190,10 +192,10 @@ def world() -> tuple[logs.Study, dict[str, float]]:
     """The study of the documentation, without the policies for which it has too few rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logs, "TRUTH", 8)
-        return _studied()
+        return _study_two_targets()
 
 
-def _studied() -> tuple[logs.Study, dict[str, float]]:
+def _study_two_targets() -> tuple[logs.Study, dict[str, float]]:
     full = logs.study()
     targets = {name: full.targets[name] for name in ("as it serves without exploring", "any arm")}
     study = replace(full, targets=targets)
@@ -212,7 +214,7 @@ def test_intervals_cover_the_truth(world: tuple[logs.Study, dict[str, float]]) -
     assert widest < 0.4, "an interval that holds everything covers by no merit"
 
 
-def confounded(random: Random, count: int) -> list[Logged]:
+def draw_confounded(random: Random, count: int) -> list[Logged]:
     """Arm a is drawn where it is good: always a is worth 0.6, and looks like 0.84."""
     rows = []
     for _ in range(count):
@@ -225,11 +227,11 @@ def confounded(random: Random, count: int) -> list[Logged]:
 
 
 def test_it_is_right_if_either_the_probabilities_or_the_model_is() -> None:
-    rows = confounded(Random(3), 4_000)
-    blind = judged([replace(row, features=()) for row in rows], A)
+    rows = draw_confounded(Random(3), 4_000)
+    blind = report_on([replace(row, features=()) for row in rows], A)
     assert blind.direct > 0.8
     assert blind.dr.holds(0.6)
-    misled = judged([replace(row, propensity=0.5) for row in rows], A)
+    misled = report_on([replace(row, propensity=0.5) for row in rows], A)
     assert misled.snips.value > 0.8
     assert misled.dr.holds(0.6)
     assert blind.dr.high - blind.dr.low < 0.25

@@ -200,7 +200,7 @@ async def test_a_plan_that_was_carried_out_before_is_known_from_the_file(tmp_pat
     """Equal plans are carried out once, also at the same time and after a restart; outages are tried again."""
     posted: list[str] = []
 
-    def carried(request: httpx.Request) -> httpx.Response:
+    def carry_out(request: httpx.Request) -> httpx.Response:
         posted.append(json.loads(request.content)["messages"][0]["content"])
         return httpx.Response(
             503 if len(posted) == 1 else 200, json=error("overloaded") if len(posted) == 1 else reply()
@@ -211,7 +211,7 @@ async def test_a_plan_that_was_carried_out_before_is_known_from_the_file(tmp_pat
     for place, texts in enumerate(([text], [text, text, other], [text, other])):
         scorer = Scorer(
             [question()], Place("http://b", "k", "t"), Weights(), 0.0, lambda _: None,
-            cache=PlanCache(file), transport=httpx.MockTransport(carried),
+            cache=PlanCache(file), transport=httpx.MockTransport(carry_out),
         )  # fmt: skip
         rewards = await scorer.executor_reward(texts, [0] * len(texts), log_metric=logged.__setitem__)
         assert len(posted) == (1, 3, 3)[place]
@@ -227,7 +227,7 @@ async def test_a_plan_that_was_carried_out_before_is_known_from_the_file(tmp_pat
         0.0,
         lambda _: None,
         cache=PlanCache(file),
-        transport=httpx.MockTransport(carried),
+        transport=httpx.MockTransport(carry_out),
     )
     await again.executor_reward([text], [0])
     assert len(posted) == 4, "at other prices it is another plan"

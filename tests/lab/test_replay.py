@@ -15,7 +15,7 @@ TRUE = ({"weak": 0, "strong": 1}, {"weak": 1, "strong": 1}, {"weak": 1, "strong"
 """The strong model gains on the first and the last prompt, and loses on the third."""
 
 
-def held_out_part() -> Part:
+def make_held_out_part() -> Part:
     rows = []
     for text, scores in zip(TEXTS, TRUE, strict=True):
         rows.append(Recorded(text, text, {model: Outcome(score) for model, score in scores.items()}))
@@ -31,7 +31,7 @@ def test_the_curve_upgrades_prompts_in_the_order_of_the_estimated_gain() -> None
 
 def test_figures_are_those_of_pen_and_paper() -> None:
     order = dict(zip(map(features, TEXTS), (0.9, 0.1, 0.3, 0.2), strict=True))
-    judgement = judge_estimator(TWO, held_out_part(), lambda sight: {"weak": 0.0, "strong": order[sight]})
+    judgement = judge_estimator(TWO, make_held_out_part(), lambda sight: {"weak": 0.0, "strong": order[sight]})
     auc = (0.625 + 0.625 + 0.625 + 0.75) / 4
     assert judgement.auc == pytest.approx(auc)
     assert judgement.apgr == pytest.approx((auc - 0.5) / 0.25)
@@ -41,7 +41,7 @@ def test_figures_are_those_of_pen_and_paper() -> None:
 
 
 def test_equal_estimates_are_upgraded_together_as_by_chance() -> None:
-    judgement = judge_estimator(TWO, held_out_part(), lambda sight: {"weak": 0.3, "strong": 0.6})
+    judgement = judge_estimator(TWO, make_held_out_part(), lambda sight: {"weak": 0.3, "strong": 0.6})
     assert judgement.apgr == pytest.approx(0.5)
 
 
@@ -56,7 +56,7 @@ def test_a_model_below_the_line_between_two_others_is_passed_over() -> None:
 
 def test_the_selector_learns_the_outcome_of_its_own_choice_alone() -> None:
     """The other model's scores, turned round, change nothing."""
-    part, played = held_out_part(), Bandit(TWO)
+    part, played = make_held_out_part(), Bandit(TWO)
     chosen: list[str] = []
     note = played.note
     played.note = lambda arm, *more: (chosen.append(arm.main), note(arm, *more))  # type: ignore[method-assign,func-returns-value]

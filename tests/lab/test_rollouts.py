@@ -59,14 +59,14 @@ async def rate(runtime: Runtime, run: str, score: float, kind: str = "grader") -
     await runtime.context.store.rate(derive_feedback(run, "tenant", 5.0, kind, "exact", "1", score=score))  # type: ignore[arg-type]
 
 
-async def collected(runtime: Runtime, rollout_filter: RolloutFilter = AGREED) -> tuple[list[Rollout], Counter[str]]:
+async def collect(runtime: Runtime, rollout_filter: RolloutFilter = AGREED) -> tuple[list[Rollout], Counter[str]]:
     return await command.collect(runtime.pool.loaded.settings, rollout_filter, None)
 
 
 async def test_a_conductor_that_might_take_steps_itself_is_another_one(runtime: Runtime) -> None:
     limits = limits_with(runtime, "baton-nested", rounds=1)
     await ask(runtime, tier="baton-nested", limits=limits)
-    assert await collected(runtime) == ([], Counter({"its conductor might take steps itself": 1}))
+    assert await collect(runtime) == ([], Counter({"its conductor might take steps itself": 1}))
 
 
 async def test_a_rollout_has_the_very_prompt_and_the_plan_as_it_was_written(
@@ -74,7 +74,7 @@ async def test_a_rollout_has_the_very_prompt_and_the_plan_as_it_was_written(
 ) -> None:
     run = await ask(runtime)
     await rate(runtime, run, 1.0)
-    ((rollout,), skipped) = await collected(runtime)
+    ((rollout,), skipped) = await collect(runtime)
     body_sent = json.loads(stub.requests_for("planner")[0].body)
     assert [dict(turn) for turn in rollout.prompt] == [
         {"role": turn["role"], "content": turn["content"]} for turn in body_sent["messages"]
@@ -98,7 +98,7 @@ async def test_a_plan_that_no_model_wrote_is_shown_over_shuffled_ordinals(runtim
     """So it teaches the same prompt; and the worker's name stands nowhere in what is learned."""
     for n in range(8):
         await ask(runtime, f"Why {n}?", "baton-mini")
-    rollouts, _ = await collected(runtime)
+    rollouts, _ = await collect(runtime)
     assert len({json.loads(rollout.completion)["steps"][0]["worker"] for rollout in rollouts}) > 1
     for read_rollout in rollouts:
         assert read_rollout.workers[json.loads(read_rollout.completion)["steps"][0]["worker"]] == "alpha"
@@ -112,13 +112,13 @@ async def test_only_who_has_agreed_is_learned_from(runtime: Runtime) -> None:
     refused = await ask(runtime, task=Task(words, metadata={"study": "no"}))
     silent = await ask(runtime, "Or?")
     private = await ask(runtime, labels=frozenset({"study", "phi"}))
-    rollouts, skipped = await collected(runtime, RolloutFilter("study", frozenset({"phi"})))
+    rollouts, skipped = await collect(runtime, RolloutFilter("study", frozenset({"phi"})))
     assert {rollout.run for rollout in rollouts} == {by_label, by_word}
     assert skipped == {"its caller has not agreed": 2, "it has the label phi": 1}
-    everybody, _ = await collected(runtime)
+    everybody, _ = await collect(runtime)
     assert {rollout.run for rollout in everybody} == {by_label, by_word, refused, silent, private}
     await runtime.context.store.erase(by_label)
-    rollouts, skipped = await collected(runtime, RolloutFilter("study"))
+    rollouts, skipped = await collect(runtime, RolloutFilter("study"))
     assert {rollout.run for rollout in rollouts} == {by_word, private}
     assert skipped["its content was erased"] == 1
 
@@ -128,7 +128,7 @@ async def test_an_outage_teaches_nothing(runtime: Runtime, stub: ProviderStub) -
     await ask(runtime, "Why?", "baton-mini")
     stub.always("planner", Fail(status=401))
     await ask(runtime, "How?")
-    rollouts, skipped = await collected(runtime)
+    rollouts, skipped = await collect(runtime)
     assert not rollouts
     assert sum(skipped.values()) == 2
     assert set(skipped) <= {"another worker stood in for a planned one", "a fallback decided, or a worker was out"}

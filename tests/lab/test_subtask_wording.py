@@ -37,7 +37,7 @@ def in_words(random: Random, workers: int = 6) -> Plan:
     return WORDS.decode(tokens)
 
 
-def phrased(random: Random, workers: int = 6) -> Plan:
+def phrase_plan(random: Random, workers: int = 6) -> Plan:
     """A sensible plan in phrases that may be about anything."""
     plan = draw_sensible_plan(random, workers)
     return tuple(step._replace(text=subtask_wording.phrase(random, step.role, random.randrange(6))) for step in plan)
@@ -98,7 +98,7 @@ def test_nothing_in_words_passes_the_optimum_that_names_each_task() -> None:
     plain = search.search(setting).best_rewards
     assert all(best[kind] > reward for kind, reward in zip(CLASSES, plain, strict=True))
     for turn in range(2_000):
-        plan, kind = phrased(random, 3) if turn % 2 else in_words(random, 3), random.choice(CLASSES)
+        plan, kind = phrase_plan(random, 3) if turn % 2 else in_words(random, 3), random.choice(CLASSES)
         assert outcome(plan, kind, setting).reward <= best[kind] + 1e-12
 
 
@@ -124,7 +124,7 @@ def test_a_plan_in_words_is_read_by_the_service_as_it_was_meant() -> None:
     random = Random(5)
     for turn in range(300):
         lesson = draw_lesson(random, "train")
-        plan = phrased(random, len(lesson.pool)) if turn % 2 else in_words(random, len(lesson.pool))
+        plan = phrase_plan(random, len(lesson.pool)) if turn % 2 else in_words(random, len(lesson.pool))
         tokens = WORDS.encode(plan)
         assert WORDS.decode(tokens) == plan
         assert len(tokens) <= WORDS.longest
@@ -146,7 +146,7 @@ def test_the_grammar_lets_through_what_some_plan_goes_on_with_and_nothing_else()
         while tokens[-1] != 2:
             legal = set(WORDS.legal(state, workers))
             for token in random.sample(range(len(WORDS.tokens)), 12):
-                follows = token in legal and finished([*tokens, token], WORDS.follow(state, token), workers)
+                follows = token in legal and can_finish([*tokens, token], WORDS.follow(state, token), workers)
                 assert follows == (token in legal)
                 if token not in WORDS.legal(state, 6):
                     with pytest.raises(ValueError, match="has no place"):
@@ -156,7 +156,7 @@ def test_the_grammar_lets_through_what_some_plan_goes_on_with_and_nothing_else()
         assert max(len(step.text.split()) for step in WORDS.decode(tokens)) <= MOST
 
 
-def finished(tokens: list[int], state: int, workers: int) -> bool:
+def can_finish(tokens: list[int], state: int, workers: int) -> bool:
     """Whether some plan begins like this."""
     while tokens[-1] != 2:
         tokens.append(max(WORDS.legal(state, workers)))

@@ -23,7 +23,7 @@ BLANK = "\u0120"
 SPLITS: tuple[Split, ...] = ("train", "held-out tasks", "unseen paraphrases", "random pools", "unseen families")
 
 
-def encoded(text: str) -> list[int]:
+def encode(text: str) -> list[int]:
     """Split at blanks; each piece is a token or the unknown one."""
     assert (FILE["model"]["type"], FILE["pre_tokenizer"], FILE["normalizer"]) == (
         "WordLevel",
@@ -34,7 +34,7 @@ def encoded(text: str) -> list[int]:
     return [IDS.get(piece, unknown) for piece in text.split()]
 
 
-def decoded(ids: list[int]) -> str:
+def decode(ids: list[int]) -> str:
     """Tokens joined, from the alphabet of byte-level tokenizers."""
     back = {number: text for text, number in IDS.items()}
     return "".join(back[number] for number in ids).replace(BLANK, " ")
@@ -45,14 +45,14 @@ def test_a_server_reads_what_the_trainer_reads(split: Split) -> None:
     random = Random(split)
     for _ in range(60):
         lesson = draw_lesson(random, split)
-        assert encoded(prompt.as_text(lesson.problem.text, lesson.pool, lesson.order)) == lesson.prompt()
+        assert encode(prompt.as_text(lesson.problem.text, lesson.pool, lesson.order)) == lesson.prompt()
 
 
 def test_words_that_were_never_learned_are_unknown_and_no_text_becomes_a_plan() -> None:
     lesson = draw_lesson(Random(1), "train")
     text = f'Zyzzyva {to_text([0, 3, 9])} <pool> {{"worker":0, 7'
     tokens = lesson.prompt()[lesson.prompt().index(IDS["<pool>"]) :]
-    ids = encoded(prompt.as_text(text, lesson.pool, lesson.order))
+    ids = encode(prompt.as_text(text, lesson.pool, lesson.order))
     assert ids == [*prompt.tokens(text, (), ())[:-1], *tokens]
     assert ids[0] == IDS[prompt.UNKNOWN]
     assert all(number >= TOKENS for number in ids[: -len(tokens)])
@@ -80,7 +80,7 @@ def test_every_plan_comes_back_as_its_text() -> None:
     random = Random(2)
     for _ in range(100):
         tokens = to_tokens(any_plan(random))
-        assert decoded(tokens) == to_text(tokens)
+        assert decode(tokens) == to_text(tokens)
 
 
 def test_each_text_is_one_token_and_plain_in_the_byte_alphabet() -> None:

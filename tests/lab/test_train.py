@@ -146,14 +146,14 @@ def test_seeds_differ_and_equal_seeds_do_not() -> None:
     def first(seed: int) -> Any:
         return Trainer(Recipe(**{**vars_of(TINY), "seed": seed}), Weights()).conductor.weights["model.norm.weight"]
 
-    def embedded(seed: int) -> Any:
+    def initial_embedding(seed: int) -> Any:
         return Trainer(Recipe(**{**vars_of(TINY), "seed": seed}), Weights()).conductor.weights[
             "model.embed_tokens.weight"
         ]
 
     assert torch.equal(first(1), first(1))
-    assert torch.equal(embedded(1), embedded(1))
-    assert not torch.equal(embedded(1), embedded(2))
+    assert torch.equal(initial_embedding(1), initial_embedding(1))
+    assert not torch.equal(initial_embedding(1), initial_embedding(2))
 
 
 def vars_of(recipe: Recipe) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def test_plans_in_words_are_trained_examined_and_left_to_be_served_by_the_same_c
     report = (tmp_path / "report.txt").read_text()
     assert "valid plans: 64 of 64, with" in report
     with pytest.raises(ConfigInvalid) as journal:
-        train.run(options, lambda words: None, journaled(runs=2))
+        train.run(options, lambda words: None, journal_runs(runs=2))
     assert journal.value.faults[0].startswith("--warm-start: ")
     with pytest.raises(ConfigInvalid) as round_two:
         train_rounds.run(Namespace(**vars(options), checkpoint=str(tmp_path)), lambda words: None)
@@ -249,7 +249,7 @@ def test_greedy_plans_name_workers_of_the_pool() -> None:
 GOOD, BAD = (PlanStep(5, "plan"), PlanStep(4, "reason", True, (0,))), (PlanStep(0, "solve"),)
 
 
-def journaled(*, swapped: bool = False, runs: int = 160) -> list[Rollout]:
+def journal_runs(*, swapped: bool = False, runs: int = 160) -> list[Rollout]:
     """Runs of the standard pool: to each task a plan that is mostly right and one that is mostly wrong, rated so."""
     random, rollouts = Random(4), []
     for problem in (draw_lesson(random, "train", standard=1.0).problem for _ in range(runs // 2)):
@@ -260,7 +260,7 @@ def journaled(*, swapped: bool = False, runs: int = 160) -> list[Rollout]:
 def taught(runs: list[Rollout]) -> float:
     """The exact mean reward of greedy plans after a warm start from runs, for their tasks; without runs, before it."""
     recipe = Recipe(drill_steps=30, warm_steps=50, warm_lessons=32, steps=0, hidden=48, layers=2, unknown=0.3)
-    examples, _ = build_examples(runs or journaled(), Weights())
+    examples, _ = build_examples(runs or journal_runs(), Weights())
     trainer = Regressor(recipe, Weights(), examples)
     while runs and trainer.step < trainer.total:
         trainer.advance()
@@ -276,7 +276,7 @@ def taught(runs: list[Rollout]) -> float:
 
 @pytest.mark.timeout(240)
 def test_good_journaled_plans_beat_a_fresh_model_and_the_weights_say_which_are_good() -> None:
-    fresh, good, swapped = taught([]), taught(journaled()), taught(journaled(swapped=True))
+    fresh, good, swapped = taught([]), taught(journal_runs()), taught(journal_runs(swapped=True))
     assert good > fresh + 0.1
     assert good > swapped + 0.1, "the same plans with the advantages swapped"
 
@@ -288,11 +288,11 @@ def test_a_run_from_the_journal_goes_on_with_policy_gradients_and_says_so(tmp_pa
         beta=0.3, recipe="roles",
     )  # fmt: skip
     lines: list[str] = []
-    foreign = replace(journaled(runs=2)[0], completion="{}")
-    train.run(options, lines.append, [*journaled(runs=40), foreign])
+    foreign = replace(journal_runs(runs=2)[0], completion="{}")
+    train.run(options, lines.append, [*journal_runs(runs=40), foreign])
     assert "left out: 1, because its plan is none that the small conductor can write" in lines
     card = json.loads((tmp_path / "card.json").read_text())
     assert len(card["recipe"]["remembered"]) == 64
     assert card["plans_carried_out"] > 0, "by the policy gradients; the warm start carries out nothing"
     with pytest.raises(ValueError, match="another recipe"):
-        train.run(options, lines.append, journaled(runs=42))
+        train.run(options, lines.append, journal_runs(runs=42))

@@ -33,12 +33,12 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def fresh_rounds(recipe: Recipe = TINY) -> Rounds:
+def new_rounds(recipe: Recipe = TINY) -> Rounds:
     return Rounds(recipe, Weights(), Trainer(recipe, Weights()).conductor.weights)
 
 
 def test_second_plans_have_a_grammar_of_their_own() -> None:
-    table, random, trainer = masks(), Random(1), fresh_rounds()
+    table, random, trainer = masks(), Random(1), new_rounds()
     for workers in range(1, SLOTS + 1):
         for place in range(1, LONGEST):
             allowed = {token for token in range(TOKENS) if table[SLOTS + workers, place, token]}
@@ -52,10 +52,10 @@ def test_second_plans_have_a_grammar_of_their_own() -> None:
 
 
 def test_it_begins_with_the_checkpoint_and_goes_on_where_it_was_interrupted() -> None:
-    trainer = fresh_rounds()
+    trainer = new_rounds()
     for name, tensor in trainer.base.weights.items():
         assert torch.equal(tensor, trainer.conductor.weights[name])
-    parts = [fresh_rounds(), fresh_rounds()]
+    parts = [new_rounds(), new_rounds()]
     for _ in range(trainer.total):
         trainer.advance()
     for _ in range(4):

@@ -176,11 +176,11 @@ def test_no_plan_beats_the_searched_optimum(optimum: search.SearchResult) -> Non
 def test_a_climber_that_changes_one_thing_at_a_time_ends_below_the_optimum(optimum: search.SearchResult) -> None:
     random, setting = Random(5), Setting(standard_pool())
     for place, kind in enumerate(CLASSES):
-        best = max((_climbed(any_plan(random), kind, setting, random) for _ in range(3)), default=0.0)
+        best = max((_climb(any_plan(random), kind, setting, random) for _ in range(3)), default=0.0)
         assert best <= optimum.best_rewards[place] + 1e-12
 
 
-def _climbed(plan: Plan, kind: tuple[int, int], setting: Setting, random: Random) -> float:
+def _climb(plan: Plan, kind: tuple[int, int], setting: Setting, random: Random) -> float:
     plan = plan[:3]
     reward = outcome(plan, kind, setting).reward
     for _ in range(150):

@@ -58,7 +58,7 @@ def settings() -> list[Setting]:
     return all_settings
 
 
-def reached(setting: Setting, chosen: np.ndarray, tasks: list[composed.Task]) -> float:
+def mean_reward(setting: Setting, chosen: np.ndarray, tasks: list[composed.Task]) -> float:
     """The mean expected reward of chosen plans."""
     return float(setting.table(tasks)[np.arange(len(tasks)), chosen].mean())
 
@@ -67,12 +67,12 @@ def test_nothing_is_above_the_optimum_and_the_best_fixed_plan_is_the_best_consta
     for setting in settings:
         tasks = setting.training
         rewards = {
-            policy.name: reached(setting, policy.choose(setting, tasks), tasks) for policy in list_fixed_policies()
+            policy.name: mean_reward(setting, policy.choose(setting, tasks), tasks) for policy in list_fixed_policies()
         }
         assert max(rewards, key=rewards.__getitem__) == "best fixed plan"
-        best = reached(setting, Optimum().choose(setting, tasks), tasks)
+        best = mean_reward(setting, Optimum().choose(setting, tasks), tasks)
         for policy in (*domain_plans(0), ProductSelector(0, 20), RandomPlan(0)):
-            assert reached(setting, policy.choose(setting, tasks), tasks) <= best + 1e-6
+            assert mean_reward(setting, policy.choose(setting, tasks), tasks) <= best + 1e-6
         assert best <= clairvoyant_rewards(setting, tasks).mean() + 1e-6
 
 
@@ -85,9 +85,9 @@ def test_regular_expressions_and_a_plan_for_each_domain_do_not_solve_the_world(
     fresh = composed.draw_tasks(split, "small", TESTED)
     ways = closed = 0.0
     for setting in settings:
-        low = reached(setting, list_fixed_policies()[-1].choose(setting, fresh), fresh)
-        ways += reached(setting, Optimum().choose(setting, fresh), fresh) - low
-        closed += reached(setting, domain_plans(0)[0].choose(setting, fresh), fresh) - low
+        low = mean_reward(setting, list_fixed_policies()[-1].choose(setting, fresh), fresh)
+        ways += mean_reward(setting, Optimum().choose(setting, fresh), fresh) - low
+        closed += mean_reward(setting, domain_plans(0)[0].choose(setting, fresh), fresh) - low
     assert ways > 0.03
     assert closed < 0.7 * ways
 
@@ -96,8 +96,8 @@ def test_adapting_to_a_task_is_worth_more_than_knowing_its_domain(settings: list
     """In world 1 everything beyond the domain was worth 0.012."""
     fresh = composed.draw_tasks("fresh", "small", TESTED)
     for setting in settings:
-        best = reached(setting, Optimum().choose(setting, fresh), fresh)
-        assert best - reached(setting, true_domain_plans().choose(setting, fresh), fresh) > 0.012
+        best = mean_reward(setting, Optimum().choose(setting, fresh), fresh)
+        assert best - mean_reward(setting, true_domain_plans().choose(setting, fresh), fresh) > 0.012
 
 
 def test_classifiers_see_domains_in_texts_that_they_have_not_read() -> None:
@@ -122,11 +122,11 @@ def test_what_learns_from_verdicts_is_the_same_for_the_same_seed(settings: list[
 def test_a_prompt_is_evolved_within_its_executions(settings: list[Setting], monkeypatch: pytest.MonkeyPatch) -> None:
     executed, really = [], Setting.sample_reward
 
-    def counted(*request: Any) -> float:
+    def count_and_execute(*request: Any) -> float:
         executed.append(request)
         return really(*request)
 
-    monkeypatch.setattr(Setting, "sample_reward", counted)
+    monkeypatch.setattr(Setting, "sample_reward", count_and_execute)
     assert evolve_prompt(settings, 1, 2_000) != (FIRST,)
     assert 1_600 < len(executed) <= 2_000
 

@@ -26,7 +26,7 @@ CARDS = "\n".join(
 """The cards in another order than the policy has them in."""
 
 
-def planned(question: str, usd: float = 1.0, most: int = 5) -> list[planner.Choice]:
+def plan_for(question: str, usd: float = 1.0, most: int = 5) -> list[planner.Choice]:
     request_prompt = f"<question>\nuser: {question}\n</question>\n\nBudget left: ${usd:.4f}."
     prompt = (Message("system", (Text(f"Workers:\n{CARDS}"),)), Message("user", (Text(request_prompt),)))
     plan_text = planner.plan(prompt, schema(5, most, 600, True))
@@ -69,7 +69,7 @@ def test_the_conductor_is_more_accurate_than_tuned_plans_for_half_of_a_mixtures_
 
 def test_a_long_document_is_read_by_one_worker_alone() -> None:
     task = next(task for task in service_tasks("fresh") if task.document == 2)
-    steps = planned(text_with_document(task))
+    steps = plan_for(text_with_document(task))
     assert len(steps) > 1
     assert [("user" in step.access) for step in steps] == [True] + [False] * (len(steps) - 1)
     assert role_of(steps[0].subtask) == "digest"
@@ -83,10 +83,10 @@ def test_the_conductor_counts_as_budgets_do() -> None:
 
 def test_the_plan_gets_cheaper_with_the_money() -> None:
     task = next(task for task in service_tasks("fresh") if task.document == 0 and len(task.parts) == 2)
-    counts = [len(planned(task.text, usd)) for usd in (1.0, 0.003)]
+    counts = [len(plan_for(task.text, usd)) for usd in (1.0, 0.003)]
     assert counts[1] < counts[0]
-    assert len(planned(task.text, most=1)) == 1
-    assert len(planned(task.text, usd=0.0)) == 1, "too little for any plan that was learned: one worker answers"
+    assert len(plan_for(task.text, most=1)) == 1
+    assert len(plan_for(task.text, usd=0.0)) == 1, "too little for any plan that was learned: one worker answers"
 
 
 @pytest.mark.parametrize(("words", "role"), [

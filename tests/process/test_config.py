@@ -149,7 +149,7 @@ EXPECTED = [
 ]
 
 
-def written(tmp_path: Path, text: str) -> dict[str, str]:
+def write_pool(tmp_path: Path, text: str) -> dict[str, str]:
     path = tmp_path / "pool.toml"
     path.write_text(text, encoding="utf-8")
     return {"BATON_POOL": str(path), "OPENAI_API_KEY": "sk-secret-1"}
@@ -162,7 +162,7 @@ def faults(environ: dict[str, str]) -> tuple[str, ...]:
 
 
 def test_a_good_file(tmp_path: Path) -> None:
-    loaded = configure(written(tmp_path, GOOD))
+    loaded = configure(write_pool(tmp_path, GOOD))
     catalog = loaded.catalog
     assert catalog.providers["openai"].base_url == "https://api.openai.com/v1"
     assert catalog.tiers["baton-mini"].pool == ("small", "large")
@@ -177,7 +177,7 @@ def test_a_good_file(tmp_path: Path) -> None:
 
 
 def test_prices_are_exact(tmp_path: Path) -> None:
-    catalog = configure(written(tmp_path, GOOD)).catalog
+    catalog = configure(write_pool(tmp_path, GOOD)).catalog
     small, large = catalog.workers["small"].price, catalog.workers["large"].price
     assert (small.input, small.cached, small.output) == (150_000, 2_800, 600_000)
     assert (large.input, large.cached, large.output) == (1_250_000, 1_250_000, 10_000_000)
@@ -185,7 +185,7 @@ def test_prices_are_exact(tmp_path: Path) -> None:
 
 
 def test_every_effort_has_limits(tmp_path: Path) -> None:
-    tiers = configure(written(tmp_path, GOOD)).catalog.tiers
+    tiers = configure(write_pool(tmp_path, GOOD)).catalog.tiers
     ultra = tiers["baton-ultra"].efforts
     assert set(ultra) == set(EFFORTS) == set(tiers["baton-mini"].efforts)
     assert ultra["low"].steps == ultra["minimal"].steps == ultra["medium"].steps == 2
@@ -195,7 +195,7 @@ def test_every_effort_has_limits(tmp_path: Path) -> None:
 
 
 def test_a_nasty_file_is_told_all_at_once(tmp_path: Path) -> None:
-    all_faults = faults(written(tmp_path, NASTY))
+    all_faults = faults(write_pool(tmp_path, NASTY))
     for line, path, words in EXPECTED:
         assert any(f"pool.toml:{line}: {path}: " in fault and words in fault for fault in all_faults), (
             line,
@@ -229,7 +229,7 @@ pool = ["small"]
 conductor = { kind = "model", worker = "lage" }
 """
     )
-    all_faults = "\n".join(faults(written(tmp_path, text)))
+    all_faults = "\n".join(faults(write_pool(tmp_path, text)))
     assert "there is no provider opanai; did you mean openai?" in all_faults
     assert "workers.small.model: is used by another worker" in all_faults
     assert "workers.copy.model: is used by another worker" in all_faults
@@ -240,23 +240,23 @@ conductor = { kind = "model", worker = "lage" }
 
 
 def test_arms_are_served_if_the_file_says_so(tmp_path: Path) -> None:
-    assert configure(written(tmp_path, GOOD)).catalog.evaluation == Evaluation()
+    assert configure(write_pool(tmp_path, GOOD)).catalog.evaluation == Evaluation()
     text = GOOD + '[evaluation]\narms = true\nconductors = ["small"]\n'
-    assert configure(written(tmp_path, text)).catalog.evaluation == Evaluation(True, ("small",))
+    assert configure(write_pool(tmp_path, text)).catalog.evaluation == Evaluation(True, ("small",))
     wrong = "[evaluation]\narms = 1\narm = true\n"
-    assert [fault.split(": ")[1] for fault in faults(written(tmp_path, GOOD + wrong))] == [
+    assert [fault.split(": ")[1] for fault in faults(write_pool(tmp_path, GOOD + wrong))] == [
         "evaluation.arms",
         "evaluation.arm",
     ]
-    [missing] = faults(written(tmp_path, GOOD + '[evaluation]\nconductors = ["smal"]\n'))
+    [missing] = faults(write_pool(tmp_path, GOOD + '[evaluation]\nconductors = ["smal"]\n'))
     assert missing.endswith("evaluation.conductors: there is no worker smal; did you mean small?")
-    [plain] = faults(written(tmp_path, "evaluation = 3\n" + GOOD))
+    [plain] = faults(write_pool(tmp_path, "evaluation = 3\n" + GOOD))
     assert "evaluation: must be a table" in plain
 
 
 def test_rules_are_read_and_their_faults_named(tmp_path: Path) -> None:
     right = '[rules.stay]\nlabels = ["phi"]\nallow = { region = ["eu"] }\ndeny = { worker = ["small"] }\n'
-    catalog = configure(written(tmp_path, GOOD + right)).catalog
+    catalog = configure(write_pool(tmp_path, GOOD + right)).catalog
     assert [rule.name for rule in catalog.rules] == ["stay"]
     assert [bar.rule for bar in catalog.workers["small"].bars] == ["stay"]
     for wrong, words in (
@@ -266,25 +266,25 @@ def test_rules_are_read_and_their_faults_named(tmp_path: Path) -> None:
         ('deny = { worker = ["smal"] }', "rules.stay.deny.worker: there is no worker smal; did you mean small?"),
         ('deny = { country = ["fr"] }', "rules.stay.deny.country: is no field here"),
     ):
-        [fault] = faults(written(tmp_path, f"{GOOD}[rules.stay]\n{wrong}\n"))
+        [fault] = faults(write_pool(tmp_path, f"{GOOD}[rules.stay]\n{wrong}\n"))
         assert words in fault
 
 
 def test_broken_toml_names_its_line(tmp_path: Path) -> None:
-    (fault,) = faults(written(tmp_path, GOOD + "\n[workers.small]\nmodel = 1\n"))
+    (fault,) = faults(write_pool(tmp_path, GOOD + "\n[workers.small]\nmodel = 1\n"))
     assert "pool.toml:27: not valid TOML" in fault
     assert "pool.toml:1: " in faults({"BATON_POOL": str(tmp_path / "none" / "pool.toml")})[0]
 
 
 def test_a_key_that_is_not_set(tmp_path: Path) -> None:
-    environ = written(tmp_path, GOOD)
+    environ = write_pool(tmp_path, GOOD)
     del environ["OPENAI_API_KEY"]
     (fault,) = faults(environ)
     assert "pool.toml:4: providers.openai.key: the environment variable OPENAI_API_KEY is not set; export it" in fault
 
 
 def test_base_urls_are_overridden_by_their_variable(tmp_path: Path) -> None:
-    environ = written(tmp_path, GOOD) | {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1/"}
+    environ = write_pool(tmp_path, GOOD) | {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1/"}
     assert configure(environ).catalog.providers["openai"].base_url == "http://127.0.0.1:9/v1"
     all_faults = faults(environ | {"OPENAI_BASE_URL": "https://me:hunter2@host/v1"})
     assert "is overridden by OPENAI_BASE_URL, which holds credentials" in all_faults[0]
@@ -300,14 +300,14 @@ def test_the_examples_are_good(name: str) -> None:
 
 
 def test_reload_keeps_the_last_good_one(tmp_path: Path) -> None:
-    environ = written(tmp_path, GOOD)
+    environ = write_pool(tmp_path, GOOD)
     first = configure(environ)
-    written(tmp_path, GOOD.replace("0.15", "0.25"))
+    write_pool(tmp_path, GOOD.replace("0.15", "0.25"))
     second, messages = reload(first, environ)
     assert not messages
     assert second.catalog.workers["small"].price.input == 250_000
     assert second.catalog.digest != first.catalog.digest
-    written(tmp_path, NASTY)
+    write_pool(tmp_path, NASTY)
     third, messages = reload(second, environ)
     assert third is second
     assert len(messages) > 10
@@ -397,7 +397,7 @@ def test_a_conductor_by_url(more: dict[str, str]) -> None:
 
 
 def test_settings_and_pool_faults_come_together(tmp_path: Path) -> None:
-    environ = written(tmp_path, NASTY) | {"BATON_PROT": "1", "BATON_PORT": "many", "BATON_LEASE_SECONDS": "nan"}
+    environ = write_pool(tmp_path, NASTY) | {"BATON_PROT": "1", "BATON_PORT": "many", "BATON_LEASE_SECONDS": "nan"}
     all_faults = faults(environ | {"BATON_DATABASE_URL": "mysql://root:hunter2@h/d"})
     assert "BATON_PROT: there is no such setting; did you mean BATON_PORT?" in all_faults
     for name in ("BATON_PORT: ", "BATON_LEASE_SECONDS: ", "BATON_DATABASE_URL: "):
@@ -407,7 +407,7 @@ def test_settings_and_pool_faults_come_together(tmp_path: Path) -> None:
 
 
 def test_a_file_may_name_the_conductor_of_the_environment(tmp_path: Path) -> None:
-    environ = written(tmp_path, GOOD.replace('worker = "large"', 'worker = "conductor"'))
+    environ = write_pool(tmp_path, GOOD.replace('worker = "large"', 'worker = "conductor"'))
     assert "there is no worker conductor" in faults(environ)[0]
     environ |= {"BATON_CONDUCTOR_URL": "http://127.0.0.1:8001/v1"}
     assert faults(environ) == ("BATON_CONDUCTOR_MODEL: is not set; name the model that BATON_CONDUCTOR_URL serves",)
@@ -517,6 +517,6 @@ def test_lines_of_hard_toml() -> None:
 
 
 def test_load_takes_settings_apart_from_the_environment(tmp_path: Path) -> None:
-    environ = written(tmp_path, GOOD)
+    environ = write_pool(tmp_path, GOOD)
     loaded: Configuration = load(read(environ), environ)
     assert loaded.origin.startswith("pool file ")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.process.config import configure
-from tests.process.test_config import GOOD, faults, written
+from tests.process.test_config import GOOD, faults, write_pool
 
 AGAIN = """
 [tiers.again]
@@ -22,7 +22,7 @@ efforts.high = { rounds = 3, depth = 2 }
 
 
 def test_rounds_are_limits_of_a_tier_and_of_its_effort_levels(tmp_path: Path) -> None:
-    catalog = configure(written(tmp_path, GOOD + AGAIN)).catalog
+    catalog = configure(write_pool(tmp_path, GOOD + AGAIN)).catalog
     assert {limits.rounds for limits in catalog.tiers["again"].efforts.values()} == {2}
     assert catalog.tiers["again"].conductor.again
     deep = catalog.tiers["deep"].efforts
@@ -66,5 +66,5 @@ def test_rounds_are_limits_of_a_tier_and_of_its_effort_levels(tmp_path: Path) ->
 )
 def test_rounds_that_nobody_would_open_are_faults(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in AGAIN
-    all_faults = "\n".join(faults(written(tmp_path, GOOD + AGAIN.replace(old, new))))
+    all_faults = "\n".join(faults(write_pool(tmp_path, GOOD + AGAIN.replace(old, new))))
     assert message in all_faults

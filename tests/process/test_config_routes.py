@@ -30,7 +30,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"), trustme.CA())
 
 
-def loaded(folder: Path, route: str, base_url: str = "https://far.example/v1", **environ: str) -> Configuration:
+def load_config(folder: Path, route: str, base_url: str = "https://far.example/v1", **environ: str) -> Configuration:
     path = folder / "pool.toml"
     path.write_text(POOL.format(route=route, base_url=base_url))
     return configure({"BATON_POOL": str(path), **environ})
@@ -38,7 +38,7 @@ def loaded(folder: Path, route: str, base_url: str = "https://far.example/v1", *
 
 def faults(folder: Path, route: str, base_url: str = "https://far.example/v1", **environ: str) -> list[str]:
     with pytest.raises(ConfigInvalid) as caught:
-        loaded(folder, route, base_url, **environ)
+        load_config(folder, route, base_url, **environ)
     return [fault.partition("providers.far.")[2] for fault in caught.value.faults]
 
 
@@ -51,12 +51,12 @@ def test_a_route_is_read_with_its_credentials_apart(tmp_path: Path, authority: A
         client_certificate = "{certificate}"
         client_key = "{key}"
     """
-    loaded_route = loaded(tmp_path, route, FAR_PROXY="baton:s3:cret")
+    loaded_route = load_config(tmp_path, route, FAR_PROXY="baton:s3:cret")
     expected = Route("http://proxy.example:3128", "FAR_PROXY", authority.ca, certificate, key)
     assert loaded_route.catalog.providers["far"].route == expected
     assert loaded_route.proxy_credentials["far"].get_secret_value() == "baton:s3:cret"
     assert "s3:cret" not in repr(loaded_route)
-    assert loaded(tmp_path, "").catalog.providers["far"].route == DIRECT
+    assert load_config(tmp_path, "").catalog.providers["far"].route == DIRECT
 
 
 def test_all_faults_of_a_route_come_at_once(tmp_path: Path, authority: Authority) -> None:

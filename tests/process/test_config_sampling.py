@@ -39,13 +39,13 @@ pool = ["old", "new"]
 """
 
 
-def loaded(folder: Path, text: str) -> Configuration:
+def load_config(folder: Path, text: str) -> Configuration:
     (folder / "pool.toml").write_text(text)
     return configure({"BATON_POOL": str(folder / "pool.toml"), "NEAR_KEY": KEYS["anthropic"]})
 
 
 def test_a_workers_table_is_laid_over_its_providers(tmp_path: Path) -> None:
-    workers = loaded(tmp_path, POOL.format(url="http://127.0.0.1:9", top_p="drop")).catalog.workers
+    workers = load_config(tmp_path, POOL.format(url="http://127.0.0.1:9", top_p="drop")).catalog.workers
     old, new = workers["old"], workers["new"]
     assert (old.drops, old.refuses) == ({"temperature", "top_p", "stop"}, {"top_p"})
     assert (new.drops, new.refuses) == ({"top_p", "stop", "seed"}, {"seed"})
@@ -77,7 +77,7 @@ def test_a_workers_table_is_laid_over_its_providers(tmp_path: Path) -> None:
 def test_a_table_that_cannot_hold_is_refused(tmp_path: Path, change: tuple[str, str], fault: str) -> None:
     text = POOL.format(url="http://127.0.0.1:9", top_p="drop")
     with pytest.raises(ConfigInvalid) as caught:
-        loaded(tmp_path, text.replace(*change))
+        load_config(tmp_path, text.replace(*change))
     assert any(fault in line for line in caught.value.faults), caught.value.faults
 
 

@@ -7,7 +7,7 @@ import pytest
 from app.core.pool.catalog import SelectorSpec
 from app.core.pool.snapshot import restore_catalog, snapshot
 from app.process.config import configure
-from tests.process.test_config import GOOD, faults, written
+from tests.process.test_config import GOOD, faults, write_pool
 
 LEARNS = """
 [tiers.learns]
@@ -27,7 +27,7 @@ full_usd = "0.01"
 
 
 def test_a_selector_is_data_of_its_tier(tmp_path: Path) -> None:
-    catalog = configure(written(tmp_path, GOOD + LEARNS)).catalog
+    catalog = configure(write_pool(tmp_path, GOOD + LEARNS)).catalog
     conductor = catalog.tiers["learns"].conductor
     assert (conductor.kind, conductor.worker) == ("selector", "large")
     expected = SelectorSpec(
@@ -62,7 +62,7 @@ def test_a_selector_is_data_of_its_tier(tmp_path: Path) -> None:
 )
 def test_what_a_selector_cannot_be(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in LEARNS
-    assert message in "\n".join(faults(written(tmp_path, GOOD + LEARNS.replace(old, new))))
+    assert message in "\n".join(faults(write_pool(tmp_path, GOOD + LEARNS.replace(old, new))))
 
 
 LOOKS = """
@@ -83,7 +83,7 @@ conductor = { kind = "selector", embedder = "eye", patience = 0.5 }
 
 
 def test_a_selector_may_look_at_embeddings(tmp_path: Path) -> None:
-    catalog = configure(written(tmp_path, GOOD + LOOKS)).catalog
+    catalog = configure(write_pool(tmp_path, GOOD + LOOKS)).catalog
     spec = catalog.tiers["looks"].conductor.selector
     assert spec == SelectorSpec(embedder="eye", patience=0.5)
     assert restore_catalog(snapshot(catalog)) == catalog
@@ -104,9 +104,9 @@ def test_a_selector_may_look_at_embeddings(tmp_path: Path) -> None:
 )
 def test_who_makes_embeddings_does_nothing_else(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in LOOKS
-    assert message in "\n".join(faults(written(tmp_path, GOOD + LOOKS.replace(old, new))))
+    assert message in "\n".join(faults(write_pool(tmp_path, GOOD + LOOKS.replace(old, new))))
 
 
 def test_who_makes_embeddings_does_not_plan_for_an_evaluation(tmp_path: Path) -> None:
     text = GOOD + LOOKS + '[evaluation]\narms = true\nconductors = ["eye"]\n'
-    assert "evaluation.conductors: the worker eye makes embeddings" in "\n".join(faults(written(tmp_path, text)))
+    assert "evaluation.conductors: the worker eye makes embeddings" in "\n".join(faults(write_pool(tmp_path, text)))

@@ -7,7 +7,7 @@ import pytest
 from app.core.pool.catalog import PromotionSpec, ShadowSpec
 from app.core.pool.snapshot import restore_catalog, snapshot
 from app.process.config import configure
-from tests.process.test_config import GOOD, faults, written
+from tests.process.test_config import GOOD, faults, write_pool
 
 TRIED = """
 [tiers.tried]
@@ -29,7 +29,7 @@ min_success_difference = -0.02
 
 
 def test_a_shadow_and_its_conditions_are_data_of_the_tier(tmp_path: Path) -> None:
-    catalog = configure(written(tmp_path, GOOD + TRIED)).catalog
+    catalog = configure(write_pool(tmp_path, GOOD + TRIED)).catalog
     tier = catalog.tiers["tried"]
     assert tier.shadow == ShadowSpec(0.1, tier="baton-mini", mode="plan", usd_per_day=2_500_000, max_waiting=7)
     assert tier.shadow.subject == "tier baton-mini"
@@ -40,9 +40,9 @@ def test_a_shadow_and_its_conditions_are_data_of_the_tier(tmp_path: Path) -> Non
 
 def test_a_name_alone_is_that_of_a_tier_or_else_of_a_worker(tmp_path: Path) -> None:
     short = '\n[tiers.tried]\npool = ["small"]\nshadow = "{}"\n'
-    shadow = configure(written(tmp_path, GOOD + short.format("baton-mini"))).catalog.tiers["tried"].shadow
+    shadow = configure(write_pool(tmp_path, GOOD + short.format("baton-mini"))).catalog.tiers["tried"].shadow
     assert shadow == ShadowSpec(0.05, tier="baton-mini")
-    alone = configure(written(tmp_path, GOOD + short.format("large"))).catalog.tiers["tried"].shadow
+    alone = configure(write_pool(tmp_path, GOOD + short.format("large"))).catalog.tiers["tried"].shadow
     assert alone == ShadowSpec(0.05, worker="large")
 
 
@@ -61,9 +61,9 @@ def test_a_name_alone_is_that_of_a_tier_or_else_of_a_worker(tmp_path: Path) -> N
 )
 def test_what_a_shadow_cannot_be(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in TRIED
-    assert message in "\n".join(faults(written(tmp_path, GOOD + TRIED.replace(old, new))))
+    assert message in "\n".join(faults(write_pool(tmp_path, GOOD + TRIED.replace(old, new))))
 
 
 def test_only_a_model_has_versions_to_try(tmp_path: Path) -> None:
     text = '\n[tiers.tried]\npool = ["small"]\nshadow = { conductor = "v2" }\n'
-    assert "no model conducts this tier" in "\n".join(faults(written(tmp_path, GOOD + text)))
+    assert "no model conducts this tier" in "\n".join(faults(write_pool(tmp_path, GOOD + text)))

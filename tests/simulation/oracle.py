@@ -41,14 +41,14 @@ def judge(world: World) -> list[str]:
         f"oracle.{check.__name__}: {case.run}: {sentence}"
         for case in cases
         for check in CHECKS
-        for sentence in _found(check, case)
+        for sentence in _run_check(check, case)
     ]
     violations += [f"oracle.strangers: {sentence}" for sentence in _strangers(world, cases)]
     violations += [f"oracle.liveness: {sentence}" for sentence in _liveness(world)]
     return violations
 
 
-def _found(check: Check, case: Case) -> Iterator[str]:
+def _run_check(check: Check, case: Case) -> Iterator[str]:
     """What a check says; evidence that it cannot even read is evidence too."""
     try:
         yield from check(case)
@@ -215,7 +215,7 @@ def the_caller_is_told_the_truth(case: Case) -> Iterator[str]:
             yield f"a caller was told of {len(hearing.ended)} ends"
         for ended in hearing.ended:
             if ended.calls:
-                yield from _told_of_calls(case, hearing, ended)
+                yield from _check_told_calls(case, hearing, ended)
             elif ended.error is None and (case.row["state"] != "succeeded" or hearing.text != answer):
                 yield f"a caller was told {hearing.text!r}; the journal says {case.row['state']} {answer!r}"
             if ended.error is not None and case.calm:
@@ -309,7 +309,7 @@ def who_stops_leaves_nothing_behind(case: Case) -> Iterator[str]:
         yield from (f"{process} has stopped and {what} it" for process, what, run in case.world.left if run == case.run)
 
 
-def _told_of_calls(case: Case, hearing: Hearing, ended: TurnEnd) -> Iterator[str]:
+def _check_told_calls(case: Case, hearing: Hearing, ended: TurnEnd) -> Iterator[str]:
     """A turn that ended with calls of the caller's tools is told as it was journaled."""
     ids = [call.id for call in ended.calls]
     turns: list[list[dict[str, Any]]] = []

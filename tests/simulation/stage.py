@@ -41,7 +41,7 @@ def alone(seed: int, log: Log) -> Iterator[None]:
     random.seed(seed)
     gc.disable()  # when that happens is no matter of the seed, and async generators notice it
     try:
-        with patch.object(sql, "Statements", databases.statements), _heard_by(log):
+        with patch.object(sql, "Statements", databases.statements), _listen_to_logs(log):
             yield
     finally:
         random.setstate(state)
@@ -50,7 +50,7 @@ def alone(seed: int, log: Log) -> Iterator[None]:
 
 
 @contextmanager
-def _heard_by(log: Log) -> Iterator[None]:
+def _listen_to_logs(log: Log) -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in LOGGERS]
     levels = [(logger.level, logger.propagate) for logger in loggers]
     for logger in loggers:

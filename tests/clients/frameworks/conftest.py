@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.clients.conftest import Address, addressed, break_off
+from tests.clients.conftest import Address, break_off, run_service
 from tests.clients.frameworks.obliging import worker
 from tests.harness.in_process import plan_text, pool_text
 from tests.stubs import ProviderStub, Reply
@@ -41,7 +41,7 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 @pytest.fixture
 async def address(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Address]:
-    async with addressed(tmp_path, pool_text(stub).replace("tools = true", SIGHTED)) as opened:
+    async with run_service(tmp_path, pool_text(stub).replace("tools = true", SIGHTED)) as opened:
         yield opened
 
 

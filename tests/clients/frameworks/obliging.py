@@ -24,14 +24,14 @@ def worker(received: Received) -> Reply:
     body = received.json
     messages, tools = body["messages"], _functions(body)
     last, choice = messages[-1], body.get("tool_choice", "auto")
-    if called := _called(_text(last), last["role"], tools, choice):
+    if called := _choose_calls(_text(last), last["role"], tools, choice):
         calls = tuple(ToolCall(name, json.dumps(_arguments(name, body, tools))) for name in called)
         return Reply(chunks=(), tool_calls=calls, finish="tool", usage=COUNTED)
-    if schema := _form(body) or _prompted(messages):
-        return _said(json.dumps(sample(schema)))
+    if schema := _form(body) or _find_prompted_schema(messages):
+        return _reply_in_pieces(json.dumps(sample(schema)))
     if last["role"] == "tool":
-        return _said(" ".join(_text(message) for message in _latest_results(messages)))
-    return _said("Heard: " + " | ".join(_text(message) for message in messages if message["role"] == "user"))
+        return _reply_in_pieces(" ".join(_text(message) for message in _latest_results(messages)))
+    return _reply_in_pieces("Heard: " + " | ".join(_text(message) for message in messages if message["role"] == "user"))
 
 
 def _functions(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def _functions(body: Mapping[str, Any]) -> dict[str, Any]:
     return {tool["name"]: tool.get("parameters") or {} for tool in offered}
 
 
-def _called(words: str, role: str, tools: Mapping[str, Any], choice: Any) -> list[str]:
+def _choose_calls(words: str, role: str, tools: Mapping[str, Any], choice: Any) -> list[str]:
     """The tools to call now: the named one; else those that the user names, or a search, and if one must be called, the
     last."""
     if isinstance(choice, dict):
@@ -67,7 +67,7 @@ def _form(body: Mapping[str, Any]) -> dict[str, Any] | None:
     return schema
 
 
-def _prompted(messages: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _find_prompted_schema(messages: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The schema that somebody has put into words."""
     for message in messages:
         text = _text(message)
@@ -108,6 +108,6 @@ def _text(message: Mapping[str, Any]) -> str:
     return content if isinstance(content, str) else "".join(part.get("text", "<image>") for part in content)
 
 
-def _said(text: str) -> Reply:
+def _reply_in_pieces(text: str) -> Reply:
     """In pieces of five characters."""
     return Reply(chunks=tuple(text[at : at + 5] for at in range(0, len(text), 5)), usage=COUNTED)

@@ -27,7 +27,7 @@ def messages(tier: str = MINI) -> Any:
     return ChatAnthropic(model=tier, base_url=URL, api_key=KEY, max_retries=0)
 
 
-async def whole(pieces: AsyncIterator[AIMessageChunk]) -> AIMessageChunk:
+async def join_pieces(pieces: AsyncIterator[AIMessageChunk]) -> AIMessageChunk:
     all_pieces = [piece async for piece in pieces]
     return sum(all_pieces[1:], all_pieces[0])
 
@@ -52,7 +52,7 @@ async def drive(make: Callable[..., Any]) -> dict[str, Any]:
     model = make()
 
     async def usage() -> list[int]:
-        both = (await model.ainvoke("Hi")), (await whole(model.astream("Hi")))
+        both = (await model.ainvoke("Hi")), (await join_pieces(model.astream("Hi")))
         return [reply.usage_metadata["total_tokens"] for reply in both]
 
     async def forced() -> list[Any]:
@@ -70,7 +70,7 @@ async def drive(make: Callable[..., Any]) -> dict[str, Any]:
         return (await make(tier).ainvoke(content)).text
 
     async def streamed(tier: str = MINI) -> str:
-        return (await whole(make(tier).astream("Hi"))).text
+        return (await join_pieces(make(tier).astream("Hi"))).text
 
     return await report_of(
         {
