@@ -91,7 +91,7 @@ class Labels:
         sources: frozenset[str] = frozenset()
         if step.plan.body["subtask"]:
             sources = frozenset({FROM_CONDUCTOR})
-        return Provenance(self.of_planner(proposal).labels - _declassified(step.plan), sources)
+        return Provenance(self.of_planner(proposal).labels - _declassified_labels(step.plan), sources)
 
     def _output_labels(self, step: Step) -> frozenset[str]:
         """Return the labels of a step's output: those of all that it read, less those that its worker took away. An
@@ -101,7 +101,7 @@ class Labels:
             return labels
         if step.completion.body.get("origin_run"):
             return _string_set(step.completion, "labels")
-        return labels - _declassified(step.completion)
+        return labels - _declassified_labels(step.completion)
 
     def _is_shown(self, n: int) -> bool:
         """Return False if a step ended without words: others then see nothing of it."""
@@ -134,7 +134,7 @@ def check_declassification(run: AuditedRun, labels: Labels, call: Call, catalog:
         completion = step.completion if step is not None else None
         if completion is None or completion.body["call"] != call.id:
             return
-        if _declassified(completion) - (may & labels.of_call(call).labels):
+        if _declassified_labels(completion) - (may & labels.of_call(call).labels):
             fault = f"step {call.step} lost labels that {call.id} could not take away"
             yield run.violation("declassified", completion.seq, fault)
         return
@@ -142,7 +142,7 @@ def check_declassification(run: AuditedRun, labels: Labels, call: Call, catalog:
     if proposal is None:
         return
     for planned in proposal.steps:
-        if _declassified(planned.plan) - (may & labels.of_call(call).labels):
+        if _declassified_labels(planned.plan) - (may & labels.of_call(call).labels):
             fault = f"the subtask of step {planned.n} lost labels that it carries"
             yield run.violation("declassified", planned.plan.seq, fault)
 
@@ -152,17 +152,17 @@ def check_losses_without_call(run: AuditedRun) -> Iterator[Violation]:
     for step in run.steps.values():
         proposal = step.plan.body["proposal"]
         has_writer = any(call.step is None and call.proposal == proposal for call in run.calls.values())
-        if _declassified(step.plan) and not has_writer:
+        if _declassified_labels(step.plan) and not has_writer:
             yield run.violation(
                 "declassified", step.plan.seq, f"the subtask of step {step.n} lost labels without a writer"
             )
-        if step.completion is not None and _declassified(step.completion) and step.is_for_conductor:
+        if step.completion is not None and _declassified_labels(step.completion) and step.is_for_conductor:
             yield run.violation(
                 "declassified", step.completion.seq, f"step {step.n} lost labels, and no worker wrote its output"
             )
 
 
-def _declassified(event: Event) -> frozenset[str]:
+def _declassified_labels(event: Event) -> frozenset[str]:
     return _string_set(event, "declassified")
 
 

@@ -54,7 +54,7 @@ class UnknownTemplate(Exception):
     """The intent names a template that this auditor does not know; audit the journal with a newer version."""
 
 
-def rebuilt_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker) -> Request:
+def rebuild_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker) -> Request:
     """Return the request of a call. Raises `Unverifiable` or `UnknownTemplate`."""
     make = TEMPLATES.get(call.intent.body["template"])
     if make is None:
@@ -75,7 +75,7 @@ def text_of(run: AuditedRun, ref: str) -> str:
         raise Unverifiable("a stored text is none") from None
 
 
-def _stored(run: AuditedRun, ref: str) -> Any:
+def _read_stored_json(run: AuditedRun, ref: str) -> Any:
     """Return a stored text that is JSON. Raises `Unverifiable` if it is not."""
     try:
         return orjson.loads(text_of(run, ref))
@@ -86,7 +86,7 @@ def _stored(run: AuditedRun, ref: str) -> Any:
 def _task(run: AuditedRun, ref: str) -> Task:
     """Return the caller's task. Raises `Unverifiable` if it was erased or is not a task."""
     try:
-        return task_from_json(_stored(run, ref))
+        return task_from_json(_read_stored_json(run, ref))
     except (KeyError, TypeError, ValueError):
         raise Unverifiable("the stored task is none") from None
 
@@ -111,7 +111,7 @@ def _step_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker)
     sampling = _cut(call, sampling)
     if step.inherits_view is not (call.intent.body["template"] == "nested-1"):
         raise UnknownTemplate
-    messages: tuple[Message, ...] = (*_shown(run, step, call.intent.seq, task), *_transcript(run, step, call))
+    messages: tuple[Message, ...] = (*_step_messages(run, step, call.intent.seq, task), *_transcript(run, step, call))
     form = latest.form if answers else None
     live = bool(turn.start.body["streams"]) and answers and _is_last(run, step)
     if form is not None:
@@ -163,14 +163,14 @@ def _toolbox(step: Step, box: Toolbox) -> Toolbox:
     return replace(box, choice="auto")
 
 
-def _shown(run: AuditedRun, step: Step, seq: int, task: Task) -> tuple[Message, ...]:
+def _step_messages(run: AuditedRun, step: Step, seq: int, task: Task) -> tuple[Message, ...]:
     """Return the messages of a step: the caller's conversation if it is granted, or the view of the step around it,
     then the answers of granted steps and the subtask, in one message."""
     subtask = text_of(run, step.plan.body["subtask"])
     earlier = _earlier(run, step, seq)
     around = run.parent_of(step)
     if around is not None:
-        conversation = _shown(run, around, seq, task) if step.inherits_view else ()
+        conversation = _step_messages(run, around, seq, task) if step.inherits_view else ()
     else:
         conversation = tuple(task.messages) if "user" in step.plan.body["access"] else ()
     if conversation and not subtask and not earlier:
@@ -183,7 +183,7 @@ def _shown(run: AuditedRun, step: Step, seq: int, task: Task) -> tuple[Message, 
         fence = _fence(texts)
         paragraphs.append(INTRODUCTION)
         for n, earlier_subtask, answer in earlier:
-            paragraphs.append(_fenced(n, earlier_subtask, answer, fence))
+            paragraphs.append(_fence_answer(n, earlier_subtask, answer, fence))
     heading = "The task" if step.is_for_conductor else "Your subtask"
     paragraphs.append(f"{heading}:\n{subtask or 'Give the final answer to the task.'}")
     return (*conversation, Message("user", (Text("\n\n".join(paragraphs)),)))
@@ -194,12 +194,12 @@ def _transcript(run: AuditedRun, step: Step, call: Call) -> Iterator[Message]:
     for tool_use in step.tool_uses:
         if tool_use.results is None or tool_use.results.seq > call.intent.seq:
             continue
-        message = message_from_json(_stored(run, tool_use.calls.body["said"]))
+        message = message_from_json(_read_stored_json(run, tool_use.calls.body["said"]))
         asker = run.calls.get(tool_use.calls.body["call"])
         same = asker is not None and asker.intent.body["worker"] == call.intent.body["worker"]
         yield message if same else replace(message, keepsake=None)
         theirs = dict(zip(tool_use.call_ids, (tool_call.id for tool_call in message.calls), strict=False))
-        for came in map(message_from_json, _stored(run, tool_use.results.body["results"])):
+        for came in map(message_from_json, _read_stored_json(run, tool_use.results.body["results"])):
             if came.call_id:
                 yield replace(came, call_id=theirs.get(came.call_id, ""))
             elif "user" in step.plan.body["access"]:
@@ -220,7 +220,7 @@ def _earlier(run: AuditedRun, step: Step, seq: int) -> list[tuple[int, str, str]
     return answers
 
 
-def _fenced(n: int, subtask: str, answer: str, fence: str) -> str:
+def _fence_answer(n: int, subtask: str, answer: str, fence: str) -> str:
     subtask_element = f"<subtask>{subtask}</subtask>\n" if subtask else ""
     return f'<step index="{n}" id="{fence}">\n{subtask_element}<answer>{answer}</answer>\n</step id="{fence}">'
 
@@ -280,7 +280,7 @@ def _brief(run: AuditedRun, call: Call, proposal: Proposal, catalog: Catalog) ->
         brief = replace(brief, objections=objections, rejected=text_of(run, call.intent.body["rejected"]))
     parent = run.steps.get(proposal.parent) if proposal.parent is not None else None
     if parent is not None:
-        task = replace(brief.task, messages=_shown(run, parent, call.intent.seq, brief.task))
+        task = replace(brief.task, messages=_step_messages(run, parent, call.intent.seq, brief.task))
         return replace(brief, task=task, limits=replace(brief.limits, steps=opening["room"]))
     if proposal.round > 1:
         return replace(brief, round=proposal.round, previous=_previous(run, proposal))

@@ -18,7 +18,7 @@ from app.audit.labels import (
     labels_of,
 )
 from app.audit.report import Report, Violation
-from app.audit.request_rebuilding import EMBEDS, ERASED, UnknownTemplate, Unverifiable, rebuilt_request
+from app.audit.request_rebuilding import EMBEDS, ERASED, UnknownTemplate, Unverifiable, rebuild_request
 from app.core.message.chat import Text
 from app.core.plan.arms import tier_of
 from app.core.pool.catalog import MILLION, Catalog, ConductorSpec, Price, ProviderSpec, Tier, Worker
@@ -348,7 +348,7 @@ def _check_request_bytes(
     try:
         if salt is None:
             raise Unverifiable(ERASED)
-        request = rebuilt_request(run, call, catalog, worker)
+        request = rebuild_request(run, call, catalog, worker)
     except (KeyError, TypeError, ValueError, AttributeError):
         yield run.violation(
             "request-altered", call.intent.seq, f"{call.id}: what it was made of is not what it must be"

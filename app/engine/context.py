@@ -25,7 +25,7 @@ from app.store.protocol import IdempotencyRecord, Store
 from app.telemetry import Telemetry
 
 
-async def _unversioned(_conductor: str, _run: str) -> str:
+async def _return_no_version(_conductor: str, _run: str) -> str:
     return ""
 
 
@@ -55,7 +55,7 @@ class EngineContext:
     clock_is_set: Callable[[], bool] = lambda: True
     """True once `now` is the time that all processes agree on. Until then nothing is begun, and no lease or claim of
     others is judged by it."""
-    version: Callable[[str, str], Awaitable[str]] = _unversioned
+    version: Callable[[str, str], Awaitable[str]] = _return_no_version
     """The model that conducts a run in a conductor's name, or the subject that serves it in the place of `tier NAME`;
     empty for what the pool file says."""
     tracing: Tracing = field(default_factory=Tracing)

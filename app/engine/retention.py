@@ -162,7 +162,7 @@ async def _erase_found(store: Erasable, find: FindRuns, end: EndRuns, held: dict
 
 
 @record(frozen=True, slots=True)
-class Archiving:
+class ArchiveTarget:
     """The archive of pruned runs."""
 
     files: ArchiveFiles
@@ -170,11 +170,11 @@ class Archiving:
     """True if the texts that are still stored are archived as well. An erasure does not reach them there."""
 
 
-def archiving(address: str, endpoint: str | None, *, contents: bool) -> Archiving | None:
+def archiving(address: str, endpoint: str | None, *, contents: bool) -> ArchiveTarget | None:
     """Return the archive of this address (see `open_archive_files`), or None if it is empty. Raises `ConfigInvalid`."""
     if not address:
         return None
-    return Archiving(open_archive_files(address, endpoint), contents)
+    return ArchiveTarget(open_archive_files(address, endpoint), contents)
 
 
 @dataclass(slots=True)
@@ -211,7 +211,7 @@ class Pruning:
         self,
         store: Erasable,
         journals: Archive,
-        archiving: Archiving | None,
+        archiving: ArchiveTarget | None,
         *,
         now: Callable[[], float],
         name: Callable[[str], str],
@@ -436,7 +436,7 @@ class RunRetention:
         self,
         context: EngineContext,
         open_journals: OpenArchive,
-        archiving: Archiving | None,
+        archiving: ArchiveTarget | None,
         *,
         seconds: float | None,
         claim_seconds: float,

@@ -15,7 +15,7 @@ from app.core.transparency.notes import NoteInvalid
 from app.core.transparency.witnesses import Witness, find_cosignature_line, submission
 from app.network import retries
 from app.network.http_client import async_client
-from app.network.retries import retried
+from app.network.retries import retry
 
 DEADLINE_SECONDS = 20.0
 """Seconds for one confirmation, all tries included."""
@@ -122,7 +122,7 @@ async def _post(client: httpx.AsyncClient, url: str, body: bytes, kind: str) -> 
             return reply.status_code, reply.headers.get("content-type", "").partition(";")[0].strip(), content
 
     try:
-        return await retried(once, lambda: retries.authority(faults=(httpx.TransportError, OSError, _Busy)))
+        return await retry(once, lambda: retries.authority(faults=(httpx.TransportError, OSError, _Busy)))
     except _Busy as error:
         raise NotConfirmed(str(error)) from None
     except (httpx.HTTPError, OSError) as error:

@@ -89,7 +89,7 @@ class OpenIdProvider:
         reply = await client.post(str(metadata["token_endpoint"]), content=body, headers=headers)
         if reply.is_client_error:
             logger.warning("The identity provider refused the code of a login: HTTP %d.", reply.status_code)
-            raise _refused()
+            raise _refusal()
         return str(_object(reply).get("id_token", ""))
 
     async def _verify(self, client: httpx.AsyncClient, token: str, nonce: str) -> Mapping[str, Any]:
@@ -107,12 +107,12 @@ class OpenIdProvider:
             id_token = await self._decode(client, token)
             registry.validate(id_token.claims)
         except (JoseError, ValueError):
-            raise _refused() from None
+            raise _refusal() from None
         party = id_token.claims.get("azp")
         if "azp" not in id_token.claims and id_token.claims["aud"] in (self._client_id, [self._client_id]):
             party = self._client_id  # the token is for this client alone
         if party != self._client_id:
-            raise _refused()
+            raise _refusal()
         return dict(id_token.claims)
 
     async def _decode(self, client: httpx.AsyncClient, token: str) -> jwt.Token:
@@ -171,5 +171,5 @@ def _basic(client_id: str, secret: str) -> str:
     return f"Basic {base64.b64encode(pair.encode()).decode()}"
 
 
-def _refused() -> Forbidden:
+def _refusal() -> Forbidden:
     return Forbidden("The identity provider did not confirm the login; log in again.", code="login_refused")

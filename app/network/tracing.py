@@ -148,7 +148,7 @@ class Tracing:
         span = self._tracer.start_span(name, _below(parent), kind, attributes=attributes, links=others)
         return Span(_place(span), span)
 
-    def waited(self, parent: Trace, since: float, until: float, attributes: Attributes) -> None:
+    def record_wait(self, parent: Trace, since: float, until: float, attributes: Attributes) -> None:
         """Note a wait for an engine as a span; the times are in seconds since 1970."""
         if self._tracer is None or not parent or until <= since:
             return
@@ -174,7 +174,7 @@ def exports(signal: str, environ: Mapping[str, str]) -> bool:
     return bool(environ.get(general) or environ.get(own)) and not disabled and not none
 
 
-def received(headers: Iterable[tuple[bytes, bytes]]) -> Trace:
+def read_trace_headers(headers: Iterable[tuple[bytes, bytes]]) -> Trace:
     """Return the place in the caller's trace that a request's headers name; none if they name none or are malformed."""
     values_by_name: dict[str, list[str]] = {}
     for name, value in headers:
@@ -236,7 +236,7 @@ REQUESTED: Final = ("max_tokens", "temperature", "top_p", "presence_penalty", "f
 """Sampling parameters that the conventions have under the same names."""
 
 
-def known_as(spec: ProviderSpec) -> str:
+def provider_name(spec: ProviderSpec) -> str:
     """Return the name of a provider in the conventions; the pool file's where these have none."""
     host = urlsplit(spec.base_url).hostname or ""
     return CLOUDS.get(spec.auth) or HOSTS.get(host) or spec.name
@@ -274,7 +274,7 @@ class CallSpan:
         if tracing.exports:
             self._shared = {
                 "gen_ai.operation.name": operation,
-                "gen_ai.provider.name": known_as(spec),
+                "gen_ai.provider.name": provider_name(spec),
                 "gen_ai.request.model": model,
                 **address(spec, endpoint),
             }

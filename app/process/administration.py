@@ -9,7 +9,7 @@ from app.core.pool.catalog import Catalog
 from app.gateway.admin.context import AdminContext
 from app.gateway.admin.people import Grant, People, Provider
 from app.gateway.administration import create_admin
-from app.process.conductor_server import conductor_servers, served_by_all
+from app.process.conductor_server import conductor_servers, find_common_models
 from app.process.config import Settings, read_catalog_text, trusted_signers
 from app.process.config.role_rules import role_rules
 from app.process.config.secret_files import secret_text
@@ -34,7 +34,7 @@ def admin_context(runtime: Runtime, *, has_engine: bool) -> AdminContext:
 
     def versions(conductor: str) -> Sequence[str]:
         with conductor_servers(runtime.pool.loaded, conductor) as servers:
-            return served_by_all(servers)
+            return find_common_models(servers)
 
     state = runtime.pool.health.state if has_engine else None
     settings = runtime.pool.loaded.settings

@@ -35,7 +35,7 @@ def conductor_servers(loaded: Configuration, conductor: str) -> Iterator[tuple[M
         yield tuple(servers)
 
 
-def served_by_all(servers: Sequence[Management]) -> list[str]:
+def find_common_models(servers: Sequence[Management]) -> list[str]:
     """Return the models that each of these servers has."""
     first, *others = [server.models() for server in servers]
     common = set(first).intersection(*others)

@@ -89,7 +89,7 @@ class Peppers:
         """Return the key of the hashes by which texts are shared. With another pepper they are stored once more."""
         return hashlib.blake2b(self._accepted[0], person=b"baton texts").digest()
 
-    def accepted(self) -> tuple[bytes, ...]:
+    def accepted_peppers(self) -> tuple[bytes, ...]:
         """Return the pepper under which API keys are hashed, then the earlier ones that are still accepted."""
         return self._accepted
 
@@ -330,7 +330,7 @@ def _gateway(
         catalog=context.catalog,
         telemetry=context.telemetry,
         tracing=context.tracing,
-        peppers=pool.peppers.accepted,
+        peppers=pool.peppers.accepted_peppers,
         now=context.now,
         tick=context.monotonic,
         name=context.name,

@@ -101,7 +101,7 @@ class Publisher:
         for channel, messages in batch.items():
             payloads, refused = pack_live(messages)
             self.unencodable += refused
-            commands += [("PUBLISH", channel, sealed(payload, channel, key)) for payload in payloads]
+            commands += [("PUBLISH", channel, seal_payload(payload, channel, key)) for payload in payloads]
         return commands
 
 
@@ -185,7 +185,7 @@ class Subscriber:
 
     def _deliver(self, payload: bytes) -> None:
         try:
-            for message in unpack_live(unsealed(payload, self._channel, self._seals.keys)):
+            for message in unpack_live(open_payload(payload, self._channel, self._seals.keys)):
                 self._hand_over(message)
         except ForgedPayload:
             self._losses.forged += 1
@@ -203,14 +203,14 @@ class Subscriber:
             )
 
 
-def sealed(payload: bytes, channel: str, key: bytes) -> bytes:
+def seal_payload(payload: bytes, channel: str, key: bytes) -> bytes:
     """Return the payload with a code that only who has the key (at most 64 bytes) can make; as it is without a key."""
     if key:
         return _code(payload, channel, key) + payload
     return payload
 
 
-def unsealed(data: bytes, channel: str, keys: Sequence[bytes]) -> bytes:
+def open_payload(data: bytes, channel: str, keys: Sequence[bytes]) -> bytes:
     """Return the payload; raises `ForgedPayload`. A replayed payload is accepted again, so subscribers must tolerate
     repetition."""
     if not keys:
@@ -246,7 +246,7 @@ def pack_live(messages: Sequence[Live]) -> tuple[list[bytes], int]:
 def unpack_live(data: bytes) -> Iterator[Live]:
     """Yield the messages of one payload, in order. Raises `Undecodable` at the first bad one; those before it are
     good."""
-    rows = _parsed(data)
+    rows = _parse(data)
     if not isinstance(rows, list):
         raise Undecodable("not a batch of messages")
     return map(_message, rows)
@@ -327,7 +327,7 @@ def _events(run: str, rows: Sequence[Any]) -> tuple[Event, ...]:
     return tuple(events)
 
 
-def _parsed(data: bytes) -> Any:
+def _parse(data: bytes) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as fault:

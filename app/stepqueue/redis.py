@@ -171,7 +171,7 @@ class RedisQueue:
     async def enqueue(self, tickets: Sequence[Ticket]) -> None:
         """One round trip. Raises `QueueUnavailable` when a tier is full or Redis fails; some may be queued even so."""
         if tickets:
-            await self._bounded(self._streams.add, tickets)
+            await self._call_redis(self._streams.add, tickets)
 
     async def take(self, slots: int, wait: float) -> list[Ticket]:
         """See the seam. What was on its way to a caller that is cancelled is delivered again after a lease."""
@@ -180,21 +180,21 @@ class RedisQueue:
             seconds_left = deadline - time.monotonic()
             block = min(seconds_left, SLICE_SECONDS)
             if slots > 0:
-                tickets = await self._bounded(self._streams.look, slots, block)
+                tickets = await self._call_redis(self._streams.look, slots, block)
             else:
-                tickets = await self._bounded(asyncio.sleep, max(0.0, block), list[Ticket]())
+                tickets = await self._call_redis(asyncio.sleep, max(0.0, block), list[Ticket]())
             if tickets or seconds_left <= 0:
                 return tickets
 
     async def keep(self, tickets: Sequence[Ticket]) -> None:
         """One round trip. What is no longer queued is left alone."""
         if tickets:
-            await self._bounded(self._streams.claim, tickets)
+            await self._call_redis(self._streams.claim, tickets)
 
     async def done(self, tickets: Sequence[Ticket]) -> None:
         """One round trip. What is no longer queued is left alone."""
         if tickets:
-            await self._bounded(self._streams.delete, tickets)
+            await self._call_redis(self._streams.delete, tickets)
 
     async def publish(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
         """Leaves with the next publish, which calls that meet share; not waited for, so a failure of it loses them.
@@ -202,7 +202,7 @@ class RedisQueue:
         if self._closed or self._breaker.open:
             raise QueueUnavailable
         if at_once and messages:
-            await self._bounded(self._commands.call, *self._publisher.commands({self._keys.live(address): messages}))
+            await self._call_redis(self._commands.call, *self._publisher.commands({self._keys.live(address): messages}))
         elif messages:
             self._publisher.add(self._keys.live(address), messages)
 
@@ -210,7 +210,7 @@ class RedisQueue:
         while not self._closed:
             batch = await self._publisher.next_batch()
             with suppress(QueueUnavailable):
-                await self._bounded(self._commands.call, *self._publisher.commands(batch))
+                await self._call_redis(self._commands.call, *self._publisher.commands(batch))
 
     @asynccontextmanager
     async def subscribe(self, address: str, sink: Callable[[Live], None]) -> AsyncIterator[None]:
@@ -221,7 +221,7 @@ class RedisQueue:
         """
         subscriber = Subscriber(self._subscriptions, self._keys.live(address), sink, self, self._seals)
         try:
-            await self._bounded(subscriber.open)
+            await self._call_redis(subscriber.open)
         except QueueUnavailable:
             if self._closed:
                 raise
@@ -275,7 +275,7 @@ class RedisQueue:
             with suppress(*FAULTS):
                 await shut()
 
-    async def _bounded(self, call: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs) -> T:
+    async def _call_redis(self, call: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs) -> T:
         """All talk with Redis goes through here, so that it ends in time and fails in one way."""
         if self._closed:
             raise QueueUnavailable("The step queue is closed.")
@@ -303,11 +303,11 @@ class RedisQueue:
                 log.error(fault)
 
     async def _forget_consumers(self, *, leaving: bool) -> None:
-        await self._bounded(self._streams.forget_consumers, leaving=leaving)
+        await self._call_redis(self._streams.forget_consumers, leaving=leaving)
 
     async def _eviction_fault(self) -> str | None:
         """Return the fault of the server's eviction policy. Servers that do not allow the question are trusted."""
-        policy = await self._bounded(self._streams.policy)
+        policy = await self._call_redis(self._streams.policy)
         if policy in {None, "noeviction"}:
             return None
         return f"Redis may evict tickets (maxmemory-policy {policy}); set `maxmemory-policy noeviction`."

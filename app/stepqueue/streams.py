@@ -383,10 +383,10 @@ class Streams:
         """Queue the tickets again that a read over several lanes returned above its count, for processes with room."""
         if not surplus:
             return
-        await self._commands.call(*_transaction([*self._queued(surplus), *_deletions(_by_stream(surplus))]))
+        await self._commands.call(*_transaction([*self._queue_commands(surplus), *_deletions(_by_stream(surplus))]))
 
-    def _queued(self, tickets: Sequence[Ticket]) -> list[Command]:
-        return [("XADD", self._lane(ticket), "*", *_packed(ticket)) for ticket in tickets]
+    def _queue_commands(self, tickets: Sequence[Ticket]) -> list[Command]:
+        return [("XADD", self._lane(ticket), "*", *_pack_fields(ticket)) for ticket in tickets]
 
     async def _exchange_rights(self, tickets: list[Ticket]) -> list[Ticket]:
         """Exchange the tickets of entries that are rights to a ticket for those whose turn it is. An entry for which
@@ -446,7 +446,7 @@ def _is_group_missing(fault: Exception) -> bool:
     return isinstance(fault, ResponseError) and str(fault).startswith(("NOGROUP", "UNBLOCKED"))
 
 
-def _packed(ticket: Ticket) -> tuple[str | bytes, ...]:
+def _pack_fields(ticket: Ticket) -> tuple[str | bytes, ...]:
     """Return the fields of a stream's entry, with their names."""
     fields: tuple[str | bytes, ...] = (FIELD, pack_ticket(ticket))
     if ticket.trace:

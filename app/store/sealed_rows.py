@@ -418,7 +418,7 @@ class SealedRows:
 
     def count_missing_texts(self) -> int:
         """Return the number of texts and contents that name a shared text which is not stored."""
-        return texts.count_dangling(self._conn)
+        return texts.count_missing(self._conn)
 
     def count_misplaced_texts(self) -> int:
         """Return the number of shared texts that have another tenant than what names them."""

@@ -320,7 +320,7 @@ async def debated(stub: ProviderStub, runtime: Runtime) -> str:
 async def replayed(stub: ProviderStub, runtime: Runtime) -> str:
     """A chain of three, repeated from its last step on."""
     store = runtime.context.store
-    earlier = await replays.read(store, await store.journal(await conducted(stub, runtime)))
+    earlier = await replays.read_run(store, await store.journal(await conducted(stub, runtime)))
     tier = runtime.pool.catalog().tiers["baton-ultra"]
     order = Order(
         task=earlier.task,

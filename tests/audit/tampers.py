@@ -630,7 +630,7 @@ def attempts(conn: Connection, subject: Subject, rnd: random.Random, count: int)
     missed: Counter[str] = Counter()
     report = verify(conn, subject.checkpoints)
     conn.rollback()
-    assert report.is_clean, list(report.ordered())
+    assert report.is_clean, list(report.in_order())
     first = list(EACH_COLUMN) if count > len(EACH_COLUMN) else []
     while caught.total() + missed.total() < count:
         tamper = first.pop() if first else rnd.choice(KNOWING if rnd.random() < KNOWING_SHARE else RANDOM)

@@ -65,7 +65,7 @@ def conn(subject: Subject) -> Iterator[Connection]:
 def test_what_was_sealed_is_clean_and_counted(subject: Subject, conn: Connection) -> None:
     report = verify(conn, subject.checkpoints)
     conn.rollback()
-    assert list(report.ordered()) == []
+    assert list(report.in_order()) == []
     assert (report.runs, report.pruned, report.erased, report.pending) == (3, 1, 1, 0)
     assert report.rows > 15
     assert report.contents == 2
@@ -88,7 +88,7 @@ async def test_erasing_all_content_changes_no_proof(subject: Subject, tmp_path: 
     with engine.connect() as conn:
         reports.append(verify(conn, subject.checkpoints))
     engine.dispose()
-    assert [list(report.ordered()) for report in reports] == [[], [], []]
+    assert [list(report.in_order()) for report in reports] == [[], [], []]
     assert [(report.erased, report.contents, report.pending) for report in reports] == [(3, 0, 2), (3, 0, 0), (3, 0, 0)]
     assert [(leaf.place, leaf.entry, leaf.salt) for leaf in after.leaves] == [
         (leaf.place, leaf.entry, leaf.salt) for leaf in before.leaves
@@ -106,8 +106,8 @@ async def test_encrypted_texts_are_verified_and_those_of_destroyed_keys_are_eras
             async with open_archive(url, [master]) as archive:
                 places.append(await archive.snapshot(lambda conn, opened: verify(conn, (), opened)))
             await store._write(lambda conn: conn.execute(text("DELETE FROM content_keys")))
-    assert (list(places[0].ordered()), places[0].contents) == ([], 1)
-    assert [finding.rule for finding in places[1].ordered()] == ["content"]
+    assert (list(places[0].in_order()), places[0].contents) == ([], 1)
+    assert [finding.rule for finding in places[1].in_order()] == ["content"]
 
 
 REASONS = (("plan.step", "why"), ("plan.step", "why_withheld"), ("plan.accepted", "why"))
@@ -281,7 +281,7 @@ def find_after_change(
         assert conn.execute(text(change)).rowcount == 1
         report = verify(conn, checkpoints)
         transaction.rollback()
-    return list(report.ordered())
+    return list(report.in_order())
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_what_no_commitment_covers_fits_what_is_stored_beside_it(
 def test_an_open_run_is_clean_as_it_was_sealed(open_conn: Connection) -> None:
     report = verify(open_conn, ())
     open_conn.rollback()
-    assert list(report.ordered()) == []
+    assert list(report.in_order()) == []
     assert report.contents == 1
 
 
@@ -409,7 +409,7 @@ def waiting_conn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connectio
 def test_a_run_that_waits_is_clean_as_it_was_sealed(waiting_conn: Connection) -> None:
     report = verify(waiting_conn, ())
     waiting_conn.rollback()
-    assert (list(report.ordered()), report.runs) == ([], 1)
+    assert (list(report.in_order()), report.runs) == ([], 1)
 
 
 def test_a_ledger_that_was_completed_after_its_run_was_sealed_is_as_the_events_say(waiting_conn: Connection) -> None:
@@ -429,8 +429,8 @@ def test_a_ledger_that_was_completed_after_its_run_was_sealed_is_as_the_events_s
         altered = verify(conn, ())
         transaction.rollback()
     assert rebuilt.added > 0
-    assert list(completed_later.ordered()) == []
-    assert [finding.words.partition(" ")[0] for finding in altered.ordered()] == ["region"]
+    assert list(completed_later.in_order()) == []
+    assert [finding.words.partition(" ")[0] for finding in altered.in_order()] == ["region"]
 
 
 @pytest.mark.parametrize("column", ["state", "topology", "steps", "spent_usd", "spent_tokens", "held_usd", "deadline"])

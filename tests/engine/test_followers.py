@@ -296,7 +296,7 @@ async def test_who_asks_an_engine_that_is_up_to_date_reads_nothing() -> None:
     async with gateway() as here, engine(here) as (drivers, driver):
         drivers._drivers[RUN] = driver
         await here.join()
-        await driver._folded(BEFORE[-1:])
+        await driver._publish_events(BEFORE[-1:])
         del here.store.committed  # from here on nothing can be read
         await driver.listen(Listen(RUN, HOME))
         follower = here.followers.follower_of(RUN)
@@ -424,7 +424,7 @@ async def test_what_is_sent_again_has_all_that_was_sent_meanwhile() -> None:
     """A worker says more between somebody's wish to listen and the answer to it."""
     async with gateway() as here:
         caller = await here.join()
-        reply = cast(Reply, SimpleNamespace(text="", decoded=lambda _after: (), refuses=False))
+        reply = cast(Reply, SimpleNamespace(text="", tokens_since=lambda _after: (), refuses=False))
         relay = Relay(RUN, 1, "call_1", reply, lambda _place: "")
         relay._chars, reply.text = 5, "Fünf "  # type: ignore[misc]
         messages: list[Live] = []

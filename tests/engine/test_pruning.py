@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, text
 from app.audit.check import Auditor
 from app.audit.export import Export
 from app.core.run.journal_hash import root
-from app.engine.retention import Archiving, RunRetention, archiving
+from app.engine.retention import ArchiveTarget, RunRetention, archiving
 from app.errors import ArchiveUnavailable, NotFound
 from app.process.wiring import Runtime
 from app.providers.formats import adapter
@@ -47,7 +47,7 @@ class Service:
         assert reply.status_code == 200, reply.text
         return str(reply.json()["id"]).removeprefix("resp_")
 
-    def retention(self, archive: Archiving | None = None, remembered: float = FORGOTTEN) -> RunRetention:
+    def retention(self, archive: ArchiveTarget | None = None, remembered: float = FORGOTTEN) -> RunRetention:
         """The task of another engine."""
         journals = partial(open_archive, self.url)
         return RunRetention(self.runtime.context, journals, archive, seconds=MOMENT_SECONDS, claim_seconds=remembered)

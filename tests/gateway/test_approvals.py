@@ -405,7 +405,7 @@ async def test_an_approval_that_lowers_the_price_is_no_falsification(
     async def verify_and_audit(*, settled: bool) -> tuple[list[Finding], int]:
         async with open_archive(f"sqlite:///{tmp_path}/baton.db") as archive:
             report = await archive.snapshot(lambda conn, opened: tampers.verify(conn, (), opened, settled=settled))
-        return list(report.ordered()), report.runs
+        return list(report.in_order()), report.runs
 
     run = (await waiting(caller))["baton"]["run"]
     await tampers.seal(store)

@@ -398,4 +398,4 @@ async def test_the_tags_of_plans_are_no_tampering(client: httpx.AsyncClient, run
     store = runtime.gateway.store
     await seal(store)
     report = await store._read(lambda conn: verify(conn, ()))  # type: ignore[attr-defined]
-    assert [finding.rule for finding in report.ordered()] == []
+    assert [finding.rule for finding in report.in_order()] == []

@@ -9,7 +9,7 @@ import pytest
 
 from app.errors import NotFound, StoreUnavailable, WorkerUnavailable
 from app.network import retries
-from app.network.retries import retried
+from app.network.retries import retry
 from app.providers.vllm import Management
 
 
@@ -41,12 +41,12 @@ async def test_a_call_that_succeeds_never_asks_for_the_policy() -> None:
     def policy() -> retries.AsyncRetrying:
         raise AssertionError("the policy costs CPU")
 
-    assert await retried(Flaky(), policy) == "done"
+    assert await retry(Flaky(), policy) == "done"
 
 
 async def test_the_database_is_waited_for_with_growing_pauses() -> None:
     call, pauses = Flaky(*[StoreUnavailable() for _ in range(7)]), Pauses()
-    assert await retried(call, partial(retries.database, left=lambda: 60.0, sleep=pauses)) == "done"
+    assert await retry(call, partial(retries.database, left=lambda: 60.0, sleep=pauses)) == "done"
     assert call.calls == 8
     assert pauses.asked == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
 
@@ -55,19 +55,19 @@ async def test_the_last_error_is_raised_when_no_time_is_left() -> None:
     left = iter([1.0, 1.0, 0.0])
     call = Flaky(*[StoreUnavailable(f"try {number}") for number in (1, 2, 3, 4)])
     with pytest.raises(StoreUnavailable, match="try 3"):
-        await retried(call, partial(retries.database, left=lambda: next(left), sleep=Pauses()))
+        await retry(call, partial(retries.database, left=lambda: next(left), sleep=Pauses()))
     assert call.calls == 3
 
 
 async def test_other_errors_are_raised_at_once() -> None:
     call = Flaky(NotFound())
     with pytest.raises(NotFound):
-        await retried(call, partial(retries.database, left=lambda: 60.0, sleep=Pauses()))
+        await retry(call, partial(retries.database, left=lambda: 60.0, sleep=Pauses()))
     assert call.calls == 1
 
 
 async def test_a_cancellation_ends_the_retries() -> None:
-    task = asyncio.create_task(retried(Flaky(StoreUnavailable()), partial(retries.database, left=lambda: 60.0)))
+    task = asyncio.create_task(retry(Flaky(StoreUnavailable()), partial(retries.database, left=lambda: 60.0)))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

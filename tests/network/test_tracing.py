@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.core.pool.catalog import EndpointSpec, ProviderSpec
-from app.network.tracing import address, known_as
+from app.network.tracing import address, provider_name
 
 OPENAI = "https://api.openai.com/v1"
 
@@ -24,7 +24,7 @@ OPENAI = "https://api.openai.com/v1"
     ],
 )
 def test_a_provider_has_the_name_of_the_conventions_or_that_of_the_pool_file(spec: dict[str, Any], name: str) -> None:
-    assert known_as(ProviderSpec(**{"name": "house", "format": "openai"} | spec)) == name
+    assert provider_name(ProviderSpec(**{"name": "house", "format": "openai"} | spec)) == name
 
 
 def test_the_address_is_that_of_the_endpoint_that_is_called() -> None:

@@ -18,7 +18,7 @@ from redis.asyncio.connection import AbstractConnection
 from app.core.run.events import Event, Kind
 from app.errors import QueueUnavailable
 from app.network.retries import REDIS_PAUSE
-from app.stepqueue.live import MOST_WAITING, PROBE_SECONDS, pack_live, sealed
+from app.stepqueue.live import MOST_WAITING, PROBE_SECONDS, pack_live, seal_payload
 from app.stepqueue.protocol import CommittedEvents, Delta, Live, SealKeys, Stop, Ticket
 from app.stepqueue.redis import GIVE_UP_SECONDS, KeyNames, RedisQueue
 from app.stepqueue.streams import GROUP
@@ -409,8 +409,8 @@ async def test_a_message_that_no_process_of_ours_sent_is_dropped_and_counted(ser
         Redis.from_url(server.url) as client,
         queue.subscribe("a", messages.append),
     ):
-        elsewhere = sealed(payload, KeyNames("baton").live("b"), ours)
-        for forged in (payload, b"", sealed(payload, channel, theirs), elsewhere):
+        elsewhere = seal_payload(payload, KeyNames("baton").live("b"), ours)
+        for forged in (payload, b"", seal_payload(payload, channel, theirs), elsewhere):
             await client.publish(channel, forged)
         await stranger.publish("a", [delta])
         await until(lambda: queue.forged == 5)

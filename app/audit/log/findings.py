@@ -74,7 +74,7 @@ class Verification:
         """Return the finding that is the earliest in the log, which is where the alteration begins."""
         return min(self.findings, key=_order, default=None)
 
-    def ordered(self) -> Iterator[Finding]:
+    def in_order(self) -> Iterator[Finding]:
         """Yield the findings in the order of the log."""
         yield from sorted(self.findings, key=_order)
 

@@ -98,7 +98,7 @@ def read_key(text: str) -> Key:
     """Return the key of this text. Raises `Unreadable`."""
     name, _, remainder = text.strip().partition("+")
     hexed, _, encoded = remainder.partition("+")
-    body = _decoded(encoded, "The key")
+    body = _decode_base64(encoded, "The key")
     kind, public = body[:1], body[1:]
     key_id = hashlib.sha256(f"{name}\n".encode() + body).digest()[:4]
     if kind not in (ED25519, COSIGNATURE) or len(public) != HASH_BYTES or key_id.hex() != hexed or not name:
@@ -133,7 +133,7 @@ class Checkpoint:
 def key_of(signer: str) -> Key:
     """Return the public key of a key that signs, PRIVATE+KEY+NAME+HEX+BASE64. Raises `Unreadable`."""
     name, _, remainder = signer.removeprefix(SIGNER).partition("+")
-    seed = _decoded(remainder.partition("+")[2], "The signing key")
+    seed = _decode_base64(remainder.partition("+")[2], "The signing key")
     if not signer.startswith(SIGNER) or len(seed) != 1 + HASH_BYTES:
         raise Unreadable("The signing key is malformed.")
     public = Ed25519PrivateKey.from_private_bytes(seed[1:]).public_key().public_bytes_raw()
@@ -161,20 +161,20 @@ def read_checkpoint(note: str) -> Checkpoint:
     lines = text.split("\n")
     if not separator or len(lines) < 3 or not lines[1].isdecimal():
         raise Unreadable("A checkpoint has an origin, a size and a root, each on its line, and signatures below.")
-    root = _decoded(lines[2], "The root of the checkpoint")
+    root = _decode_base64(lines[2], "The root of the checkpoint")
     if len(root) != HASH_BYTES:
         raise Unreadable("The root of a checkpoint has 32 bytes.")
     signatures = []
     for line in below.splitlines():
         name, _, encoded = line.removeprefix(MARK).partition(" ")
-        body = _decoded(encoded, "A signature of the checkpoint")
+        body = _decode_base64(encoded, "A signature of the checkpoint")
         if not line.startswith(MARK) or len(body) < 4 + SIGNATURE_BYTES:
             raise Unreadable("A line below the checkpoint is no signature.")
         signatures.append((name, body[:4], body[4:]))
     return Checkpoint(lines[0], int(lines[1]), root, f"{text}\n", tuple(signatures))
 
 
-def _decoded(text: str, what: str) -> bytes:
+def _decode_base64(text: str, what: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -137,13 +137,13 @@ def _json(report: Verification, check: LogCheck) -> dict[str, object]:
         "pending": report.pending,
         "rules": dict(report.rules),
         "notes": report.notes,
-        "findings": list(report.ordered()),
+        "findings": list(report.in_order()),
     }
 
 
 def _print(report: Verification, seconds: float) -> None:
     console = terminal.stdout()
-    for number, finding in enumerate(report.ordered()):
+    for number, finding in enumerate(report.in_order()):
         if number == MAX_PRINTED_FINDINGS:
             console.print(f"... and {report.rules.total() - MAX_PRINTED_FINDINGS:,} more")
             break

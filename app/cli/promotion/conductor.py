@@ -22,7 +22,7 @@ from app.core.pool.conductor_versions import Change, ChangeKind, VersionsInForce
 from app.engine.conductors.versions import RequestedChange, check_change, conductor_names, make_change
 from app.errors import ConfigInvalid
 from app.lab import manifest
-from app.process.conductor_server import conductor_servers, served_by_all
+from app.process.conductor_server import conductor_servers, find_common_models
 from app.process.config import Configuration, Settings, conductor_signer, configure, trusted_signers
 from app.process.config import read as read_settings
 from app.providers.vllm import Management
@@ -134,7 +134,7 @@ def _restore(config: Configuration, args: Arguments) -> int:
     changes = event_loop.run(version_changes.read_changes(config.settings, of_tiers=False))
     in_force = versions_in_force(changes).get(args.conductor, VersionsInForce())
     with conductor_servers(config, args.conductor) as servers:
-        present = served_by_all(servers)
+        present = find_common_models(servers)
         missing = [version for version in in_force.loaded if version not in present]
         for version in missing:
             folder, path = _find_deployed_folder(changes, args.conductor, version)
@@ -197,7 +197,7 @@ def _change(config: Configuration, args: Arguments, now: Callable[[], float]) ->
 
     def read_served() -> list[str]:
         with conductor_servers(config, request.conductor) as servers:
-            return served_by_all(servers)
+            return find_common_models(servers)
 
     async def check(store: Store) -> RequestedChange:
         return await check_change(store, request, read_served, trusted_signers(config.settings), terminal.warn)

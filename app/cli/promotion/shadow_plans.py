@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from app.audit.audited_run import AuditedRun, Call, Proposal, read_run
-from app.audit.request_rebuilding import UnknownTemplate, Unverifiable, rebuilt_request, text_of
+from app.audit.request_rebuilding import UnknownTemplate, Unverifiable, rebuild_request, text_of
 from app.core.plan import workflow as core_plan
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Catalog
@@ -78,7 +78,7 @@ async def read_cases(
 
 def _case(run: AuditedRun, call: Call, proposal: Proposal, catalogs: Mapping[str, bytes]) -> Case:
     catalog: Catalog = restore_catalog(catalogs[call.intent.body["catalog"]])
-    request = rebuilt_request(run, call, catalog, catalog.workers[call.intent.body["worker"]])
+    request = rebuild_request(run, call, catalog, catalog.workers[call.intent.body["worker"]])
     names = tuple(proposal.opening.body["order"])
     limit = int(run.limits["steps"])
     text = ""

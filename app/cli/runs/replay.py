@@ -254,7 +254,7 @@ def _append(path: Path, pair: ReplayedRun) -> None:
 async def _replay_run(batch: Batch, row: RunRow) -> ReplayedRun | None:
     """Replay one run; None if no money is left for it."""
     store = batch.runtime.context.store
-    earlier = await replays.read(store, await store.journal(row.id))
+    earlier = await replays.read_run(store, await store.journal(row.id))
     order = _order(batch, row, earlier)
     part = batch.money.part(order.limits.usd, row.spent.usd)
     if part is None:
@@ -271,7 +271,7 @@ async def _replay_run(batch: Batch, row: RunRow) -> ReplayedRun | None:
     return ReplayedRun(row.id, again.id, await replay.compare_with_replay(store, journals, ratings, reads=True))
 
 
-def _order(batch: Batch, row: RunRow, earlier: replays.Earlier) -> Order:
+def _order(batch: Batch, row: RunRow, earlier: replays.EarlierRun) -> Order:
     catalog, under = batch.runtime.pool.catalog(), batch.under
     tier, model = _tier(catalog, row, earlier.state.admitted.served_by, under)
     effort = nearest_effort(tier, under.get("effort") or earlier.state.admitted.effort or None)

@@ -4,10 +4,10 @@ An `Attempt` is made for a step by `execution.py` and for a plan by `planning.py
 gives the drafts and ledgers that its owner commits, so that an intent travels in one entry with the ticket's claim
 and an outcome with the step's end. The order is fixed:
 
-    attempt = Attempt(...)          renders the exact bytes and their salted hash
-    commit attempt.intended()       with attempt.hold        before the socket is opened
-    async for ... attempt.stream()  at most one request on the wire
-    commit attempt.finished()       with attempt.spent       whatever happened, exactly once
+    attempt = Attempt(...)           renders the exact bytes and their salted hash
+    commit attempt.build_intent()    with attempt.hold        before the socket is opened
+    async for ... attempt.stream()   at most one request on the wire
+    commit attempt.build_outcome()   with attempt.spent       whatever happened, exactly once
 """
 
 import asyncio
@@ -264,7 +264,7 @@ class Reply:
             keepsake = self._keepsake.data
         return Message("assistant", parts, calls=calls, keepsake=keepsake)
 
-    def decoded(self, since: int) -> tuple[Decoded, ...]:
+    def tokens_since(self, since: int) -> tuple[Decoded, ...]:
         """The tokens with their log-probabilities that have come, from one on."""
         return tuple(self._decoded[since:])
 
@@ -363,7 +363,7 @@ class Attempt:
         self.verdict: Verdict = "silent"
         """The verdict of the call on its worker."""
         self.outcome = "cancelled"
-        """`unknown` is for others to say: it is what `lost_outcome` writes."""
+        """`unknown` is for others to say: it is what `outcome_of_lost_call` writes."""
         self.error: BatonError | None = None
         self._finished: CallFinished | None = None
 
@@ -396,7 +396,7 @@ class Attempt:
         """Return True if its text is streamed to the caller as it comes."""
         return self._request.live and not self._purpose.watched
 
-    def intended(self) -> CallIntended:
+    def build_intent(self) -> CallIntended:
         """The intent: worker, access list, hash of the exact bytes, what is reserved, and what cannot be honoured."""
         unsupported = sorted(self._provider.unsupported | self.worker.drops)
         ignored = tuple([name for name in unsupported if getattr(self._request.sampling, name)])
@@ -438,7 +438,7 @@ class Attempt:
         )
 
     @contextmanager
-    def promised(self) -> Iterator[None]:
+    def abandon_on_error(self) -> Iterator[None]:
         """Around the commit of the intent: if that fails there is no call, and the worker's breaker must know."""
         try:
             yield
@@ -495,7 +495,7 @@ class Attempt:
             times.seconds = self._context.monotonic() - times.began
             self._judge()
             if span.is_wanted:
-                span.end(self.finished(), self._planned.number, self.reply.end)
+                span.end(self.build_outcome(), self._planned.number, self.reply.end)
 
     def _is_cut(self, error: BatonError) -> bool:
         """End the reply with what has come, if the run's time is over and that may be the answer; return whether it
@@ -649,10 +649,10 @@ class Attempt:
     @property
     def spent(self) -> Ledger:
         """Return the cost of the call, for settling."""
-        finished = self.finished()
+        finished = self.build_outcome()
         return Ledger(finished.usd, finished.usage.total)
 
-    def finished(self) -> CallFinished:
+    def build_outcome(self) -> CallFinished:
         """The outcome, exactly one for each intent; it may be asked for again, where it could not be written."""
         if self._finished is None:
             self._finished = self._end()
@@ -756,17 +756,17 @@ def tier_seconds(catalog: Catalog, state: RunState) -> float:
     return state.admitted.limits.seconds
 
 
-def lost_outcome(call: Call) -> CallFinished:
+def outcome_of_lost_call(call: Call) -> CallFinished:
     """The outcome of an intent whose process was lost: possibly billed, so all that was held counts as spent."""
     usage = Usage(input=call.tokens_held, estimated=True)
     return CallFinished(call=call.id, n=call.step, outcome="unknown", usage=usage, usd=call.usd_held, seconds=0.0)
 
 
-def lost_outcomes(calls: Sequence[Call]) -> tuple[tuple[CallFinished, ...], Ledger]:
+def outcomes_of_lost_calls(calls: Sequence[Call]) -> tuple[tuple[CallFinished, ...], Ledger]:
     """The outcomes of calls whose process was lost, and what was held for them together."""
     outcomes = []
     held = Ledger()
     for call in calls:
-        outcomes.append(lost_outcome(call))
+        outcomes.append(outcome_of_lost_call(call))
         held += Ledger(call.usd_held, call.tokens_held)
     return tuple(outcomes), held

@@ -38,7 +38,7 @@ from app.engine.commit.colocation import PreparedStep, StepStarter
 from app.engine.context import EngineContext
 from app.errors import Conflict, LeaseLost, QueueUnavailable, RunEnded, RunOverBudget, StoreUnavailable
 from app.network import retries
-from app.network.retries import Left, retried
+from app.network.retries import Left, retry
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Ticket
 from app.store.protocol import (
     APPROVAL_TAG,
@@ -100,7 +100,7 @@ async def retry_until_deadline(store: Store, call: Callable[[], Awaitable[T]], s
         else:
             await store.wait_until_healthy(min(retries.DATABASE_LONGEST, seconds_left()))
 
-    return await retried(call, lambda: retries.database(left=seconds_left, sleep=sleep))
+    return await retry(call, lambda: retries.database(left=seconds_left, sleep=sleep))
 
 
 class RetryingStore:
@@ -780,6 +780,6 @@ async def _queue(context: EngineContext, tickets: list[Ticket]) -> None:
         )
 
 
-def due_ticket(due: TicketRow) -> Ticket:
+def ticket_of_row(due: TicketRow) -> Ticket:
     """Return the ticket of an outbox row that was found by polling: the engine that takes it claims the row first."""
     return Ticket(due.run, due.step, due.tier, due.driver, due.seq, AGAIN, tenant=due.tenant)

@@ -283,7 +283,7 @@ class RatingReader:
         self, tier: Tier, spec: SelectorSpec, number: int, state: LearningState, new_ratings: Sequence[Feedback]
     ) -> tuple[LearningState, Mapping[str, Posterior]]:
         """The state with these ratings worked in, and the own parts of the tenants that gave them."""
-        state, rated = _within_daily_limit(state, spec, await self._rated(tier, new_ratings))
+        state, rated = _within_daily_limit(state, spec, await self._find_rated_runs(tier, new_ratings))
         workers, raters = self._workers(tier), dict(spec.raters)
         posterior = state.posterior
         ratings: dict[str, list[Rating]] = {}
@@ -311,7 +311,7 @@ class RatingReader:
         after = replace(state, posterior=posterior, mark=mark, recent=frozenset(recent))
         return _with_tenants(after, number, parts), parts
 
-    async def _rated(self, tier: Tier, ratings: Sequence[Feedback]) -> list[RatedRun]:
+    async def _find_rated_runs(self, tier: Tier, ratings: Sequence[Feedback]) -> list[RatedRun]:
         """The runs of the tier that these ratings are about."""
         if not ratings:
             return []

@@ -23,7 +23,7 @@ from app.engine.context import EngineContext
 from app.errors import StoreUnavailable
 from app.network import retries
 from app.network.http_client import async_client
-from app.network.retries import retried
+from app.network.retries import retry
 
 SLOTS = 16
 """Deliveries on the wire at a time, in one process."""
@@ -137,7 +137,7 @@ class Webhooks:
         policy = partial(retries.database, left=lambda: until - self._context.monotonic())
         try:
             result = await self._post(client, target, notice)
-            await retried(partial(self._settle, notice, result), policy)
+            await retry(partial(self._settle, notice, result), policy)
         except StoreUnavailable:
             self._log(
                 logging.WARNING,

@@ -155,7 +155,7 @@ class Order:
 
 
 @record(frozen=True, slots=True)
-class Moved:
+class JournalAdvance:
     """The run's journal has reached the event `seq`, which may not have been received here."""
 
     seq: int
@@ -387,7 +387,7 @@ def entry(context: EngineContext, catalog: Catalog, admission: Admission, *, gat
     if plan_body is not None:
         plan = content_ref(salt, plan_body)
         contents.append((plan, plan_body))
-    admitted = _admitted(catalog, admission, now, task=task, plan=plan, gateway=gateway)
+    admitted = _admission_event(catalog, admission, now, task=task, plan=plan, gateway=gateway)
     new = NewRun(
         tenant=order.tenant,
         key=order.key,
@@ -411,7 +411,7 @@ def entry(context: EngineContext, catalog: Catalog, admission: Admission, *, gat
         epoch=1,
         contents=tuple(contents),
         tags=tags(order),
-        shared=shared(context, order, task, parts) if parts is not None else None,
+        shared=split_content(context, order, task, parts) if parts is not None else None,
         once=order.once,
         notify=context.notifies and notices.needs_notice(order.wire),
     ), salt
@@ -439,7 +439,7 @@ def _task_contents(task: Task) -> tuple[bytes, TaskParts | None]:
     return parts.whole, parts
 
 
-def shared(context: EngineContext, order: Order, ref: str, parts: TaskParts) -> SharedContent:
+def split_content(context: EngineContext, order: Order, ref: str, parts: TaskParts) -> SharedContent:
     """The parts of a content, to be shared with others of the same tenant, API key and end user."""
     whose = orjson.dumps([order.tenant, order.key, order.task.user])
     owner = hmac.digest(context.sharing_key(), whose, "sha256").hex()
@@ -464,7 +464,9 @@ def _limits(admission: Admission) -> Limits:
     return limits
 
 
-def _admitted(catalog: Catalog, admission: Admission, now: float, *, task: str, plan: str, gateway: str) -> RunAdmitted:
+def _admission_event(
+    catalog: Catalog, admission: Admission, now: float, *, task: str, plan: str, gateway: str
+) -> RunAdmitted:
     """`run.admitted`; `task` is the ref of what was asked, and `plan` that of the caller's own plan."""
     order, limits = admission.order, _limits(admission)
     return RunAdmitted(

@@ -51,7 +51,7 @@ class Decision:
 
 
 @record(frozen=True, slots=True)
-class Decided:
+class RecordedDecision:
     """A decision that is in the journal. `repeated` says that it was made by an earlier request."""
 
     fact: RunApproved | RunRefused
@@ -68,7 +68,7 @@ async def write_decision(
     tenant: str | None,
     decision: Decision,
     wait: float,
-) -> Decided:
+) -> RecordedDecision:
     """Write a decision on the plan of a run that waits for one. For `wait` seconds an approved run is left to the
     engines that take its ticket; after that engines find it by polling.
 
@@ -98,7 +98,7 @@ async def write_decision(
             fact = answer.fact()
             entry, after = _entry(row, state, fact, now=at, wait=wait)
             await store.append(copy_with(entry, contents=contents))
-            return Decided(fact, at, after)
+            return RecordedDecision(fact, at, after)
         except (LeaseLost, RunEnded):
             continue  # somebody else has written: what they wrote is read first
         except Conflict as conflict:
@@ -121,7 +121,7 @@ async def _check_second_person(store: TenantStore, row: RunRow, key: str) -> Non
             raise Forbidden("The key that wrote a plan must not decide on it.", code="own_run")
 
 
-def _earlier_decision(events: Sequence[Event], decision: Decision, state: RunState) -> Decided | None:
+def _earlier_decision(events: Sequence[Event], decision: Decision, state: RunState) -> RecordedDecision | None:
     """Return the decision that was made on this digest. Raises `Conflict` if it was another one."""
     decisions: list[tuple[float, RunApproved | RunRefused]] = [
         *facts_with_times(events, RunApproved),
@@ -137,7 +137,7 @@ def _earlier_decision(events: Sequence[Event], decision: Decision, state: RunSta
         raise Conflict(f"This plan was approved by {fact.by} already.", code="approval_decided")
     if isinstance(fact, RunApproved) and not _has_same_bounds(fact, decision):
         raise Conflict(f"This plan was approved by {fact.by} already, within other bounds.", code="approval_decided")
-    return Decided(fact, at, state, repeated=True)
+    return RecordedDecision(fact, at, state, repeated=True)
 
 
 def _has_same_bounds(fact: RunApproved, decision: Decision) -> bool:
@@ -190,12 +190,12 @@ class _Answer:
     """The ref of the reason; empty without one."""
 
     def fact(self) -> RunApproved | RunRefused:
-        """Return the event of the decision. Raises as `_approved` does."""
+        """Return the event of the decision. Raises as `_approval` does."""
         if self.decision.verdict == "refuse":
             return RunRefused(self.question.proposal, self.question.digest, self.decision.by, self.reason)
-        return self._approved()
+        return self._approval()
 
-    def _approved(self) -> RunApproved:
+    def _approval(self) -> RunApproved:
         """Return the approval within the bounds of the decision. Raises `InvalidRequest` for bounds that the run cannot
         have, and `Conflict` if no worker is left in the place of one that has changed."""
         question, decision = self.question, self.decision

@@ -24,7 +24,7 @@ from app.engine.delivery.followers import Audience, Follower, Followers, RunChan
 from app.engine.delivery.messages import CallerMessage, FollowedRun, Mailbox
 from app.engine.runs import admission, approvals, tool_results
 from app.engine.runs.admission import Order, Owner
-from app.engine.runs.approvals import Decided, Decision
+from app.engine.runs.approvals import Decision, RecordedDecision
 from app.engine.runs.registry import Drivers
 from app.engine.runs.tool_results import NextTurn, Resumption, WaitingRun
 from app.errors import (
@@ -90,7 +90,7 @@ class Cancellations:
             self._added.set()
 
     @contextmanager
-    def undecided(self, run: str, turn: Turn | None = None) -> Iterator[None]:
+    def guard_commit(self, run: str, turn: Turn | None = None) -> Iterator[None]:
         """Around the commit that admits a run, or that begins a later turn of it (then without `turn`).
 
         Raises `RunUndecided` if the commit went unanswered. A run that was to stop when its caller leaves is then
@@ -229,7 +229,7 @@ class RunClient:
         state = state_of_admission(entry.run, event, entry.at, 1)
         mailbox, follower = self._follow(order, state, salt)
         try:
-            with self.cancellations.undecided(entry.run, state.turn):
+            with self.cancellations.guard_commit(entry.run, state.turn):
                 if self.engine is not None and self._can_take_now:
                     await self.engine.admit(entry, state, salt, order.task, admitted.policy)
                 else:
@@ -302,7 +302,7 @@ class RunClient:
         mailbox, follower = self._follow(order, state, waiting_run.salt)
         try:
             await self._context.pin(self._context.catalog())
-            with self.cancellations.undecided(run):
+            with self.cancellations.guard_commit(run):
                 if self.engine is not None and self.engine.has_room:
                     await self.engine.resume(next_turn, resumption)
                 else:
@@ -384,7 +384,7 @@ class RunClient:
         if follower.audience.empty:
             self._forget(follower)
 
-    async def decide(self, run: str, tenant: str | None, decision: Decision) -> Decided:
+    async def decide(self, run: str, tenant: str | None, decision: Decision) -> RecordedDecision:
         """Write a decision on a plan that waits for an approval (see `approvals.write_decision`), and offer the run
         to the engines if it goes on."""
         context, wait = self._context, admission.untaken_seconds(self._context)

@@ -40,7 +40,7 @@ from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.progress import Finish, Propose, decide_end_again
 from app.core.run.recording import Recording
 from app.core.run.state import CALLER, DRIVER_LOST, FALLBACK, REPLAY, Proposal, RunState, StepState
-from app.engine.calls.attempt import lost_outcomes
+from app.engine.calls.attempt import outcomes_of_lost_calls
 from app.engine.calls.step_request import NOTHING, bodies_of, task_of
 from app.engine.commit.colocation import StepStarter
 from app.engine.commit.run_writer import RunWriter, ending
@@ -48,7 +48,7 @@ from app.engine.context import EngineContext
 from app.engine.delivery import messages
 from app.engine.delivery.followers import LISTEN_SECONDS
 from app.engine.delivery.messages import Mailbox
-from app.engine.runs.admission import Moved
+from app.engine.runs.admission import JournalAdvance
 from app.engine.runs.planning import Planner, PlannerMessage, faults
 from app.errors import Conflict, PlanRejected, QueueUnavailable
 from app.network.tracing import Span
@@ -63,7 +63,7 @@ INBOX = 4_096
 FOLLOWERS = 64
 """Gateways that one run is sent to; more of them follow it by the journal alone."""
 
-Message = Live | PlannerMessage | Moved
+Message = Live | PlannerMessage | JournalAdvance
 
 
 class Driver:
@@ -98,13 +98,13 @@ class Driver:
             steps=steps,
             contents=contents,
         )
-        self.writer.on_folded = self._folded
+        self.writer.on_folded = self._publish_events
         self.writer.on_step_end = self._wake
         self.commit_step_end = self.writer.commit_step_end
         """Commits the entry that ends a step of this process together with what follows from it."""
         self._steps = steps
         self.span = Span(NO_TRACE)
-        """The span of the present turn in this engine; see `traced`."""
+        """The span of the present turn in this engine; see `use_span`."""
         self.planning: Propose | None = None
         """A proposal that was opened with the run's lease, and waits for `drive` to begin."""
         self._listening: dict[str, float] = {}
@@ -128,7 +128,7 @@ class Driver:
         """Return the span of the run, whose trace its plans and steps continue."""
         return self.span.trace
 
-    def traced(self, span: Span) -> None:
+    def use_span(self, span: Span) -> None:
         """Put what this driver does into a span, which its owner ends."""
         self.span = span
         self.writer.trace = self._planner.trace = span.trace
@@ -207,7 +207,7 @@ class Driver:
 
     def _wake(self) -> None:
         """Let `drive` look at the state."""
-        self.inbox.push(Moved(self.state.seq))
+        self.inbox.push(JournalAdvance(self.state.seq))
 
     # -- what others send
 
@@ -215,10 +215,10 @@ class Driver:
         for message in messages:
             if isinstance(message, CommittedEvents):
                 await self.writer.receive(message.events)
-            elif isinstance(message, Moved) and message.seq > self.state.seq:
+            elif isinstance(message, JournalAdvance) and message.seq > self.state.seq:
                 await self.writer.catch_up()
             elif isinstance(message, PlannerMessage):
-                await self._planned(message)
+                await self._take_plan(message)
 
     async def listen(self, message: Listen) -> None:
         """Add a gateway that follows the run. It is sent the latest event, by which it finds out what it missed; and
@@ -231,7 +231,7 @@ class Driver:
         if self._steps is None or not self._steps.listen(message):
             await self._send(DISPATCHERS, [message])
 
-    async def _folded(self, events: Sequence[Event]) -> None:
+    async def _publish_events(self, events: Sequence[Event]) -> None:
         """Send events to the run's followers, with the texts of the reply where it is there and brief."""
         self._latest = tuple(events[-1:])  # first: a gateway that begins to listen meanwhile is to know of them
         state = self.state
@@ -270,7 +270,7 @@ class Driver:
 
     # -- planning
 
-    async def _planned(self, planned: PlannerMessage) -> None:
+    async def _take_plan(self, planned: PlannerMessage) -> None:
         """Journal one more step of the open proposal, or its end."""
         proposal = self.state.open_proposal
         if proposal is None or proposal.number != planned.proposal:
@@ -285,7 +285,7 @@ class Driver:
             draft, contents = self._planner.step(self.state, proposal, len(current), planned.step)
         else:
             inputs = [_places(step, proposal) for step in current]
-            draft, contents = self._planner.accepted(self.state, proposal, inputs, planned.why)
+            draft, contents = self._planner.accept_plan(self.state, proposal, inputs, planned.why)
             self._context.telemetry.count("baton_plans_total", self.state.admitted.tier, "accepted")
         await self.writer.commit((draft,), contents)
 
@@ -300,7 +300,7 @@ class Driver:
         stops = [step.n for step in current if step.state in ("queued", "running")]
         rejected = drafts.plan_rejected(proposal.number, self._planner.call, list(reasons), outage, budget)
         lost_calls = self.state.open_planning_calls if self._planner.idle else ()
-        outcomes, held = lost_outcomes(lost_calls)
+        outcomes, held = outcomes_of_lost_calls(lost_calls)
         events = (*outcomes, *drafts.steps_skipped(current, "plan_rejected"), rejected)
         await self.writer.append(events, release=held, spent=held)
         for step in stops:
@@ -327,7 +327,7 @@ class Driver:
             command = decide_end_again(command, state, decided_at)
             if command.step is not None:
                 await self.writer.read_answer(messages.answer_refs(state.steps[command.step]))
-            outcomes, held = lost_outcomes(state.open_planning_calls)
+            outcomes, held = outcomes_of_lost_calls(state.open_planning_calls)
             events = (*outcomes, *ending(apply_facts(state, outcomes), command))
             try:
                 await self.writer.end(state, events, held)
@@ -338,7 +338,7 @@ class Driver:
         until = self._context.monotonic() + QUIESCE_SECONDS
         while self.state.open_calls and (left := until - self._context.monotonic()) > 0:
             for message in await self.inbox.take(left):
-                if isinstance(message, CommittedEvents | Moved):
+                if isinstance(message, CommittedEvents | JournalAdvance):
                     await self._receive([message])
 
     def _count(self) -> None:
@@ -404,7 +404,7 @@ async def recording_of(store: ContentReads, state: RunState, contents: Mapping[s
     return Recording.from_json(orjson.loads(body))
 
 
-def resumed_steps(state: RunState, home: str) -> tuple[Outbox, ...]:
+def tickets_of_resumed_steps(state: RunState, home: str) -> tuple[Outbox, ...]:
     """The tickets of steps that go on with what their caller has brought, and have not been begun in this turn."""
     turn = state.turn.number
     begun_steps = {call.step for call in state.calls.values() if call.turn == turn}

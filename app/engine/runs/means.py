@@ -68,11 +68,11 @@ class Means:
         worker = self.planner(state)
         if worker is None:
             return Amount()
-        prompt = self.question_tokens - self._left_out(state) + PROMPT_BYTES + CARD_BYTES * len(workers)
+        prompt = self.question_tokens - self._count_omitted_characters(state) + PROMPT_BYTES + CARD_BYTES * len(workers)
         size = 2 * prompt  # a request with a schema counts with all of its bytes once more: see `Attempt`
         return least_price(worker, size, max(PLAN_TOKENS, state.admitted.limits.floor))
 
-    def _left_out(self, state: RunState) -> int:
+    def _count_omitted_characters(self, state: RunState) -> int:
         """Return the number of characters of the conversation that the model is not shown."""
         tier = self._context.tier_of(state.admitted)
         if tier is None:

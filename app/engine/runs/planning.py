@@ -147,7 +147,7 @@ class Planner:
             return [], []
         decision, contents = self._choose(state, command)
         conductor = self._conductor_for(state, command)
-        recorded = self._recorded_for(state, command)
+        recorded = self._find_recorded_plan(state, command)
         brief = self._brief(state, command, conductor)
         names = [worker.name for worker in brief.workers]
         if brief.nests:
@@ -178,10 +178,10 @@ class Planner:
         async for step in conductor.propose(brief, partial(self._ask, append, brief)):
             if isinstance(step, Step):
                 steps.append(step)
-        events, plan_contents = self._whole_plan(state, command, opened, steps)
+        events, plan_contents = self._open_complete_plan(state, command, opened, steps)
         return events, contents + plan_contents
 
-    def _whole_plan(
+    def _open_complete_plan(
         self, state: RunState, command: Propose, opened: Fact, steps: Sequence[Step]
     ) -> tuple[list[Fact], list[tuple[str, bytes]]]:
         """The events of a proposal whose steps are all known when it is opened, with their contents."""
@@ -196,7 +196,7 @@ class Planner:
             planned, step_contents = self.step(state, command, place, step)
             events.append(planned)
             contents += step_contents
-        taken_over, outputs = self._taken_over(command, self._recorded_for(state, command))
+        taken_over, outputs = self._take_over_steps(command, self._find_recorded_plan(state, command))
         refused = label_refusals(self._context.catalog(), state, [*events, *taken_over])
         if refused:
             events += [StepSkipped(command.base + place, "plan_rejected") for place in range(len(steps))]
@@ -225,7 +225,9 @@ class Planner:
             return None
         return self._means.worst_case(state, [self._planned[proposal, place] for place in range(count)])
 
-    def _taken_over(self, command: Propose, plan: RecordedPlan | None) -> tuple[list[Fact], list[tuple[str, bytes]]]:
+    def _take_over_steps(
+        self, command: Propose, plan: RecordedPlan | None
+    ) -> tuple[list[Fact], list[tuple[str, bytes]]]:
         """The ends of the steps whose outputs a replay takes over, with the outputs as contents of this run."""
         taken: list[Fact] = []
         texts: list[tuple[str, bytes]] = []
@@ -312,7 +314,9 @@ class Planner:
             if ref:
                 contents.append((ref, text.encode()))
         subtask, why, withheld = refs
-        written = drafts.WrittenStep(step, subtask, why, withheld, declassified=self._lowered(state, proposal))
+        written = drafts.WrittenStep(
+            step, subtask, why, withheld, declassified=self._find_lowered_labels(state, proposal)
+        )
         answer_before = state.answer_of_round(proposal.round - 1)
         previous_step = None
         if answer_before is not None:
@@ -324,7 +328,7 @@ class Planner:
         planned = drafts.plan_step(proposal, place, written, previous_step, parent, may_stand_in=may_stand_in)
         return planned, tuple(contents)
 
-    def accepted(
+    def accept_plan(
         self, state: RunState, proposal: Proposal, inputs: Sequence[Sequence[int]], why: str
     ) -> tuple[Fact, Contents]:
         """`plan.accepted` with the content of the conductor's reason for the plan's shape."""
@@ -334,13 +338,13 @@ class Planner:
             contents = ((ref, why.encode()),)
         return drafts.plan_accepted(proposal.number, self.call, inputs, ref, price), contents
 
-    def _lowered(self, state: RunState, proposal: Propose | Proposal) -> frozenset[str]:
+    def _find_lowered_labels(self, state: RunState, proposal: Propose | Proposal) -> frozenset[str]:
         """The labels that a subtask loses of those that its writer has read."""
         if not self._lowers:
             return self._lowers
         return self._lowers & LabelFlow(state).planner_reading(proposal.round, proposal.parent).labels
 
-    def _refused(self, state: RunState, command: Propose, step: Step, drafted: list[Fact]) -> list[str]:
+    def _find_refusals(self, state: RunState, command: Propose, step: Step, drafted: list[Fact]) -> list[str]:
         """Return the reasons why the steps so far, of which this is the latest, may not be given to their workers: what
         they read has labels (D6). It is added to those that are drafted."""
         catalog = self._context.catalog()
@@ -410,7 +414,7 @@ class Planner:
                 if isinstance(step, Rationale):
                     why = step.why
                     continue
-                refused = self._refused(state, command, step, drafted)
+                refused = self._find_refusals(state, command, step, drafted)
                 if not refused:
                     self._send(PlannerMessage(command.number, step))
             if refused:
@@ -493,12 +497,12 @@ class Planner:
         answers and that the run can pay."""
         if command.mode == "fallback":
             return Given((Step(self._means.lone_worker(state), answers=True),))
-        recorded = self._recorded_for(state, command)
+        recorded = self._find_recorded_plan(state, command)
         if recorded is None:
             return self._conductor
         return Given(recorded.steps)
 
-    def _recorded_for(self, state: RunState, command: Propose) -> RecordedPlan | None:
+    def _find_recorded_plan(self, state: RunState, command: Propose) -> RecordedPlan | None:
         """The plan of the run that is replayed; None where this run is none, or the fallback decides."""
         if not isinstance(self._policy, RecordedConductor) or command.mode == "fallback":
             return None
@@ -510,7 +514,7 @@ class Planner:
     def _brief(self, state: RunState, command: Propose, conductor: Conductor) -> Brief:
         catalog = self._context.catalog()
         brief = brief_of(catalog, self._task, state, command, instant=conductor.instant, rejected=self._text)
-        ejected = self._ejected_for(state, command, brief.workers)
+        ejected = self._find_ejected_workers(state, command, brief.workers)
         tier = self._context.tier_of(state.admitted)
         workers = tuple([worker for worker in brief.workers if worker.name not in ejected])
         if tier is None:
@@ -519,7 +523,7 @@ class Planner:
         gives_reasons = spec.reasons and not conductor.instant
         return copy_with(brief, workers=workers, reasons=gives_reasons, message_chars=spec.message_chars)
 
-    def _ejected_for(self, state: RunState, command: Propose, workers: Sequence[Worker]) -> Mapping[str, str]:
+    def _find_ejected_workers(self, state: RunState, command: Propose, workers: Sequence[Worker]) -> Mapping[str, str]:
         """The workers that are left out because they fail, with the reasons: decided once for each proposal.
 
         A caller or a replay that names workers gets them, or the next best when a step is executed; a fallback takes
@@ -556,7 +560,7 @@ class Planner:
         state, worker = self._callable_worker(catalog, question.worker)
         self._lowers = worker.declassifies
         version = state.admitted.tried_version or await self._context.version(question.worker, state.run)
-        served = _served(worker, version, within)
+        served = _adapt_worker(worker, version, within)
         planned = PlannedCall(
             call=self._context.name("call"),
             step=None,
@@ -575,10 +579,10 @@ class Planner:
         refusal = self._context.health.refusal(served, self._seconds_to_plan())
         if refusal:
             raise WorkerUnavailable(code=f"conductor_{refusal}")
-        with attempt.promised():
+        with attempt.abandon_on_error():
             pin = partial(self._context.pin, attempt.catalog)
             await retry_until_deadline(self._context.store, pin, self._seconds_to_plan)
-            await append((attempt.intended(),), hold=attempt.hold)
+            await append((attempt.build_intent(),), hold=attempt.hold)
         self.call, self._text = attempt.call, ""
         try:
             async for pieces in attempt.stream():
@@ -587,7 +591,7 @@ class Planner:
         finally:
             self._text = attempt.reply.text
             await append(
-                (attempt.finished(),),
+                (attempt.build_outcome(),),
                 contents=attempt.contents,
                 release=attempt.hold,
                 spent=attempt.spent,
@@ -703,7 +707,7 @@ def _request(worker: Worker, question: Question) -> Request:
     return Request(worker, question.messages, sampling, form, question.logprobs or None)
 
 
-def _served(worker: Worker, version: str, within: float) -> Worker:
+def _adapt_worker(worker: Worker, version: str, within: float) -> Worker:
     """A worker that serves another version of its model, or has less time than it usually has."""
     if version:
         worker = replace(worker, model=version)
@@ -726,7 +730,7 @@ def faults(state: RunState, proposal: Proposal, planned: PlannerMessage) -> Sequ
     by the plan's reader."""
     steps = state.steps_of(proposal)
     if planned.step is not None:
-        return _misplaced(state, proposal, planned.step, steps)
+        return _check_placement(state, proposal, planned.step, steps)
     if isinstance(planned.error, BudgetExhausted):
         return (RunOverBudget.code, f"the budget {planned.error.budget} has not enough left")
     if isinstance(planned.error, PlanRejected) and planned.error.reasons:
@@ -740,7 +744,7 @@ def faults(state: RunState, proposal: Proposal, planned: PlannerMessage) -> Sequ
     return []
 
 
-def _misplaced(state: RunState, proposal: Proposal, step: Step, earlier: Sequence[StepState]) -> list[str]:
+def _check_placement(state: RunState, proposal: Proposal, step: Step, earlier: Sequence[StepState]) -> list[str]:
     """The reasons why this cannot be the next step."""
     parent, place = proposal.parent, len(earlier)
     most = proposal.room or state.admitted.limits.steps
@@ -764,7 +768,7 @@ def brief_of(catalog: Catalog, task: Task, state: RunState, command: Propose, *,
     model; `rejected` is the text of the last proposal."""
     workers = [catalog.workers[name] for name in state.admitted.pool if name in catalog.workers]
     if not instant:
-        workers = _shuffled(workers, state.run)
+        workers = _shuffle(workers, state.run)
     limits = state.admitted.limits
     if command.room:
         limits = replace(limits, steps=command.room)
@@ -820,6 +824,6 @@ async def with_inputs(store: Store, state: RunState, command: Propose, brief: Br
     return replace(brief, previous=Previous(tuple(past), texts[answer.step.output]))
 
 
-def _shuffled(workers: Iterable[Worker], run: str) -> list[Worker]:
+def _shuffle(workers: Iterable[Worker], run: str) -> list[Worker]:
     """An order that depends on the run alone, so that it can be made again; `plan.opened` has it too."""
     return sorted(workers, key=lambda worker: content_ref(run.encode(), worker.name.encode()))

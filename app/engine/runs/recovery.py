@@ -19,8 +19,8 @@ from app.core.run.events import Fact, Kind, RunExpired
 from app.core.run.fold import apply_facts, fold
 from app.core.run.progress import Finish, give_up
 from app.core.run.state import RunState
-from app.engine.calls.attempt import lost_outcomes
-from app.engine.commit.run_writer import due_ticket, ending, projection, run_ticket
+from app.engine.calls.attempt import outcomes_of_lost_calls
+from app.engine.commit.run_writer import ending, projection, run_ticket, ticket_of_row
 from app.engine.context import EngineContext
 from app.engine.delivery.messages import outcome_label
 from app.engine.runs.driver import Driver, has_begun
@@ -94,7 +94,7 @@ class Recovery:
         overdue = await self._context.store.announce_overdue_tickets(self._context.now(), MOST_IN_SWEEP)
         if overdue:
             self._context.telemetry.count("baton_swept_total", "ticket", by=len(overdue))
-            await self._context.queue.enqueue([due_ticket(due) for due in overdue])
+            await self._context.queue.enqueue([ticket_of_row(due) for due in overdue])
 
     async def _take_over(self, room: int, renew: Callable[[], Awaitable[object]]) -> bool:
         now = self._context.now()
@@ -164,7 +164,7 @@ class Recovery:
 
     async def _end(self, state: RunState, row: RunRow, command: Finish) -> None:
         """End a run that can be read but not driven; its planning calls are `unknown`, those of steps have tickets."""
-        outcomes, held = lost_outcomes(state.open_planning_calls)
+        outcomes, held = outcomes_of_lost_calls(state.open_planning_calls)
         closed = apply_facts(state, outcomes)
         end = ending(closed, command)
         columns = projection(apply_facts(closed, end))
@@ -205,7 +205,7 @@ async def end_restored(store: Store, row: RunRow, now: float) -> None:
     It may have gone on after the restore point, so that nothing of it may be done again.
     """
     state = fold((await store.journal(row.id)).events)
-    outcomes, held = lost_outcomes(state.open_calls)
+    outcomes, held = outcomes_of_lost_calls(state.open_calls)
     closed = apply_facts(state, outcomes)
     end = ending(closed, Finish(Kind.FAILED, error=RESTORED))
     columns = projection(apply_facts(closed, end))

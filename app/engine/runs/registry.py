@@ -27,8 +27,8 @@ from app.engine.commit.colocation import StepStarter
 from app.engine.commit.run_writer import run_ticket
 from app.engine.context import EngineContext, WaitingRuns
 from app.engine.runs import replays, tool_results
-from app.engine.runs.admission import Moved, Owner
-from app.engine.runs.driver import Driver, has_begun, interrupted_steps, resumed_steps, take_over
+from app.engine.runs.admission import JournalAdvance, Owner
+from app.engine.runs.driver import Driver, has_begun, interrupted_steps, take_over, tickets_of_resumed_steps
 from app.engine.runs.planning import PlannerMessage
 from app.engine.runs.recovery import HeldRun, Recovery, hand_back
 from app.engine.runs.tool_results import NextTurn, Resumption, WaitingRun
@@ -141,7 +141,7 @@ class Drivers:
         until = self._context.now() + self._context.lease
         entry = copy_with(entry, new=copy_with(entry.new, driver=self._home, lease_until=until))
         driver = self._driver(copy_with(state, seq=0), salt, task, conductor, epoch=1)
-        driver.traced(start_run_span(self._context.tracing, state, taken_over=False))
+        driver.use_span(start_run_span(self._context.tracing, state, taken_over=False))
         await self._begin(driver, entry)
 
     async def resume(self, next_turn: NextTurn, resumption: Resumption) -> None:
@@ -152,7 +152,7 @@ class Drivers:
         tier = waiting_run.state.admitted.tier
         rows = tuple(Outbox(step, tier, self._home, next_turn.turn) for step in next_turn.steps)
         turn = apply_facts(waiting_run.state, next_turn.entry.events)
-        driver.traced(start_run_span(self._context.tracing, turn, taken_over=False))
+        driver.use_span(start_run_span(self._context.tracing, turn, taken_over=False))
         await self._begin(driver, copy_with(next_turn.entry, lease=lease, outbox=rows))
 
     def take_soon(self, ticket: Ticket, taken: Callable[[Ticket], Awaitable[None]]) -> None:
@@ -244,12 +244,12 @@ class Drivers:
         """Take the run's lease, in one entry with all that follows from its state."""
         now, state = self._context.now(), driver.state
         lease = Lease(self._home, now + self._context.lease, state.turn.until if state.replied else state.turn.deadline)
-        rows = resumed_steps(state, self._home)
+        rows = tickets_of_resumed_steps(state, self._home)
         was_begun = has_begun(state)
-        driver.traced(start_run_span(self._context.tracing, state, taken_over=was_begun))
+        driver.use_span(start_run_span(self._context.tracing, state, taken_over=was_begun))
         await self._begin(driver, Entry(state.run, now, epoch=epoch, lease=lease, seq=state.seq, outbox=rows))
         if not was_begun:
-            self._context.tracing.waited(driver.trace, state.turn.at, now, {"baton.run": state.run})
+            self._context.tracing.record_wait(driver.trace, state.turn.at, now, {"baton.run": state.run})
 
     async def _take_over(self, state: RunState, salt: bytes, epoch: int) -> None:
         """Go on with a run whose engine is gone: its row is ours already, and the claims of that engine have lapsed.
@@ -451,7 +451,7 @@ class Drivers:
         for run, seq in seqs.items():
             driver = self._drivers.get(run)
             if driver is not None and seq > driver.state.seq:
-                driver.inbox.put(Moved(seq))
+                driver.inbox.put(JournalAdvance(seq))
 
     # -- finding runs that nobody drives
 

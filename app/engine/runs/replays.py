@@ -1,7 +1,7 @@
 """Replays: the task of an earlier run, carried out again by a run of its own (`deploy/docs/replays.md`).
 
-`read` collects what a replay needs of the earlier run, `recording` what it takes over, and `as_replay` makes an order
-that begins the new run, which is admitted like any other: the labels, rules, prices and limits of today apply.
+`read_run` collects what a replay needs of the earlier run, `recording` what it takes over, and `as_replay` makes an
+order that begins the new run, which is admitted like any other: the labels, rules, prices and limits of today apply.
 `results` are the recorded results for the tool calls of a replay that waits for them.
 """
 
@@ -45,7 +45,7 @@ EXACT_LIMITS = ("usd", "tokens", "seconds", "steps", "output_tokens", "attempts"
 
 
 @record(frozen=True, slots=True)
-class Earlier:
+class EarlierRun:
     """The run that is replayed."""
 
     state: RunState
@@ -73,7 +73,7 @@ class Changes:
     """The version of that conductor which plans, whichever is in force; empty for the one that is."""
 
 
-async def read(store: ContentReads, journal: Journal) -> Earlier:
+async def read_run(store: ContentReads, journal: Journal) -> EarlierRun:
     """Collect what a replay needs. Raises `Conflict` if the run's content was erased, or it has not ended."""
     state = fold(journal.events)
     if not state.ended:
@@ -96,14 +96,19 @@ async def read(store: ContentReads, journal: Journal) -> Earlier:
         ) from None
     values = {ref: orjson.loads(body) for ref, body in bodies.items()}
     task = task_from_json(values.pop(state.admitted.task))
-    return Earlier(state, journal, task, {"": "", **texts}, values)
+    return EarlierRun(state, journal, task, {"": "", **texts}, values)
 
 
 # -- what is taken over
 
 
 def recording(
-    earlier: Earlier, changes: Changes, pool: Sequence[str], most_steps: int, catalog: Catalog, labels: frozenset[str]
+    earlier: EarlierRun,
+    changes: Changes,
+    pool: Sequence[str],
+    most_steps: int,
+    catalog: Catalog,
+    labels: frozenset[str],
 ) -> Recording:
     """All that a replay takes over; `labels` are those of the new run, whose plan names workers of this pool.
 
@@ -114,9 +119,9 @@ def recording(
         _refuse(changes.from_step is not None, "from_step", "A conductor plans from the start; leave out from_step.")
         _refuse(changes.plan is not None, "plan", "Give a plan, or a model that plans, not both.")
         return Recording(earlier.state.run, {}, tools)
-    plans = dict(_plans(earlier, _kept(earlier, changes, catalog, labels)))
+    plans = dict(_plans(earlier, _keep_outputs(earlier, changes, catalog, labels)))
     if changes.plan is not None:
-        plans = {"1": _given(earlier, changes, pool, most_steps, plans.get("1"))}
+        plans = {"1": _read_given_plan(earlier, changes, pool, most_steps, plans.get("1"))}
     elif changes.worker is not None and changes.from_step is None:
         plans = {"1": RecordedPlan((Step(changes.worker, answers=True),), instant=True)}
     elif changes.worker is not None:
@@ -130,7 +135,7 @@ def _refuse(wrong: bool, param: str, message: str) -> None:
         raise InvalidRequest(message, param=param, code="not_replayable")
 
 
-def _plans(earlier: Earlier, kept: Mapping[int, KeptOutput]) -> Sequence[tuple[str, RecordedPlan]]:
+def _plans(earlier: EarlierRun, kept: Mapping[int, KeptOutput]) -> Sequence[tuple[str, RecordedPlan]]:
     state, positions = earlier.state, places(earlier.state)
     plans = []
     for proposal in list_executed_plans(state):
@@ -141,7 +146,9 @@ def _plans(earlier: Earlier, kept: Mapping[int, KeptOutput]) -> Sequence[tuple[s
     return plans
 
 
-def _kept(earlier: Earlier, changes: Changes, catalog: Catalog, labels: frozenset[str]) -> Mapping[int, KeptOutput]:
+def _keep_outputs(
+    earlier: EarlierRun, changes: Changes, catalog: Catalog, labels: frozenset[str]
+) -> Mapping[int, KeptOutput]:
     """The outputs of the steps before `from_step`, by number. Each carries at least the labels that it carried then; a
     label that its worker took away counts as taken away only if the worker still may."""
     n, state = changes.from_step, earlier.state
@@ -167,8 +174,8 @@ def _kept(earlier: Earlier, changes: Changes, catalog: Catalog, labels: frozense
     return kept
 
 
-def _given(
-    earlier: Earlier, changes: Changes, pool: Sequence[str], most_steps: int, recorded: RecordedPlan | None
+def _read_given_plan(
+    earlier: EarlierRun, changes: Changes, pool: Sequence[str], most_steps: int, recorded: RecordedPlan | None
 ) -> RecordedPlan:
     """The plan of the request. Where outputs are kept, the steps that gave them must be those of the run."""
     try:
@@ -202,7 +209,7 @@ def _with_worker(plan: RecordedPlan, worker: str) -> RecordedPlan:
     return copy_with(plan, steps=tuple(steps))
 
 
-def _tools(earlier: Earlier) -> Sequence[RecordedTools]:
+def _tools(earlier: EarlierRun) -> Sequence[RecordedTools]:
     positions, recorded = places(earlier.state), []
     for step in earlier.state.steps.values():
         for use in step.exchanges:
@@ -216,7 +223,7 @@ def _tools(earlier: Earlier) -> Sequence[RecordedTools]:
 # -- the new run
 
 
-def as_replay(order: Order, earlier: Earlier, changes: Changes, catalog: Catalog) -> Order:
+def as_replay(order: Order, earlier: EarlierRun, changes: Changes, catalog: Catalog) -> Order:
     """The order of a replay, made of an order for the task of the earlier run.
 
     That one has the limits of its tier, already narrowed by the request's and the key's budget. The plan of the earlier

@@ -23,7 +23,7 @@ from app.core.run.fold import fold
 from app.core.run.state import RunState, Turn
 from app.core.run.visibility import reading_of
 from app.engine.context import EngineContext, WaitingRuns
-from app.engine.runs.admission import Order, Owner, request_tags, shared, untaken_seconds
+from app.engine.runs.admission import Order, Owner, request_tags, split_content, untaken_seconds
 from app.errors import InvalidRequest, NotFound
 from app.store.protocol import BRIEF, Entry, Lease
 
@@ -228,7 +228,7 @@ def begin_turn(context: EngineContext, order: Order, resumption: Resumption, gat
         on_disconnect = order.on_disconnect or "finish"
     stored_once = None
     if len(parts.whole) > BRIEF:
-        stored_once = shared(context, order, request[0], parts)
+        stored_once = split_content(context, order, request[0], parts)
     turn = Turn(
         number=state.turn.number + 1,
         deadline=now + min(order.limits.seconds, state.admitted.limits.seconds),

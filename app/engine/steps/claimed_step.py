@@ -49,7 +49,7 @@ class Relay:
         if chars >= self._chars and calls >= self._sent:
             return None
         self.was_sent = True
-        tokens = self._reply.decoded(0)[: self._tokens]
+        tokens = self._reply.tokens_since(0)[: self._tokens]
         return Delta(
             *self._place,
             chars,
@@ -74,7 +74,7 @@ class Relay:
             text, self._is_held_back = "", True
         elif self._is_held_back:
             text, self._is_held_back = self._reply.text[self._chars :], False
-        decoded = self._reply.decoded(self._tokens) if text else ()
+        decoded = self._reply.tokens_since(self._tokens) if text else ()
         calls = tuple(self._calls[self._sent :])
         if not text and not calls:
             return None
@@ -178,7 +178,7 @@ class StepLog:
         """Note a call whose intent is committed."""
         self._worker, self._attempt = worker, self._attempt + 1
 
-    def committed(self, facts: Iterable[Fact]) -> None:
+    def note_committed(self, facts: Iterable[Fact]) -> None:
         """Note what was committed; the step's end is written."""
         for fact in facts:
             if isinstance(fact, CallIntended):

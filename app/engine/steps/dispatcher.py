@@ -20,7 +20,7 @@ from app.core.records import copy_with
 from app.core.run.state import RunState
 from app.engine.calls.attempt import Attempt
 from app.engine.commit.colocation import LocalRuns, PreparedStep
-from app.engine.commit.run_writer import due_ticket
+from app.engine.commit.run_writer import ticket_of_row
 from app.engine.context import EngineContext
 from app.engine.steps.claimed_step import ClaimedStep, PendingOutcomes, Relay
 from app.engine.steps.execution import Execution
@@ -183,26 +183,26 @@ class Dispatcher:
             return []
         if dues:
             self._context.telemetry.count("baton_swept_total", "outbox", by=len(dues))
-        return [due_ticket(due) for due in dues]
+        return [ticket_of_row(due) for due in dues]
 
     def _receive(self, message: Live) -> None:
         """Take a message to all dispatchers about the steps of a run."""
         if isinstance(message, Stop):
             self.stop(message.run, message.step)
         elif isinstance(message, EngineChange):
-            for work in self._claimed_of(message.run):
+            for work in self._steps_of_run(message.run):
                 work.engine = message.address
         elif isinstance(message, Listen):
             self.listen(message)
 
-    def _claimed_of(self, run: str) -> list[ClaimedStep]:
+    def _steps_of_run(self, run: str) -> list[ClaimedStep]:
         return [work for work in self._claimed.values() if work.ticket.run == run]
 
     # -- for the drivers of this process: see commit/colocation.py
 
     def stop(self, run: str, step: int | None) -> bool:
         """Interrupt steps of a run; False if others may execute some of them."""
-        claimed = [work for work in self._claimed_of(run) if step in (None, work.ticket.step)]
+        claimed = [work for work in self._steps_of_run(run) if step in (None, work.ticket.step)]
         for work in claimed:
             work.interrupt(stopped=True)
         return step is not None and bool(claimed)
@@ -213,7 +213,7 @@ class Dispatcher:
 
     def listen(self, message: Listen) -> bool:
         """Send a gateway what it lacks of a run's answer; False if others may execute the answering step."""
-        claimed = self._claimed_of(message.run)
+        claimed = self._steps_of_run(message.run)
         for work in claimed:
             if message.address not in work.listening:
                 work.listening = (*work.listening, message.address)
@@ -353,7 +353,7 @@ class Dispatcher:
             return None
         return PreparedStep(
             row=copy_with(row, holder=self._name, until=self._context.now() + self._context.lease),
-            intent=attempt.intended(),
+            intent=attempt.build_intent(),
             reserved=attempt.hold,
             start=partial(self._start_prepared, group, work, execution, attempt),
             abandon=partial(self._abandon_prepared, attempt),

@@ -37,7 +37,7 @@ from app.core.run.kinds import AFTER_THE_END
 from app.core.run.share import share
 from app.core.run.state import Call, RunState, StepState
 from app.core.run.visibility import find_readers
-from app.engine.calls.attempt import Attempt, CallTime, PlannedCall, Purpose, lost_outcomes, tier_seconds
+from app.engine.calls.attempt import Attempt, CallTime, PlannedCall, Purpose, outcomes_of_lost_calls, tier_seconds
 from app.engine.calls.step_request import NOTHING, Candidates, is_long, view_of_step
 from app.engine.commit.colocation import LocalRuns
 from app.engine.context import EngineContext
@@ -126,7 +126,7 @@ class Execution:
         attempt = self._affordable(basis, seconds_left)
         if isinstance(attempt, WorkerChoice):
             return None
-        with attempt.promised():
+        with attempt.abandon_on_error():
             await self._context.pin(attempt.catalog)
         self._prepared = basis, attempt
         self._log.begin(state, self._ticket.step)
@@ -245,7 +245,7 @@ class Execution:
         ticket = self._ticket
         if ticket.at and ticket.version != AGAIN:
             waited = {"baton.step": ticket.step}
-            self._context.tracing.waited(self._trace(state), ticket.at, self._context.now(), waited)
+            self._context.tracing.record_wait(self._trace(state), ticket.at, self._context.now(), waited)
         lost_outcomes = self._outcomes_of_lost_calls(state, state.steps[self._ticket.step])
         try:
             basis = await self._read_basis(state, self._contents)
@@ -415,7 +415,7 @@ class Execution:
 
     def _outcomes_of_lost_calls(self, state: RunState, step: StepState) -> tuple[Fact, ...]:
         """Outcomes for the intents of a dispatcher that is no more: `unknown`, and possibly billed."""
-        outcomes, _ = lost_outcomes([call for call in state.open_calls if call.step == step.n])
+        outcomes, _ = outcomes_of_lost_calls([call for call in state.open_calls if call.step == step.n])
         return outcomes
 
     def _attempt(self, basis: StepBasis, choice: WorkerChoice, seconds_left: float) -> Attempt:
@@ -476,9 +476,11 @@ class Execution:
 
     async def _commit_intent(self, attempt: Attempt, lost_outcomes: tuple[Fact, ...]) -> None:
         """Claim (the first time), settle the attempt before, and reserve for this one: all in one entry."""
-        with attempt.promised():
+        with attempt.abandon_on_error():
             await self._context.pin(attempt.catalog)
-            await self._append(self._entry((*lost_outcomes, *self._outcomes(), attempt.intended()), hold=attempt.hold))
+            await self._append(
+                self._entry((*lost_outcomes, *self._outcomes(), attempt.build_intent()), hold=attempt.hold)
+            )
         self._unrecorded = ()
 
     def _should_ask_another(self, candidates: Candidates, attempt: Attempt) -> bool:
@@ -498,7 +500,7 @@ class Execution:
         await self._write_last_entry(self._entry((*lost_outcomes, *self._outcomes(), settled), move=move))
 
     def _outcomes(self) -> tuple[Fact, ...]:
-        return tuple(attempt.finished() for attempt in self._unrecorded)
+        return tuple(attempt.build_outcome() for attempt in self._unrecorded)
 
     def _entry(self, events: tuple[Fact, ...], *, hold: Ledger = Ledger(), move: Move | None = None) -> Entry:
         """The next entry under this claim. Without a `move` it takes the ticket, or keeps it once it is taken."""
@@ -588,9 +590,9 @@ class Execution:
         self._unrecorded = (attempt,)
         move = Move(step.n, "finish", claim=self._work.claim)
         if not attempt.reply.calls:
-            return self._entry((attempt.finished(), self._step_done(step.n, attempt)), move=move)
+            return self._entry((attempt.build_outcome(), self._step_done(step.n, attempt)), move=move)
         awaiting, contents = self._step_awaiting_tool(step, attempt)
-        entry = self._entry((attempt.finished(), awaiting), move=move)
+        entry = self._entry((attempt.build_outcome(), awaiting), move=move)
         return copy_with(entry, contents=(*entry.contents, *contents))
 
     def _step_done(self, n: int, attempt: Attempt) -> StepDone:
@@ -643,7 +645,7 @@ class Execution:
             await self._keep_outcomes(entry)
             self._log.write("cancelled")
             raise
-        self._log.committed(entry.events)
+        self._log.note_committed(entry.events)
         self._work.claim = appended.claim or self._work.claim
         if not appended.events:
             return

@@ -28,7 +28,7 @@ from app.engine.delivery.messages import FollowedRun, TurnEnd
 from app.errors import BatonError, OverQuota
 from app.gateway.http import fault
 from app.gateway.http.context import GatewayContext
-from app.network.tracing import Span, Tracing, received
+from app.network.tracing import Span, Tracing, read_trace_headers
 from app.store.protocol import KeyRow
 from app.telemetry import Telemetry
 
@@ -319,7 +319,7 @@ def start_span(tracing: Tracing, scope: MutableMapping[str, Any]) -> Span:
     if scope["path"] in PROBES:
         span = Span(NO_TRACE)
     elif not tracing.exports:
-        span = Span(received(scope["headers"]))
+        span = Span(read_trace_headers(scope["headers"]))
     else:
         span = _server_span(tracing, scope)
     scope[SPAN_KEY] = span
@@ -337,7 +337,7 @@ def _server_span(tracing: Tracing, scope: MutableMapping[str, Any]) -> Span:
         attributes["server.address"] = host
         if port is not None:
             attributes["server.port"] = port
-    return tracing.start(method, received(scope["headers"]), attributes, kind=SpanKind.SERVER)
+    return tracing.start(method, read_trace_headers(scope["headers"]), attributes, kind=SpanKind.SERVER)
 
 
 def end_span(span: Span, scope: MutableMapping[str, Any]) -> None:

@@ -92,7 +92,7 @@ async def order(
 ) -> Order:
     """Return the order of the replay. Raises `InvalidRequest`, `Conflict` and `NotFound` with the reason why there is
     none."""
-    earlier = await replays.read(store, await store.journal(row.id))
+    earlier = await replays.read_run(store, await store.journal(row.id))
     admitted, catalog = earlier.state.admitted, context.catalog()
     model = replay_request.model or row.model
     tier = resolve_tier(catalog, caller.key, replay_request.model or row.tier)

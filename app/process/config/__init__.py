@@ -22,7 +22,7 @@ from app.core.pool.catalog import Catalog
 from app.errors import ConfigInvalid
 from app.process.config.discovery import conductor_entries, discover
 from app.process.config.known import read_shipped
-from app.process.config.poolfile import Faults, Pool, build, endpoint_secret, merged, parse, secret_names
+from app.process.config.poolfile import Faults, Pool, build, endpoint_secret, merge_entries, parse, secret_names
 from app.process.config.settings import (
     SettingLine,
     Settings,
@@ -102,7 +102,7 @@ def load(settings: Settings, environ: Mapping[str, str]) -> Configuration:
         raise ConfigInvalid(faults)
     if offer is None:
         return _rehearsal(settings, environ)
-    pool = _build_without_file(merged(offer.document, extra), environ)
+    pool = _build_without_file(merge_entries(offer.document, extra), environ)
     return Configuration(
         settings, pool.catalog, pool.secrets, f"environment: {', '.join(offer.providers)}", offer.notes
     )
@@ -140,7 +140,7 @@ def _rehearsal(settings: Settings, environ: Mapping[str, str]) -> Configuration:
     document["providers"]["rehearsal"]["options"]["delay"] = settings.rehearsal_delay
     if settings.conductor_url is not None:
         document["tiers"]["baton-ultra"]["conductor"]["worker"] = "conductor"
-    pool = _build_without_file(merged(document, conductor_entries(settings)), environ)
+    pool = _build_without_file(merge_entries(document, conductor_entries(settings)), environ)
     return Configuration(settings, pool.catalog, pool.secrets, "rehearsal")
 
 

@@ -81,10 +81,10 @@ def parse(text: str, source: str, environ: Mapping[str, str], extra: Mapping[str
         document = tomllib.loads(text, parse_float=Decimal)
     except tomllib.TOMLDecodeError as error:
         raise ConfigInvalid([_syntax(source, str(error))]) from None
-    return build(merged(document, extra or {}), Faults(source, lines.line_numbers(text)), environ)
+    return build(merge_entries(document, extra or {}), Faults(source, lines.line_numbers(text)), environ)
 
 
-def merged(document: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+def merge_entries(document: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
     """Return the document with the entries of `extra` that it lacks."""
     whole = dict(document)
     for section, entries in extra.items():

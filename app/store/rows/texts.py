@@ -235,7 +235,7 @@ def count_unused(conn: Connection) -> int:
     return conn.execute(_COUNT_OF_UNUSED).scalar_one()
 
 
-def count_dangling(conn: Connection) -> int:
+def count_missing(conn: Connection) -> int:
     """Return the number of texts and contents that name a text which is not stored. There are none unless something is
     wrong."""
     columns = (TEXTS.c.before, SHARED_CONTENTS.c.head, SHARED_CONTENTS.c.tail)

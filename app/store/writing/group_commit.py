@@ -25,7 +25,7 @@ from app.core.records import trim_capacity
 from app.core.run.events import TERMINAL, Event, Kind
 from app.errors import BatonError, Conflict, NotFound, StoreUnavailable
 from app.network import retries
-from app.network.retries import retried
+from app.network.retries import retry
 from app.store.protocol import UNDECIDED, Appended, Journal, Reader
 from app.store.rows.runs import for_cache
 from app.store.sqlkit.runner import AWAY, Fault, Runner
@@ -379,7 +379,7 @@ class GroupCommit:
                 raise
 
         try:
-            is_committed = await retried(
+            is_committed = await retry(
                 look, partial(retries.database, left=lambda: limit - loop.time(), faults=(Fault,))
             )
         except Fault:
