@@ -30,7 +30,7 @@ from app.core.plan.templates import Arm, arm_of_workers
 from app.core.pool.catalog import Card, Price, SelectorSpec, Worker
 from app.core.rating.decision import decide
 from app.core.rating.features import Features, features
-from app.core.rating.posterior import USUAL_OUTPUT_TOKENS, Posterior, Rating, estimates, learned, logistic
+from app.core.rating.posterior import USUAL_OUTPUT_TOKENS, Posterior, Rating, estimates, logistic, update_posterior
 from app.lab.logged_decisions import hash_features
 from app.lab.offpolicy import Log, Logged, Report
 from app.lab.recorded_outcomes import Dataset, Recorded, RecordsRefused
@@ -300,7 +300,7 @@ class Bandit:
     def note(self, arm: Arm, prompt_features: Features, score: float, number: int) -> None:
         """Learn one rating; ratings follow each other by a second."""
         rating = Rating(arm, prompt_features, score, self._usd[arm.main], 1.0 + number)
-        self.posterior = learned(self.posterior, self._spec, self._workers, rating)
+        self.posterior = update_posterior(self.posterior, self._spec, self._workers, rating)
 
     def expects(self, prompt_features: Features) -> Scores:
         """Return the expected score of each model at the posterior's mean."""

@@ -49,8 +49,8 @@ from app.core.rating.posterior import (
     Posterior,
     Rating,
     estimates,
-    faded,
-    learned,
+    fade_posterior,
+    update_posterior,
 )
 from app.core.rating.posterior import from_json as read
 from app.core.run.events import CallIntended, Event, Fact, PlanAccepted, PlanOpened, PlanStep
@@ -126,7 +126,7 @@ def test_of_a_long_text_the_beginning_and_the_end_are_seen() -> None:
 def rate(posterior: Posterior, arm: str, score: float, **more: Any) -> Posterior:
     played = arm_of_workers(arm.split()[0], arm.split()[1:])
     fields = {"seen": SEEN, "usd": 100, "at": DAY} | more
-    return learned(posterior, SPEC, POOL, Rating(played, score=score, **fields))
+    return update_posterior(posterior, SPEC, POOL, Rating(played, score=score, **fields))
 
 
 def mean(posterior: Posterior, arm: str) -> Estimate:
@@ -174,16 +174,19 @@ def test_what_was_learned_fades_back_to_the_prior() -> None:
     posterior = Posterior()
     for _ in range(50):
         posterior = rate(posterior, "answer ant", 0.0)
-    later = faded(posterior, 0.995, DAY + 140 * DAY)
-    nearly_all, prior = mean(faded(posterior, 0.995, DAY + 4_000 * DAY), "answer ant"), mean(Posterior(), "answer ant")
+    later = fade_posterior(posterior, 0.995, DAY + 140 * DAY)
+    nearly_all, prior = (
+        mean(fade_posterior(posterior, 0.995, DAY + 4_000 * DAY), "answer ant"),
+        mean(Posterior(), "answer ant"),
+    )
     assert mean(posterior, "answer ant").mean < mean(later, "answer ant").mean < nearly_all.mean
     assert nearly_all.mean == pytest.approx(prior.mean, abs=1e-3)
     assert nearly_all.deviation == pytest.approx(prior.deviation, abs=1e-3)
-    weights = faded(posterior, 0.995, DAY + 4_000 * DAY).weights["base"]
+    weights = fade_posterior(posterior, 0.995, DAY + 4_000 * DAY).weights["base"]
     assert all(mean_ == pytest.approx(0.0, abs=1e-3) for mean_, _ in weights.values())
     assert max(variance for _, variance in weights.values()) == pytest.approx(1.0, abs=1e-3), "of the bias"
     assert later.bills["answer ant=ant"][0] == pytest.approx(50 * 0.995**140)
-    assert faded(posterior, 0.995, DAY + 60) is posterior
+    assert fade_posterior(posterior, 0.995, DAY + 60) is posterior
 
 
 def test_another_model_under_a_workers_name_starts_from_its_prior_and_the_first_one_stays_known() -> None:
@@ -492,7 +495,7 @@ def test_it_learns_from_an_answers_words_when_to_ask_somebody_else() -> None:
         arm_played = random.choice(list_follow_up_arms(spec, POOL[:2], first))
         right = random.random() < (0.75 if arm_played.name.endswith("bee") else 0.95 if answer == sure else 0.1)
         sight = replace(SEEN, answer=of_answer(answer))
-        posterior = learned(posterior, spec, POOL[:2], Rating(arm_played, sight, float(right), None, DAY))
+        posterior = update_posterior(posterior, spec, POOL[:2], Rating(arm_played, sight, float(right), None, DAY))
     assert (choose(sure), choose(unsure)) == ("accept", "redo bee")
     assert posterior.bills == {}
 
@@ -547,5 +550,5 @@ def test_what_was_learned_of_an_embedding_is_of_its_model_alone_and_the_words_kn
     assert same < other_model == pytest.approx(words_alone)
     assert words_alone < estimates(Posterior(), SPEC, arm, POOL, SEEN)[0].mean
     assert from_json(sight.to_json()) == sight
-    faded_away = faded(posterior, 0.995, DAY + 4_000 * DAY)
+    faded_away = fade_posterior(posterior, 0.995, DAY + 4_000 * DAY)
     assert estimates(faded_away, SPEC, arm, POOL, sight)[0].mean == pytest.approx(FIRST_LOG_ODDS, abs=0.01)

@@ -11,9 +11,9 @@ from app.core.message.chat import Message, Task, Text
 from app.core.plan.templates import arm_of_workers, arms
 from app.core.pool.catalog import Card, Limits, Price, SelectorSpec, Worker
 from app.core.rating.features import features
-from app.core.rating.posterior import PossibleChange, Posterior, Rating, estimates, from_json, learned
+from app.core.rating.posterior import PossibleChange, Posterior, Rating, estimates, from_json, update_posterior
 from app.core.rating.published_posterior import OWN_RATINGS, Beliefs, PublishedPosterior
-from app.core.rating.tenancy import joined, taught
+from app.core.rating.tenancy import join_posteriors, update_own_part
 
 DAY = 86_400.0
 POOL = tuple(Worker(name, "provider", name, Price(1_000_000, 1_000_000), Card()) for name in ("ant", "bee"))
@@ -43,43 +43,45 @@ def means(posterior: Posterior, question: str = "Sum 4 and 7") -> list[float]:
 def test_a_tenants_own_part_and_the_shared_posterior_are_what_was_learned_from_both(step: float) -> None:
     shared = Posterior()
     for rating in ratings(10, "ant"):
-        shared = learned(shared, SPEC, POOL, rating)
+        shared = update_posterior(shared, SPEC, POOL, rating)
     own = Posterior()
     own_ratings = ratings(20, "bee", at=shared.at, step=step)
     for first in range(0, len(own_ratings), 7):
-        own = taught(shared, own, SPEC, POOL, own_ratings[first : first + 7])
+        own = update_own_part(shared, own, SPEC, POOL, own_ratings[first : first + 7])
     whole = shared
     for given_rating in own_ratings:
-        whole = learned(whole, SPEC, POOL, given_rating)
+        whole = update_posterior(whole, SPEC, POOL, given_rating)
     close = 1e-9 if step < 3_600 else 0.02
-    assert means(joined(shared, own)) == pytest.approx(means(whole), abs=close)
-    assert (own.ratings, joined(shared, own).ratings) == (20, 30)
+    assert means(join_posteriors(shared, own)) == pytest.approx(means(whole), abs=close)
+    assert (own.ratings, join_posteriors(shared, own).ratings) == (20, 30)
     assert from_json(own.to_json()) == own
 
 
 def test_a_change_that_a_tenant_has_ruled_out_is_not_suspected_again_from_the_shared_evidence() -> None:
     shared = Posterior()
     for rating in ratings(10, "ant"):
-        shared = learned(shared, SPEC, POOL, rating)
+        shared = update_posterior(shared, SPEC, POOL, rating)
     shared = replace(shared, possible=PossibleChange(evidence={"main:ant=ant": 0.01}, ratings=5.0))
-    assert joined(shared, Posterior()).possible == shared.possible
-    own = taught(shared, Posterior(), SPEC, POOL, ratings(1, "ant", at=shared.at))
+    assert join_posteriors(shared, Posterior()).possible == shared.possible
+    own = update_own_part(shared, Posterior(), SPEC, POOL, ratings(1, "ant", at=shared.at))
     assert own.possible == PossibleChange()
-    assert joined(shared, own).possible == PossibleChange()
+    assert join_posteriors(shared, own).possible == PossibleChange()
     assert from_json(own.to_json()) == own
 
 
 def test_an_own_part_fades_back_to_the_shared_posterior() -> None:
-    own = taught(Posterior(), Posterior(), SPEC, POOL, ratings(30, "bee"))
+    own = update_own_part(Posterior(), Posterior(), SPEC, POOL, ratings(30, "bee"))
     late = ratings(1, "bee", at=DAY * 4_000)
-    faded = taught(Posterior(), own, SPEC, POOL, late)
-    alone = taught(Posterior(), Posterior(), SPEC, POOL, late)
-    assert means(joined(Posterior(), faded)) == pytest.approx(means(joined(Posterior(), alone)), abs=1e-3)
+    faded = update_own_part(Posterior(), own, SPEC, POOL, late)
+    alone = update_own_part(Posterior(), Posterior(), SPEC, POOL, late)
+    assert means(join_posteriors(Posterior(), faded)) == pytest.approx(
+        means(join_posteriors(Posterior(), alone)), abs=1e-3
+    )
 
 
 def standing(good: str) -> PublishedPosterior:
-    part = taught(Posterior(), Posterior(), SPEC, POOL, ratings(60, good))
-    return PublishedPosterior(joined(Posterior(), part), 1, good)
+    part = update_own_part(Posterior(), Posterior(), SPEC, POOL, ratings(60, good))
+    return PublishedPosterior(join_posteriors(Posterior(), part), 1, good)
 
 
 @pytest.mark.parametrize("count", [1, 3, 49, 50, 51, 300])

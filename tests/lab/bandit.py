@@ -9,7 +9,7 @@ from app.core.plan.templates import Arm, arms
 from app.core.pool.catalog import Card, Price, SelectorSpec, Worker
 from app.core.rating.decision import ArmChoice, decide
 from app.core.rating.features import Features, features
-from app.core.rating.posterior import Posterior, Rating, estimates, learned
+from app.core.rating.posterior import Posterior, Rating, estimates, update_posterior
 from app.lab.lessons import draw_lesson
 from app.lab.outcome import bill, outcome, right
 from app.lab.plans import Plan, PlanStep
@@ -100,7 +100,7 @@ def play(posterior: Posterior, tasks: Sequence[Problem], random: Random, began: 
         answered = random.random() < right(as_plan(arm), task.kind, standard_pool())
         usd, waited = bill(as_plan(arm), task.kind[1], standard_pool())
         rating = Rating(arm, sight, score(answered, waited), round(1e6 * usd), began + place)
-        posterior = learned(posterior, SPEC, workers(), rating)
+        posterior = update_posterior(posterior, SPEC, workers(), rating)
     return posterior
 
 

@@ -29,9 +29,9 @@ from unittest.mock import patch
 from app.core.plan.templates import Arm
 from app.core.rating import posterior as posteriors
 from app.core.rating.features import Features, features
-from app.core.rating.posterior import Posterior, Rating, learned
+from app.core.rating.posterior import Posterior, Rating, update_posterior
 from app.core.rating.published_posterior import Beliefs, PublishedPosterior
-from app.core.rating.tenancy import joined, taught
+from app.core.rating.tenancy import join_posteriors, update_own_part
 from app.lab.outcome import bill, outcome, right
 from app.lab.recorded_outcomes import Dataset, read
 from app.lab.replay import Bandit, Part, Plan, routes, split
@@ -61,7 +61,7 @@ def play_tasks(tasks: Sequence[Problem], pool: Pool, random: Random, posterior: 
     """The posterior after so many tasks over a pool."""
     for place, task in enumerate(tasks):
         rating = rate_task(task, pool, random, posterior, at + place)
-        posterior = learned(posterior, bandit.SPEC, bandit.workers(), rating)
+        posterior = update_posterior(posterior, bandit.SPEC, bandit.workers(), rating)
     return posterior
 
 
@@ -179,12 +179,14 @@ def poisoning(own: int, foreign: int, seed: int) -> tuple[float, float, float]:
     exam, pool, optimum = bandit.problems(300, 1_000_003), standard_pool(), bandit.best_by_class()
     honest = _learn_own_ratings(own, seed, pool, lambda score: score)
     inverted = _learn_own_ratings(foreign, seed + 100, pool, lambda score: 1 - score)
-    values = [value(joined(Posterior(), part), exam, pool) for part in (honest, inverted)]
+    values = [value(join_posteriors(Posterior(), part), exam, pool) for part in (honest, inverted)]
     lent = Beliefs(PublishedPosterior(), own, (PublishedPosterior(),)).lent(bandit.SPEC.peers)
-    together, random = joined(Posterior(), honest), Random(seed + 100)
+    together, random = join_posteriors(Posterior(), honest), Random(seed + 100)
     for place, task in enumerate(bandit.problems(foreign, seed + 100)):
         rated_task = rate_task(task, pool, random, together, 1e9 + own + place)
-        together = learned(together, bandit.SPEC, bandit.workers(), replace(rated_task, score=1 - rated_task.score))
+        together = update_posterior(
+            together, bandit.SPEC, bandit.workers(), replace(rated_task, score=1 - rated_task.score)
+        )
     worths = values[0], (1 - lent) * values[0] + lent * values[1], value(together, exam, pool)
     first, second, third = (bandit.share(worth, exam, optimum) for worth in worths)
     print(f"  expected reward {worths[0]:.4f} alone, {worths[1]:.4f} beside the other one, {worths[2]:.4f} if shared")
@@ -196,8 +198,8 @@ def _learn_own_ratings(count: int, seed: int, pool: Pool, say: Callable[[float],
     for place, task in enumerate(bandit.problems(count, seed)):
         rated_task = rate_task(task, pool, random, posterior, 1e9 + place)
         own_ratings.append(replace(rated_task, score=say(rated_task.score)))
-        posterior = learned(posterior, bandit.SPEC, bandit.workers(), own_ratings[-1])
-    return taught(Posterior(), Posterior(), bandit.SPEC, bandit.workers(), own_ratings)
+        posterior = update_posterior(posterior, bandit.SPEC, bandit.workers(), own_ratings[-1])
+    return update_own_part(Posterior(), Posterior(), bandit.SPEC, bandit.workers(), own_ratings)
 
 
 def _print(name: str, recoveries: Sequence[Sequence[float]]) -> None:

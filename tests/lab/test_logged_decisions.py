@@ -10,7 +10,7 @@ from app.core.plan.templates import arm_of_workers
 from app.core.pool.catalog import SelectorSpec, Worker
 from app.core.rating.features import Features, features
 from app.core.rating.feedback import Feedback
-from app.core.rating.posterior import Posterior, Rating, learned
+from app.core.rating.posterior import Posterior, Rating, update_posterior
 from app.core.run.events import Event, Kind
 from app.lab.logged_decisions import (
     PLACES,
@@ -162,7 +162,7 @@ def test_the_current_policy_is_what_the_selector_believes_now() -> None:
     luna, sol = arm_of_workers("answer", ["luna"]), arm_of_workers("answer", ["sol"])
     posterior = Posterior()
     for arm, value in ((luna, 1.0), (sol, 0.0)) * 5:
-        posterior = learned(posterior, spec, list(workers.values()), Rating(arm, sight, value, 10, 5.0))
+        posterior = update_posterior(posterior, spec, list(workers.values()), Rating(arm, sight, value, 10, 5.0))
     assert Beliefs(posterior, spec, workers).choice(read_selected(), sight) == {"answer luna": 1.0}
     only = read_selected(candidates={"answer sol": 1.0}, propensity=1.0)
     assert Beliefs(posterior, spec, workers).choice(only, sight) == {"answer sol": 1.0}

@@ -307,11 +307,11 @@ def estimates(
         mean = base + cards.get(arm.main, 0.0) + sum([mean for mean, _ in added])
         deviation = math.sqrt(sum([variance for _, variance in added]))
         usd = bill(posterior, arm, prices, models)
-        estimated.append(Estimate(arm, mean, deviation, _left_of_worth(spec, spent + usd), usd))
+        estimated.append(Estimate(arm, mean, deviation, _share_of_worth_left(spec, spent + usd), usd))
     return tuple(estimated)
 
 
-def _left_of_worth(spec: SelectorSpec, usd: float) -> float:
+def _share_of_worth_left(spec: SelectorSpec, usd: float) -> float:
     """Return the part of an answer's worth that is left when these micro-dollars are paid for it."""
     if not spec.full_usd:
         return 1.0
@@ -388,9 +388,9 @@ class _Prediction(NamedTuple):
     """The variance of its log-odds."""
 
 
-def learned(posterior: Posterior, spec: SelectorSpec, workers: Sequence[Worker], rating: Rating) -> Posterior:
+def update_posterior(posterior: Posterior, spec: SelectorSpec, workers: Sequence[Worker], rating: Rating) -> Posterior:
     """Return the posterior after one more rating: one step of assumed-density filtering."""
-    posterior = faded(posterior, spec.decay, rating.at)
+    posterior = fade_posterior(posterior, spec.decay, rating.at)
     models = {**{worker.name: worker.model for worker in workers}, **rating.models}
     parts = ["base", *[of_model(part, models) for part in rating.arm.parts]]
     first = FIRST_LOG_ODDS + card_log_odds(workers, rating.seen).get(rating.arm.main, 0.0)
@@ -504,7 +504,7 @@ FADE_SECONDS = 3_600.0
 """Seconds after which a posterior is made to fade; less is not worth the work."""
 
 
-def faded(posterior: Posterior, decay: float, now: float) -> Posterior:
+def fade_posterior(posterior: Posterior, decay: float, now: float) -> Posterior:
     """Return the posterior in which what it knows counts less, by the days since it last faded."""
     if not posterior.at:
         return replace(posterior, at=now)
@@ -513,11 +513,11 @@ def faded(posterior: Posterior, decay: float, now: float) -> Posterior:
     share = decay ** ((now - posterior.at) / 86_400)
     bills = {arm: (count * share, mean) for arm, (count, mean) in posterior.bills.items()}
     ratio = (posterior.ratio[0] * share, posterior.ratio[1])
-    weights, possible = _fade_weights(posterior.weights, share), faded_change(posterior.possible, share)
+    weights, possible = _fade_weights(posterior.weights, share), fade_possible_change(posterior.possible, share)
     return replace(posterior, weights=weights, bills=bills, ratio=ratio, at=now, possible=possible)
 
 
-def faded_change(possible: PossibleChange | None, share: float) -> PossibleChange | None:
+def fade_possible_change(possible: PossibleChange | None, share: float) -> PossibleChange | None:
     """Return a possible change of which a share is kept."""
     if possible is None:
         return None

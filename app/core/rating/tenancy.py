@@ -2,9 +2,9 @@
 
 All tenants of a tier begin with the shared posterior, which is learned from trials of workers and from the ratings of
 the tenants that the pool file trusts. The ratings of any other tenant stay with it: for each weight that they moved,
-its own part holds what they added to the precision and to the product of precision and mean. `joined` adds both up,
-which is the posterior under the shared one as its prior. So no rating changes the beliefs by which another tenant's
-requests are decided. An own part is a `Posterior` whose weights are such pairs of (product, precision).
+its own part holds what they added to the precision and to the product of precision and mean. `join_posteriors` adds
+both up, which is the posterior under the shared one as its prior. So no rating changes the beliefs by which another
+tenant's requests are decided. An own part is a `Posterior` whose weights are such pairs of (product, precision).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,15 +16,15 @@ from app.core.rating.posterior import (
     Posterior,
     Rating,
     Weight,
-    faded,
-    faded_change,
-    learned,
+    fade_possible_change,
+    fade_posterior,
     prior_of,
     spread_of,
+    update_posterior,
 )
 
 
-def joined(shared: Posterior, own: Posterior) -> Posterior:
+def join_posteriors(shared: Posterior, own: Posterior) -> Posterior:
     """Return the posterior of a tenant: the shared one with what the tenant's ratings added."""
     weights = dict(shared.weights)
     for part, added in own.weights.items():
@@ -47,7 +47,7 @@ def joined(shared: Posterior, own: Posterior) -> Posterior:
     )
 
 
-def taught(
+def update_own_part(
     shared: Posterior, own: Posterior, spec: SelectorSpec, workers: Sequence[Worker], ratings: Sequence[Rating]
 ) -> Posterior:
     """Return the own part of a tenant after more of its ratings, in the order of their times."""
@@ -55,17 +55,17 @@ def taught(
     for rating in ratings:
         if base is None or whole is None or rating.at - whole.at >= FADE_SECONDS:
             if base is not None and whole is not None:
-                own = _own_part(base, whole)
-            base = replace(faded(shared, spec.decay, rating.at), at=max(rating.at, own.at))
-            whole = replace(joined(base, faded_part(own, spec.decay, rating.at)), at=base.at)
-        whole = learned(whole, spec, workers, rating)
+                own = _extract_own_part(base, whole)
+            base = replace(fade_posterior(shared, spec.decay, rating.at), at=max(rating.at, own.at))
+            whole = replace(join_posteriors(base, fade_own_part(own, spec.decay, rating.at)), at=base.at)
+        whole = update_posterior(whole, spec, workers, rating)
     if base is None or whole is None:
         return own
-    return _own_part(base, whole)
+    return _extract_own_part(base, whole)
 
 
-def _own_part(base: Posterior, whole: Posterior) -> Posterior:
-    """Return the own part that makes `whole` of `base`; the inverse of `joined`."""
+def _extract_own_part(base: Posterior, whole: Posterior) -> Posterior:
+    """Return the own part that makes `whole` of `base`; the inverse of `join_posteriors`."""
     weights: dict[str, Mapping[int, Weight]] = {}
     for part, of in whole.weights.items():
         known = base.weights.get(part, {})
@@ -95,14 +95,14 @@ def _differences(part: str, known: Mapping[int, Weight], weights: Mapping[int, W
     return found
 
 
-def faded_part(own: Posterior, decay: float, now: float) -> Posterior:
+def fade_own_part(own: Posterior, decay: float, now: float) -> Posterior:
     """Return the own part of a tenant with what it knows counting less, by the days since it last faded."""
     if not own.at or now - own.at < FADE_SECONDS:
         return own
     share = decay ** ((now - own.at) / 86_400)
     weights = {part: _scale(of, share) for part, of in own.weights.items()}
     bills = {arm: (count * share, mean) for arm, (count, mean) in own.bills.items()}
-    ratio, possible = (own.ratio[0] * share, own.ratio[1]), faded_change(own.possible, share)
+    ratio, possible = (own.ratio[0] * share, own.ratio[1]), fade_possible_change(own.possible, share)
     return replace(own, weights=weights, bills=bills, ratio=ratio, at=now, possible=possible)
 
 

@@ -27,9 +27,9 @@ from app.core.rating.calibration import Trial, of_worker
 from app.core.rating.evidence import PolicyState, RatedRun
 from app.core.rating.features import features
 from app.core.rating.feedback import Feedback
-from app.core.rating.posterior import Posterior, Rating, digest, faded, from_json, learned
+from app.core.rating.posterior import Posterior, Rating, digest, fade_posterior, from_json, update_posterior
 from app.core.rating.published_posterior import LEAST_RATINGS, Beliefs, PublishedPosterior, policy
-from app.core.rating.tenancy import faded_part, joined, taught
+from app.core.rating.tenancy import fade_own_part, join_posteriors, update_own_part
 from app.core.records import record
 from app.engine.context import EngineContext
 from app.errors import StoreUnavailable
@@ -112,7 +112,7 @@ async def posterior_of(store: Learning, tier: str, tenant: str) -> Posterior:
         posterior = state_from_json(shared.body).posterior
     if own is None:
         return posterior
-    return joined(posterior, from_json(own.body))
+    return join_posteriors(posterior, from_json(own.body))
 
 
 class SelectorBeliefs:
@@ -249,7 +249,7 @@ class RatingReader:
             elif own is not None:
                 part = own.part
             if own is None or tenant in parts or before.state.shared != state.shared:
-                whole = joined(state.posterior, part)
+                whole = join_posteriors(state.posterior, part)
                 own = TenantPart(row, part, PublishedPosterior(whole, row, digest(body + part.to_json())))
             owns[tenant] = own
         self._loaded[tier] = LoadedRows(number, state, owns)
@@ -292,7 +292,7 @@ class RatingReader:
             if rating is None:
                 continue
             if rated_run.rating.tenant in spec.trusted:
-                posterior = learned(posterior, spec, workers, rating)
+                posterior = update_posterior(posterior, spec, workers, rating)
                 state = replace(state, shared=number)
             else:
                 ratings.setdefault(rated_run.rating.tenant, []).append(rating)
@@ -300,14 +300,14 @@ class RatingReader:
         for tenant, own in ratings.items():
             part = await self._own_part(tier.name, tenant)
             for first in range(0, len(own), RATINGS_AT_ONCE):
-                part = taught(posterior, part, spec, workers, own[first : first + RATINGS_AT_ONCE])
+                part = update_own_part(posterior, part, spec, workers, own[first : first + RATINGS_AT_ONCE])
                 await asyncio.sleep(0)  # a page takes some ten milliseconds, and callers wait for none of it
             parts[tenant] = part
         mark = max([state.mark, *(given.at for given in new_ratings)])
         recent = {(at, name) for at, name in state.recent if at >= mark - LATE_SECONDS}
         recent.update([(given.at, given.id) for given in new_ratings])
         if state.shared == number or not posterior.at:
-            posterior = faded(posterior, spec.decay, self._context.now())
+            posterior = fade_posterior(posterior, spec.decay, self._context.now())
         after = replace(state, posterior=posterior, mark=mark, recent=frozenset(recent))
         return _with_tenants(after, number, parts), parts
 
@@ -345,7 +345,7 @@ def _learn_trials(
     for trial in trials:
         plan = arm_of_workers("answer", [trial.worker])
         rating = Rating(plan, features(trial.question), trial.score, trial.usd, trial.at)
-        posterior = learned(posterior, spec, workers, rating)
+        posterior = update_posterior(posterior, spec, workers, rating)
     tried = max([state.tried, *(trial.at for trial in trials)])
     return replace(state, posterior=posterior, tried=tried)
 
@@ -361,7 +361,7 @@ def _with_tenants(state: LearningState, number: int, parts: Mapping[str, Posteri
 
 def _faded_parts(loaded: LoadedRows, spec: SelectorSpec, now: float) -> Mapping[str, Posterior]:
     """The own parts of the tenants that are held, faded until now."""
-    return {tenant: faded_part(own.part, spec.decay, now) for tenant, own in loaded.owns.items()}
+    return {tenant: fade_own_part(own.part, spec.decay, now) for tenant, own in loaded.owns.items()}
 
 
 def _within_daily_limit(

@@ -16,7 +16,7 @@ from app.core.plan.templates import Arm, arms
 from app.core.pool import catalog
 from app.core.rating.decision import decide
 from app.core.rating.features import Features, features
-from app.core.rating.posterior import Estimate, Posterior, Rating, estimates, learned
+from app.core.rating.posterior import Estimate, Posterior, Rating, estimates, update_posterior
 from app.lab.world2.baselines import PlanIndices, Setting
 from app.lab.world2.constants import DOMAINS, constants
 from app.lab.world2.execution import draw_verdict
@@ -99,7 +99,7 @@ class SelectorOverPool:
     def learn(self, arm: Arm, task_features: Features, execution: "Execution", at: float) -> None:
         """Update the posterior by the score and the bill of an execution, rated at this time in seconds."""
         rating = Rating(arm, task_features, execution.score, round(1e6 * execution.usd), at)
-        self._posterior = learned(self._posterior, self._spec, self._workers, rating)
+        self._posterior = update_posterior(self._posterior, self._spec, self._workers, rating)
 
 
 class Execution(NamedTuple):
