@@ -80,11 +80,11 @@ def _third_party_in(folder: str) -> frozenset[str]:
             continue
         text = path.read_text()
         if set(IMPORT_LINE.findall(text)) - ours_or_pythons - modules:
-            modules |= _imported(ast.parse(text)) - ours_or_pythons
+            modules |= _list_imported(ast.parse(text)) - ours_or_pythons
     return frozenset(modules)
 
 
-def _imported(tree: ast.Module) -> set[str]:
+def _list_imported(tree: ast.Module) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

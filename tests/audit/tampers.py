@@ -42,7 +42,7 @@ from app.store.sqlkit.sealing import Decrypt
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import METADATA
 from app.store.writing import log_writer
-from tests.conformance.test_store_retention import admission, end_run, left_of
+from tests.conformance.test_store_retention import admission, end_run, find_rest_of
 from tests.harness.raw_facts import Raw
 
 SIGNER = Signer("log.example/baton", bytes(range(32)))
@@ -139,7 +139,7 @@ async def furnish(store: SqlStore) -> None:
     await store.keep_catalog("0" * 64, lambda: b'{"workers": []}')
     await seal(store)
     await store.erase("run_erased")
-    await store.prune([_pruned_of(await left_of(store, "run_pruned"), await _root(store, "run_pruned"))])
+    await store.prune([_pruned_of(await find_rest_of(store, "run_pruned"), await _root(store, "run_pruned"))])
 
 
 POLICY = {"policy": "learns", "number": 3, "at": 9.0, "body": b'{"alpha": 1.5}'}

@@ -38,7 +38,7 @@ from tests.audit.tampers import KNOWING, RANDOM, RECORDS, SIGNER, Subject, Tampe
 from tests.cli.test_commands import baton
 from tests.conformance.conversations import turn
 from tests.conformance.entries import queue_entry, take
-from tests.conformance.test_store_retention import left_of
+from tests.conformance.test_store_retention import find_rest_of
 from tests.harness.in_process import pool_text, running_service
 from tests.harness.raw_facts import Raw
 from tests.stubs import ProviderStub
@@ -308,7 +308,7 @@ async def test_a_preview_has_the_tag_by_which_it_is_found_since_0_3(
         await tampers.seal(store)
         report = await store._read(lambda conn: verify(conn, ()))
         await store.prune(
-            [tampers._pruned_of(await left_of(store, "run_shown"), await tampers._root(store, "run_shown"))]
+            [tampers._pruned_of(await find_rest_of(store, "run_shown"), await tampers._root(store, "run_shown"))]
         )
         left = await store._read(lambda conn: conn.execute(text("SELECT name FROM tags")).scalars().all())
     assert [finding.words for finding in report.findings] == words

@@ -76,7 +76,7 @@ OF_RUN = ((RUNS, RUNS.c.id), (EVENTS, EVENTS.c.run), (DISCLOSURES, DISCLOSURES.c
 
 
 @asynccontextmanager
-async def filled(folder: Path, url: str, runs: int) -> AsyncIterator[tuple[Runtime, httpx.AsyncClient]]:
+async def run_filled_service(folder: Path, url: str, runs: int) -> AsyncIterator[tuple[Runtime, httpx.AsyncClient]]:
     """A service with so many runs, and a client of it."""
     environ = {"BATON_DATABASE_URL": url}
     async with ProviderStub() as stub, running_service(folder, pool_text(stub), environ, audits=False) as runtime:
@@ -132,7 +132,7 @@ async def _share(seconds: float) -> float:
 
 async def measure(folder: Path, url: str, options: argparse.Namespace) -> None:
     """Fill the database and print all figures."""
-    async with filled(folder, url, options.runs) as (runtime, client):
+    async with run_filled_service(folder, url, options.runs) as (runtime, client):
         await time_replies(runtime, client)
         await time_streams(runtime, client, options.streams, options.seconds)
 

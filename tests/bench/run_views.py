@@ -98,11 +98,11 @@ async def pages(stored: list[tuple[Kind, dict[str, Any]]]) -> None:
     gateway.store.journal = read  # type: ignore[method-assign]
     async with signed_in_client(gateway, gateway.add_key("owner", scopes=["runs:read", "audit:read"])) as client:
         for path in ("runs/run", "runs/run?step=50", "runs/run?t=30", "runs/run?by=money", "compare?a=run&b=run"):
-            seconds, size = await _timed(lambda path=path: client.get(f"/console/{path}"))  # type: ignore[misc]
+            seconds, size = await _time_requests(lambda path=path: client.get(f"/console/{path}"))  # type: ignore[misc]
             report(path, seconds, size)
 
 
-async def _timed(ask: Callable[[], Awaitable[Any]]) -> tuple[list[float], int]:
+async def _time_requests(ask: Callable[[], Awaitable[Any]]) -> tuple[list[float], int]:
     seconds = []
     await ask()  # the first one compiles the templates
     gc.collect()

@@ -56,7 +56,7 @@ class Effort:
         return replace(self, seconds=min(WARM_UP_SECONDS, self.seconds))
 
 
-def _asked(target: Target, body: str, worker: str, connections: int, seconds: float, requests: int = 0) -> Report:
+def _ask(target: Target, body: str, worker: str, connections: int, seconds: float, requests: int = 0) -> Report:
     load = Load(
         url=target.address(worker),
         body=body,
@@ -73,7 +73,7 @@ def _asked(target: Target, body: str, worker: str, connections: int, seconds: fl
 
 def _cpu_ms_per_request(target: Target, body: str, worker: str, connections: int, seconds: float) -> float:
     before = cpu_seconds(target.processes)
-    report = _asked(target, body, worker, connections, seconds)
+    report = _ask(target, body, worker, connections, seconds)
     return (cpu_seconds(target.processes) - before) * 1000 / report.requests
 
 
@@ -85,15 +85,15 @@ def one_step_cpu(target: Target, effort: Effort) -> float:
 def measure_added_latency(target: Target, direct: Target, connections: int, rank: str, effort: Effort) -> float:
     """Added ms over a 50 ms worker; `rank` is p50 or p99."""
     request = one_step("slow")
-    floor = _asked(direct, request, "slow", connections, effort.seconds / 2).latency_ms[rank]
-    return _asked(target, request, "slow", connections, effort.seconds).latency_ms[rank] - floor
+    floor = _ask(direct, request, "slow", connections, effort.seconds / 2).latency_ms[rank]
+    return _ask(target, request, "slow", connections, effort.seconds).latency_ms[rank] - floor
 
 
 def workflow_added_per_step(target: Target, direct: Target, effort: Effort) -> float:
     """Added ms per step on the critical path of 1-2-1 with 20 ms workers, one run at a time, p50."""
     request = one_two_one()
-    floor = _asked(direct, request, "a", 1, effort.seconds / 2).latency_ms["p50"]
-    return (_asked(target, request, "a", 1, effort.seconds).latency_ms["p50"] - LEVELS * floor) / LEVELS
+    floor = _ask(direct, request, "a", 1, effort.seconds / 2).latency_ms["p50"]
+    return (_ask(target, request, "a", 1, effort.seconds).latency_ms["p50"] - LEVELS * floor) / LEVELS
 
 
 def workflow_cpu(target: Target, effort: Effort, runs: int = 64) -> float:
@@ -119,21 +119,21 @@ def tool_turn_cpu(target: Target, effort: Effort) -> float:
 
 def stream_rate(target: Target, effort: Effort) -> float:
     """Chunks of the upstream relayed per second over 128 streams; a busy relay may join several in one event."""
-    return _asked(target, one_step("talker", True), "talker", 128, effort.seconds).requests_per_s * TALKER_CHUNKS
+    return _ask(target, one_step("talker", True), "talker", 128, effort.seconds).requests_per_s * TALKER_CHUNKS
 
 
 def measure_added_first_token(target: Target, direct: Target, effort: Effort) -> float:
     """Added ms to the first token at 16 streams, p50."""
     request = one_step("talker", True)
-    floor = _asked(direct, request, "talker", 16, effort.seconds / 2).ttft_ms["p50"]
-    return _asked(target, request, "talker", 16, effort.seconds).ttft_ms["p50"] - floor
+    floor = _ask(direct, request, "talker", 16, effort.seconds / 2).ttft_ms["p50"]
+    return _ask(target, request, "talker", 16, effort.seconds).ttft_ms["p50"] - floor
 
 
 def commits_per_run(target: Target, body: str) -> float:
     """Writing transactions per run, one run at a time, so that no two runs share a commit."""
     for _ in range(3):
         before = commits.read(target.database)
-        report = _asked(target, body, "", connections=1, seconds=30.0, requests=COUNTED_RUNS)
+        report = _ask(target, body, "", connections=1, seconds=30.0, requests=COUNTED_RUNS)
         try:
             return commits.read(target.database).since(before) / report.requests
         except commits.Restarted:
@@ -153,7 +153,7 @@ def workflow_commits(target: Target) -> float:
 
 def measure_saturated_use(target: Target, effort: Effort) -> float:
     """Percent of the time of all step slots that workers were at work, with twice as many ready steps as slots."""
-    report = _asked(target, fan_out(), "", SATURATED_RUNS, effort.seconds)
+    report = _ask(target, fan_out(), "", SATURATED_RUNS, effort.seconds)
     return 100 * report.requests_per_s * SATURATED_STEPS * SATURATED_STEP_SECONDS / SATURATED_SLOTS
 
 
@@ -164,7 +164,7 @@ def measure_saturated_cpu(target: Target, effort: Effort) -> float:
 
 def measure_saturated_latency(target: Target, rank: str, effort: Effort) -> float:
     """Return the milliseconds that a run of five steps takes, with twice as many ready steps as slots."""
-    return _asked(target, fan_out(), "", SATURATED_RUNS, effort.seconds).latency_ms[rank]
+    return _ask(target, fan_out(), "", SATURATED_RUNS, effort.seconds).latency_ms[rank]
 
 
 def stall(target: Target) -> float:
@@ -202,17 +202,17 @@ def queue_hop(redis_url: str, tree: Tree | None = None, *, count: int = 2000) ->
     """Median milliseconds of so many tickets from the sending to the arrival of the answer, over Redis, between two
     processes."""
     words = ("--redis", redis_url, "--count", str(count))
-    return float(_found(_HOP, _print_figures(tree, "tests.bench.hop", *words))[1])
+    return float(_match_or_fail(_HOP, _print_figures(tree, "tests.bench.hop", *words))[1])
 
 
 def journal(database_url: str, effort: Effort, tree: Tree | None = None) -> tuple[float, float]:
     """Events per second with 256 writers, and the worst wait for a batch beyond one write in ms."""
     words = (database_url, "--writers", "256", "--seconds", str(effort.seconds))
-    figures = _found(_JOURNAL, _print_figures(tree, "tests.bench.journal", *words))
+    figures = _match_or_fail(_JOURNAL, _print_figures(tree, "tests.bench.journal", *words))
     return float(figures[1].replace(",", "")), float(figures[2])
 
 
-def _found(pattern: re.Pattern[str], output: str) -> re.Match[str]:
+def _match_or_fail(pattern: re.Pattern[str], output: str) -> re.Match[str]:
     match = pattern.search(output)
     if match is None:
         raise Failed(output)

@@ -120,7 +120,7 @@ async def _nothing_waits(store: SqlStore) -> bool:
     return not (await store.log.state()).waiting
 
 
-async def counted(store: SqlStore, query: str) -> int:
+async def fetch_count(store: SqlStore, query: str) -> int:
     number: int = await store._read(lambda conn: conn.execute(text(query)).scalar_one())
     return number
 
@@ -154,8 +154,8 @@ async def measure(url: str, options: argparse.Namespace) -> bool:
         print(f"lag: at most {worst:.2f} s; the sealer used {used / events * 1e6:.0f} us of CPU an event")
         for limits in (log_writer.IN_LOOP, log_writer.BETWEEN_AWAITS) * ROUNDS:
             await measure_backlog(store, options.backlog // ROUNDS // 2, limits)
-        missed, twice = await counted(store, UNSEALED), await counted(store, TWICE)
-        events = await counted(store, "SELECT count(*) FROM events")
+        missed, twice = await fetch_count(store, UNSEALED), await fetch_count(store, TWICE)
+        events = await fetch_count(store, "SELECT count(*) FROM events")
         print(f"{events:,} events; missed runs {missed}, sealed twice {twice}")
         return rate >= WANTED and worst <= LAG_SECONDS and not missed and not twice
 

@@ -428,7 +428,7 @@ class Engine:
         return b"".join(pieces).decode()
 
 
-async def _connected(database: str, redis_url: str) -> tuple[Database, Bus]:
+async def _connect(database: str, redis_url: str) -> tuple[Database, Bus]:
     settings = {name: str(value) for name, value in BY_KEY.items()}
     writer, reader = [await asyncpg.connect(database, server_settings=settings) for _ in range(2)]
     return Database(writer, reader), Bus(redis_url)
@@ -439,7 +439,7 @@ def gateway_app(database: str, redis_url: str) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        gateway = Gateway(*await _connected(database, redis_url))
+        gateway = Gateway(*await _connect(database, redis_url))
         app.add_api_route("/v1/chat/completions", gateway.answer, methods=["POST"], response_model=None)
         listening = asyncio.create_task(gateway.listen())
         yield
@@ -449,7 +449,7 @@ def gateway_app(database: str, redis_url: str) -> FastAPI:
 
 
 async def _engine(database: str, redis_url: str, upstream: str) -> None:
-    engine = Engine(*await _connected(database, redis_url), upstream)
+    engine = Engine(*await _connect(database, redis_url), upstream)
     async with asyncio.TaskGroup() as group:
         group.create_task(engine.take_runs(group))
         group.create_task(engine.take_turns(group))

@@ -74,7 +74,7 @@ def request(stream, make_store):
 def load(tmp_path: Path) -> Callable[[str, str], ModuleType]:
     """Makes one module of a service in `tmp_path`."""
 
-    def loaded(name: str, text: str) -> ModuleType:
+    def load_module(name: str, text: str) -> ModuleType:
         path = tmp_path / "app" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -85,7 +85,7 @@ def load(tmp_path: Path) -> Callable[[str, str], ModuleType]:
         spec.loader.exec_module(module)
         return module
 
-    return loaded
+    return load_module
 
 
 def test_a_request_is_followed_from_the_steps_end_to_sql(

@@ -53,7 +53,7 @@ def send_question(service: Service, tier: str, question: str, **more: object) ->
     return service.caller.http.post("/v1/chat/completions", json=body).headers["x-baton-run"]
 
 
-def filled(service: Service) -> dict[str, str]:
+def play_pictured_runs(service: Service) -> dict[str, str]:
     """Carry out runs of several kinds; return those that pictures show by name."""
     stub, runs = service.stub, {}
     for worker in ("alpha", "beta", "gamma"):
@@ -131,7 +131,7 @@ def main() -> None:
     program = sys.argv[1] if len(sys.argv) > 1 else shutil.which("chromium")
     FOLDER.mkdir(exist_ok=True)
     with servers.postgres() as postgres, servers.redis() as redis, serving(postgres.url, redis.url) as service:
-        runs = filled(service)
+        runs = play_pictured_runs(service)
         with chromium(program) as browser:
             _photograph(browser, service, runs)
     sizes = {file.name: file.stat().st_size for file in sorted(FOLDER.glob("*.webp"))}

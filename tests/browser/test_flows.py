@@ -39,7 +39,7 @@ def region(page: "Page", name: str) -> "Locator":
     return page.get_by_role("region", name=name)
 
 
-def sent_to(service: Service, worker: str) -> str:
+def latest_request_to(service: Service, worker: str) -> str:
     """The latest request that a worker got, as text."""
     return json.dumps(service.stub.requests(worker)[-1])
 
@@ -83,7 +83,7 @@ def test_a_tool_is_called_and_answered_in_the_playground(page: "Page", service: 
     page.get_by_label("Result of weather").fill("It rains cats.")
     page.get_by_role("button", name="Send the results").click()
     expect(region(page, "Text of the answer")).to_have_text("Take a coat.")
-    assert "It rains cats." in sent_to(service, "alpha")
+    assert "It rains cats." in latest_request_to(service, "alpha")
 
 
 def test_a_run_is_followed_from_its_graph_to_its_money_and_rated(page: "Page", service: Service) -> None:
@@ -169,7 +169,7 @@ def test_a_plan_is_previewed_edited_and_run(page: "Page", service: Service) -> N
     expect(page.get_by_role("deletion").first).to_be_visible()
     page.get_by_role("button", name="Run revision 2").click()
     expect(region(page, "Outcome")).to_contain_text("succeeded")
-    assert "Answer as a pirate." in sent_to(service, "beta")
+    assert "Answer as a pirate." in latest_request_to(service, "beta")
 
 
 def test_a_plan_that_waits_is_approved_by_a_second_person(

@@ -21,9 +21,9 @@ from tests.conformance.wire_formats import (
     PATIENT,
     Format,
     Line,
-    chosen,
     connected,
     ending,
+    list_chosen_tokens,
     request,
     text_of_pieces,
 )
@@ -174,17 +174,21 @@ async def test_pieces_of_one_read_come_together(line: Line, recorded_stream: byt
 async def test_log_probabilities_of_the_chosen_tokens(stub: ProviderStub) -> None:
     async with connected(FORMATS["openai"], stub) as line:
         pieces = await line.pieces(request(logprobs=3))
-    assert [token.token for token in chosen(pieces)] == ["Hello", " there", "."]
-    assert chosen(pieces)[0].logprob == -0.125
-    assert [name for name, _ in chosen(pieces)[0].others] == [" alternative0", " alternative1"]
-    assert [likely.token for likely in chosen(pieces)[0].top] == ["Hello", " alternative0", " alternative1"]
-    assert [token.raw for token in chosen(pieces)] == [b"Hello", b" there", b"."]
+    assert [token.token for token in list_chosen_tokens(pieces)] == ["Hello", " there", "."]
+    assert list_chosen_tokens(pieces)[0].logprob == -0.125
+    assert [name for name, _ in list_chosen_tokens(pieces)[0].others] == [" alternative0", " alternative1"]
+    assert [likely.token for likely in list_chosen_tokens(pieces)[0].top] == ["Hello", " alternative0", " alternative1"]
+    assert [token.raw for token in list_chosen_tokens(pieces)] == [b"Hello", b" there", b"."]
 
 
 async def test_log_probabilities_without_alternatives(stub: ProviderStub) -> None:
     async with connected(FORMATS["openai"], stub) as line:
         pieces = await line.pieces(request(logprobs=0))
-    assert [(token.token, token.top) for token in chosen(pieces)] == [("Hello", ()), (" there", ()), (".", ())]
+    assert [(token.token, token.top) for token in list_chosen_tokens(pieces)] == [
+        ("Hello", ()),
+        (" there", ()),
+        (".", ()),
+    ]
 
 
 async def test_a_connection_is_used_again(line: Line) -> None:

@@ -15,7 +15,7 @@ from app.store.rows import content
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.runner import parse_url
 from tests.conformance.entries import Opener
-from tests.conformance.test_store_retention import admission, end_run, fill, left_of, runs_selected
+from tests.conformance.test_store_retention import admission, end_run, fill, find_rest_of, runs_selected
 from tests.harness.waiting import PATIENCE_SECONDS
 
 CLERK = Actor("clerk", "command")
@@ -53,7 +53,7 @@ async def test_what_a_hold_covers_outlasts_every_way_of_removal(store: SqlStore,
     with pytest.raises(LegalHold, match=placed.id):
         await store.destroy_content_keys("tenant")
     assert (await store.count_prunable(LATER))[0] == 1
-    assert await store.prune([await left_of(store, run) for run in ("mine", "other")]) == ["other"]
+    assert await store.prune([await find_rest_of(store, run) for run in ("mine", "other")]) == ["other"]
     assert len(await store.contents("mine", refs)) == 1
     assert await runs_selected(store, ContentQuery()) == ["mine"]
 
@@ -62,7 +62,7 @@ async def test_what_a_hold_covers_outlasts_every_way_of_removal(store: SqlStore,
     assert await store.release_hold(placed.id, 10.0) == released
     assert (await store.holds(), await store.count_released_holds()) == ((released,), 1)
     assert await store.erase("mine")
-    assert await store.prune([await left_of(store, "mine")]) == ["mine"]
+    assert await store.prune([await find_rest_of(store, "mine")]) == ["mine"]
     logged = await store.admin_events(AdminEventQuery(target=placed.id))
     assert [(event.action, event.actor) for event in logged] == [("hold.released", "boss"), ("hold.placed", "clerk")]
 
@@ -82,7 +82,7 @@ async def test_a_run_whose_user_has_no_tag_is_held_by_its_task(store: SqlStore) 
     await store.place_hold(hold("user", "ann", "tenant"), by=CLERK)
     assert set(await store.find_holds_by_run(["old", "hashed", "bob"])) == {"old", "hashed"}
     assert await store.erase_contents(["old", "hashed", "bob"]) == 1
-    assert await store.prune([await left_of(store, "old")]) == []
+    assert await store.prune([await find_rest_of(store, "old")]) == []
 
 
 async def test_a_hold_on_a_user_of_one_tenant_leaves_the_same_name_of_another(store: SqlStore) -> None:

@@ -137,7 +137,7 @@ async def test_words_of_callers_in_tags_are_erased_with_the_content_and_pruned_w
         await store.append(replace(admission(run), tags=tags))
         await store.append(end_run(run, at=2.0))
     assert await store.erase_contents(["one"]) == 1
-    assert await store.prune([await left_of(store, "two")]) == ["two"]
+    assert await store.prune([await find_rest_of(store, "two")]) == ["two"]
     assert [row.id for row in await store.runs(RunQuery(user="ann"))] == ["kept"]
     team = (METADATA_TAG, metadata_tag("team", "search"))
     assert [row.id for row in await store.runs(RunQuery(tags=(team,)))] == ["kept"]
@@ -151,7 +151,7 @@ async def test_what_finds_plans_traces_and_approvals_is_pruned_with_the_run(stor
     waits = Entry("one", 1.5, (Raw(Kind.AWAITING_APPROVAL, {}),), epoch=1, tags=((APPROVAL_TAG, ASKED),))
     await store.append(waits)
     await store.append(replace(end_run("one", at=2.0), tags=()))
-    assert await store.prune([await left_of(store, "one")]) == ["one"]
+    assert await store.prune([await find_rest_of(store, "one")]) == ["one"]
     assert await store._read(lambda conn: conn.exec_driver_sql("SELECT * FROM tags WHERE run = 'one'").all()) == []
 
 
@@ -233,7 +233,7 @@ def with_label(entry: Entry) -> Entry:
     )
 
 
-async def left_of(store: SqlStore, run: str) -> tuple[PrunedRun, int]:
+async def find_rest_of(store: SqlStore, run: str) -> tuple[PrunedRun, int]:
     """What is to be left of a run, with the present revision of its row."""
     row = await store.run(run)
     left = PrunedRun(run, row.tenant, row.state, row.created_at, row.ended_at or 0.0, 99.0, row.seq, b"r" * 32, "there")
@@ -265,7 +265,7 @@ async def test_pruning_leaves_one_row_of_a_run_and_nothing_of_any_other_table(op
             await store.rate(Feedback(f"fb-{run}", run, "tenant", "key", 5.0, "explicit", "user", "", 1.0, "good", ""))
         everything = await rows_of(store, "one")
         assert everything.keys() == {"runs", "events", "contents", "tickets", "tags", "notices", "feedback"}
-        left = await left_of(store, "one")
+        left = await find_rest_of(store, "one")
         assert await other.prune([left]) == ["one"]
         assert await rows_of(store, "one") == {"pruned_runs": 1}
         assert await rows_of(store, "kept") == everything
@@ -281,7 +281,7 @@ async def test_a_run_that_is_open_or_was_changed_since_it_was_read_is_not_pruned
     await fill(
         store, [admission("open"), admission("late"), admission("erased"), end_run("late", 2.0), end_run("erased", 2.0)]
     )
-    revisions = [await left_of(store, run) for run in ("open", "late", "erased")]
+    revisions = [await find_rest_of(store, run) for run in ("open", "late", "erased")]
     await store.append(note("open"))
     await store.append(Entry("late", 3.0, (Raw(Kind.CALL_FINISHED, {}),), epoch=1))
     await store.erase("erased")

@@ -20,7 +20,7 @@ from app.store.sqlkit.runner import parse_url
 from app.store.writing.batch import RowCache, apply_to_cached_rows, commit, conditional_write, encode
 from tests.conformance.conversations import answer, contents_of, converse, only_tools, turn
 from tests.conformance.entries import Opener, gather_outcomes
-from tests.conformance.test_store_retention import left_of
+from tests.conformance.test_store_retention import find_rest_of
 from tests.harness.waiting import PATIENCE_SECONDS
 
 
@@ -89,9 +89,9 @@ async def test_pruning_a_run_deletes_the_texts_that_no_other_run_names(opener: O
         runs = await converse(store, 3)
         for run in runs:
             await store.append(Entry(run, 4.0, (RunSucceeded(),), epoch=1))
-        assert await store.prune([await left_of(store, run) for run in runs[:2]]) == runs[:2]
+        assert await store.prune([await find_rest_of(store, run) for run in runs[:2]]) == runs[:2]
         assert await complete(other, "3", 3)
-        assert await store.prune([await left_of(store, "3")]) == ["3"]
+        assert await store.prune([await find_rest_of(store, "3")]) == ["3"]
         assert await rows(store) == {"contents": 0, "shared_contents": 0, "texts": 0}
 
 

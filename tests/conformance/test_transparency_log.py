@@ -64,7 +64,7 @@ async def checkpoint(store: SqlStore, verifier: Verifier = SIGNER.verifier) -> C
     return open_checkpoint(state.checkpoint, [verifier])
 
 
-async def fetched(store: SqlStore, query: Any) -> list[dict[str, Any]]:
+async def fetch_rows(store: SqlStore, query: Any) -> list[dict[str, Any]]:
     rows = await store._read(lambda conn: conn.execute(query).mappings().all())
     mappings = []
     for row in rows:
@@ -82,7 +82,10 @@ async def test_a_run_is_proven_by_its_events_and_its_row(store: SqlStore) -> Non
     for proven in proof.leaves:
         assert includes(proven.place, head.size, leaf_hash(proven.entry), proven.proof, head.root)
     first, second = [parse_leaf(leaf.entry) for leaf in proof.leaves]
-    (row,), events = await fetched(store, select(RUNS)), await fetched(store, select(EVENTS).order_by(EVENTS.c.seq))
+    (row,), events = (
+        await fetch_rows(store, select(RUNS)),
+        await fetch_rows(store, select(EVENTS).order_by(EVENTS.c.seq)),
+    )
     journal = [(event["seq"], event["kind"], event["at"], event["body"]) for event in events]
     assert (first.events, first.root) == (1, events_root("run", journal[:1]))
     assert (second.events, second.root) == (2, events_root("run", journal))
@@ -177,8 +180,8 @@ async def test_a_comment_is_sealed_apart_from_its_rating(store: SqlStore) -> Non
     rating = Feedback("f1", "run", "tenant", "key", 2.0, "explicit", "api", "", 1.0, "", "It was fine.")
     await store.rate(rating)
     await seal(store)
-    (row,) = await fetched(store, select(FEEDBACK))
-    (entry,) = await fetched(store, select(LOG_LEAVES).where(LOG_LEAVES.c.kind == "feedback"))
+    (row,) = await fetch_rows(store, select(FEEDBACK))
+    (entry,) = await fetch_rows(store, select(LOG_LEAVES).where(LOG_LEAVES.c.kind == "feedback"))
     leaf = parse_leaf(entry["entry"])
     assert leaf.parts["private"] == commitment(SALT, "private", {"comment": "It was fine."})
     del row["comment"]

@@ -25,7 +25,7 @@ BODY = orjson.dumps(
 )
 
 
-async def failed(line: Line, deadlines: Deadlines = PATIENT) -> WorkerError:
+async def read_call_error(line: Line, deadlines: Deadlines = PATIENT) -> WorkerError:
     """The error of one call."""
     with pytest.raises(WorkerError) as caught:
         await line.pieces(request(), deadlines)
@@ -36,7 +36,7 @@ async def test_every_kind_has_its_reason_code_and_status(form: Format) -> None:
     async with ProviderStub() as stub, connected(form, stub) as line:
         for kind in KINDS:
             stub.script("model-a", kind.act)
-            error = await failed(line, QUICK if isinstance(kind.act, Hang) else PATIENT)
+            error = await read_call_error(line, QUICK if isinstance(kind.act, Hang) else PATIENT)
             reason_code_status = error.failure.reason, error.public_code, error.failure.status
             assert reason_code_status == (kind.reason, kind.code, kind.http), kind.name
 
@@ -45,7 +45,7 @@ async def test_the_providers_words_and_its_id_of_the_request_are_kept(form: Form
     quoted = f"Invalid value: '{QUESTION}'. Key {form.key} cannot be used for {QUESTION[:9]}."
     async with ProviderStub() as stub, connected(form, stub) as line:
         stub.script("model-a", Fail(status=400, message=quoted))
-        failure = (await failed(line)).failure
+        failure = (await read_call_error(line)).failure
     assert failure.excerpt == f"Invalid value: '{REMOVED}'. Key {REMOVED} cannot be used for {REMOVED}."
     assert failure.request_id or form.name == "gemini"
     assert failure.code in ("invalid_request_error", "INVALID_ARGUMENT")
@@ -55,7 +55,7 @@ async def test_a_refused_connection_is_no_server_error(form: Format) -> None:
     async with ProviderStub() as stub:
         adapter = connected(form, stub)
     async with adapter as line:
-        failure = (await failed(line)).failure
+        failure = (await read_call_error(line)).failure
     assert (failure.reason, failure.status) == ("connection", None)
     assert failure.excerpt
 

@@ -80,7 +80,7 @@ INBOUND: Final = ("chat", "responses", "messages")
 """The formats of callers."""
 
 
-async def received(client: httpx.AsyncClient, inbound: str, *, streams: bool, pin: str = "") -> tuple[Any, str]:
+async def receive_reply(client: httpx.AsyncClient, inbound: str, *, streams: bool, pin: str = "") -> tuple[Any, str]:
     """Ask one question; return what `Kind.seen_by` tells of the reply, and its run."""
     paths = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
     request_body: dict[str, Any] = {"model": "baton-mini", "stream": streams, "max_tokens": 64}

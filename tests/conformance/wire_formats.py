@@ -101,6 +101,6 @@ def ending(pieces: list[Piece]) -> End:
     return ends[0]
 
 
-def chosen(pieces: list[Piece]) -> list[ChosenToken]:
+def list_chosen_tokens(pieces: list[Piece]) -> list[ChosenToken]:
     """The decoded tokens."""
     return [piece for piece in pieces if isinstance(piece, ChosenToken)]

@@ -52,7 +52,7 @@ def instructions() -> list[tuple[str, str]]:
     return [(line.split(None, 1)[0], line.split(None, 1)[1]) for line in text.splitlines() if line.strip()]
 
 
-def interpolated(value: str, variables: dict[str, str]) -> str:
+def interpolate(value: str, variables: dict[str, str]) -> str:
     """As docker compose replaces `${NAME:-default}` and `${NAME:?message}`."""
 
     def value_of(match: re.Match[str]) -> str:
@@ -71,7 +71,7 @@ def compose() -> dict[str, Any]:
     return document
 
 
-def accepted(arguments: list[str]) -> bool:
+def is_accepted(arguments: list[str]) -> bool:
     try:
         parse(arguments)
     except SystemExit as end:
@@ -115,7 +115,7 @@ def test_every_command_that_is_named_is_accepted(name: str) -> None:
     lines = re.findall(r"^(?:docker compose exec gateway |kubectl exec \S+ -- )?baton (.+)$", text, re.MULTILINE)
     commands = {shlex.join(shlex.split(line.replace("ID", "run_1"), comments=True)) for line in lines}
     mentions = {line.replace("ID", "run_1") for line in quoted if not names_a_command(line)}
-    assert [line for line in sorted(commands | mentions) if not accepted(shlex.split(line))] == []
+    assert [line for line in sorted(commands | mentions) if not is_accepted(shlex.split(line))] == []
 
 
 # -- the image
@@ -172,8 +172,8 @@ def test_the_image_starts_what_exists_in_isolated_mode() -> None:
     probe = json.loads(image_lines["HEALTHCHECK"].partition("CMD")[2])
     assert entry[1:] == ["-I", "-m", "app"]
     assert probe[: len(entry)] == entry
-    assert accepted(command)
-    assert accepted(probe[len(entry) :])
+    assert is_accepted(command)
+    assert is_accepted(probe[len(entry) :])
 
 
 def test_what_the_image_copies_is_in_the_build_context() -> None:
@@ -215,26 +215,26 @@ def test_our_services_cannot_do_more_than_they_must(compose: dict[str, Any]) -> 
 def test_one_image_runs_known_commands(compose: dict[str, Any]) -> None:
     services = [compose["services"][name] for name in OURS]
     assert len({service["image"] for service in services}) == 1
-    assert all(accepted(service["command"]) for service in services)
+    assert all(is_accepted(service["command"]) for service in services)
 
 
 def test_compose_starts_with_three_values_and_not_with_two(compose: dict[str, Any]) -> None:
     environ = {name: str(value) for name, value in compose["services"]["gateway"]["environment"].items()}
-    filled = {name: interpolated(value, SECRET) for name, value in environ.items()}
+    filled = {name: interpolate(value, SECRET) for name, value in environ.items()}
     loaded = configure(filled)
     assert loaded.settings.host == "0.0.0.0"
     assert loaded.settings.database_url == f"postgresql://baton:{SECRET['POSTGRES_PASSWORD']}@postgres:5432/baton"
     for name in SECRET:
         with pytest.raises(AssertionError):
-            [interpolated(value, {**SECRET, name: ""}) for value in environ.values()]
+            [interpolate(value, {**SECRET, name: ""}) for value in environ.values()]
 
 
 def test_the_gpu_profile_conducts(compose: dict[str, Any]) -> None:
     served = compose["services"]["vllm"]
-    flags = [interpolated(flag, {}) for flag in served["command"]]
+    flags = [interpolate(flag, {}) for flag in served["command"]]
     variables = {**SECRET, "BATON_CONDUCTOR_URL": "http://vllm:8000/v1", "BATON_CONDUCTOR_MODEL": "conductor"}
     environ = compose["services"]["gateway"]["environment"]
-    loaded = configure({name: interpolated(str(value), variables) for name, value in environ.items()})
+    loaded = configure({name: interpolate(str(value), variables) for name, value in environ.items()})
     assert loaded.catalog.tiers["baton-ultra"].conductor.worker == "conductor"
     assert f"--served-model-name={loaded.catalog.workers['conductor'].model}" in flags
     assert f"--port={8000}" in flags
@@ -250,7 +250,7 @@ def test_only_the_gateway_can_be_reached(compose: dict[str, Any]) -> None:
     assert services["vllm"]["networks"] == ["conductor"]
     assert services["postgres"]["networks"] == services["redis"]["networks"] == ["data"]
     assert compose["networks"]["data"]["internal"] is True
-    published = interpolated(services["gateway"]["ports"][0], {})
+    published = interpolate(services["gateway"]["ports"][0], {})
     assert published.endswith(f":{services['gateway']['environment']['BATON_PORT']}")
     assert published.startswith("127.0.0.1:")
 
@@ -283,7 +283,7 @@ def test_the_chart_runs_known_commands_with_known_variables() -> None:
     text = "\n".join(path.read_text() for path in TEMPLATES)
     commands = re.findall(r"args: \[(\w+)\]", text)
     assert sorted(commands) == sorted(OURS)
-    assert all(accepted([command]) for command in commands)
+    assert all(is_accepted([command]) for command in commands)
     assert set(re.findall(rf"\b{PREFIX}[A-Z_]+\b", text)) <= set(variables())
 
 
@@ -313,7 +313,7 @@ def test_the_units_start_what_exists_without_rights(name: str) -> None:
     service = unit["Service"]
     program, *arguments = service["ExecStart"].split()
     assert program.endswith("/bin/baton")
-    assert accepted(arguments)
+    assert is_accepted(arguments)
     assert set(re.findall(rf"\b{PREFIX}[A-Z_]+\b", (DEPLOY / "systemd" / name).read_text())) <= set(variables())
     assert (service["DynamicUser"], service["NoNewPrivileges"], service["ProtectSystem"]) == ("yes", "yes", "strict")
     assert service["CapabilityBoundingSet"] == ""
@@ -323,7 +323,7 @@ def test_the_units_start_what_exists_without_rights(name: str) -> None:
 # -- watching
 
 
-def exposed() -> set[str]:
+def list_exposed() -> set[str]:
     """Every name that /metrics can show."""
     return {*COUNTERS, *GAUGES, *TOTALS} | {
         f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum", "count")
@@ -337,7 +337,7 @@ def labels(expression: str) -> Iterator[tuple[str, str]]:
             yield metric, label
 
 
-def known_labels(metric: str) -> set[str]:
+def list_known_labels(metric: str) -> set[str]:
     tables = {**COUNTERS, **GAUGES, **HISTOGRAMS, **TOTALS}
     return set(tables[re.sub(r"_(bucket|sum|count)$", "", metric)][1])
 
@@ -355,8 +355,8 @@ def test_alerts_and_dashboard_ask_for_metrics_that_exist(rules: list[dict[str, A
         target["expr"] for panel in dashboard["panels"] for target in panel["targets"]
     ]
     for query in queries:
-        assert set(re.findall(r"\bbaton_\w+", query)) <= exposed()
-        assert all(label in known_labels(metric) for metric, label in labels(query)), query
+        assert set(re.findall(r"\bbaton_\w+", query)) <= list_exposed()
+        assert all(label in list_known_labels(metric) for metric, label in labels(query)), query
 
 
 def test_the_dashboard_and_the_rules_need_no_other_metrics(rules: list[dict[str, Any]]) -> None:
@@ -368,7 +368,7 @@ def test_the_dashboard_and_the_rules_need_no_other_metrics(rules: list[dict[str,
         others.update(re.findall(r"\b[a-z]+_[a-z_]+\b", query))
     metrics = set(Telemetry().exposition().decode().replace("{", " ").split())
     functions = {"histogram_quantile", "min_over_time", "over_budget"}
-    assert {name for name in others - exposed() - functions if name not in metrics} == set()
+    assert {name for name in others - list_exposed() - functions if name not in metrics} == set()
 
 
 def test_the_admin_api_is_not_published(compose: dict[str, Any]) -> None:
@@ -389,7 +389,7 @@ def test_the_admin_listener_is_reached_where_an_operator_asks_for_it() -> None:
     assert yaml.safe_load((DEPLOY / "helm/values.yaml").read_text())["admin"]["enabled"] is False
     more = yaml.safe_load((DEPLOY / "compose.admin.yaml").read_text())["services"]["gateway"]
     [published] = more["ports"]
-    assert interpolated(published, {}) == f"127.0.0.1:9091:{more['environment']['BATON_ADMIN_PORT']}"
+    assert interpolate(published, {}) == f"127.0.0.1:9091:{more['environment']['BATON_ADMIN_PORT']}"
     assert set(more["environment"]) <= set(variables())
 
 

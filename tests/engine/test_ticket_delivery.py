@@ -20,7 +20,7 @@ DELAY_SECONDS = 0.5
 """The time for which a claim is on its way."""
 
 
-async def chained(folder: Path, patch: pytest.MonkeyPatch) -> None:
+async def play_chain(folder: Path, patch: pytest.MonkeyPatch) -> None:
     """A run whose second step sees the first, by tickets alone."""
     chain = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
     async with (
@@ -51,7 +51,7 @@ async def test_a_step_sees_the_answers_before_it_however_little_its_ticket_lets_
 
     monkeypatch.setattr(SqlStore, "journal", no_more)
     monkeypatch.setattr(MemoryQueue, "enqueue", early)
-    await chained(tmp_path, monkeypatch)
+    await play_chain(tmp_path, monkeypatch)
 
 
 async def test_a_step_whose_ticket_comes_before_it_is_queued_sees_the_answers_before_it(
@@ -70,7 +70,7 @@ async def test_a_step_whose_ticket_comes_before_it_is_queued_sees_the_answers_be
 
     monkeypatch.setattr(MemoryQueue, "enqueue", ring_too_early)
     monkeypatch.setattr(SqlStore, "append", slow)
-    await chained(tmp_path, monkeypatch)
+    await play_chain(tmp_path, monkeypatch)
 
 
 async def test_a_step_that_was_claimed_and_cannot_be_paid_for_ends_its_run_at_once(

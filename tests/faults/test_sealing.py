@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.migrate import migrate
-from tests.bench.sealing import TWICE, UNSEALED, counted, flood, seal_all
+from tests.bench.sealing import TWICE, UNSEALED, fetch_count, flood, seal_all
 from tests.harness import servers
 
 pytestmark = pytest.mark.timeout(300)
@@ -64,8 +64,8 @@ async def play(url: str) -> tuple[int, int, int, int]:
             for number in range(SLOW):
                 group.create_task(hold_open(slow, number, 1.0 + number * 2.0))
         await seal_all(store)
-        missing, twice = await counted(store, UNSEALED), await counted(store, TWICE)
-        return written.result(), missing, twice, await counted(store, UNSEALED_POOLS)
+        missing, twice = await fetch_count(store, UNSEALED), await fetch_count(store, TWICE)
+        return written.result(), missing, twice, await fetch_count(store, UNSEALED_POOLS)
 
 
 def test_nothing_is_missed_when_what_seals_is_killed() -> None:

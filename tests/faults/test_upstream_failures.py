@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conformance.upstream_failures import INBOUND, KINDS, Kind, received
+from tests.conformance.upstream_failures import INBOUND, KINDS, Kind, receive_reply
 from tests.conformance.wire_formats import FORMATS, Format
 from tests.harness.in_process import ask, client_of, running_service
 from tests.stubs import KEYS, Hang, ProviderStub
@@ -73,7 +73,7 @@ async def _walk(client: httpx.AsyncClient, kind: Kind, bound: asyncio.Semaphore)
     for inbound in INBOUND:
         for streams in (False, True):
             async with bound:
-                outcome, run = await received(client, inbound, streams=streams, pin=kind.name)
+                outcome, run = await receive_reply(client, inbound, streams=streams, pin=kind.name)
                 journal = (await client.get(f"/v1/runs/{run}")).json()
             assert outcome == kind.seen_by(inbound, streams=streams), (kind.name, inbound, streams)
             attempt = journal["steps"][0]["attempts"][-1]

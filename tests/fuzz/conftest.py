@@ -20,7 +20,7 @@ class Fuzzed:
     send: Callable[[str, bytes], httpx.Response]
 
 
-def stocked() -> tuple[GatewayStandIn, str]:
+def stock_gateway() -> tuple[GatewayStandIn, str]:
     """A gateway that holds a run of the key's own and one of somebody else."""
     stand_in = GatewayStandIn()
     stand_in.store.rows = [row_of("run_mine", "acme"), row_of("run_theirs", "other")]
@@ -31,7 +31,7 @@ def stocked() -> tuple[GatewayStandIn, str]:
 @pytest.fixture(scope="session")
 def fuzzed() -> Iterator[Fuzzed]:
     """One for all examples."""
-    stand_in, key = stocked()
+    stand_in, key = stock_gateway()
     with asyncio.Runner() as runner:
         client = stand_in.client(key)
 

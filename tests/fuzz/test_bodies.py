@@ -69,12 +69,12 @@ def paths(value: object, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [here]
 
 
-def changed(value: Any, path: tuple[Any, ...], change: Callable[[Any], Any]) -> Any:
+def change_body(value: Any, path: tuple[Any, ...], change: Callable[[Any], Any]) -> Any:
     """A copy with one place changed."""
     if not path:
         return change(value)
     copy = dict(value) if isinstance(value, dict) else list(value)
-    copy[path[0]] = changed(value[path[0]], path[1:], change)
+    copy[path[0]] = change_body(value[path[0]], path[1:], change)
     return copy
 
 
@@ -86,7 +86,7 @@ def broken(draw: st.DrawFn, valid: dict[str, Any]) -> bytes:
         path = draw(st.sampled_from(paths(value)))
         fresh = draw(odd if draw(st.integers(0, 9)) == 9 else values)
         grown = draw(st.booleans())
-        value = changed(value, path, lambda old, fresh=fresh, grown=grown: _grow(old, fresh) if grown else fresh)
+        value = change_body(value, path, lambda old, fresh=fresh, grown=grown: _grow(old, fresh) if grown else fresh)
     text = json.dumps(value, ensure_ascii=draw(st.booleans())).encode("utf-8", "surrogatepass")
     if draw(st.integers(0, 9)) == 9:
         at = draw(st.integers(0, len(text)))

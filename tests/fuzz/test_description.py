@@ -12,7 +12,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.fuzz.cases import CASES, LARGEST_ERROR, SEED
-from tests.fuzz.conftest import stocked
+from tests.fuzz.conftest import stock_gateway
 
 pytestmark = pytest.mark.timeout(max(60, CASES // 10))
 CHECKS = (
@@ -24,7 +24,7 @@ CHECKS = (
 )
 
 
-HOUSE, KEY = stocked()
+HOUSE, KEY = stock_gateway()
 """Schemathesis makes its tests while they are collected, before there are fixtures."""
 schema = schemathesis.openapi.from_asgi("/openapi.json", HOUSE.app, config=schemathesis.Config(seed=SEED))
 

@@ -21,7 +21,7 @@ from app.errors import (
     WorkerTimeout,
 )
 from app.gateway.http.fault import headers_of
-from tests.conformance.upstream_failures import INBOUND, KINDS, received
+from tests.conformance.upstream_failures import INBOUND, KINDS, receive_reply
 from tests.harness.in_process import client_of, pool_text, running_service
 from tests.harness.stand_ins import chat_body
 from tests.harness.waiting import until
@@ -40,7 +40,7 @@ async def test_a_caller_receives_what_it_can_act_upon(stub: ProviderStub, tmp_pa
                 stub.always(model, kind.act)
             for inbound in INBOUND:
                 for streams in (False, True):
-                    outcome, _ = await received(client, inbound, streams=streams)
+                    outcome, _ = await receive_reply(client, inbound, streams=streams)
                     assert outcome == kind.seen_by(inbound, streams=streams), (kind.name, inbound, streams)
 
 

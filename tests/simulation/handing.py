@@ -58,13 +58,13 @@ def hand_back_and_keep_the_lease(patch: Patch) -> None:
 
 
 def hand_back_and_prolong(patch: Patch) -> None:
-    async def prolonged(context: Any, home: str, drivers: Mapping[str, Driver]) -> None:
+    async def prolong(context: Any, home: str, drivers: Mapping[str, Driver]) -> None:
         epochs = {run: driver.writer.epoch for run, driver in drivers.items()}
         if epochs:
             await context.store.renew_leases(home, epochs, context.now() - GIVEN_UP_SECONDS)
             await context.store.renew_leases(home, epochs, context.now() + 30.0)
 
-    patch.setattr(registry, "hand_back", prolonged)
+    patch.setattr(registry, "hand_back", prolong)
 
 
 def stop_without_handing_back(patch: Patch) -> None:

@@ -124,7 +124,7 @@ def _embedding(model: Path, port: int) -> list[str]:
     return [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *where, *flags]
 
 
-def _asked(trained: Path, port: int) -> Arguments:
+def _serve_arguments(trained: Path, port: int) -> Arguments:
     """`baton conductor serve` for a small machine."""
     words = ["conductor", "serve", str(trained), "--adapters", "--rank", "16", "--port", str(port)]
     flags = ["--enforce-eager", "--kv-cache-memory-bytes", str(64 * 1024 * 1024)]
@@ -238,7 +238,7 @@ def serve(say: Callable[[str], None], trained: Path | None = None, *, embeds: bo
             built = build_model(directory)
             command, variables = (_embedding if embeds else _command)(built, port), (UNI if embeds else ADAPTERS)
         else:
-            command, variables = deployment.command(_asked(trained, port), read({}))
+            command, variables = deployment.command(_serve_arguments(trained, port), read({}))
         base_url = f"http://127.0.0.1:{port}/v1"
         log = directory / "server.log"
         with _running(command, variables, directory, log) as process:

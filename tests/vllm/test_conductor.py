@@ -76,7 +76,7 @@ limits = {{ steps = 2, output_tokens = 12, seconds = 400 }}
 """
 
 
-def served(folder: Path, text: str, **more: str) -> dict[str, str]:
+def write_environment(folder: Path, text: str, **more: str) -> dict[str, str]:
     """The environment of a service with this pool file."""
     (folder / "pool.toml").write_text(text)
     return environment(folder, BATON_POOL=str(folder / "pool.toml"), BATON_BOOTSTRAP_KEY=KEY, **more)
@@ -86,7 +86,7 @@ def served(folder: Path, text: str, **more: str) -> dict[str, str]:
 def by_file(vllm_server: VllmServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
     """A service whose pool file names the server several times over."""
     folder = tmp_path_factory.mktemp("file")
-    environ = served(folder, pool(vllm_server))
+    environ = write_environment(folder, pool(vllm_server))
     with running_process("serve", folder, environ) as process, open_caller(process.url, timeout=120) as caller:
         yield caller
 
@@ -274,7 +274,7 @@ async def test_a_conductor_that_fails_is_replaced_by_the_fallback(
     port = urlsplit(vllm_server.base_url).port
     assert port is not None
     async with cable(port) as line:
-        environ = served(tmp_path, pool(vllm_server, line.base_url))
+        environ = write_environment(tmp_path, pool(vllm_server, line.base_url))
         with running_process("serve", tmp_path, environ) as process, open_caller(process.url, timeout=60) as caller:
             line.cut_after = cut_after
             if cut_after is None:

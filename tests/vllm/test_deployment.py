@@ -22,7 +22,7 @@ from app.lab.evaluate import draw_exam
 from app.lab.plans import STEPS
 from tests.harness.processes import Caller, open_caller, running_process
 from tests.vllm.server import OFFLINE, PYTHON, ROOT, TRAINED, VllmServer
-from tests.vllm.test_conductor import served
+from tests.vllm.test_conductor import write_environment
 from tests.vllm.test_trained import SPLIT, pool
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -58,7 +58,7 @@ def models(caller: Caller, seed: int, runs: int = RUNS) -> set[str]:
 def test_an_adapter_goes_into_service_and_out_again(
     trained_server: VllmServer, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    environ = served(tmp_path, pool(trained_server))
+    environ = write_environment(tmp_path, pool(trained_server))
 
     def conductor(*words: str) -> str:
         """A verb of `baton conductor` that succeeds, and what it says."""

@@ -14,7 +14,7 @@ from app.core.rating.features import Features, features, from_json, sketch_embed
 from tests.conformance.test_rehearsal import EASY
 from tests.harness.processes import Caller, open_caller, running_process
 from tests.vllm.server import VllmServer
-from tests.vllm.test_conductor import check_journal, check_usage, served
+from tests.vllm.test_conductor import check_journal, check_usage, write_environment
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -84,10 +84,10 @@ def test_a_selector_looks_at_the_embeddings_of_a_real_server_and_goes_on_when_it
 ) -> None:
     with ExitStack() as service:
         with embedder as server:
-            environ = served(tmp_path, pool(server))
+            environ = write_environment(tmp_path, pool(server))
             process = service.enter_context(running_process("serve", tmp_path, environ))
             caller = service.enter_context(open_caller(process.url, timeout=120))
-            results = [looked_at(server, caller, tmp_path, place) for place in (0, 1, 0)]
+            results = [assert_looked_at(server, caller, tmp_path, place) for place in (0, 1, 0)]
         assert dict(results[0].vector) == pytest.approx(dict(results[2].vector), abs=1e-3)
         assert dict(results[0].vector) != pytest.approx(dict(results[1].vector), abs=1e-2)
         name, decision, events = ask_once(caller, 2)
@@ -98,7 +98,7 @@ def test_a_selector_looks_at_the_embeddings_of_a_real_server_and_goes_on_when_it
     assert main(["audit", "check"], environ) == 0
 
 
-def looked_at(server: VllmServer, caller: Caller, folder: Path, place: int) -> Features:
+def assert_looked_at(server: VllmServer, caller: Caller, folder: Path, place: int) -> Features:
     """Ask one question. The selector must have seen the server's own vector, and the journal must have its price."""
     request = {"model": server.model, "input": EASY[place][0]}
     reply = httpx.post(f"{server.base_url}/embeddings", json=request, timeout=60, trust_env=False).json()

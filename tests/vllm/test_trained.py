@@ -24,7 +24,7 @@ from app.lab.workers import final_answer
 from app.lab.world import Setting, standard_pool
 from tests.harness.processes import Caller, open_caller, running_process
 from tests.vllm.server import OFFLINE, PYTHON, ROOT, TRAINED, VllmServer
-from tests.vllm.test_conductor import check_journal, check_plan, check_usage, served
+from tests.vllm.test_conductor import check_journal, check_plan, check_usage, write_environment
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -77,7 +77,7 @@ class Conducted:
     right: bool
 
 
-def conducted(caller: Caller, lesson: Lesson) -> Conducted:
+def conduct(caller: Caller, lesson: Lesson) -> Conducted:
     """Ask, and read the plan from the journal."""
     answer, reply = caller.ask_whole("baton-ultra", lesson.problem.text)
     run, events = caller.run(reply["baton"]["run"]), caller.events(reply["baton"]["run"])
@@ -136,10 +136,10 @@ def test_it_conducts_through_the_service_as_it_does_in_the_trainer(trained_serve
     """Every plan is valid, nearly every one is the trainer's, and so is the reward; what the workers then really
     answered is as often right as the plans promise."""
     lessons = draw_exam(SPLIT, TASKS, SEED)
-    environ = served(tmp_path, pool(trained_server))
+    environ = write_environment(tmp_path, pool(trained_server))
     with running_process("serve", tmp_path, environ) as process, open_caller(process.url, timeout=120) as caller:
         with ThreadPoolExecutor(THREADS) as threads:
-            results = list(threads.map(lambda lesson: conducted(caller, lesson), lessons))
+            results = list(threads.map(lambda lesson: conduct(caller, lesson), lessons))
         assert caller.read("/v1/runs", tier="baton-ultra", degraded="true")["data"] == []
     trainers = reference(results)
     same = sum(answer.plan == theirs for answer, theirs in zip(results, trainers, strict=True))

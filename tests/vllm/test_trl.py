@@ -36,7 +36,7 @@ SUBTASK: Final = "Solve the task step by step."
 POOL: Final = tuple(profiles()[name] for name in ("birch", "cedar", "ember"))
 
 
-def served(folder: Path, pool: str) -> dict[str, str]:
+def write_environment(folder: Path, pool: str) -> dict[str, str]:
     (folder / "pool.toml").write_text(pool)
     return environment(folder, BATON_POOL=str(folder / "pool.toml"), BATON_BOOTSTRAP_KEY=KEY)
 
@@ -49,7 +49,7 @@ def plan(random: Random, pool: tuple[Profile, ...]) -> dict[str, Any]:
 def journaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with pool, tasks, and rollouts of runs that the real service carried out and the command graded."""
     folder = tmp_path_factory.mktemp("journal")
-    environ = served(folder, world_file.pool_file(POOL))
+    environ = write_environment(folder, world_file.pool_file(POOL))
     random = Random(0)
     rules = draw_rules(RUNS, 0)
     tasks = [{"question": _text(rule), "grader": json.loads(rule.written)} for rule in rules]
@@ -84,7 +84,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(journaled: Path, *words: str) -> str:
     """`baton train` by the interpreter that has torch; what it says."""
-    environ = {**served(journaled, (journaled / "pool.toml").read_text()), **OFFLINE, "OMP_NUM_THREADS": "1"}
+    environ = {**write_environment(journaled, (journaled / "pool.toml").read_text()), **OFFLINE, "OMP_NUM_THREADS": "1"}
     argv = [str(PYTHON), "-W", "ignore", "-m", "app", "train", *words]
     process = subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=400, check=False)
     assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-3000:]
@@ -159,7 +159,7 @@ def test_the_adapter_is_deployed_as_it_is_and_plans_for_the_service(
 ) -> None:
     """The folder that training leaves goes to `baton conductor deploy`, which asks the golden prompts of training."""
     pool = world_file.pool_file(POOL, conductor=vllm_server.base_url, model=vllm_server.model)
-    environ = served(tmp_path, pool)
+    environ = write_environment(tmp_path, pool)
     name = manifest.read(trained / "adapter")[0].name
     assert main(["migrate"], environ) == 0, capsys.readouterr().err
     assert main(["conductor", "deploy", "planner", str(trained / "adapter")], environ) == 0, capsys.readouterr().err
