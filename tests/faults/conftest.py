@@ -21,10 +21,10 @@ def swept() -> Iterator[None]:
 
 
 @pytest.fixture
-def system(shared: Scene) -> Scene:
-    """The file's own `shared` installation, as if it were new."""
-    shared.reset()
-    return shared
+def system(shared_scene: Scene) -> Scene:
+    """The file's own `shared_scene` installation, as if it were new."""
+    shared_scene.reset()
+    return shared_scene
 
 
 @pytest.hookimpl(tryfirst=True)
