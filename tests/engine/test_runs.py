@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.core.message.chat import sum_usages
-from app.core.run.events import Kind
+from app.core.run.events import Kind, StepSkipped
 from app.errors import InvalidRequest
 from app.process.wiring import Runtime
 from tests.harness.in_process import (
@@ -80,6 +80,17 @@ async def test_independent_steps_run_at_the_same_time(stub: ProviderStub, runtim
     ends = [received.finished_at or 0.0 for received in stub.requests if received.model != "gamma"]
     assert max(starts["alpha"], starts["beta"]) < min(ends), "each is called before the other has answered"
     assert starts["gamma"] >= max(ends)
+
+
+async def test_a_step_that_has_ended_meanwhile_is_not_skipped(stub: ProviderStub, runtime: Runtime) -> None:
+    stub.always("beta", Hang())
+    steps = plan(("alpha", "a", ["user"]), ("beta", "b", ["user", 0]))
+    followed_run = await runtime.runs.start(order(runtime, "baton-mini", plan=steps))
+    await stub.wait_for(1, "beta")
+    driver = runtime.drivers.driver_of(followed_run.run)
+    assert driver is not None
+    await driver.writer.append((StepSkipped(0, "plan_rejected"),))
+    assert Kind.STEP_SKIPPED not in kinds(await events(runtime, followed_run.run))
 
 
 async def test_a_rejected_plan_gets_one_repair_with_all_reasons(stub: ProviderStub, runtime: Runtime) -> None:

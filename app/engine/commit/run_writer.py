@@ -28,7 +28,7 @@ import orjson
 from app.core.pool.catalog import Catalog
 from app.core.records import copy_with
 from app.core.run import drafts
-from app.core.run.events import CallFinished, Event, Fact, Kind, PlanStep, RunAwaitingApproval, StepQueued
+from app.core.run.events import CallFinished, Event, Fact, Kind, PlanStep, RunAwaitingApproval, StepQueued, StepSkipped
 from app.core.run.fold import advance, apply_facts, apply_facts_if_possible
 from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.kinds import AFTER_THE_END
@@ -395,12 +395,14 @@ class RunWriter:
         """Commit events from which nothing else is to follow yet; they are folded when this returns.
 
         `within` is how many seconds it may wait for the database. Nothing is written if the run has ended meanwhile,
-        nor an outcome of a call that has one already, because it was given up for lost.
+        nor an outcome of a call that has one already, because it was given up for lost. A step that has ended meanwhile
+        is not skipped.
         """
         async with self._lock:
+            events = tuple([draft for draft in events if not self._skips_settled_step(draft)])
             if self.state.ended and not all(draft.kind in AFTER_THE_END for draft in events):
                 return
-            if any(self._has_outcome(draft) for draft in events):
+            if not events or any(self._has_outcome(draft) for draft in events):
                 return
             entry = Entry(
                 run=self.state.run,
@@ -420,6 +422,13 @@ class RunWriter:
             return False
         call = self.state.calls.get(draft.call)
         return call is not None and call.outcome is not None
+
+    def _skips_settled_step(self, draft: Fact) -> bool:
+        """Return True if the event skips a step that has ended."""
+        if not isinstance(draft, StepSkipped):
+            return False
+        step = self.state.steps.get(draft.n)
+        return step is not None and step.settled
 
     async def end(self, decided_on: RunState, events: tuple[Fact, ...], lost: Ledger) -> None:
         """Commit the run's end as it was decided on that state; nothing if others have written meanwhile.
