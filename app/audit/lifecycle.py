@@ -15,6 +15,7 @@ HARMLESS_SKIPS = frozenset({"run_ended", "round_over"})
 """The reasons for which a step that is not needed is skipped."""
 OVER_BUDGET = "run_over_budget"
 NO_TIME = "no_time"
+RUN_EXPIRED = "run_expired"
 """The error of a step that could not have ended in time: it ends the run before its deadline."""
 
 
@@ -197,12 +198,18 @@ def _fault_of_expiry(run: AuditedRun, end: Event) -> str:
 
 
 def _fault_of_early_expiry(run: AuditedRun, end: Event) -> str:
-    """Return a fault if the run ended for want of time before its deadline, and no step lacked the time."""
-    early = run.turns[-1].deadline - end.at
-    hopeless = any(event.body["error"] == NO_TIME for event in run.events_of(Kind.STEP_FAILED))
-    if early > 0 and not hopeless:
-        return f"expired {early:.1f} s before the deadline"
-    return ""
+    """Return a fault if the run ended for want of time before its deadline, and no step lacked the time.
+
+    The clock of the process that wrote the end may be behind that of the engine which saw the time of a step run out.
+    """
+    deadline = run.turns[-1].deadline
+    if end.at >= deadline:
+        return ""
+    for event in run.events_of(Kind.STEP_FAILED):
+        error = event.body["error"]
+        if error == NO_TIME or (error == RUN_EXPIRED and event.at >= deadline):
+            return ""
+    return f"expired {deadline - end.at:.1f} s before the deadline"
 
 
 def _fault_of_budget_end(run: AuditedRun, end: Event) -> str:
@@ -220,7 +227,7 @@ def _fault_of_missing_refusal(run: AuditedRun, end: Event) -> str:
 
 STAND_IN_REASONS: Mapping[str, Callable[[AuditedRun, Event], str]] = {
     OVER_BUDGET: _fault_of_missing_refusal,
-    "run_expired": _fault_of_early_expiry,
+    RUN_EXPIRED: _fault_of_early_expiry,
 }
 """The reasons for which a step may stand in for the answering one, and what must be true of each."""
 _FAULT_OF_END: Mapping[Kind, Callable[[AuditedRun, Event], str]] = {

@@ -53,6 +53,14 @@ def pools(catalogs: tuple[tuple[str, bytes], ...]) -> Pools:
     return Pools(adapter, dict(catalogs))
 
 
+def test_a_clock_that_is_behind_does_not_make_an_end_early(journal: Journal) -> None:
+    run = Forged.of(journal.runs["expired"], journal)
+    [failed] = run.all("step.failed")
+    failed.body["error"] = "run_expired"
+    run.events[-1].at = run.row["created_at"]
+    assert "end-unfounded" not in audit_run(run).rules
+
+
 def test_what_comes_after_the_end_degrades_nothing(journal: Journal) -> None:
     run = Forged.of(journal.runs["single"], journal)
     [finished] = run.all("call.finished")
