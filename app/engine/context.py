@@ -1,5 +1,6 @@
 """The dependencies that every part of the engine works with: one record, made in `wiring.py` and passed to each; and
-two things that several parts make of it, leadership and the memory of waiting runs.
+three things that several parts make of it: leadership, the memory of waiting runs, and what this process has slept
+through.
 
 Runs that wait for their callers are remembered for those who take part in their next turns. A prefix of a journal never
 changes, so what is kept can be behind but not wrong.
@@ -29,6 +30,28 @@ async def _return_no_version(_conductor: str, _run: str) -> str:
     return ""
 
 
+class StandstillWatch:
+    """Notices that this process stood still, as when its machine was suspended.
+
+    It has not seen then whether the database was away as well, so that nobody could renew leases and claims.
+    """
+
+    def __init__(self, monotonic: Callable[[], float], longest_pause: float) -> None:
+        """`longest_pause` is the longest time in seconds between two looks of a process that runs."""
+        self._monotonic = monotonic
+        self._longest_pause = longest_pause
+        self._looked_at = monotonic()
+        self._ended_at = float("-inf")
+
+    def look(self) -> float:
+        """Return the seconds since the latest standstill ended; infinite if there was none."""
+        now = self._monotonic()
+        if now - self._looked_at > self._longest_pause:
+            self._ended_at = now
+        self._looked_at = now
+        return now - self._ended_at
+
+
 @record(frozen=True, slots=True)
 class EngineContext:
     """The dependencies of drivers, dispatchers and gateways; made in `wiring.py`, never changed.
@@ -50,6 +73,7 @@ class EngineContext:
     random: Callable[[], float]
     salt: Callable[[], bytes]
     lease: float
+    standstills: StandstillWatch
     code: str
     """Version of this code, kept with each run."""
     clock_is_set: Callable[[], bool] = lambda: True
@@ -68,6 +92,12 @@ class EngineContext:
         """The tier of a run, with the conductor of its arm if its model is one, and as it is while a subject serves it,
         as the pool file has it now; None if it is gone."""
         return tier_of(self.catalog(), admitted.tier, admitted.model, admitted.served_by)
+
+    def may_judge_leases(self) -> bool:
+        """Return False while others may hold leases and claims that they could not renew: for the length of a lease
+        after the database came back, or after this process stood still and cannot know whether it was away."""
+        seconds = min(self.store.seconds_since_recovery, self.standstills.look())
+        return seconds >= self.lease
 
     async def pin(self, catalog: Catalog) -> None:
         """Store a pool before anything that names its digest is stored."""

@@ -36,7 +36,7 @@ from app.core.run.notices import read_secrets
 from app.engine.conductors.probe import ConductorProbe
 from app.engine.conductors.ratings import RatingReader, SelectorBeliefs
 from app.engine.conductors.versions import VersionReader
-from app.engine.context import EngineContext
+from app.engine.context import EngineContext, StandstillWatch
 from app.engine.delivery.webhooks import Target, Webhooks
 from app.engine.runs.client import RunClient
 from app.engine.runs.registry import Drivers
@@ -284,6 +284,7 @@ async def open_runtime(loaded: Configuration, *, now: Callable[[], float] = time
             random=uniform,
             salt=lambda: ids.bytes(16),
             lease=settings.lease_seconds,
+            standstills=StandstillWatch(time.monotonic, settings.lease_seconds / 2),
             code=version("baton"),
             clock_is_set=lambda: clock.is_set,
             version=versions.version,

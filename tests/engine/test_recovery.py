@@ -4,11 +4,13 @@ them. And drivers that are told nothing: they learn from the renewal of their le
 import asyncio
 import sqlite3
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 
 import pytest
 
 from app.core.run.events import Kind, RunCancelAsked, fact_from_json
+from app.engine.context import StandstillWatch
 from app.engine.runs.recovery import is_newer
 from app.engine.runs.registry import Drivers
 from app.errors import StoreUnavailable
@@ -113,6 +115,49 @@ async def test_an_orphan_without_content_fails_and_leaves_nothing_open(
         assert (row.spent == Ledger()) == (tier == "baton-mini")
         other = await runtime.runs.start(order(runtime, "baton-mini"))
         assert (await finish(other)).ended.error is None
+
+
+async def test_an_engine_without_room_ends_what_is_overdue(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overdue = await abandon_run(stub, tmp_path, "baton-ultra", seconds=1.0)
+    other = await abandon_run(stub, tmp_path, "baton-ultra")
+    monkeypatch.setattr(Drivers, "room", 0)
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        assert (await at_its_end(runtime, overdue)).state == "expired"
+        assert (await runtime.context.store.run(other)).epoch == 1
+
+
+def test_a_process_notices_that_it_stood_still() -> None:
+    now = 100.0
+    watch = StandstillWatch(lambda: now, 5.0)
+    looks = []
+    for seconds in (5.0, 5.5, 2.0):
+        now += seconds
+        looks.append(watch.look())
+    assert looks == [inf, 0.0, 2.0]
+
+
+@pytest.mark.parametrize("tier", ["baton-mini", "baton-ultra"])
+async def test_an_engine_that_stood_still_gives_others_the_time_to_renew_leases_and_claims(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str
+) -> None:
+    """One run has a step that another engine has claimed; the other run has only a lease."""
+    run = await abandon_run(stub, tmp_path, tier)
+    with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
+        database.execute("UPDATE tickets SET holder = 'another', until = 0")
+    database.close()
+    awake_for = 0.0
+    monkeypatch.setattr(StandstillWatch, "look", lambda _watch: awake_for)
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        before = kinds(await events(runtime, run))
+
+        async def is_untouched() -> bool:
+            return kinds(await events(runtime, run)) == before
+
+        await assert_stays(is_untouched, seconds=4 * LEASE)
+        awake_for = LEASE
+        await at_its_end(runtime, run)
 
 
 async def test_what_a_process_leaves_as_it_stops_needs_no_lease_to_lapse(stub: ProviderStub, tmp_path: Path) -> None:

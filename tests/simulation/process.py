@@ -19,7 +19,7 @@ from app.conductor.protocol import Conductor
 from app.conductor.styles import STYLES
 from app.core.pool.catalog import Card, Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
 from app.core.pool.snapshot import seal_catalog
-from app.engine.context import EngineContext
+from app.engine.context import EngineContext, StandstillWatch
 from app.engine.delivery.webhooks import Target, Webhooks
 from app.engine.runs.admission import Order
 from app.engine.runs.client import RunClient
@@ -144,6 +144,7 @@ def context(
         random=setting.chance.random,
         salt=lambda: setting.chance.randbytes(16),
         lease=setting.lease,
+        standstills=StandstillWatch(watch.tick, setting.lease / 2),
         code="simulated",
         clock_is_set=lambda: clock.is_set,
         notifies=setting.notifies,

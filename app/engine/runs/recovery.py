@@ -65,13 +65,14 @@ class Recovery:
         self._maintained_at = 0.0
 
     async def sweep(self, room: int, renew: Callable[[], Awaitable[object]]) -> bool:
-        """Take over at most `room` runs; returns whether there may be more.
+        """Take over at most `room` runs, or, without any, those that are overdue: their end needs no step slot. Returns
+        whether there may be more.
 
         `renew` prolongs this engine's own leases, since one that stood still must not take over what it drives itself.
         After an outage of the database every lease has lapsed; those who hold them get the length of one to come back.
         """
         more = False
-        if room > 0 and self._context.store.seconds_since_recovery >= self._context.lease:
+        if self._context.may_judge_leases():
             more = await self._take_over(room, renew)
         if self._context.monotonic() - self._maintained_at >= self._context.lease:
             self._maintained_at = self._context.monotonic()
@@ -99,18 +100,23 @@ class Recovery:
     async def _take_over(self, room: int, renew: Callable[[], Awaitable[object]]) -> bool:
         now = self._context.now()
         lapsed = await self._context.store.count_lapsed_runs(now)
-        ours, wanted, stranded = [], 0, []
+        overdue = sum([kind.expired for kind in lapsed])
+        ours, wanted, stranded = [], overdue, []
         for kind in lapsed:
-            if self._can_drive(kind):
+            if not self._can_drive(kind):
+                if kind.runs > kind.expired:
+                    stranded.append(kind)
+            elif room > 0:
                 ours.append((kind.tier, kind.code))
-                wanted += kind.runs
-            elif kind.runs > kind.expired:
-                stranded.append(kind)
+                wanted += kind.runs - kind.expired
         self._report(stranded)
-        if not ours and not any(kind.expired for kind in lapsed):
+        if not wanted:
             return False
+        most = MOST_IN_SWEEP
+        if room > 0:
+            most = min(room, MOST_IN_SWEEP)
         await renew()
-        until, most = self._context.now() + self._context.lease, min(room, MOST_IN_SWEEP)
+        until = self._context.now() + self._context.lease
         rows = await self._context.store.take_over(self._home, now, until, most, ours)
         for row in rows:
             try:
@@ -122,7 +128,7 @@ class Recovery:
                     error,
                     run=row.id,
                 )
-        return len(rows) < min(room, wanted)  # a run is passed over while another process writes to it
+        return len(rows) < min(most, wanted)  # a run is passed over while another process writes to it
 
     def _can_drive(self, kind: LapsedRuns | RunRow) -> bool:
         return kind.tier in self._context.catalog().tiers and not is_newer(kind.code, self._context.code)

@@ -180,8 +180,8 @@ class Execution:
             if due is None or due.until > self._context.now():
                 return None
             is_held_elsewhere = due.holder not in (None, self._name)
-            if is_held_elsewhere and self._context.store.seconds_since_recovery < self._context.lease:
-                return None  # nobody could prolong a claim while the database was away
+            if is_held_elsewhere and not self._context.may_judge_leases():
+                return None
             if self._is_postponed(due):
                 return None
             state = await self._read_state(None)
