@@ -30,16 +30,20 @@ async def _return_no_version(_conductor: str, _run: str) -> str:
     return ""
 
 
+LONGEST_PAUSE_SECONDS = 2.0
+"""Seconds between two looks of an engine that runs, at the most: it looks at every sweep, and may be busy."""
+
+
 class StandstillWatch:
     """Notices that this process stood still, as when its machine was suspended.
 
     It has not seen then whether the database was away as well, so that nobody could renew leases and claims.
     """
 
-    def __init__(self, monotonic: Callable[[], float], longest_pause: float) -> None:
-        """`longest_pause` is the longest time in seconds between two looks of a process that runs."""
+    def __init__(self, monotonic: Callable[[], float], lease: float) -> None:
+        """`lease` is in seconds: leases that are renewed in time outlive half of it."""
         self._monotonic = monotonic
-        self._longest_pause = longest_pause
+        self._longest_pause = max(lease / 2, LONGEST_PAUSE_SECONDS)
         self._looked_at = monotonic()
         self._ended_at = float("-inf")
 

@@ -130,7 +130,7 @@ async def test_an_engine_without_room_ends_what_is_overdue(
 
 def test_a_process_notices_that_it_stood_still() -> None:
     now = 100.0
-    watch = StandstillWatch(lambda: now, 5.0)
+    watch = StandstillWatch(lambda: now, 10.0)
     looks = []
     for seconds in (5.0, 5.5, 2.0):
         now += seconds

@@ -144,7 +144,7 @@ def context(
         random=setting.chance.random,
         salt=lambda: setting.chance.randbytes(16),
         lease=setting.lease,
-        standstills=StandstillWatch(watch.tick, setting.lease / 2),
+        standstills=StandstillWatch(watch.tick, setting.lease),
         code="simulated",
         clock_is_set=lambda: clock.is_set,
         notifies=setting.notifies,
