@@ -43,7 +43,9 @@ from app.core.rating.features import (
 from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import (
     BIAS,
+    COUNTS,
     FIRST_LOG_ODDS,
+    VECTORS,
     Estimate,
     PossibleChange,
     Posterior,
@@ -166,8 +168,38 @@ def test_who_changes_their_mind_moves_the_belief_and_makes_it_no_surer() -> None
     posterior = rate(Posterior(), "answer ant", 0.0)
     mended = rate(posterior, "answer ant", 1.0, before=0.0)
     assert mean(mended, "answer ant").mean > mean(posterior, "answer ant").mean
-    assert mean(mended, "answer ant").deviation == mean(posterior, "answer ant").deviation
+    assert mean(mended, "answer ant").deviation >= mean(posterior, "answer ant").deviation
     assert (mended.ratings, mended.bills) == (1, posterior.bills)
+
+
+def test_a_rating_makes_each_weight_as_certain_as_the_sum_of_its_kind() -> None:
+    sight = replace(SEEN, vector=((0, 0.6), (1, 0.8)))
+    posterior = rate(Posterior(), "answer ant", 1.0, seen=sight)
+    part = "main:ant=ant"
+    learned, learned_since = posterior.weights[part], change_of(posterior).weights[part]
+    prior = posterior_of_arms.VARIANCES["main"]
+    precision_of_bias = 1 / learned[BIAS][1] - 1 / prior[1]
+    assert precision_of_bias > 0
+    counts = [(COUNTS + n, value) for n, value in enumerate(sight.counts)]
+    vector = [(VECTORS + n, value) for n, value in sight.vector]
+    for inputs, spread in ((sight.words, prior[0]), (counts, prior[2]), (vector, prior[0])):
+        squares = sum(value * value for _, value in inputs)
+        assert len(inputs) > 1
+        for place, _ in inputs:
+            precision = 1 / learned[place][1] - 1 / spread
+            assert precision == pytest.approx(squares * precision_of_bias, rel=1e-6)
+            assert learned_since[place][1] >= learned[place][1], "what a change has made of a worker is learned faster"
+        assert sum(learned_since[place][1] > learned[place][1] for place, _ in inputs) > 1
+
+
+def test_evidence_for_a_change_counts_more_than_once_as_the_older_belief_explains_a_part_of_it() -> None:
+    since = PossibleChange({"main:ant=ant": {BIAS: (-1.0, 0.1)}}, {"main:ant=ant": 2.0}, 10.0)
+    posterior = replace(learn_of_two_workers(), possible=since)
+    evidence = change_of(rate(posterior, "answer ant", 0.0)).evidence["main:ant=ant"] - 2.0
+    with patch.object(posterior_of_arms, "EVIDENCE_FACTOR", 1.0):
+        likelihood_ratio = change_of(rate(posterior, "answer ant", 0.0)).evidence["main:ant=ant"] - 2.0
+    assert evidence == pytest.approx(posterior_of_arms.EVIDENCE_FACTOR * likelihood_ratio)
+    assert evidence > likelihood_ratio > 0
 
 
 def test_what_was_learned_fades_back_to_the_prior() -> None:
@@ -231,7 +263,7 @@ def learn_of_two_workers() -> Posterior:
 @cache
 def suspicious() -> Posterior:
     """Return the same after the ant has been wrong nearly always for 60 ratings."""
-    return rate_many(learn_of_two_workers(), ("answer ant",), 60, 0.1, seed=2)
+    return rate_many(replace(learn_of_two_workers(), possible=None), ("answer ant",), 60, 0.1, seed=2)
 
 
 def expecting_no_change() -> Any:
@@ -284,7 +316,8 @@ def test_a_worker_whose_answers_are_as_good_as_ever_has_not_changed(seed: int) -
 def test_a_change_that_is_settled_replaces_all_beliefs_about_the_worker() -> None:
     posterior = rate_many(learn_of_two_workers(), ("answer-check bee ant",), 20, 1.0, seed=1)
     assert posterior.weights["check:ant=ant"][BIAS][0] != 0
-    posterior = rate_many(posterior, ("answer ant",), 320, 0.1, seed=2)
+    count = round(posterior_of_arms.RATINGS_UNTIL_SETTLED) + 20
+    posterior = rate_many(replace(posterior, possible=None), ("answer ant",), count, 0.1, seed=2)
     assert posterior.changes == 1
     assert posterior.weights["check:ant=ant"] == {BIAS: (0.0, posterior_of_arms.HELPER[1])}
     bias_variance = posterior.weights["main:bee=bee"][BIAS][1]

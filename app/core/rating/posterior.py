@@ -5,7 +5,9 @@ answers, who helps, the template), each linear in the request's features. Parts 
 one arm says something of all that have a part in common. A part of a worker names its model as well, so that another
 model under the same worker's name starts from its prior. Every weight is a normal distribution of its own; a rating
 moves those that contributed to it by one step of assumed-density filtering, in plain arithmetic and in any order of
-ratings nearly to the same place. A weight without ratings is at its prior: zero, relative to the expectation from a
+ratings nearly to the same place. Ratings measure only the sum of the words that come together, and there are no
+covariances that could say so. So each word counts a rating as if it had been the only word, and the sum becomes as
+certain as the ratings make it. A weight without ratings is at its prior: zero, relative to the expectation from a
 worker's card (`card_log_odds`). What has been learned fades by `decay` a day, back towards the prior.
 
 Workers can change without a change of their name. So there are always two beliefs about each worker: what all ratings
@@ -61,7 +63,10 @@ CHANGE_PROBABILITY = 0.05
 """The probability that workers have changed at the moment from which on a change is looked for, before any evidence."""
 CHANGED_SHARE = 1 / 3
 """The probability that such a change affects a worker. It is the same for every worker, whatever affects the others."""
-RATINGS_UNTIL_SETTLED = 300.0
+EVIDENCE_FACTOR = 1.5
+"""The factor of the evidence for a change and against it. The older belief learns from the same ratings, and so
+explains a part of what differs from it: the likelihoods alone show a change too late."""
+RATINGS_UNTIL_SETTLED = 500.0
 """The ratings after which the more probable belief about each worker is kept, and the other one is forgotten."""
 USUAL_INPUT_TOKENS, USUAL_OUTPUT_TOKENS = 600, 300
 """Tokens of a step for which no bill has been seen."""
@@ -378,6 +383,17 @@ class _Term(NamedTuple):
     mean: float
     variance: float
 
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Return the part, and whether the input is a word, the bias, a count or a number of an embedding's vector."""
+        if self.place < BIAS:
+            return self.part, "word"
+        if self.place == BIAS:
+            return self.part, "bias"
+        if self.place < VECTORS:
+            return self.part, "count"
+        return self.part, "vector"
+
 
 class _Prediction(NamedTuple):
     """What was expected of a rating before it came."""
@@ -402,12 +418,14 @@ def update_posterior(posterior: Posterior, spec: SelectorSpec, workers: Sequence
     terms_if_changed = _terms(possible.weights, [answering], rating.seen)
     prediction_if_changed = _predict(first, [*others, *terms_if_changed])
     weights = _update_weights(posterior.weights, terms, rating, prediction)
-    weights_if_changed = _update_weights(possible.weights, terms_if_changed, rating, prediction_if_changed)
+    weights_if_changed = _update_weights(
+        possible.weights, terms_if_changed, rating, prediction_if_changed, few_ratings=True
+    )
     if rating.before is not None:
         if answering in possible.evidence:
             possible = replace(possible, weights=weights_if_changed)
         return replace(posterior, weights=weights, possible=possible)
-    gain = _log_likelihood(prediction_if_changed, rating) - _log_likelihood(prediction, rating)
+    gain = EVIDENCE_FACTOR * (_log_likelihood(prediction_if_changed, rating) - _log_likelihood(prediction, rating))
     evidence = {**possible.evidence, answering: possible.evidence.get(answering, 0.0) + gain}
     bills, ratio = _add_bill(posterior, workers, rating, models)
     after = replace(posterior, weights=weights, bills=bills, ratio=ratio, ratings=posterior.ratings + 1)
@@ -433,20 +451,31 @@ def _predict(first: float, terms: Sequence[_Term]) -> _Prediction:
 
 
 def _update_weights(
-    weights: Mapping[str, Mapping[int, Weight]], terms: Sequence[_Term], rating: Rating, prediction: _Prediction
+    weights: Mapping[str, Mapping[int, Weight]],
+    terms: Sequence[_Term],
+    rating: Rating,
+    prediction: _Prediction,
+    *,
+    few_ratings: bool = False,
 ) -> dict[str, Mapping[int, Weight]]:
     """Return all weights. Those of the terms move by the difference between a rating and its prediction, each as far
-    as its own variance goes. A first rating reduces the variances as well."""
+    as its own variance goes. A first rating reduces the variances as well: each as if its weight were the only one of
+    its kind, or with `few_ratings` by its own input only, so that the next ratings still move it far."""
     chance, spread = prediction
     certainty = chance * (1 - chance) * rating.weight
     compared = chance if rating.before is None else rating.before
     surprise = (rating.score - compared) * rating.weight
     moved = {term.part: dict(weights.get(term.part, {})) for term in terms}
+    squares: dict[tuple[str, str], float] = {}
+    for term in terms:
+        squares[term.kind] = squares.get(term.kind, 0.0) + term.value * term.value
     for term in terms:
         gain = term.value * term.variance / (1 + spread * certainty)
         variance = term.variance
-        if rating.before is None:
+        if rating.before is None and few_ratings:
             variance *= 1 - term.value * gain * certainty
+        elif rating.before is None:
+            variance /= 1 + variance * squares[term.kind] * certainty
         moved[term.part][term.place] = (term.mean + gain * surprise, variance)
     return {**weights, **moved}
 
