@@ -71,7 +71,7 @@ class _Answer(NamedTuple):
     """How often the first plan was written, as a share of its group."""
     prompt: list[int]
     hidden_prompt: list[int]
-    """The same prompt with words hidden."""
+    """The prompt in which some words of the request are hidden from the conductor."""
 
 
 class Rounds(Trainer):

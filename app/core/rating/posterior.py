@@ -396,7 +396,7 @@ class _Term(NamedTuple):
 
 
 class _Prediction(NamedTuple):
-    """What was expected of a rating before it came."""
+    """The probability that an answer would be rated right, as the selector held it before the rating."""
 
     chance: float
     """The probability of a right answer."""
