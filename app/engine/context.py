@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import field
 from functools import partial
+from math import inf
 from typing import Generic, TypeVar
 
 from app.conductor.protocol import Policy
@@ -44,8 +45,8 @@ class StandstillWatch:
         """`lease` is in seconds: leases that are renewed in time outlive half of it."""
         self._monotonic = monotonic
         self._longest_pause = max(lease / 2, LONGEST_PAUSE_SECONDS)
-        self._looked_at = monotonic()
-        self._ended_at = float("-inf")
+        self._looked_at = inf
+        self._ended_at = -inf
 
     def look(self) -> float:
         """Return the seconds since the latest standstill ended; infinite if there was none."""
