@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness.bad_bodies import CANARY
 from tests.harness.stand_ins import GatewayStandIn, chat_body, serving
-from tests.harness.waiting import PATIENCE_SECONDS
+from tests.harness.waiting import PATIENCE_SECONDS, let_others_run
 
 HEAD_SECONDS = 0.5
 """The time that the gateway gives a head, in seconds; a connection between two requests and a run have more."""
@@ -133,6 +133,16 @@ async def test_a_head_that_is_too_large(line: Line) -> None:
     for n in range(70):
         await line.send(b"x-%d: %s\r\n" % (n, b"canary7Q" * 128))
     assert check(await line.reply(), 431)["code"] == "headers_too_large"
+    assert await line.is_closed()
+
+
+async def test_who_still_sends_a_head_that_is_too_large_is_not_reset(line: Line) -> None:
+    """Bytes that nobody reads would reset the connection, and the client could miss why it was refused."""
+    await line.send(GET + b"x: %s\r\n" % (b"y" * 65_536))
+    check(await line.reply(), 431)
+    for _ in range(8):
+        await line.send(b"x: y\r\n")
+        await let_others_run()
     assert await line.is_closed()
 
 

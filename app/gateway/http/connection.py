@@ -39,14 +39,15 @@ HEAD_BYTES: Final = 64 << 10
 HEAD_SECONDS: Final = 30.0
 """The time within which the head of a request must arrive."""
 LINGER_SECONDS: Final = 0.5
-"""How long a connection without a request is kept open when the process no longer accepts connections."""
+"""How long a connection without a request is kept open when the process no longer accepts connections, and one whose
+request was refused while the client may still be sending it."""
 
 
 class Connection(HttpToolsProtocol):
     """uvicorn's, with bounds on the head of a request. What is ours has slots: attributes beyond thirty would cost each
     connection a dictionary of its own."""
 
-    __slots__ = ("_deadline", "_head_bytes", "_in_head", "_refused", "_seconds")
+    __slots__ = ("_deadline", "_has_refused", "_head_bytes", "_in_head", "_refused", "_seconds")
 
     def __init__(self, *args: Any, refused: Refused, seconds: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -54,6 +55,7 @@ class Connection(HttpToolsProtocol):
         self._seconds = seconds
         self._in_head = False
         self._head_bytes = 0
+        self._has_refused = False
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -98,7 +100,11 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; watch a head that has not arrived whole."""
+        if self._has_refused:
+            return
         super().data_received(data)
+        if self._has_refused:
+            return
         if not self._in_head:
             return self._cancel_deadline()
         self._head_bytes += len(data)
@@ -142,7 +148,19 @@ class Connection(HttpToolsProtocol):
         reply_has_begun = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
         if not reply_has_begun:
             self.transport.write(_reply(status, message, code, self._refused(status, code)))
-        self.transport.close()
+        if self._is_idle:
+            self._close_behind_client()
+        else:
+            self.transport.close()
+
+    def _close_behind_client(self) -> None:
+        """Close once the client has closed its side, or after `LINGER_SECONDS`. If the connection were closed over
+        bytes that nobody has read, the operating system would reset it, and the client could miss the reply."""
+        self._has_refused = True
+        self._cancel_deadline()
+        self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
 
 
 class _JoinedWrites:
@@ -164,6 +182,11 @@ class _JoinedWrites:
             self._loop.call_soon(self._flush)
         else:
             self._transport.write(data)
+
+    def write_eof(self) -> None:
+        """Tell the client that nothing follows what was written."""
+        self._flush()
+        self._transport.write_eof()
 
     def close(self) -> None:
         """Close behind what was written."""
