@@ -313,14 +313,16 @@ def redis_server_url() -> Iterator[str]:
 
 
 @pytest.fixture
-async def postgres_url(postgres_server_url: str) -> AsyncIterator[str]:
+async def postgres_url(postgres_server_url: str, patient_store: None) -> AsyncIterator[str]:
     """The URL of an empty database of the test's own, which is dropped afterwards even if connections are open."""
     async with _database_like("template0", postgres_server_url) as url:
         yield url
 
 
 @pytest.fixture
-async def copied_postgres_url(postgres_server_url: str, migrated_template: str) -> AsyncIterator[str]:
+async def copied_postgres_url(
+    postgres_server_url: str, migrated_template: str, patient_store: None
+) -> AsyncIterator[str]:
     """The URL of a database of the test's own with the schema in it, for tests that change the schema."""
     async with _database_like(migrated_template, postgres_server_url) as url:
         yield url
@@ -377,7 +379,7 @@ async def _execute(server: URL, *statements: str) -> None:
 
 
 @pytest.fixture
-def migrated_postgres_url(migrated_database: tuple[str, str]) -> Iterator[str]:
+def migrated_postgres_url(migrated_database: tuple[str, str], patient_store: None) -> Iterator[str]:
     """An async SQLAlchemy URL of a database with the schema in it and no rows; for tests that leave the schema alone.
 
     Making and dropping a database costs ten times what emptying one does. Connections that a test leaves open are cut.
@@ -424,7 +426,8 @@ def patient_redis(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def patient_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have stores of this process wait for their database, which is healthy: on a busy machine a connection or a row
-    that others lock may take longer than the two seconds after which they give a write up."""
+    that others lock may take longer than the two seconds after which they give a write up. Tests in which it is not
+    healthy set bounds of their own."""
     for name in ("CONNECT_SECONDS", "LOCK_SECONDS"):
         monkeypatch.setattr(postgres, name, PATIENCE_SECONDS)
     monkeypatch.setattr(sqlite, "LOCK_SECONDS", PATIENCE_SECONDS)
