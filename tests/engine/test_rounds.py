@@ -51,6 +51,8 @@ EMPTY = '{"steps": []}'
 FIRST = plan_text((0, "Draft it", ["user"]), (1, "Answer it", ["user", 0]))
 MEND = plan_text((2, "Mend it", ["previous"]))
 SETTINGS = {"BATON_LEASE_SECONDS": "0.6"}
+SHORT_SECONDS = 8.0
+"""The time of runs that come to its end: enough for a second round, also on a busy machine."""
 
 
 @pytest.fixture(autouse=True)
@@ -290,7 +292,7 @@ async def test_words_of_a_lost_last_round_are_not_continued(stub: ProviderStub, 
 
 
 async def test_words_of_a_last_round_that_is_out_of_time_are_the_answer(stub: ProviderStub, runtime: Runtime) -> None:
-    outcome = await broken_second_round(stub, runtime, Stall(after=1), seconds=4.0)
+    outcome = await broken_second_round(stub, runtime, Stall(after=1), seconds=SHORT_SECONDS)
     state = outcome.ended.state
     assert (state.state, end_of(state).step, outcome.texts) == ("succeeded", 1, ["The second"])
     assert outcome.ended.error is None
@@ -358,7 +360,7 @@ async def test_an_answer_that_is_committed_while_the_run_is_being_ended_is_its_a
     monkeypatch.setattr(MemoryQueue, "publish", stopping)
     monkeypatch.setattr(driver_module, "QUIESCE_SECONDS", 0.0 if late else 5.0)
     monkeypatch.setattr(runtime.dispatcher, "_local", lambda _run: None)
-    limits = limits_with(runtime, "baton-deep", rounds=2, seconds=4.0)
+    limits = limits_with(runtime, "baton-deep", rounds=2, seconds=SHORT_SECONDS)
     state = (await run(runtime, limits=limits)).ended.state
     assert (state.state, end_of(state).step, bool(end_of(state).stopped), state.degraded) == (
         "succeeded",
@@ -395,7 +397,7 @@ async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
     monkeypatch.setattr(runtime.context.store, "contents", slow)
     monkeypatch.setattr(RunWriter, "commit_step_end", join_when_late)
     monkeypatch.setattr(driver_module, "QUIESCE_SECONDS", 0.0)
-    limits = limits_with(runtime, "baton-deep", rounds=2, seconds=4.0)
+    limits = limits_with(runtime, "baton-deep", rounds=2, seconds=SHORT_SECONDS)
     followed_run = await runtime.runs.start(order(runtime, "baton-deep", limits=limits))
     state = (await finish(followed_run)).ended.state
     over.set()

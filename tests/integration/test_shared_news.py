@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from app.core.pool import breaker
 from app.core.pool.breaker import FAILURES_IN_A_ROW
 from app.core.run.events import Kind
 from app.process.config import configure
 from app.process.wiring import Runtime, open_runtime
 from tests.harness.in_process import client_of, events, finish, order, pool_text, running_service
-from tests.harness.waiting import until
+from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.stubs import Fail, ProviderStub
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("patient_redis")]
@@ -59,8 +60,10 @@ def level(runtime: Runtime, worker: str) -> float | None:
 
 
 async def test_an_engine_plans_without_a_worker_that_it_has_given_up(
-    stub: ProviderStub, pair: tuple[Runtime, Runtime]
+    stub: ProviderStub, pair: tuple[Runtime, Runtime], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in ("SHORTEST_EJECTION_SECONDS", "FIRST_CEILING_SECONDS"):
+        monkeypatch.setattr(breaker, name, PATIENCE_SECONDS)  # on a slow machine it would be over before the test is
     gateway, engine = pair
     stub.always("alpha", Fail(status=503))
     outcomes = [await finish(await gateway.runs.start(order(gateway, "baton-mini"))) for _ in range(FAILURES_IN_A_ROW)]
