@@ -24,8 +24,8 @@ help:  ## This list.
 # What was compiled is kept, for the many processes that tests start, and for the next time.
 run test faults fuzz simulate: export PYTHONDONTWRITEBYTECODE =
 
-# Tests wait a lot: the workers may be four times the cores. They are forks of one process, so that each costs little.
-JOBS ?= 8
+# Tests wait a lot: the workers may be six times the cores. They are forks of one process, so that each costs little.
+JOBS ?= 12
 # What waits for processes and servers comes first, and what only computes fills the gaps at the end.
 FIRST := $(patsubst %,tests/%/,integration engine store cli process deploy stepqueue clients audit gateway)
 THEN := $(filter-out $(FIRST) tests/fuzz/ tests/__pycache__/,$(wildcard tests/*/)) $(wildcard tests/test_*.py)
