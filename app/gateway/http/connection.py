@@ -99,14 +99,18 @@ class Connection(HttpToolsProtocol):
         return bool(unread.poll(0))
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser; watch a head that has not arrived whole."""
-        if self._has_refused:
-            return
-        super().data_received(data)
+        """Feed the parser, unless the request was refused already; it may be refused by what it is fed."""
+        if not self._has_refused:
+            super().data_received(data)
+            self._watch_head(data)
+
+    def _watch_head(self, data: bytes) -> None:
+        """Bound the size of a head that has not arrived whole, and the time that it takes."""
         if self._has_refused:
             return
         if not self._in_head:
-            return self._cancel_deadline()
+            self._cancel_deadline()
+            return
         self._head_bytes += len(data)
         if self._head_bytes > HEAD_BYTES:
             self._refuse(431, "The request's headers are too large.", "headers_too_large")
