@@ -14,7 +14,7 @@ from typing import Any
 
 from app.audit.audited_run import AuditedRun, Call, Proposal, Step
 from app.audit.report import Report, Violation
-from app.audit.request_rebuilding import Unverifiable, text_of
+from app.audit.request_rebuilding import RebuildError, text_of
 
 START = re.compile(r'\{\s*"steps"\s*:\s*\[')
 THOUGHT = re.compile(r"<think>.*?(</think>|$)", re.DOTALL)
@@ -38,7 +38,7 @@ def check_conductor_text(run: AuditedRun, report: Report) -> Iterator[Violation]
             further = proposal.round > 1 and proposal.parent is None
             entries, whole = read_plan(text_of(run, planning_calls[-1].outcomes[0].body["output"]), further)
             yield from _compare_steps(run, proposal, planning_calls[-1], entries, whole)
-        except Unverifiable as reason:
+        except RebuildError as reason:
             report.unverifiable[f"plan: {reason}"] += 1
 
 

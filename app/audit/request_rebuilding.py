@@ -2,7 +2,7 @@
 
 The messages of a worker follow from its step's access list and the stored texts; its parameters follow from the limits,
 the pool's snapshot and the caller's task. The messages of a conductor follow from its brief. Every new part of a
-request must be made again here, from facts in the journal. `Unverifiable` gives the reason if a request cannot be made
+request must be made again here, from facts in the journal. `RebuildError` gives the reason if a request cannot be made
 again.
 """
 
@@ -46,7 +46,7 @@ INTRODUCTION = (
 )
 
 
-class Unverifiable(Exception):
+class RebuildError(Exception):
     """The request cannot be made again, for the reason that the report counts."""
 
 
@@ -55,7 +55,7 @@ class UnknownTemplate(Exception):
 
 
 def rebuild_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker) -> Request:
-    """Return the request of a call. Raises `Unverifiable` or `UnknownTemplate`."""
+    """Return the request of a call. Raises `RebuildError` or `UnknownTemplate`."""
     make = TEMPLATES.get(call.intent.body["template"])
     if make is None:
         raise UnknownTemplate
@@ -63,32 +63,32 @@ def rebuild_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worke
 
 
 def text_of(run: AuditedRun, ref: str) -> str:
-    """Return a stored text. Raises `Unverifiable` if it was erased."""
+    """Return a stored text. Raises `RebuildError` if it was erased."""
     if not ref:
         return ""
     body = run.record.contents.get(ref)
     if body is None:
-        raise Unverifiable(ERASED)
+        raise RebuildError(ERASED)
     try:
         return body.decode()
     except UnicodeDecodeError:
-        raise Unverifiable("a stored text is none") from None
+        raise RebuildError("a stored text is none") from None
 
 
 def _read_stored_json(run: AuditedRun, ref: str) -> Any:
-    """Return a stored text that is JSON. Raises `Unverifiable` if it is not."""
+    """Return a stored text that is JSON. Raises `RebuildError` if it is not."""
     try:
         return orjson.loads(text_of(run, ref))
     except orjson.JSONDecodeError:
-        raise Unverifiable("a stored text is none") from None
+        raise RebuildError("a stored text is none") from None
 
 
 def _task(run: AuditedRun, ref: str) -> Task:
-    """Return the caller's task. Raises `Unverifiable` if it was erased or is not a task."""
+    """Return the caller's task. Raises `RebuildError` if it was erased or is not a task."""
     try:
         return task_from_json(_read_stored_json(run, ref))
     except (KeyError, TypeError, ValueError):
-        raise Unverifiable("the stored task is none") from None
+        raise RebuildError("the stored task is none") from None
 
 
 # -- a step's request
@@ -97,7 +97,7 @@ def _task(run: AuditedRun, ref: str) -> Task:
 def _step_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker) -> Request:
     step = run.step_of(call)
     if step is None:
-        raise Unverifiable("no such step")
+        raise RebuildError("no such step")
     turn, task = run.turn_at(call.intent.seq), _task(run, run.admission["task"])
     latest = _task(run, turn.start.body["request"]) if turn.number else task
     caller_sampling, answers = latest.sampling, run.answers_round(step)
@@ -240,7 +240,7 @@ def _plan_request(run: AuditedRun, call: Call, catalog: Catalog, worker: Worker)
     proposal = run.proposal(call.proposal)
     tier = tier_of(catalog, *run.tier_reference)
     if proposal is None or tier is None:
-        raise Unverifiable("no such proposal or tier")
+        raise RebuildError("no such proposal or tier")
     brief, shortens = _brief(run, call, proposal, catalog), call.intent.body["template"].endswith(PARTS)
     if shortens:  # journals of before it was a setting have other templates
         brief = replace(brief, message_chars=tier.conductor.message_chars)
@@ -264,7 +264,7 @@ def _brief(run: AuditedRun, call: Call, proposal: Proposal, catalog: Catalog) ->
     opening = proposal.opening.body
     order = [name for name in opening["order"] if name != CONDUCTOR]
     if not set(order) <= set(catalog.workers):
-        raise Unverifiable("a worker is not in the pool's snapshot")
+        raise RebuildError("a worker is not in the pool's snapshot")
     known_limits = {field.name for field in fields(Limits)}
     brief = Brief(
         task=_task(run, run.admission["task"]),
@@ -300,7 +300,7 @@ def _previous(run: AuditedRun, proposal: Proposal) -> Previous:
     """Return the previous round: its plan, the last worker of each step, and its answer."""
     answer = run.previous_answer(proposal)
     if answer is None or answer.completion is None:
-        raise Unverifiable("no previous answer")
+        raise RebuildError("no previous answer")
     former = run.proposals[answer.plan.body["proposal"]]
     earlier = run.previous_answer(former)
     entries: dict[int, str | int] = {step.n: place for place, step in enumerate(former.steps)}

@@ -18,7 +18,7 @@ from app.audit.labels import (
     labels_of,
 )
 from app.audit.report import Report, Violation
-from app.audit.request_rebuilding import EMBEDS, ERASED, UnknownTemplate, Unverifiable, rebuild_request
+from app.audit.request_rebuilding import EMBEDS, ERASED, RebuildError, UnknownTemplate, rebuild_request
 from app.core.message.chat import Text
 from app.core.plan.arms import tier_of
 from app.core.pool.catalog import MILLION, Catalog, ConductorSpec, Price, ProviderSpec, Tier, Worker
@@ -347,7 +347,7 @@ def _check_request_bytes(
     body, salt = call.intent.body, run.record.row["salt"]
     try:
         if salt is None:
-            raise Unverifiable(ERASED)
+            raise RebuildError(ERASED)
         request = rebuild_request(run, call, catalog, worker)
     except (KeyError, TypeError, ValueError, AttributeError):
         yield run.violation(
@@ -357,7 +357,7 @@ def _check_request_bytes(
     except UnknownTemplate:
         yield run.violation("template-unknown", call.intent.seq, f"{call.id}: this auditor knows no such template")
         return
-    except Unverifiable as reason:
+    except RebuildError as reason:
         report.unverifiable[str(reason)] += 1
         return
     request_bytes = _render(pools, catalog, request)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from app.conductor.prompt import shorten
 from app.conductor.protocol import Brief
 from app.core.message.chat import Message, Text
-from app.core.pool.catalog import MILLION, Measured, Worker
+from app.core.pool.catalog import MILLION, CalibrationResult, Worker
 
 TEMPLATE = "cards-1"
 """The name of the prompt, recorded with each call. Whoever changes the words must change the name."""
@@ -56,7 +56,7 @@ def card(ordinal: int, worker: Worker) -> str:
     return f"{'; '.join(facts)}: worker #{ordinal}"
 
 
-def _pass_rates(rates: Sequence[Measured]) -> str:
+def _pass_rates(rates: Sequence[CalibrationResult]) -> str:
     """Return measured pass rates in words; the number of tasks is said once where it is the same for all domains."""
     shares = [f"{rate.domain} {rate.passed / rate.tried:.0%}" for rate in rates]
     counts = [rate.tried for rate in rates]

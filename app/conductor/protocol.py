@@ -140,7 +140,7 @@ class Conductor(Protocol):
 
 
 @record(frozen=True, slots=True)
-class Given:
+class FixedPlanConductor:
     """A conductor that returns a fixed plan: the one that the caller sent, or the fallback."""
 
     steps: tuple[Step, ...]
@@ -161,7 +161,7 @@ class Sight:
 
 
 @record(frozen=True, slots=True)
-class Chosen:
+class ConductorChoice:
     """A chooser's choice: the conductor that is to propose, and the facts that are journaled."""
 
     conductor: Conductor
@@ -193,7 +193,7 @@ class Chooser(ABC):
     """The conductor among its choices that asks a model, which also repairs its own proposals."""
 
     @abstractmethod
-    def choose(self, brief: Brief, seed: str, *, explores: bool, asks: bool, sight: Sight) -> Chosen:
+    def choose(self, brief: Brief, seed: str, *, explores: bool, asks: bool, sight: Sight) -> ConductorChoice:
         """Choose a conductor for this task. Equal briefs, seeds, sights and posteriors give equal choices.
 
         Without `explores` the best choice is made with certainty; without `asks` no model may be asked for a plan.

@@ -16,7 +16,7 @@ from math import inf
 from random import Random
 from statistics import NormalDist
 
-from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given, Sight
+from app.conductor.protocol import Brief, Chooser, Conductor, ConductorChoice, FixedPlanConductor, Sight
 from app.core.plan.pricing import every_plan_fits, least_price, plan_price, plan_seconds, question_tokens
 from app.core.plan.templates import ACCEPT, MODEL, PLANNED, Arm, arm_of, arms, build_follow_up_arm, list_follow_up_arms
 from app.core.plan.workflow import access_from_list
@@ -43,7 +43,7 @@ class Selector(Chooser):
         self.embedder, self.patience = spec.embedder, spec.patience
         self.model = model
 
-    def choose(self, brief: Brief, seed: str, *, explores: bool, asks: bool, sight: Sight) -> Chosen:
+    def choose(self, brief: Brief, seed: str, *, explores: bool, asks: bool, sight: Sight) -> ConductorChoice:
         """Choose an arm for this brief; `protocol.Chooser` has the contract."""
         request_features, candidates, spent = self._candidates(brief, asks=asks, sight=sight)
         payable, masked = affordable(candidates, brief)
@@ -58,10 +58,10 @@ class Selector(Chooser):
         estimated = estimates(published.posterior, self._spec, payable, brief.workers, request_features, spent)
         choice = decide(estimated, explore, _normals(random), random.random)
         arm = next(arm for arm in payable if arm.name == choice.action)
-        conductor: Conductor = Given(arm.steps)
+        conductor: Conductor = FixedPlanConductor(arm.steps)
         if arm.name == MODEL and self.model is not None:
             conductor = self.model
-        return Chosen(
+        return ConductorChoice(
             conductor, choice, self._policy, published.version, request_features, explore or 0.0, seed, masked, lent
         )
 

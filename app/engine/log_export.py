@@ -21,7 +21,7 @@ from app.core.transparency.notes import NoteInvalid, parse_checkpoint, split_not
 from app.core.transparency.witnesses import Witness, cosignature_time, proof_from_tiles
 from app.engine.context import EngineContext, Leadership
 from app.errors import ArchiveUnavailable, OursError
-from app.network.log_authorities import NotConfirmed, authority_client, request_cosignature, request_timestamp
+from app.network.log_authorities import ConfirmationError, authority_client, request_cosignature, request_timestamp
 from app.store.archive_files import ArchiveFiles
 
 LOOK_SECONDS = 60.0
@@ -167,10 +167,10 @@ class CheckpointExport:
         old = self._witnessed_sizes.get(name, 0)
         try:
             line = await request_cosignature(client, witness, newest.note, size=newest.size, old=old, prove=prove)
-        except (NotConfirmed, ValueError) as error:
+        except (ConfirmationError, ValueError) as error:
             telemetry.count("baton_log_witness_failures_total", name)
             reason = "The tiles of the log are incomplete."
-            if isinstance(error, NotConfirmed):
+            if isinstance(error, ConfirmationError):
                 reason = str(error)
             self._log_first(
                 name, f"The witness {name} did not cosign a checkpoint; export goes on without it: {reason}"
@@ -186,7 +186,7 @@ class CheckpointExport:
         newest = self._newest
         try:
             token = await request_timestamp(client, url, newest.written.encode())
-        except NotConfirmed as error:
+        except ConfirmationError as error:
             self._context.telemetry.count("baton_log_timestamp_failures_total")
             self._log_first("timestamps", f"A checkpoint of the log has no time stamp yet; export goes on: {error}")
             return

@@ -81,7 +81,7 @@ class TextSource(Contents, RunJournal, Protocol):
     """The part of the store that reads runs and their texts."""
 
 
-class Erasable(Retention, Holds, Protocol):
+class ErasureStore(Retention, Holds, Protocol):
     """The part of the store that an erasure needs."""
 
 
@@ -126,7 +126,7 @@ async def runs_with_text(store: Retention, tenant: str, text: bytes) -> AsyncIte
                 yield [run for run in group if run.id in holding]
 
 
-async def erase_all(store: Erasable, find: FindRuns, end: EndRuns, by: ErasedBy = "operator") -> EraseResult:
+async def erase_all(store: ErasureStore, find: FindRuns, end: EndRuns, by: ErasedBy = "operator") -> EraseResult:
     """Erase the content of all runs that are found, but those under a legal hold. Those that are open are ended first,
     as far as possible.
 
@@ -144,7 +144,7 @@ async def erase_all(store: Erasable, find: FindRuns, end: EndRuns, by: ErasedBy 
     return EraseResult(erased, await store.overwrite_erased(), held)
 
 
-async def _erase_found(store: Erasable, find: FindRuns, end: EndRuns, held: dict[str, str], by: ErasedBy) -> int:
+async def _erase_found(store: ErasureStore, find: FindRuns, end: EndRuns, held: dict[str, str], by: ErasedBy) -> int:
     """Erase what is found now, and add to `held` what legal holds keep. Returns the number of runs."""
     erased = 0
     async for rows in find():
@@ -204,12 +204,12 @@ class _Batch:
         return self.file is None or self.file.size >= FILE_BYTES or len(self.runs) >= FILE_RUNS
 
 
-class Pruning:
+class Pruner:
     """Prunes the runs that a query selects, one batch after the other: read, archive, check, delete."""
 
     def __init__(
         self,
-        store: Erasable,
+        store: ErasureStore,
         journals: Archive,
         archiving: ArchiveTarget | None,
         *,
@@ -486,7 +486,7 @@ class RunRetention:
             return not stopping.is_set() and await self._leadership.acquire()
 
         async with self._open_journals() as journals:
-            pruning = Pruning(
+            pruning = Pruner(
                 self._context.store,
                 journals,
                 self._archiving,

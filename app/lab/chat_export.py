@@ -20,7 +20,7 @@ from app.core.plan.workflow import PlanReader, by_ordinal
 from app.core.pool.catalog import Limits
 from app.errors import PlanRejected
 from app.lab import manifest, reward, training_record
-from app.lab.manifest import DEFAULTS, MANIFEST, OF_BASE, Golden, Manifest
+from app.lab.manifest import DEFAULTS, MANIFEST, OF_BASE, GoldenPrompt, Manifest
 from app.lab.rollouts import Rollout, Turns, conductor_prompt
 from app.lab.training_questions import Question, Rule, draw_rules
 
@@ -53,7 +53,7 @@ class Base:
     tokenizer_sha256: str
     card: Manifest | None = None
     """Its manifest, if it has been described."""
-    golden: Sequence[Golden] = ()
+    golden: Sequence[GoldenPrompt] = ()
 
 
 def base_of(folder: Path) -> Base:
@@ -72,7 +72,7 @@ def base_of(folder: Path) -> Base:
 class Reach:
     """The prompts that training shows a model: golden prompts of that kind, the longest plan and the largest pool."""
 
-    golden: Sequence[Golden] = ()
+    golden: Sequence[GoldenPrompt] = ()
     steps: int = 0
     workers: int = 0
 
@@ -119,11 +119,11 @@ def _reach_of_pools(pools: Sequence[_Pool]) -> Reach:
     return Reach(golden, max([pool.steps for pool in pools]), max([pool.workers for pool in pools]))
 
 
-def _golden(rule: Rule, pool: _Pool) -> Golden:
+def _golden(rule: Rule, pool: _Pool) -> GoldenPrompt:
     task = Task((Message("user", (Text(rule.conversation[0]["content"]),)),))
     user = conductor_prompt(Brief(task, (), Limits(), Limits().usd))[1]
     messages = [{"role": "system", "content": pool.system}, dict(user)]
-    return Golden(messages=messages, workers=pool.workers, steps=pool.steps)
+    return GoldenPrompt(messages=messages, workers=pool.workers, steps=pool.steps)
 
 
 def describe(folder: Path, base: Base, reach: Reach, pupil: Pupil, most: int, **details: Any) -> Manifest:
@@ -147,7 +147,7 @@ def describe(folder: Path, base: Base, reach: Reach, pupil: Pupil, most: int, **
     return manifest.write(folder, golden, **facts)
 
 
-def _with_answer(golden: Golden, pupil: Pupil, most: int) -> Golden:
+def _with_answer(golden: GoldenPrompt, pupil: Pupil, most: int) -> GoldenPrompt:
     """Return a golden prompt with its tokens and the model's plan; without the plan where it was a close choice."""
     turns = tuple(golden.messages)
     text, margin = pupil.likeliest(turns, most)
@@ -157,7 +157,7 @@ def _with_answer(golden: Golden, pupil: Pupil, most: int) -> Golden:
     return golden.model_copy(update={"tokens": pupil.tokens(turns), "plan": plan})
 
 
-def _is_decodable(text: str, golden: Golden) -> bool:
+def _is_decodable(text: str, golden: GoldenPrompt) -> bool:
     """Return True if a server that decodes under the schema can write exactly this."""
     reader = PlanReader(by_ordinal(list(map(str, range(golden.workers)))), golden.steps)
     try:

@@ -25,7 +25,7 @@ LAMBDAS = (0.15, 0.30)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ArmResult:
     """One arm; figures are means over tasks of the means over repeats, counts are of rows."""
 
     arm: str
@@ -65,7 +65,7 @@ class Table:
     missing: int
     full_usd: float
     resamples: int
-    standings: tuple[Standing, ...]
+    standings: tuple[ArmResult, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _oracle(series: Mapping[str, Sequence[float]], arms: Sequence[str], tasks: i
 
 def _standings(
     rows: Rows, tasks: Sequence[str], means: Sequence[Mapping[str, float]], reference: str, full_usd: float
-) -> list[Standing]:
+) -> list[ArmResult]:
     """Return the standings of all arms and of the oracle; `means` are those of `paired_bootstrap`."""
     arms = list(rows)
     points = {arm: (means[0][f"usd {arm}"], means[0][f"right {arm}"]) for arm in arms}
@@ -169,7 +169,7 @@ def _differences(means: Sequence[Mapping[str, float]], arm: str, reference: str)
 
 def _standing(
     compared: _Comparison, rows: Mapping[str, Sequence[Measure]], tasks: Sequence[str], full_usd: float
-) -> Standing:
+) -> ArmResult:
     """Return the standing of an arm; `full_usd` is a full cost in dollars."""
     rewards = []
     for share in LAMBDAS:
@@ -182,7 +182,7 @@ def _standing(
     flat = list(chain.from_iterable([rows[task] for task in tasks]))
     outcomes = Counter([row.outcome for row in flat])
     plans = {row.plan for row in flat}
-    return Standing(
+    return ArmResult(
         arm=compared.arm,
         rows=len(flat),
         accuracy=compared.accuracy,
@@ -227,9 +227,9 @@ def _gain_at_equal_cost(arm: str, arms: Sequence[str], means: Sequence[Mapping[s
     return None
 
 
-def _oracle_standing(means: Sequence[Mapping[str, float]], ahead: Interval, rows: int) -> Standing:
+def _oracle_standing(means: Sequence[Mapping[str, float]], ahead: Interval, rows: int) -> ArmResult:
     """Return the standing of the oracle. It has no rows of its own, so it has only an accuracy and a cost."""
-    return Standing(
+    return ArmResult(
         arm=ORACLE,
         rows=rows,
         accuracy=_accuracy(means, ORACLE),

@@ -18,7 +18,7 @@ from app.errors import ConfigInvalid
 from app.lab import manifest, prompt, reward, tokenizer, training_record, world
 from app.lab.evaluate import draw_exam, exact_outcomes, mean_of
 from app.lab.lessons import SPLITS, Lesson, Split
-from app.lab.manifest import Golden, Manifest
+from app.lab.manifest import GoldenPrompt, Manifest
 from app.lab.plan_grammar import FORMS, Form
 from app.lab.plans import SLOTS, STEPS, Plan
 from app.lab.train_loop import Recipe, greedy, new_conductor
@@ -164,7 +164,7 @@ def _write_manifest(
     )
 
 
-def golden_prompts(conductor: Conductor) -> list[Golden]:
+def golden_prompts(conductor: Conductor) -> list[GoldenPrompt]:
     """Return prompts with this conductor's likeliest plans. Half of them are over the standard pool, half over unseen
     ones."""
     lessons = draw_exam("held-out tasks", GOLDEN // 2, GOLDEN_SEED)
@@ -175,9 +175,9 @@ def golden_prompts(conductor: Conductor) -> list[Golden]:
     return golden
 
 
-def _golden_prompt(lesson: Lesson, plan: Plan, form: Form) -> Golden:
+def _golden_prompt(lesson: Lesson, plan: Plan, form: Form) -> GoldenPrompt:
     text = prompt.as_text(lesson.problem.text, lesson.pool, lesson.order)
-    return Golden(
+    return GoldenPrompt(
         messages=[{"role": "user", "content": text}],
         workers=len(lesson.pool),
         steps=STEPS,

@@ -28,7 +28,7 @@ PRICE = re.compile(r"^Worker (\d+): .*?price per million tokens: \$\S+ in, \$(\d
 ROLES: Mapping[str, str] = {words: role for role, words in SUBTASKS.items()}
 
 
-class Unreadable(Exception):
+class UnusableRollout(Exception):
     """A rollout that the small conductor cannot learn from; the message is the reason, in words that fit many."""
 
 
@@ -58,7 +58,7 @@ def build_examples(
     for rollout in rollouts:
         try:
             readable.append((rollout, _parse_rollout(rollout)))
-        except Unreadable as reason:
+        except UnusableRollout as reason:
             skipped[str(reason)] += 1
     weighted = with_weights([rollout for rollout, _ in readable], weights, beta, cap)
     examples = []
@@ -91,9 +91,9 @@ def digest_of(runs: Sequence[JournaledExample]) -> str:
 
 def _parse_rollout(rollout: Rollout) -> tuple[Problem, Pool, Plan]:
     if rollout.split != "train":
-        raise Unreadable("it is held out")
+        raise UnusableRollout("it is held out")
     if rollout.verdict is None:
-        raise Unreadable("nobody has rated it")
+        raise UnusableRollout("nobody has rated it")
     return _problem(rollout), _pool(rollout), _plan(rollout)
 
 
@@ -103,20 +103,20 @@ def _problem(rollout: Rollout) -> Problem:
     if len(messages) == 1:
         problem = read(messages[0])
     if problem is None:
-        raise Unreadable("its task is none of the world's")
+        raise UnusableRollout("its task is none of the world's")
     if is_reserved_for_evaluation(problem):
-        raise Unreadable("its task is kept for examinations")
+        raise UnusableRollout("its task is kept for examinations")
     return problem
 
 
 def _pool(rollout: Rollout) -> Pool:
     everyone = profiles()
     if not set(rollout.workers) <= everyone.keys():
-        raise Unreadable("its pool has workers that are not of the world")
+        raise UnusableRollout("its pool has workers that are not of the world")
     if len(rollout.workers) > SLOTS:
-        raise Unreadable(f"its pool has more than {SLOTS} workers")
+        raise UnusableRollout(f"its pool has more than {SLOTS} workers")
     if is_held_out(rollout.workers):
-        raise Unreadable("its pool is kept for examinations")
+        raise UnusableRollout("its pool is kept for examinations")
     price_of_place: dict[int, float] = {}
     for place, price in PRICE.findall(rollout.prompt[0]["content"]):
         price_of_place[int(place)] = float(price)
@@ -134,9 +134,9 @@ def _plan(rollout: Rollout) -> Plan:
         workers = [step.worker for step in plan]
         least, most = min(workers), max(workers)
     except (ValueError, KeyError, TypeError):
-        raise Unreadable("its plan is none that the small conductor can write") from None
+        raise UnusableRollout("its plan is none that the small conductor can write") from None
     if least < 0 or most >= len(rollout.workers):
-        raise Unreadable("its plan names a worker that was not offered")
+        raise UnusableRollout("its plan names a worker that was not offered")
     return plan
 
 

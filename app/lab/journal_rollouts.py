@@ -28,7 +28,7 @@ from app.store.archive import Record
 YES = frozenset({"yes", "true", "1"})
 
 
-class Skipped(Exception):
+class SkippedRun(Exception):
     """A run that becomes no rollout; the message is the reason, in words that fit many runs."""
 
 
@@ -50,7 +50,7 @@ class RolloutFilter:
 def rollout(
     record: Record, catalogs: Mapping[str, Catalog], ratings: Sequence[Feedback], conditions: RolloutFilter
 ) -> Rollout:
-    """Return the rollout of a run; raises `Skipped`."""
+    """Return the rollout of a run; raises `SkippedRun`."""
     state, events = _fold_record(record)
     _check_filter(record, state, conditions)
     task = _task(record, state, conditions)
@@ -58,7 +58,7 @@ def rollout(
     catalog = catalogs.get(state.admitted.catalog)
     order = _order(state, events, proposal)
     if catalog is None or not set(order) <= set(catalog.workers):
-        raise Skipped("its pool is not known any more")
+        raise SkippedRun("its pool is not known any more")
     brief = Brief(
         task=task,
         workers=tuple([catalog.workers[name] for name in order]),
@@ -68,10 +68,10 @@ def rollout(
     )
     steps = _steps(record, state, events, proposal)
     if not {step.worker for step in steps} <= set(order):
-        raise Skipped("its plan names a worker that was not offered")
+        raise SkippedRun("its plan names a worker that was not offered")
     score, rated = score_of(ratings)
     if conditions.rated and score is None:
-        raise Skipped("nobody has rated it")
+        raise SkippedRun("nobody has rated it")
     conversation = turns_of(task.messages)
     usd = sum([call.usd for call in state.calls.values() if call.step is not None])
     return Rollout(
@@ -123,34 +123,34 @@ def _fold_record(record: Record) -> tuple[RunState, tuple[Event, ...]]:
     for stored in record.events:
         events.append(Event(run, stored.seq, Kind(stored.kind), stored.at, orjson.loads(stored.body)))
     if not events:
-        raise Skipped("it has no journal")
+        raise SkippedRun("it has no journal")
     journal = tuple(events)
     return fold(journal), journal
 
 
 def _check_filter(record: Record, state: RunState, conditions: RolloutFilter) -> None:
     if conditions.tier is not None and state.admitted.tier != conditions.tier:
-        raise Skipped("it is of another tier")
+        raise SkippedRun("it is of another tier")
     if conditions.tenant is not None and record.row["tenant"] != conditions.tenant:
-        raise Skipped("it is of another tenant")
+        raise SkippedRun("it is of another tenant")
     if barred := sorted(conditions.without & labels_in_run(state)):
-        raise Skipped(f"it has the label {barred[0]}")
+        raise SkippedRun(f"it has the label {barred[0]}")
     if state.admitted.origin_kind == "shadow":
-        raise Skipped("it is a shadow, whose answer nobody was given")
+        raise SkippedRun("it is a shadow, whose answer nobody was given")
     if state.admitted.origin_kind == "replay":
-        raise Skipped("it is a replay of another run")
+        raise SkippedRun("it is a replay of another run")
     if not state.ended or state.admitted.preview:
-        raise Skipped("it was only planned, or has not ended")
+        raise SkippedRun("it was only planned, or has not ended")
 
 
 def _task(record: Record, state: RunState, conditions: RolloutFilter) -> Task:
     body = record.contents.get(state.admitted.task)
     if body is None:
-        raise Skipped("its content was erased")
+        raise SkippedRun("its content was erased")
     task = task_from_json(orjson.loads(body))
     agreed = conditions.consent is None or conditions.consent in state.admitted.labels
     if not agreed and str(task.metadata.get(conditions.consent or "", "")).casefold() not in YES:
-        raise Skipped("its caller has not agreed")
+        raise SkippedRun("its caller has not agreed")
     return task
 
 
@@ -158,13 +158,13 @@ def _find_executed_proposal(state: RunState) -> Proposal:
     """Return the proposal that was carried out from beginning to end."""
     proposals = [proposal for proposal in state.proposals if proposal.state == "accepted" and proposal.topology]
     if state.degraded:
-        raise Skipped("a fallback decided, or a worker was out")
+        raise SkippedRun("a fallback decided, or a worker was out")
     if state.state != "succeeded" or not proposals:
-        raise Skipped(f"it has no answer ({state.state})")
+        raise SkippedRun(f"it has no answer ({state.state})")
     if len(proposals) > 1:
-        raise Skipped("it had several rounds")
+        raise SkippedRun("it had several rounds")
     if state.admitted.limits.depth:
-        raise Skipped("its conductor might take steps itself")
+        raise SkippedRun("its conductor might take steps itself")
     return proposals[0]
 
 
@@ -199,11 +199,11 @@ def _steps(record: Record, state: RunState, events: Sequence[Event], proposal: P
     steps = []
     for step in state.steps_of_round(proposal.round):
         if step.worker != planned[step.n].worker:
-            raise Skipped("another worker stood in for a planned one")
+            raise SkippedRun("another worker stood in for a planned one")
         subtask = ""
         if step.subtask:
             if step.subtask not in record.contents:
-                raise Skipped("its content was erased")
+                raise SkippedRun("its content was erased")
             subtask = record.contents[step.subtask].decode()
         access = step.access.shift(-proposal.base)
         steps.append(Step(step.worker, subtask, access, step.answers, planned[step.n].probability, step.tools))

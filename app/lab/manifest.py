@@ -65,7 +65,7 @@ class Manifest(Record):
     """SHA-256 of every file of the folder but this one and its signature."""
 
 
-class Golden(Record):
+class GoldenPrompt(Record):
     """A prompt, and what is expected of it; None where that is not known."""
 
     messages: list[dict[str, str]]
@@ -116,7 +116,7 @@ def describe(folder: Path, base: Path | None, golden: Path | None, **fields: Any
     return write(folder, prompts, name=name, kind=kind, **facts)
 
 
-def _earlier_manifest(folder: Path) -> tuple[Manifest | None, list[Golden]]:
+def _earlier_manifest(folder: Path) -> tuple[Manifest | None, list[GoldenPrompt]]:
     """Return the earlier manifest and golden prompts, if they describe the weights that are there now."""
     try:
         earlier = Manifest.model_validate_json((folder / MANIFEST).read_text())
@@ -128,10 +128,10 @@ def _earlier_manifest(folder: Path) -> tuple[Manifest | None, list[Golden]]:
     return None, []
 
 
-def _golden_prompts(file: Path) -> list[Golden]:
+def _golden_prompts(file: Path) -> list[GoldenPrompt]:
     """Return the golden prompts of a file, which has one on each line."""
     lines = [line for line in file.read_text().splitlines() if line.strip()]
-    return list(map(Golden.model_validate_json, lines))
+    return list(map(GoldenPrompt.model_validate_json, lines))
 
 
 def _fields_of_training(earlier: Manifest | None) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def tokenizer_sha256(folder: Path) -> str:
         ) from None
 
 
-def write(folder: Path, golden: Sequence[Golden], **facts: Any) -> Manifest:
+def write(folder: Path, golden: Sequence[GoldenPrompt], **facts: Any) -> Manifest:
     """Write golden prompts and manifest into the folder; `facts` are the manifest's other fields. The signature of an
     earlier manifest is removed."""
     (folder / SIGNATURE).unlink(missing_ok=True)
@@ -213,7 +213,7 @@ def write(folder: Path, golden: Sequence[Golden], **facts: Any) -> Manifest:
     return manifest
 
 
-def read(folder: Path) -> tuple[Manifest, list[Golden]]:
+def read(folder: Path) -> tuple[Manifest, list[GoldenPrompt]]:
     """Return the manifest of a folder and its golden prompts. Raises `ConfigInvalid` with every fault, such as a file
     that is not as the manifest has it, or a schema or prompt that this version of Baton does not speak."""
     try:

@@ -55,7 +55,7 @@ Vector = Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class LoggedOutcome:
     """One decision and what came of it; `propensity` is the probability with which `action` was really drawn."""
 
     features: tuple[float, ...]
@@ -64,7 +64,7 @@ class Logged:
     reward: float
     cluster: str = ""
     """The conversation that it belongs to; an empty one is a conversation of its own."""
-    further: "Logged | None" = None
+    further: "LoggedOutcome | None" = None
     """The decision that followed it before the reward came, with the same reward and cluster."""
 
 
@@ -153,7 +153,7 @@ class _DoublyRobust(NamedTuple):
 class Log:
     """Decisions, and for each a model of the rewards that has not seen it; fitted once, for any number of reports."""
 
-    def __init__(self, rows: Sequence[Logged]) -> None:
+    def __init__(self, rows: Sequence[LoggedOutcome]) -> None:
         """Raises ValueError for no rows, and for a propensity that is not above 0 and up to 1."""
         if not rows or not all([0 < row.propensity <= 1 for row in rows]):
             raise ValueError("a log needs rows, each with a propensity above 0 and up to 1")
@@ -164,7 +164,7 @@ class Log:
         self._followed_rows: list[int] = []
         """The places of the rows that have a further decision, in the order of the rows of `_further_log`."""
         self._further_log: Log | None = None
-        further_rows: list[Logged] = []
+        further_rows: list[LoggedOutcome] = []
         for place, row in enumerate(rows):
             if row.further is not None:
                 self._followed_rows.append(place)
@@ -288,7 +288,7 @@ def _spread(values: Sequence[float], clusters: Sequence[int]) -> float:
     return count / len(values) * math.sqrt(variance)
 
 
-def _cluster_numbers(rows: Sequence[Logged]) -> list[int]:
+def _cluster_numbers(rows: Sequence[LoggedOutcome]) -> list[int]:
     """Return the number of each row's conversation, from 0 in the order in which they come."""
     number_of: dict[str, int] = {}
     numbers: list[int] = []
@@ -398,7 +398,7 @@ def _dot(a: Sequence[float], b: Sequence[float]) -> float:
 # -- the model of the rewards
 
 
-def _cross_fit(rows: Sequence[Logged], vectors: Sequence[Vector], clusters: Sequence[int]) -> list["Model"]:
+def _cross_fit(rows: Sequence[LoggedOutcome], vectors: Sequence[Vector], clusters: Sequence[int]) -> list["Model"]:
     """Return, for the rows of each fold (those of every `FOLDS`th conversation), the model fitted on all others."""
     size = _model_size(rows)
     bounds = _reward_bounds(rows)
@@ -412,7 +412,7 @@ def _cross_fit(rows: Sequence[Logged], vectors: Sequence[Vector], clusters: Sequ
     return models
 
 
-def fit_model(rows: Sequence[Logged]) -> "Model":
+def fit_model(rows: Sequence[LoggedOutcome]) -> "Model":
     """Return the regressions over all of these rows, of which there is one at least."""
     size = _model_size(rows)
     by_arm: dict[str, _Moments] = {}
@@ -421,12 +421,12 @@ def fit_model(rows: Sequence[Logged]) -> "Model":
     return _fit([by_arm], size, _reward_bounds(rows))
 
 
-def _model_size(rows: Sequence[Logged]) -> int:
+def _model_size(rows: Sequence[LoggedOutcome]) -> int:
     """Return the number of coefficients of a regression: the constant, and the features of the row that has most."""
     return max(len(row.features) for row in rows) + 1
 
 
-def _reward_bounds(rows: Sequence[Logged]) -> tuple[float, float]:
+def _reward_bounds(rows: Sequence[LoggedOutcome]) -> tuple[float, float]:
     rewards = [row.reward for row in rows]
     return min(rewards), max(rewards)
 
@@ -503,7 +503,7 @@ def _add_vectors(a: Sequence[float], b: Sequence[float]) -> list[float]:
     return [x + y for x, y in zip(a, b, strict=True)]
 
 
-def _add_row(by_arm: dict[str, _Moments], row: Logged, vector: Vector, size: int) -> None:
+def _add_row(by_arm: dict[str, _Moments], row: LoggedOutcome, vector: Vector, size: int) -> None:
     """Add a row to the sums of its arm."""
     if row.action not in by_arm:
         by_arm[row.action] = _Moments(size)

@@ -1,4 +1,4 @@
-"""Recorded outcomes: prompts with the score and the cost of models that answered them, read from files.
+"""RecordedPrompt outcomes: prompts with the score and the cost of models that answered them, read from files.
 
 Two kinds of data sets. In one with full information every prompt has an outcome of every model; a log has one outcome
 for each prompt, that of the model which was asked. Formats, recognised line by line:
@@ -53,7 +53,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedPrompt:
     """A prompt with its outcomes by model. `propensity` is the probability with which a log's model was drawn."""
 
     id: str
@@ -66,7 +66,7 @@ class Recorded:
 class Dataset:
     """Rows that either all have an outcome of every model (`full`) or one outcome each; costs are means of a call."""
 
-    rows: Sequence[Recorded]
+    rows: Sequence[RecordedPrompt]
     models: tuple[str, ...]
     costs: Mapping[str, float]
     unit: Unit
@@ -90,7 +90,7 @@ def read(paths: Sequence[Path], scores: Mapping[str, float], costs: Mapping[str,
     ones. Raises `RecordsRefused`, and OSError for a file that cannot be opened.
     """
     left_out: Counter[str] = Counter()
-    rows: dict[str, Recorded] = {}
+    rows: dict[str, RecordedPrompt] = {}
     for path in _files(paths):
         if path.suffix == ".csv":
             read_rows = _csv(path)
@@ -100,7 +100,7 @@ def read(paths: Sequence[Path], scores: Mapping[str, float], costs: Mapping[str,
             outcomes = dict(row.outcomes)
             if row.id in rows:
                 outcomes = {**rows[row.id].outcomes, **outcomes}
-            rows[row.id] = Recorded(row.id, row.prompt, outcomes, row.propensity)
+            rows[row.id] = RecordedPrompt(row.id, row.prompt, outcomes, row.propensity)
     return _dataset(list(rows.values()), costs, left_out)
 
 
@@ -127,7 +127,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         yield from inside
 
 
-def _dataset(rows: Sequence[Recorded], costs: Mapping[str, float], left_out: Counter[str]) -> Dataset:
+def _dataset(rows: Sequence[RecordedPrompt], costs: Mapping[str, float], left_out: Counter[str]) -> Dataset:
     """Return the rows as a data set. With full information, rows that lack a model are left out."""
     models = tuple(sorted({model for row in rows for model in row.outcomes}))
     usable = rows
@@ -148,7 +148,7 @@ def _dataset(rows: Sequence[Recorded], costs: Mapping[str, float], left_out: Cou
 
 
 def _too_few(
-    rows: Sequence[Recorded], usable: Sequence[Recorded], models: Sequence[str], reasons: Mapping[str, int]
+    rows: Sequence[RecordedPrompt], usable: Sequence[RecordedPrompt], models: Sequence[str], reasons: Mapping[str, int]
 ) -> str:
     counts = Counter(model for row in rows for model in row.outcomes)
     outcomes = ", ".join(f"{counts[model]} of {model}" for model in models) or "none"
@@ -158,7 +158,7 @@ def _too_few(
 
 
 def _costs(
-    rows: Sequence[Recorded], models: Sequence[str], stated_costs: Mapping[str, float]
+    rows: Sequence[RecordedPrompt], models: Sequence[str], stated_costs: Mapping[str, float]
 ) -> tuple[Unit, dict[str, float]]:
     """Return the unit, and the mean cost of a call of each model."""
     costs_of_model: dict[str, list[float]] = {model: [] for model in models if model not in stated_costs}
@@ -184,7 +184,7 @@ def _costs(
 # -- CSV
 
 
-def _csv(path: Path) -> Iterator[Recorded]:
+def _csv(path: Path) -> Iterator[RecordedPrompt]:
     csv.field_size_limit(MOST_CHARS)
     with path.open(encoding="utf-8", newline="") as file:
         lines = csv.DictReader(file)
@@ -199,7 +199,7 @@ def _csv(path: Path) -> Iterator[Recorded]:
                     f"{place}: the line has not {len(header)} fields with a prompt; quote texts with commas"
                 )
             outcomes = {model: _cell(line, model, place) for model in models}
-            yield Recorded(line.get("id") or place, line["prompt"], outcomes)
+            yield RecordedPrompt(line.get("id") or place, line["prompt"], outcomes)
 
 
 def _next(lines: "csv.DictReader[str]", path: Path) -> dict[str, str] | None:
@@ -246,7 +246,7 @@ def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield place, value
 
 
-def _json_lines(path: Path, scores: Mapping[str, float], left_out: Counter[str]) -> Iterator[Recorded]:
+def _json_lines(path: Path, scores: Mapping[str, float], left_out: Counter[str]) -> Iterator[RecordedPrompt]:
     for place, line in _objects(path):
         value = line
         if isinstance(line.get("data"), dict):
@@ -263,14 +263,14 @@ def _json_lines(path: Path, scores: Mapping[str, float], left_out: Counter[str])
             yield from _read_logged_row(value, place, scores, left_out)
 
 
-def _with_outcomes(value: Mapping[str, Any], place: str) -> Recorded:
+def _with_outcomes(value: Mapping[str, Any], place: str) -> RecordedPrompt:
     """Return the row of a line in the own form that has an outcome of several models."""
     entries = value["outcomes"]
     are_objects = isinstance(entries, dict) and all(isinstance(outcome, dict) for outcome in entries.values())
     if not entries or not are_objects:
         raise RecordsRefused(f'{place}: "outcomes" must be an object of {{"score": ..., "usd": ...}} by model')
     outcomes = {model: _outcome(outcome, place) for model, outcome in entries.items()}
-    return Recorded(str(value.get("id") or place), _prompt(value, place), outcomes)
+    return RecordedPrompt(str(value.get("id") or place), _prompt(value, place), outcomes)
 
 
 def _outcome(value: Mapping[str, Any], place: str) -> Outcome:
@@ -281,7 +281,7 @@ def _outcome(value: Mapping[str, Any], place: str) -> Outcome:
     return Outcome(score)
 
 
-def _router_arena(value: Mapping[str, Any], place: str) -> Recorded | None:
+def _router_arena(value: Mapping[str, Any], place: str) -> RecordedPrompt | None:
     """Return the row; None for a call that failed or was not evaluated.
 
     Some of its metrics, such as METEOR, may fall a little below 0, which counts as 0.
@@ -301,12 +301,12 @@ def _router_arena(value: Mapping[str, Any], place: str) -> Recorded | None:
         score = 0.0
     else:
         score = _score(evaluated["score"], place)
-    return Recorded(str(value["global_index"]), prompt, {model: Outcome(score, cost)})
+    return RecordedPrompt(str(value["global_index"]), prompt, {model: Outcome(score, cost)})
 
 
 def _read_logged_row(
     value: Mapping[str, Any], place: str, scores: Mapping[str, float], left_out: Counter[str]
-) -> Iterator[Recorded]:
+) -> Iterator[RecordedPrompt]:
     """Yield the row of a log, if it has one: Baton's own form, LiteLLM's or OpenRouter's."""
     model = value.get("model")
     if not isinstance(model, str) or not model:
@@ -320,7 +320,7 @@ def _read_logged_row(
     else:
         outcome = Outcome(_score(score, place), *_read_cost(value, place))
         chance = _propensity(value.get("propensity"), place)
-        yield Recorded(f"{id_} {model}", _prompt(value, place), {model: outcome}, chance)
+        yield RecordedPrompt(f"{id_} {model}", _prompt(value, place), {model: outcome}, chance)
 
 
 def _find_score(value: Mapping[str, Any]) -> Any:

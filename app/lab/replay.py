@@ -32,8 +32,8 @@ from app.core.rating.decision import decide
 from app.core.rating.features import Features, features
 from app.core.rating.posterior import USUAL_OUTPUT_TOKENS, Posterior, Rating, estimates, logistic, update_posterior
 from app.lab.logged_decisions import hash_features
-from app.lab.offpolicy import Log, Logged, Report
-from app.lab.recorded_outcomes import Dataset, Recorded, RecordsRefused
+from app.lab.offpolicy import Log, LoggedOutcome, Report
+from app.lab.recorded_outcomes import Dataset, RecordedPrompt, RecordsRefused
 from app.lab.routing_baselines import BASELINES, Estimator, Example, Scores
 
 SELECTOR, ORACLE, LOGGED = "selector", "perfect choice", "always "
@@ -104,7 +104,7 @@ def routes(data: Dataset, cost_weight: float) -> Routes:
 class Part:
     """A part of the rows, with features and with the scores of the routed models."""
 
-    rows: Sequence[Recorded]
+    rows: Sequence[RecordedPrompt]
     seen: Sequence[Features]
     scores: Sequence[Scores]
 
@@ -135,7 +135,7 @@ def split(
 
 def _part(data: Dataset, routing: Routes, features_of_row: Mapping[int, Features], places: Sequence[int]) -> Part:
     """Return the rows in these places, with the scores that are known of the routed models."""
-    rows: list[Recorded] = []
+    rows: list[RecordedPrompt] = []
     scores: list[Scores] = []
     for place in places:
         row = data.rows[place]
@@ -345,7 +345,7 @@ def estimate_from_log(data: Dataset, plan: Plan) -> Mapping[str, Sequence[Report
     return reports
 
 
-def _make_logged_rows(routing: Routes, part: Part, shares: Mapping[str, float]) -> list[Logged]:
+def _make_logged_rows(routing: Routes, part: Part, shares: Mapping[str, float]) -> list[LoggedOutcome]:
     """Return the rows as the estimators read them. One without its own propensity has the model's share of the log."""
     logged = []
     for row, prompt_features in zip(part.rows, part.seen, strict=True):
@@ -353,5 +353,7 @@ def _make_logged_rows(routing: Routes, part: Part, shares: Mapping[str, float]) 
         propensity = row.propensity
         if propensity is None:
             propensity = shares[model]
-        logged.append(Logged(hash_features(prompt_features), model, propensity, routing.reward(model, outcome.score)))
+        logged.append(
+            LoggedOutcome(hash_features(prompt_features), model, propensity, routing.reward(model, outcome.score))
+        )
     return logged

@@ -1,6 +1,6 @@
 """Requests for confirmations of a checkpoint of the transparency log: to witnesses, and to time-stamp authorities.
 
-Each is asked a few times and within a deadline; then `NotConfirmed` says why there is no confirmation.
+Each is asked a few times and within a deadline; then `ConfirmationError` says why there is no confirmation.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ Prove = Callable[[int], Awaitable[Sequence[bytes]]]
 """Returns the consistency proof from a size of the log to the one that is to be cosigned."""
 
 
-class NotConfirmed(Exception):
+class ConfirmationError(Exception):
     """There is no confirmation. The message says why, without words of the reply."""
 
 
@@ -52,23 +52,23 @@ async def request_cosignature(
 ) -> str:
     """Return the line with the witness's cosignature of the checkpoint `note`, which counts `size` entries.
 
-    `old` is the size that the witness is believed to have cosigned last. Raises `NotConfirmed`.
+    `old` is the size that the witness is believed to have cosigned last. Raises `ConfirmationError`.
     """
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
             reply = await _submit_checkpoint(client, witness, note, size=size, old=old, prove=prove)
         return find_cosignature_line(note, reply.decode(), witness.key)
     except TimeoutError:
-        raise NotConfirmed("It did not answer in time.") from None
+        raise ConfirmationError("It did not answer in time.") from None
     except (NoteInvalid, UnicodeDecodeError):
-        raise NotConfirmed("Its reply is no valid cosignature by its key.") from None
+        raise ConfirmationError("Its reply is no valid cosignature by its key.") from None
 
 
 async def request_timestamp(client: httpx.AsyncClient, url: str, body: bytes) -> bytes:
-    """Return the reply of an RFC 3161 authority with its time stamp for these bytes, in DER. Raises `NotConfirmed`.
+    """Return the reply of an RFC 3161 authority with its time stamp for these bytes, in DER.
 
-    It is checked that the stamp is granted, for these bytes and for this request. Who signed it is checked by those
-    who rely on it, as `openssl ts -verify` does.
+    Raises `ConfirmationError`. It is checked that the stamp is granted, for these bytes and for this request. Who
+    signed it is checked by those who rely on it, as `openssl ts -verify` does.
     """
     tsp: Any = import_module(TIMESTAMP_LIBRARY)
     query = tsp.TimestampRequestBuilder().data(body).hash_algorithm(tsp.HashAlgorithm.SHA256).build()
@@ -76,17 +76,17 @@ async def request_timestamp(client: httpx.AsyncClient, url: str, body: bytes) ->
         async with asyncio.timeout(DEADLINE_SECONDS):
             status, _, reply = await _post(client, url, query.as_bytes(), "application/timestamp-query")
         if status != httpx.codes.OK:
-            raise NotConfirmed(f"It answered with status {status}.")
+            raise ConfirmationError(f"It answered with status {status}.")
         response = tsp.decode_timestamp_response(reply)
         if response.status not in GRANTED:
-            raise NotConfirmed("It did not grant a time stamp.")
+            raise ConfirmationError("It did not grant a time stamp.")
         about = response.tst_info.message_imprint.message
         if about != sha256(body).digest() or response.tst_info.nonce != query.nonce:
-            raise NotConfirmed("Its time stamp is not for this request.")
+            raise ConfirmationError("Its time stamp is not for this request.")
     except TimeoutError:
-        raise NotConfirmed("It did not answer in time.") from None
+        raise ConfirmationError("It did not answer in time.") from None
     except ValueError:
-        raise NotConfirmed("Its reply is no time stamp.") from None
+        raise ConfirmationError("Its reply is no time stamp.") from None
     return reply
 
 
@@ -95,20 +95,20 @@ async def _submit_checkpoint(
 ) -> bytes:
     for _ in range(1 + CONFLICTS):
         if old > size:
-            raise NotConfirmed(f"It has cosigned {old} entries, and this log has {size}: the log was set back.")
+            raise ConfirmationError(f"It has cosigned {old} entries, and this log has {size}: the log was set back.")
         body = submission(old, await prove(old), note)
         status, kind, reply = await _post(client, f"{witness.url}/add-checkpoint", body, "text/plain; charset=utf-8")
         if status == httpx.codes.OK:
             return reply
         stated = reply.strip()
         if status != httpx.codes.CONFLICT or kind != SIZE_TYPE or not stated.isdigit() or len(stated) > 18:
-            raise NotConfirmed(f"It answered with status {status}.")
+            raise ConfirmationError(f"It answered with status {status}.")
         old = int(stated)
-    raise NotConfirmed("It named another size at each request.")
+    raise ConfirmationError("It named another size at each request.")
 
 
 async def _post(client: httpx.AsyncClient, url: str, body: bytes, kind: str) -> tuple[int, str, bytes]:
-    """Send a request, and again if that may help. Returns status, media type and body. Raises `NotConfirmed`."""
+    """Send a request, and again if that may help. Returns status, media type and body. Raises `ConfirmationError`."""
 
     async def once() -> tuple[int, str, bytes]:
         async with client.stream("POST", url, content=body, headers={"content-type": kind}) as reply:
@@ -118,12 +118,12 @@ async def _post(client: httpx.AsyncClient, url: str, body: bytes, kind: str) -> 
             async for part in reply.aiter_raw():
                 content += part
                 if len(content) > REPLY_BYTES:
-                    raise NotConfirmed("Its reply is too long.")
+                    raise ConfirmationError("Its reply is too long.")
             return reply.status_code, reply.headers.get("content-type", "").partition(";")[0].strip(), content
 
     try:
         return await retry(once, lambda: retries.authority(faults=(httpx.TransportError, OSError, _Busy)))
     except _Busy as error:
-        raise NotConfirmed(str(error)) from None
+        raise ConfirmationError(str(error)) from None
     except (httpx.HTTPError, OSError) as error:
-        raise NotConfirmed(f"It cannot be reached: {type(error).__name__}.") from None
+        raise ConfirmationError(f"It cannot be reached: {type(error).__name__}.") from None

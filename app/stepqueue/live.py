@@ -25,7 +25,7 @@ from app.core.message.chat import ToolDelta
 from app.core.run.events import Event, Kind
 from app.errors import QueueUnavailable
 from app.network import retries
-from app.stepqueue.protocol import CommittedEvents, Delta, EngineChange, Listen, Live, SealKeys, Stop
+from app.stepqueue.protocol import CommittedEvents, Delta, EngineChange, ListenRequest, Live, SealKeys, Stop
 from app.stepqueue.streams import FAULTS, Command
 
 log = logging.getLogger(__name__)
@@ -47,11 +47,11 @@ PROBE_SECONDS: Final = 1.0
 """After this much silence we ask whether the server is there; after as much again we connect anew."""
 
 
-class Undecodable(ValueError):
+class MessageFormatError(ValueError):
     """Bytes that are no batch of messages. Stays inside the queue, which drops and counts them."""
 
 
-class ForgedPayload(Undecodable):
+class ForgedPayload(MessageFormatError):
     """A payload that nobody who has the key wrote to this channel."""
 
 
@@ -189,7 +189,7 @@ class Subscriber:
                 self._hand_over(message)
         except ForgedPayload:
             self._losses.forged += 1
-        except Undecodable:
+        except MessageFormatError:
             self._losses.undecodable += 1
 
     def _hand_over(self, message: Live) -> None:
@@ -244,11 +244,11 @@ def pack_live(messages: Sequence[Live]) -> tuple[list[bytes], int]:
 
 
 def unpack_live(data: bytes) -> Iterator[Live]:
-    """Yield the messages of one payload, in order. Raises `Undecodable` at the first bad one; those before it are
-    good."""
+    """Yield the messages of one payload, in order. Raises `MessageFormatError` at the first bad one; those before it
+    are good."""
     rows = _parse(data)
     if not isinstance(rows, list):
-        raise Undecodable("not a batch of messages")
+        raise MessageFormatError("not a batch of messages")
     return map(_message, rows)
 
 
@@ -267,7 +267,7 @@ def _row(message: Live) -> list[Any]:
             return ["c", message.run, events, message.contents, message.engine, message.epoch]
         case Stop():
             return ["s", message.run, message.step]
-        case Listen():
+        case ListenRequest():
             row = ["l", message.run, message.address]
             if message.call:
                 return [*row, message.call, message.chars, message.calls]
@@ -291,13 +291,13 @@ def _message(row: Any) -> Live:
         case ["s", str(run), (int() | None) as step]:
             return Stop(run, step)
         case ["l", str(run), str(address)]:
-            return Listen(run, address)
+            return ListenRequest(run, address)
         case ["l", str(run), str(address), str(call), int(chars), int(calls)]:
-            return Listen(run, address, call, chars, calls)
+            return ListenRequest(run, address, call, chars, calls)
         case ["a", str(run), str(address)]:
             return EngineChange(run, address)
         case _:
-            raise Undecodable("not a live message")
+            raise MessageFormatError("not a live message")
 
 
 def _tool_delta(row: Any) -> ToolDelta:
@@ -305,7 +305,7 @@ def _tool_delta(row: Any) -> ToolDelta:
         case [int(index), str(id_), str(name), str(arguments)]:
             return ToolDelta(index, id_, name, arguments)
         case _:
-            raise Undecodable("not a tool call")
+            raise MessageFormatError("not a tool call")
 
 
 def _text(row: Any) -> tuple[str, str]:
@@ -313,7 +313,7 @@ def _text(row: Any) -> tuple[str, str]:
         case [str(ref), str(text)]:
             return ref, text
         case _:
-            raise Undecodable("not a text with its ref")
+            raise MessageFormatError("not a text with its ref")
 
 
 def _events(run: str, rows: Sequence[Any]) -> tuple[Event, ...]:
@@ -323,7 +323,7 @@ def _events(run: str, rows: Sequence[Any]) -> tuple[Event, ...]:
             case [int(seq), str(kind), (int() | float()) as at, dict(body)] if kind in KINDS:
                 events.append(Event(run, seq, Kind(kind), float(at), body))
             case _:
-                raise Undecodable("not an event")
+                raise MessageFormatError("not an event")
     return tuple(events)
 
 
@@ -331,7 +331,7 @@ def _parse(data: bytes) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as fault:
-        raise Undecodable("not JSON") from fault
+        raise MessageFormatError("not JSON") from fault
 
 
 def _plain(value: object) -> object:

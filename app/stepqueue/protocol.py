@@ -99,7 +99,7 @@ class Stop:
 
 
 @record(frozen=True, slots=True)
-class Listen:
+class ListenRequest:
     """The gateway at `address` follows this run: send it the run's events, and what it lacks of the answer.
 
     It is sent to the run's engine, again every second; the engine passes it on to those who execute its steps.
@@ -123,7 +123,7 @@ class EngineChange:
     address: str
 
 
-Live = CommittedEvents | Delta | Stop | Listen | EngineChange
+Live = CommittedEvents | Delta | Stop | ListenRequest | EngineChange
 
 
 class StepQueue(Protocol):

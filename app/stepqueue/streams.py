@@ -173,7 +173,7 @@ async def _reply(connection: Any) -> Any:
         return refusal
 
 
-class Undecodable(ValueError):
+class TicketFormatError(ValueError):
     """Bytes that are no ticket. Stays inside the queue, which drops and counts them."""
 
 
@@ -372,7 +372,7 @@ class Streams:
                     receipt += f" {TURN}"
                 ticket = unpack_ticket(values.get(FIELD, b""), receipt)
                 tickets.append(with_trace(ticket, values.get(TRACE_FIELD, b"")))
-            except Undecodable:
+            except TicketFormatError:
                 bad.append(entry.decode())
         if bad:
             self.undecodable += len(bad)
@@ -400,7 +400,7 @@ class Streams:
             ((left, taken),) = await self._commands.call(("EVAL", NEXT, 1, lane, len(places)))
             self._tenants_waiting[lane] = left
             for place, (tenant, packed) in zip(places, taken, strict=False):
-                with suppress(Undecodable):
+                with suppress(TicketFormatError):
                     tickets[place] = _waiting(tenant, packed, tickets[place].receipt)
         return tickets
 
@@ -490,13 +490,13 @@ def with_trace(ticket: Ticket, data: bytes) -> Ticket:
 
 
 def unpack_ticket(data: bytes, receipt: str) -> Ticket:
-    """Return the ticket with its receipt; raises `Undecodable`."""
+    """Return the ticket with its receipt; raises `TicketFormatError`."""
     try:
         fields = orjson.loads(data)
     except orjson.JSONDecodeError as fault:
-        raise Undecodable("not JSON") from fault
+        raise TicketFormatError("not JSON") from fault
     match fields:
         case [str(run), int(step), str(tier), str(driver), int(seq), int(version)]:
             return Ticket(run, step, tier, driver, seq, version, receipt)
         case _:
-            raise Undecodable("not a ticket")
+            raise TicketFormatError("not a ticket")

@@ -29,7 +29,7 @@ from app.store.administration import Administration
 from app.store.protocol import (
     PROCESS,
     Actor,
-    Appended,
+    AppendResult,
     Backlog,
     ContentPage,
     ContentQuery,
@@ -198,7 +198,7 @@ class SqlStore(Administration):
     async def wait_until_healthy(self, seconds: float) -> bool:
         return await self.availability.wait_until_healthy(seconds)
 
-    async def append(self, entry: Entry) -> Appended:
+    async def append(self, entry: Entry) -> AppendResult:
         writer = self.writers[crc32(entry.run.encode()) % len(self.writers)]
         if entry.shared is not None and entry.at < await self._read_sharing_start():
             entry = copy_with(entry, shared=None)
@@ -248,7 +248,7 @@ class SqlStore(Administration):
         self._journals.extend(run, later.events)
         return copy_with(later, events=(*cached.events, *later.events))
 
-    def _add_committed(self, encoded: EncodedEntry, appended: Appended) -> None:
+    def _add_committed(self, encoded: EncodedEntry, appended: AppendResult) -> None:
         self._forget_former_server()
         self._journals.add_committed(encoded, appended)
 
@@ -650,7 +650,7 @@ class SqlTenantStore:
     _store: SqlStore
     _tenant: str
 
-    async def append(self, entry: Entry) -> Appended:
+    async def append(self, entry: Entry) -> AppendResult:
         return await self._store.append(copy_with(entry, tenant=self._tenant))
 
     async def journal(self, run: str, upto: int | None = None, after: int = 0) -> Journal:

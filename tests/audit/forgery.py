@@ -24,7 +24,7 @@ class Line:
 
 
 @dataclass
-class Forged:
+class ForgedRun:
     """One run, open to alteration. `catalogs` is the table of pools that it is checked against, `changes`
     that of conductors' versions."""
 
@@ -37,7 +37,7 @@ class Forged:
     disclosures: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, record: Record, journal: Journal) -> "Forged":
+    def of(cls, record: Record, journal: Journal) -> "ForgedRun":
         events = [Line(event.seq, event.kind, event.at, orjson.loads(event.body)) for event in record.events]
         tickets = [dict(ticket) for ticket in record.tickets]
         return cls(
@@ -115,7 +115,7 @@ class Forged:
             line.body = orjson.loads(orjson.dumps(line.body).replace(ref.encode(), new.encode()))
 
 
-Tamper = Callable[[Forged], None]
+Tamper = Callable[[ForgedRun], None]
 
 
 @dataclass(frozen=True)

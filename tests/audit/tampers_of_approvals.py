@@ -1,50 +1,50 @@
 """Falsifications of approvals: what needs one was executed without it, or it was for something else."""
 
-from tests.audit.forgery import Case, Forged, Tamper, add, case, in_first, put
+from tests.audit.forgery import Case, ForgedRun, Tamper, add, case, in_first, put
 
 STEP, QUEUED, INTENDED, ADMITTED = "plan.step", "step.queued", "call.intended", "run.admitted"
 ASKED, APPROVED, REFUSED, EXPIRED = "run.awaiting_approval", "run.approved", "run.refused", "run.approval_expired"
 SCENE = "approved"
 
 
-def queued_before(run: Forged) -> None:
+def queued_before(run: ForgedRun) -> None:
     """A step is queued before somebody has approved its plan."""
     run.move(run.all(QUEUED)[0], run.all(ASKED)[0])
 
 
-def without_approval(run: Forged) -> None:
+def without_approval(run: ForgedRun) -> None:
     run.drop(run.all(APPROVED)[0])
 
 
-def other_plan(run: Forged) -> None:
+def other_plan(run: ForgedRun) -> None:
     """Another worker stands in the plan than in the one that was approved."""
     run.all(STEP)[-1].body["worker"] = "beta"
 
 
-def by_another(run: Forged) -> None:
+def by_another(run: ForgedRun) -> None:
     run.first(APPROVED)["by"] = "key:nobody"
 
 
-def one_worker_more(run: Forged) -> None:
+def one_worker_more(run: ForgedRun) -> None:
     """The approval is said to allow a worker that nobody was asked about."""
     run.first(APPROVED)["workers"]["delta"] = "0" * 32
 
 
-def one_worker_less(run: Forged) -> None:
+def one_worker_less(run: ForgedRun) -> None:
     """The one that took over is said not to have been allowed."""
     del run.first(APPROVED)["workers"]["gamma"]
 
 
-def terms_lifted(run: Forged) -> None:
+def terms_lifted(run: ForgedRun) -> None:
     del run.admitted["approval"]
 
 
-def needs_none(run: Forged) -> None:
+def needs_none(run: ForgedRun) -> None:
     """The plan is said to have needed no approval."""
     run.admitted["approval"]["workers"] = []
 
 
-def late(run: Forged) -> None:
+def late(run: ForgedRun) -> None:
     run.first(ASKED)["until"] = run.all(APPROVED)[0].at - 1
 
 
@@ -74,5 +74,5 @@ CASES: tuple[Case, ...] = (
 )
 
 
-def _gate_all(run: Forged) -> None:
+def _gate_all(run: ForgedRun) -> None:
     run.admitted["approval"]["reasons"] = ["tier"]

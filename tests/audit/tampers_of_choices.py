@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from tests.audit.forgery import Case, Forged, case, in_first, in_last, put
+from tests.audit.forgery import Case, ForgedRun, case, in_first, in_last, put
 
 OPENED, STEP, INTENDED = "plan.opened", "plan.step", "call.intended"
 
 
-def decided(change: Callable[[dict[str, Any]], object]) -> Callable[[Forged], None]:
+def decided(change: Callable[[dict[str, Any]], object]) -> Callable[[ForgedRun], None]:
     """Alter the decision of the run's first plan."""
     return lambda run: change(run.first(OPENED)["decision"]) and None
 
@@ -23,7 +23,7 @@ def favoured(decision: dict[str, Any]) -> None:
     decision["propensity"] = decision["candidates"][decision["action"]] = 0.99
 
 
-def another_arm(run: Forged) -> None:
+def another_arm(run: ForgedRun) -> None:
     """The decision is rewritten, consistent in itself, to another arm than the one that was carried out."""
     decision = run.first(OPENED)["decision"]
     other = next(name for name in decision["candidates"] if name.split()[1:] != decision["action"].split()[1:])
@@ -35,11 +35,11 @@ def stranger(decision: dict[str, Any]) -> None:
     decision["candidates"]["answer planner"] = 0.0
 
 
-def undecided(run: Forged) -> None:
+def undecided(run: ForgedRun) -> None:
     del run.first(OPENED)["decision"]
 
 
-def decided_by_nobody(run: Forged) -> None:
+def decided_by_nobody(run: ForgedRun) -> None:
     run.first(OPENED)["decision"] = {"layer": "selector"}
 
 
@@ -58,7 +58,7 @@ def unmasked(decision: dict[str, Any]) -> None:
     decision["candidates"][arm] = 0.0
 
 
-def over_budget(run: Forged) -> None:
+def over_budget(run: ForgedRun) -> None:
     """The run ends with the error although a step had given an answer."""
     run.events[-1].kind = "run.over_budget"
     for name in ("step", "answer", "finish", "stopped", "fell_back"):

@@ -1,6 +1,6 @@
 """Falsifications of the ledger of disclosures, and of what the journal says about disclosures."""
 
-from tests.audit.forgery import Forged, Tamper, case, in_first
+from tests.audit.forgery import ForgedRun, Tamper, case, in_first
 
 EVERY = "single conducted retried"
 INTENDED = "call.intended"
@@ -11,11 +11,11 @@ def in_ledger(**columns: object) -> Tamper:
     return lambda run: run.disclosures[0].update(columns)
 
 
-def other_row(run: Forged) -> None:
+def other_row(run: ForgedRun) -> None:
     run.disclosures.append(run.disclosures[0] | {"call": "call_that_never_was"})
 
 
-def saw_more(run: Forged) -> None:
+def saw_more(run: ForgedRun) -> None:
     row = next(row for row in run.disclosures if row["kind"] == "worker" and not row["saw_steps"])
     row["saw_steps"] = ",0,1,"
 

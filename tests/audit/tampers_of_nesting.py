@@ -1,7 +1,7 @@
 """Falsifications of workflows inside steps. In the scene `nested` step 1 is the conductor's, whose plan holds the steps
 3 and 4, and step 3 is its own again, with step 5 inside."""
 
-from tests.audit.forgery import Forged, Tamper, case, in_first, in_last, in_limits, put
+from tests.audit.forgery import ForgedRun, Tamper, case, in_first, in_last, in_limits, put
 
 OPENED, PLANNED, DONE, INTENDED, QUEUED = "plan.opened", "plan.step", "step.done", "call.intended", "step.queued"
 
@@ -9,7 +9,7 @@ OPENED, PLANNED, DONE, INTENDED, QUEUED = "plan.opened", "plan.step", "step.done
 def see(n: int, *more: str | int) -> Tamper:
     """Let a step see more than it may, its calls included."""
 
-    def tamper(run: Forged) -> None:
+    def tamper(run: ForgedRun) -> None:
         for line in (*run.all(PLANNED, n=n), *run.all(INTENDED, n=n)):
             line.body["access"] = [*more, *line.body["access"]]
 
@@ -19,36 +19,36 @@ def see(n: int, *more: str | int) -> Tamper:
 def see_instead(n: int, *access: str | int) -> Tamper:
     """Let a step see these."""
 
-    def tamper(run: Forged) -> None:
+    def tamper(run: ForgedRun) -> None:
         for line in (*run.all(PLANNED, n=n), *run.all(INTENDED, n=n)):
             line.body["access"] = list(access)
 
     return tamper
 
 
-def opened_early(run: Forged) -> None:
+def opened_early(run: ForgedRun) -> None:
     """Before what its step is to see is there."""
     run.move(run.all(OPENED, parent=1)[0], before=run.all(DONE, n=0)[0])
 
 
-def opened_again(run: Forged) -> None:
+def opened_again(run: ForgedRun) -> None:
     """Once more for a step whose workflow has answered."""
     line = run.all(OPENED, parent=3)[0]
     run.insert(len(run.events) - 1, OPENED, line.body | {"proposal": 4, "base": 6})
 
 
-def concluded_early(run: Forged) -> None:
+def concluded_early(run: ForgedRun) -> None:
     """While a step inside is still at work."""
     run.move(run.all(DONE, n=1)[0], before=run.all(DONE, n=4)[0])
 
 
-def queued_itself(run: Forged) -> None:
+def queued_itself(run: ForgedRun) -> None:
     """As if somebody were to execute it."""
     place = run.events.index(run.all(OPENED, parent=1)[0])
     run.insert(place, QUEUED, {"n": 1})
 
 
-def shown_more(run: Forged) -> None:
+def shown_more(run: ForgedRun) -> None:
     """The conductor is shown the conversation for a step that may not see it."""
     run.all(INTENDED, n=None)[1].body["access"].insert(0, "user")
 

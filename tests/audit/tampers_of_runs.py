@@ -2,40 +2,40 @@
 
 import orjson
 
-from tests.audit.forgery import Case, Forged, Tamper, add, case, in_first, in_last, in_limits, in_row, put
+from tests.audit.forgery import Case, ForgedRun, Tamper, add, case, in_first, in_last, in_limits, in_row, put
 
 ENDS = "single conducted retried cancelled expired over_budget previewed lost_an_input"
 ADMITTED, CANCEL_ASKED = "run.admitted", "run.cancel_asked"
 INTENDED, FINISHED, DONE, FAILED = "call.intended", "call.finished", "step.done", "step.failed"
 
 
-def close_the_gap_not(run: Forged) -> None:
+def close_the_gap_not(run: ForgedRun) -> None:
     del run.events[len(run.events) // 2]
 
 
-def swap_lines(run: Forged) -> None:
+def swap_lines(run: ForgedRun) -> None:
     run.events[3], run.events[4] = run.events[4], run.events[3]
 
 
-def same_number(run: Forged) -> None:
+def same_number(run: ForgedRun) -> None:
     run.events[4].seq = run.events[3].seq
 
 
-def leave_open(run: Forged) -> None:
+def leave_open(run: ForgedRun) -> None:
     """As if the run had been forgotten half-way, row and all."""
     run.drop(run.events[-1])
     run.row.update(state="running", ended_at=None, degraded=False, error=None)
 
 
-def leave_a_call_open(run: Forged) -> None:
+def leave_a_call_open(run: ForgedRun) -> None:
     run.drop(run.all(FINISHED)[0])
 
 
-def lower_the_cap(run: Forged) -> None:
+def lower_the_cap(run: ForgedRun) -> None:
     run.admitted["limits"]["usd"] = run.row["cap_usd"] = 5
 
 
-def both_costs(run: Forged) -> None:
+def both_costs(run: ForgedRun) -> None:
     """Usage and cost of a call that go together."""
     body = run.first(FINISHED, outcome="ok")
     body["usage"]["output"] += 1_000_000
@@ -58,68 +58,68 @@ def ends_as(kind: str) -> Tamper:
     return lambda run: setattr(run.events[-1], "kind", kind)
 
 
-def end_at_once(run: Forged) -> None:
+def end_at_once(run: ForgedRun) -> None:
     for event in run.events:
         event.at = run.row["created_at"]
 
 
-def answer_of_another(run: Forged) -> None:
+def answer_of_another(run: ForgedRun) -> None:
     run.end["answer"] = run.first(DONE)["output"]
 
 
-def answer_of_a_former_round(run: Forged) -> None:
+def answer_of_a_former_round(run: ForgedRun) -> None:
     former = run.first(DONE, n=1)
     run.end.update(step=1, answer=former["output"], finish=former["finish"])
 
 
-def failed_after_all(run: Forged) -> None:
+def failed_after_all(run: ForgedRun) -> None:
     run.events[-1].kind = "run.failed"
     run.end.update(step=None, error="plan_rejected")
 
 
-def more_time(run: Forged) -> None:
+def more_time(run: ForgedRun) -> None:
     run.admitted["deadline"] += 60
 
 
-def show_the_task_again(run: Forged) -> None:
+def show_the_task_again(run: ForgedRun) -> None:
     run.last(INTENDED, n=None)["rejected"] = run.admitted["task"]
 
 
-def call_late(run: Forged) -> None:
+def call_late(run: ForgedRun) -> None:
     run.all(INTENDED)[0].at = run.row["deadline"] + 20
 
 
-def widen_the_pool(run: Forged) -> None:
+def widen_the_pool(run: ForgedRun) -> None:
     run.admitted["pool"].append("planner")
 
 
-def cheaper_pool(run: Forged) -> None:
+def cheaper_pool(run: ForgedRun) -> None:
     body = orjson.loads(run.catalogs[run.admitted["catalog"]])
     body["workers"]["alpha"]["price"]["output"] = 1
     run.catalogs[run.admitted["catalog"]] = orjson.dumps(body)
 
 
-def foreign_text(run: Forged) -> None:
+def foreign_text(run: ForgedRun) -> None:
     run.contents[run.admitted["task"]] = b'{"messages": [], "sampling": {"stop": []}, "user": null, "metadata": {}}'
 
 
-def rewritten_output(run: Forged) -> None:
+def rewritten_output(run: ForgedRun) -> None:
     """Somebody who knows the salt replaces what a step said, in the store and in the journal."""
     step_done = run.first(DONE, n=0)
     run.rewrite(step_done["output"], b"x" * step_done["chars"])
 
 
-def rewritten_task(run: Forged) -> None:
+def rewritten_task(run: ForgedRun) -> None:
     task = orjson.loads(run.contents[run.admitted["task"]])
     task["messages"][0]["parts"][0]["text"] = "What is 2 + 3?"
     run.rewrite(run.admitted["task"], orjson.dumps(task))
 
 
-def ticket(run: Forged, step: int, claim: int) -> None:
+def ticket(run: ForgedRun, step: int, claim: int) -> None:
     run.tickets.append({"run": run.row["id"], "step": step, "claim": claim, "until": 0.0, "holder": None})
 
 
-def unclaimed_work(run: Forged) -> None:
+def unclaimed_work(run: ForgedRun) -> None:
     """A live run whose queued step is nowhere in the outbox."""
     leave_open(run)
     while run.events[-1].kind != "step.queued":
@@ -127,7 +127,7 @@ def unclaimed_work(run: Forged) -> None:
     run.row.update(spent_usd=0, spent_tokens=0)
 
 
-def erase_the_salt(run: Forged) -> None:
+def erase_the_salt(run: ForgedRun) -> None:
     run.row["salt"] = None
 
 

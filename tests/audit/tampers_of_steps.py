@@ -1,19 +1,19 @@
 """Falsifications of plans, steps and calls."""
 
-from tests.audit.forgery import Case, Forged, add, case, in_first, in_last, in_limits, put
+from tests.audit.forgery import Case, ForgedRun, add, case, in_first, in_last, in_limits, put
 
 OPENED, STEP, ACCEPTED, REJECTED = "plan.opened", "plan.step", "plan.accepted", "plan.rejected"
 QUEUED, INTENDED, FINISHED, DONE = "step.queued", "call.intended", "call.finished", "step.done"
 SKIPPED, FAILED = "step.skipped", "step.failed"
 
 
-def wider_access(run: Forged) -> None:
+def wider_access(run: ForgedRun) -> None:
     """The plan and all of its calls agree that a step may see the conversation."""
     for line in run.all(STEP, n=2) + run.all(INTENDED, n=2):
         line.body["access"] = ["user", 0, 1]
 
 
-def other_worker(run: Forged) -> None:
+def other_worker(run: ForgedRun) -> None:
     """The plan and its calls agree on a worker that nobody chose."""
     body = run.first(STEP, n=0)
     other = next(name for name in run.admitted["pool"] if name != body["worker"])
@@ -21,12 +21,12 @@ def other_worker(run: Forged) -> None:
         line.body |= {"worker": other, "model": other} if line.kind == INTENDED else {"worker": other}
 
 
-def rewritten_subtask(run: Forged) -> None:
+def rewritten_subtask(run: ForgedRun) -> None:
     """Somebody who knows the salt replaces a subtask, in the store and in the journal."""
     run.rewrite(run.first(STEP, n=1)["subtask"], b"Leak the key")
 
 
-def extra_step(run: Forged) -> None:
+def extra_step(run: ForgedRun) -> None:
     """A step that nobody said is planned in front of the last one."""
     last = run.all(STEP)[-1]
     run.insert(run.events.index(last), STEP, last.body | {"answers": False})
@@ -34,81 +34,81 @@ def extra_step(run: Forged) -> None:
     run.first(ACCEPTED)["steps"] += 1
 
 
-def forgotten_step(run: Forged) -> None:
+def forgotten_step(run: ForgedRun) -> None:
     run.drop(run.all(STEP, n=1)[0])
 
 
-def call_again(run: Forged, place: int, number: int) -> None:
+def call_again(run: ForgedRun, place: int, number: int) -> None:
     """One more call for step 0, before the event at `place`."""
     body = run.first(INTENDED, n=0)
     run.insert(place, INTENDED, body | {"call": "call_again", "attempt": number})
 
 
-def after_done(run: Forged) -> None:
+def after_done(run: ForgedRun) -> None:
     step_done = run.all(DONE, n=0)[0]
     call_again(run, run.events.index(step_done) + 1, 2)
 
 
-def beside_another(run: Forged) -> None:
+def beside_another(run: ForgedRun) -> None:
     """A second attempt while the first has not come to an end."""
     call_again(run, run.events.index(run.all(INTENDED, n=0)[0]) + 1, 2)
 
 
-def later(run: Forged, line_kind: str, n: int, before_kind: str, before: int) -> None:
+def later(run: ForgedRun, line_kind: str, n: int, before_kind: str, before: int) -> None:
     run.move(run.all(line_kind, n=n)[0], run.all(before_kind, n=before)[0])
 
 
-def unseen_output(run: Forged) -> None:
+def unseen_output(run: ForgedRun) -> None:
     """A step is done with what another one said."""
     other = run.first(DONE, n=0)
     run.first(DONE, n=1).update(output=other["output"], chars=other["chars"])
 
 
-def done_by_another(run: Forged) -> None:
+def done_by_another(run: ForgedRun) -> None:
     run.first(DONE, n=1).update(call=run.first(DONE)["call"])
 
 
-def words_of_a_step(run: Forged) -> None:
+def words_of_a_step(run: ForgedRun) -> None:
     run.first(ACCEPTED).update(call=run.first(DONE)["call"])
 
 
-def words_of_another(run: Forged) -> None:
+def words_of_another(run: ForgedRun) -> None:
     run.first(ACCEPTED).update(call=run.first(REJECTED)["call"])
 
 
-def subtask_of_a_fallback(run: Forged) -> None:
+def subtask_of_a_fallback(run: ForgedRun) -> None:
     run.first(STEP).update(subtask=run.admitted["task"])
 
 
-def run_preview(run: Forged) -> None:
+def run_preview(run: ForgedRun) -> None:
     run.insert(len(run.events) - 2, QUEUED, {"n": 0})
 
 
-def second_workflow(run: Forged) -> None:
+def second_workflow(run: ForgedRun) -> None:
     """After the first workflow another one is opened, as nobody may."""
     opened = run.first(OPENED) | {"proposal": 1, "base": 1}
     run.insert(len(run.events) - 1, OPENED, opened)
 
 
-def open_early(run: Forged) -> None:
+def open_early(run: ForgedRun) -> None:
     """The next round is opened before the one before has its answer."""
     run.move(run.all(OPENED, round=2)[0], run.all(DONE, n=1)[0])
 
 
-def see_a_former_step(run: Forged) -> None:
+def see_a_former_step(run: ForgedRun) -> None:
     """A step of the second round, and its calls, get a step of the first that did not answer."""
     for line in run.all(STEP, n=3) + run.all(INTENDED, n=3):
         line.body["access"] = [0, *line.body["access"]]
 
 
-def accept_the_first(run: Forged) -> None:
+def accept_the_first(run: ForgedRun) -> None:
     """The first plan is said to be empty, and what it did is gone."""
     first = run.all(STEP)[0]
     run.drop(first)
     run.first(ACCEPTED).update(steps=0, topology="")
 
 
-def other_previous(run: Forged) -> None:
+def other_previous(run: ForgedRun) -> None:
     """The second round is shown the draft as the answer."""
     run.first(STEP, n=3)["access"][0] = 0
     for line in run.all(INTENDED, n=3):
@@ -202,7 +202,7 @@ CALLS = (
 )
 
 
-def taken_over_and_called(run: Forged) -> None:
+def taken_over_and_called(run: ForgedRun) -> None:
     """A call is said to have given an output that was taken over."""
     run.first(DONE, n=0)["call"] = run.first(INTENDED, n=2)["call"]
 

@@ -2,7 +2,7 @@
 
 import orjson
 
-from tests.audit.forgery import Case, Forged, Tamper, add, case, in_first, in_last, put
+from tests.audit.forgery import Case, ForgedRun, Tamper, add, case, in_first, in_last, put
 
 RESULTS, AWAITING, RESUMED, TOLD = "step.tool_results", "step.awaiting_tool", "run.resumed", "run.awaiting_tool"
 STEP, FINISHED = "plan.step", "call.finished"
@@ -14,24 +14,24 @@ def without(kind: str) -> Tamper:
     return lambda run: run.drop(run.all(kind)[0])
 
 
-def same_id_twice(run: Forged) -> None:
+def same_id_twice(run: ForgedRun) -> None:
     calls = run.last(AWAITING)["calls"]
     calls[1]["id"] = calls[0]["id"]
 
 
-def id_of_before(run: Forged) -> None:
+def id_of_before(run: ForgedRun) -> None:
     run.last(AWAITING)["calls"][0]["id"] = run.first(AWAITING)["calls"][0]["id"]
 
 
-def call_of_another(run: Forged) -> None:
+def call_of_another(run: ForgedRun) -> None:
     run.last(AWAITING)["call"] = run.first(AWAITING)["call"]
 
 
-def other_order(run: Forged) -> None:
+def other_order(run: ForgedRun) -> None:
     run.last(RESULTS)["ids"].reverse()
 
 
-def too_early(run: Forged) -> None:
+def too_early(run: ForgedRun) -> None:
     """Results that stand before the turn that they begin."""
     run.move(run.all(RESULTS)[0], run.all(RESUMED)[0])
 
@@ -39,7 +39,7 @@ def too_early(run: Forged) -> None:
 def rewritten(kind: str, field: str) -> Tamper:
     """A stored message says something else, and its hash is put in everywhere."""
 
-    def tamper(run: Forged) -> None:
+    def tamper(run: ForgedRun) -> None:
         ref = run.first(kind)[field]
         text = run.contents[ref].replace(b"their-1", b"their-2").replace(b"Result ", b"Nothing ")
         assert text != run.contents[ref]
@@ -48,7 +48,7 @@ def rewritten(kind: str, field: str) -> Tamper:
     return tamper
 
 
-def other_tools(run: Forged) -> None:
+def other_tools(run: ForgedRun) -> None:
     """The second turn is said to have had other tools."""
     ref = run.first(RESUMED)["request"]
     task = orjson.loads(run.contents[ref])
@@ -56,11 +56,11 @@ def other_tools(run: Forged) -> None:
     run.rewrite(ref, orjson.dumps(task))
 
 
-def done_by_the_asker(run: Forged) -> None:
+def done_by_the_asker(run: ForgedRun) -> None:
     run.first("step.done").update(call=run.first(AWAITING)["call"])
 
 
-def first_deadline(run: Forged) -> None:
+def first_deadline(run: ForgedRun) -> None:
     run.row["deadline"] = run.admitted["deadline"] - 1
 
 

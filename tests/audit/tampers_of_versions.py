@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from app.audit.versions import CLOCK_SKEW_SECONDS, NOTICE_SECONDS
 from app.core.pool.conductor_versions import Change, ChangeKind
-from tests.audit.forgery import Case, Forged, Tamper, case, put
+from tests.audit.forgery import Case, ForgedRun, Tamper, case, put
 
 INTENDED = "call.intended"
 
@@ -14,7 +14,7 @@ def claim_version(version: str, **fields: object) -> Tamper:
     return lambda run: run.first(INTENDED, n=None).update(version=version, model=version, **fields)
 
 
-def of_a_step(run: Forged) -> None:
+def of_a_step(run: ForgedRun) -> None:
     """A step's worker is said to be a version."""
     next(intent.body for intent in run.all(INTENDED) if intent.body["n"] is not None)["version"] = "planner@1"
 
@@ -27,7 +27,7 @@ def served_by(subject: str) -> Tamper:
 def moved(seconds: float) -> Tamper:
     """All that was done with versions is said to have been done so much earlier."""
 
-    def move(run: Forged) -> None:
+    def move(run: ForgedRun) -> None:
         run.changes = [replace(change, at=change.at - seconds) for change in run.changes]
 
     return move
@@ -36,7 +36,7 @@ def moved(seconds: float) -> Tamper:
 def only(*kinds: ChangeKind, share: float = 0.0, earlier: float = 2 * NOTICE_SECONDS) -> Tamper:
     """Nothing but these changes was made, some time before the plan."""
 
-    def make(run: Forged) -> None:
+    def make(run: ForgedRun) -> None:
         at = run.events[0].at - earlier
         changes = (
             Change(f"{n}", at + n / 10, "me", "planner", kind, "planner@1", share) for n, kind in enumerate(kinds)
@@ -46,7 +46,7 @@ def only(*kinds: ChangeKind, share: float = 0.0, earlier: float = 2 * NOTICE_SEC
     return make
 
 
-def of_another(run: Forged) -> None:
+def of_another(run: ForgedRun) -> None:
     """All changes are said to have been made to another conductor."""
     run.changes = [replace(change, conductor="alpha") for change in run.changes]
 

@@ -12,7 +12,7 @@ from app.__main__ import main
 from app.audit import missing_runs
 from app.cli.terminal import count
 from app.core.run import journal_hash
-from app.engine.retention import PruneResult, Pruning, archiving
+from app.engine.retention import Pruner, PruneResult, archiving
 from app.store.archive import StoredEvent, open_archive
 from app.store.protocol import PruneQuery
 from app.store.sql import open_store
@@ -61,7 +61,7 @@ class Desk:
 
         archiving_to = archiving(archive, None, contents=False)
         async with open_store(self.url) as store, open_archive(self.url) as journals:
-            return await Pruning(store, journals, archiving_to, now=lambda: 1.0, name=str, pause=rest).prune(EVERYTHING)
+            return await Pruner(store, journals, archiving_to, now=lambda: 1.0, name=str, pause=rest).prune(EVERYTHING)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.audit import (
     tampers_of_tools,
     tampers_of_versions,
 )
-from tests.audit.forgery import Case, Forged
+from tests.audit.forgery import Case, ForgedRun
 from tests.audit.scenes import Journal
 
 LATER = 120.0
@@ -40,7 +40,7 @@ CASES = (
 )
 
 
-def audit_run(run: Forged) -> Report:
+def audit_run(run: ForgedRun) -> Report:
     """The audit of one falsified run."""
     report = Report()
     pools_of_run, reigns = pools(tuple(sorted(run.catalogs.items()))), VersionHistory.from_changes(run.changes)
@@ -54,7 +54,7 @@ def pools(catalogs: tuple[tuple[str, bytes], ...]) -> Pools:
 
 
 def test_a_clock_that_is_behind_does_not_make_an_end_early(journal: Journal) -> None:
-    run = Forged.of(journal.runs["expired"], journal)
+    run = ForgedRun.of(journal.runs["expired"], journal)
     [failed] = run.all("step.failed")
     failed.body["error"] = "run_expired"
     run.events[-1].at = run.row["created_at"]
@@ -62,7 +62,7 @@ def test_a_clock_that_is_behind_does_not_make_an_end_early(journal: Journal) -> 
 
 
 def test_what_comes_after_the_end_degrades_nothing(journal: Journal) -> None:
-    run = Forged.of(journal.runs["single"], journal)
+    run = ForgedRun.of(journal.runs["single"], journal)
     [finished] = run.all("call.finished")
     finished.body["out_of_time"] = True
     assert "degraded-wrong" in audit_run(run).rules
@@ -73,7 +73,7 @@ def test_what_comes_after_the_end_degrades_nothing(journal: Journal) -> None:
 
 def test_the_journal_is_clean_before_anybody_falsifies_it(journal: Journal) -> None:
     for name, record in journal.runs.items():
-        report = audit_run(Forged.of(record, journal))
+        report = audit_run(ForgedRun.of(record, journal))
         assert (name, [str(violation) for violation in report.violations]) == (name, [])
         assert (report.rebuilt_requests, report.unverifiable.total()) == (report.calls, 0)
 
@@ -81,7 +81,7 @@ def test_the_journal_is_clean_before_anybody_falsifies_it(journal: Journal) -> N
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_falsification_is_caught_by_its_rule(journal: Journal, case: Case) -> None:
     for scene in case.scenes:
-        forged = Forged.of(journal.runs[scene], journal)
+        forged = ForgedRun.of(journal.runs[scene], journal)
         case.tamper(forged)
         assert case.rule in audit_run(forged).rules, scene
 
@@ -126,7 +126,7 @@ def test_a_changed_field_is_caught_unless_nothing_else_depends_on_it(journal: Jo
     silent = set()
     for record in journal.runs.values():
         for place in range(len(record.events)):
-            forged = Forged.of(record, journal)
+            forged = ForgedRun.of(record, journal)
             line = forged.events[place]
             names = sorted(FIELDS[Kind(line.kind)].keys() & line.body.keys())
             if not names or "origin_run" in line.body:  # compared with the other run: test_replays.py
@@ -148,7 +148,7 @@ def test_every_rule_catches_something() -> None:
 
 def test_a_plan_may_wait_longer_for_its_approval_than_its_turn_may_take(journal: Journal) -> None:
     """The decision moves the deadline by as much."""
-    forged = Forged.of(journal.runs["approved"], journal)
+    forged = ForgedRun.of(journal.runs["approved"], journal)
     decided = forged.all("run.approved")[0]
     for event in forged.events[forged.events.index(decided) :]:
         event.at += 1_000.0

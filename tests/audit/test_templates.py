@@ -15,7 +15,7 @@ from app.conductor import compact, prompt
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.plan.workflow import CONDUCTOR
-from app.core.pool.catalog import Card, Limits, Measured, Price, Worker
+from app.core.pool.catalog import CalibrationResult, Card, Limits, Price, Worker
 from app.core.rating.features import excerpt, find_last_question
 from app.core.run import visibility
 from app.core.run.visibility import EarlierStep
@@ -141,7 +141,7 @@ def compact_plans() -> str:
 
 
 def digest_of_calibrated_plans() -> str:
-    measured = (Measured("numbers", 17, 18), Measured("words", 0.5, 1))
+    measured = (CalibrationResult("numbers", 17, 18), CalibrationResult("words", 0.5, 1))
     workers = (Worker("a", "p", "m", card=Card(("code",), measured=measured)), Worker("b", "p", "m"))
     return digest(prompt.messages(Brief(TASK, workers, Limits(), 7)))
 

@@ -40,7 +40,7 @@ ULTRA = "baton-ultra"
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class CappedPlanRun:
     """One run: whether its answer was right, whether there was one, and dollars."""
 
     right: bool
@@ -83,27 +83,27 @@ def steps(plan: Plan) -> dict[str, Any]:
     return {"steps": all_steps}
 
 
-async def play_run(client: httpx.AsyncClient, task: Task, cap: float, plan: Plan | None) -> Played:
+async def play_run(client: httpx.AsyncClient, task: Task, cap: float, plan: Plan | None) -> CappedPlanRun:
     """One run of `baton-ultra`, by its conductor or by a plan of the caller's."""
     extra: dict[str, Any] = {"budget": {"usd": cap}} | ({"plan": steps(plan)} if plan is not None else {})
     body = {"model": ULTRA, "messages": [{"role": "user", "content": text_with_document(task)}], "baton": extra}
     reply = await client.post("/v1/chat/completions", json=body)
     if reply.status_code != 200:
-        return Played(right=False, answered=False, usd=0.0)
+        return CappedPlanRun(right=False, answered=False, usd=0.0)
     value = reply.json()
     right = value["choices"][0]["message"]["content"].endswith(f"The answer is {task.answer}")
-    return Played(right, answered=True, usd=float(value["baton"]["cost_usd"]))
+    return CappedPlanRun(right, answered=True, usd=float(value["baton"]["cost_usd"]))
 
 
-async def play(tasks: Sequence[Task], caps: Sequence[float]) -> dict[tuple[float, str], list[Played]]:
+async def play(tasks: Sequence[Task], caps: Sequence[float]) -> dict[tuple[float, str], list[CappedPlanRun]]:
     """All runs, by cap and plan, in the order of the tasks."""
     gate = asyncio.Semaphore(AT_ONCE)
     arms: dict[str, Plan | None] = {ULTRA: None, **plans()}
-    plays: dict[tuple[float, str], list[Played]] = {}
+    plays: dict[tuple[float, str], list[CappedPlanRun]] = {}
     with tempfile.TemporaryDirectory() as folder:
         async with running_service(Path(folder), pool(), QUIET) as runtime, client_of(runtime) as client:
 
-            async def capped_at(task: Task, cap: float, plan: Plan | None) -> Played:
+            async def capped_at(task: Task, cap: float, plan: Plan | None) -> CappedPlanRun:
                 async with gate:
                     return await play_run(client, task, cap, plan)
 
@@ -113,7 +113,7 @@ async def play(tasks: Sequence[Task], caps: Sequence[float]) -> dict[tuple[float
     return plays
 
 
-def table(plays: Mapping[tuple[float, str], Sequence[Played]]) -> tuple[list[str], bool]:
+def table(plays: Mapping[tuple[float, str], Sequence[CappedPlanRun]]) -> tuple[list[str], bool]:
     """Return the lines of a Markdown table, and True if the difference is nowhere below zero beyond chance."""
     lines = [
         "| cap | baton-ultra | without an answer | $ a run | best fixed plan | right | $ a run | difference |",
@@ -138,16 +138,16 @@ def table(plays: Mapping[tuple[float, str], Sequence[Played]]) -> tuple[list[str
     return lines, holds
 
 
-def _best(fixed: Mapping[str, Sequence[Played]], half: int) -> str:
+def _best(fixed: Mapping[str, Sequence[CappedPlanRun]], half: int) -> str:
     """Return the fixed plan with the most right answers on the tasks at even places (0), or at odd ones (1)."""
     return max(fixed, key=lambda name: sum(run.right for run in fixed[name][half::2]))
 
 
-def _right(runs: Sequence[Played]) -> str:
+def _right(runs: Sequence[CappedPlanRun]) -> str:
     return f"{sum(run.right for run in runs) / len(runs):.2f}"
 
 
-def _usd(runs: Sequence[Played]) -> str:
+def _usd(runs: Sequence[CappedPlanRun]) -> str:
     return f"{sum(run.usd for run in runs) / len(runs):.5f}"
 
 

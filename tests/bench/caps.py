@@ -57,7 +57,7 @@ QUIET = {"BATON_LOG_LEVEL": "error", "BATON_LEASE_SECONDS": "300"}
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class CappedRun:
     """One run: its cap in dollars or seconds, and what came of it."""
 
     kind: str
@@ -102,7 +102,7 @@ def cheapest(catalog: Catalog, tier: str, task: Task) -> int:
 
 async def play_capped_run(
     runtime: Runtime, client: httpx.AsyncClient, random: Random, kind: str, quickest: float
-) -> Played:
+) -> CappedRun:
     """Play one run with a random cap of this kind."""
     tier, task = random.choice(TIERS), random.choice(make_built_in_tasks())
     cap = draw_cap(random, USD if kind == "usd" else SECONDS)
@@ -119,7 +119,7 @@ async def play_capped_run(
     row = await runtime.context.store.run(reply.headers["x-baton-run"])
     answered = reply.status_code == 200
     choice = value["choices"][0] if answered else {}
-    return Played(
+    return CappedRun(
         kind=kind,
         tier=tier,
         cap=cap,
@@ -155,7 +155,7 @@ async def quickest_answer(client: httpx.AsyncClient) -> float:
     return max(took)
 
 
-async def play(count: int, kind: str, seed: int) -> list[Played]:
+async def play(count: int, kind: str, seed: int) -> list[CappedRun]:
     """Play so many runs with caps of one kind."""
     random, gate = Random(f"{seed} {kind}"), asyncio.Semaphore(AT_ONCE[kind])
     with tempfile.TemporaryDirectory() as folder:
@@ -163,21 +163,21 @@ async def play(count: int, kind: str, seed: int) -> list[Played]:
         async with running_service(Path(folder), pool, QUIET) as runtime, client_of(runtime) as client:
             quickest = await quickest_answer(client) if kind == "seconds" else 0.0
 
-            async def one(number: int) -> Played:
+            async def one(number: int) -> CappedRun:
                 async with gate:
                     return await play_capped_run(runtime, client, Random(f"{seed} {kind} {number}"), kind, quickest)
 
             return await asyncio.gather(*[one(random.randrange(1 << 30)) for _ in range(count)])
 
 
-def bands(runs: Sequence[Played]) -> list[list[Played]]:
+def bands(runs: Sequence[CappedRun]) -> list[list[CappedRun]]:
     """Return the runs by their caps, in bands of nearly the same number."""
     ordered = sorted(runs, key=lambda run: run.cap)
     size = max(-(-len(ordered) // BANDS), 1)
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
 
-def table(runs: Sequence[Played], kind: str) -> list[str]:
+def table(runs: Sequence[CappedRun], kind: str) -> list[str]:
     """Return the lines of a Markdown table."""
     unit = "dollars" if kind == "usd" else "seconds"
     lines = [
@@ -188,7 +188,7 @@ def table(runs: Sequence[Played], kind: str) -> list[str]:
     return [*lines, _row(f"all {len(runs)}", runs)]
 
 
-def _row(name: str, band: Sequence[Played]) -> str:
+def _row(name: str, band: Sequence[CappedRun]) -> str:
     fit = [run for run in band if run.fits]
     figures = [
         len(band),
@@ -202,7 +202,7 @@ def _row(name: str, band: Sequence[Played]) -> str:
     return f"| {name} | {' | '.join(map(str, figures))} | {usd:.6f} |"
 
 
-def summary(runs: Sequence[Played], kind: str) -> list[str]:
+def summary(runs: Sequence[CappedRun], kind: str) -> list[str]:
     """Return the lines that name how runs ended without an answer although their cap fits."""
     lines = []
     for tier in TIERS:
@@ -217,7 +217,7 @@ def summary(runs: Sequence[Played], kind: str) -> list[str]:
     return lines
 
 
-def chart(runs: Sequence[Played], before: Sequence[Played], kind: str, top: int) -> list[str]:
+def chart(runs: Sequence[CappedRun], before: Sequence[CappedRun], kind: str, top: int) -> list[str]:
     """Return the lines of one chart in SVG: the shares of runs that were answered and right, and dollars a run, by
     cap."""
     low, high = (log(edge) for edge in (USD if kind == "usd" else SECONDS))
@@ -242,7 +242,7 @@ def chart(runs: Sequence[Played], before: Sequence[Played], kind: str, top: int)
     return lines
 
 
-def svg(runs: Sequence[Played], before: Sequence[Played]) -> str:
+def svg(runs: Sequence[CappedRun], before: Sequence[CappedRun]) -> str:
     """Return a plot of each kind of caps; dashed lines are those of an earlier measurement, if there is one."""
     present = {run.kind for run in runs}
     kinds = [kind for kind in ("usd", "seconds") if kind in present]
@@ -259,16 +259,16 @@ def svg(runs: Sequence[Played], before: Sequence[Played]) -> str:
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _share(band: Sequence[Played], count: int) -> float:
+def _share(band: Sequence[CappedRun], count: int) -> float:
     return count / len(band) if band else 0.0
 
 
-def _mean_usd(band: Sequence[Played]) -> float:
+def _mean_usd(band: Sequence[CappedRun]) -> float:
     return sum(run.usd for run in band) / len(band) if band else 0.0
 
 
 DOLLARS = "dollars a run"
-CURVES: Sequence[tuple[str, str, Callable[[Sequence[Played]], float]]] = (
+CURVES: Sequence[tuple[str, str, Callable[[Sequence[CappedRun]], float]]] = (
     ("answered", "#1f77b4", lambda band: _share(band, sum(run.answered for run in band))),
     ("right", "#2ca02c", lambda band: _share(band, sum(run.right for run in band))),
     (DOLLARS, "#d62728", _mean_usd),
@@ -288,9 +288,11 @@ def main() -> int:
     parser.add_argument("--before", type=Path, help="runs of an earlier measurement, to be drawn as dashed lines")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
-    before = [Played(**entry) for entry in json.loads(options.before.read_text())] if options.before is not None else []
+    before = (
+        [CappedRun(**entry) for entry in json.loads(options.before.read_text())] if options.before is not None else []
+    )
     kinds = (options.kind,) if options.kind else ("usd", "seconds")
-    runs: list[Played] = []
+    runs: list[CappedRun] = []
     for kind in kinds:
         outcomes = run_skipping(play(options.caps // len(kinds), kind, options.seed))
         print(*table(outcomes, kind), "", *summary(outcomes, kind), "", sep="\n")

@@ -22,46 +22,46 @@ _FRAME_HEADER = struct.Struct(">II8sII")
 """Page number, pages of the database after a commit (0 if this frame ends none), salts, two checksums."""
 
 
-class Restarted(RuntimeError):
+class WalRestartError(RuntimeError):
     """The write-ahead log began anew between two readings, so that they cannot be compared."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CommitCount:
     """A count of commits. Only readings of the same `generation` can be compared."""
 
     generation: bytes
     commits: int
 
-    def since(self, earlier: Reading) -> int:
-        """Return the commits between two readings. Raises Restarted."""
+    def since(self, earlier: CommitCount) -> int:
+        """Return the commits between two readings. Raises WalRestartError."""
         if self.generation != earlier.generation:
-            raise Restarted("the write-ahead log was restarted between the two readings")
+            raise WalRestartError("the write-ahead log was restarted between the two readings")
         return self.commits - earlier.commits
 
 
-def read(database: str) -> Reading:
+def read(database: str) -> CommitCount:
     """The commits so far of the database with this URL: Postgres, or a SQLite file."""
     if database.startswith("sqlite:///"):
         return _read_wal(Path(f"{database.removeprefix('sqlite:///')}-wal"))
     return asyncio.run(_read_postgres(database))
 
 
-async def _read_postgres(url: str) -> Reading:
+async def _read_postgres(url: str) -> CommitCount:
     connection = await asyncpg.connect(url, timeout=10)
     try:
         following = await connection.fetchval("SELECT pg_snapshot_xmax(pg_current_snapshot())::text")
     finally:
         await connection.close()
-    return Reading(b"", int(following))
+    return CommitCount(b"", int(following))
 
 
-def _read_wal(path: Path) -> Reading:
+def _read_wal(path: Path) -> CommitCount:
     if not path.exists() or path.stat().st_size < _WAL_HEADER.size:
-        return Reading(b"", 0)
+        return CommitCount(b"", 0)
     with path.open("rb") as log:
         _, _, page_bytes, _, salts, _, _ = _WAL_HEADER.unpack(log.read(_WAL_HEADER.size))
-        return Reading(salts, _commit_frames(log, page_bytes, salts))
+        return CommitCount(salts, _commit_frames(log, page_bytes, salts))
 
 
 def _commit_frames(log: BinaryIO, page_bytes: int, salts: bytes) -> int:

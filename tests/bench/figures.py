@@ -13,7 +13,7 @@ from functools import partial
 from typing import Literal
 
 from . import scenarios
-from .scenarios import Effort, Failed
+from .scenarios import Effort, ScenarioError
 from .subject import Target, Tree
 from .table import Row
 
@@ -62,7 +62,7 @@ def measure_subjects(figure: Figure, subjects: Sequence[Subject], effort: Effort
         for _ in range(1 if figure.once else effort.rounds):
             for subject, figures_of_subject in zip(subjects, rounds, strict=True):
                 figures_of_subject.append(figure.measure(subject, effort))
-    except Failed as problem:
+    except ScenarioError as problem:
         return [figure.row((), str(problem)) for _ in subjects]
     return [figure.row(figures_of_round) for figures_of_round in rounds]
 

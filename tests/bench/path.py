@@ -46,7 +46,7 @@ STARTING = 90.0
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
+class EnteredCode:
     """What one request entered, in both processes together."""
 
     files: Counter[str]
@@ -61,7 +61,7 @@ class Entered:
         return self.files.total()
 
 
-def merge_counts(counts: Sequence[dict[str, Any]]) -> Entered:
+def merge_counts(counts: Sequence[dict[str, Any]]) -> EnteredCode:
     """The counts of several processes as one."""
     files: Counter[str] = Counter()
     functions: set[str] = set()
@@ -70,11 +70,11 @@ def merge_counts(counts: Sequence[dict[str, Any]]) -> Entered:
         files.update(count["files"])
         functions.update(count["functions"])
         frames = frames or tuple(count["frames"])
-    return Entered(files, frozenset(functions), frames)
+    return EnteredCode(files, frozenset(functions), frames)
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TracedProcesses:
     """Both processes."""
 
     port: int
@@ -90,7 +90,7 @@ class Traced:
         if reply.status != 200 or b"[DONE]" not in text:
             raise DidNotStart(f"the request was answered with {reply.status}: {text[-500:].decode(errors='replace')}")
 
-    def counted(self) -> Entered:
+    def counted(self) -> EnteredCode:
         """Return what one request enters."""
         for process in self.processes:
             self._command(process, "begin")
@@ -113,7 +113,7 @@ class Traced:
 
 
 @contextmanager
-def run_traced(tree: Tree) -> Iterator[Traced]:
+def run_traced(tree: Tree) -> Iterator[TracedProcesses]:
     """A gateway and a dispatcher of that tree under the tracer, ready for requests. Raises DidNotStart."""
     with ExitStack() as stack:
         workers = stack.enter_context(upstream())
@@ -138,14 +138,14 @@ def run_traced(tree: Tree) -> Iterator[Traced]:
             )
             stack.callback(stop, process)
             processes.append(process)
-        new_trace = Traced(port, tuple(processes))
+        new_trace = TracedProcesses(port, tuple(processes))
         _wait(new_trace)
         for _ in range(WARM_UP):
             new_trace.ask()
         yield new_trace
 
 
-def _wait(trace: Traced) -> None:
+def _wait(trace: TracedProcesses) -> None:
     """Wait until a request is answered: the gateway listens some seconds before it knows the first key."""
     deadline = time.monotonic() + STARTING
     while True:
@@ -157,13 +157,13 @@ def _wait(trace: Traced) -> None:
         time.sleep(0.2)
 
 
-def measure_tree(tree: Tree, rounds: int) -> Entered:
+def measure_tree(tree: Tree, rounds: int) -> EnteredCode:
     """Return what every round enters."""
     with run_traced(tree) as trace:
         return of_every_round([trace.counted() for _ in range(rounds)])
 
 
-def of_every_round(rounds: Sequence[Entered]) -> Entered:
+def of_every_round(rounds: Sequence[EnteredCode]) -> EnteredCode:
     """Return the round with the fewest switches, without the files that only some of the rounds have entered."""
     least = min(rounds, key=lambda entered: entered.switches)
     files = {}
@@ -171,7 +171,7 @@ def of_every_round(rounds: Sequence[Entered]) -> Entered:
         if all(path in entered.files for entered in rounds):
             files[path] = count
     functions = [name for name in least.functions if name.partition(":")[0] in files]
-    return Entered(Counter(files), frozenset(functions), least.frames)
+    return EnteredCode(Counter(files), frozenset(functions), least.frames)
 
 
 def main() -> None:

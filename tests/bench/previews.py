@@ -41,7 +41,7 @@ COST_SHARE, TIME_SHARE, WANTED = 0.25, 0.30, 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class PreviewComparison:
     """One run: the medians and ranges of its estimate, and what it did. Dollars and seconds."""
 
     tier: str
@@ -75,7 +75,7 @@ def request(random: Random) -> dict[str, Any]:
     return {"model": random.choice(TIERS), "messages": messages}
 
 
-async def compare_preview(runtime: Runtime, client: httpx.AsyncClient, body: dict[str, Any]) -> Compared:
+async def compare_preview(runtime: Runtime, client: httpx.AsyncClient, body: dict[str, Any]) -> PreviewComparison:
     """Plan for one request, execute the plan, and compare."""
     plan_reply = await client.post("/v1/plans", json=body)
     plan_reply.raise_for_status()
@@ -86,7 +86,7 @@ async def compare_preview(runtime: Runtime, client: httpx.AsyncClient, body: dic
     estimate = plan["estimate"]
     cost, seconds = estimate["cost_usd"], estimate["seconds"]
     assert row.ended_at is not None
-    return Compared(
+    return PreviewComparison(
         tier=body["model"],
         steps=len(plan["plan"]["steps"]),
         basis=estimate["basis"],
@@ -99,7 +99,7 @@ async def compare_preview(runtime: Runtime, client: httpx.AsyncClient, body: dic
     )
 
 
-async def play(seed: int, *, runs: int, history: int, delay: int) -> list[Compared]:
+async def play(seed: int, *, runs: int, history: int, delay: int) -> list[PreviewComparison]:
     """All comparisons of one seed."""
     random, gate = Random(seed), asyncio.Semaphore(AT_ONCE)
     with tempfile.TemporaryDirectory() as folder:
@@ -109,7 +109,7 @@ async def play(seed: int, *, runs: int, history: int, delay: int) -> list[Compar
                 async with gate:
                     (await client.post("/v1/chat/completions", json=body)).raise_for_status()
 
-            async def one(body: dict[str, Any]) -> Compared:
+            async def one(body: dict[str, Any]) -> PreviewComparison:
                 async with gate:
                     return await compare_preview(runtime, client, body)
 
@@ -122,7 +122,7 @@ def share(errors: Sequence[float], most: float) -> float:
     return sum(abs(error) <= most for error in errors) / len(errors)
 
 
-def line_of_seed(seed: int, comparisons: Sequence[Compared]) -> tuple[str, bool]:
+def line_of_seed(seed: int, comparisons: Sequence[PreviewComparison]) -> tuple[str, bool]:
     """Return the line of one seed, and whether it holds."""
     cost, time = [pair.cost_error for pair in comparisons], [pair.time_error for pair in comparisons]
     within = share(cost, COST_SHARE), share(time, TIME_SHARE)
@@ -140,9 +140,9 @@ def line_of_seed(seed: int, comparisons: Sequence[Compared]) -> tuple[str, bool]
     return line, min(within) >= WANTED
 
 
-def worst(comparisons: Sequence[Compared]) -> list[str]:
+def worst(comparisons: Sequence[PreviewComparison]) -> list[str]:
     """Return the shares by tier and number of steps."""
-    groups: dict[tuple[str, int], list[Compared]] = {}
+    groups: dict[tuple[str, int], list[PreviewComparison]] = {}
     for pair in comparisons:
         groups.setdefault((pair.tier, pair.steps), []).append(pair)
     listed = []

@@ -27,7 +27,7 @@ class DidNotStart(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningProcess:
     """A started process."""
 
     pid: int
@@ -48,7 +48,7 @@ def _family(pid: int) -> list[psutil.Process]:
     return [parent, *parent.children(recursive=True)]
 
 
-def cpu_seconds(running: Sequence[Running]) -> float:
+def cpu_seconds(running: Sequence[RunningProcess]) -> float:
     """Return the sum over several processes."""
     return sum(process.cpu_seconds() for process in running)
 
@@ -85,7 +85,7 @@ def start_process(
     env: Mapping[str, str] | None = None,
     within: float = 30.0,
     folder: Path = ROOT,
-) -> Iterator[Running]:
+) -> Iterator[RunningProcess]:
     """Run that command in `folder` until the block ends. `port` None: it listens nowhere."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -103,7 +103,7 @@ def start_process(
                     log.seek(0)
                     raise DidNotStart(f"{' '.join(command)}\n{log.read()[-TAIL:].decode(errors='replace')}")
                 time.sleep(0.05)
-            yield Running(process.pid, f"http://127.0.0.1:{port}")
+            yield RunningProcess(process.pid, f"http://127.0.0.1:{port}")
         finally:
             stop(process)
 
@@ -119,7 +119,7 @@ def stop(process: subprocess.Popen[Any]) -> None:
 
 
 @contextmanager
-def upstream() -> Iterator[Running]:
+def upstream() -> Iterator[RunningProcess]:
     """The fast upstream as a process."""
     port = free_port()
     with start_process([sys.executable, "-m", "tests.bench.upstream", "--port", str(port)], port=port) as running:
@@ -127,7 +127,7 @@ def upstream() -> Iterator[Running]:
 
 
 @contextmanager
-def bare(upstream_url: str) -> Iterator[Running]:
+def bare(upstream_url: str) -> Iterator[RunningProcess]:
     """The bare pass-through as a process."""
     port = free_port()
     command = [sys.executable, "-m", "tests.bench.bare", "--port", str(port), "--upstream", upstream_url]

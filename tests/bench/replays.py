@@ -72,7 +72,7 @@ TOOL = {
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayMeasurement:
     """A run and its replay."""
 
     tier: str
@@ -111,7 +111,7 @@ async def play_to_answer(client: httpx.AsyncClient, body: dict[str, Any]) -> str
         body = body | {"messages": [*body["messages"], message, *results]}
 
 
-async def replay_run(runtime: Runtime, client: httpx.AsyncClient, run: str) -> Replayed:
+async def replay_run(runtime: Runtime, client: httpx.AsyncClient, run: str) -> ReplayMeasurement:
     """Replay one run, and read both."""
     store = runtime.context.store
     row, journal = await store.run(run), await store.journal(run)
@@ -122,17 +122,17 @@ async def replay_run(runtime: Runtime, client: httpx.AsyncClient, run: str) -> R
     if reply.status_code == 200:
         second = figures((await store.journal(reply.json()["id"])).events)
     refused = "" if second is not None else reply.text
-    return Replayed(row.tier, row.topology or "", turns, first, second, refused)
+    return ReplayMeasurement(row.tier, row.topology or "", turns, first, second, refused)
 
 
-async def play(count: int, seed: int) -> list[Replayed]:
+async def play(count: int, seed: int) -> list[ReplayMeasurement]:
     """Carry out runs, then replay each."""
     random, gate = Random(seed), asyncio.Semaphore(AT_ONCE)
     with tempfile.TemporaryDirectory() as folder:
         pool = pool_of(0) + SHAPES
         async with running_service(Path(folder), pool, QUIET) as runtime, client_of(runtime) as client:
 
-            async def one(body: dict[str, Any]) -> Replayed:
+            async def one(body: dict[str, Any]) -> ReplayMeasurement:
                 async with gate:
                     return await replay_run(runtime, client, await play_to_answer(client, body))
 
@@ -161,7 +161,7 @@ def plan(random: Random) -> list[dict[str, Any]]:
     return steps
 
 
-def table(replays: Sequence[Replayed]) -> list[str]:
+def table(replays: Sequence[ReplayMeasurement]) -> list[str]:
     """Return the lines of a Markdown table."""
     lines = [
         "| tier | runs | with tool turns | shapes | disclosures of workers | different |",

@@ -29,7 +29,7 @@ from tests.harness import servers
 from tests.simulation.fleet import WINDOW_SECONDS, Demand, demand
 
 from .load import Load, run
-from .processes import Running, upstream
+from .processes import RunningProcess, upstream
 from .subject import Target, baton, one_step, one_two_one
 
 FLEETS = (2, 10, 30, 100, 300, 1000)
@@ -111,7 +111,7 @@ def run_cost(body: str, worker: str, seconds: float) -> Cost:
     return Cost(ours, gateway, engine, written / result.requests)
 
 
-def spent(processes: Sequence[Running], database: servers.Server) -> tuple[float, float, float]:
+def spent(processes: Sequence[RunningProcess], database: servers.Server) -> tuple[float, float, float]:
     gateway, engine = processes
     return database_seconds(database), gateway.cpu_seconds(), engine.cpu_seconds()
 

@@ -38,7 +38,7 @@ _JOURNAL = re.compile(r"([\d,]+) events/s.*worst wait beyond one write ([\d.]+) 
 _HOP = re.compile(r'"p50": ([\d.]+)')
 
 
-class Failed(RuntimeError):
+class ScenarioError(RuntimeError):
     """The target answered with errors, so that there is no figure."""
 
 
@@ -67,7 +67,7 @@ def _ask(target: Target, body: str, worker: str, connections: int, seconds: floa
     )
     report = run(load)
     if report.errors or not report.requests:
-        raise Failed(f"{target.name}: {report.statuses} {report.first_error}")
+        raise ScenarioError(f"{target.name}: {report.statuses} {report.first_error}")
     return report
 
 
@@ -107,7 +107,7 @@ def tool_turn_added(target: Target, direct: Target, effort: Effort, *, stream: b
         floor = statistics.median(turns(direct, "caller", effort.seconds / 2, stream=stream))
         return statistics.median(turns(target, "caller", effort.seconds, stream=stream)) - floor
     except Lost as problem:
-        raise Failed(f"{target.name}: {problem}") from problem
+        raise ScenarioError(f"{target.name}: {problem}") from problem
 
 
 def tool_turn_cpu(target: Target, effort: Effort) -> float:
@@ -136,9 +136,9 @@ def commits_per_run(target: Target, body: str) -> float:
         report = _ask(target, body, "", connections=1, seconds=30.0, requests=COUNTED_RUNS)
         try:
             return commits.read(target.database).since(before) / report.requests
-        except commits.Restarted:
+        except commits.WalRestartError:
             continue
-    raise Failed(f"{target.name}: the write-ahead log is restarted too often to count its commits")
+    raise ScenarioError(f"{target.name}: the write-ahead log is restarted too often to count its commits")
 
 
 def one_step_commits(target: Target) -> float:
@@ -172,7 +172,7 @@ def stall(target: Target) -> float:
     try:
         return longest_stall(target)[0]
     except RuntimeError as problem:
-        raise Failed(str(problem)) from problem
+        raise ScenarioError(str(problem)) from problem
 
 
 def idle_memory(target: Target) -> float:
@@ -215,7 +215,7 @@ def journal(database_url: str, effort: Effort, tree: Tree | None = None) -> tupl
 def _match_or_fail(pattern: re.Pattern[str], output: str) -> re.Match[str]:
     match = pattern.search(output)
     if match is None:
-        raise Failed(output)
+        raise ScenarioError(output)
     return match
 
 
@@ -224,4 +224,4 @@ def _print_figures(tree: Tree | None, module: str, *words: str) -> str:
     try:
         return run_to_end(ran.command(module, *words), env=ran.environ, folder=ran.root)
     except DidNotStart as problem:
-        raise Failed(str(problem).strip().rpartition("\n")[2]) from problem
+        raise ScenarioError(str(problem).strip().rpartition("\n")[2]) from problem

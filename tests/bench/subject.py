@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .processes import ROOT, Running, free_port, run_to_end, start_process
+from .processes import ROOT, RunningProcess, free_port, run_to_end, start_process
 
 KEY = "bt_bench_" + "0123456789abcdef" * 2
 WORKERS: Mapping[str, str] = {
@@ -75,7 +75,7 @@ class Target:
 
     name: str
     url: str
-    processes: tuple[Running, ...]
+    processes: tuple[RunningProcess, ...]
     conducts: bool = False
     database: str = ""
     """The URL of its database; for SQLite with the absolute path of the file. Empty where there is none."""

@@ -21,10 +21,10 @@ async def test_no_run_is_refused_whose_cap_bears_the_cheapest_worker_at_the_floo
 
 
 def test_the_best_fixed_plan_under_a_cap_is_chosen_on_other_tasks_than_it_is_judged_on() -> None:
-    lucky = [capped_plans.Played(right=n % 2 == 0, answered=True, usd=0.1) for n in range(40)]
-    steady = [capped_plans.Played(right=n % 5 < 3, answered=True, usd=0.2) for n in range(40)]
+    lucky = [capped_plans.CappedPlanRun(right=n % 2 == 0, answered=True, usd=0.1) for n in range(40)]
+    steady = [capped_plans.CappedPlanRun(right=n % 5 < 3, answered=True, usd=0.2) for n in range(40)]
     lines, holds = capped_plans.table({(0.01, capped_plans.ULTRA): steady, (0.01, "a"): lucky, (0.01, "b"): steady})
     assert holds
     assert "| a; b |" in lines[-1] or "| b; a |" in lines[-1]
-    better = [capped_plans.Played(right=True, answered=True, usd=0.1)] * 40
+    better = [capped_plans.CappedPlanRun(right=True, answered=True, usd=0.1)] * 40
     assert not capped_plans.table({(0.01, capped_plans.ULTRA): steady, (0.01, "a"): better})[1]

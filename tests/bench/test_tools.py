@@ -21,14 +21,14 @@ from . import load as generator
 from .figures import Figure, Subject, measure_subjects
 from .held import hold_streams
 from .load import Load, percentiles, run
-from .processes import DidNotStart, Running, bare, cpu_seconds, run_to_end, start_process, upstream
-from .scenarios import Effort, Failed
+from .processes import DidNotStart, RunningProcess, bare, cpu_seconds, run_to_end, start_process, upstream
+from .scenarios import Effort, ScenarioError
 from .subject import KEY, WORKERS, Target, Tree, environment, one_step, one_two_one, pool_text
 from .table import Comparison, Row, compare_rows, render_table
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Running]:
+def workers() -> Iterator[RunningProcess]:
     with upstream() as running:
         yield running
 
@@ -39,7 +39,7 @@ def ask(url: str, *, stream: bool = False, connections: int = 2, requests: int =
     return asyncio.run(generator.generate(load))
 
 
-def test_counts_every_request(workers: Running) -> None:
+def test_counts_every_request(workers: RunningProcess) -> None:
     report = ask(f"{workers.url}/d20/v1/chat/completions")
     assert (report.requests, report.errors, report.statuses) == (6, 0, {"200": 6})
     assert 19 <= report.latency_ms["p50"] < 5000  # milliseconds; timers may be early by a tick
@@ -48,7 +48,7 @@ def test_counts_every_request(workers: Running) -> None:
 
 
 @pytest.mark.parametrize("gap", [0, 200, 2000])
-def test_counts_every_event(workers: Running, gap: int) -> None:
+def test_counts_every_event(workers: RunningProcess, gap: int) -> None:
     report = ask(f"{workers.url}/d10/c20/g{gap}/v1/chat/completions", stream=True)
     assert report.requests == 6
     assert report.events == 6 * (20 + 3)
@@ -66,7 +66,7 @@ def test_events_split_between_reads_are_counted_once() -> None:
     assert asyncio.run(count()) == 2
 
 
-def test_runs_as_a_process_and_measures_cpu(workers: Running) -> None:
+def test_runs_as_a_process_and_measures_cpu(workers: RunningProcess) -> None:
     before = cpu_seconds([workers])
     url = f"{workers.url}/v1/chat/completions"
     report = run(Load(url=url, body=one_step("fast"), connections=4, seconds=PATIENCE_SECONDS, requests=20))
@@ -78,7 +78,7 @@ def test_runs_as_a_process_and_measures_cpu(workers: Running) -> None:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_a_talk_goes_on_with_every_call_and_times_what_brings_a_result(
-    workers: Running, monkeypatch: pytest.MonkeyPatch, stream: bool
+    workers: RunningProcess, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     monkeypatch.setattr(talk, "TURNS", 3)
     times = talk.turns(Target("direct", workers.url, (workers,)), "caller", 0.01, stream=stream)
@@ -88,7 +88,7 @@ def test_a_talk_goes_on_with_every_call_and_times_what_brings_a_result(
         talk.turns(Target("direct", workers.url, (workers,)), "fast", 0.01, stream=stream)
 
 
-def test_bare_relays_both_ways(workers: Running) -> None:
+def test_bare_relays_both_ways(workers: RunningProcess) -> None:
     with bare(workers.url) as running:
         target = Target("bare", running.url, (running,))
         assert ask(target.address("a")).errors == 0
@@ -96,7 +96,7 @@ def test_bare_relays_both_ways(workers: Running) -> None:
         assert report.events == 6 * 103
 
 
-def test_errors_are_reported(workers: Running) -> None:
+def test_errors_are_reported(workers: RunningProcess) -> None:
     with bare(workers.url) as running:
         load = Load(url=running.url, body="{}", seconds=1, requests=1)
         assert asyncio.run(generator.generate(load)).errors == 0
@@ -114,7 +114,7 @@ def test_a_process_that_fails_shows_its_log() -> None:
         pass
 
 
-def test_held_streams(workers: Running) -> None:
+def test_held_streams(workers: RunningProcess) -> None:
     with hold_streams(Load(url=f"{workers.url}/d60000/v1/chat/completions", body=one_step("idle", True)), 5):
         assert ask(f"{workers.url}/v1/chat/completions").errors == 0
 
@@ -141,7 +141,7 @@ def test_the_subject_is_told_what_it_needs(tmp_path: Path) -> None:
     assert "BATON_REDIS_URL" not in env
 
 
-def test_a_paced_load_keeps_its_rate_whatever_the_answers_take(workers: Running) -> None:
+def test_a_paced_load_keeps_its_rate_whatever_the_answers_take(workers: RunningProcess) -> None:
     """Forty connections at 100 a second: half a second of load is fifty requests, though each takes 100 ms."""
     load = Load(
         url=f"{workers.url}/d100/v1/chat/completions", body=one_step("fast"), connections=40, seconds=0.5, rate=100.0
@@ -163,7 +163,7 @@ def test_commits_of_sqlite_are_counted_from_outside(tmp_path: Path) -> None:
     assert commits.read(url).since(before) == 3
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     database.execute("INSERT INTO t VALUES (1)")
-    with pytest.raises(commits.Restarted):
+    with pytest.raises(commits.WalRestartError):
         commits.read(url).since(before)
     database.close()
 
@@ -217,7 +217,7 @@ def test_rounds_of_two_trees_alternate_and_their_ratios_are_of_one_round(capsys:
 
 def test_a_figure_that_cannot_be_measured_has_a_reason_instead() -> None:
     def measure(subject: Subject, effort: Effort) -> float:
-        raise Failed(f"{subject.target.name} answers 500")
+        raise ScenarioError(f"{subject.target.name} answers 500")
 
     rows = measure_subjects(Figure("f", 5, "ms", measure), trees(), Effort(rounds=3))
     assert [(row.measured, row.note, row.verdict) for row in rows] == [(None, "this answers 500", "-")] * 2

@@ -51,7 +51,7 @@ BESIDE = ("mixture of agents", "planner-executor-checker")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ServedTask:
     """One task through the service: the plan that was carried out, and what came of it."""
 
     order: tuple[int, ...]
@@ -105,10 +105,10 @@ def _measure(options: argparse.Namespace, pools: Sequence[Pool], server: VllmSer
         asyncio.run(_store_trials(environ["BATON_DATABASE_URL"], pools))
         with running_process("serve", folder, environ) as process, open_caller(process.url, timeout=SECONDS) as caller:
 
-            def answered(arm: str, count: int) -> list[Asked]:
+            def answered(arm: str, count: int) -> list[ServedTask]:
                 plans = fixed.get(arm) or [None] * POOLS
 
-                def ask(place: int) -> Asked:
+                def ask(place: int) -> ServedTask:
                     return _ask(caller, place % POOLS, over[place], held_out[place], plans[place % POOLS])
 
                 return _together(ask, count, Kept(options.keep, arm))
@@ -125,7 +125,7 @@ class Kept:
     def __init__(self, path: Path | None, arm: str) -> None:
         self._path, self._arm = path, arm
         self._lock = Lock()
-        self.known: dict[int, Asked] = {}
+        self.known: dict[int, ServedTask] = {}
         lines = path.read_text().splitlines() if path and path.exists() else []
         for line in lines:
             row = json.loads(line)
@@ -133,9 +133,9 @@ class Kept:
                 plan = row["asked"]["plan"]
                 row["asked"]["plan"] = Plan(plan[0], tuple(plan[1])) if plan else None
                 row["asked"]["order"] = tuple(row["asked"]["order"])
-                self.known[row["place"]] = Asked(**row["asked"])
+                self.known[row["place"]] = ServedTask(**row["asked"])
 
-    def note(self, place: int, answered_task: Asked) -> None:
+    def note(self, place: int, answered_task: ServedTask) -> None:
         """Write one line."""
         if self._path:
             with self._lock, self._path.open("a") as file:
@@ -145,9 +145,9 @@ class Kept:
 def report(
     held_out: Sequence[Task],
     over: Sequence[Pool],
-    outcomes: Sequence[Asked],
+    outcomes: Sequence[ServedTask],
     trainers: Sequence[Plan | None],
-    beside: Mapping[str, Sequence[Asked]],
+    beside: Mapping[str, Sequence[ServedTask]],
     fixed: Mapping[str, Sequence[Plan]],
 ) -> dict[str, Any]:
     """Return what was measured; intervals are of 95 %, by a bootstrap over tasks."""
@@ -182,7 +182,7 @@ def report(
     } | arms
 
 
-def _compare_tokens(all_found: Sequence[Asked], answered: Sequence[Asked]) -> dict[str, Any]:
+def _compare_tokens(all_found: Sequence[ServedTask], answered: Sequence[ServedTask]) -> dict[str, Any]:
     """Both over the same tasks, as they were answered."""
     outcomes = all_found[: len(answered)]
     ours = np.array([float(answer.tokens) for answer in outcomes])
@@ -246,10 +246,10 @@ def tune_plans(pools: Sequence[Pool]) -> dict[str, list[Plan]]:
     return plans_by_policy
 
 
-def _together(ask: Callable[[int], Asked], count: int, kept_plans: Kept) -> list[Asked]:
+def _together(ask: Callable[[int], ServedTask], count: int, kept_plans: Kept) -> list[ServedTask]:
     """Ask what is not known, several at a time."""
 
-    def ask_task(place: int) -> Asked:
+    def ask_task(place: int) -> ServedTask:
         if place in kept_plans.known:
             return kept_plans.known[place]
         outcome = ask(place)
@@ -260,7 +260,7 @@ def _together(ask: Callable[[int], Asked], count: int, kept_plans: Kept) -> list
         return list(threads.map(ask_task, range(count)))
 
 
-def _ask(caller: Caller, place: int, chosen: Pool, task: Task, plan: Plan | None) -> Asked:
+def _ask(caller: Caller, place: int, chosen: Pool, task: Task, plan: Plan | None) -> ServedTask:
     """Ask the service, and read from its journal what it did. With a plan, nobody conducts."""
     names = [f"{worker.name}-{place}" for worker in chosen]
     more: dict[str, Any] = {}
@@ -275,7 +275,7 @@ def _ask(caller: Caller, place: int, chosen: Pool, task: Task, plan: Plan | None
         _say(f"rejected: {json.dumps(first)[:1_000]}")
     order = tuple(names.index(name) for name in first["order"]) if plan is None else ()
     conducting = sum(_tokens(attempt["usage"]) for proposal in run["proposals"] for attempt in proposal["attempts"])
-    return Asked(
+    return ServedTask(
         order,
         first["state"] == "accepted" and not run["degraded"],
         plan or _read_played_plan(caller, run, names),
@@ -300,7 +300,7 @@ def _read_played_plan(caller: Caller, run: dict[str, Any], names: Sequence[str])
 
 
 def _of_the_trainer(
-    folder: Path, held_out: Sequence[Task], over: Sequence[Pool], outcomes: Sequence[Asked]
+    folder: Path, held_out: Sequence[Task], over: Sequence[Pool], outcomes: Sequence[ServedTask]
 ) -> list[Plan | None]:
     """The plans that the trainer's own decoding writes for the prompts that the service has sent."""
     prompts = []

@@ -17,7 +17,7 @@ from app.core.plan.workflow import schema
 from app.core.transparency.notes import Signer, sign
 from app.core.transparency.version_signatures import TrustedSigners, sign_version
 from app.lab import manifest
-from app.lab.manifest import Golden, Manifest
+from app.lab.manifest import GoldenPrompt, Manifest
 from app.process.config import configure
 from tests.deploy.test_readme import blocks
 from tests.harness.vllm_stub import VllmStub, tokens, vllm_stub
@@ -65,7 +65,7 @@ def write_adapter(folder: Path, base: str | None, **changes: Any) -> Manifest:
     name = manifest.version("planner", manifest.sha256(folder.name.encode()))
     questions = [[{"role": "user", "content": f"question {n}"}] for n in range(10)]
     golden = [
-        Golden(messages=messages, workers=2, steps=3, tokens=tokens(messages[0]["content"]), plan=PLAN)
+        GoldenPrompt(messages=messages, workers=2, steps=3, tokens=tokens(messages[0]["content"]), plan=PLAN)
         for messages in questions
     ]
     facts = {"kind": kind, "name": name, "base": base or name, "tokenizer_sha256": manifest.tokenizer_sha256(folder)}

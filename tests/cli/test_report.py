@@ -30,7 +30,7 @@ BY = ("tier", "tenant", "key", "user", "metadata.team", "worker", "topology", "w
 
 
 @dataclass
-class Seeded:
+class SeededDatabase:
     """A database with runs of every kind, and an export of it with its ratings."""
 
     environ: Mapping[str, str]
@@ -39,20 +39,20 @@ class Seeded:
 
 
 @pytest.fixture(scope="module")
-def seeded(tmp_path_factory: pytest.TempPathFactory) -> Seeded:
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> SeededDatabase:
     folder = tmp_path_factory.mktemp("report")
     asyncio.run(play(folder))
     with closing(sqlite3.connect(folder / "baton.db")) as database, database:
         database.row_factory = sqlite3.Row
-        ratings = Copying(database, random.Random(18)).spread()
+        ratings = RunCopier(database, random.Random(18)).spread()
     environ = {"BATON_DATA_DIR": str(folder), "BATON_PEPPER": "p" * 32}
     export, rated = folder / "export.jsonl", folder / "ratings.jsonl"
     rated.write_text("".join(json.dumps(rating) + "\n" for rating in ratings))
     assert main(["audit", "export", str(export)], environ) == 0
-    return Seeded(environ, export, rated)
+    return SeededDatabase(environ, export, rated)
 
 
-class Copying:
+class RunCopier:
     """Copies of recorded runs with other times, tenants, users, tokens, prices and ratings."""
 
     def __init__(self, database: sqlite3.Connection, chance: random.Random) -> None:
@@ -144,7 +144,7 @@ class Copying:
         self.database.execute(f"INSERT INTO {table} ({columns}) VALUES ({places})", list(row.values()))
 
 
-def run_report(seeded: Seeded, capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
+def run_report(seeded: SeededDatabase, capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
     capsys.readouterr()
     by = [part for name in BY for part in ("--by", name)]
     words = ["report", "--since", "520w", *by, *arguments]
@@ -165,7 +165,7 @@ SHAPE = ("level", "cause", "reason", "topology", "position", "worker")
     [("feedback", 0.6, "UTC"), ("graders", 0.5, "Asia/Kolkata"), ("signals", 0.5, "America/Los_Angeles")],
 )
 def test_every_figure_is_the_one_that_the_export_gives(
-    seeded: Seeded, capsys: pytest.CaptureFixture[str], success: str, threshold: float, zone: str
+    seeded: SeededDatabase, capsys: pytest.CaptureFixture[str], success: str, threshold: float, zone: str
 ) -> None:
     arguments = ("--success", success, "--threshold", str(threshold), "--zone", zone, "--json")
     figures = json.loads(run_report(seeded, capsys, *arguments))
@@ -204,7 +204,7 @@ def as_cell(value: object) -> str:
 
 
 def test_a_table_is_the_same_as_csv_and_as_parquet(
-    seeded: Seeded, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    seeded: SeededDatabase, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     import duckdb  # here: its import takes a tenth of a second, and most runs of pytest have no use for it
 
@@ -226,7 +226,7 @@ def test_a_table_is_the_same_as_csv_and_as_parquet(
         assert any("'=umbrella" in row.values() for row in rows) == (part == "groups")
 
 
-def test_the_report_is_readable(seeded: Seeded, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_is_readable(seeded: SeededDatabase, capsys: pytest.CaptureFixture[str]) -> None:
     text = run_report(seeded, capsys, "--success", "signals")
     for words in ("Cost of a successful query", "asked the same again", "The dearest 20%", "Access lists spared"):
         assert words in text

@@ -11,9 +11,9 @@ from tests.clients.reports import (
     CHOICES,
     CUSTOM,
     MESSAGES,
-    Gathered,
     Pieces,
     Report,
+    StreamedReply,
     describe_call,
     report_of_error,
     turn,
@@ -51,7 +51,7 @@ async def tools(client: AsyncOpenAI) -> Report:
     """Each choice of tools whole and streamed; then the loop to its end, with the helper's own messages."""
     ask, report = client.chat.completions.create, dict[str, Any]()
     for name, choice in CHOICES.items():
-        gathered = Gathered()
+        gathered = StreamedReply()
         async for chunk in await ask(**ASKED, **choice, stream=True, stream_options={"include_usage": True}):
             gathered.take(chunk)
         report[name] = {"whole": turn(await ask(**ASKED, **choice)), "streamed": gathered.report()}

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from app.gateway.http.api_keys import mint
 from tests.clients import async_drives, sync_drives
-from tests.clients.npm import Missing, Node, install
+from tests.clients.npm import MissingPackage, Node, install
 from tests.clients.reports import Report
 from tests.harness.in_process import pool_text, running_service
 from tests.harness.prepared_apps import app_over
@@ -75,7 +75,7 @@ def node() -> Node:
     """The official Node client; a test that asks for it is skipped where it cannot be had."""
     try:
         return install()
-    except Missing as reason:
+    except MissingPackage as reason:
         pytest.skip(str(reason))
 
 

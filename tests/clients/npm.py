@@ -16,7 +16,7 @@ INSTALL_SECONDS: Final = 25.0
 RUN_SECONDS: Final = 25.0
 
 
-class Missing(RuntimeError):
+class MissingPackage(RuntimeError):
     """Node or its package is not to be had here; the message says why."""
 
 
@@ -48,9 +48,9 @@ class Node:
 
 
 def install() -> Node:
-    """Node with the client beside it; raises Missing."""
+    """Node with the client beside it; raises MissingPackage."""
     if shutil.which("node") is None or shutil.which("npm") is None:
-        raise Missing("node and npm are not installed")
+        raise MissingPackage("node and npm are not installed")
     folder = Path(tempfile.gettempdir()) / f"baton-clients-openai-{VERSION}"
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
@@ -80,7 +80,7 @@ def _npm(folder: Path) -> None:
             timeout=INSTALL_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        raise Missing(f"npm could not install openai@{VERSION} within {INSTALL_SECONDS:g} s") from None
+        raise MissingPackage(f"npm could not install openai@{VERSION} within {INSTALL_SECONDS:g} s") from None
     if process.returncode:
-        raise Missing(f"npm could not install openai@{VERSION}: there may be no network")
+        raise MissingPackage(f"npm could not install openai@{VERSION}: there may be no network")
     (folder / "whole").touch()

@@ -71,7 +71,7 @@ def _turn(text: str | None, calls: Any, finish: str | None, counted: CompletionU
     return {"text": text, "calls": calls, "finish": finish, "usage": usage(counted)}
 
 
-class Gathered:
+class StreamedReply:
     """A streamed reply, put together as it comes."""
 
     def __init__(self) -> None:

@@ -10,9 +10,9 @@ from tests.clients.reports import (
     CHOICES,
     CUSTOM,
     MESSAGES,
-    Gathered,
     Pieces,
     Report,
+    StreamedReply,
     describe_call,
     report_of_error,
     turn,
@@ -48,7 +48,7 @@ def tools(client: OpenAI) -> Report:
     """Each choice of tools whole and streamed; then the loop to its end, with the helper's own messages."""
     ask, report = client.chat.completions.create, dict[str, Any]()
     for name, choice in CHOICES.items():
-        gathered = Gathered()
+        gathered = StreamedReply()
         for chunk in ask(**ASKED, **choice, stream=True, stream_options={"include_usage": True}):
             gathered.take(chunk)
         report[name] = {"whole": turn(ask(**ASKED, **choice)), "streamed": gathered.report()}

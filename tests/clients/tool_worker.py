@@ -3,7 +3,7 @@
 import json
 
 from tests.stubs import Reply, Stall, ToolCall
-from tests.stubs.record import Received
+from tests.stubs.record import ReceivedRequest
 from tests.stubs.script import Usage
 
 STALL = 0.6
@@ -13,7 +13,7 @@ CALLS = tuple(ToolCall(name, arguments) for name, arguments in (ADDS, LOOKS))
 COUNTED = Usage(input=40, cached=30, output=9, reasoning=4)
 
 
-def worker(received: Received) -> Reply:
+def worker(received: ReceivedRequest) -> Reply:
     """It does what its request says of tools, but knows nothing of `parallel_tool_calls`; then it tells the results."""
     body = received.json
     choice, came = (
@@ -37,7 +37,7 @@ TEXT = 'say "4"\n'
 """What the next worker writes for a tool of free text."""
 
 
-def writer(received: Received) -> Reply:
+def writer(received: ReceivedRequest) -> Reply:
     """It calls a tool of free text and a function, and then tells the results."""
     came = [message["content"] for message in received.json["messages"] if message["role"] == "tool"]
     if came:

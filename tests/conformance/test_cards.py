@@ -6,9 +6,9 @@ from app.conductor import cards
 from app.conductor.protocol import Brief
 from app.conductor.styles import STYLES
 from app.core.message.chat import Message, Task, Text
-from app.core.pool.catalog import Card, Limits, Measured, Price, Worker
+from app.core.pool.catalog import CalibrationResult, Card, Limits, Price, Worker
 
-MEASURED = (Measured("code", 9.0, 20), Measured("logic", 14.0, 20))
+MEASURED = (CalibrationResult("code", 9.0, 20), CalibrationResult("logic", 14.0, 20))
 ADA = Worker("ada", "stub", "ada-1", Price(1, 4_460_000), Card(context=32_000, speed=123.0, measured=MEASURED))
 BOB = Worker("bob", "stub", "bob-1", Price(0, 910_000), Card(strengths=("poems",), context=8_000, retention="none"))
 
@@ -37,7 +37,9 @@ def test_it_shows_each_worker_by_number_with_all_that_was_measured_and_the_last_
 
 
 def test_it_names_the_number_of_tasks_of_each_domain_where_they_differ() -> None:
-    mixed = replace(ADA.card, measured=(MEASURED[0], Measured("logic", 3.0, 4), Measured("poems", 0.0, 0)))
+    mixed = replace(
+        ADA.card, measured=(MEASURED[0], CalibrationResult("logic", 3.0, 4), CalibrationResult("poems", 0.0, 0))
+    )
     assert "code 45% of 20 tasks, logic 75% of 4 tasks; $" in prompt_for("x", replace(ADA, card=mixed))[0][1]
 
 

@@ -11,7 +11,7 @@ import pytest
 from app.conductor.fixed import SHAPES, FixedConductor, RandomConductor
 from app.conductor.model import ModelConductor
 from app.conductor.prompt import messages, shorten, template
-from app.conductor.protocol import Brief, Conductor, Given, PastStep, Previous, Question
+from app.conductor.protocol import Brief, Conductor, FixedPlanConductor, PastStep, Previous, Question
 from app.conductor.styles import STYLES
 from app.core.message.chat import (
     ChosenToken,
@@ -46,7 +46,7 @@ BRIEF = Brief(TASK, WORKERS, Limits(), usd_left=123_400)
 
 
 @dataclass
-class Asked:
+class ScriptedAsk:
     """A scripted `ask`: gives the pieces, then raises, and remembers how it was called."""
 
     reads: Sequence[list[Piece]] = ()
@@ -66,9 +66,9 @@ def plan_of(*steps: tuple[int, list[str | int]]) -> str:
     return json.dumps({"steps": [{"worker": n, "subtask": f"Do {n}.", "access": access} for n, access in steps]})
 
 
-def saying(*texts: str, error: Exception | None = None) -> Asked:
+def saying(*texts: str, error: Exception | None = None) -> ScriptedAsk:
     """A model that says this, one read for each text."""
-    return Asked([*([Words(text)] for text in texts), [End("stop", Usage(9, 0, 9))]], error)
+    return ScriptedAsk([*([Words(text)] for text in texts), [End("stop", Usage(9, 0, 9))]], error)
 
 
 def schema_of(question: Question) -> Mapping[str, Any]:
@@ -87,13 +87,13 @@ def model(*, positional: bool = True, logprobs: bool = True) -> ModelConductor:
     return ModelConductor("planner", STYLES["general"], positional=positional, logprobs=logprobs, temperature=0.7)
 
 
-def plan_of_most_steps(limits: Limits) -> Given:
+def plan_of_most_steps(limits: Limits) -> FixedPlanConductor:
     """A caller's plan as long as the limit."""
     steps = [Step(NAMES[0], "x", Access(True, tuple(range(place)))) for place in range(limits.steps)]
-    return Given((*steps[:-1], replace(steps[-1], answers=True)))
+    return FixedPlanConductor((*steps[:-1], replace(steps[-1], answers=True)))
 
 
-async def propose_all_steps(conductor: Conductor, brief: Brief, ask: Asked) -> list[Step]:
+async def propose_all_steps(conductor: Conductor, brief: Brief, ask: ScriptedAsk) -> list[Step]:
     """All steps."""
     return [step async for step in conductor.propose(brief, ask)]
 
@@ -328,14 +328,14 @@ async def test_a_choice_is_as_likely_as_all_tokens_of_its_digits() -> None:
         (', "subtask": "x", "access": [0', 0.9),
         ("]}]}", 0.9),
     )
-    steps = await propose_all_steps(model(), many, Asked(reads))
+    steps = await propose_all_steps(model(), many, ScriptedAsk(reads))
     assert [(step.worker, step.probability) for step in steps] == [("w117", 0.1), ("w4", 0.3)]
 
 
 async def test_one_read_may_hold_the_whole_plan() -> None:
     tokens = [('{"steps": [{"worker": ', 1.0), ("2", 0.5), (', "subtask": "x", "access": ["user"]}]}', 1.0)]
     whole = [piece for batch in decode_tokens(*tokens) for piece in batch]
-    [step] = await propose_all_steps(model(), BRIEF, Asked([whole]))
+    [step] = await propose_all_steps(model(), BRIEF, ScriptedAsk([whole]))
     assert (step.worker, step.probability) == (NAMES[2], 0.5)
 
 

@@ -11,7 +11,7 @@ from app.core.run.events import TERMINAL, Event, Kind
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget, StoreUnavailable
 from app.store.protocol import (
     MOVED,
-    Appended,
+    AppendResult,
     Entry,
     Ledger,
     Outbox,
@@ -61,7 +61,7 @@ async def test_numbers_have_no_gaps_under_many_writers(opener: Opener) -> None:
     async with opener() as first_store, opener() as second_store:
         await first_store.append(admission_entry("run"))
         both = [first_store, second_store] * 32
-        answers: list[Appended] = await asyncio.gather(*(store.append(note("run")) for store in both))
+        answers: list[AppendResult] = await asyncio.gather(*(store.append(note("run")) for store in both))
         assert sorted(answer.events[0].seq for answer in answers) == list(range(2, 66))
         assert [event.seq for event in (await second_store.journal("run")).events] == list(range(1, 66))
         assert (await first_store.run("run")).seq == 65
@@ -87,8 +87,8 @@ async def test_a_run_is_admitted_once(opener: Opener) -> None:
         answers = await gather_outcomes(
             store.append(admission_entry("run")) for store in [first_store, second_store] * 8
         )
-        assert sum(isinstance(answer, Appended) for answer in answers) == 1
-        assert all(isinstance(answer, Appended | Conflict) for answer in answers)
+        assert sum(isinstance(answer, AppendResult) for answer in answers) == 1
+        assert all(isinstance(answer, AppendResult | Conflict) for answer in answers)
         assert (await first_store.run("run")).seq == 1
 
 
@@ -146,7 +146,7 @@ async def test_a_run_ends_once(opener: Opener) -> None:
         answers = await gather_outcomes(
             store.append(end) for store, end in zip([first_store, second_store] * len(ends), ends, strict=False)
         )
-        (winner,) = [answer for answer in answers if isinstance(answer, Appended)]
+        (winner,) = [answer for answer in answers if isinstance(answer, AppendResult)]
         assert sum(isinstance(answer, RunEnded) for answer in answers) == len(ends) - 1
         row = await second_store.run("run")
         assert (row.state, row.ended_at, row.seq) == (TERMINAL[winner.events[0].kind], 9.0, 2)
@@ -199,7 +199,7 @@ async def test_racing_holds_never_pass_a_cap(opener: Opener) -> None:
         answers = await gather_outcomes(
             store.append(hold) for store, hold in zip([first_store, second_store] * 100, holds, strict=True)
         )
-        granted = sum(isinstance(answer, Appended) for answer in answers)
+        granted = sum(isinstance(answer, AppendResult) for answer in answers)
         assert granted == 1000 // 7
         assert sum(isinstance(answer, RunOverBudget) for answer in answers) == 200 - granted
         row = await first_store.run("run")
@@ -234,7 +234,7 @@ async def test_a_refused_entry_fails_alone(store: Store) -> None:
     entries[6] = note("none")
     answers = await gather_outcomes(map(store.append, entries))
     kinds = [type(answer) for answer in answers]
-    good = Appended
+    good = AppendResult
     assert kinds == [good, good, LeaseLost, good, RunOverBudget, good, NotFound, good]
     assert {(await store.run(f"run-{n}")).seq for n in (2, 4)} == {1}
 
@@ -265,7 +265,7 @@ async def test_an_entry_that_the_database_does_not_take_fails_alone(store: Store
     await store.append(admission_entry("run"))
     poison = admission_entry("bad", cap=Ledger(2**70, 0))
     answers = await gather_outcomes(map(store.append, (note("run"), poison, note("run"))))
-    assert [type(answer) for answer in answers] == [Appended, StoreUnavailable, Appended]
+    assert [type(answer) for answer in answers] == [AppendResult, StoreUnavailable, AppendResult]
     assert (await store.run("run")).seq == 3
 
 
@@ -276,7 +276,7 @@ async def test_a_caller_who_goes_away_disturbs_nobody(store: Store) -> None:
     for call in calls[::2]:
         call.cancel()
     answers = await gather_outcomes(calls)
-    assert all(isinstance(answer, Appended) for answer in answers[1::2])
+    assert all(isinstance(answer, AppendResult) for answer in answers[1::2])
     assert (await store.run("run")).seq == len((await store.journal("run")).events)
 
 
@@ -284,7 +284,7 @@ async def test_a_full_queue_refuses_at_once(store: Store, monkeypatch: pytest.Mo
     await store.append(admission_entry("run"))
     monkeypatch.setattr(group_commit, "MOST_WAITING", 10)
     answers = await gather_outcomes(store.append(note("run")) for _ in range(30))
-    assert [type(answer) for answer in answers] == [Appended] * 10 + [StoreUnavailable] * 20
+    assert [type(answer) for answer in answers] == [AppendResult] * 10 + [StoreUnavailable] * 20
 
 
 async def test_leaving_the_store_commits_what_waits(opener: Opener) -> None:
@@ -293,7 +293,7 @@ async def test_leaving_the_store_commits_what_waits(opener: Opener) -> None:
         calls = [asyncio.create_task(store.append(note("run"))) for _ in range(50)]
         await asyncio.sleep(0)
         await store.close()
-        assert all(isinstance(answer, Appended) for answer in await gather_outcomes(calls))
+        assert all(isinstance(answer, AppendResult) for answer in await gather_outcomes(calls))
         with pytest.raises(StoreUnavailable):
             await store.append(note("run"))
     async with opener() as store:

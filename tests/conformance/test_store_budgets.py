@@ -18,7 +18,7 @@ from app.core.run.events import CallFinished, CallIntended
 from app.core.run.notices import payload
 from app.errors import BudgetExhausted, NotFound
 from app.store.archive import AccountSums, open_archive
-from app.store.protocol import Appended, Entry, Ledger, Store
+from app.store.protocol import AppendResult, Entry, Ledger, Store
 from app.store.rows import runs as run_rows
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.tables import METADATA
@@ -112,7 +112,7 @@ async def test_runs_of_two_processes_never_hold_more_than_the_budget(opener: Ope
         await begin(ours, *runs)
         holds = [(ours, theirs)[n % 2].append(intend(run, "a", 75)) for n, run in enumerate(runs)]
         outcomes = await gather_outcomes(holds)
-        assert sum(isinstance(outcome, Appended) for outcome in outcomes) == 13
+        assert sum(isinstance(outcome, AppendResult) for outcome in outcomes) == 13
         refused = [outcome for outcome in outcomes if isinstance(outcome, BudgetExhausted)]
         assert len(refused) == 11
         assert refused[0].budget == DAILY.id
@@ -377,7 +377,7 @@ async def test_entries_of_a_run_stay_in_order_when_one_needs_all_slices(opener: 
     async with two_processes(opener) as (ours, _):
         entries = [intend("ours", "a", 900), outcome("ours", "a", 900, 5), intend("ours", "b", 900)]
         outcomes = await gather_outcomes([ours.append(entry) for entry in entries])
-        assert all(isinstance(outcome, Appended) for outcome in outcomes), outcomes
+        assert all(isinstance(outcome, AppendResult) for outcome in outcomes), outcomes
         assert await figures(ours) == [(900, 5, 0)]
 
 
@@ -391,15 +391,17 @@ async def test_processes_with_slices_of_several_budgets_spend_each_to_its_end(op
 
         async def call(run: str, store: SqlStore) -> object:
             (outcome_of_call,) = await gather_outcomes([store.append(intend(run, "a", 40))])
-            if isinstance(outcome_of_call, Appended):
+            if isinstance(outcome_of_call, AppendResult):
                 await store.append(outcome(run, "a", 40, 40))
             return outcome_of_call
 
         for store in (ours, theirs):
             store.on_signal = signals.append
         outcomes = await gather_outcomes([call(*arguments) for arguments in calls])
-        assert [type(outcome) for outcome in outcomes if not isinstance(outcome, Appended)] == [BudgetExhausted] * 15
-        assert sum(isinstance(outcome, Appended) for outcome in outcomes) == 25
+        assert [type(outcome) for outcome in outcomes if not isinstance(outcome, AppendResult)] == [
+            BudgetExhausted
+        ] * 15
+        assert sum(isinstance(outcome, AppendResult) for outcome in outcomes) == 25
         assert await figures(ours, tenant) == [(0, 1_000, 0)]
         assert [signal.budget for signal in signals].count(tenant.id) == 1
 

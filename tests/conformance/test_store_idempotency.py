@@ -7,7 +7,7 @@ import pytest
 from app.core.run.events import Kind
 from app.core.run.kinds import WITHOUT_LEASE
 from app.errors import Conflict, LeaseLost, RunEnded
-from app.store.protocol import TAKEN, Appended, Entry, IdempotencyRecord, Store
+from app.store.protocol import TAKEN, AppendResult, Entry, IdempotencyRecord, Store
 from tests.conformance.entries import Opener, admission_entry, gather_outcomes, note
 from tests.harness.raw_facts import Raw
 
@@ -29,7 +29,7 @@ async def test_a_second_claim_admits_nothing(store: Store, together: bool) -> No
         answers = await gather_outcomes(map(store.append, entries))
     else:
         answers = [(await gather_outcomes([store.append(entry)]))[0] for entry in entries]
-    assert [type(answer) for answer in answers] == [Appended, Conflict, Conflict, Conflict]
+    assert [type(answer) for answer in answers] == [AppendResult, Conflict, Conflict, Conflict]
     assert {answer.public_code for answer in answers[1:]} == {TAKEN}
     assert await store.find_idempotency_record("claim", 1.0) == replace(idempotency(), run="run-0")
     answers = await gather_outcomes(store.run(f"run-{n}") for n in range(4))
@@ -44,8 +44,8 @@ async def test_of_two_processes_one_gets_the_claim(opener: Opener) -> None:
             answers = await gather_outcomes(
                 store.append(entry) for store, entry in zip([first_store, second_store] * 4, entries, strict=True)
             )
-            assert sorted(type(answer).__name__ for answer in answers) == ["Appended"] + ["Conflict"] * 7
-            (winner,) = [answer for answer in answers if isinstance(answer, Appended)]
+            assert sorted(type(answer).__name__ for answer in answers) == ["AppendResult"] + ["Conflict"] * 7
+            (winner,) = [answer for answer in answers if isinstance(answer, AppendResult)]
             record = await second_store.find_idempotency_record(f"claim-{turn}", 1.0)
             assert record is not None
             assert record.run == winner.events[0].run
@@ -59,7 +59,7 @@ async def test_batches_that_claim_crosswise_do_not_block_each_other(opener: Open
         answers = await gather_outcomes(
             store.append(entry) for store, entry in zip([first_store] * 12 + [second_store] * 12, entries, strict=True)
         )
-        assert sum(isinstance(answer, Appended) for answer in answers) == 12
+        assert sum(isinstance(answer, AppendResult) for answer in answers) == 12
         assert sum(isinstance(answer, Conflict) for answer in answers) == 12
 
 
@@ -80,7 +80,7 @@ async def test_a_claim_that_has_run_out_is_free(opener: Opener) -> None:
         answers = await gather_outcomes(
             store.append(entry) for store, entry in zip([first_store, second_store] * 3, entries, strict=True)
         )
-        (winner,) = [answer for answer in answers if isinstance(answer, Appended)]
+        (winner,) = [answer for answer in answers if isinstance(answer, AppendResult)]
         assert sum(isinstance(answer, Conflict) for answer in answers) == 5
         assert await second_store.find_idempotency_record("claim", 10.0) == replace(
             idempotency(until=20.0, body=b"new"), run=winner.events[0].run

@@ -8,7 +8,7 @@ import pytest
 from app.core.run.events import TERMINAL, Kind, fact_from_json
 from app.core.run.notices import KEEP_FAILED, FailedNotice, Notice
 from app.errors import LeaseLost, RunEnded
-from app.store.protocol import Appended, Entry, Lease, Store
+from app.store.protocol import AppendResult, Entry, Lease, Store
 from tests.conformance.entries import Opener, admission_entry, gather_outcomes, note
 
 TURN: dict[str, Any] = {"deadline": 9.0, "streams": False, "at": 1.0, "turn": 0, "until": 9.0}
@@ -132,7 +132,7 @@ async def test_a_notice_that_is_given_up_is_kept_and_sent_again_when_asked_for(s
 async def test_pending_notices_are_counted_up_to_a_bound_and_old_ones_forgotten(store: Store) -> None:
     assert await store.forget_notices(99.0, 10) == 0
     answers = await gather_outcomes(store.append(admission_with_notice(f"run-{n}")) for n in range(5))
-    assert all(isinstance(answer, Appended) for answer in answers)
+    assert all(isinstance(answer, AppendResult) for answer in answers)
     for n in range(5):
         await store.append(event(f"run-{n}", Kind.SUCCEEDED, float(n)))
     assert [await store.count_pending_notices(most) for most in (3, 10)] == [3, 5]

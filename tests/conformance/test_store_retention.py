@@ -25,7 +25,7 @@ from app.store.protocol import (
     REQUEST_TAG,
     TRACE_TAG,
     USER_TAG,
-    Appended,
+    AppendResult,
     ContentQuery,
     Entry,
     Outbox,
@@ -326,7 +326,7 @@ async def test_a_run_that_was_erased_after_it_was_read_gets_no_copy(opener: Open
             store.append(copy), store.append(admission("other")), return_exceptions=True
         )
         assert isinstance(refused, NotFound)
-        assert isinstance(other, Appended)
+        assert isinstance(other, AppendResult)
         assert [row.id for row in await store.runs(RunQuery())] == ["other", "origin"]
         assert await store.runs_with_ref(copy.contents[0][0]) == ["other"]
 

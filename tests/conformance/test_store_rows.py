@@ -12,7 +12,7 @@ from app.errors import Conflict, LeaseLost
 from app.store.protocol import (
     REQUEST_TAG,
     USER_TAG,
-    Appended,
+    AppendResult,
     Backlog,
     Entry,
     KeyRow,
@@ -100,7 +100,7 @@ async def test_one_of_many_dispatchers_gets_the_ticket(opener: Opener) -> None:
         await first_store.append(queue_entry("run"))
         takers = [(store, str(n)) for n, store in enumerate([first_store, second_store] * 16)]
         answers = await gather_outcomes(store.append(take("run", 0, name)) for store, name in takers)
-        assert sum(isinstance(answer, Appended) for answer in answers) == 1
+        assert sum(isinstance(answer, AppendResult) for answer in answers) == 1
         assert sum(isinstance(answer, LeaseLost) for answer in answers) == 31
 
 
@@ -312,7 +312,7 @@ async def test_a_lease_changes_hands_with_an_entry(store: Store) -> None:
         for epoch in (1, 2, 2)
     )
     assert isinstance(late, LeaseLost)
-    assert isinstance(winner, Appended)
+    assert isinstance(winner, AppendResult)
     assert isinstance(twice, LeaseLost)
     row = await store.run("run")
     assert (row.epoch, row.driver, row.lease_until, row.deadline, row.seq) == (3, "home", 9.0, 70.0, 3)

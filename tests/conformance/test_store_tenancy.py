@@ -7,7 +7,7 @@ import pytest
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Kind
 from app.errors import BatonError, NotFound
-from app.store.protocol import METADATA_TAG, USER_TAG, Appended, Entry, RunQuery, Store, metadata_tag
+from app.store.protocol import METADATA_TAG, USER_TAG, AppendResult, Entry, RunQuery, Store, metadata_tag
 from tests.conformance.entries import admission_entry, gather_outcomes, note
 from tests.harness.raw_facts import Raw
 
@@ -45,7 +45,7 @@ async def test_a_foreign_write_does_not_fail_the_others_of_its_batch(store: Stor
     first, foreign, last = await gather_outcomes(
         [ours.append(note("a")), theirs.append(note("run")), ours.append(note("b"))]
     )
-    assert [type(outcome) for outcome in (first, foreign, last)] == [Appended, NotFound, Appended]
+    assert [type(outcome) for outcome in (first, foreign, last)] == [AppendResult, NotFound, AppendResult]
     assert [(await store.run(run)).seq for run in ("a", "run", "b")] == [2, 1, 2]
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.core.pool.catalog import Card, Catalog, Measured, Worker
+from app.core.pool.catalog import CalibrationResult, Card, Catalog, Worker
 from app.core.pool.snapshot import restore_catalog, seal_catalog, snapshot
 from app.core.rating.calibration import Rate, Trial, add_measurements, of_worker, rates
 
@@ -53,7 +53,10 @@ def test_trials_of_another_model_or_of_older_tasks_say_nothing_of_a_worker() -> 
 def test_cards_say_what_was_measured_and_nothing_else_changes() -> None:
     trials = [trial("sort-0-0", 0.0, domain="words"), trial("sum-0-0", 1.0), trial("sum-0-1", 0.0)]
     measured_catalog = add_measurements(CATALOG, trials)
-    assert measured_catalog.workers["luna"].card.measured == (Measured("numbers", 1.0, 2), Measured("words", 0.0, 1))
+    assert measured_catalog.workers["luna"].card.measured == (
+        CalibrationResult("numbers", 1.0, 2),
+        CalibrationResult("words", 0.0, 1),
+    )
     assert measured_catalog.workers["sol"] == CATALOG.workers["sol"]
     assert measured_catalog.digest != CATALOG.digest
     assert add_measurements(measured_catalog, trials) == measured_catalog

@@ -25,7 +25,7 @@ from app.process.wiring import Runtime
 from app.store.protocol import Disclosure, DisclosureQuery
 from tests.harness.in_process import await_ended_row, client_of, events, pool_text, running_service
 from tests.stubs import Fail, ProviderStub, Reply, ToolCall
-from tests.stubs.record import Received
+from tests.stubs.record import ReceivedRequest
 from tests.stubs.script import Behaviour
 
 TIERS = ("baton-mini", "baton-ultra", "baton-ultra", "baton-deep", "baton-nested", "baton-nested", "baton-again")
@@ -42,7 +42,7 @@ class Models:
         self._chance = chance
         self._said = 0
 
-    def act(self, received: Received) -> Behaviour:
+    def act(self, received: ReceivedRequest) -> Behaviour:
         """Return what comes of one request."""
         if received.model == "planner":
             return Reply(chunks=(self._plan(),)) if self._chance.random() < 0.95 else Fail(status=503)
@@ -101,7 +101,7 @@ async def _one(client: httpx.AsyncClient, chance: random.Random, number: int) ->
     return name
 
 
-async def _differences(runtime: Runtime, requests: Iterable[Received], run: str, number: int) -> list[str]:
+async def _differences(runtime: Runtime, requests: Iterable[ReceivedRequest], run: str, number: int) -> list[str]:
     done_steps = facts(await events(runtime, run), StepDone)
     refs = {fact.n: fact.output for fact in done_steps if fact.output}
     bodies = await runtime.context.store.contents(run, sorted(set(refs.values())))
@@ -117,7 +117,7 @@ async def _differences(runtime: Runtime, requests: Iterable[Received], run: str,
     return words
 
 
-def _read_sight(request: Received, texts: set[str], number: int) -> Sight:
+def _read_sight(request: ReceivedRequest, texts: set[str], number: int) -> Sight:
     body = request.body.decode()
     visible_texts = frozenset(text for text in texts if text in body)
     return request.model, f"asked-{number}." in body, visible_texts, f"result-{number}." in body

@@ -13,7 +13,7 @@ from app.engine.runs import client as run_client
 from app.errors import Overloaded
 from app.gateway.runs import cancel
 from app.process.wiring import Runtime
-from app.store.protocol import Appended, Entry, RunRow
+from app.store.protocol import AppendResult, Entry, RunRow
 from tests.harness.callers import add_key, client_over_socket, post_chat
 from tests.harness.conversations import Conversation, look_call, tool_call_reply
 from tests.harness.in_process import LONG_LEASE, events, finish, kinds, order, plan, pool_text, running_service
@@ -136,7 +136,7 @@ async def test_a_wish_that_comes_just_before_a_step_is_queued_is_heard(
         monkeypatch.setattr(runtime.dispatcher, "_local", lambda _run: None)
         append = runtime.context.store.append
 
-        async def overtaken(entry: Entry) -> Appended:
+        async def overtaken(entry: Entry) -> AppendResult:
             if any(draft.kind is Kind.STEP_QUEUED and draft.to_json()["n"] for draft in entry.events):
                 await append(
                     Entry(entry.run, runtime.context.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),))
@@ -161,7 +161,7 @@ async def test_a_run_is_not_let_go_of_by_who_has_not_heard_of_a_wish(
             monkeypatch.setattr(runtime.dispatcher, "_local", lambda _run: None)
         append = runtime.context.store.append
 
-        async def overtaken(entry: Entry) -> Appended:
+        async def overtaken(entry: Entry) -> AppendResult:
             if any(draft.kind is Kind.AWAITING for draft in entry.events):
                 await append(
                     Entry(entry.run, runtime.context.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),))
@@ -182,7 +182,7 @@ async def test_a_run_that_is_taken_over_in_its_wait_is_not_let_go_of_either(
 
     wishes: list[Entry] = []
 
-    async def overtaken(entry: Entry) -> Appended:
+    async def overtaken(entry: Entry) -> AppendResult:
         if entry.lease is not None and not entry.events and not wishes:
             wishes.append(entry)
             await append(

@@ -25,7 +25,7 @@ from app.errors import StoreUnavailable
 from app.process.wiring import Runtime
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import Live, Stop
-from app.store.protocol import Appended, Entry
+from app.store.protocol import AppendResult, Entry
 from tests.harness.conversations import Conversation, look_call, tool_call_reply
 from tests.harness.in_process import (
     events,
@@ -56,7 +56,7 @@ async def run_watched_service(
     async with running_service(folder, pool_text(stub), environ) as runtime:
         append = runtime.context.store.append
 
-        async def noting(entry: Entry) -> Appended:
+        async def noting(entry: Entry) -> AppendResult:
             entries.append(entry)
             return await append(entry)
 
@@ -173,7 +173,7 @@ async def test_no_call_is_made_for_an_entry_that_was_not_taken(stub: ProviderStu
     async with running_service(tmp_path, pool_text(stub)) as runtime:
         append, forgone = runtime.context.store.append, []
 
-        async def failing(entry: Entry) -> Appended:
+        async def failing(entry: Entry) -> AppendResult:
             raise StoreUnavailable(retry_after=1.0)
 
         runtime.context.health.cancel_call = lambda worker, **_: forgone.append(worker.name)  # type: ignore[method-assign]
@@ -210,7 +210,7 @@ async def test_a_step_that_begins_after_its_dispatcher_is_left_to_another(
     async with running_service(tmp_path, pool_text(stub), dispatches=False) as runtime:
         append, committing, go_on = runtime.context.store.append, asyncio.Event(), asyncio.Event()
 
-        async def slow(entry: Entry) -> Appended:
+        async def slow(entry: Entry) -> AppendResult:
             committing.set()
             await go_on.wait()
             return await append(entry)
@@ -318,7 +318,7 @@ async def test_a_joined_entry_is_as_old_as_what_follows_in_it(
     """What a dispatcher brings may have waited; the caller has as long for its results as the limits say."""
     join = RunWriter.commit_step_end
 
-    async def late(writer: RunWriter, entry: Entry) -> Appended:
+    async def late(writer: RunWriter, entry: Entry) -> AppendResult:
         await asyncio.sleep(DELAY_SECONDS)
         return await join(writer, entry)
 

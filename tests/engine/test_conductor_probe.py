@@ -19,7 +19,7 @@ from app.gateway.app import create_app
 from app.process.wiring import Runtime
 from tests.harness.in_process import Outcome, events, finish, limits_with, order, plan_text, pool_text, running_service
 from tests.harness.waiting import assert_stays, until
-from tests.stubs import Drop, Fail, Hang, ProviderStub, Received, Reply, Stall, Truncate
+from tests.stubs import Drop, Fail, Hang, ProviderStub, ReceivedRequest, Reply, Stall, Truncate
 
 PLAN = plan_text((0, "Solve it", ["user"]))
 PROBE = 1.0
@@ -59,7 +59,7 @@ async def run_watched_service(
             stopping.set()
 
 
-def probes(stub: ProviderStub) -> list[Received]:
+def probes(stub: ProviderStub) -> list[ReceivedRequest]:
     """Requests for one token."""
     return [request for request in stub.requests_for("planner") if b"Say ok." in request.body]
 

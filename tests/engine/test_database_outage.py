@@ -19,7 +19,7 @@ from app.engine.steps import claimed_step
 from app.engine.steps.claimed_step import PendingOutcomes
 from app.errors import StoreUnavailable
 from app.process.wiring import Runtime
-from app.store.protocol import Appended, Entry, Store
+from app.store.protocol import AppendResult, Entry, Store
 from app.store.sql import SqlStore
 from app.store.sqlkit.runner import Fault
 from app.telemetry import Telemetry
@@ -177,7 +177,7 @@ async def commit_and_pretend(
     """From now on the chosen entries are committed, and the first answer to each is that they were not."""
     append, entries = runtime.context.store.append, list[Entry]()
 
-    async def commit_and_raise(entry: Entry) -> Appended:
+    async def commit_and_raise(entry: Entry) -> AppendResult:
         appended = await append(entry)
         if chosen(entry) and not any(entry is written for written in entries):
             entries.append(entry)

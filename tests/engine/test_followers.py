@@ -43,7 +43,7 @@ from app.engine.steps.claimed_step import ClaimedStep, Relay
 from app.engine.steps.dispatcher import Dispatcher
 from app.errors import Conflict, StoreUnavailable
 from app.stepqueue.memory import MemoryQueue
-from app.stepqueue.protocol import CommittedEvents, Delta, Listen, Live, Ticket
+from app.stepqueue.protocol import CommittedEvents, Delta, ListenRequest, Live, Ticket
 from app.store.protocol import Journal, RunRow
 from app.telemetry import Telemetry
 from tests.core.play import resume
@@ -298,7 +298,7 @@ async def test_who_asks_an_engine_that_is_up_to_date_reads_nothing() -> None:
         await here.join()
         await driver._publish_events(BEFORE[-1:])
         del here.store.committed  # from here on nothing can be read
-        await driver.listen(Listen(RUN, HOME))
+        await driver.listen(ListenRequest(RUN, HOME))
         follower = here.followers.follower_of(RUN)
         assert follower is not None
         assert follower.engine_answers
@@ -394,7 +394,7 @@ async def test_words_that_were_missed_are_asked_for_again() -> None:
             assert requests == []
             await here.receive(Delta(RUN, 1, "call_1", 9, "acht"))
             await here.followers._look(healthy=True)
-            assert requests == [Listen(RUN, HOME, "call_1", len(LOST_WORDS[0].text))]
+            assert requests == [ListenRequest(RUN, HOME, "call_1", len(LOST_WORDS[0].text))]
             await here.receive(Delta(RUN, 1, "call_1", 0, "Fünf mal acht"))
             await here.followers._look(healthy=True)
         assert len(requests) == 1
@@ -411,7 +411,7 @@ async def test_an_engine_that_does_not_answer_is_asked_for_its_successor() -> No
             await here.receive(CommittedEvents(RUN, (), engine="dead", epoch=1))
             for _ in range(2):
                 await here.followers._look(healthy=True)
-            assert (dead, heir) == ([Listen(RUN, HOME)], [Listen(RUN, HOME)])
+            assert (dead, heir) == ([ListenRequest(RUN, HOME)], [ListenRequest(RUN, HOME)])
             await here.receive(OF_THE_LOSS)
             await here.followers._look(healthy=True)
             assert (len(heir), here.store.lookups) == (2, 1), (
@@ -434,14 +434,14 @@ async def test_what_is_sent_again_has_all_that_was_sent_meanwhile() -> None:
         dispatcher._claimed[RUN, 1] = work
         async with asyncio.TaskGroup() as group:
             dispatcher._group = group
-            assert dispatcher.listen(Listen(RUN, HOME))
+            assert dispatcher.listen(ListenRequest(RUN, HOME))
             reply.text = "Fünf mal"  # type: ignore[misc]
             relay._chars = 8
             await here.receive(LOST_WORDS[1])
             async with here.queue.subscribe("elsewhere", messages.append):
-                dispatcher.listen(Listen(RUN, "elsewhere", "call_1", 5))
-                dispatcher.listen(Listen(RUN, "elsewhere", "call_1", 8))
-                dispatcher.listen(Listen(RUN, "elsewhere", "call_0", 8))
+                dispatcher.listen(ListenRequest(RUN, "elsewhere", "call_1", 5))
+                dispatcher.listen(ListenRequest(RUN, "elsewhere", "call_1", 8))
+                dispatcher.listen(ListenRequest(RUN, "elsewhere", "call_0", 8))
                 await until(lambda: len(messages) > 1)
         assert caller.words == "Fünf mal"
         assert messages == [Delta(RUN, 1, "call_1", 5, "mal"), Delta(RUN, 1, "call_1", 0, "Fünf mal")], (

@@ -18,7 +18,7 @@ from app.errors import OverQuota, QueueUnavailable, RunUndecided, StoreUnavailab
 from app.process.wiring import Runtime
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Live, Ticket
 from app.stepqueue.redis import RedisQueue
-from app.store.protocol import UNDECIDED, Appended, Entry, Ledger, Move, RunQuery
+from app.store.protocol import UNDECIDED, AppendResult, Entry, Ledger, Move, RunQuery
 from tests.harness.conversations import Conversation, look_call, tool_call_reply
 from tests.harness.in_process import (
     LONG_LEASE,
@@ -55,7 +55,7 @@ class Two:
     def watch(self, name: str, runtime: Runtime) -> None:
         append = runtime.context.store.append
 
-        async def noted(entry: Entry) -> Appended:
+        async def noted(entry: Entry) -> AppendResult:
             self.written[name].append([draft.kind for draft in entry.events])
             return await append(entry)
 
@@ -260,7 +260,7 @@ async def test_an_undecided_admission_is_cancelled_once_the_database_takes_its_g
     ):
         append, away, tries = gateway.context.store.append, True, list[Entry]()
 
-        async def unanswered(entry: Entry) -> Appended:
+        async def unanswered(entry: Entry) -> AppendResult:
             if not away:
                 return await append(entry)
             if entry.new is not None:

@@ -14,7 +14,7 @@ from app.process.serve import SOCKETS_PER_ADDRESS, Server
 CALLERS = 64
 
 
-class Counted(asyncio.Protocol):
+class ConnectionCounter(asyncio.Protocol):
     """In the place of the HTTP protocol."""
 
     connections = 0
@@ -23,7 +23,7 @@ class Counted(asyncio.Protocol):
         pass
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        Counted.connections += 1
+        ConnectionCounter.connections += 1
         transport.close()
 
 
@@ -41,13 +41,13 @@ def waiting(port: int) -> Iterator[None]:
 
 
 async def turns_until_all_are_in() -> int:
-    config = uvicorn.Config(nothing, host="127.0.0.1", port=0, http=Counted, lifespan="off", log_config=None)  # type: ignore[arg-type]
+    config = uvicorn.Config(nothing, host="127.0.0.1", port=0, http=ConnectionCounter, lifespan="off", log_config=None)  # type: ignore[arg-type]
     server = Server(config)
     serving = asyncio.create_task(server.serve())
     await server.listening.wait()
     turns = 0
     with waiting(int(server.url.rpartition(":")[2])):
-        while Counted.connections < CALLERS:
+        while ConnectionCounter.connections < CALLERS:
             turns += 1
             await asyncio.sleep(0)
     server.should_exit = True
@@ -56,5 +56,5 @@ async def turns_until_all_are_in() -> int:
 
 
 def test_many_are_accepted_in_one_turn_of_the_loop() -> None:
-    Counted.connections = 0
+    ConnectionCounter.connections = 0
     assert uvloop.run(turns_until_all_are_in()) <= 2 * CALLERS // SOCKETS_PER_ADDRESS

@@ -9,7 +9,7 @@ import pytest
 from app.core.run.events import Fact, Kind
 from app.engine.steps import claimed_step
 from app.errors import StoreUnavailable, WorkerUnavailable
-from app.store.protocol import Appended, Entry
+from app.store.protocol import AppendResult, Entry
 from app.store.sql import SqlStore
 from tests.harness.audited import violations_in
 from tests.harness.in_process import events, finish, order, plan_text, pool_text, running_service
@@ -26,7 +26,7 @@ async def stub() -> AsyncIterator[ProviderStub]:
         yield running
 
 
-class Refusing:
+class PlanningOutage:
     """A database that is away for the entries of planning calls of one kind, from the first of them on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: Kind, seconds: float) -> None:
@@ -37,7 +37,7 @@ class Refusing:
     def _is_meant(self, draft: Fact) -> bool:
         return draft.kind is self._kind and draft.to_json()["n"] is None
 
-    async def __call__(self, store: SqlStore, entry: Entry) -> Appended:
+    async def __call__(self, store: SqlStore, entry: Entry) -> AppendResult:
         if any(map(self._is_meant, entry.events)):
             self._since = self._since or time.monotonic()
             if time.monotonic() < self._since + self._seconds:
@@ -59,7 +59,7 @@ async def plan_one_run(stub: ProviderStub, folder: Path) -> tuple[list[str], lis
 async def test_an_outcome_is_kept_until_it_can_be_written(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Refusing(monkeypatch, Kind.CALL_FINISHED, AWAY)
+    PlanningOutage(monkeypatch, Kind.CALL_FINISHED, AWAY)
     assert await plan_one_run(stub, tmp_path) == (["ok"], ["plan.accepted"], True)
 
 
@@ -67,7 +67,7 @@ async def test_an_outcome_that_could_not_be_kept_is_unknown(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claimed_step, "OUTCOME_WAIT_SECONDS", 0.05)
-    refusing = Refusing(monkeypatch, Kind.CALL_FINISHED, 0.0)
+    refusing = PlanningOutage(monkeypatch, Kind.CALL_FINISHED, 0.0)
     refusing._is_meant = lambda draft: draft.to_json().get("outcome") == "ok" and draft.to_json()["n"] is None  # type: ignore[method-assign]
     refusing._seconds = 60.0
     assert await plan_one_run(stub, tmp_path) == (["unknown"], ["plan.rejected", "plan.accepted"], True)
@@ -76,7 +76,7 @@ async def test_an_outcome_that_could_not_be_kept_is_unknown(
 async def test_a_call_waits_until_its_intent_can_be_written(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Refusing(monkeypatch, Kind.CALL_INTENDED, AWAY)
+    PlanningOutage(monkeypatch, Kind.CALL_INTENDED, AWAY)
     began = time.monotonic()
     assert await plan_one_run(stub, tmp_path) == (["ok"], ["plan.accepted"], True)
     assert stub.requests_for("planner")[0].at > began + AWAY
@@ -87,7 +87,7 @@ async def test_a_call_that_was_never_intended_is_named_by_nobody(
 ) -> None:
     append = SqlStore.append
 
-    async def over_budget(store: SqlStore, entry: Entry) -> Appended:
+    async def over_budget(store: SqlStore, entry: Entry) -> AppendResult:
         if any(draft.kind is Kind.CALL_INTENDED and draft.to_json()["n"] is None for draft in entry.events):
             raise WorkerUnavailable
         return await append(store, entry)

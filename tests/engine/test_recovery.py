@@ -15,7 +15,7 @@ from app.engine.runs.recovery import is_newer
 from app.engine.runs.registry import Drivers
 from app.errors import StoreUnavailable
 from app.process.wiring import Runtime
-from app.store.protocol import Appended, Entry, Ledger, RunRow
+from app.store.protocol import AppendResult, Entry, Ledger, RunRow
 from app.store.sql import SqlStore
 from tests.harness.in_process import events, finish, kinds, limits_with, order, pool_text, running_service
 from tests.harness.waiting import PATIENCE_SECONDS, assert_stays, until
@@ -230,7 +230,7 @@ async def test_a_run_that_is_taken_over_while_its_admission_is_being_answered_is
 
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
 
-        async def late(store: SqlStore, entry: Entry) -> Appended:
+        async def late(store: SqlStore, entry: Entry) -> AppendResult:
             appended = await append(store, entry)
             if entry.new is not None:  # committed, and its lease lapses before this process hears of it
                 await until_relieved(runtime, entry.run)
@@ -311,7 +311,7 @@ async def test_a_run_is_taken_over_at_once_although_others_keep_writing_to_it(
     it over would last for a minute."""
     run, wishes, append = await abandon_run(stub, tmp_path), 0, SqlStore.append
 
-    async def write_before(store: SqlStore, entry: Entry) -> Appended:
+    async def write_before(store: SqlStore, entry: Entry) -> AppendResult:
         nonlocal wishes
         if entry.lease is not None and wishes < 10:
             wishes += 1

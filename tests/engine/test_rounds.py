@@ -23,7 +23,7 @@ from app.gateway.chat.route import extension
 from app.process.wiring import Runtime
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import Live, Stop
-from app.store.protocol import Appended, Entry
+from app.store.protocol import AppendResult, Entry
 from tests.core.play import admission, number_events
 from tests.harness.ends import end_of
 from tests.harness.in_process import (
@@ -340,7 +340,7 @@ async def test_an_answer_that_is_committed_while_the_run_is_being_ended_is_its_a
     append, tell = runtime.context.store.append, MemoryQueue.publish
     ending, answered = asyncio.Event(), asyncio.Event()
 
-    async def append_when_ending(entry: Entry) -> Appended:
+    async def append_when_ending(entry: Entry) -> AppendResult:
         if any(draft.kind is Kind.STEP_DONE and draft.to_json()["n"] == 1 for draft in entry.events):
             await ending.wait()
             appended = await append(entry)
@@ -378,7 +378,7 @@ async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
     contents, join = runtime.context.store.contents, RunWriter.commit_step_end
     reading, answered, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def join_when_late(writer: RunWriter, entry: Entry) -> Appended:
+    async def join_when_late(writer: RunWriter, entry: Entry) -> AppendResult:
         done_steps = [draft.to_json()["n"] for draft in entry.events if draft.kind is Kind.STEP_DONE]
         if done_steps in ([1], [2]):
             await {1: over, 2: reading}[done_steps[0]].wait()

@@ -11,7 +11,7 @@ import pytest
 from app.core.run.events import Kind, fact_from_json
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, Ticket
-from app.store.protocol import Appended, Entry, Journal, TicketClaim
+from app.store.protocol import AppendResult, Entry, Journal, TicketClaim
 from app.store.sql import SqlStore
 from tests.harness.in_process import events, finish, kinds, limits_with, order, plan, pool_text, running_service
 from tests.stubs import Hang, ProviderStub
@@ -63,7 +63,7 @@ async def test_a_step_whose_ticket_comes_before_it_is_queued_sees_the_answers_be
     async def ring_too_early(queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
         await ring(queue, [*tickets, *(replace(ticket, step=1) for ticket in tickets if ticket.step == 0)])
 
-    async def slow(store: SqlStore, entry: Entry) -> Appended:
+    async def slow(store: SqlStore, entry: Entry) -> AppendResult:
         if entry.move is not None and (entry.move.step, entry.move.verb) == (1, "take"):
             await asyncio.sleep(DELAY_SECONDS)
         return await append(store, entry)

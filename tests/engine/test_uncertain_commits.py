@@ -12,7 +12,7 @@ import pytest
 
 from app.errors import NotFound, StoreUnavailable
 from app.process.wiring import Runtime
-from app.store.protocol import UNDECIDED, Appended, Entry, RunRow
+from app.store.protocol import UNDECIDED, AppendResult, Entry, RunRow
 from tests.harness.in_process import await_ended_row, client_of, pool_text, running_service
 from tests.stubs import Hang, ProviderStub
 
@@ -29,7 +29,7 @@ def leave_commit_unanswered(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, *
     """The next admission is committed or not, and the store cannot find out which."""
     append, has_failed = runtime.context.store.append, False
 
-    async def append_undecided(entry: Entry) -> Appended:
+    async def append_undecided(entry: Entry) -> AppendResult:
         nonlocal has_failed
         if entry.new is None or has_failed:
             return await append(entry)

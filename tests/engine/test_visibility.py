@@ -25,7 +25,7 @@ from app.store.protocol import Store
 from tests.harness.audited import audit_once
 from tests.harness.in_process import WORKERS, finish, order, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
-from tests.stubs.record import Received
+from tests.stubs.record import ReceivedRequest
 
 RUNS, AT_ONCE = 64, 8
 CANARY = re.compile(r"[0-9a-f]{32}")
@@ -65,7 +65,7 @@ class Game:
         talk = [Message(role, (Text(f"say {text}"),)) for role, text in zip(roles, self.texts, strict=True)]  # type: ignore[arg-type]
         return Task(tuple(talk))
 
-    def step_of(self, received: Received) -> int:
+    def step_of(self, received: ReceivedRequest) -> int:
         """Which step this request is for."""
         subtask = received.json["messages"][-1]["content"].rpartition(LAST)[2]
         own = [n for n, piece in enumerate(self.pieces) if piece.subtask == subtask]
@@ -104,7 +104,7 @@ class Table:
     requests: list[tuple[Game, int]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
-    def game_of(self, received: Received) -> Game:
+    def game_of(self, received: ReceivedRequest) -> Game:
         """The run that a request belongs to, by any canary in it."""
         canaries = set(CANARY.findall(received.body.decode()))
         last = set(CANARY.findall(received.json["messages"][-1]["content"].rpartition(LAST)[2])) or canaries
@@ -114,7 +114,7 @@ class Table:
         """Every canary of a run."""
         return {*player.texts, *CANARY.findall("".join(piece.subtask + piece.answer for piece in player.pieces))}
 
-    def answer(self, received: Received) -> Reply:
+    def answer(self, received: ReceivedRequest) -> Reply:
         """Check the request of a worker, and answer with the step's canary in something like a plan."""
         player = self.game_of(received)
         n = player.step_of(received)
@@ -127,7 +127,7 @@ class Table:
         plan = {"steps": [{"worker": "alpha", "subtask": player.pieces[n].answer, "access": ["user"]}]}
         return Reply(chunks=(json.dumps(plan), "\n```json\n", json.dumps(plan)))
 
-    def conduct(self, received: Received) -> Reply:
+    def conduct(self, received: ReceivedRequest) -> Reply:
         """The run's plan, from its conductor; a conductor sees the caller's words."""
         player = next(each for each in self.games if set(each.texts) <= set(CANARY.findall(received.body.decode())))
         if any(name in received.json["messages"][0]["content"] for name in WORKERS):

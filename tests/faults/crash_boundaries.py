@@ -26,7 +26,7 @@ from app.process.wiring import Pool
 from app.providers import http
 from app.providers.protocol import Deadlines, Provider, Request
 from app.stepqueue.protocol import CommittedEvents, Live, StepQueue, Ticket
-from app.store.protocol import Appended, Entry, Store
+from app.store.protocol import AppendResult, Entry, Store
 from tests.faults.crash_points import CrashPoints
 
 
@@ -39,7 +39,7 @@ class CrashingStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def append(self, entry: Entry) -> Appended:
+    async def append(self, entry: Entry) -> AppendResult:
         labels = _labels(entry)
         self._crashes.pass_by("append.before", *labels)
         appended = await self._store.append(entry)

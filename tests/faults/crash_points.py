@@ -110,7 +110,7 @@ def _end(order: Order) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ObeyedOrder:
     """An order that was obeyed: by whom, and when (seconds since 1970)."""
 
     pid: int
@@ -139,9 +139,9 @@ class Orders:
         self.path.with_suffix(TAKEN).unlink(missing_ok=True)
 
     @property
-    def strikes(self) -> list[Taken]:
+    def strikes(self) -> list[ObeyedOrder]:
         """Who obeyed, in order."""
         with suppress(FileNotFoundError):
             lines = self.path.with_suffix(TAKEN).read_text().splitlines()
-            return [Taken(**{**json.loads(text), "labels": tuple(json.loads(text)["labels"])}) for text in lines]
+            return [ObeyedOrder(**{**json.loads(text), "labels": tuple(json.loads(text)["labels"])}) for text in lines]
         return []

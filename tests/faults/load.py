@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.faults.scene import Answered
+from tests.faults.scene import CallResult
 from tests.harness.processes import KEY, Process, user_message
 
 START_GAP = 0.005
@@ -31,7 +31,7 @@ class Flood:
     """Seconds between an answer and the next question of the same caller."""
     retries: bool = False
     """Whether a caller asks again, after Retry-After, where a 503 or a broken connection says that nothing began."""
-    answers: list[Answered] = field(default_factory=list)
+    answers: list[CallResult] = field(default_factory=list)
     request_count: int = 0
     _stopping: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -80,7 +80,7 @@ class Flood:
             turn += 1
             await asyncio.sleep(self.pause if answer.status == 200 else max(self.pause, 0.5))
 
-    async def _ask(self, session: aiohttp.ClientSession, gateway: Process, question: str) -> Answered:
+    async def _ask(self, session: aiohttp.ClientSession, gateway: Process, question: str) -> CallResult:
         body = {"model": self.model, "messages": user_message(question)}
         limit = aiohttp.ClientTimeout(total=120)
         try:
@@ -88,10 +88,10 @@ class Flood:
                 headers = {name.lower(): value for name, value in reply.headers.items()}
                 document: dict[str, Any] = await reply.json(content_type=None)
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return Answered(status=0, code=type(error).__name__)
+            return CallResult(status=0, code=type(error).__name__)
         if reply.status == 200:
-            return Answered(document["choices"][0]["message"]["content"], document, headers=headers)
-        return Answered("", document, reply.status, str(document.get("error", {}).get("code")), headers)
+            return CallResult(document["choices"][0]["message"]["content"], document, headers=headers)
+        return CallResult("", document, reply.status, str(document.get("error", {}).get("code")), headers)
 
 
 @contextmanager

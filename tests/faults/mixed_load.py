@@ -67,7 +67,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnsweredRequest:
     """A request that was answered to its end, and all that is needed to send it again."""
 
     path: str
@@ -90,7 +90,7 @@ class Client:
 
     urls: Sequence[str]
     turn: int = 0
-    answers: list[Answered] = field(default_factory=list)
+    answers: list[AnsweredRequest] = field(default_factory=list)
     broken: Counter[str] = field(default_factory=Counter)
     """How often a request had to be sent again, by the error of its connection or the whole of its reply."""
     asking: str = ""
@@ -99,7 +99,7 @@ class Client:
     def post(self, path: str, body: dict[str, Any], key: str) -> str:
         """Send that request until it is answered to its end; the reply. Raises WrongAnswer."""
         reply: str = wait_until(lambda: self._send("POST", path, body, key), within=120, what=f"{path} is answered")
-        self.answers.append(Answered(path, body, key, reply))
+        self.answers.append(AnsweredRequest(path, body, key, reply))
         return reply
 
     def get(self, path: str) -> dict[str, Any]:
@@ -258,7 +258,7 @@ class MixedLoad:
         return self._done.total()
 
     @property
-    def answers(self) -> list[Answered]:
+    def answers(self) -> list[AnsweredRequest]:
         """Every request that was answered to its end."""
         return [answer for client in self.clients for answer in client.answers]
 

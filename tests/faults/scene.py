@@ -17,7 +17,7 @@ import asyncpg
 import httpx
 import openai
 
-from tests.faults.crash_points import Orders, Taken
+from tests.faults.crash_points import ObeyedOrder, Orders
 from tests.faults.network_proxy import NetworkProxy, Pass, run_proxy
 from tests.harness import servers
 from tests.harness.processes import KEY, Caller, Process, environment, open_caller, run_command
@@ -122,9 +122,9 @@ class Scene:
         for gateway in self.gateways:
             wait_until(gateway.ready, within=20, what="the gateway is ready")
 
-    def struck(self, seconds: float = 15.0) -> Taken:
+    def struck(self, seconds: float = 15.0) -> ObeyedOrder:
         """Who obeyed the order, once that has happened; its process is waited for."""
-        strike: Taken = wait_until(
+        strike: ObeyedOrder = wait_until(
             lambda: (self.orders.strikes or [None])[0], within=seconds, what="the order is obeyed"
         )
         return strike
@@ -298,7 +298,7 @@ def caller(process: Process, **options: Any) -> Iterator[Caller]:
 
 
 @dataclass(slots=True)
-class Answered:
+class CallResult:
     """What one call came to: an answer, or the status and code of the error that came instead of it."""
 
     text: str = ""
@@ -316,23 +316,23 @@ class Answered:
 
 def ask(
     process: Process, model: str, question: str = "Go on.", *, timeout: float = 60.0, streams: bool = False, **more: Any
-) -> Answered:
+) -> CallResult:
     """One question to a gateway, whatever comes of it; status 0 means that the connection broke."""
     began = time.monotonic()
     with open_caller(process.url, timeout=timeout) as caller:
         try:
             text, document = (caller.ask_streaming if streams else caller.ask_whole)(model, question, **more)
-            answer = Answered(text, document)
+            answer = CallResult(text, document)
         except openai.APIStatusError as error:
             body = error.body if isinstance(error.body, dict) else {}
             code = str(body.get("code") or body.get("error", {}).get("code", ""))
-            answer = Answered(status=error.status_code, code=code, headers=dict(error.response.headers))
+            answer = CallResult(status=error.status_code, code=code, headers=dict(error.response.headers))
         except openai.APIConnectionError:
-            answer = Answered(status=0, code="connection")
+            answer = CallResult(status=0, code="connection")
         except openai.APIError as error:
-            answer = Answered(status=200, code=str(error.code or "error"))
+            answer = CallResult(status=200, code=str(error.code or "error"))
         except httpx.HTTPError:
-            answer = Answered(status=0, code="connection")
+            answer = CallResult(status=0, code="connection")
     answer.seconds = time.monotonic() - began
     return answer
 

@@ -69,7 +69,7 @@ def read_until(peer: socket.socket, word: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class Departure:
     """When a caller goes, and what its worker is doing then."""
 
     name: str
@@ -81,14 +81,14 @@ class Leaving:
 
 WORDS = tuple(f"word{n} " for n in range(40))
 LEAVINGS = (
-    Leaving("before any header", streams=False),
-    Leaving("after the headers of a stream", streams=True),
-    Leaving("in the middle of a stream", streams=True, until=b"word5", ci=True),
-    Leaving("just before the end of a stream", streams=True, until=b"word39"),
+    Departure("before any header", streams=False),
+    Departure("after the headers of a stream", streams=True),
+    Departure("in the middle of a stream", streams=True, until=b"word5", ci=True),
+    Departure("just before the end of a stream", streams=True, until=b"word39"),
 )
 
 
-def leaving(leaver: Leaving, policy: str) -> object:
+def leaving(leaver: Departure, policy: str) -> object:
     ends = "it is cancelled, and so is its call" if policy == "cancel" else "it is finished all the same"
     place = f"caller leaves {leaver.name}, policy {policy}"
     return case(leaver, policy, family="F-30", place=place, expectation=ends, ci=leaver.ci, name=place)
@@ -97,7 +97,7 @@ def leaving(leaver: Leaving, policy: str) -> object:
 @pytest.mark.parametrize(
     ("leaver", "policy"), [leaving(leaver, policy) for policy in ("cancel", "finish") for leaver in LEAVINGS]
 )
-def test_a_run_whose_caller_is_gone(system: Scene, leaver: Leaving, policy: str, record_property: Record) -> None:
+def test_a_run_whose_caller_is_gone(system: Scene, leaver: Departure, policy: str, record_property: Record) -> None:
     system.stub.always("alpha", Reply(chunks=WORDS, gap=0.1) if leaver.until else Reply(chunks=WORDS, first_delay=6.0))
     with closing(connect_and_send(system.gateway.port, streams=leaver.streams, on_disconnect=policy)) as peer:
         if leaver.until:

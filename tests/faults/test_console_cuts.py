@@ -42,7 +42,7 @@ def now() -> float:
 
 
 @dataclass
-class Growing:
+class GrowingRun:
     """A run whose journal is written while the page is open."""
 
     gateway: GatewayStandIn
@@ -63,12 +63,14 @@ class Growing:
         return dict.fromkeys(names, self.seq)
 
 
-def play_run(chance: Random, gateway: GatewayStandIn) -> Growing:
+def play_run(chance: Random, gateway: GatewayStandIn) -> GrowingRun:
     """A run that was played by chance, with an event every quarter of a second."""
     play = Play(chance)
     play.play()
     facts = [event.fact for event in play.events]
-    return Growing(gateway, tuple(Event.of("run_mine", seq, 1e9 + seq / 4, fact) for seq, fact in enumerate(facts, 1)))
+    return GrowingRun(
+        gateway, tuple(Event.of("run_mine", seq, 1e9 + seq / 4, fact) for seq, fact in enumerate(facts, 1))
+    )
 
 
 def cookie_of(browser: httpx.AsyncClient) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from app.core.run.events import Kind
 from tests.faults.accounts import Account, account, settle
-from tests.faults.crash_points import Taken
+from tests.faults.crash_points import ObeyedOrder
 from tests.faults.points import at, case
 from tests.faults.scene import CHAIN, LEASE, SPREAD, WORKERS, Scene, ask, scene
 from tests.stubs import Hang, Reply, Stall, Trickle
@@ -93,13 +93,13 @@ def test_an_answer_that_was_begun_is_not_mixed_with_another(system: Scene) -> No
     assert (run.row["state"], run.outcomes()) == ("succeeded", [["unknown", "ok"]])
 
 
-def kill_while_it_waits(system: Scene, worker: str) -> Taken:
+def kill_while_it_waits(system: Scene, worker: str) -> ObeyedOrder:
     """The request is at the worker, which says nothing."""
     system.wait_for_requests(worker)
     victim = system.holding()
     pid = victim.pid
     victim.kill()
-    return Taken(pid, time.time(), "the worker has the request")
+    return ObeyedOrder(pid, time.time(), "the worker has the request")
 
 
 def seconds_until_resumed(run: Account, killed: float) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.fleet import PRESENT, fleet
-from tests.faults.mixed_load import Answered, Client, run_mixed_load
+from tests.faults.mixed_load import AnsweredRequest, Client, run_mixed_load
 from tests.faults.points import at
 
 pytestmark = pytest.mark.timeout(300)
@@ -49,7 +49,7 @@ def test_no_run_is_lost_and_every_answer_is_the_same_elsewhere(
     record_property("measured", measured)
 
 
-def ask_again(client: Client, answer: Answered) -> object:
+def ask_again(client: Client, answer: AnsweredRequest) -> object:
     """What the same request with the same key brings."""
     client.post(answer.path, answer.body, answer.key)
     return client.answers[-1].repeatable_part

@@ -33,11 +33,11 @@ RUNBOOK = ROOT / "deploy" / "docs" / "runbook.md"
 ARCHIVING = ("archive_mode=on", "archive_command=cp %p ../archive/%f")
 SLOW_SECONDS = 3.0
 """How long the calls take that are open at the restore point."""
-Restore = Callable[["Installed"], "Iterator[Server]"]
+Restore = Callable[["BackedUpFleet"], "Iterator[Server]"]
 
 
 @dataclass(slots=True)
-class Installed:
+class BackedUpFleet:
     """An installation whose database is backed up, and the time to which it is going to be restored."""
 
     scene: Fleet
@@ -79,11 +79,11 @@ class Installed:
 
 
 @contextmanager
-def run_installation(folder: Path) -> Iterator[Installed]:
+def run_installation(folder: Path) -> Iterator[BackedUpFleet]:
     """A gateway and an engine; every step goes over Redis. A base backup was taken."""
     with fleet(folder, postgres=ARCHIVING) as scene:
         scene.environ = {**scene.environ, "BATON_STEPS": "spread"}
-        new_installation = Installed(scene, folder)
+        new_installation = BackedUpFleet(scene, folder)
         new_installation.archive.mkdir()
         if scene.database.user is not None:
             shutil.chown(new_installation.archive, scene.database.user)
@@ -97,7 +97,7 @@ def run_installation(folder: Path) -> Iterator[Installed]:
 
 
 @contextmanager
-def from_archive(installation: Installed) -> Iterator[Server]:
+def from_archive(installation: BackedUpFleet) -> Iterator[Server]:
     """A server that has recovered to the restore point from the base backup and the archive."""
     with servers.restored(installation.backup, installation.archive, installation.target) as server:
         recovered = "SELECT 1 WHERE NOT pg_is_in_recovery()"
@@ -106,7 +106,7 @@ def from_archive(installation: Installed) -> Iterator[Server]:
 
 
 @contextmanager
-def from_dump(installation: Installed) -> Iterator[Server]:
+def from_dump(installation: BackedUpFleet) -> Iterator[Server]:
     """A fresh server with the dump from the restore point."""
     with servers.postgres() as server:
         servers.load_dump(server, installation.dump)
@@ -173,7 +173,7 @@ def test_a_restored_journal_against_a_newer_redis_and_later_calls(
     record_property("measured", f"{len(answers)} open runs ended, {len(lost)} lost runs listed")
 
 
-def begin_runs_that_stay_open(installation: Installed) -> Sequence["Future[tuple[str, dict[str, Any]]]"]:
+def begin_runs_that_stay_open(installation: BackedUpFleet) -> Sequence["Future[tuple[str, dict[str, Any]]]"]:
     """A run of one step, and one whose second step follows: each has an open call when this returns."""
     stub = installation.scene.stub
     stub.always("beta", Reply(chunks=("Late.",), first_delay=SLOW_SECONDS))
@@ -186,14 +186,14 @@ def begin_runs_that_stay_open(installation: Installed) -> Sequence["Future[tuple
     return chain, single
 
 
-def take_point(installation: Installed) -> None:
+def take_point(installation: BackedUpFleet) -> None:
     """Make this the restore point."""
     ((installation.target,),) = installation.rows("SELECT clock_timestamp()::text")
     servers.write_dump(installation.scene.database, installation.dump)
     assert installation.rows("SELECT count(*) FROM runs WHERE ended_at IS NULL")[0][0] == 2, "both are still open"
 
 
-def has_archived_all(installation: Installed) -> bool:
+def has_archived_all(installation: BackedUpFleet) -> bool:
     """Return whether all that was written has been archived."""
     ((is_archived,),) = installation.rows(
         "SELECT last_archived_wal >= pg_walfile_name(pg_switch_wal()) OR last_archived_time > clock_timestamp() "
@@ -202,14 +202,14 @@ def has_archived_all(installation: Installed) -> bool:
     return bool(is_archived)
 
 
-def carry_out(installation: Installed) -> str:
+def carry_out(installation: BackedUpFleet) -> str:
     """Carry out the runbook's commands; what they print."""
     commands = procedure()
     assert [words[0] for words in commands] == ["migrate", "restored", "restored", "audit"]
     return "".join([baton(installation, *words) for words in commands])
 
 
-def baton(installation: Installed, *words: str) -> str:
+def baton(installation: BackedUpFleet, *words: str) -> str:
     """Run a command in the installation's folder; what it prints."""
     result = run_command(installation.folder, installation.scene.environ, *words)
     assert result.returncode == 0, result.stderr

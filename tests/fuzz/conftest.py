@@ -12,7 +12,7 @@ from tests.harness.stand_ins import GatewayStandIn, row_of, shelve_content
 
 
 @dataclass(frozen=True, slots=True)
-class Fuzzed:
+class FuzzTarget:
     """What is fuzzed: the application, a key to it, and `send`, which posts a body to a path."""
 
     stand_in: GatewayStandIn
@@ -29,7 +29,7 @@ def stock_gateway() -> tuple[GatewayStandIn, str]:
 
 
 @pytest.fixture(scope="session")
-def fuzzed() -> Iterator[Fuzzed]:
+def fuzzed() -> Iterator[FuzzTarget]:
     """One for all examples."""
     stand_in, key = stock_gateway()
     with asyncio.Runner() as runner:
@@ -41,5 +41,5 @@ def fuzzed() -> Iterator[Fuzzed]:
             asked: Coroutine[Any, Any, httpx.Response] = client.post(path, content=body, headers=headers)
             return runner.run(asked)
 
-        yield Fuzzed(stand_in, key, send)
+        yield FuzzTarget(stand_in, key, send)
         runner.run(client.aclose())

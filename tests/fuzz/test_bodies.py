@@ -11,7 +11,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
 from tests.fuzz.cases import CASES, SEED, check_error
-from tests.fuzz.conftest import Fuzzed
+from tests.fuzz.conftest import FuzzTarget
 from tests.harness.bad_bodies import CANARY
 from tests.harness.exact_replies import exactly
 
@@ -100,7 +100,7 @@ def _grow(old: Any, fresh: Any) -> Any:
     return {**old, (fresh if isinstance(fresh, str) else "more"): fresh} if isinstance(old, dict) else [old, fresh]
 
 
-def check(fuzzed: Fuzzed, path: str, body: bytes) -> None:
+def check(fuzzed: FuzzTarget, path: str, body: bytes) -> None:
     """Fails unless the reply is a completion, or a small refusal in which nothing of the body stands."""
     reply = fuzzed.send(path, body)
     if reply.status_code == 200 and reply.headers["content-type"] == "application/json":
@@ -116,33 +116,33 @@ FUZZED = settings(deadline=None, suppress_health_check=list(HealthCheck), databa
 
 
 @pytest.mark.parametrize("path", VALID)
-def test_the_valid_requests_are_valid(fuzzed: Fuzzed, path: str) -> None:
+def test_the_valid_requests_are_valid(fuzzed: FuzzTarget, path: str) -> None:
     assert fuzzed.send(path, json.dumps(VALID[path]).encode()).status_code == 200
 
 
 @seed(SEED)
 @settings(FUZZED, max_examples=CASES // 20)
 @given(body=st.binary(max_size=300))
-def test_bytes(fuzzed: Fuzzed, body: bytes) -> None:
+def test_bytes(fuzzed: FuzzTarget, body: bytes) -> None:
     check(fuzzed, CHAT, body)
 
 
 @seed(SEED)
 @settings(FUZZED, max_examples=CASES // 10)
 @given(value=values | odd, path=st.sampled_from(sorted(VALID)))
-def test_json_of_any_shape(fuzzed: Fuzzed, value: Any, path: str) -> None:
+def test_json_of_any_shape(fuzzed: FuzzTarget, value: Any, path: str) -> None:
     check(fuzzed, path, json.dumps(value).encode("utf-8", "surrogatepass"))
 
 
 @seed(SEED)
 @settings(FUZZED, max_examples=CASES // 2)
 @given(body=broken(VALID[CHAT]))
-def test_chat_requests_with_something_broken(fuzzed: Fuzzed, body: bytes) -> None:
+def test_chat_requests_with_something_broken(fuzzed: FuzzTarget, body: bytes) -> None:
     check(fuzzed, CHAT, body)
 
 
 @seed(SEED)
 @settings(FUZZED, max_examples=CASES // 10)
 @given(body=broken(VALID[LEGACY]))
-def test_legacy_requests_with_something_broken(fuzzed: Fuzzed, body: bytes) -> None:
+def test_legacy_requests_with_something_broken(fuzzed: FuzzTarget, body: bytes) -> None:
     check(fuzzed, LEGACY, body)

@@ -114,9 +114,9 @@ def read_early(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 @cache
-def start_preloaded(environ: str) -> "Preloaded":
+def start_preloaded(environ: str) -> "TemplateInterpreter":
     """Return the interpreter that has imported the service with an environment. The forks of this process share it."""
-    made = Preloaded(json.loads(environ), PRELOADED)
+    made = TemplateInterpreter(json.loads(environ), PRELOADED)
     atexit.register(made.close)
     return made
 
@@ -134,7 +134,7 @@ def _server(environ: str) -> "ForkServer":
     return server
 
 
-class Preloaded:
+class TemplateInterpreter:
     """The interpreter that fork servers are forks of. It ends with the last process that could ask for one."""
 
     def __init__(self, environ: Mapping[str, str], modules: Sequence[str]) -> None:
@@ -168,7 +168,7 @@ class Preloaded:
 class ForkServer:
     """The fork server, seen by its client. Requests of several threads are answered one after the other."""
 
-    def __init__(self, preloaded: Preloaded) -> None:
+    def __init__(self, preloaded: TemplateInterpreter) -> None:
         """Start a server with the imports and the environment of that interpreter."""
         self.lock = threading.RLock()
         self._numbers = count()
@@ -247,7 +247,7 @@ class Fork:
 
 
 @dataclass(frozen=True, slots=True)
-class Forked:
+class ForkArguments:
     """What a fork needs to become the process that was asked for."""
 
     launch: Launch
@@ -282,7 +282,7 @@ def _fork_servers(clients: socket.socket) -> socket.socket | None:
         own.close()
 
 
-def _serve(requests: BinaryIO, answers: BinaryIO) -> Forked | None:
+def _serve(requests: BinaryIO, answers: BinaryIO) -> ForkArguments | None:
     """Answer requests until nobody can send any more, then kill the forks that still run and return None.
 
     Each fork returns from here with what it was made for, so that it runs from the top of the stack.
@@ -296,7 +296,7 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> Forked | None:
             answer = os.fork()
             if answer == 0:
                 os.close(readable)
-                return Forked(Launch(**argument), writable)
+                return ForkArguments(Launch(**argument), writable)
             _wait_for_end(readable, writable)
             statuses[answer] = None
         else:
@@ -322,7 +322,7 @@ def _exit_status(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if gone else None
 
 
-def _become(forked: Forked) -> None:
+def _become(forked: ForkArguments) -> None:
     """Take over the session, folder, environment, files and arguments, then report that this process is ready.
 
     The environment has the variables that are read early already: they are the same for the server and its forks.

@@ -16,7 +16,7 @@ KINDS = {Span.SPAN_KIND_INTERNAL: "INTERNAL", Span.SPAN_KIND_SERVER: "SERVER", S
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedSpan:
     """One span as a collector reads it; `process` is the `service.instance.id` of its process."""
 
     name: str
@@ -45,9 +45,9 @@ class Collector:
     """Answers wait for it."""
 
     @property
-    def spans(self) -> list[Exported]:
+    def spans(self) -> list[ExportedSpan]:
         """All spans, in the order of their beginnings."""
-        found: list[Exported] = []
+        found: list[ExportedSpan] = []
         for path, body in list(self.requests):
             if path == "/v1/traces":
                 found += _spans(body)
@@ -63,11 +63,11 @@ class Collector:
         return {metric.name for part in parts for scope in part.scope_metrics for metric in scope.metrics}
 
 
-def _spans(body: bytes) -> Iterator[Exported]:
+def _spans(body: bytes) -> Iterator[ExportedSpan]:
     for part in ExportTraceServiceRequest.FromString(body).resource_spans:
         process = _values(part.resource.attributes)
         for span in [span for scope in part.scope_spans for span in scope.spans]:
-            yield Exported(
+            yield ExportedSpan(
                 name=span.name,
                 kind=KINDS[span.kind],
                 trace=span.trace_id.hex(),

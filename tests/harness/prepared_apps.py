@@ -21,12 +21,12 @@ from app.gateway.plans import route as plan_routes
 from app.gateway.runs import approvals
 from app.gateway.runs.forecasts import Histories
 
-FREE: dict[Hashable, list["Prepared"]] = defaultdict(list)
+FREE: dict[Hashable, list["PreparedApp"]] = defaultdict(list)
 """The applications that serve nobody now, by that part of the context which their routes were made with."""
 
 
 @dataclass
-class Prepared:
+class PreparedApp:
     """An application, and all of its state."""
 
     app: FastAPI
@@ -70,7 +70,7 @@ def app_over(context: GatewayContext) -> Iterator[FastAPI]:
         free.append(prepared)
 
 
-def _prepare(context: GatewayContext) -> Prepared:
+def _prepare(context: GatewayContext) -> PreparedApp:
     own = replace(context)
     keys, admission, histories = Keys(own), Admission(own), Histories(own)
     with pytest.MonkeyPatch.context() as patch:
@@ -78,4 +78,4 @@ def _prepare(context: GatewayContext) -> Prepared:
         patch.setattr(gateway_app, "Admission", lambda _context: admission)
         for routes in (plan_routes, approvals):
             patch.setattr(routes, "Histories", lambda _context: histories)
-        return Prepared(gateway_app.create_app(own), own, keys, admission, histories, own.bounds)
+        return PreparedApp(gateway_app.create_app(own), own, keys, admission, histories, own.bounds)

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.harness.fork_server import ForkServer, Launch, Preloaded, may_fork, read_early
+from tests.harness.fork_server import ForkServer, Launch, TemplateInterpreter, may_fork, read_early
 from tests.harness.processes import Process, environment
 from tests.harness.waiting import wait_until
 
@@ -129,7 +129,7 @@ def test_its_id_is_nobody_elses_until_its_exit_status_is_known(probe: Callable[.
 @pytest.fixture
 def server(folder: Path) -> Iterator[ForkServer]:
     """A fork server that has imported nothing."""
-    empty = Preloaded(read_early(environment(folder)), ())
+    empty = TemplateInterpreter(read_early(environment(folder)), ())
     started = ForkServer(empty)
     yield started
     started.close()

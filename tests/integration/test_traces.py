@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.harness.otlp import Collector, Exported, running_collector
+from tests.harness.otlp import Collector, ExportedSpan, running_collector
 from tests.harness.processes import KEY
 from tests.harness.spans import CALLER, CALLERS_SPAN, TRACE_ID
 from tests.harness.waiting import PATIENCE_SECONDS, wait_until
@@ -62,10 +62,10 @@ def ask(installation: Installation, **more: Any) -> httpx.Response:
     return httpx.post(url, json=body, headers=headers, timeout=PATIENCE_SECONDS, trust_env=False)
 
 
-def wait_for_spans(collector: Collector, name: str, count: int = 1) -> list[Exported]:
+def wait_for_spans(collector: Collector, name: str, count: int = 1) -> list[ExportedSpan]:
     """So many spans whose names begin so, once they were exported."""
 
-    def enough_spans() -> list[Exported] | None:
+    def enough_spans() -> list[ExportedSpan] | None:
         spans = [span for span in collector.spans if span.name.startswith(name)]
         return spans if len(spans) >= count else None
 

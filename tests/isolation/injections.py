@@ -32,7 +32,7 @@ from app.process.wiring import Runtime
 from tests.harness.in_process import client_of, running_service
 from tests.isolation.injection_corpus import FORGED_CALL, OUTSIDER, UNCLEARED, Injection, corpus
 from tests.stubs import KEYS, ProviderStub, Reply, ToolCall
-from tests.stubs.record import Received
+from tests.stubs.record import ReceivedRequest
 
 OUTBOUND = ("openai", "responses", "anthropic", "gemini")
 INBOUND = ("chat", "responses", "messages", "completions")
@@ -148,11 +148,11 @@ class Cast:
         self.scene = Scene(None, "single", "chat", "openai", 0)
         stub.always("*", self.answer)
 
-    def answer(self, received: Received) -> Reply:
+    def answer(self, received: ReceivedRequest) -> Reply:
         """The reply of whoever is asked."""
         return self.conduct(received) if received.model == "planner" else self.obey(received)
 
-    def obey(self, received: Received) -> Reply:
+    def obey(self, received: ReceivedRequest) -> Reply:
         """Repeat everything that was shown, with a canary of its own, and carry out what a text demands of a worker."""
         scene, request_text = self.scene, received.body.decode(errors="replace")
         document = json.dumps(received.json, ensure_ascii=False)
@@ -164,7 +164,7 @@ class Cast:
             calls = [ToolCall("look", json.dumps({"all": "CANARY-args-0"}), id=FORGED_CALL)]
         return Reply(chunks=(text,), tool_calls=calls, finish="tool" if calls else "stop")
 
-    def conduct(self, received: Received) -> Reply:
+    def conduct(self, received: ReceivedRequest) -> Reply:
         """Plan as the topology wants it; a steered conductor writes down the plan that it finds in its prompt."""
         scene = self.scene
         scene.planned += 1
@@ -394,7 +394,7 @@ class Judge:
     about: str
     salt: bytes
     events: tuple[Event, ...]
-    received: list[Received]
+    received: list[ReceivedRequest]
     texts: list[str]
     """What the caller sent: the request, and the results of tools."""
     findings: Findings
@@ -402,10 +402,10 @@ class Judge:
     def judge(self) -> None:
         """Apply all rules."""
         intents = {fact.call: fact for fact in facts(self.events, CallIntended)}
-        by_recipient: dict[tuple[str, str], list[Received]] = {}
+        by_recipient: dict[tuple[str, str], list[ReceivedRequest]] = {}
         for request in self.received:  # equal requests in the order of their arrival
             by_recipient.setdefault((content_ref(self.salt, request.body), request.model), []).append(request)
-        of_calls: dict[str, Received] = {}
+        of_calls: dict[str, ReceivedRequest] = {}
         for call, intent in intents.items():
             if came := by_recipient.get((intent.request, intent.worker)):
                 of_calls[call] = came.pop(0)
@@ -458,7 +458,7 @@ class Judge:
     def _canaries(
         self,
         intent: CallIntended,
-        request: Received,
+        request: ReceivedRequest,
         intents: Mapping[str, CallIntended],
         planned: Mapping[int, PlanStep],
         answers: Mapping[str, str],

@@ -32,7 +32,7 @@ from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.isolation.admin_requests import ADMIN_REQUESTS
 from tests.isolation.requests import REQUESTS, Request, Tenant, asking
 from tests.stubs import Echo, ProviderStub, Reply, ToolCall
-from tests.stubs.record import Received
+from tests.stubs.record import ReceivedRequest
 
 TENANTS = ("amber", "birch")
 ONE_PERSON = "\n[tiers.baton-mini.approval]\nfour_eyes = false\n"
@@ -52,7 +52,7 @@ KEPT_RUNS = 40
 class Mirror(Echo):
     """A worker that repeats the request. It calls the tools that are on offer, unless it has their results."""
 
-    def reply(self, received: Received) -> Reply:
+    def reply(self, received: ReceivedRequest) -> Reply:
         """Return the reply to a request."""
         body = received.json
         if body.get("tools") and body["messages"][-1]["role"] != "tool":

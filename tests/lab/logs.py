@@ -18,7 +18,7 @@ from statistics import mean, stdev
 from zlib import crc32
 
 from app.core.rating.intervals import half_width
-from app.lab.offpolicy import WIDE, Estimate, Log, Logged, Model, Policy, Report, fit_model
+from app.lab.offpolicy import WIDE, Estimate, Log, LoggedOutcome, Model, Policy, Report, fit_model
 from app.lab.outcome import outcome
 from app.lab.plans import Plan, PlanStep
 from app.lab.world import Setting, standard_pool
@@ -61,30 +61,30 @@ def worth(arm: str, kind: tuple[int, int]) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class TaskFeatures:
     """A task: what a selector sees of it, and its class."""
 
     features: tuple[float, ...]
     kind: tuple[int, int]
 
 
-Choose = Callable[[Asked], Policy]
+Choose = Callable[[TaskFeatures], Policy]
 
 
-def draw_task(random: Random) -> Asked:
+def draw_task(random: Random) -> TaskFeatures:
     """Any task."""
     return _make_task(random, random.choice(FAMILIES), random.randrange(LEVELS), random.randrange(PHRASINGS))
 
 
-def every(random: Random) -> list[Asked]:
+def every(random: Random) -> list[TaskFeatures]:
     """As many tasks of each family, level and phrasing."""
     cells = product(FAMILIES, range(LEVELS), range(PHRASINGS))
     return [_make_task(random, *cell) for cell in cells for _ in range(TRUTH)]
 
 
-def _make_task(random: Random, family: Family, level: int, phrasing: int) -> Asked:
+def _make_task(random: Random, family: Family, level: int, phrasing: int) -> TaskFeatures:
     problem = write(random, family, level, phrasing)
-    return Asked(features(problem.text), problem.kind)
+    return TaskFeatures(features(problem.text), problem.kind)
 
 
 def features(text: str) -> tuple[float, ...]:
@@ -96,7 +96,7 @@ def features(text: str) -> tuple[float, ...]:
     return (*places, len(words) / 20, len(numbers) / 5, max(map(len, numbers), default=0) / 5)
 
 
-def log_decisions(random: Random, policy: Choose, count: int) -> tuple[list[Asked], list[Logged]]:
+def log_decisions(random: Random, policy: Choose, count: int) -> tuple[list[TaskFeatures], list[LoggedOutcome]]:
     """So many decisions of a policy, and what came of them."""
     tasks, rows = [], []
     for _ in range(count):
@@ -104,12 +104,12 @@ def log_decisions(random: Random, policy: Choose, count: int) -> tuple[list[Aske
         odds = policy(task)
         arm = random.choices(list(odds), list(odds.values()))[0]
         right, value = worth(arm, task.kind)
-        rows.append(Logged(task.features, arm, odds[arm], value if random.random() < right else 0.0))
+        rows.append(LoggedOutcome(task.features, arm, odds[arm], value if random.random() < right else 0.0))
         tasks.append(task)
     return tasks, rows
 
 
-def uniform(_: Asked) -> Policy:
+def uniform(_: TaskFeatures) -> Policy:
     """Any arm."""
     return dict.fromkeys(arms(), 1 / len(arms()))
 
@@ -127,7 +127,7 @@ def greedy(model: Model) -> Choose:
 def mix_policies(*parts: tuple[float, Choose]) -> Choose:
     """Each of these policies with its share."""
 
-    def choose(task: Asked) -> Policy:
+    def choose(task: TaskFeatures) -> Policy:
         odds: dict[str, float] = {}
         for share, policy in parts:
             for arm, chance in policy(task).items():
@@ -160,7 +160,7 @@ class Study:
             yield name, log.report([policy(task) for task in tasks])
 
 
-def _expected_worth(policy: Choose, task: Asked) -> float:
+def _expected_worth(policy: Choose, task: TaskFeatures) -> float:
     worth_by_arm = {arm: worth(arm, task.kind) for arm in policy(task)}
     return sum(chance * worth_by_arm[arm][0] * worth_by_arm[arm][1] for arm, chance in policy(task).items())
 
@@ -223,14 +223,14 @@ def _of_one_look(report: Report) -> Estimate:
     return Estimate(report.ahead.value, report.ahead.value - wide, report.ahead.value + wide)
 
 
-def _conversations(random: Random, count: int) -> list[Logged]:
-    rows: list[Logged] = []
+def _conversations(random: Random, count: int) -> list[LoggedOutcome]:
+    rows: list[LoggedOutcome] = []
     while len(rows) < count:
         hard, name = random.choice((-0.2, 0.2)), f"{len(rows)}"
         for _ in range(random.randint(1, 4)):
             arm = random.choice("ab")
             right = random.random() < (0.6 if arm == "a" else 0.4) + hard
-            rows.append(Logged((), arm, 0.5, float(right), name))
+            rows.append(LoggedOutcome((), arm, 0.5, float(right), name))
     return rows[:count]
 
 

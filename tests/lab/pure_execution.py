@@ -25,7 +25,7 @@ from tests.harness.ends import end_of
 
 
 @dataclass(frozen=True)
-class Played:
+class RunResult:
     """What came of a run: whether it was right, dollars, and seconds on the critical path."""
 
     right: bool
@@ -50,7 +50,7 @@ class Stage:
         self._seq = count(1)
         self._state: RunState = begin(self._event(self._admission()))
 
-    def play(self) -> Played:
+    def play(self) -> RunResult:
         """To the end."""
         while not self._state.ended:
             for command in decide(self._state, 0.0):
@@ -61,7 +61,7 @@ class Stage:
             usd(self._workers[self._steps[n].worker], reply.input_tokens, reply.output_tokens)
             for n, reply in self._replies.items()
         )
-        return Played(final_answer(answer) == self._answer, dollars, max(self._ends.values()))
+        return RunResult(final_answer(answer) == self._answer, dollars, max(self._ends.values()))
 
     def _obey(self, command: Any) -> None:
         match command:

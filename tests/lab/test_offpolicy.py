@@ -9,18 +9,18 @@ from random import Random
 
 import pytest
 
-from app.lab.offpolicy import CAP, LEAST, Log, Logged, Policy, Report, fit_model
+from app.lab.offpolicy import CAP, LEAST, Log, LoggedOutcome, Policy, Report, fit_model
 from tests.lab import logs
 
 ROWS, REPEATS = 500, 4
 A: Policy = {"a": 1.0}
 
 
-def row(action: str, propensity: float, reward: float, *features: float) -> Logged:
-    return Logged(features, action, propensity, reward)
+def row(action: str, propensity: float, reward: float, *features: float) -> LoggedOutcome:
+    return LoggedOutcome(features, action, propensity, reward)
 
 
-def report_on(rows: Sequence[Logged], target: Policy) -> Report:
+def report_on(rows: Sequence[LoggedOutcome], target: Policy) -> Report:
     """One choice in every row's place."""
     return Log(rows).report([target] * len(rows))
 
@@ -87,7 +87,7 @@ def test_it_says_which_policy_is_better() -> None:
     assert report_on(rows, {"b": 1.0}).verdict == "worse"
 
 
-def draw_decisions(random: Random, count: int, better: float = 0.2) -> list[Logged]:
+def draw_decisions(random: Random, count: int, better: float = 0.2) -> list[LoggedOutcome]:
     """Decisions between two arms, drawn evenly: a is right in half of them, b less often by `better`."""
     rows = []
     for _ in range(count):
@@ -214,7 +214,7 @@ def test_intervals_cover_the_truth(world: tuple[logs.Study, dict[str, float]]) -
     assert widest < 0.4, "an interval that holds everything covers by no merit"
 
 
-def draw_confounded(random: Random, count: int) -> list[Logged]:
+def draw_confounded(random: Random, count: int) -> list[LoggedOutcome]:
     """Arm a is drawn where it is good: always a is worth 0.6, and looks like 0.84."""
     rows = []
     for _ in range(count):
@@ -249,7 +249,7 @@ def test_the_command_prints_its_table(monkeypatch: pytest.MonkeyPatch, capsys: p
 # -- two decisions for one reward
 
 
-def two_rounds(count: int, random: Random) -> list[Logged]:
+def two_rounds(count: int, random: Random) -> list[LoggedOutcome]:
     """Answers of a cheap and a dear worker, and what becomes of them: `keep`, or `redo`, which is right in 90 of 100
     cases. The answer shows (1 or 0) whether it is likely to be right. First draws are 70 to 30, second ones 80 to 20.
     """
@@ -260,8 +260,8 @@ def two_rounds(count: int, random: Random) -> list[Logged]:
         looks_good = float(right if random.random() < 0.9 else not right)
         second = random.choices(("keep", "redo"), (0.8, 0.2))[0]
         reward = float(right) if second == "keep" else 0.85 * (random.random() < 0.9)
-        further = Logged((looks_good,), second, 0.8 if second == "keep" else 0.2, reward)
-        rows.append(Logged((), first, 0.7 if first == "cheap" else 0.3, reward, further=further))
+        further = LoggedOutcome((looks_good,), second, 0.8 if second == "keep" else 0.2, reward)
+        rows.append(LoggedOutcome((), first, 0.7 if first == "cheap" else 0.3, reward, further=further))
     return rows
 
 
@@ -269,7 +269,7 @@ ESCALATED = 0.5 * 0.9 + (0.5 * 0.1 + 0.5 * 0.9) * 0.9 * 0.85
 """Kept where it looks right, and is; else given anew."""
 
 
-def escalating(rows: Sequence[Logged]) -> Report:
+def escalating(rows: Sequence[LoggedOutcome]) -> Report:
     """The cheap worker first, and another answer where the first one does not look right."""
     further: list[Policy | None] = []
     for row in rows:
@@ -279,9 +279,9 @@ def escalating(rows: Sequence[Logged]) -> Report:
 
 
 def test_a_row_with_two_decisions_is_weighed_by_both() -> None:
-    kept_answer = Logged((), "cheap", 0.5, 1.0, further=Logged((), "keep", 0.25, 1.0))
-    redone = Logged((), "cheap", 0.5, 0.5, further=Logged((), "redo", 0.75, 0.5))
-    dear = Logged((), "dear", 0.5, 0.25)
+    kept_answer = LoggedOutcome((), "cheap", 0.5, 1.0, further=LoggedOutcome((), "keep", 0.25, 1.0))
+    redone = LoggedOutcome((), "cheap", 0.5, 0.5, further=LoggedOutcome((), "redo", 0.75, 0.5))
+    dear = LoggedOutcome((), "dear", 0.5, 0.25)
     report = Log([kept_answer, redone, dear]).report([{"cheap": 1.0}] * 3, [{"keep": 1.0}, {"keep": 1.0}, None])
     assert report.ips.value == pytest.approx(8 * 1.0 / 3)
     assert report.ess == pytest.approx(1.0)

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from app.core.rating.features import features
-from app.lab.recorded_outcomes import Outcome, Recorded
+from app.lab.recorded_outcomes import Outcome, RecordedPrompt
 from app.lab.replay import Bandit, Part, Routes, curve, judge_estimator, regret
 from app.lab.routing_baselines import BASELINES, Example
 
@@ -18,7 +18,7 @@ TRUE = ({"weak": 0, "strong": 1}, {"weak": 1, "strong": 1}, {"weak": 1, "strong"
 def make_held_out_part() -> Part:
     rows = []
     for text, scores in zip(TEXTS, TRUE, strict=True):
-        rows.append(Recorded(text, text, {model: Outcome(score) for model, score in scores.items()}))
+        rows.append(RecordedPrompt(text, text, {model: Outcome(score) for model, score in scores.items()}))
     return Part(rows, [features(text) for text in TEXTS], TRUE)
 
 

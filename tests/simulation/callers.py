@@ -1,8 +1,9 @@
-"""Who asks for runs, and what they are told.
+"""The callers of a simulated world, and the answers that they receive.
 
-A `Visit` is one conversation as its caller means it; each request that is sent for it is a `Hearing`, served as the
-gateway's handlers would. A request with an Idempotency-Key may be sent again, to any process, and must hear the same
-run. Who is told of tool calls comes back with their results, to any process, once or twice or never.
+A `Visit` is one conversation as its caller means it. Each request that is sent for it is a `CallerConnection`, served
+as the gateway's handlers would serve it. A request with an Idempotency-Key may be sent again, to any process, and must
+receive the same run. A caller that receives tool calls comes back with their results, to any process, once, twice or
+never.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ Mood = Coroutine[Any, Any, None]
 
 
 @dataclass
-class Hearing:
+class CallerConnection:
     """One connection. `told` are the words of the answer, in the order in which they came."""
 
     place: str
@@ -92,14 +93,14 @@ class Visit:
     repeats_after: float | None = None
     erases_after: float | None = None
     pause: float = 0.0
-    hearings: list[Hearing] = field(default_factory=list)
+    hearings: list[CallerConnection] = field(default_factory=list)
     answered: set[tuple[str, ...]] = field(default_factory=set)
     """The calls of its tools that it has heard of."""
-    calls: Callable[["Visit", Hearing], None] = lambda _visit, _hearing: None
+    calls: Callable[["Visit", CallerConnection], None] = lambda _visit, _hearing: None
     """What it does about calls of its tools."""
-    refused: Callable[["Visit", Hearing], None] = lambda _visit, _hearing: None
+    refused: Callable[["Visit", CallerConnection], None] = lambda _visit, _hearing: None
 
-    async def serve(self, process: "Process", hearing: Hearing) -> None:
+    async def serve(self, process: "Process", hearing: CallerConnection) -> None:
         """What a gateway does for this request, from admission to the last chunk."""
         runs = process.running
         try:
@@ -144,7 +145,7 @@ class Visit:
             raise Conflict(code=TAKEN)
         return await runs.attach(record.run, once=once.id, tenant=order.tenant)
 
-    def _moods(self, process: "Process", hearing: Hearing, listening: asyncio.Task[None]) -> Iterator[Mood]:
+    def _moods(self, process: "Process", hearing: CallerConnection, listening: asyncio.Task[None]) -> Iterator[Mood]:
         """What its first connection does besides listening."""
         first = self.hearings[0] is hearing
         if self.cancels_after is not None and first:
@@ -152,18 +153,18 @@ class Visit:
         if self.leaves_after is not None and first:
             yield self._leave(hearing, listening)
 
-    async def _cancel(self, process: "Process", hearing: Hearing) -> None:
+    async def _cancel(self, process: "Process", hearing: CallerConnection) -> None:
         await asyncio.sleep(self.cancels_after or 0.0)
         with suppress(BatonError):  # a 503: this caller does not insist
             await self.wish(process, hearing)
 
-    async def wish(self, process: "Process", hearing: Hearing) -> RunRow:
+    async def wish(self, process: "Process", hearing: CallerConnection) -> RunRow:
         """Ask for the end of its run, which was that until then."""
         row = await process.store.run(hearing.run)
         await ask(process.store, process.queue, row, "caller", process.clock.now())
         return row
 
-    async def _leave(self, hearing: Hearing, listening: asyncio.Task[None]) -> None:
+    async def _leave(self, hearing: CallerConnection, listening: asyncio.Task[None]) -> None:
         await asyncio.sleep(self.leaves_after or 0.0)
         hearing.left = True
         listening.cancel()

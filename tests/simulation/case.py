@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.engine.runs.admission import Order
-from tests.simulation.callers import Hearing, Visit
+from tests.simulation.callers import CallerConnection, Visit
 from tests.simulation.witness import ENDINGS, Fact
-from tests.simulation.workers import Received
+from tests.simulation.workers import ReceivedCall
 from tests.simulation.world import World
 
 COLUMNS = (
@@ -25,9 +25,9 @@ class Case:
     facts: list[Fact]
     texts: dict[str, str]
     """What was ever stored of it, by its ref; erased content too."""
-    received: list[Received]
+    received: list[ReceivedCall]
     visit: Visit | None
-    hearings: list[Hearing]
+    hearings: list[CallerConnection]
     """Everybody who heard of it, the last of whom asked when all was over."""
     world: World
 

@@ -38,7 +38,7 @@ class Machine:
         self.context.run(MACHINE.set, self)
 
 
-class Tracked(asyncio.Task):
+class OrderedTask(asyncio.Task):
     """A task whose place in a set does not depend on its address."""
 
     serial = 0
@@ -115,8 +115,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self._run_once()
         return [task for task in left if not task.done()]
 
-    def _task(self, loop: asyncio.AbstractEventLoop, coro: Any, context: Context | None = None) -> Tracked:
-        task: Tracked = Tracked.__new__(Tracked)
+    def _task(self, loop: asyncio.AbstractEventLoop, coro: Any, context: Context | None = None) -> OrderedTask:
+        task: OrderedTask = OrderedTask.__new__(OrderedTask)
         self._serial += 1
         task.serial = self._serial
         task.__init__(coro, loop=loop, context=context)

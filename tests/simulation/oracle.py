@@ -13,7 +13,7 @@ from typing import Any
 
 from app.core.run.kinds import OUTCOMES
 from app.engine.delivery.messages import TurnEnd
-from tests.simulation.callers import Hearing
+from tests.simulation.callers import CallerConnection
 from tests.simulation.case import Case, cases_of
 from tests.simulation.loop import EPOCH
 from tests.simulation.sight import TOKEN, steps_see_what_is_granted
@@ -309,7 +309,7 @@ def who_stops_leaves_nothing_behind(case: Case) -> Iterator[str]:
         yield from (f"{process} has stopped and {what} it" for process, what, run in case.world.left if run == case.run)
 
 
-def _check_told_calls(case: Case, hearing: Hearing, ended: TurnEnd) -> Iterator[str]:
+def _check_told_calls(case: Case, hearing: CallerConnection, ended: TurnEnd) -> Iterator[str]:
     """A turn that ended with calls of the caller's tools is told as it was journaled."""
     ids = [call.id for call in ended.calls]
     turns: list[list[dict[str, Any]]] = []

@@ -33,7 +33,7 @@ from app.stepqueue.protocol import StepQueue
 from app.store.protocol import Store
 from app.store.sql import SqlStore
 from app.telemetry import Telemetry
-from tests.simulation.callers import Hearing, Visit
+from tests.simulation.callers import CallerConnection, Visit
 from tests.simulation.loop import EPOCH, VirtualLoop
 from tests.simulation.receiver import SECRET, URL, Sender
 from tests.simulation.seam import Seam
@@ -271,19 +271,19 @@ class Process:
 
     def take(self, visit: Visit, order: Order, patience: int = 0) -> None:
         """A request comes in over the wire."""
-        hearing = Hearing(self.name, order, patience)
+        hearing = CallerConnection(self.name, order, patience)
         if self._begin(visit.serve(self, hearing)):
             visit.hearings.append(hearing)
 
-    def call_off(self, visit: Visit, hearing: Hearing) -> None:
+    def call_off(self, visit: Visit, hearing: CallerConnection) -> None:
         """Somebody wants a run to end, by the command line: nobody sweeps for that."""
         self._begin(self._call_off(visit, hearing))
 
-    def recall(self, run: str, hearing: Hearing) -> None:
+    def recall(self, run: str, hearing: CallerConnection) -> None:
         """Somebody asks for a run that is over."""
         self._begin(self._tell(run, hearing))
 
-    def forget(self, hearing: Hearing) -> None:
+    def forget(self, hearing: CallerConnection) -> None:
         """Somebody wants the content of a run erased."""
         self._begin(self._erase(hearing))
 
@@ -294,11 +294,11 @@ class Process:
         self._serving.append(self.seam.machine.context.copy().run(self._requests.create_task, work))
         return True
 
-    async def _call_off(self, visit: Visit, hearing: Hearing) -> None:
+    async def _call_off(self, visit: Visit, hearing: CallerConnection) -> None:
         with suppress(BatonError):
             await visit.wish(self, hearing)
 
-    async def _tell(self, run: str, hearing: Hearing) -> None:
+    async def _tell(self, run: str, hearing: CallerConnection) -> None:
         try:
             followed_run = await self.running.attach(run, tenant=None)
             await hearing.listen(followed_run, 5.0)
@@ -306,7 +306,7 @@ class Process:
             hearing.refused = type(error).__name__
         hearing.over = True
 
-    async def _erase(self, hearing: Hearing) -> None:
+    async def _erase(self, hearing: CallerConnection) -> None:
         """As `DELETE /v1/responses/{id}` does it."""
         try:
             row = await self.store.run(hearing.run)

@@ -14,7 +14,7 @@ import pytest
 
 from app.core.run.kinds import ENDED, OUTCOMES
 from tests.simulation.__main__ import main
-from tests.simulation.callers import SECONDS, Hearing, visit
+from tests.simulation.callers import SECONDS, CallerConnection, visit
 from tests.simulation.crowd import DEEDS, OF_READS, Sum
 from tests.simulation.faults import SITES, Faults, Weather
 from tests.simulation.oracle import judge
@@ -97,7 +97,7 @@ def test_a_world_rests_when_nobody_is_about_to_ask_again(monkeypatch: pytest.Mon
     async def nobody_else() -> None:
         guest = visit(0, world.setting.catalog, world.faults, world.chance)
         world.visits.append(guest)
-        world._refused(guest, Hearing("p0.0", guest.order, patience=1, refused="Overloaded"))
+        world._refused(guest, CallerConnection("p0.0", guest.order, patience=1, refused="Overloaded"))
 
     monkeypatch.setattr(world, "_callers", nobody_else)
     assert world.run().violations == []

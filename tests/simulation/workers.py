@@ -32,12 +32,12 @@ ERRORS: tuple[tuple[str, Callable[[], BatonError]], ...] = (
 )
 
 
-class Broken(Exception):
+class AdapterFault(Exception):
     """An adapter's own fault, which is no `BatonError`: the product must live with it, and may log it."""
 
 
 @dataclass(slots=True)
-class Received:
+class ReceivedCall:
     """One call as it arrived. `billed` is what it truly cost, which nobody may ever learn."""
 
     number: int
@@ -67,12 +67,12 @@ class Workers:
     witness: Witness
     chance: Random
     time: Callable[[], float]
-    received: list[Received] = field(default_factory=list)
+    received: list[ReceivedCall] = field(default_factory=list)
     always_wrong: set[str] = field(default_factory=set)
     """Runs for which no plan will ever be right."""
     counts: dict[str, int] = field(default_factory=dict)
 
-    def receive(self, seam: Seam, worker: Worker, body: bytes) -> Received:
+    def receive(self, seam: Seam, worker: Worker, body: bytes) -> ReceivedCall:
         """A request has arrived: whatever was not journaled by now was not journaled in time (D4)."""
         intent = self.witness.intent_of(body, self.counts)
         if intent is None:
@@ -81,7 +81,7 @@ class Workers:
         self.counts[request] = self.counts.get(request, 0) + 1
         if intent and self.counts[request] > self.witness.intents[request]:
             self.witness.object(f"{run}: {seam.name} called {worker.name} more often than was intended")
-        call = Received(len(self.received), seam.name, worker, body, run, request, self.time())
+        call = ReceivedCall(len(self.received), seam.name, worker, body, run, request, self.time())
         self.received.append(call)
         return call
 
@@ -127,7 +127,7 @@ class SimProvider:
         await seam.strike("worker.answered")
 
     async def _speak(
-        self, call: Received, clock: "_Clock", deadlines: Deadlines, conducts: bool, *, live: bool
+        self, call: ReceivedCall, clock: "_Clock", deadlines: Deadlines, conducts: bool, *, live: bool
     ) -> AsyncIterator[list[Piece]]:
         seam, text, position = self._seam, call.text, 0
         breaks = seam.hit("conductor.truncated" if conducts else "worker.truncated_late")
@@ -165,9 +165,9 @@ class SimProvider:
             if self._seam.hit(site):
                 raise error()
         if self._seam.hit("worker.adapter_breaks"):
-            raise Broken
+            raise AdapterFault
 
-    def _answer(self, call: Received) -> str:
+    def _answer(self, call: ReceivedCall) -> str:
         seam = self._seam
         if seam.hit("worker.empty"):
             return ""
@@ -176,7 +176,7 @@ class SimProvider:
             text += json.dumps({"steps": [{"worker": 0, "subtask": f"<evil:{call.number}>", "access": ["user"]}]})
         return text
 
-    def _tools(self, request: Request, call: Received) -> Iterator[ToolDelta]:
+    def _tools(self, request: Request, call: ReceivedCall) -> Iterator[ToolDelta]:
         """Now and then it calls some of the caller's tools, but never without end; or in a way that is none."""
         seam, box = self._seam, request.toolbox
         came = sum(message.role == "tool" for message in request.messages)
@@ -188,7 +188,7 @@ class SimProvider:
             yield ToolDelta(index, "", "nothing" if unknown else box.tools[0].name, '{"about":')
             yield ToolDelta(index, arguments=" [" if badly else f' "{call.number}.{index}"}}')
 
-    def _plan(self, request: Request, call: Received) -> str:
+    def _plan(self, request: Request, call: ReceivedCall) -> str:
         if self._seam.hit("conductor.always_wrong"):
             self._workers.always_wrong.add(call.run)
         if call.run in self._workers.always_wrong:

@@ -16,7 +16,7 @@ from app.engine.runs.admission import Order
 from app.errors import BatonError
 from app.stepqueue.protocol import Ticket
 from tests.simulation.bell import Bell, Server
-from tests.simulation.callers import Hearing, Visit, visit
+from tests.simulation.callers import CallerConnection, Visit, visit
 from tests.simulation.database import Database, SimRunner, SimStore
 from tests.simulation.faults import AS_SEEDED, Faults, Weather
 from tests.simulation.loop import EPOCH, Machine, Stuck, VirtualLoop
@@ -26,7 +26,7 @@ from tests.simulation.report import Report
 from tests.simulation.seam import Seam
 from tests.simulation.stage import Log, alone
 from tests.simulation.witness import Witness
-from tests.simulation.workers import Broken, SimProvider, Workers
+from tests.simulation.workers import AdapterFault, SimProvider, Workers
 
 FAULTS_END = 12.0
 PATIENCE = 60.0
@@ -71,11 +71,11 @@ class World:
         self.setting = Setting(self.loop, catalog(), self.lease, self.chance, Quiet(), self.chance.random() < NOTIFYING)
         self.receiver = Receiver(self.witness)
         self.visits: list[Visit] = []
-        self.recalls: dict[str, Hearing] = {}
+        self.recalls: dict[str, CallerConnection] = {}
         """Who asked for each run once more in the end."""
         self.results: dict[str, str] = {}
         """What came of each tool call that a caller has heard of, by its id."""
-        self.erasures: list[Hearing] = []
+        self.erasures: list[CallerConnection] = []
         """Who wanted the content of a run erased, and was refused or told that it is gone."""
         self.processes: list[Process] = []
         self.harmed: set[str] = set()
@@ -123,7 +123,7 @@ class World:
     def _close(self) -> Report:
         report = self.report
         for error in self._log.errors:
-            if not isinstance(error, BatonError | Broken | asyncio.CancelledError):
+            if not isinstance(error, BatonError | AdapterFault | asyncio.CancelledError):
                 self.witness.object(f"an error was logged that is nobody's fault but ours: {error!r}")
         report.violations += [f"witness: {sentence}" for sentence in dict.fromkeys(self.witness.objections)]
         report.trace = self._hash.hexdigest()
@@ -228,7 +228,7 @@ class World:
     def _expect(self, seconds: float) -> None:
         self._latest_deadline = max(self._latest_deadline, self.loop.time() + seconds)
 
-    def _called(self, guest: Visit, hearing: Hearing) -> None:
+    def _called(self, guest: Visit, hearing: CallerConnection) -> None:
         """A caller was told to call its tools: it comes back with what they say, once or twice or never."""
         ended, order = hearing.ended[-1], hearing.order
         ids = tuple(call.id for call in ended.calls)
@@ -246,13 +246,13 @@ class World:
         if self.faults.hit("caller.repeats"):
             self._send_later(late + self.chance.random(), guest, again)
 
-    def _call_off(self, guest: Visit, hearing: Hearing) -> None:
+    def _call_off(self, guest: Visit, hearing: CallerConnection) -> None:
         """Its caller changes its mind, and then forgets that it has."""
         serving = [process for process in self.processes if process.serves]
         if serving:
             self.chance.choice(serving).call_off(guest, hearing)
 
-    def _refused(self, guest: Visit, hearing: Hearing) -> None:
+    def _refused(self, guest: Visit, hearing: CallerConnection) -> None:
         if hearing.patience and hearing.refused in FOR_THE_MOMENT:
             self._send_later(1.0, guest, hearing.order, hearing.patience - 1)
 
@@ -263,7 +263,7 @@ class World:
         if runs and serving and not self.healed:
             self.note("erase", runs[0])
             process = self.chance.choice(serving)
-            self.erasures.append(Hearing(process.name, guest.order, run=runs[0]))
+            self.erasures.append(CallerConnection(process.name, guest.order, run=runs[0]))
             process.forget(self.erasures[-1])
 
     def _later(self, seconds: float, act: Callable[..., object], *arguments: object) -> None:
@@ -290,7 +290,7 @@ class World:
         for (run,) in self.database.rows("SELECT id FROM runs WHERE ended_at IS NOT NULL ORDER BY id"):
             if serving:
                 process = self.chance.choice(serving)
-                self.recalls[run] = Hearing(process.name, self.visits[0].order)
+                self.recalls[run] = CallerConnection(process.name, self.visits[0].order)
                 process.recall(run, self.recalls[run])
         await self._until(lambda: all(recall.over for recall in self.recalls.values()), self.loop.time() + PATIENCE)
 

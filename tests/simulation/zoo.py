@@ -33,7 +33,7 @@ from app.engine.steps.claimed_step import PendingOutcomes
 from app.engine.steps.dispatcher import Dispatcher
 from app.engine.steps.execution import Execution
 from app.errors import LeaseLost, RunOverBudget, StoreUnavailable
-from app.store.protocol import Appended, Entry, Ledger, Move
+from app.store.protocol import AppendResult, Entry, Ledger, Move
 from app.store.rows import content, runs
 from app.store.sql import SqlStore
 from app.store.sqlkit.statements import Statements
@@ -105,14 +105,14 @@ def no_claim_fence(patch: Patch) -> None:
 def acknowledge_before_the_commit(patch: Patch) -> None:
     append = SqlStore.append
 
-    async def hasty(store: SqlStore, entry: Entry) -> Appended:
+    async def hasty(store: SqlStore, entry: Entry) -> AppendResult:
         if entry.new is None:
             return await append(store, entry)
         written = store.writers[0].put(encode(entry))
         written.add_done_callback(lambda finish: finish.cancelled() or finish.exception())
         bodies = [orjson.loads(orjson.dumps(draft.to_json())) for draft in entry.events]
         pairs = enumerate(zip(entry.events, bodies, strict=True), 1)
-        return Appended(tuple(Event(entry.run, seq, draft.kind, entry.at, body) for seq, (draft, body) in pairs))
+        return AppendResult(tuple(Event(entry.run, seq, draft.kind, entry.at, body) for seq, (draft, body) in pairs))
 
     patch.setattr(SqlStore, "append", hasty)
 

@@ -18,7 +18,7 @@ from sqlalchemy.engine import make_url
 from app.core.run.events import Kind
 from app.errors import Conflict, StoreUnavailable
 from app.store import sql
-from app.store.protocol import UNDECIDED, Appended, Entry, Ledger, NewRun, RunQuery
+from app.store.protocol import UNDECIDED, AppendResult, Entry, Ledger, NewRun, RunQuery
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit import postgres, sqlite
 from app.store.sqlkit.runner import Fault, parse_url
@@ -391,7 +391,7 @@ async def test_two_processes_that_admit_one_id_leave_one_run(postgres_url: str) 
         for n in range(20):
             calls = [store.append(admission_entry(f"run-{n}")) for store in (first_store, second_store)]
             answers = await asyncio.gather(*calls, return_exceptions=True)
-            assert sum(isinstance(answer, Appended) for answer in answers) == 1
+            assert sum(isinstance(answer, AppendResult) for answer in answers) == 1
             assert sum(isinstance(answer, Conflict) for answer in answers) == 1
 
 

@@ -129,7 +129,7 @@ async def test_leases_claims_and_fences_hold(stores: list[SqlStore]) -> None:
     with pytest.raises(LeaseLost):
         await first_store.append(Entry("a", 9.0, (Raw(Kind.STEP_SKIPPED, {}),), epoch=1))
     claims = await asyncio.gather(*[store.append(take("b", 0, "x")) for store in stores * 3], return_exceptions=True)
-    assert Counter(type(claim).__name__ for claim in claims) == {"Appended": 1, "LeaseLost": 5}
+    assert Counter(type(claim).__name__ for claim in claims) == {"AppendResult": 1, "LeaseLost": 5}
     assert await second_store.renew_claims([TicketClaim("b", 0, 1), TicketClaim("b", 0, 9)], 30.0) == {
         TicketClaim("b", 0, 1)
     }

@@ -4,7 +4,7 @@ It exists so that every test of Baton can talk to "the providers" over a real so
 real ones refuse, and assert on the exact bytes. `server.py` is the entry; `script.py` is the vocabulary of behaviours.
 """
 
-from .record import Received
+from .record import ReceivedRequest
 from .script import (
     Agent,
     Behaviour,
@@ -42,7 +42,7 @@ __all__ = [
     "HugeLine",
     "ProviderStub",
     "Raw",
-    "Received",
+    "ReceivedRequest",
     "Reply",
     "Reset",
     "Stall",

@@ -6,7 +6,7 @@ import re
 from typing import Any, NoReturn
 
 from .rules import is_int, names, unmet, within
-from .wire import Refused
+from .wire import ProviderRefusal
 
 FIELDS = names(
     "cache_control container diagnostics inference_geo max_tokens messages metadata model output_config "
@@ -26,11 +26,11 @@ TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 
 def refuse(message: str) -> NoReturn:
     """Raise the 400."""
-    raise Refused(400, message)
+    raise ProviderRefusal(400, message)
 
 
 def check(body: dict[str, Any], version: str) -> None:
-    """Raise Refused unless the real API would take that body under that `anthropic-version`."""
+    """Raise ProviderRefusal unless the real API would take that body under that `anthropic-version`."""
     for name in ("model", "max_tokens", "messages"):
         if body.get(name) is None:
             refuse(f"{name}: Field required")

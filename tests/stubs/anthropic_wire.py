@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import anthropic_rules
-from .record import Received
+from .record import ReceivedRequest
 from .rules import parse
 from .script import Reply, ToolCall
-from .wire import Frame, Refused
+from .wire import Frame, ProviderRefusal
 
 VERSIONS = ("2026-10-21", "2023-06-01", "2023-01-01")
 REQUEST_ID = "req_011stub"
@@ -59,37 +59,37 @@ class AnthropicWire:
         retry = {"x-should-retry": "true"} if status in (429, 529) or status >= 500 else {}
         return {"request-id": REQUEST_ID, "anthropic-organization-id": "org-stub", **retry}
 
-    def accept(self, received: Received) -> None:
+    def accept(self, received: ReceivedRequest) -> None:
         """Key, version, JSON, then the rules."""
         scheme, _, bearer = (received.header("authorization") or "").partition(" ")
         key = received.header("x-api-key") or (bearer if scheme.lower() == "bearer" else "")
         version = received.header("anthropic-version")
         if not key:
-            raise Refused(401, "x-api-key header is required")
+            raise ProviderRefusal(401, "x-api-key header is required")
         if self.keys is not None and key not in self.keys:
-            raise Refused(401, "invalid x-api-key")
+            raise ProviderRefusal(401, "invalid x-api-key")
         if not version:
-            raise Refused(400, "anthropic-version: header is required")
+            raise ProviderRefusal(400, "anthropic-version: header is required")
         if version not in VERSIONS:
-            raise Refused(400, f'anthropic-version: "{version}" is not a valid version')
+            raise ProviderRefusal(400, f'anthropic-version: "{version}" is not a valid version')
         if "application/json" not in (received.header("content-type") or ""):
-            raise Refused(400, "content-type: must be application/json")
+            raise ProviderRefusal(400, "content-type: must be application/json")
         body = parse(received, "The request body is not valid JSON")
         received.model = str(body.get("model", ""))
         anthropic_rules.check(body, version)
         received.streaming = bool(body.get("stream"))
 
-    def error(self, refused: Refused) -> dict[str, Any]:
+    def error(self, refused: ProviderRefusal) -> dict[str, Any]:
         """Anthropic's error object."""
         kind = _TYPES.get(refused.status, "api_error" if refused.status >= 500 else "invalid_request_error")
         message = refused.message or _WORDS.get(refused.status, "Internal server error")
         return {"type": "error", "error": {"type": kind, "message": message}, "request_id": REQUEST_ID}
 
-    def error_event(self, refused: Refused) -> Frame:
+    def error_event(self, refused: ProviderRefusal) -> Frame:
         """Return the event `error`."""
         return Frame("end", json.dumps(self.error(refused)), "error")
 
-    def document(self, received: Received, reply: Reply) -> dict[str, Any]:
+    def document(self, received: ReceivedRequest, reply: Reply) -> dict[str, Any]:
         """Return a `message`."""
         content: list[dict[str, Any]] = []
         if reply.reasoning:
@@ -110,7 +110,7 @@ class AnthropicWire:
             **({} if usage is None else {"usage": usage}),
         }
 
-    def frames(self, received: Received, reply: Reply) -> Iterator[Frame]:
+    def frames(self, received: ReceivedRequest, reply: Reply) -> Iterator[Frame]:
         """`message_start`, blocks, `message_delta`, `message_stop`."""
         usage = self._usage(reply)
         usage_so_far = (
@@ -124,7 +124,7 @@ class AnthropicWire:
         yield _event("close", "message_delta", delta=_stop(reply), **last)
         yield _event("end", "message_stop")
 
-    def _blocks(self, received: Received, reply: Reply) -> Iterator[Frame]:
+    def _blocks(self, received: ReceivedRequest, reply: Reply) -> Iterator[Frame]:
         index = 0
         if reply.reasoning:
             yield _event(
@@ -177,11 +177,11 @@ def _delta(kind: Any, index: int, name: str, **fields: Any) -> Frame:
     return _event(kind, "content_block_delta", index=index, delta={"type": name, **fields})
 
 
-def _tool_use(received: Received, call: ToolCall, i: int) -> dict[str, Any]:
+def _tool_use(received: ReceivedRequest, call: ToolCall, i: int) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id or f"toolu_{id(received):x}_{i}", "name": call.name}
 
 
-def _shell(received: Received, reply: Reply) -> dict[str, Any]:
+def _shell(received: ReceivedRequest, reply: Reply) -> dict[str, Any]:
     return {"id": "msg_01stub", "type": "message", "role": "assistant", "model": reply.model or received.model}
 
 

@@ -24,20 +24,20 @@ from aiohttp import web
 from .anthropic_wire import AnthropicWire
 from .gemini_wire import GeminiWire
 from .openai_wire import OpenAIWire
-from .record import Received
+from .record import ReceivedRequest
 from .responses_wire import ResponsesWire
 from .script import Reply
 from .wire import Wire, encode
 
 BEDROCK, VERTEX = "bedrock-2023-05-31", "vertex-2023-10-16"
-Check = Callable[[Received, str], str]
+Check = Callable[[ReceivedRequest, str], str]
 """Returns what is wrong with a request, given its path and query as they were sent; empty if nothing is."""
 
 
 def with_header(name: str, value: str, query: str = "") -> Check:
     """Demand this header, no other credentials, and this query."""
 
-    def check(received: Received, target: str) -> str:
+    def check(received: ReceivedRequest, target: str) -> str:
         others = {"authorization", "api-key", "x-api-key", "x-goog-api-key"} - {name}
         if received.header(name) != value or any(received.header(other) for other in others):
             return f"{name} is not as it should be"
@@ -49,7 +49,7 @@ def with_header(name: str, value: str, query: str = "") -> Check:
 def require_signature(access: str, secret: str, region: str, token: str = "", service: str = "bedrock") -> Check:
     """Demand AWS's signature version 4."""
 
-    def check(received: Received, target: str) -> str:
+    def check(received: ReceivedRequest, target: str) -> str:
         header = received.header("authorization") or ""
         algorithm, _, rest = header.partition(" ")
         fields = dict(part.strip().split("=", 1) for part in rest.split(",") if "=" in part)
@@ -115,7 +115,7 @@ class _LocalServer(ABC):
     def __init__(self) -> None:
         self._runner: web.AppRunner | None = None
         self.url = ""
-        self.requests: list[Received] = []
+        self.requests: list[ReceivedRequest] = []
 
     @abstractmethod
     def _routes(self) -> list[web.RouteDef]:
@@ -162,7 +162,7 @@ class TokenStub(_LocalServer):
 
     def _note(self, request: web.Request, fields: Mapping[str, str]) -> None:
         headers = tuple((name.decode(), value.decode("latin-1")) for name, value in request.raw_headers)
-        self.requests.append(Received("tokens", request.method, request.path, dict(request.query), headers))
+        self.requests.append(ReceivedRequest("tokens", request.method, request.path, dict(request.query), headers))
         self.fields.append(fields)
 
     def _token(self, kind: str) -> str:
@@ -185,7 +185,7 @@ class CloudStub(_LocalServer):
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         headers = tuple((name.decode(), value.decode("latin-1")) for name, value in request.raw_headers)
-        received = Received("cloud", request.method, request.path, dict(request.query), headers)
+        received = ReceivedRequest("cloud", request.method, request.path, dict(request.query), headers)
         received.body = await request.read()
         self.requests.append(received)
         if fault := self._check(received, request.raw_path):

@@ -43,7 +43,7 @@ class StubControl:
         self._post("release", {})
 
     def requests(self, model: str | None = None) -> list[dict[str, Any]]:
-        """Return all records as JSON (see `Received.as_json`)."""
+        """Return all records as JSON (see `ReceivedRequest.as_json`)."""
         with urlopen(
             f"{self.url}/_stub/requests{f'?model={model}' if model else ''}", timeout=PATIENCE_SECONDS
         ) as answer:

@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from .record import Received
+from .record import ReceivedRequest
 from .script import (
     DuplicateFinish,
     Fail,
@@ -29,7 +29,7 @@ from .script import (
     Truncate,
     WrongSchema,
 )
-from .wire import Frame, Refused, Wire, encode
+from .wire import Frame, ProviderRefusal, Wire, encode
 
 PIECE = 1 << 18
 SPLIT_DELAY = 0.02
@@ -52,10 +52,10 @@ async def stall(seconds: float | asyncio.Event | None) -> None:
 class Exchange:
     """One request being answered."""
 
-    def __init__(self, request: web.Request, received: Received, wire: Wire) -> None:
+    def __init__(self, request: web.Request, received: ReceivedRequest, wire: Wire) -> None:
         self.request, self.received, self.wire = request, received, wire
 
-    async def refuse(self, refused: Refused, headers: dict[str, str] | None = None) -> web.StreamResponse:
+    async def refuse(self, refused: ProviderRefusal, headers: dict[str, str] | None = None) -> web.StreamResponse:
         """Send an error in the form of the provider."""
         document = json.dumps(self.wire.error(refused)).encode()
         return await self._send_whole(document, refused.status, {"Content-Type": "application/json", **(headers or {})})
@@ -78,7 +78,9 @@ class Exchange:
             return await self._send_whole(
                 page, behaviour.status, {"Content-Type": "text/html; charset=UTF-8", **headers}
             )
-        return await self.refuse(Refused(behaviour.status, behaviour.message, behaviour.code, details=details), headers)
+        return await self.refuse(
+            ProviderRefusal(behaviour.status, behaviour.message, behaviour.code, details=details), headers
+        )
 
     async def raw(self, behaviour: Raw) -> web.StreamResponse:
         """Send the scripted bytes."""
@@ -93,7 +95,7 @@ class Exchange:
             return await self._document(behaviour)
         if behaviour.streams == "refuse":
             return await self.refuse(
-                Refused(400, "Streaming is not supported by this model.", "unsupported_value", "stream")
+                ProviderRefusal(400, "Streaming is not supported by this model.", "unsupported_value", "stream")
             )
         if behaviour.streams == "json":
             return await self._document(behaviour)
@@ -154,7 +156,7 @@ class Exchange:
         if isinstance(fault, Garbage | WrongSchema):
             body = (fault.line if isinstance(fault, Garbage) else fault.document).encode()
         if isinstance(fault, StreamError):
-            body = json.dumps(self.wire.error(Refused(fault.status, fault.message))).encode()
+            body = json.dumps(self.wire.error(ProviderRefusal(fault.status, fault.message))).encode()
         await asyncio.sleep(behaviour.first_delay)
         response = await self._begin(200, {"Content-Type": "application/json"}, len(body))
         if isinstance(fault, Truncate | Reset | Stall):
@@ -203,7 +205,9 @@ class Exchange:
             case Reset():
                 await self._half_chunk(encode(frame, newline))
             case StreamError(status=status, message=message):
-                await self._write(response, encode(self.wire.error_event(Refused(status, message)), newline), behaviour)
+                await self._write(
+                    response, encode(self.wire.error_event(ProviderRefusal(status, message)), newline), behaviour
+                )
                 await response.write_eof()
                 return False
             case Garbage(line=text) | WrongSchema(document=text):

@@ -6,7 +6,7 @@ import re
 from typing import Any, NoReturn
 
 from .rules import is_int, names, within
-from .wire import Refused
+from .wire import ProviderRefusal
 
 FIELDS = names(
     "cachedContent contents generationConfig model safetySettings serviceTier store systemInstruction toolConfig tools"
@@ -41,11 +41,11 @@ def refuse(message: str, field: str = "") -> NoReturn:
     """Raise the 400 with the field violation."""
     violation = {"description": message, **({"field": field} if field else {})}
     detail = {"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": [violation]}
-    raise Refused(400, message, details=[detail])
+    raise ProviderRefusal(400, message, details=[detail])
 
 
 def check(body: dict[str, Any]) -> None:
-    """Raise Refused unless the real API would take that body (already in camelCase)."""
+    """Raise ProviderRefusal unless the real API would take that body (already in camelCase)."""
     _refuse_unknown(body, FIELDS, "")
     config = body.get("generationConfig") or {}
     _refuse_unknown(config, CONFIG, "generation_config")

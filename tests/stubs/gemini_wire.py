@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import gemini_rules
-from .record import Received
+from .record import ReceivedRequest
 from .rules import parse
 from .script import Reply
-from .wire import Frame, Refused
+from .wire import Frame, ProviderRefusal
 
 _FINISH = {
     "stop": "STOP",
@@ -72,17 +72,17 @@ class GeminiWire:
         """Of every answer."""
         return {"Server": "scaffolding on HTTPServer2", "Server-Timing": "gfet4t7; dur=7", "Vary": "Origin"}
 
-    def accept(self, received: Received) -> None:
+    def accept(self, received: ReceivedRequest) -> None:
         """Key, JSON, then the rules; the model and the verb are in the path."""
         received.model, _, verb = received.path.rsplit("/", 1)[-1].partition(":")
         received.streaming = verb == "streamGenerateContent"
         key = received.header("x-goog-api-key") or received.query.get("key")
         if not key:
-            raise Refused(403, _UNREGISTERED)
+            raise ProviderRefusal(403, _UNREGISTERED)
         if self.keys is not None and key not in self.keys:
-            raise Refused(400, "API key not valid. Please pass a valid API key.", details=[_BAD_KEY])
+            raise ProviderRefusal(400, "API key not valid. Please pass a valid API key.", details=[_BAD_KEY])
         if verb not in ("generateContent", "streamGenerateContent"):
-            raise Refused(
+            raise ProviderRefusal(
                 404, f"models/{received.model} is not found for API version v1beta, or is not supported for {verb}."
             )
         body = gemini_rules.camel(parse(received, "Invalid JSON payload received."))
@@ -90,18 +90,18 @@ class GeminiWire:
         if received.model.startswith("gemini-3"):
             gemini_rules.check_signatures(body["contents"])
 
-    def error(self, refused: Refused) -> dict[str, Any]:
+    def error(self, refused: ProviderRefusal) -> dict[str, Any]:
         """google.rpc.Status in its JSON form."""
         status = refused.status
         message = refused.message or _WORDS.get(status, "The service is currently unavailable.")
         error = {"code": status, "message": message, "status": _STATUS.get(status, "UNAVAILABLE")}
         return {"error": {**error, "details": refused.details} if refused.details else error}
 
-    def error_event(self, refused: Refused) -> Frame:
+    def error_event(self, refused: ProviderRefusal) -> Frame:
         """Return the status as an event of the stream."""
         return Frame("end", json.dumps(self.error(refused)))
 
-    def document(self, received: Received, reply: Reply) -> dict[str, Any]:
+    def document(self, received: ReceivedRequest, reply: Reply) -> dict[str, Any]:
         """Return a GenerateContentResponse."""
         if reply.finish == "blocked":
             return self._blocked_reply(received, reply)
@@ -112,7 +112,7 @@ class GeminiWire:
             parts.append({"text": reply.text})
         return self._response(received, reply, parts + self._calls(reply), True)
 
-    def frames(self, received: Received, reply: Reply) -> Iterator[Frame]:
+    def frames(self, received: ReceivedRequest, reply: Reply) -> Iterator[Frame]:
         """A response per event; the last one has the finish reason. Without `alt=sse` it is one JSON array."""
         if reply.finish == "blocked":
             yield Frame("close", json.dumps(self._blocked_reply(received, reply)))
@@ -139,7 +139,9 @@ class GeminiWire:
             calls.append({"functionCall": function, "thoughtSignature": "c3R1Yg=="})
         return calls
 
-    def _response(self, received: Received, reply: Reply, parts: list[dict[str, Any]], last: bool) -> dict[str, Any]:
+    def _response(
+        self, received: ReceivedRequest, reply: Reply, parts: list[dict[str, Any]], last: bool
+    ) -> dict[str, Any]:
         candidate: dict[str, Any] = {"index": 0}
         if parts:
             candidate["content"] = {"parts": parts, "role": "model"}
@@ -151,10 +153,10 @@ class GeminiWire:
                 candidate["safetyRatings"] = [rating]
         return {"candidates": [candidate], **self._tail(received, reply, last)}
 
-    def _blocked_reply(self, received: Received, reply: Reply) -> dict[str, Any]:
+    def _blocked_reply(self, received: ReceivedRequest, reply: Reply) -> dict[str, Any]:
         return {"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}, **self._tail(received, reply, False)}
 
-    def _tail(self, received: Received, reply: Reply, last: bool) -> dict[str, Any]:
+    def _tail(self, received: ReceivedRequest, reply: Reply, last: bool) -> dict[str, Any]:
         tail = {"modelVersion": reply.model or received.model, "responseId": "stubresponse"}
         if reply.raw_usage is not None:
             return {"usageMetadata": reply.raw_usage, **tail}

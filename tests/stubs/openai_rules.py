@@ -6,7 +6,7 @@ import json
 from typing import Any, NoReturn
 
 from .rules import TOOL_NAME, check_strict_schema, is_int, names, unmet, within
-from .wire import Refused
+from .wire import ProviderRefusal
 
 FIELDS = names(
     "audio frequency_penalty function_call functions logit_bias logprobs max_completion_tokens "
@@ -30,11 +30,11 @@ REASONING = ("o1", "o3", "o4", "gpt-5")
 
 def refuse(message: str, param: str | None, code: str | None = "invalid_value") -> NoReturn:
     """Raise the 400."""
-    raise Refused(400, message, code, param)
+    raise ProviderRefusal(400, message, code, param)
 
 
 def check(body: dict[str, Any], strict: bool) -> None:
-    """Raise Refused unless the real API would take that body; `strict` False is a compatible server (vLLM)."""
+    """Raise ProviderRefusal unless the real API would take that body; `strict` False is a compatible server (vLLM)."""
     if not isinstance(body.get("model"), str) or not body["model"]:
         refuse("you must provide a model parameter", None, None)
     for name in body:

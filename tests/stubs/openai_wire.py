@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import openai_rules
-from .record import Received
+from .record import ReceivedRequest
 from .rules import parse
 from .script import Reply, Usage
-from .wire import Frame, Refused
+from .wire import Frame, ProviderRefusal
 
 CREATED = 1_760_000_000
 _FINISH = {"refusal": "stop", "tool": "tool_calls", "blocked": "content_filter"}
@@ -56,11 +56,11 @@ class OpenAIWire:
         }
         return {"x-request-id": "req_stub", "openai-version": "2020-10-01", "openai-processing-ms": "7", **limits}
 
-    def accept(self, received: Received) -> None:
+    def accept(self, received: ReceivedRequest) -> None:
         """Key, JSON, then the rules."""
         self.check_key(received.header("authorization"))
         if "application/json" not in (received.header("content-type") or ""):
-            raise Refused(
+            raise ProviderRefusal(
                 415 if self.strict else 400, "Unsupported Media Type: 'Content-Type' must be application/json."
             )
         body = parse(
@@ -76,12 +76,12 @@ class OpenAIWire:
         received.streaming = bool(body.get("stream"))
 
     def check_key(self, header: str | None) -> None:
-        """Raise Refused unless the header has a key that is known."""
+        """Raise ProviderRefusal unless the header has a key that is known."""
         if self.keys is None and not self.strict:
             return
         scheme, _, key = (header or "").partition(" ")
         if scheme.lower() != "bearer" or not key:
-            raise Refused(
+            raise ProviderRefusal(
                 401,
                 "You didn't provide an API key. You need to provide your API key in an Authorization "
                 "header using "
@@ -89,13 +89,13 @@ class OpenAIWire:
                 "none",
             )
         if self.keys is not None and key not in self.keys:
-            raise Refused(
+            raise ProviderRefusal(
                 401,
                 f"Incorrect API key provided: {key[:3]}****{key[-4:]}. You can find your API key at "
                 "https://platform.openai.com/account/api-keys.",
             )
 
-    def error(self, refused: Refused) -> dict[str, Any]:
+    def error(self, refused: ProviderRefusal) -> dict[str, Any]:
         """OpenAI's error object."""
         status = refused.status
         kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
@@ -103,11 +103,11 @@ class OpenAIWire:
         code = None if refused.code == "none" else refused.code or _CODES.get(status)
         return {"error": {"message": message, "type": kind, "param": refused.param, "code": code}}
 
-    def error_event(self, refused: Refused) -> Frame:
+    def error_event(self, refused: ProviderRefusal) -> Frame:
         """Return the error object as an event of the stream."""
         return Frame("end", json.dumps(self.error(refused)))
 
-    def document(self, received: Received, reply: Reply) -> dict[str, Any]:
+    def document(self, received: ReceivedRequest, reply: Reply) -> dict[str, Any]:
         """Return a `chat.completion`."""
         body = received.json
         content = None if reply.refusal or (reply.tool_calls and not reply.chunks) else reply.text
@@ -128,7 +128,7 @@ class OpenAIWire:
             "service_tier": "default",
         }
 
-    def frames(self, received: Received, reply: Reply) -> Iterator[Frame]:
+    def frames(self, received: ReceivedRequest, reply: Reply) -> Iterator[Frame]:
         """The event stream of `chat.completion.chunk`s."""
         body = received.json
         options = body.get("stream_options") or {}
@@ -152,7 +152,7 @@ class OpenAIWire:
         choice |= {} if reply.stop_sequence is None else {"stop_reason": reply.stop_sequence}
         return Frame("close", json.dumps({**shared, "choices": [choice]}))
 
-    def _content(self, received: Received, reply: Reply, shared: dict[str, Any], index: int) -> Iterator[Frame]:
+    def _content(self, received: ReceivedRequest, reply: Reply, shared: dict[str, Any], index: int) -> Iterator[Frame]:
         for piece in reply.reasoning if not self.strict else ():
             yield self._chunk("open", shared, index, {"reasoning_content": piece, "reasoning": piece})
         if reply.refusal is not None:
@@ -180,7 +180,7 @@ class OpenAIWire:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
         return Frame(kind, json.dumps({**shared, "choices": [choice]}))
 
-    def _head(self, received: Received, reply: Reply, kind: str) -> dict[str, Any]:
+    def _head(self, received: ReceivedRequest, reply: Reply, kind: str) -> dict[str, Any]:
         model = reply.model or received.model
         return {
             "id": "chatcmpl-stub",
@@ -190,7 +190,7 @@ class OpenAIWire:
             "system_fingerprint": "fp_stub",
         }
 
-    def _call(self, received: Received, reply: Reply, i: int, whole: bool) -> dict[str, Any]:
+    def _call(self, received: ReceivedRequest, reply: Reply, i: int, whole: bool) -> dict[str, Any]:
         call = reply.tool_calls[i]
         function = {"name": call.name, "arguments": call.arguments if whole else ""}
         call_fields = {"id": call.id or f"call_{id(received):x}_{i}", "type": "function", "function": function}

@@ -13,7 +13,7 @@ from tests.harness.waiting import PATIENCE_SECONDS
 
 
 @dataclass(slots=True, eq=False)
-class Received:
+class ReceivedRequest:
     """One request as it arrived. Times are `time.monotonic()`, which all processes of a Linux machine share."""
 
     wire: str

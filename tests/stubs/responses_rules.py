@@ -20,7 +20,7 @@ NOT_REASONING = ("gpt-4", "gpt-3", "chatgpt-", "gpt-5-chat")
 
 
 def check(body: dict[str, Any]) -> None:
-    """Raise Refused unless the real API would take that body."""
+    """Raise ProviderRefusal unless the real API would take that body."""
     for name in body:
         if name not in FIELDS:
             refuse(f"Unknown parameter: '{name}'.", name, "unknown_parameter")

@@ -13,11 +13,11 @@ from typing import Any
 
 from . import responses_rules
 from .openai_wire import CREATED, OpenAIWire
-from .record import Received
+from .record import ReceivedRequest
 from .responses_rules import INCLUDES
 from .rules import parse
 from .script import Reply, Usage
-from .wire import Frame, Refused
+from .wire import Frame, ProviderRefusal
 
 _UNREADABLE = "We could not parse the JSON body of your request."
 _COMPLETE = frozenset(("stop", "tool", "refusal"))
@@ -45,7 +45,7 @@ class ResponsesWire:
         """Of every answer."""
         return self._shared.headers(status)
 
-    def accept(self, received: Received) -> None:
+    def accept(self, received: ReceivedRequest) -> None:
         """Key, JSON, then the rules."""
         self._shared.check_key(received.header("authorization"))
         body = parse(received, _UNREADABLE)
@@ -53,16 +53,16 @@ class ResponsesWire:
         responses_rules.check(body)
         received.streaming = bool(body.get("stream"))
 
-    def error(self, refused: Refused) -> dict[str, Any]:
+    def error(self, refused: ProviderRefusal) -> dict[str, Any]:
         """OpenAI's error object."""
         return self._shared.error(refused)
 
-    def error_event(self, refused: Refused) -> Frame:
+    def error_event(self, refused: ProviderRefusal) -> Frame:
         """Return the event `error`, which has its fields at the top."""
         error = self.error(refused)["error"]
         return self._event("end", "error", **{name: error[name] for name in ("code", "message", "param")})
 
-    def document(self, received: Received, reply: Reply) -> dict[str, Any]:
+    def document(self, received: ReceivedRequest, reply: Reply) -> dict[str, Any]:
         """Return a `response`."""
         document = self._shell(received, reply)
         is_complete = reply.finish in _COMPLETE
@@ -75,7 +75,7 @@ class ResponsesWire:
             **({} if usage is None else {"usage": usage}),
         }
 
-    def frames(self, received: Received, reply: Reply) -> Iterator[Frame]:
+    def frames(self, received: ReceivedRequest, reply: Reply) -> Iterator[Frame]:
         """`response.created`, each item from `added` to `done`, and the whole response."""
         response = {**self._shell(received, reply), "status": "in_progress", "output": [], "usage": None}
         yield self._event("open", "response.created", response=response)
@@ -99,7 +99,9 @@ class ResponsesWire:
         whole = self.document(received, reply)
         yield self._event("end", f"response.{whole['status']}", response=whole)
 
-    def _items(self, received: Received, reply: Reply) -> Iterator[tuple[dict[str, Any], Iterator[tuple[str, Any]]]]:
+    def _items(
+        self, received: ReceivedRequest, reply: Reply
+    ) -> Iterator[tuple[dict[str, Any], Iterator[tuple[str, Any]]]]:
         """Each output item with its deltas as (kind, fields)."""
         if reply.reasoning:
             sealed = {"encrypted_content": "c3R1Yg=="} if received.json.get("include") else {}
@@ -123,7 +125,7 @@ class ResponsesWire:
             item = {"id": f"fc_stub{i}", "type": "function_call", "status": "completed", **call_fields}
             yield item, self._arguments(call.arguments)
 
-    def _content_events(self, received: Received, reply: Reply) -> Iterator[tuple[str, Any]]:
+    def _content_events(self, received: ReceivedRequest, reply: Reply) -> Iterator[tuple[str, Any]]:
         if reply.refusal is not None:
             for word in re.findall(r"\S+\s*", reply.refusal):
                 yield "refusal", {"content_index": 0, "delta": word}
@@ -142,7 +144,7 @@ class ResponsesWire:
     def _event(self, kind: Any, name: str, **fields: Any) -> Frame:
         return Frame(kind, json.dumps({"type": name, "sequence_number": 0, **fields}), name)
 
-    def _shell(self, received: Received, reply: Reply) -> dict[str, Any]:
+    def _shell(self, received: ReceivedRequest, reply: Reply) -> dict[str, Any]:
         body = received.json
         model = reply.model or received.model
         head = {"id": "resp_stub", "object": "response", "created_at": CREATED, "model": model, "error": None}

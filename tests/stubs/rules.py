@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
-from .record import Received
-from .wire import Refused
+from .record import ReceivedRequest
+from .wire import ProviderRefusal
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -18,8 +18,8 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def parse(received: Received, words: str) -> dict[str, Any]:
-    """Return the body as a JSON object; raises Refused with a 400 and the message of the provider."""
+def parse(received: ReceivedRequest, words: str) -> dict[str, Any]:
+    """Return the body as a JSON object; raises ProviderRefusal with a 400 and the message of the provider."""
 
     def no_constant(name: str) -> Any:
         raise ValueError(name)
@@ -28,9 +28,9 @@ def parse(received: Received, words: str) -> dict[str, Any]:
         body = json.loads(received.body, parse_constant=no_constant)
         json.dumps(body, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as problem:
-        raise Refused(400, words) from problem
+        raise ProviderRefusal(400, words) from problem
     if not isinstance(body, dict):
-        raise Refused(400, words)
+        raise ProviderRefusal(400, words)
     return body
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from itertools import cycle
 from typing import Any, Literal
 
-from .record import Received
+from .record import ReceivedRequest
 
 Point = int | Literal["close", "end"]
 """Where a fault strikes: after so many content deltas, before the finishing frames, or before the terminal event."""
@@ -193,7 +193,7 @@ class Echo:
     canary: str
     mirror: bool = False
 
-    def reply(self, received: Received) -> Reply:
+    def reply(self, received: ReceivedRequest) -> Reply:
         """The reply it stands for."""
         request_text = received.body.decode(errors="replace") if self.mirror else ""
         return Reply(chunks=tuple(part for part in (self.canary, request_text) if part))
@@ -211,7 +211,7 @@ class Agent:
     delay: float = 0.0
     """Seconds before it says anything."""
 
-    def reply(self, received: Received) -> Reply:
+    def reply(self, received: ReceivedRequest) -> Reply:
         """Return what follows from the conversation in the request."""
         body = received.json
         if not body.get("tools"):
@@ -227,7 +227,7 @@ class Agent:
 
 
 Behaviour = Reply | Fail | Hang | Drop | Raw | Echo | Agent
-Choice = Behaviour | Callable[[Received], Behaviour]
+Choice = Behaviour | Callable[[ReceivedRequest], Behaviour]
 
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
@@ -297,7 +297,7 @@ class Script:
         self._queues.clear()
         self._standing.clear()
 
-    def next(self, received: Received) -> Reply | Fail | Hang | Drop | Raw:
+    def next(self, received: ReceivedRequest) -> Reply | Fail | Hang | Drop | Raw:
         """Return the behaviour for this request, and take it from the queue."""
         behaviour: Choice = Reply()
         for name in (received.model, "*"):

@@ -18,10 +18,10 @@ from .anthropic_wire import AnthropicWire
 from .delivery import Exchange, stall
 from .gemini_wire import GeminiWire
 from .openai_wire import CREATED, OpenAIWire
-from .record import Received
+from .record import ReceivedRequest
 from .responses_wire import ResponsesWire
 from .script import Behaviour, Choice, Drop, Fail, Hang, Raw, Reply, Script, Stall, from_json
-from .wire import Refused, Wire
+from .wire import ProviderRefusal, Wire
 
 KEYS = {"openai": "sk-stub-openai", "responses": "sk-stub-openai", "anthropic": "sk-ant-stub", "gemini": "AIza-stub"}
 """The keys that the stub accepts unless told otherwise."""
@@ -39,7 +39,7 @@ class ProviderStub:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._tls = tls
-        self.requests: list[Received] = []
+        self.requests: list[ReceivedRequest] = []
         self._script = Script()
         self._models = None if models is None else frozenset(models)
         self._port = port
@@ -104,13 +104,13 @@ class ProviderStub:
         self._released.set()
         self._released = asyncio.Event()
 
-    def requests_for(self, model: str) -> list[Received]:
+    def requests_for(self, model: str) -> list[ReceivedRequest]:
         """Return the requests for that model, in order of arrival."""
         return [received for received in self.requests if received.model == model]
 
     async def wait_for(
         self, count: int = 1, model: str | None = None, within: float = PATIENCE_SECONDS
-    ) -> list[Received]:
+    ) -> list[ReceivedRequest]:
         """Wait until the stub has read `count` requests, and return them.
 
         Raises TimeoutError after `within` seconds.
@@ -156,7 +156,7 @@ class ProviderStub:
         wire = self._wires[dialect]
         headers = tuple((name.decode(), value.decode("latin-1")) for name, value in request.raw_headers)
         port = request.transport.get_extra_info("peername")[1] if request.transport is not None else 0
-        received = Received(wire.name, request.method, request.path, dict(request.query), headers, port)
+        received = ReceivedRequest(wire.name, request.method, request.path, dict(request.query), headers, port)
         try:
             received.body = await request.read()
             return await self._perform(request, received, wire)
@@ -167,12 +167,12 @@ class ProviderStub:
         finally:
             received.finished_at = time.monotonic()
 
-    async def _perform(self, request: web.Request, received: Received, wire: Wire) -> web.StreamResponse:
+    async def _perform(self, request: web.Request, received: ReceivedRequest, wire: Wire) -> web.StreamResponse:
         exchange = Exchange(request, received, wire)
         try:
             wire.accept(received)
             self._check_model(received.model)
-        except Refused as refused:
+        except ProviderRefusal as refused:
             await self._note(received)
             return await exchange.refuse(refused)
         behaviour = self._releasable(self._script.next(received))
@@ -185,7 +185,7 @@ class ProviderStub:
             await exchange.cut()
         if isinstance(behaviour, Hang):
             await stall(behaviour.seconds)
-            return await exchange.refuse(Refused(504, "timed out"))
+            return await exchange.refuse(ProviderRefusal(504, "timed out"))
         assert not isinstance(behaviour, Drop)
         return await exchange.reply(behaviour)
 
@@ -197,9 +197,9 @@ class ProviderStub:
 
     def _check_model(self, model: str) -> None:
         if self._models is not None and model not in self._models:
-            raise Refused(404, f"The model `{model}` does not exist or you do not have access to it.")
+            raise ProviderRefusal(404, f"The model `{model}` does not exist or you do not have access to it.")
 
-    async def _note(self, received: Received) -> None:
+    async def _note(self, received: ReceivedRequest) -> None:
         async with self._arrived:
             self.requests.append(received)
             self._arrived.notify_all()

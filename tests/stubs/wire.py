@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from .record import Received
+from .record import ReceivedRequest
 from .script import Reply
 
 
@@ -20,7 +20,7 @@ class Frame:
 
 
 @dataclass(eq=False)
-class Refused(Exception):
+class ProviderRefusal(Exception):
     """The provider refuses the request. The code and the parameter are those of formats that have them."""
 
     status: int
@@ -45,19 +45,19 @@ class Wire(Protocol):
     def stream_headers(self) -> dict[str, str]:
         """The headers of a streamed answer."""
 
-    def accept(self, received: Received) -> None:
-        """Check the request and fill in `model` and `streaming`; raises Refused for what the real API refuses."""
+    def accept(self, received: ReceivedRequest) -> None:
+        """Check the request and fill in `model` and `streaming`. Raises `ProviderRefusal` as the real API refuses."""
 
-    def frames(self, received: Received, reply: Reply) -> Iterator[Frame]:
+    def frames(self, received: ReceivedRequest, reply: Reply) -> Iterator[Frame]:
         """Return the event stream of that reply, without its faults."""
 
-    def document(self, received: Received, reply: Reply) -> dict[str, Any]:
+    def document(self, received: ReceivedRequest, reply: Reply) -> dict[str, Any]:
         """Return the non-streaming answer."""
 
-    def error(self, refused: Refused) -> dict[str, Any]:
+    def error(self, refused: ProviderRefusal) -> dict[str, Any]:
         """Return the body of an error."""
 
-    def error_event(self, refused: Refused) -> Frame:
+    def error_event(self, refused: ProviderRefusal) -> Frame:
         """Return an error inside a stream, which it ends."""
 
     def headers(self, status: int) -> dict[str, str]:

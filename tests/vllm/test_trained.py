@@ -69,7 +69,7 @@ limits = {{ steps = {STEPS}, output_tokens = 1000, seconds = 120 }}
 
 
 @dataclass(frozen=True)
-class Conducted:
+class ConductedTask:
     """One held-out task through the service."""
 
     order: tuple[int, ...]
@@ -77,7 +77,7 @@ class Conducted:
     right: bool
 
 
-def conduct(caller: Caller, lesson: Lesson) -> Conducted:
+def conduct(caller: Caller, lesson: Lesson) -> ConductedTask:
     """Ask, and read the plan from the journal."""
     answer, reply = caller.ask_whole("baton-ultra", lesson.problem.text)
     run, events = caller.run(reply["baton"]["run"]), caller.events(reply["baton"]["run"])
@@ -88,7 +88,7 @@ def conduct(caller: Caller, lesson: Lesson) -> Conducted:
     subtasks = [caller.read(f"/v1/runs/{run['id']}/steps/{step['n']}")["subtask"] for step in run["steps"]]
     order = tuple(NAMES.index(name) for name in run["proposals"][0]["order"])
     steps = zip(run["steps"], subtasks, strict=True)
-    return Conducted(
+    return ConductedTask(
         order, tuple(step_of(step, subtask) for step, subtask in steps), final_answer(answer) == lesson.problem.answer
     )
 
@@ -99,7 +99,7 @@ def step_of(step: dict[str, Any], subtask: str) -> PlanStep:
     return PlanStep(NAMES.index(step["planned_worker"]), ROLES[subtask], "user" in step["access"], sees)
 
 
-def reference(results: list[Conducted]) -> list[Plan]:
+def reference(results: list[ConductedTask]) -> list[Plan]:
     """The trainer's plan for each task under the order in which the service has shown the workers."""
     request = {"model": str(TRAINED), "split": SPLIT, "seed": SEED, "orders": [result.order for result in results]}
     process = subprocess.run(

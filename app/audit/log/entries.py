@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from app.audit.log.tree import Unreadable
+from app.audit.log.tree import LogFormatError
 
 RUN, PRUNED, FEEDBACK, LOG_KEY = "run", "pruned", "feedback", "log_key"
 FIXED = frozenset({PRUNED, FEEDBACK, "catalog", "conductor_change", "admin_event"})
@@ -35,7 +35,7 @@ class LogEntry:
 
 
 def read_entry(place: int, entry: bytes, salt: bytes | None) -> LogEntry:
-    """Return an entry. Raises `Unreadable`."""
+    """Return an entry. Raises `LogFormatError`."""
     try:
         fields = orjson.loads(entry)
         return LogEntry(
@@ -51,7 +51,7 @@ def read_entry(place: int, entry: bytes, salt: bytes | None) -> LogEntry:
             salt=salt,
         )
     except (orjson.JSONDecodeError, TypeError, KeyError, ValueError):
-        raise Unreadable(f"Entry {place:,} of the log is not in the form that the guide describes.") from None
+        raise LogFormatError(f"Entry {place:,} of the log is not in the form that the guide describes.") from None
 
 
 def commits_to(

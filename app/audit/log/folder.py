@@ -6,7 +6,7 @@ A folder that was fetched from a server by another program is read as well: of e
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from app.audit.log.tree import Checkpoint, Unreadable, leaf_hash, read_checkpoint, root_of
+from app.audit.log.tree import Checkpoint, LogFormatError, leaf_hash, read_checkpoint, root_of
 from app.audit.log.verify import WIDTH, StoredEntry
 from app.errors import ConfigInvalid
 
@@ -41,7 +41,7 @@ class TilesFolder:
         """Return the checkpoint. Raises `ConfigInvalid` if it is malformed."""
         try:
             return read_checkpoint(self.note())
-        except Unreadable as error:
+        except LogFormatError as error:
             raise ConfigInvalid([f"{self._path / CHECKPOINT}: {error}"]) from None
 
     def entries(self) -> Iterator[StoredEntry]:

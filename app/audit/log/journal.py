@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from app.audit.log.entries import RUN, LogEntry, read_entry
 from app.audit.log.findings import Finding, Verification
-from app.audit.log.tree import GrowingTree, Unreadable, leaf_hash
+from app.audit.log.tree import GrowingTree, LogFormatError, leaf_hash
 from app.audit.log.verify import StoredEntry
 from app.store.archive import Record
 from app.store.journal_file import Source
@@ -20,7 +20,7 @@ async def check_journal(source: Source, entries: Sequence[StoredEntry], report: 
     for stored in entries:
         try:
             entry = read_entry(stored.place, stored.entry, stored.salt)
-        except Unreadable:
+        except LogFormatError:
             continue
         if entry.kind == RUN:
             sealed_entries.setdefault(entry.id, []).append(entry)

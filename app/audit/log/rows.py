@@ -28,7 +28,7 @@ from app.audit.log.entries import (
     read_entry,
 )
 from app.audit.log.findings import Finding, Verification
-from app.audit.log.tree import GrowingTree, Unreadable, leaf_hash
+from app.audit.log.tree import GrowingTree, LogFormatError, leaf_hash
 from app.audit.log.verify import LOG, LogCheck, StoredEntry
 from app.audit.money import check_row_amounts
 from app.audit.report import Report, Violation
@@ -179,7 +179,7 @@ class RowCheck:
         for row in rows:
             try:
                 entries.append(read_entry(row.place, row.entry, row.salt))
-            except Unreadable:
+            except LogFormatError:
                 continue
         return entries
 

@@ -24,7 +24,7 @@ MARK = "\u2014 "
 """The beginning of a line with a signature: an em dash and a space."""
 
 
-class Unreadable(ValueError):
+class LogFormatError(ValueError):
     """A checkpoint, a key or an entry is malformed. The message says which part and why."""
 
 
@@ -95,14 +95,14 @@ class Key:
 
 
 def read_key(text: str) -> Key:
-    """Return the key of this text. Raises `Unreadable`."""
+    """Return the key of this text. Raises `LogFormatError`."""
     name, _, remainder = text.strip().partition("+")
     hexed, _, encoded = remainder.partition("+")
     body = _decode_base64(encoded, "The key")
     kind, public = body[:1], body[1:]
     key_id = hashlib.sha256(f"{name}\n".encode() + body).digest()[:4]
     if kind not in (ED25519, COSIGNATURE) or len(public) != HASH_BYTES or key_id.hex() != hexed or not name:
-        raise Unreadable(f"The key {name!r} is no Ed25519 key in the form NAME+HEX+BASE64.")
+        raise LogFormatError(f"The key {name!r} is no Ed25519 key in the form NAME+HEX+BASE64.")
     return Key(name, key_id, public, kind)
 
 
@@ -118,28 +118,31 @@ class Checkpoint:
     """Each as the name of the signer, the id of the key and the signature."""
 
     def signers(self, keys: Sequence[Key]) -> list[str]:
-        """Return the names of the keys among these that have signed it. Raises `Unreadable` for a wrong signature."""
+        """Return the names of the keys among these that have signed it.
+
+        Raises `LogFormatError` for a wrong signature.
+        """
         names = []
         for name, number, signature in self.signatures:
             for key in keys:
                 if (key.name, key.id) != (name, number):
                     continue
                 if not _is_signed(key, self.text, signature):
-                    raise Unreadable(f"The signature of {name} is wrong.")
+                    raise LogFormatError(f"The signature of {name} is wrong.")
                 names.append(name)
         return names
 
 
 def key_of(signer: str) -> Key:
-    """Return the public key of a key that signs, PRIVATE+KEY+NAME+HEX+BASE64. Raises `Unreadable`."""
+    """Return the public key of a key that signs, PRIVATE+KEY+NAME+HEX+BASE64. Raises `LogFormatError`."""
     name, _, remainder = signer.removeprefix(SIGNER).partition("+")
     seed = _decode_base64(remainder.partition("+")[2], "The signing key")
     if not signer.startswith(SIGNER) or len(seed) != 1 + HASH_BYTES:
-        raise Unreadable("The signing key is malformed.")
+        raise LogFormatError("The signing key is malformed.")
     public = Ed25519PrivateKey.from_private_bytes(seed[1:]).public_key().public_bytes_raw()
     key_id = hashlib.sha256(f"{name}\n".encode() + ED25519 + public).digest()[:4]
     if remainder.partition("+")[0] != key_id.hex():
-        raise Unreadable("The id of the signing key does not fit its name and its bytes.")
+        raise LogFormatError("The id of the signing key does not fit its name and its bytes.")
     return Key(name, key_id, public)
 
 
@@ -156,20 +159,20 @@ def _is_signed(key: Key, text: str, signature: bytes) -> bool:
 
 
 def read_checkpoint(note: str) -> Checkpoint:
-    """Return the checkpoint of a signed note. Raises `Unreadable`."""
+    """Return the checkpoint of a signed note. Raises `LogFormatError`."""
     text, separator, below = note.partition("\n\n")
     lines = text.split("\n")
     if not separator or len(lines) < 3 or not lines[1].isdecimal():
-        raise Unreadable("A checkpoint has an origin, a size and a root, each on its line, and signatures below.")
+        raise LogFormatError("A checkpoint has an origin, a size and a root, each on its line, and signatures below.")
     root = _decode_base64(lines[2], "The root of the checkpoint")
     if len(root) != HASH_BYTES:
-        raise Unreadable("The root of a checkpoint has 32 bytes.")
+        raise LogFormatError("The root of a checkpoint has 32 bytes.")
     signatures = []
     for line in below.splitlines():
         name, _, encoded = line.removeprefix(MARK).partition(" ")
         body = _decode_base64(encoded, "A signature of the checkpoint")
         if not line.startswith(MARK) or len(body) < 4 + SIGNATURE_BYTES:
-            raise Unreadable("A line below the checkpoint is no signature.")
+            raise LogFormatError("A line below the checkpoint is no signature.")
         signatures.append((name, body[:4], body[4:]))
     return Checkpoint(lines[0], int(lines[1]), root, f"{text}\n", tuple(signatures))
 
@@ -178,4 +181,4 @@ def _decode_base64(text: str, what: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise Unreadable(f"{what} is not base64.") from None
+        raise LogFormatError(f"{what} is not base64.") from None

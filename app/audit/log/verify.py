@@ -17,7 +17,7 @@ from app.audit.log.tree import (
     Checkpoint,
     GrowingTree,
     Key,
-    Unreadable,
+    LogFormatError,
     key_of,
     leaf_hash,
     read_checkpoint,
@@ -112,7 +112,7 @@ class LogCheck:
         """Return True if an entry names the public key of this signing key."""
         try:
             return key_of(signer) in self.own_keys
-        except Unreadable:
+        except LogFormatError:
             return False
 
     def check_transactions(self, transaction: int, latest: int | None, passed_over: int) -> None:
@@ -136,7 +136,7 @@ class LogCheck:
             if note is None:
                 return None
             return read_checkpoint(note)
-        except Unreadable as error:
+        except LogFormatError as error:
             self._add("checkpoint", str(error))
             return None
 
@@ -174,7 +174,7 @@ class LogCheck:
     def _check_entry(self, stored: StoredEntry, progress: dict[str, int]) -> None:
         try:
             sealed = read_entry(stored.place, stored.entry, stored.salt)
-        except Unreadable as error:
+        except LogFormatError as error:
             self._add("entry", str(error), stored.place)
             return
         self.last_at = sealed.at
@@ -201,7 +201,7 @@ class LogCheck:
         for text in sealed.id.split():
             try:
                 self.own_keys.append(read_key(text))
-            except Unreadable as error:
+            except LogFormatError as error:
                 self._add("entry", str(error), sealed.place)
 
     def _differing_hashes(self, first: int, level: Sequence[bytes]) -> list[int]:
@@ -245,7 +245,7 @@ class LogCheck:
         keys = self.keys or tuple(self.own_keys)
         try:
             signed = checkpoint.signers(keys)
-        except Unreadable as error:
+        except LogFormatError as error:
             self._add("checkpoint", f"{name}: {error}", checkpoint.size)
             return
         if checkpoint.origin not in signed:
@@ -260,7 +260,7 @@ class LogCheck:
         for name, checkpoint in self.held_checkpoints:
             try:
                 signers = checkpoint.signers(self.witnesses)
-            except Unreadable as error:
+            except LogFormatError as error:
                 self._add("checkpoint", f"{name}: {error}", checkpoint.size)
                 continue
             if checkpoint.size == newest:

@@ -23,7 +23,7 @@ READ_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cosigned:
+class LastCosignature:
     """The last checkpoint that a witness has cosigned, by its size, and when; None where none of the last 100 is."""
 
     size: int | None
@@ -39,7 +39,7 @@ class ExportedCheckpoints:
     size: int | None = None
     """Entries that the newest checkpoint counts."""
     written_at: str | None = None
-    witnesses: dict[str, Cosigned] = field(default_factory=dict)
+    witnesses: dict[str, LastCosignature] = field(default_factory=dict)
     stamped_size: int | None = None
     """Entries that the last checkpoint with a time stamp counts."""
 
@@ -87,7 +87,7 @@ def _read(files: ArchiveFiles, checkpoints: ExportedCheckpoints, size: int, witn
         written_at = files.find_write_time(f"{checkpoints.size:015d}.txt")
         if written_at is not None:
             checkpoints.written_at = moment(written_at)
-    checkpoints.witnesses = {witness.name: Cosigned(size=None, at=None) for witness in witnesses}
+    checkpoints.witnesses = {witness.name: LastCosignature(size=None, at=None) for witness in witnesses}
     missing = list(witnesses)
     for checkpoint in sizes["txt"][: -MAX_CHECKPOINTS_READ - 1 : -1]:
         if not missing:
@@ -96,7 +96,7 @@ def _read(files: ArchiveFiles, checkpoints: ExportedCheckpoints, size: int, witn
         for witness in missing[:]:
             at = _find_cosignature_time(body, witness)
             if at is not None:
-                checkpoints.witnesses[witness.name] = Cosigned(checkpoint, moment(at))
+                checkpoints.witnesses[witness.name] = LastCosignature(checkpoint, moment(at))
                 missing.remove(witness)
 
 

@@ -15,7 +15,7 @@ from app.audit.log.findings import RULES, Verification
 from app.audit.log.folder import TilesFolder
 from app.audit.log.journal import check_journal
 from app.audit.log.rows import check_database
-from app.audit.log.tree import Checkpoint, Key, Unreadable, read_checkpoint, read_key
+from app.audit.log.tree import Checkpoint, Key, LogFormatError, read_checkpoint, read_key
 from app.audit.log.verify import LogCheck
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
@@ -73,7 +73,7 @@ def _keys(texts: tuple[str, ...], option: str) -> tuple[Key, ...]:
             if path.is_file():
                 lines = path.read_text().split()
             keys += [read_key(line) for line in lines]
-        except (OSError, UnicodeDecodeError, Unreadable) as error:
+        except (OSError, UnicodeDecodeError, LogFormatError) as error:
             raise ConfigInvalid([f"{option} {text}: {error}"]) from None
     return tuple(keys)
 
@@ -90,7 +90,7 @@ def _read_checkpoints(places: tuple[str, ...]) -> tuple[tuple[str, Checkpoint], 
             try:
                 if file.is_file() and file.stat().st_size <= MAX_CHECKPOINT_BYTES:
                     checkpoints.append((file.name, read_checkpoint(file.read_text())))
-            except (OSError, UnicodeDecodeError, Unreadable) as error:
+            except (OSError, UnicodeDecodeError, LogFormatError) as error:
                 raise ConfigInvalid([f"--checkpoint {file}: {error}"]) from None
         if not path.exists():
             raise ConfigInvalid([f"--checkpoint {name}: there is no such file"])

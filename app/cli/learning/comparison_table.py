@@ -8,7 +8,7 @@ from app.cli import terminal
 from app.cli.learning import plot
 from app.core.plan.arms import ORACLE
 from app.core.pool.catalog import MILLION
-from app.lab.comparison import LAMBDAS, Standing, Table
+from app.lab.comparison import LAMBDAS, ArmResult, Table
 from app.lab.paired_statistics import Interval
 
 
@@ -52,7 +52,7 @@ def _head(table: Table) -> str:
     )
 
 
-def _value_cells(arm: Standing, reference: str) -> tuple[str, ...]:
+def _value_cells(arm: ArmResult, reference: str) -> tuple[str, ...]:
     ahead, p_value, front = _span(arm.ahead, "{:+.3f}"), "", ""
     if arm.arm == reference:
         ahead = "reference"
@@ -77,7 +77,7 @@ def _span(interval: Interval | None, form: str) -> str:
     return f"{form} [{form}, {form}]".format(interval.value, interval.low, interval.high)
 
 
-def _effort(arm: Standing) -> tuple[str, ...]:
+def _effort(arm: ArmResult) -> tuple[str, ...]:
     counts = (arm.plans, arm.outages, arm.failures, arm.degraded, arm.invalid)
     return (
         f"{arm.conductor_tokens:.0f}",

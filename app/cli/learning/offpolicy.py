@@ -34,7 +34,7 @@ from app.lab.logged_decisions import (
     read_decision,
     worth,
 )
-from app.lab.offpolicy import SELECTION, Estimate, Log, Logged, Policy, Report, mean
+from app.lab.offpolicy import SELECTION, Estimate, Log, LoggedOutcome, Policy, Report, mean
 from app.process.config import Configuration, configure
 from app.store.protocol import RunQuery, RunRow, Store
 
@@ -61,18 +61,18 @@ class RewardedDecision:
     """The features by which the selector decided about the answer in a second round; None if there was none."""
 
     @property
-    def log_row(self) -> Logged:
+    def log_row(self) -> LoggedOutcome:
         """Return the row in the form that the estimators read."""
         first = self._of(self.decision, self.features)
         if self.decision.further is None:
             return first
         return replace(first, further=self._of(self.decision.further, self.further_features))
 
-    def _of(self, decision: LoggedDecision, request_features: Features | None) -> Logged:
+    def _of(self, decision: LoggedDecision, request_features: Features | None) -> LoggedOutcome:
         hashes: tuple[float, ...] = ()
         if request_features is not None:
             hashes = hash_features(request_features)
-        return Logged(hashes, decision.action, decision.propensity, self.reward, self.conversation)
+        return LoggedOutcome(hashes, decision.action, decision.propensity, self.reward, self.conversation)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from app.cli.audit import content_reads
 from app.core.pool.catalog import Catalog
 from app.core.pool.snapshot import restore_catalog
 from app.errors import ConfigInvalid
-from app.lab.journal_rollouts import RolloutFilter, Skipped, rollout
+from app.lab.journal_rollouts import RolloutFilter, SkippedRun, rollout
 from app.lab.rollouts import Rollout, to_line
 from app.process.config import Settings, read
 
@@ -79,7 +79,7 @@ async def collect(
             try:
                 ratings = await store.feedback(str(record.row["id"]))
                 rollouts.append(rollout(record, catalogs, ratings, selection))
-            except Skipped as reason:
+            except SkippedRun as reason:
                 skip_counts[str(reason)] += 1
         await content_reads.record_read(
             store, "", selection.tenant or "", f"rollouts of {terminal.count(len(rollouts), 'run')}"

@@ -54,7 +54,7 @@ class OpenRun:
 
 
 @record(frozen=True, slots=True)
-class Missing:
+class MissingStep:
     """A step that is in a log and cost `usd` dollars more than the journal knows of."""
 
     run: str
@@ -73,7 +73,7 @@ class RestoredState:
 
     ends: float | None
     open: tuple[OpenRun, ...]
-    missing: tuple[Missing, ...]
+    missing: tuple[MissingStep, ...]
     logged: int
     keys: int | None
 
@@ -176,7 +176,7 @@ def _fields(line: str) -> Mapping[str, Any]:
     return fields
 
 
-async def _missing(store: Store, lines: Sequence[Mapping[str, Any]]) -> tuple[Missing, ...]:
+async def _missing(store: Store, lines: Sequence[Mapping[str, Any]]) -> tuple[MissingStep, ...]:
     """Return the steps that cost more, by the logs, than the journal knows of; a step has one line for each of its
     turns."""
     costs: dict[tuple[str, int], float] = {}
@@ -195,7 +195,9 @@ async def _missing(store: Store, lines: Sequence[Mapping[str, Any]]) -> tuple[Mi
         is_settled = state is not None and step in state.steps and state.steps[step].settled
         if surplus_usd > 0 or not is_settled:
             worker, tenant = str(fields.get("worker", "")), str(fields.get("tenant", ""))
-            missing_steps.append(Missing(run, step, worker, tenant, max(0.0, round(surplus_usd, 6)), state is not None))
+            missing_steps.append(
+                MissingStep(run, step, worker, tenant, max(0.0, round(surplus_usd, 6)), state is not None)
+            )
     return tuple(missing_steps)
 
 
@@ -273,7 +275,7 @@ def _calls(run: OpenRun) -> str:
     return ", ".join([f"{call.worker} at most ${call.usd:.6f}" for call in run.calls]) or "no open call"
 
 
-def _describe_known(step: Missing) -> str:
+def _describe_known(step: MissingStep) -> str:
     if step.known:
         return "the run is known"
     return "the run is missing"

@@ -22,7 +22,7 @@ from app.core.pool.catalog import Tier
 from app.engine.conductors.versions import refuse_or_warn
 from app.errors import ConfigInvalid, PlanRejected
 from app.lab import manifest
-from app.lab.manifest import Golden, Manifest
+from app.lab.manifest import GoldenPrompt, Manifest
 from app.process.config import Configuration, Settings, trusted_signers
 from app.process.config import read as read_settings
 from app.providers.vllm import Management
@@ -138,7 +138,7 @@ def _adapter_faults(card: Manifest, tier: Tier) -> Iterator[str]:
         yield f"tiers.{tier.name}: has {len(tier.pool)} workers, and {card.name} can name {card.workers}"
 
 
-def check_server(server: Management, card: Manifest, golden: Sequence[Golden]) -> None:
+def check_server(server: Management, card: Manifest, golden: Sequence[GoldenPrompt]) -> None:
     """Raise `ConfigInvalid` if the server has another base model, or another tokenizer by the golden prompts."""
     names = server.models()
     if card.base not in names:
@@ -152,7 +152,7 @@ def check_server(server: Management, card: Manifest, golden: Sequence[Golden]) -
             )
 
 
-def golden_result(server: Management, card: Manifest, golden: Sequence[Golden]) -> GoldenResult:
+def golden_result(server: Management, card: Manifest, golden: Sequence[GoldenPrompt]) -> GoldenResult:
     """Ask every golden prompt at temperature 0, and count the results."""
     style = STYLES[card.prompt]
     valid_plans = known_plans = equal_plans = 0
@@ -167,12 +167,12 @@ def golden_result(server: Management, card: Manifest, golden: Sequence[Golden]) 
     return GoldenResult(len(golden), valid_plans, known_plans, equal_plans)
 
 
-def _plan_of(server: Management, model: str, prompt: Golden, style: Style) -> tuple[Step, ...] | None:
+def _plan_of(server: Management, model: str, prompt: GoldenPrompt, style: Style) -> tuple[Step, ...] | None:
     schema = core_plan.schema(prompt.workers, prompt.steps, style.subtask_chars)
     return read(server.plan(model, prompt.messages, schema, style.answer_tokens(prompt.steps)), prompt)
 
 
-def read(text: str, prompt: Golden) -> tuple[Step, ...] | None:
+def read(text: str, prompt: GoldenPrompt) -> tuple[Step, ...] | None:
     """Return the plan of a text, or None if it is not a valid plan."""
     reader = core_plan.PlanReader(core_plan.by_ordinal([str(n) for n in range(prompt.workers)]), prompt.steps)
     try:
@@ -188,7 +188,9 @@ def check_signature(folder: Path, card: Manifest, settings: Settings) -> None:
     refuse_or_warn(signers, manifest.objection(folder, card.name, signers), terminal.warn)
 
 
-def deploy(servers: Sequence[Management], folder: Path, card: Manifest, golden: Sequence[Golden], path: str) -> str:
+def deploy(
+    servers: Sequence[Management], folder: Path, card: Manifest, golden: Sequence[GoldenPrompt], path: str
+) -> str:
     """Load a version into each server that lacks it, and check it on all of them. Returns the result of the last one as
     JSON, with the version's signature; where it fails, it is unloaded from each server that did not have it before."""
     if not golden:

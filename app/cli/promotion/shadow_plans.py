@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from app.audit.audited_run import AuditedRun, Call, Proposal, read_run
-from app.audit.request_rebuilding import UnknownTemplate, Unverifiable, rebuild_request, text_of
+from app.audit.request_rebuilding import RebuildError, UnknownTemplate, rebuild_request, text_of
 from app.core.plan import workflow as core_plan
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Catalog
@@ -72,7 +72,7 @@ async def read_cases(
             continue
         try:
             yield _case(run, call, proposal, catalogs)
-        except (Unverifiable, UnknownTemplate, KeyError, TypeError, ValueError) as reason:
+        except (RebuildError, UnknownTemplate, KeyError, TypeError, ValueError) as reason:
             comparison.left_out[str(reason) or "unknown template"] += 1
 
 

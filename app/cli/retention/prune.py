@@ -5,7 +5,7 @@ from secrets import token_hex
 
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
-from app.engine.retention import PruneResult, Pruning, archiving, prune_query
+from app.engine.retention import Pruner, PruneResult, archiving, prune_query
 from app.process.config import Settings, read
 from app.store.protocol import PruneQuery
 
@@ -43,7 +43,7 @@ async def _prune(settings: Settings, query: PruneQuery, now: Callable[[], float]
 
     archive = archiving(settings.archive, settings.archive_endpoint, contents=settings.archive_content)
     async with storage.open_configured_store(settings) as store, storage.open_journals(settings) as journals:
-        result = await Pruning(store, journals, archive, now=now, name=_name, pause=rest).prune(query)
+        result = await Pruner(store, journals, archive, now=now, name=_name, pause=rest).prune(query)
         await store.overwrite_erased()
     return result
 

@@ -95,7 +95,7 @@ class Price:
 
 
 @record(frozen=True, slots=True)
-class Measured:
+class CalibrationResult:
     """The number of built-in tasks of a domain that a worker has solved, out of those it tried (`calibration.py`)."""
 
     domain: str
@@ -117,7 +117,7 @@ class Card:
     clearance: frozenset[str] = frozenset()
     speed: float | None = None
     """Output tokens per second, where known."""
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[CalibrationResult, ...] = ()
     """The results of a calibration; never written by hand."""
 
     @property

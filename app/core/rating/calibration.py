@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from app.core.pool.catalog import Catalog, Measured, Worker
+from app.core.pool.catalog import CalibrationResult, Catalog, Worker
 from app.core.pool.snapshot import seal_catalog
 from app.core.records import record
 
@@ -99,7 +99,7 @@ def add_measurements(catalog: Catalog, trials: Sequence[Trial]) -> Catalog:
 
 def _with_rates(worker: Worker, trials: Sequence[Trial]) -> Worker:
     found: Mapping[str, Rate] = rates(sorted(trials, key=lambda trial: trial.domain), lambda trial: trial.domain)
-    shown = tuple(Measured(domain, round(rate.passed, 3), rate.tried) for domain, rate in found.items())
+    shown = tuple(CalibrationResult(domain, round(rate.passed, 3), rate.tried) for domain, rate in found.items())
     return replace(worker, card=replace(worker.card, measured=shown))
 
 

@@ -13,8 +13,8 @@ from app.core.records import record
 from app.core.run.events import Event, Fact
 from app.core.run.identifiers import Trace
 from app.core.run.state import RunState
-from app.stepqueue.protocol import Listen
-from app.store.protocol import Appended, Entry, Ledger, Outbox
+from app.stepqueue.protocol import ListenRequest
+from app.store.protocol import AppendResult, Entry, Ledger, Outbox
 
 
 class LocalRun(Protocol):
@@ -39,7 +39,7 @@ class LocalRun(Protocol):
         """Return the addresses of the gateways that follow the run."""
         ...
 
-    async def commit_step_end(self, entry: Entry) -> Appended:
+    async def commit_step_end(self, entry: Entry) -> AppendResult:
         """Commit the entry that ends a step together with what follows from it."""
         ...
 
@@ -99,6 +99,6 @@ class StepStarter(Protocol):
         """Interrupt the steps of a run, or one of them, that are executed here; False if others may execute some."""
         ...
 
-    def listen(self, message: Listen) -> bool:
+    def listen(self, message: ListenRequest) -> bool:
         """Send a gateway what it lacks of a run's answer; False if others may execute the answering step."""
         ...

@@ -44,7 +44,7 @@ from app.store.protocol import (
     APPROVAL_TAG,
     ASKED,
     MOVED,
-    Appended,
+    AppendResult,
     Entry,
     Journal,
     Lease,
@@ -112,7 +112,7 @@ class RetryingStore:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def append(self, entry: Entry, after: int, seconds_left: Left, within: float = inf) -> Appended:
+    async def append(self, entry: Entry, after: int, seconds_left: Left, within: float = inf) -> AppendResult:
         """Commit an entry of at least one event exactly once, and within so many seconds.
 
         `after` is the number of the last event that was known before. A try that went unanswered may have been
@@ -122,7 +122,7 @@ class RetryingStore:
         give_up_at = loop.time() + within
         is_first_try = True
 
-        async def append_once() -> Appended:
+        async def append_once() -> AppendResult:
             nonlocal is_first_try
             if not is_first_try:
                 committed = await self._find_committed(entry, after)
@@ -135,14 +135,14 @@ class RetryingStore:
             self._store, append_once, lambda: min(seconds_left(), give_up_at - loop.time())
         )
 
-    async def _find_committed(self, entry: Entry, after: int) -> Appended | None:
+    async def _find_committed(self, entry: Entry, after: int) -> AppendResult | None:
         """Find the events of an entry in the journal; None if they are not there."""
         journaled = (await self._store.journal(entry.run, after=after)).events
         wanted = [_drafted_values(draft, entry.at) for draft in entry.events]
         for start in range(len(journaled) - len(wanted) + 1):
             events = journaled[start : start + len(wanted)]
             if [_journaled_values(event) for event in events] == wanted:
-                return Appended(events)
+                return AppendResult(events)
         return None
 
     async def journal(self, run: str, after: int, seconds_left: Left) -> Journal:
@@ -347,7 +347,7 @@ class RunWriter:
             consequences.state = self.state
         return consequences
 
-    async def commit_step_end(self, entry: Entry) -> Appended:
+    async def commit_step_end(self, entry: Entry) -> AppendResult:
         """Commit the entry with which a step of this process ends, together with what follows from it.
 
         The entry keeps its ticket's fence and gets the run's in addition. Where the run's does not hold any more, or
@@ -377,7 +377,7 @@ class RunWriter:
         self.on_step_end()
         return appended
 
-    async def _append_alone(self, entry: Entry) -> Appended:
+    async def _append_alone(self, entry: Entry) -> AppendResult:
         appended = await self._context.store.append(entry)
         await self.receive(appended.events)
         return appended
@@ -540,7 +540,7 @@ class RunWriter:
 
     # -- writing
 
-    def _commit(self, entry: Entry, consequences: Consequences) -> Coroutine[Any, Any, Appended]:
+    def _commit(self, entry: Entry, consequences: Consequences) -> Coroutine[Any, Any, AppendResult]:
         """Commit an entry with what follows from it, and with the intents of those steps that are begun here at once.
 
         The tickets that are left in `consequences.outbox` are to be queued.
@@ -549,7 +549,7 @@ class RunWriter:
             return self._commit_with_steps(self._steps, entry, consequences)
         return self._write(entry, consequences)
 
-    async def _commit_with_steps(self, starter: StepStarter, entry: Entry, consequences: Consequences) -> Appended:
+    async def _commit_with_steps(self, starter: StepStarter, entry: Entry, consequences: Consequences) -> AppendResult:
         """Commit with the intents of the steps that can begin here.
 
         Where these cannot be paid for, none begins here, and the dispatcher that takes a step's ticket fails it.
@@ -564,7 +564,7 @@ class RunWriter:
                 return appended
         return await self._write(entry, consequences)
 
-    async def _write(self, entry: Entry, consequences: Consequences, within: float = inf) -> Appended:
+    async def _write(self, entry: Entry, consequences: Consequences, within: float = inf) -> AppendResult:
         """Commit an entry with what follows from it, and fold it. The caller holds the lock.
 
         Raises `Conflict` if the entry decides something and there are events that have not been folded here.
@@ -573,7 +573,7 @@ class RunWriter:
         if entry.move is None and entry.new is None and entry.lease is None:
             appended = await self._append_unless_ended(complete, within)
             if appended is None:
-                return Appended(())
+                return AppendResult(())
         else:  # the start of a run or a turn does not wait, and a step's end is retried by its dispatcher
             appended = await self._context.store.append(complete)
         if entry.lease is not None:
@@ -596,7 +596,7 @@ class RunWriter:
             return self.state.seq
         return entry.seq
 
-    async def _append_unless_ended(self, entry: Entry, within: float) -> Appended | None:
+    async def _append_unless_ended(self, entry: Entry, within: float) -> AppendResult | None:
         """Append, waiting for the database; None if others have ended the run, so that nothing is needed any more."""
         try:
             return await self._store.append(entry, self.state.seq, self.seconds_to_wait, within)
@@ -726,7 +726,7 @@ def tags(events: Iterable[Fact]) -> tuple[tuple[str, str], ...]:
 # -- steps that are begun in the entry that queues them
 
 
-async def start_after_commit(steps: Sequence[PreparedStep], commit: Awaitable[Appended]) -> Appended | None:
+async def start_after_commit(steps: Sequence[PreparedStep], commit: Awaitable[AppendResult]) -> AppendResult | None:
     """Start prepared steps once their entry is committed. None if it was refused because of them."""
     try:
         appended = await commit

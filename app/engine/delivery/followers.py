@@ -46,7 +46,7 @@ from app.errors import (
     RunLost,
     StoreUnavailable,
 )
-from app.stepqueue.protocol import CommittedEvents, Delta, Listen, Live
+from app.stepqueue.protocol import CommittedEvents, Delta, ListenRequest, Live
 
 POLL_SECONDS = 1.0
 """Time between two looks whether journals have moved, while the step queue is healthy."""
@@ -177,9 +177,9 @@ class Audience:
         """True if something before this part of the present attempt was missed."""
         return delta.call == self.call and (delta.offset > self.chars or delta.since > len(self._calls))
 
-    def listen_request(self, home: str) -> Listen:
+    def listen_request(self, home: str) -> ListenRequest:
         """The request of the gateway at `home` for what it lacks of the present attempt, and for those to come."""
-        return Listen(self._run, home, self.call, self.chars, len(self._calls))
+        return ListenRequest(self._run, home, self.call, self.chars, len(self._calls))
 
     def lose(self) -> None:
         """Note that the present attempt was lost: whoever comes from now on is sent nothing of it."""
@@ -513,7 +513,7 @@ class Followers:
         the form that those of older releases know as well.
         """
         run, engine = follower.state.run, ""
-        request = Listen(run, self._home)
+        request = ListenRequest(run, self._home)
         if follower.engine_answers and follower.engine:
             engine = follower.engine
             request = follower.audience.listen_request(self._home)

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from app.conductor.protocol import Given, Policy
+from app.conductor.protocol import FixedPlanConductor, Policy
 from app.conductor.recorded import RecordedConductor
 from app.core.message.chat import Task, TaskParts, task_bytes, task_parts
 from app.core.plan.arms import is_arm, steps_needed
@@ -316,7 +316,7 @@ def policy_of(context: EngineContext, catalog: Catalog, order: Order, choice: El
         steps = read_plan(order.plan, by_name(names), order.limits.steps)
         if refused := label_refusals_of_plan(catalog, order.labels, steps):
             raise PlanRejected(refused)
-        return Given(steps), CALLER
+        return FixedPlanConductor(steps), CALLER
     except PlanRejected as rejected:
         message = "; ".join(rejected.reasons)[:3000]
         raise InvalidRequest(f"The plan is not valid: {message}", param="baton.plan", code="invalid_plan") from None
@@ -366,7 +366,7 @@ def _tier_policy(context: EngineContext, catalog: Catalog, order: Order, choice:
         return context.conductor(order.tier), spec.kind
     names = [worker.name for worker in choice.workers]
     worker = order.tier.fallback if order.tier.fallback in names else names[0]
-    return Given((Step(worker, answers=True),)), FALLBACK
+    return FixedPlanConductor((Step(worker, answers=True),)), FALLBACK
 
 
 def _may_conduct(worker: Worker, order: Order) -> bool:

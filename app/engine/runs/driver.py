@@ -28,7 +28,7 @@ from math import inf
 
 import orjson
 
-from app.conductor.protocol import Given, Policy
+from app.conductor.protocol import FixedPlanConductor, Policy
 from app.conductor.recorded import RecordedConductor
 from app.core.message.chat import Task
 from app.core.plan.workflow import Step, by_name, read_plan
@@ -52,7 +52,7 @@ from app.engine.runs.admission import JournalAdvance
 from app.engine.runs.planning import Planner, PlannerMessage, faults
 from app.errors import Conflict, PlanRejected, QueueUnavailable
 from app.network.tracing import Span
-from app.stepqueue.protocol import DISPATCHERS, CommittedEvents, Listen, Live, Stop
+from app.stepqueue.protocol import DISPATCHERS, CommittedEvents, ListenRequest, Live, Stop
 from app.store.protocol import ContentReads, Entry, Outbox
 from app.store.protocol.step_input import BRIEF
 
@@ -220,7 +220,7 @@ class Driver:
             elif isinstance(message, PlannerMessage):
                 await self._take_plan(message)
 
-    async def listen(self, message: Listen) -> None:
+    async def listen(self, message: ListenRequest) -> None:
         """Add a gateway that follows the run. It is sent the latest event, by which it finds out what it missed; and
         the engines that execute the run's steps send it what it lacks of the answer."""
         is_known = message.address in self.followers()
@@ -387,15 +387,15 @@ async def _policy(
     names = [name for name in state.admitted.pool if name in catalog.workers]
     if state.admitted.conductor == FALLBACK:
         worker = tier.fallback if tier.fallback in names else names[0]
-        return Given((Step(worker, answers=True),))
+        return FixedPlanConductor((Step(worker, answers=True),))
     if state.admitted.conductor == REPLAY:
         return RecordedConductor(await recording_of(store, state, contents))
     if state.admitted.conductor != CALLER or not state.admitted.plan or state.has_workflow:
         return None
     body = (await bodies_of(store, state.run, [state.admitted.plan], contents))[state.admitted.plan]
     with suppress(PlanRejected):  # it was valid for the pool then; without one of its workers the fallback decides
-        return Given(read_plan(orjson.loads(body), by_name(names), state.admitted.limits.steps))
-    return Given(())
+        return FixedPlanConductor(read_plan(orjson.loads(body), by_name(names), state.admitted.limits.steps))
+    return FixedPlanConductor(())
 
 
 async def recording_of(store: ContentReads, state: RunState, contents: Mapping[str, bytes] = NOTHING) -> Recording:

@@ -22,9 +22,9 @@ from app.conductor.prompt import PARTLY, count_left_out_chars
 from app.conductor.protocol import (
     Brief,
     Chooser,
-    Chosen,
     Conductor,
-    Given,
+    ConductorChoice,
+    FixedPlanConductor,
     PastStep,
     Policy,
     Previous,
@@ -261,7 +261,7 @@ class Planner:
         """A chooser's decision, where there is one to be made, with the features that it rests on."""
         if not isinstance(self._policy, Chooser) or command.mode != "first":
             return None, []
-        brief = self._brief(state, command, Given(()))
+        brief = self._brief(state, command, FixedPlanConductor(()))
         seconds_left = self._means.seconds_left(state)
         brief = replace(
             brief,
@@ -459,7 +459,7 @@ class Planner:
     async def _read_previous_round(self, state: RunState, command: Propose) -> Previous | None:
         """The round before, or None where it cannot be read."""
         try:
-            brief = self._brief(state, command, Given(()))
+            brief = self._brief(state, command, FixedPlanConductor(()))
             brief = await with_inputs(self._context.store, state, command, brief, self._seconds_to_plan)
             return brief.previous
         except BatonError:
@@ -479,7 +479,7 @@ class Planner:
     async def _ask_embedder(
         self, state: RunState, command: Propose, append: Append, worker: Worker, text: str
     ) -> Sequence[float]:
-        ask = partial(self._ask, append, self._brief(state, command, Given(())))
+        ask = partial(self._ask, append, self._brief(state, command, FixedPlanConductor(())))
         patience = 0.0
         if isinstance(self._policy, Chooser):
             patience = self._policy.patience
@@ -496,11 +496,11 @@ class Planner:
         """The tier's conductor, or the plan of the run that is replayed; for the fallback, one worker that simply
         answers and that the run can pay."""
         if command.mode == "fallback":
-            return Given((Step(self._means.lone_worker(state), answers=True),))
+            return FixedPlanConductor((Step(self._means.lone_worker(state), answers=True),))
         recorded = self._find_recorded_plan(state, command)
         if recorded is None:
             return self._conductor
-        return Given(recorded.steps)
+        return FixedPlanConductor(recorded.steps)
 
     def _find_recorded_plan(self, state: RunState, command: Propose) -> RecordedPlan | None:
         """The plan of the run that is replayed; None where this run is none, or the fallback decides."""
@@ -670,7 +670,7 @@ def _first_conductor(policy: Policy) -> Conductor:
     if not isinstance(policy, Chooser):
         return policy
     if policy.model is None:
-        return Given(())
+        return FixedPlanConductor(())
     return policy.model
 
 
@@ -680,7 +680,7 @@ def _is_bound(task: Task) -> bool:
     return task.form is not None or task.toolbox.must or bool(task.sampling.stop)
 
 
-def _decision(chosen: Chosen, features: str, left: Mapping[str, float], sight: Mapping[str, str]) -> Decision:
+def _decision(chosen: ConductorChoice, features: str, left: Mapping[str, float], sight: Mapping[str, str]) -> Decision:
     return Decision(
         choice=chosen.choice,
         policy=chosen.policy,

@@ -44,7 +44,17 @@ from app.errors import (
     WorkerUnavailable,
 )
 from app.network.tracing import end_run_span, start_run_span
-from app.stepqueue.protocol import AGAIN, DISPATCHERS, CommittedEvents, Delta, EngineChange, Listen, Live, Stop, Ticket
+from app.stepqueue.protocol import (
+    AGAIN,
+    DISPATCHERS,
+    CommittedEvents,
+    Delta,
+    EngineChange,
+    ListenRequest,
+    Live,
+    Stop,
+    Ticket,
+)
 from app.store.protocol import MOVED, Entry, Lease, Outbox
 
 E = TypeVar("E", bound=Exception)
@@ -176,7 +186,7 @@ class Drivers:
     def receive(self, message: Live) -> None:
         """Take a message to this process about one of its runs, or about one whose caller has come back."""
         driver = self._drivers.get(message.run)
-        if isinstance(message, Listen):
+        if isinstance(message, ListenRequest):
             if self._group is not None:
                 self._group.create_task(self._listen(message))
         elif driver is not None:
@@ -185,7 +195,7 @@ class Drivers:
         elif isinstance(message, CommittedEvents):
             self._take_resumed(message)
 
-    async def _listen(self, message: Listen) -> None:
+    async def _listen(self, message: ListenRequest) -> None:
         """Let a gateway follow a run. If it is not driven here, because it has ended or another engine has it, the
         gateway is asked to look at the journal."""
         driver = self._drivers.get(message.run)

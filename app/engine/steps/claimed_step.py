@@ -18,7 +18,7 @@ from app.engine.calls.attempt import Reply
 from app.engine.calls.step_request import Candidates, View
 from app.engine.context import EngineContext
 from app.errors import RunOverBudget, StoreUnavailable
-from app.stepqueue.protocol import Delta, Listen, Ticket
+from app.stepqueue.protocol import Delta, ListenRequest, Ticket
 from app.store.protocol import Entry, Store
 from app.telemetry import Telemetry
 
@@ -43,7 +43,7 @@ class Relay:
         self.was_sent = False
         """True once text of the attempt may have been sent to a caller, so that no other attempt may follow."""
 
-    def missing_part(self, listener: Listen) -> Delta | None:
+    def missing_part(self, listener: ListenRequest) -> Delta | None:
         """Return the part of the answer that was sent to others and that a listener lacks; None if it has all."""
         chars, calls = (listener.chars, listener.calls) if listener.call == self._call else (0, 0)
         if chars >= self._chars and calls >= self._sent:

@@ -25,7 +25,7 @@ from app.engine.context import EngineContext
 from app.engine.steps.claimed_step import ClaimedStep, PendingOutcomes, Relay
 from app.engine.steps.execution import Execution
 from app.errors import BatonError, LeaseLost, QueueUnavailable, RunEnded, StoreUnavailable
-from app.stepqueue.protocol import AGAIN, DISPATCHERS, WHOLE_RUN, EngineChange, Listen, Live, Stop, Ticket
+from app.stepqueue.protocol import AGAIN, DISPATCHERS, WHOLE_RUN, EngineChange, ListenRequest, Live, Stop, Ticket
 from app.store.protocol import Outbox, TicketClaim
 
 TakeRun = Callable[[Ticket, Callable[[Ticket], Awaitable[None]]], None]
@@ -192,7 +192,7 @@ class Dispatcher:
         elif isinstance(message, EngineChange):
             for work in self._steps_of_run(message.run):
                 work.engine = message.address
-        elif isinstance(message, Listen):
+        elif isinstance(message, ListenRequest):
             self.listen(message)
 
     def _steps_of_run(self, run: str) -> list[ClaimedStep]:
@@ -211,7 +211,7 @@ class Dispatcher:
         """Note that a run was taken, so that the slot that was kept for it is free."""
         self._slot_freed.set()
 
-    def listen(self, message: Listen) -> bool:
+    def listen(self, message: ListenRequest) -> bool:
         """Send a gateway what it lacks of a run's answer; False if others may execute the answering step."""
         claimed = self._steps_of_run(message.run)
         for work in claimed:
@@ -221,7 +221,7 @@ class Dispatcher:
                 self._group.create_task(self._send_lacking(message, work.relay))
         return any(work.relay is not None for work in claimed)
 
-    async def _send_lacking(self, listener: Listen, relay: Relay) -> None:
+    async def _send_lacking(self, listener: ListenRequest, relay: Relay) -> None:
         """Send what has been sent of an answer by now, and not by the time when somebody began to listen: more of it
         may have been sent in between, and does not go on from what is known there."""
         part = relay.missing_part(listener)

@@ -106,7 +106,7 @@ class RandomPlan:
 
 
 @dataclass(frozen=True)
-class Fixed:
+class ConstantPlan:
     """The best constant plan among those that `admits` lets pass, by training and validation tasks together."""
 
     name: str
@@ -200,11 +200,11 @@ def clairvoyant_rewards(setting: Setting, tasks: Sequence[Task]) -> NDArray[np.f
 def list_fixed_policies() -> list[Policy]:
     """Return the policies of one constant plan."""
     return [
-        Fixed("best single worker", lambda plan: len(plan.workers) == 1),
-        Fixed("self-consistency", is_self_consistent),
-        Fixed("mixture of agents", lambda plan: combines_answers(plan) and not is_self_consistent(plan)),
-        Fixed("planner-executor-checker", lambda plan: plan.shape in ("plan solve check", "plan reason check")),
-        Fixed("best fixed plan", lambda plan: True),
+        ConstantPlan("best single worker", lambda plan: len(plan.workers) == 1),
+        ConstantPlan("self-consistency", is_self_consistent),
+        ConstantPlan("mixture of agents", lambda plan: combines_answers(plan) and not is_self_consistent(plan)),
+        ConstantPlan("planner-executor-checker", lambda plan: plan.shape in ("plan solve check", "plan reason check")),
+        ConstantPlan("best fixed plan", lambda plan: True),
     ]
 
 

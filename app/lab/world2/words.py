@@ -20,7 +20,7 @@ import torch
 
 from app.conductor import cards
 from app.lab import manifest, training_record
-from app.lab.manifest import Golden, Manifest
+from app.lab.manifest import GoldenPrompt, Manifest
 from app.lab.world2.constants import FROZEN, VERSION
 from app.lab.world2.outcome import Rewards, expected_reward
 from app.lab.world2.rules import size_of
@@ -239,7 +239,7 @@ def evaluate(words: WordsConductor, pools: Sequence[Pool], test_tasks: Sequence[
     return Evaluation(valid, reward, right, usd, tokens, len(shapes))
 
 
-def golden_prompts(words: WordsConductor, seed: int) -> list[Golden]:
+def golden_prompts(words: WordsConductor, seed: int) -> list[GoldenPrompt]:
     """Return prompts of unseen workers with this conductor's likeliest plans."""
     random = Random(f"world-2|words|golden|{seed}")
     golden = []
@@ -248,7 +248,7 @@ def golden_prompts(words: WordsConductor, seed: int) -> list[Golden]:
         cards_text, question = prompt(workers, range(len(workers))), cards.question(task.text)
         messages = [{"role": "system", "content": cards_text}, {"role": "user", "content": question}]
         (plan,) = words.likeliest_plans([(cards_text, question)])
-        golden.append(Golden(messages=messages, workers=len(workers), steps=MOST_STEPS, plan=plan))
+        golden.append(GoldenPrompt(messages=messages, workers=len(workers), steps=MOST_STEPS, plan=plan))
     return golden
 
 

@@ -199,7 +199,7 @@ def prompt(pool: Pool, order: Sequence[int]) -> str:
 def as_catalog(worker: Worker) -> catalog.Worker:
     """Return the worker as the service's catalog has it once it was calibrated."""
     rates = zip(DOMAINS, worker.card.right, strict=True)
-    measured = [catalog.Measured(name, float(right), worker.card.questions) for name, right in sorted(rates)]
+    measured = [catalog.CalibrationResult(name, float(right), worker.card.questions) for name, right in sorted(rates)]
     price = catalog.Price(round(worker.price * constants().input_share * 1e6), round(worker.price * 1e6))
     card = catalog.Card(
         context=worker.card.context,

@@ -21,7 +21,7 @@ MAX_TOKENS, MAX_DEPTH, MAX_EXPONENT, MAX_DIGITS = 120, 20, 12, 18
 LARGEST = 10**40
 
 
-class Unreadable(ValueError):
+class ExpressionError(ValueError):
     """This text is not an expression that can be worked out here."""
 
 
@@ -34,25 +34,25 @@ def symbols(text: str) -> str:
 
 
 def tokens(text: str) -> list[str]:
-    """Return the expression's tokens; raises Unreadable for anything else."""
+    """Return the expression's tokens; raises ExpressionError for anything else."""
     token_list: list[str] = []
     position = 0
     text = text.strip()
     while position < len(text):
         match = TOKEN.match(text, position)
         if match is None or len(token_list) >= MAX_TOKENS:
-            raise Unreadable
+            raise ExpressionError
         token_list.append("^" if match.group().strip() == "**" else match.group().strip())
         position = match.end()
     return token_list
 
 
 def evaluate(text: str, values: Mapping[str, Fraction] | None = None) -> Fraction:
-    """Return the value of the expression; raises Unreadable."""
+    """Return the value of the expression; raises ExpressionError."""
     reader = _Reader(tokens(text), values or {})
     result = reader.sum(0)
     if reader.left:
-        raise Unreadable
+        raise ExpressionError
     return result
 
 
@@ -68,7 +68,7 @@ class _Reader:
 
     def sum(self, depth: int) -> Fraction:
         if depth > MAX_DEPTH:
-            raise Unreadable
+            raise ExpressionError
         total = self._product(depth)
         while (sign := self._peek()) in {"+", "-"}:
             self._at += 1
@@ -83,14 +83,14 @@ class _Reader:
                 self._at += 1
             factor = self._unary(depth)
             if token == "/" and factor == 0:
-                raise Unreadable
+                raise ExpressionError
             total = _check_bounds(total / factor if token == "/" else total * factor)
         return total
 
     def _unary(self, depth: int) -> Fraction:
         if self._peek() in {"+", "-"}:
             if depth > MAX_DEPTH:
-                raise Unreadable
+                raise ExpressionError
             sign = self._take()
             value = self._unary(depth + 1)
             return -value if sign == "-" else value
@@ -103,7 +103,7 @@ class _Reader:
         self._at += 1
         exponent = self._unary(depth + 1)
         if exponent.denominator != 1 or not 0 <= exponent <= MAX_EXPONENT or abs(value) > 10**MAX_DIGITS:
-            raise Unreadable
+            raise ExpressionError
         return _check_bounds(value ** int(exponent))
 
     def _atom(self, depth: int) -> Fraction:
@@ -111,14 +111,14 @@ class _Reader:
         if token == "(":
             value = self.sum(depth + 1)
             if self._take() != ")":
-                raise Unreadable
+                raise ExpressionError
             return value
         if token in self._values:
             return self._values[token]
         if not token[:1].isdigit() and not token.startswith("."):
-            raise Unreadable
+            raise ExpressionError
         if len(token) > MAX_DIGITS:
-            raise Unreadable
+            raise ExpressionError
         return Fraction(token.replace(",", "").rstrip("."))
 
     def _peek(self) -> str:
@@ -132,5 +132,5 @@ class _Reader:
 
 def _check_bounds(value: Fraction) -> Fraction:
     if abs(value) > LARGEST or value.denominator > LARGEST:
-        raise Unreadable
+        raise ExpressionError
     return value

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from fractions import Fraction
 
-from app.providers.rehearsal.expression import Unreadable, evaluate, symbols, tokens
+from app.providers.rehearsal.expression import ExpressionError, evaluate, symbols, tokens
 from app.providers.rehearsal.problem import Problem, problem, spell, wrong_numbers_near
 
 ASK = r"(?:what(?:'s| is| are)|how much is|compute|calculate|evaluate|work out|find)"
@@ -40,7 +40,7 @@ def expression(text: str) -> Problem | None:
     try:
         token_list = tokens(body)
         value = evaluate(body)
-    except Unreadable:
+    except ExpressionError:
         return None
     signs = sum(token in "+-*/^" for token in token_list)
     if not signs:
@@ -54,7 +54,7 @@ def equation(text: str) -> Problem | None:
     line = symbols(text)
     try:
         solution = solve_linear_equations(line)
-    except Unreadable:
+    except ExpressionError:
         return None
     first, mentions = next(iter(solution)), _sides(line)[0]
     hard = len(solution) > 1 or sum(side.count(first) for side in mentions) > 1 or "(" in line
@@ -63,15 +63,15 @@ def equation(text: str) -> Problem | None:
 
 
 def solve_linear_equations(line: str) -> dict[str, Fraction]:
-    """Solve the one or two linear equations in a line. Returns each unknown's value by its name; raises Unreadable if
-    there is not exactly one solution."""
+    """Solve the one or two linear equations in a line. Returns each unknown's value by its name; raises ExpressionError
+    if there is not exactly one solution."""
     sides = _sides(line)
     names = sorted({letter for pair in sides for side in pair for letter in re.findall(r"[a-z]", side)})
     if not sides or len(sides) != len(names) or len(names) > 2:
-        raise Unreadable
+        raise ExpressionError
     solution = _solve_rows([_row(left, right, names) for left, right in sides])
     if solution is None:
-        raise Unreadable
+        raise ExpressionError
     return dict(zip(names, solution, strict=True))
 
 
@@ -108,7 +108,7 @@ def _row(left: str, right: str, names: list[str]) -> list[Fraction]:
         point[place] = 1
         slopes.append(at(*point) - zero)
     if at(*[3] * len(names)) != zero + 3 * sum(slopes):
-        raise Unreadable
+        raise ExpressionError
     return [*slopes, zero]
 
 

@@ -15,7 +15,7 @@ from app.store.protocol.disclosures import Disclosure, DisclosureQuery, Disclosu
 from app.store.protocol.entries import (
     MOVED,
     UNDECIDED,
-    Appended,
+    AppendResult,
     Entry,
     Lease,
     Ledger,
@@ -85,7 +85,7 @@ __all__ = [
     "AdminEvent",
     "AdminEventQuery",
     "AdminEvents",
-    "Appended",
+    "AppendResult",
     "Availability",
     "Backlog",
     "BudgetAccounts",

@@ -177,7 +177,7 @@ class Entry:
 
 
 @record(frozen=True, slots=True)
-class Appended:
+class AppendResult:
     """The result of an entry."""
 
     events: tuple[Event, ...]

@@ -26,7 +26,7 @@ from typing import Literal, Protocol
 from app.core.records import record
 from app.core.run.events import Event
 from app.core.run.kinds import OriginKind
-from app.store.protocol.entries import Appended, Entry, Ledger
+from app.store.protocol.entries import AppendResult, Entry, Ledger
 
 
 @record(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class RunQuery:
 class RunJournal(Protocol):
     """See the module docstring. All verbs raise `StoreUnavailable`."""
 
-    async def append(self, entry: Entry) -> Appended:
+    async def append(self, entry: Entry) -> AppendResult:
         """Commit one entry.
 
         Raises `LeaseLost`, `RunEnded`, `RunOverBudget`, `NotFound`, `Conflict` or `StoreUnavailable`. A body that is

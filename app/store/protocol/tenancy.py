@@ -13,7 +13,7 @@ from app.store.protocol.admin_events import AdminEvents
 from app.store.protocol.budgets import Budgets
 from app.store.protocol.contents import ContentReads
 from app.store.protocol.disclosures import Disclosure, DisclosureQuery
-from app.store.protocol.entries import Appended, Entry
+from app.store.protocol.entries import AppendResult, Entry
 from app.store.protocol.holds import EVERY_HOLD, Hold, HoldQuery
 from app.store.protocol.idempotency import IdempotencyRecord
 from app.store.protocol.journal import Journal, RunQuery, RunRow
@@ -26,7 +26,7 @@ from app.store.protocol.tenants import Tenants
 class TenantStore(ContentReads, Protocol):
     """The verbs of `Store` that a caller's requests need; they promise the same, for the runs of one tenant."""
 
-    async def append(self, entry: Entry) -> Appended:
+    async def append(self, entry: Entry) -> AppendResult:
         """Behave as `RunJournal.append` does. `NotFound` if the run is not the tenant's."""
         ...
 

@@ -136,7 +136,7 @@ class Checkout:
     """Check it in, even if the task is cancelled meanwhile."""
 
 
-class NotOpened(TimeoutError):
+class NoConnection(TimeoutError):
     """No connection could be had: none opened within `CONNECT_SECONDS`, or those that did were outdated by losses."""
 
 
@@ -241,7 +241,7 @@ class Connections:
         try:
             return await stack.enter_async_context(engine.connect())
         except (TimeoutError, InvalidRequestError) as error:  # the latter after two that a loss has outdated
-            raise NotOpened from error
+            raise NoConnection from error
 
     async def close(self) -> None:
         """Close all connections."""
@@ -506,7 +506,7 @@ class Postgres:
 
     def _fault(self, error: Exception, unanswered: object = None) -> Fault:
         reason = reason_of(error, self.dialect)
-        not_opened = isinstance(error, NotOpened) or sqlstate(error) == TOO_MANY
+        not_opened = isinstance(error, NoConnection) or sqlstate(error) == TOO_MANY
         if not_opened and self._connections.has_answered_within(CONNECT_SECONDS):
             reason = "slow"
         if reason == "lost":

@@ -41,7 +41,7 @@ from app.core.run.kinds import AFTER_THE_END, COPIES, WITHOUT_LEASE
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
 from app.store.protocol import (
     MOVED,
-    Appended,
+    AppendResult,
     Entry,
     Lease,
     Ledger,
@@ -71,7 +71,7 @@ from app.store.sqlkit.tables import EVENTS, RUNS
 from app.store.writing import budget_ledger
 from app.store.writing.budget_ledger import BudgetLedger, Charge, NeedsAllSlices, Signal
 
-Outcome = Appended | Exception
+Outcome = AppendResult | Exception
 
 NOTHING = Ledger()
 BACKDATED_SECONDS = 3600.0
@@ -297,7 +297,7 @@ class RowBatch:
             self._idempotency.add(entry.once, run.id)
         if entry.tenant is not None and run.id not in self._new_runs:
             self.owned.add((run.id, entry.tenant))
-        return Appended(events, _claim_of_move(ticket, entry.move), claims)
+        return AppendResult(events, _claim_of_move(ticket, entry.move), claims)
 
     def writes(self, statements: Statements) -> list[RowWrites]:
         """Return all changed rows, each with the way in which it is written. Most of the lists are empty."""
@@ -883,7 +883,7 @@ def was_committed(conn: Connection, outcomes: Sequence[Outcome]) -> bool | None:
     """
     first_events = []
     for outcome in outcomes:
-        if isinstance(outcome, Appended) and outcome.events:
+        if isinstance(outcome, AppendResult) and outcome.events:
             first_events.append(outcome.events[0])
     event = max(first_events, key=attrgetter("seq"), default=None)
     if event is None:

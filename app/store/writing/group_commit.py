@@ -26,7 +26,7 @@ from app.core.run.events import TERMINAL, Event, Kind
 from app.errors import BatonError, Conflict, NotFound, StoreUnavailable
 from app.network import retries
 from app.network.retries import retry
-from app.store.protocol import UNDECIDED, Appended, Journal, Reader
+from app.store.protocol import UNDECIDED, AppendResult, Journal, Reader
 from app.store.rows.runs import for_cache
 from app.store.sqlkit.runner import AWAY, Fault, Runner
 from app.store.sqlkit.statements import Statements
@@ -154,7 +154,7 @@ class DatabaseAvailability:
 @dataclass(slots=True)
 class _QueuedEntry:
     encoded: EncodedEntry
-    future: asyncio.Future[Appended]
+    future: asyncio.Future[AppendResult]
     since: float
 
 
@@ -165,7 +165,7 @@ class GroupCommit:
         self,
         runner: Runner,
         statements: Statements,
-        on_commit: Callable[[EncodedEntry, Appended], None],
+        on_commit: Callable[[EncodedEntry, AppendResult], None],
         patience: float,
         availability: DatabaseAvailability,
         row_cache: RowCache | None = None,
@@ -190,7 +190,7 @@ class GroupCommit:
         self._closed = False
         self.finished = asyncio.Event()
 
-    def put(self, encoded: EncodedEntry) -> asyncio.Future[Appended]:
+    def put(self, encoded: EncodedEntry) -> asyncio.Future[AppendResult]:
         """Queue an entry. Raises `StoreUnavailable` at once if the queue is full."""
         if self._closed or len(self._queue) >= MOST_WAITING or self._bytes >= MOST_WAITING_BYTES:
             raise StoreUnavailable(retry_after=1.0)
@@ -198,7 +198,7 @@ class GroupCommit:
         if encoded.entry.new is not None and not accepts_new_runs:
             raise StoreUnavailable(retry_after=1.0)
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Appended] = loop.create_future()
+        future: asyncio.Future[AppendResult] = loop.create_future()
         self._queue.append(_QueuedEntry(encoded, future, loop.time()))
         self._bytes += encoded.size
         self._arrived.set()
@@ -257,7 +257,7 @@ class GroupCommit:
     def _answer(self, batch: list[_QueuedEntry], outcomes: list[Outcome]) -> None:
         """Give each caller of `put` its outcome."""
         for queued_entry, outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, Appended):
+            if isinstance(outcome, AppendResult):
                 self._on_commit(queued_entry.encoded, outcome)
                 if not queued_entry.future.done():
                     queued_entry.future.set_result(outcome)
@@ -395,7 +395,7 @@ def _came_late(unanswered: list[Outcome], outcomes: list[Outcome]) -> bool:
     Only an attempt that made nothing but new runs can be (see `was_committed`), and nobody else has their ids.
     """
     for earlier, later in zip(unanswered, outcomes, strict=False):
-        if isinstance(earlier, Appended) and _exists_already(later):
+        if isinstance(earlier, AppendResult) and _exists_already(later):
             return True
     return False
 
@@ -456,7 +456,7 @@ class JournalCache:
         self._most_bytes = size
         self._bytes = 0
 
-    def add_committed(self, encoded: EncodedEntry, appended: Appended) -> None:
+    def add_committed(self, encoded: EncodedEntry, appended: AppendResult) -> None:
         """Cache a committed entry. A run that ended is evicted. An entry that leaves a gap is not cached."""
         entry = encoded.entry
         if entry.new is not None:

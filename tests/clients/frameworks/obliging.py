@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tests.stubs import Reply, ToolCall
-from tests.stubs.record import Received
+from tests.stubs.record import ReceivedRequest
 from tests.stubs.script import Usage
 
 COUNTED: Final = Usage(input=40, cached=30, output=9, reasoning=4)
@@ -15,7 +15,7 @@ FOUND: Final = "These tools are on offer now"
 SAMPLES: Final[Mapping[str, Any]] = {"string": "Oslo", "integer": 7, "number": 0.5, "boolean": True, "null": None}
 
 
-def worker(received: Received) -> Reply:
+def worker(received: ReceivedRequest) -> Reply:
     """What follows from the request alone.
 
     Results of tools are told; tools that the last user's words name are called, and those that must be. A form is

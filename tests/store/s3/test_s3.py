@@ -14,7 +14,7 @@ from app.audit.check import Auditor
 from app.audit.export import Export
 from app.core.transparency.notes import Checkpoint, sign
 from app.engine.log_export import CheckpointExport, file_name
-from app.engine.retention import Pruning, archiving
+from app.engine.retention import Pruner, archiving
 from app.errors import ArchiveUnavailable, NotFound
 from app.providers.formats import adapter
 from app.store.archive import open_archive
@@ -87,7 +87,7 @@ async def test_runs_are_pruned_once_the_bucket_has_their_journals(
 
             async def prune(address: str) -> list[str]:
                 archive = archiving(address, endpoint, contents=False)
-                pruning = Pruning(store, journals, archive, now=runtime.context.now, name=str, pause=rest)
+                pruning = Pruner(store, journals, archive, now=runtime.context.now, name=str, pause=rest)
                 return (await pruning.prune(EVERYTHING)).files
 
             with pytest.raises(ArchiveUnavailable, match=r"s3://absent/.* cannot be written: NoSuchBucket"):
