@@ -89,6 +89,28 @@ FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
         message([{"type": "image_url", "image_url": {"url": "file:///" + CANARY}}]),
         "messages[0].content[0].image_url.url",
     ),
+    "an image part with a strange field": (
+        message([{"type": "image_url", "image_url": {"url": "https://x.test/a.png"}, "foo": CANARY}]),
+        "messages[0].content[0].foo",
+    ),
+    "an image with a strange field": (
+        message([{"type": "image_url", "image_url": {"url": "https://x.test/a.png", "foo": CANARY}}]),
+        "messages[0].content[0].image_url.foo",
+    ),
+    "a call without an id": (
+        message(None, "assistant", tool_calls=[{"type": "function", "function": {"name": "f", "arguments": "{}"}}]),
+        "messages[0].tool_calls[0].id",
+    ),
+    "a call whose id is a number": (
+        message(
+            None, "assistant", tool_calls=[{"id": 7, "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+        ),
+        "messages[0].tool_calls[0].id",
+    ),
+    "a choice with a strange field": (
+        chat_body(tool_choice={"type": "function", "function": {"name": "f"}, "foo": CANARY}),
+        "tool_choice.foo",
+    ),
     "svg image": (
         message([{"type": "image_url", "image_url": {"url": "data:image/svg+xml;base64,AA"}}]),
         "messages[0].content[0].image_url.url",
@@ -321,6 +343,7 @@ async def test_fields_that_are_wrong(gateway: GatewayStandIn, key: str, name: st
     [
         ("messages is a string", "'messages': it must be a list, not a string."),
         ("content is a number", "'messages[0].content': it must be a string or a list, not a number."),
+        ("a call whose id is a number", "'messages[0].tool_calls[0].id': it must be a string, not a number."),
         ("temperature too high", "'temperature': it must be at most 2."),
         ("temperature is a string", "'temperature': it must be a number, not a string."),
         ("max_tokens 1.5", "'max_tokens': it must be a whole number."),

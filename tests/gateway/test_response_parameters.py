@@ -397,6 +397,7 @@ async def test_a_choice_among_some_of_the_tools(stub: ProviderStub, client: http
     )
     choice["tools"][0]["name"] = "foo"  # type: ignore[index]
     error = (await post_response(client, tools=[ADD], tool_choice=choice)).json()["error"]
+    assert error["message"] == f"Invalid value for '{error['param']}': it names a tool that is not among tools."
     assert error["param"] == "tool_choice.tools"
 
 

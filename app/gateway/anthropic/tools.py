@@ -126,9 +126,16 @@ class KnownTool(WireModel):
         return KNOWN[self.type].schema
 
 
+def _tag_of(tool: object) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if isinstance(kind, str) and kind in KNOWN:
+        return "known"
+    return "custom"
+
+
 AnyTool = Annotated[
     Annotated[WireTool, Tag("custom")] | Annotated[KnownTool, Tag("known")],
-    Discriminator(lambda tool: "known" if isinstance(tool, dict) and tool.get("type") in KNOWN else "custom"),
+    Discriminator(_tag_of),
 ]
 
 

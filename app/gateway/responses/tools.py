@@ -192,11 +192,14 @@ def toolbox_of(
     tools = tuple(tools_on_offer(tuple(functions(requested, "tools")), searches, loaded, MOST_TOOLS))
     if not tools:
         if choice not in (None, "auto", "none"):
-            raise InvalidRequest("There are no tools to choose from.", param="tool_choice", code="invalid_value")
+            message = "Invalid value for 'tool_choice': there are no tools to choose from."
+            raise InvalidRequest(message, param="tool_choice", code="invalid_value")
         return NO_TOOLS
     names = {tool.name for tool in tools}
     if len(names) < len(tools):
-        raise InvalidRequest("Two tools have the same name.", param="tools", code="invalid_value")
+        raise InvalidRequest(
+            "Invalid value for 'tools': two tools have the same name.", param="tools", code="invalid_value"
+        )
     if len(tools) > MOST_TOOLS:
         message = f"At most {MOST_TOOLS} tools are on offer at once; of more, let a tool_search of your side find some."
         raise InvalidRequest(message, param="tools", code="array_above_max_length")
@@ -211,7 +214,8 @@ def toolbox_of(
 def _check_names(choices: Iterable[Named], names: set[str], param: str) -> set[str]:
     names_chosen = {tool.name for tool in choices}
     if not names_chosen <= names:
-        raise InvalidRequest("It names none of the tools.", param=param, code="invalid_value")
+        message = f"Invalid value for '{param}': it names a tool that is not among tools."
+        raise InvalidRequest(message, param=param, code="invalid_value")
     return names_chosen
 
 

@@ -373,14 +373,23 @@ def _code(kind: str, value: object) -> str:
 
 def _path(loc: Sequence[int | str], body: object) -> tuple[str, object]:
     """Return a location as callers write it, and the value that stands there. pydantic's names of union members are
-    left out, and so is all from a name that does not look like one."""
+    left out, and so is all from a name that does not look like one.
+
+    Of `{"type": "function", "function": {...}}` the first entry "function" is the union's member, and the next one is
+    the field.
+    """
     path, value = "", body
+    tagged_value: object = None
     if loc[-1] == "[key]":
         loc = loc[:-2]
     for place, entry in enumerate(loc):
         last = place == len(loc) - 1
-        if not last and isinstance(value, dict) and _is_tag(entry, loc[place + 1], value):
-            continue
+        if not last and isinstance(value, dict):
+            if value.get("type") == entry and value is not tagged_value:
+                tagged_value = value
+                continue
+            if _is_tag(entry, loc[place + 1], value):
+                continue
         if isinstance(entry, int) and isinstance(value, list) and entry < len(value):
             path, value = f"{path}[{entry}]", value[entry]
         elif isinstance(entry, str) and isinstance(value, dict) and (entry in value or last):
