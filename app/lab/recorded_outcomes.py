@@ -152,9 +152,10 @@ def _too_few(
 ) -> str:
     counts = Counter(model for row in rows for model in row.outcomes)
     outcomes = ", ".join(f"{counts[model]} of {model}" for model in models) or "none"
-    why = "; ".join(f"{count} were left out because {reason}" for reason, count in reasons.items())
+    facts = [f"outcomes: {outcomes}"]
+    facts += [f"{count} were left out because {reason}" for reason, count in reasons.items()]
     remedy = "Give more lines, a score for each (--scores FILE for logs), or leave out the files of incomplete models"
-    return f"{len(usable)} usable prompts, and {LEAST_ROWS} are needed (outcomes: {outcomes}; {why}). {remedy}."
+    return f"usable prompts: {len(usable)}, and {LEAST_ROWS} are needed ({'; '.join(facts)}). {remedy}."
 
 
 def _costs(
@@ -186,12 +187,15 @@ def _costs(
 
 def _csv(path: Path) -> Iterator[RecordedPrompt]:
     csv.field_size_limit(MOST_CHARS)
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets begin a file with a byte order mark
         lines = csv.DictReader(file)
-        header = [name for name in lines.fieldnames or () if name]
+        header = _header(lines, path)
         models = _models(header)
         if "prompt" not in header or not models:
             raise RecordsRefused(f"{path}:1: the first line must name the columns: prompt, and one for each model")
+        for name, count in Counter(header).items():
+            if count > 1:
+                raise RecordsRefused(f"{path}:1: {count} columns are named {name}; give each a name of its own")
         while (line := _next(lines, path)) is not None:
             place = f"{path}:{lines.line_num}"
             if not line["prompt"] or None in line or None in line.values():
@@ -202,13 +206,23 @@ def _csv(path: Path) -> Iterator[RecordedPrompt]:
             yield RecordedPrompt(line.get("id") or place, line["prompt"], outcomes)
 
 
+def _header(lines: "csv.DictReader[str]", path: Path) -> list[str]:
+    """Return the names of the columns; a column without a name is left out."""
+    try:
+        return [name for name in lines.fieldnames or () if name]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise _no_csv(path, 1, error) from None
+
+
 def _next(lines: "csv.DictReader[str]", path: Path) -> dict[str, str] | None:
     try:
         return next(lines, None)
     except (csv.Error, UnicodeDecodeError) as error:
-        raise RecordsRefused(
-            f"{path}:{lines.line_num + 1}: this is no CSV in UTF-8 ({error}); export it again"
-        ) from None
+        raise _no_csv(path, lines.line_num + 1, error) from None
+
+
+def _no_csv(path: Path, line: int, error: ValueError | csv.Error) -> RecordsRefused:
+    return RecordsRefused(f"{path}:{line}: this is no CSV in UTF-8 ({error}); export it again")
 
 
 def _models(header: Sequence[str]) -> list[str]:
@@ -239,7 +253,7 @@ def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 continue
             try:
                 value = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise RecordsRefused(f"{place}: the line is no JSON; write one JSON object on each line") from None
             if not isinstance(value, dict):
                 raise RecordsRefused(f"{place}: the line is no JSON object; {FORMATS}")

@@ -94,7 +94,10 @@ def routes(data: Dataset, cost_weight: float) -> Routes:
     strong = max(data.models, key=lambda model: (scores[model], -data.costs[model]))
     worthwhile = [model for model in data.models if model == strong or data.costs[model] < data.costs[strong]]
     if len(worthwhile) < 2:
-        raise RecordsRefused(f"{strong} is the best model and the cheapest one; there is nothing to choose")
+        raise RecordsRefused(
+            f"{strong} is the best model and the cheapest one; there is nothing to choose: send it every prompt, "
+            "or give costs with --cost MODEL=DOLLARS"
+        )
     by_cost = sorted(worthwhile, key=lambda model: data.costs[model])
     relative_costs = {model: data.costs[model] / data.costs[strong] for model in by_cost}
     return Routes(tuple(by_cost), relative_costs, cost_weight)

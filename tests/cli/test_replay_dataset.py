@@ -214,8 +214,11 @@ GOOD = '{"prompt": "p", "outcomes": {"a": {"score": 1}, "b": {"score": 0}}}\n'
             "the cost is -1; give a number that is not",
         ),
         ("x.jsonl", '{"prompt": "p", "model": "a", "score": 1, "propensity": 0}\n', "give a probability above 0"),
-        ("x.jsonl", GOOD, "1 usable prompts, and 20 are needed (outcomes: 1 of a, 1 of b"),
+        ("x.jsonl", "[" * 200_000, "x.jsonl:1: the line is no JSON; write one JSON object on each line"),
+        ("x.jsonl", GOOD, "usable prompts: 1, and 20 are needed (outcomes: 1 of a, 1 of b). Give more lines"),
         ("x.csv", "question,a\nx,1\n", "x.csv:1: the first line must name the columns: prompt, and one for each model"),
+        ("x.csv", "prompt,a,a,b\nx,1,0,1\n", "x.csv:1: 2 columns are named a; give each a name of its own"),
+        ("x.csv", "\N{BYTE ORDER MARK}prompt,a\n" + "x,1\n" * 30, "all outcomes are of a; give those of a second"),
         ("x.csv", "prompt,a,b\nx,1\n", "x.csv:2: the line has not 3 fields with a prompt; quote texts with commas"),
         ("x.csv", "prompt,a,b\nx,1,maybe\n", "x.csv:2, column b: the score is 'maybe'; give a number from 0 to 1"),
         ("x.csv", "prompt,a\n" + "x,1\n" * 30, "all outcomes are of a; give those of a second model, too"),
@@ -226,6 +229,13 @@ GOOD = '{"prompt": "p", "outcomes": {"a": {"score": 1}, "b": {"score": 0}}}\n'
 def test_garbage_is_refused_with_line_and_remedy(tmp_path: Path, name: str, text: str, message: str) -> None:
     (tmp_path / name).write_text(text)
     assert message in read_refusal(tmp_path / name)
+
+
+def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    for text in ("pr\xe9mpt,a\nx,1\n", "prompt,a\n" + "x,1\n" * 5_000 + "\xe9,1\n"):
+        path.write_text(text, encoding="latin-1")
+        assert "this is no CSV in UTF-8" in read_refusal(path)
 
 
 def test_files_that_are_not_there_and_wrong_options_are_refused(tmp_path: Path) -> None:
