@@ -4,12 +4,14 @@ import asyncio
 import json
 import re
 import shlex
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import app.lab
 from app.cli import storage
 from app.cli.commands import parse
 from app.cli.learning import train as command
@@ -162,6 +164,15 @@ def test_the_small_conductor_is_given_the_rollouts_too(tmp_path: Path, monkeypat
     for words in ([], ["--warm-start", rollouts(tmp_path), "--beta", "0.1"]):
         assert command.run(parse(["train", *words]), {}, lambda: 0.0) == 0
     assert [(beta, len(runs)) for beta, runs in orders] == [(0.3, 0), (0.1, 4)]
+
+
+def test_a_module_that_needs_an_extra_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "app.lab.train", raising=False)
+    monkeypatch.delattr(app.lab, "train", raising=False)
+    for name in ("app.lab.train", "app.lab.train:run"):
+        with pytest.raises(ConfigInvalid, match="torch is not installed"):
+            command.import_object(name)
 
 
 def test_the_commands_of_the_page_are_understood() -> None:

@@ -41,6 +41,8 @@ def _check_rounds(args: Arguments) -> None:
 
 def import_object(name: str) -> Any:
     """Import an object by its name. Raises `ConfigInvalid` if that needs an extra that is not installed."""
+    if ":" not in name:
+        name += ":"  # else `resolve_name` takes a module that cannot be imported for an attribute that is missing
     try:
         return resolve_name(name)
     except ModuleNotFoundError as error:
