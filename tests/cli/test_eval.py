@@ -121,7 +121,12 @@ def test_rows_of_something_else_are_refused(home: Path, capsys: pytest.CaptureFi
     assert baton("--report", "--with", "two") == 2
     assert "rows of 2 task sets cannot be compared" in capsys.readouterr().err
     assert baton("--report", "--against", "moa:3") == 2
-    assert baton("--report", "--out", "nowhere") == 2
+    assert "--against: there is no row of baton-ultra:moa:3; there are rows of baton-ultra" in capsys.readouterr().err
+    assert baton("--report", "--arms", "moa:3") == 2
+    assert "--arms: there are no rows of these; there are rows of baton-ultra" in capsys.readouterr().err
+    for words in (["--out", "nowhere"], ["--with", "nowhere"]):
+        assert baton("--report", *words) == 2
+        assert "nowhere: there are no rows of an evaluation" in capsys.readouterr().err
     assert baton(*FEW, "random", "--tier", "baton-maxi", "--out", "three") == 2
 
 

@@ -254,29 +254,40 @@ def _report(args: Arguments, out: Path) -> None:
     console.print(places, markup=False)
 
 
-def _table(args: Arguments, folders: Sequence[Path]) -> Table:
+def _comparable_rows(folders: Sequence[Path]) -> list[Measure]:
+    """Return the rows of all folders. Raises `ConfigInvalid` if they cannot be compared."""
     rows: list[Measure] = []
+    faults: list[str] = []
     for folder in folders:
-        rows += by_place(folder).values()
-    faults = incompatibilities(rows)
+        measures = by_place(folder)
+        rows += measures.values()
+        if not measures:
+            faults.append(f"{folder}: there are no rows of an evaluation; name a folder that has rows.jsonl")
+    faults += incompatibilities(rows)
     duplicates = len(rows) - len({row.place for row in rows})
     if duplicates:
         faults.append(f"--with: {duplicates} rows are of the same task, arm and repeat; compare folders of other arms")
     if faults:
         raise ConfigInvalid(faults)
+    return rows
+
+
+def _table(args: Arguments, folders: Sequence[Path]) -> Table:
+    rows = _comparable_rows(folders)
     arms = sorted({row.arm for row in rows})
     if args.arms is not None:
         models = [model_id(name, args.tier) for name in _arms_of_option(args.arms)]
-        arms = [arm for arm in dict.fromkeys(models) if arm in arms]
-    reference = ""
+        measured_arms, arms = arms, [arm for arm in dict.fromkeys(models) if arm in arms]
+        if not arms:
+            raise ConfigInvalid([f"--arms: there are no rows of these; there are rows of {', '.join(measured_arms)}"])
     if args.against is not None:
         reference = model_id(args.against, args.tier)
     elif args.tier in arms:
         reference = args.tier
-    elif arms:
+    else:
         reference = arms[0]
     if reference not in arms:
-        raise ConfigInvalid([f"--against: there is no row of {reference or 'any arm'}"])
+        raise ConfigInvalid([f"--against: there is no row of {reference}; there are rows of {', '.join(arms)}"])
     try:
         return table(rows, arms, reference, args.seed, args.resamples)
     except ValueError as error:

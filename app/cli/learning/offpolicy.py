@@ -302,7 +302,10 @@ def _print(decisions: JournaledDecisions, judgements: Sequence[Judgement]) -> No
             arms |= set(row.decision.candidates)
         console.print(f"No decision had that choice. The arms are: {', '.join(sorted(arms))}", markup=False)
     elif not judgements:
-        console.print("There are no rated runs whose plan was left to chance.")
+        console.print(
+            "There are no rated runs whose plan was drawn at random. Rate runs of a tier with a selector that "
+            "explores, or with a model that conducts at temperature 1."
+        )
     for reason, count in sorted(decisions.skip_counts.items()):
         console.print(f"rated, but not usable: {count}, because {reason}", markup=False)
 
