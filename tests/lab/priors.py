@@ -59,11 +59,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first", type=int, default=0, help="the first of the seeds")
     parser.add_argument("--held-out", type=int, default=1_000, help="prompts that the selector is judged by")
+    parser.add_argument("--setting", choices=list(SETTINGS), help="only this setting; else all")
     parser.add_argument("--runs", type=int, default=0, help="rated runs in the rehearsal world; 0: none")
     options = parser.parse_args()
     data, features_by_row = read([options.path], {}, {}), dict[int, Features]()
     plan = Plan(RATINGS, options.held_out, range(options.first, options.first + options.seeds), COST_WEIGHT)
     for name, priors in SETTINGS.items():
+        if options.setting not in (None, name):
+            continue
         with patch.object(posterior, "VARIANCES", priors):
             results = replay_selector(data, plan, features_by_row)
             gain = f", {rehearse(options.runs):.1%} of the gain" if options.runs else ""
