@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from app.core.pool import breaker
-from app.core.pool.breaker import NO_TIME, Breaker, Offer, Place, State, Verdict
+from app.core.pool.breaker import NO_TIME, Breaker, CallEnd, Offer, Place, State, Verdict
 from app.core.pool.catalog import Catalog, ProviderSpec, Worker
 from app.core.records import record
 from app.core.run.events import CallFinished
@@ -260,7 +260,7 @@ class Health:
         """Note the end of a call that this process made. `began` is a time of `monotonic`, `retry_after` the seconds of
         the reply's Retry-After, and `extra` as in `WorkerChoice`."""
         self._remember(call)
-        self._note_call(worker, verdict, began, retry_after, extra=extra)
+        self._note_call(worker, CallEnd(verdict, began, retry_after, extra))
 
     def note_journaled(self, name: str, finished: CallFinished, age: float = 0.0) -> None:
         """Note the outcome of a call that was journaled `age` seconds ago. Calls of other processes count like those of
@@ -272,29 +272,19 @@ class Health:
         verdict = finished.blamed
         if finished.outcome == "ok":
             verdict = "good"
-        self._note_call(worker, verdict, self._monotonic() - age - finished.seconds, finished.retry_after, age=age)
+        began = self._monotonic() - age - finished.seconds
+        self._note_call(worker, CallEnd(verdict, began, finished.retry_after, age=age))
 
     def _remember(self, call: str) -> None:
         if len(self._counted_calls) >= MOST_COUNTED_CALLS:
             del self._counted_calls[next(iter(self._counted_calls))]
         self._counted_calls[call] = None
 
-    def _note_call(
-        self,
-        worker: Worker,
-        verdict: Verdict,
-        began: float,
-        retry_after: float | None,
-        *,
-        extra: bool = False,
-        age: float = 0.0,
-    ) -> None:
+    def _note_call(self, worker: Worker, end: CallEnd) -> None:
         now, before = self._monotonic(), self._breaker_of(_key(worker))
-        if verdict == "good":
+        if end.verdict == "good":
             self.note_sign_of_life(worker)
-        after = breaker.after_call(
-            before, verdict, began=began, now=now, chance=self._random(), retry_after=retry_after, extra=extra, age=age
-        )
+        after = breaker.after_call(before, end, now=now, chance=self._random())
         self._keep(worker, before, after, now)
 
     def _keep(self, worker: Worker, before: Breaker, after: Breaker, now: float) -> None:

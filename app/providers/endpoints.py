@@ -90,16 +90,12 @@ class Endpoints:
         verdict: Verdict = "good"
         if error is not None:
             verdict = VERDICTS.get(type(error), "silent")
+        retry_after = None
+        if error is not None:
+            retry_after = error.retry_after
         before = member.breaker
-        member.breaker = breaker.after_call(
-            before,
-            verdict,
-            began=began,
-            now=now,
-            chance=self._chance(),
-            retry_after=error.retry_after if error is not None else None,
-            tolerated=TOLERATED,
-        )
+        end = breaker.CallEnd(verdict, began, retry_after)
+        member.breaker = breaker.after_call(before, end, now=now, chance=self._chance(), tolerated=TOLERATED)
         if self.on_ejection and member.breaker.reason and member.breaker.since != before.since:
             self.on_ejection(member.spec.name, member.breaker.reason)
         if error is not None and verdict != "silent":

@@ -24,6 +24,7 @@ from app.core.pool.breaker import (
     SHORTEST_EJECTION_SECONDS,
     WINDOW_SECONDS,
     Breaker,
+    CallEnd,
     Offer,
     Pick,
     Place,
@@ -42,7 +43,7 @@ PLACES = st.sampled_from(["first", "retry", "replacement"])
 
 def end_call(breaker: Breaker, verdict: Verdict, now: float, *, took: float = 0.0, chance: float = 0.5) -> Breaker:
     """A call of `took` seconds ends now."""
-    return after_call(breaker, verdict, began=now - took, now=now, chance=chance)
+    return after_call(breaker, CallEnd(verdict, now - took), now=now, chance=chance)
 
 
 def failing(times: int, now: float = 0.0, breaker: Breaker = NEW, chance: float = 0.5) -> Breaker:
@@ -97,21 +98,21 @@ def test_a_rate_limit_without_a_time_counts_like_any_failure(verdict: Verdict) -
     ("wait_seconds", "seconds"), [(0.5, 0.5), (20.0, 20.0), (86_400.0, LONGEST_RATE_LIMIT_SECONDS)]
 )
 def test_a_rate_limit_ejects_at_once_for_as_long_as_it_says(wait_seconds: float, seconds: float) -> None:
-    breaker = after_call(Breaker(), "rate_limited", began=0.0, now=1.0, chance=0.9, retry_after=wait_seconds)
+    breaker = after_call(Breaker(), CallEnd("rate_limited", 0.0, wait_seconds), now=1.0, chance=0.9)
     assert breaker.objection(1.0) == "rate_limited"
     assert breaker.until == 1.0 + seconds
     assert breaker.ejections == 0, "the next outlier's ejection is a first one"
 
 
 def test_a_rate_limit_of_no_time_at_all_is_a_failure() -> None:
-    assert after_call(Breaker(), "rate_limited", began=0.0, now=1.0, chance=0.9, retry_after=0.0).state(1.0) == "closed"
+    assert after_call(Breaker(), CallEnd("rate_limited", 0.0, 0.0), now=1.0, chance=0.9).state(1.0) == "closed"
 
 
 def test_a_late_rate_limit_makes_an_ejection_longer_and_never_shorter() -> None:
     breaker = open_for(10.0)
-    longer = after_call(breaker, "rate_limited", began=-5.0, now=1.0, chance=0.0, retry_after=60.0)
+    longer = after_call(breaker, CallEnd("rate_limited", -5.0, 60.0), now=1.0, chance=0.0)
     assert (longer.reason, longer.until) == ("failing", 61.0)
-    assert after_call(longer, "rate_limited", began=-5.0, now=2.0, chance=0.0, retry_after=1.0).until == 61.0
+    assert after_call(longer, CallEnd("rate_limited", -5.0, 1.0), now=2.0, chance=0.0).until == 61.0
 
 
 def test_a_wrong_key_ejects_at_once_and_for_longer() -> None:
@@ -154,7 +155,7 @@ def test_after_a_calm_time_the_next_ejection_is_a_first_one() -> None:
 @given(VERDICTS, st.floats(-5, 5))
 def test_news_from_before_the_last_change_changes_nothing(verdict: Verdict, now: float) -> None:
     breaker = replace(Breaker(), since=6.0, failures=FAILURES_IN_A_ROW - 1)
-    assert after_call(breaker, verdict, began=now, now=7.0, chance=0.0) == breaker
+    assert after_call(breaker, CallEnd(verdict, now), now=7.0, chance=0.0) == breaker
 
 
 def test_cancelled_and_refused_calls_never_count() -> None:
@@ -204,7 +205,7 @@ def test_a_probe_that_fails_opens_it_again() -> None:
 
 def test_a_rate_limited_probe_opens_it_for_as_long_as_it_says() -> None:
     probing = before_call(open_for(10.0), "first", 10.0)
-    again = after_call(probing, "rate_limited", began=10.0, now=11.0, chance=0.0, retry_after=7.0)
+    again = after_call(probing, CallEnd("rate_limited", 10.0, 7.0), now=11.0, chance=0.0)
     assert (again.reason, again.until) == ("rate_limited", 18.0)
 
 
@@ -217,7 +218,7 @@ def test_a_probe_that_says_nothing_lets_the_next_one_through() -> None:
 def test_the_end_of_an_older_call_does_not_end_the_probe() -> None:
     probing = before_call(open_for(10.0), "first", 10.0)
     for verdict in ("silent", "failing", "good"):
-        ended = after_call(probing, verdict, began=-1.0, now=10.5, chance=0.0)
+        ended = after_call(probing, CallEnd(verdict, -1.0), now=10.5, chance=0.0)
         assert ended.objection(10.5) == "probing"
 
 
@@ -254,7 +255,7 @@ def test_nobody_waits_for_scouts_that_came_back_without_a_word() -> None:
     for left in range(FREE_RETRIES, 0, -1):
         assert breaker.awaits_scouts(1.0), f"{left} are out"
         breaker = (
-            after_call(breaker, "silent", began=0.0, now=1.0, chance=0.0, extra=True)
+            after_call(breaker, CallEnd("silent", 0.0, extra=True), now=1.0, chance=0.0)
             if left > 1
             else call_not_made(breaker, extra=True)
         )
@@ -290,7 +291,7 @@ def test_in_a_storm_attempts_beyond_the_first_stay_within_the_share(
                 FREE_RETRIES, RETRY_SHARE * sum(at > now - WINDOW_SECONDS for at in firsts)
             )
         if fails:
-            breaker = after_call(breaker, "failing", began=now, now=now, chance=0.0)
+            breaker = after_call(breaker, CallEnd("failing", now), now=now, chance=0.0)
 
 
 def test_at_high_traffic_the_share_is_exact() -> None:
@@ -439,9 +440,7 @@ def test_every_history_keeps_to_the_arrows(
         before = worker_breaker.state(now)
         wait_seconds = 9.0 if asks else None
         worker_breaker = before_call(worker_breaker, "first", now) if pause else worker_breaker
-        worker_breaker = after_call(
-            worker_breaker, verdict, began=now - took, now=now, chance=chance, retry_after=wait_seconds
-        )
+        worker_breaker = after_call(worker_breaker, CallEnd(verdict, now - took, wait_seconds), now=now, chance=chance)
         after = worker_breaker.state(now)
         assert after in ARROWS[before]
         assert before == "closed" or after != "closed" or verdict == "good"

@@ -165,36 +165,39 @@ def call_not_made(breaker: Breaker, *, extra: bool = False) -> Breaker:
     return replace(breaker, probe_until=NEVER)
 
 
-def after_call(
-    breaker: Breaker,
-    verdict: Verdict,
-    *,
-    began: float,
-    now: float,
-    chance: float,
-    retry_after: float | None = None,
-    extra: bool = False,
-    age: float = 0.0,
-    tolerated: int = FAILURES_IN_A_ROW,
-) -> Breaker:
-    """Return the breaker after a call that began at `began` and ended `age` seconds ago.
+@record(frozen=True, slots=True)
+class CallEnd:
+    """The end of a call, as far as a breaker is concerned with it."""
 
-    `retry_after` is the provider's Retry-After in seconds; `extra` says that the call was not its step's first;
-    `tolerated` failures in a row eject.
-    """
-    if extra:
+    verdict: Verdict
+    began: float
+    """When the call began, on the clock of the breaker."""
+    retry_after: float | None = None
+    """The provider's Retry-After, in seconds."""
+    extra: bool = False
+    """True if the call was not its step's first."""
+    age: float = 0.0
+    """The seconds that have passed since the end."""
+
+
+def after_call(
+    breaker: Breaker, end: CallEnd, *, now: float, chance: float, tolerated: int = FAILURES_IN_A_ROW
+) -> Breaker:
+    """Return the breaker after a call. `tolerated` failures in a row eject."""
+    verdict, began = end.verdict, end.began
+    if end.extra:
         breaker = _without_scout(breaker)
     if breaker.reason and began >= breaker.until:
         breaker = call_not_made(breaker)
-    if verdict == "rate_limited" and retry_after:
-        remaining_seconds = min(retry_after, LONGEST_RATE_LIMIT_SECONDS) - age
+    if verdict == "rate_limited" and end.retry_after:
+        remaining_seconds = min(end.retry_after, LONGEST_RATE_LIMIT_SECONDS) - end.age
         if remaining_seconds > 0:
             return _record_rate_limit(breaker, now, remaining_seconds)
         return breaker
     if verdict == "silent" or began < breaker.since:
         return breaker
     if verdict == "good":
-        return _record_success(breaker, now - age - began, now)
+        return _record_success(breaker, now - end.age - began, now)
     if breaker.state(now) == "open":
         return breaker
     failed = replace(breaker, failures=breaker.failures + 1, slices=_add_counts(breaker.slices, now, bad=1))
