@@ -50,7 +50,10 @@ def inside(state: RunState, parent: int, *steps: Step, mode: Mode = "first", clo
     """The same with a plan for a step of the conductor's; the last of its steps answers."""
     number, base, around = state.proposal_count, len(state.steps), state.steps[parent]
     opened = drafts.plan_opened(
-        Propose(number, base, mode, state.round, parent, nested_step_limit(state, parent)), "model", POOL, False
+        Propose(number, base, mode, state.round, parent, nested_step_limit(state, parent)),
+        "model",
+        POOL,
+        instant=False,
     )
     written = [opened]
     for place, step in enumerate(steps):

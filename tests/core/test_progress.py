@@ -358,7 +358,7 @@ def test_what_was_not_asked_for_the_answer_or_failed_otherwise_does_not_stand_in
 
 
 def test_no_step_begins_before_a_plan_that_waits_is_accepted() -> None:
-    opened = drafts.plan_opened(Propose(0, 0, "first"), "model", POOL, instant=False, waits=True)
+    opened = replace(drafts.plan_opened(Propose(0, 0, "first"), "model", POOL, instant=False), waits=True)
     steps = plan_facts(seeing(), seeing(0))[1:]
     assert decide(state_of(opened, *steps[:-1]), 0.0) == ()
     assert decide(state_of(opened, *steps), 0.0) == (Queue((0,)),)

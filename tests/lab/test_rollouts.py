@@ -14,7 +14,7 @@ from app.cli.arguments import Arguments
 from app.cli.commands import parse
 from app.cli.learning import rollouts as command
 from app.core.message.chat import Message, Task, Text
-from app.core.rating.feedback import Feedback, derive_feedback
+from app.core.rating.feedback import Feedback, identify
 from app.core.run.events import Kind
 from app.errors import ConfigInvalid
 from app.lab.journal_rollouts import RolloutFilter, score_of
@@ -56,11 +56,12 @@ async def ask(runtime: Runtime, text: str = "Why?", tier: str = "baton-ultra", *
 
 
 async def rate(runtime: Runtime, run: str, score: float, kind: str = "grader") -> None:
-    await runtime.context.store.rate(derive_feedback(run, "tenant", 5.0, kind, "exact", "1", score=score))  # type: ignore[arg-type]
+    rating = Feedback("", run, "tenant", "", 5.0, kind, "exact", "1", score)  # type: ignore[arg-type]
+    await runtime.context.store.rate(identify(rating))
 
 
 async def collect(runtime: Runtime, rollout_filter: RolloutFilter = AGREED) -> tuple[list[Rollout], Counter[str]]:
-    return await command.collect(runtime.pool.loaded.settings, rollout_filter, None)
+    return await command.collect(runtime.pool.configuration.settings, rollout_filter, None)
 
 
 async def test_a_conductor_that_might_take_steps_itself_is_another_one(runtime: Runtime) -> None:

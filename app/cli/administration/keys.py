@@ -85,10 +85,10 @@ async def _add(settings: Settings, args: Arguments, now: float) -> None:
         name=args.name,
         scopes=scopes_of(args.roles, args.scopes) or ROLES["caller"],
         now=now,
-        expires_at=expires_at,
     )
     row = replace(
         row,
+        expires_at=expires_at,
         tiers=frozenset(args.tiers),
         labels=frozenset(args.labels),
         max_usd=args.usd,

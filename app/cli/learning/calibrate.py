@@ -29,7 +29,7 @@ from app.core.message.chat import Message, Role, Text, Usage
 from app.core.pool.catalog import Catalog, Limits, Tier, Worker
 from app.core.pool.policy import Overrides, input_bound, worst_case
 from app.core.rating.calibration import SOURCE, Rate, Trial, are_indistinguishable, of_worker, rates
-from app.core.rating.feedback import derive_feedback
+from app.core.rating.feedback import Feedback, identify
 from app.core.rating.forecast import OUTPUT_TOKENS
 from app.engine.delivery.messages import TurnEnd
 from app.engine.runs.admission import Order
@@ -247,10 +247,18 @@ async def _try(runtime: Runtime, task: Assignment, progress: CalibrationProgress
     grade = await asyncio.to_thread(task.built_in.grader.grade, end.answer)
     trial = _trial(task, end, now(), grade.score)
     await runtime.context.store.note_trial(trial)
-    rating = derive_feedback(
-        trial.run, "default", trial.at, "grader", SOURCE, trial.version, score=trial.score, by=trial.task
+    rating = Feedback(
+        id="",
+        run=trial.run,
+        tenant="default",
+        key="",
+        at=trial.at,
+        kind="grader",
+        source=SOURCE,
+        version=trial.version,
+        score=trial.score,
     )
-    await runtime.context.store.rate(rating)
+    await runtime.context.store.rate(identify(rating, rule=trial.task))
     progress.trials.append(trial)
 
 

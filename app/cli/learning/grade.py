@@ -18,7 +18,7 @@ from app.cli.arguments import Arguments
 from app.cli.learning import task_set
 from app.cli.learning.sandbox import Sandbox
 from app.core.message.chat import Message, task_from_json
-from app.core.rating.feedback import SIGNS, Feedback, derive_feedback, repeats, sign
+from app.core.rating.feedback import SIGNS, Feedback, identify, repeats, sign
 from app.core.run.events import Event, RunAdmitted, RunSucceeded, facts
 from app.core.run.kinds import COPIES
 from app.errors import ConfigInvalid
@@ -179,9 +179,18 @@ async def _grade(
         return
     for rule in fitting:
         grade = await asyncio.to_thread(rule.grader.grade, answer)
-        about = {"score": grade.score, "by": rule.grader_text}
-        rating = derive_feedback(row.id, row.tenant, now, "grader", rule.grader.kind, grading.VERSION, **about)
-        report.ratings.append(rating)
+        rating = Feedback(
+            id="",
+            run=row.id,
+            tenant=row.tenant,
+            key="",
+            at=now,
+            kind="grader",
+            source=rule.grader.kind,
+            version=grading.VERSION,
+            score=grade.score,
+        )
+        report.ratings.append(identify(rating, rule=rule.grader_text))
 
 
 async def _answer(store: Store, row: RunRow, end: RunSucceeded) -> str | None:
@@ -204,7 +213,18 @@ def _signs(ended_run: EndedRun, later: EndedRun | None, now: float) -> Iterator[
             names.append("regenerated")
     for name in names:
         if name:
-            yield derive_feedback(row.id, row.tenant, now, "implicit", name, SIGNS, label=name)
+            rating = Feedback(
+                id="",
+                run=row.id,
+                tenant=row.tenant,
+                key="",
+                at=now,
+                kind="implicit",
+                source=name,
+                version=SIGNS,
+                label=name,
+            )
+            yield identify(rating)
 
 
 # -- printing

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from app.core.message.chat import Message
-from app.core.records import record
+from app.core.records import copy_with, record
 from app.core.run.events import Event, Kind, RunCancelAsked, facts
 
 FeedbackKind = Literal["explicit", "grader", "implicit"]
@@ -39,14 +39,12 @@ class Feedback:
     """Content: it is erased with the run's."""
 
 
-def derive_feedback(
-    run: str, tenant: str, at: float, kind: FeedbackKind, source: str, version: str, **more: object
-) -> Feedback:
-    """Return a rating that a program finds: the same one however often it is found. `more` are `score`, `label` and
-    `by`, the rule in full, which distinguishes graders of one kind."""
-    rule = str(more.pop("by", ""))
-    named = hashlib.sha256("\0".join((run, kind, source, version, rule)).encode()).hexdigest()[:32]
-    return Feedback(f"fb_{named}", run, tenant, "", at, kind, source, version, **more)  # type: ignore[arg-type]
+def identify(rating: Feedback, rule: str = "") -> Feedback:
+    """Return a program's rating with its id: the same one however often the program finds it. `rule` is the grader's
+    rule in full, which distinguishes graders of one kind."""
+    parts = (rating.run, rating.kind, rating.source, rating.version, rule)
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return copy_with(rating, id=f"fb_{digest[:32]}")
 
 
 def sign(events: Sequence[Event]) -> str:

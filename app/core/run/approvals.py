@@ -19,6 +19,7 @@ from typing import Any
 from app.core.plan.digest import digest
 from app.core.pool.catalog import ApprovalTerms, Catalog, Worker
 from app.core.records import record
+from app.core.run.events import RunAwaitingApproval
 
 PRICE, FURTHER = "price", "further_plan"
 """Reasons: the plan may cost more than its run may without an approval; an earlier plan of the run needed one."""
@@ -72,20 +73,17 @@ def fingerprints(catalog: Catalog, names: Iterable[str]) -> dict[str, str]:
     return {name: fingerprint(catalog, workers[name]) for name in names if name in workers}
 
 
-def subject_digest(
-    run: str, task: str, plan: str, proposal: int, catalog: str, price: int | None, workers: Mapping[str, str]
-) -> str:
-    """Return the SHA-256 of exactly what is to be approved. `task` and `catalog` are the ref and the digest of
-    these."""
+def subject_digest(run: str, task: str, question: RunAwaitingApproval) -> str:
+    """Return the SHA-256 of exactly what is to be approved in a run. `task` is the ref of its task."""
     form: dict[str, Any] = {
         "version": 1,
         "run": run,
         "task": task,
-        "plan": plan,
-        "proposal": proposal,
-        "pool": catalog,
-        "price_usd_micros": price,
-        "workers": dict(workers),
+        "plan": question.plan,
+        "proposal": question.proposal,
+        "pool": question.catalog,
+        "price_usd_micros": question.price,
+        "workers": dict(question.workers),
     }
     return digest(form)
 

@@ -1,8 +1,7 @@
 """The facts that a driver writes where they follow from its state or its command; `events.py` has the records."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from app.core.plan.digest import plan_digest
 from app.core.plan.workflow import Step, asks_for_answer, topology
@@ -35,23 +34,9 @@ MOST_REASONS = 50
 """Reasons that are kept of a rejected plan."""
 
 
-def plan_opened(
-    command: Propose,
-    conductor: str,
-    order: Sequence[str],
-    instant: bool,
-    *,
-    decision: Mapping[str, Any] | None = None,
-    ejected: Mapping[str, str] | None = None,
-    waits: bool = False,
-    reasons: bool = False,
-) -> PlanOpened:
-    """`conductor` is asked, with `reasons` also for those of its plan, and is shown the workers in this order;
-    `decision` is that of a selector.
-
-    `ejected` are workers of the run's pool that this engine leaves out because they fail, with the reasons. `waits`
-    says that no step begins before the plan is accepted.
-    """
+def plan_opened(command: Propose, conductor: str, order: Sequence[str], *, instant: bool) -> PlanOpened:
+    """Return the opening of the plan that a command wants. `conductor` is asked for it, and is shown the workers in
+    this order."""
     return PlanOpened(
         proposal=command.number,
         base=command.base,
@@ -60,12 +45,8 @@ def plan_opened(
         round=command.round,
         order=tuple(order),
         instant=instant,
-        decision=decision,
         parent=command.parent,
         room=command.room,
-        ejected=ejected or None,
-        waits=waits,
-        reasons=reasons,
     )
 
 
@@ -199,26 +180,22 @@ def run_awaiting_approval(
 ) -> RunAwaitingApproval:
     """Return the question for the approval of a plan: what it is about, and when the wait is over. An approval can
     allow the workers of the run's pool as the catalog has them now."""
-    plan = digest_of(state, proposal)
-    workers = approvals.fingerprints(catalog, state.admitted.pool)
-    task = state.admitted.task
-    return RunAwaitingApproval(
+    question = RunAwaitingApproval(
         turn=state.turn.number,
         proposal=proposal.number,
-        digest=approvals.subject_digest(
-            state.run, task, plan, proposal.number, catalog.digest, proposal.price, workers
-        ),
-        plan=plan,
+        digest="",
+        plan=digest_of(state, proposal),
         until=until,
         seconds=seconds,
         reasons=proposal.needs,
         price=proposal.price,
-        workers=workers,
+        workers=approvals.fingerprints(catalog, state.admitted.pool),
         catalog=catalog.digest,
         discloses=_access_by_worker(state.steps_of(proposal)),
         usd=state.usd,
         notifies=notifies,
     )
+    return copy_with(question, digest=approvals.subject_digest(state.run, state.admitted.task, question))
 
 
 def _access_by_worker(steps: Iterable[StepState]) -> dict[str, list[str | int]]:

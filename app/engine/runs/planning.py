@@ -161,13 +161,10 @@ class Planner:
         decided = None
         if decision is not None:
             decided = decision.body()
-        opened = drafts.plan_opened(
-            command,
-            planned_by,
-            names,
-            is_instant,
+        opened = replace(
+            drafts.plan_opened(command, planned_by, names, instant=is_instant),
             decision=decided,
-            ejected=self._ejected.get(command.number),
+            ejected=self._ejected.get(command.number) or None,
             waits=not conductor.instant and self._has_to_wait(state, brief),
             reasons=brief.reasons,
         )

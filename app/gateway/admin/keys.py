@@ -210,13 +210,13 @@ def _mint_key(
             name=key_request.name,
             scopes=scopes_of(key_request.roles, key_request.scopes) or ROLES["caller"],
             now=now,
-            expires_at=expires_at,
             public=public_id,
         )
     except ConfigInvalid:
         raise InvalidRequest("There is no scope of a name in 'scopes'.", param="scopes", code="invalid_value") from None
     row = replace(
         row,
+        expires_at=expires_at,
         tiers=frozenset(key_request.tiers),
         labels=frozenset(key_request.labels),
         max_usd=max_usd,

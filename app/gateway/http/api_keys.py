@@ -36,7 +36,6 @@ def mint(
     name: str,
     scopes: Iterable[str],
     now: float,
-    expires_at: float | None = None,
     public: str | None = None,
 ) -> tuple[str, KeyRow]:
     """Return a new key: the string that is shown once, and the row that is stored. `ConfigInvalid` for an unknown
@@ -46,19 +45,10 @@ def mint(
     """
     public = public or secrets.token_hex(8)
     key = f"bt_{public}_{secrets.token_urlsafe(32)}"
-    return key, adopt(key, pepper, tenant=tenant, name=name, scopes=scopes, now=now, expires_at=expires_at)
+    return key, adopt(key, pepper, tenant=tenant, name=name, scopes=scopes, now=now)
 
 
-def adopt(
-    key: str,
-    pepper: bytes,
-    *,
-    tenant: str,
-    name: str,
-    scopes: Iterable[str],
-    now: float,
-    expires_at: float | None = None,
-) -> KeyRow:
+def adopt(key: str, pepper: bytes, *, tenant: str, name: str, scopes: Iterable[str], now: float) -> KeyRow:
     """Return the row for a key chosen elsewhere (`BATON_BOOTSTRAP_KEY`); `ConfigInvalid` if it has not a key's form."""
     faults: list[str] = []
     parts = KEY_FORMAT.fullmatch(key)
@@ -77,7 +67,6 @@ def adopt(
         pepper=pepper_mark(pepper),
         scopes=frozenset(scopes),
         created_at=now,
-        expires_at=expires_at,
     )
 
 
