@@ -33,11 +33,11 @@ def admin_context(runtime: Runtime, *, has_engine: bool) -> AdminContext:
         return read_catalog_text(text, POSTED)
 
     def versions(conductor: str) -> Sequence[str]:
-        with conductor_servers(runtime.pool.loaded, conductor) as servers:
+        with conductor_servers(runtime.pool.configuration, conductor) as servers:
             return find_common_models(servers)
 
     state = runtime.pool.health.state if has_engine else None
-    settings = runtime.pool.loaded.settings
+    settings = runtime.pool.configuration.settings
     return AdminContext(
         runtime.gateway, read_pool, versions, trusted_signers(settings), people=_people(runtime, settings), state=state
     )

@@ -11,22 +11,22 @@ from app.providers.vllm import Management
 
 
 @contextmanager
-def conductor_servers(loaded: Configuration, conductor: str) -> Iterator[tuple[Management, ...]]:
+def conductor_servers(configuration: Configuration, conductor: str) -> Iterator[tuple[Management, ...]]:
     """Yield the management interfaces of a conductor's servers, at least one. `ConfigInvalid` where it has none."""
-    worker = loaded.catalog.workers.get(conductor)
+    worker = configuration.catalog.workers.get(conductor)
     if worker is None:
         raise ConfigInvalid([f"{conductor}: there is no such worker in the pool file"])
-    spec = loaded.catalog.providers[worker.provider]
+    spec = configuration.catalog.providers[worker.provider]
     if spec.format != "openai":
         raise ConfigInvalid([f"{conductor}: its provider speaks {spec.format}, and only vLLM can be managed"])
-    provider_key = loaded.secrets.get(worker.provider)
+    provider_key = configuration.secrets.get(worker.provider)
     urls_and_keys = [(spec.base_url, provider_key)]
     if spec.endpoints:
         urls_and_keys = []
         for endpoint in spec.endpoints:
             name = endpoint_secret(spec.name, endpoint.name)
-            urls_and_keys.append((endpoint.base_url, loaded.secrets.get(name, provider_key)))
-    credentials = secret_text(loaded.proxy_credentials.get(worker.provider))
+            urls_and_keys.append((endpoint.base_url, configuration.secrets.get(name, provider_key)))
+    credentials = secret_text(configuration.proxy_credentials.get(worker.provider))
     with ExitStack() as stack:
         servers = []
         for base_url, key in urls_and_keys:

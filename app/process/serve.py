@@ -83,14 +83,14 @@ class Announcement:
 
 
 async def serve(
-    loaded: Configuration, environ: Mapping[str, str], roles: Roles, announce: Callable[[Announcement], None]
+    configuration: Configuration, environ: Mapping[str, str], roles: Roles, announce: Callable[[Announcement], None]
 ) -> None:
     """Run the process until it gets a SIGTERM or SIGINT."""
-    check_roles(loaded, is_whole_service=roles.is_whole_service)
+    check_roles(configuration, is_whole_service=roles.is_whole_service)
     stopping = asyncio.Event()
     stop_steps, stop_runs = asyncio.Event(), asyncio.Event()
     gc_policy.collect_and_freeze()
-    async with open_runtime(loaded) as runtime, asyncio.TaskGroup() as group:
+    async with open_runtime(configuration) as runtime, asyncio.TaskGroup() as group:
         _on_signals(runtime, environ, stopping)
         group.create_task(_drain(runtime, roles, stopping))
         await runtime.clock.read_at_start()
@@ -109,13 +109,17 @@ async def serve(
         run_tasks.append(group.create_task(runtime.webhooks.run(stop_runs)))
         _start_background_tasks(group, runtime, roles, stopping)
         if roles.dispatcher:
-            _start_engine_tasks(group, runtime, loaded.settings, stopping)
-            group.create_task(Sealer(runtime.context, log_signers(loaded.settings)).run(stop_runs))
+            _start_engine_tasks(group, runtime, configuration.settings, stopping)
+            group.create_task(Sealer(runtime.context, log_signers(configuration.settings)).run(stop_runs))
         try:
-            if roles.gateway or loaded.settings.metrics_port is not None:
+            if roles.gateway or configuration.settings.metrics_port is not None:
                 await _listen(runtime, roles, stopping, announce)
             else:
-                announce(Announcement(url=None, origin=loaded.origin, rehearsal=loaded.catalog.rehearsal, key=None))
+                announce(
+                    Announcement(
+                        url=None, origin=configuration.origin, rehearsal=configuration.catalog.rehearsal, key=None
+                    )
+                )
                 await stopping.wait()
         finally:
             stop_steps.set()
@@ -237,7 +241,7 @@ async def _listen(
 ) -> None:
     """Serve the API, where this process is a gateway, and probes and metrics where they have a listener of their own;
     until `stopping` is set."""
-    settings = runtime.pool.loaded.settings
+    settings = runtime.pool.configuration.settings
     servers = []
     if roles.gateway:
         app = create_app(runtime.gateway, has_metrics=settings.metrics_port is None)
@@ -268,7 +272,7 @@ async def _listen(
         key = group.create_task(_first_key(runtime, roles))
         closer = group.create_task(_close_connections(first, runtime.gateway.stop_requested))
         stopper = group.create_task(_stop_server(first, stopping))
-        announcer = group.create_task(_announce(servers, roles, key, runtime.pool.loaded, announce, admin))
+        announcer = group.create_task(_announce(servers, roles, key, runtime.pool.configuration, announce, admin))
         for server, bound in zip(more, sockets, strict=True):
             group.create_task(server.serve([bound]))
         await first.serve()
@@ -297,7 +301,7 @@ def _server(runtime: Runtime, app: ASGIApp, host: str, port: int) -> "Server":
         lifespan="off",
         server_header=False,
         proxy_headers=False,  # nothing depends on where a request seems to come from
-        timeout_keep_alive=runtime.pool.loaded.settings.keep_alive_seconds,
+        timeout_keep_alive=runtime.pool.configuration.settings.keep_alive_seconds,
         timeout_graceful_shutdown=int(DRAIN_SECONDS),
     )
     return Server(config)
@@ -307,7 +311,7 @@ async def _announce(
     servers: Sequence["Server"],
     roles: Roles,
     key: asyncio.Task[str | None],
-    loaded: Configuration,
+    configuration: Configuration,
     announce: Callable[[Announcement], None],
     admin: "Server | None",
 ) -> None:
@@ -317,7 +321,7 @@ async def _announce(
     new_key = key.result() if key.done() else None
     url = servers[0].url if roles.gateway else None
     admin_url = admin.url if admin is not None else None
-    announce(Announcement(url, loaded.origin, loaded.catalog.rehearsal, new_key, admin_url))
+    announce(Announcement(url, configuration.origin, configuration.catalog.rehearsal, new_key, admin_url))
 
 
 class Server(uvicorn.Server):
@@ -380,7 +384,7 @@ class Server(uvicorn.Server):
 async def _drain(runtime: Runtime, roles: Roles, stopping: asyncio.Event) -> None:
     """Once the process is told to stop, let a gateway serve for the drain time; then set `stopping`."""
     await runtime.gateway.stop_requested.wait()
-    drain = runtime.pool.loaded.settings.drain_seconds if roles.gateway else 0.0
+    drain = runtime.pool.configuration.settings.drain_seconds if roles.gateway else 0.0
     with suppress(TimeoutError):
         async with asyncio.timeout(drain):
             await stopping.wait()
@@ -418,11 +422,11 @@ def _on_signals(runtime: Runtime, environ: Mapping[str, str], stopping: asyncio.
 
 
 def _reload(runtime: Runtime, environ: Mapping[str, str]) -> None:
-    loaded, faults = reload(runtime.pool.loaded, environ)
+    configuration, faults = reload(runtime.pool.configuration, environ)
     log = runtime.context.telemetry.log
     if not faults:
         try:
-            runtime.install(loaded)
+            runtime.install(configuration)
         except ConfigInvalid as error:
             faults = error.faults
     if faults:
@@ -433,7 +437,11 @@ def _reload(runtime: Runtime, environ: Mapping[str, str]) -> None:
             faults=list(faults),
         )
         return
-    log(logging.INFO, "The pool file and the files of secrets were read again and are in force.", origin=loaded.origin)
+    log(
+        logging.INFO,
+        "The pool file and the files of secrets were read again and are in force.",
+        origin=configuration.origin,
+    )
 
 
 async def _first_key(runtime: Runtime, roles: Roles) -> str | None:
@@ -441,7 +449,7 @@ async def _first_key(runtime: Runtime, roles: Roles) -> str | None:
 
     Tried again until the store answers: the service starts without its database and becomes ready when that does.
     """
-    gateway, settings = runtime.gateway, runtime.pool.loaded.settings
+    gateway, settings = runtime.gateway, runtime.pool.configuration.settings
 
     async def once() -> str | None:
         if settings.bootstrap_key is not None:

@@ -1,9 +1,9 @@
 """The composition root: the only file that names implementations.
 
-`open_runtime(loaded, ...)` opens the store, the queue and the providers that a configuration asks for, and closes them
-in the opposite order. A process then runs one or both of two roles over the same parts: a gateway, which admits and
-follows runs, and an engine, which drives them and executes their steps. Clock, randomness and names enter here and
-travel as arguments.
+`open_runtime` opens the store, the queue and the providers that a configuration asks for, and closes them in the
+opposite order. A process then runs one or both of two roles over the same parts: a gateway, which admits and follows
+runs, and an engine, which drives them and executes their steps. Clock, randomness and names enter here and travel as
+arguments.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ class Peppers:
 class Pool:
     """The configuration in force, and what is made of it: peppers, adapters, conductors. Replaced by `install`."""
 
-    def __init__(self, loaded: Configuration, health: Health, beliefs: SelectorBeliefs) -> None:
+    def __init__(self, configuration: Configuration, health: Health, beliefs: SelectorBeliefs) -> None:
         """`health` follows the pool that is in force; its selectors choose by `beliefs`."""
         self._beliefs = beliefs
         self.health = health
@@ -105,19 +105,21 @@ class Pool:
         self._adapters: dict[str, ClosableProvider] = {}
         self._conductors: dict[tuple[str, ConductorSpec], Policy] = {}
         self._trials: tuple[Trial, ...] = ()
-        self.peppers = Peppers(loaded.settings)
-        self.loaded = loaded
-        self.install(loaded)
+        self.peppers = Peppers(configuration.settings)
+        self.configuration = configuration
+        self.install(configuration)
 
-    def install(self, loaded: Configuration) -> None:
+    def install(self, configuration: Configuration) -> None:
         """Take another configuration into force. Calls that run on the old adapters go on; those close with the
         pool. Raises `ConfigInvalid` for a pepper that is gone, after which nothing has changed."""
-        self.peppers.install(loaded.settings)
+        self.peppers.install(configuration.settings)
         self._retired += self._adapters.values()
-        self._adapters = {name: _adapter(name, spec, loaded) for name, spec in loaded.catalog.providers.items()}
+        self._adapters = {
+            name: _adapter(name, spec, configuration) for name, spec in configuration.catalog.providers.items()
+        }
         self._conductors = {}
-        rekeyed = _providers_with_new_secrets(self.loaded, loaded)
-        self._set_catalog(loaded)
+        rekeyed = _providers_with_new_secrets(self.configuration, configuration)
+        self._set_catalog(configuration)
         self._watch_endpoints()
         self.health.forget_providers(rekeyed)
 
@@ -125,11 +127,11 @@ class Pool:
         """Put measured results on the workers' cards; adapters and conductors stay."""
         if trials != self._trials:
             self._trials = trials
-            self._set_catalog(self.loaded)
+            self._set_catalog(self.configuration)
 
-    def _set_catalog(self, loaded: Configuration) -> None:
-        self.loaded = replace(loaded, catalog=add_measurements(loaded.catalog, self._trials))
-        self.health.use_catalog(self.loaded.catalog)
+    def _set_catalog(self, configuration: Configuration) -> None:
+        self.configuration = replace(configuration, catalog=add_measurements(configuration.catalog, self._trials))
+        self.health.use_catalog(self.configuration.catalog)
 
     def _watch_endpoints(self) -> None:
         """Have the health of this process know the endpoints of all providers that have several."""
@@ -142,7 +144,7 @@ class Pool:
 
     def catalog(self) -> Catalog:
         """Return the workers and tiers in force."""
-        return self.loaded.catalog
+        return self.configuration.catalog
 
     def provider(self, name: str) -> Provider:
         """Return the adapter of a provider, for one call where it has several endpoints; raises `WorkerMisconfigured`
@@ -186,7 +188,7 @@ class Pool:
         return model or FixedConductor(spec)
 
     def _model_conductor(self, spec: ConductorSpec, worker: str) -> ModelConductor:
-        catalog = self.loaded.catalog
+        catalog = self.configuration.catalog
         options = catalog.providers[catalog.workers[worker].provider].options
         return ModelConductor(
             worker,
@@ -202,14 +204,14 @@ class Pool:
             await provider.close()
 
 
-def _adapter(name: str, spec: ProviderSpec, loaded: Configuration) -> ClosableProvider:
+def _adapter(name: str, spec: ProviderSpec, configuration: Configuration) -> ClosableProvider:
     """Return the adapter of a provider; the workers of a world answer in front of the rehearsal workers."""
     keys: dict[str, str] = {}
     for endpoint in spec.endpoints:
-        endpoint_key = loaded.secrets.get(endpoint_secret(name, endpoint.name))
+        endpoint_key = configuration.secrets.get(endpoint_secret(name, endpoint.name))
         if endpoint_key is not None:
             keys[endpoint.name] = endpoint_key.get_secret_value()
-    key, credentials = loaded.secrets.get(name), loaded.proxy_credentials.get(name)
+    key, credentials = configuration.secrets.get(name), configuration.proxy_credentials.get(name)
     provider: ClosableProvider = adapter(spec, secret_text(key), secret_text(credentials), keys)
     if spec.format == "rehearsal" and "world" in spec.options:
         provider = resolve_name(WORLD_PROVIDER)(spec, provider)
@@ -243,29 +245,29 @@ class Runtime:
     clock: Clock
     ratings: RatingReader
 
-    def install(self, loaded: Configuration) -> None:
+    def install(self, configuration: Configuration) -> None:
         """Take another pool and other secrets into force. Raises `ConfigInvalid`, after which nothing has changed."""
-        self.pool.install(loaded)
-        self.webhooks.sign_for(_webhook_target(loaded.settings))
+        self.pool.install(configuration)
+        self.webhooks.sign_for(_webhook_target(configuration.settings))
 
 
 @asynccontextmanager
-async def open_runtime(loaded: Configuration, *, now: Callable[[], float] = time.time) -> AsyncIterator[Runtime]:
+async def open_runtime(configuration: Configuration, *, now: Callable[[], float] = time.time) -> AsyncIterator[Runtime]:
     """Open what the configuration asks for; close it when the block is left. `now` is this machine's clock."""
-    settings = loaded.settings
+    settings = configuration.settings
     home = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     telemetry = Telemetry(
         request_lines=settings.log_requests, step_lines=settings.log_steps, tenants=settings.metrics_tenants
     )
     telemetry.gauge("baton_build_info", 1, version("baton"), settings.revision, platform.python_version())
-    telemetry.gauge("baton_rehearsal", loaded.catalog.rehearsal)
+    telemetry.gauge("baton_rehearsal", configuration.catalog.rehearsal)
     ids = RandomIds()
     uniform = random.Random(ids.bytes(16)).random
     beliefs = SelectorBeliefs()
-    pool = Pool(loaded, Health(telemetry, monotonic=time.monotonic, random=uniform), beliefs)
+    pool = Pool(configuration, Health(telemetry, monotonic=time.monotonic, random=uniform), beliefs)
     opening = open_store(settings.database_url, grace=settings.lease_seconds, content_keys=content_keys(settings))
     seals = pool.peppers.seals
-    async with opening as store, _queue(loaded, seals, telemetry) as queue, _tracing(home) as tracing:
+    async with opening as store, _queue(configuration, seals, telemetry) as queue, _tracing(home) as tracing:
         telemetry.watch_pool("database", lambda: store.pool_use)
         store.on_signal = partial(_count_signal, telemetry)
         clock = Clock(now, time.monotonic, store.clock)
@@ -373,9 +375,9 @@ def _engine(context: EngineContext, settings: Settings, home: str) -> tuple[Driv
 
 
 @asynccontextmanager
-async def _queue(loaded: Configuration, seals: SealKeys, telemetry: Telemetry) -> AsyncIterator[StepQueue]:
-    settings = loaded.settings
-    tiers = tuple(loaded.catalog.tiers)
+async def _queue(configuration: Configuration, seals: SealKeys, telemetry: Telemetry) -> AsyncIterator[StepQueue]:
+    settings = configuration.settings
+    tiers = tuple(configuration.catalog.tiers)
     if settings.redis_url is None:
         async with MemoryQueue(tiers, lease=settings.lease_seconds) as memory:
             yield memory
@@ -394,12 +396,12 @@ def _webhook_target(settings: Settings) -> Target | None:
     return Target(settings.webhook_url, read_secrets(settings.webhook_secret.get_secret_value()))
 
 
-def check_roles(loaded: Configuration, *, is_whole_service: bool) -> None:
+def check_roles(configuration: Configuration, *, is_whole_service: bool) -> None:
     """Raise `ConfigInvalid` for a set-up in which processes could not reach each other.
 
     With `is_whole_service` there is only this one process.
     """
-    settings = loaded.settings
+    settings = configuration.settings
     faults = []
     if not is_whole_service and settings.redis_url is None:
         faults.append("BATON_REDIS_URL: separate gateways and engines need Redis; set it, or use `baton serve`")

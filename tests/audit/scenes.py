@@ -87,7 +87,7 @@ async def play(folder: Path) -> Journal:
         for scene in SCENES:
             stub.clear()
             names[scene.__name__] = await scene(stub, runtime)
-        url = runtime.pool.loaded.settings.database_url
+        url = runtime.pool.configuration.settings.database_url
     async with open_archive(url) as archive:
         records = {record.row["id"]: record async for record in archive.records()}
         runs = {name: records[run] for name, run in names.items()}

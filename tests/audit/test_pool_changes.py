@@ -32,12 +32,12 @@ async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
 
 def change(runtime: Runtime, text: str) -> None:
     """Write another pool file, and take it into force as SIGHUP does."""
-    path = runtime.pool.loaded.settings.pool
+    path = runtime.pool.configuration.settings.pool
     assert path is not None
     path.write_text(text)
-    loaded, faults = reload(runtime.pool.loaded, {})
+    configuration, faults = reload(runtime.pool.configuration, {})
     assert not faults
-    runtime.pool.install(loaded)
+    runtime.pool.install(configuration)
 
 
 async def workers(runtime: Runtime, run: str) -> list[str]:
@@ -59,7 +59,7 @@ async def test_other_prices_and_models_in_the_middle_of_a_run(stub: ProviderStub
     calls = [event.body for event in await events(runtime, run) if event.kind is Kind.CALL_INTENDED]
     assert [call["model"] for call in calls] == ["alpha", "beta-2"]
     assert len({call["catalog"] for call in calls}) == 2
-    report = await audit_report(runtime.pool.loaded.settings.database_url)
+    report = await audit_report(runtime.pool.configuration.settings.database_url)
     assert (report.violations, report.rebuilt_requests) == ([], 2)
 
 
@@ -123,7 +123,7 @@ async def test_the_auditor_finds_a_call_against_a_rule(
     async with running_service(tmp_path, pool(stub, "alpha", "beta") + RULE, audits=False) as runtime:
         steps = plan(("beta", "Answer", ["user"]))
         await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=steps, labels=frozenset({"phi"}))))
-        report = await audit_report(runtime.pool.loaded.settings.database_url)
+        report = await audit_report(runtime.pool.configuration.settings.database_url)
     things = [violation.what for violation in report.violations if violation.rule == "rule"]
     assert any("keeps beta from the labels of what it reads" in words for words in things)
 

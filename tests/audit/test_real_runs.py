@@ -13,7 +13,7 @@ from tests.stubs import Fail, Hang, ProviderStub, Reply, ToolCall, Truncate
 
 async def clean(runtime: Runtime, *, runs: int = 1, calls: int | None = None) -> Report:
     """No violation, and every request was composed and rendered again."""
-    report = await audit_report(runtime.pool.loaded.settings.database_url, settle=3)
+    report = await audit_report(runtime.pool.configuration.settings.database_url, settle=3)
     assert [str(violation) for violation in report.violations] == []
     assert report.runs == runs
     assert calls is None or report.calls == calls

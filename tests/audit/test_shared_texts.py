@@ -35,7 +35,7 @@ async def second_turn(runtime: Runtime) -> str:
 
 
 def falsify(runtime: Runtime, statement: str) -> None:
-    engine = create_engine(runtime.pool.loaded.settings.database_url)
+    engine = create_engine(runtime.pool.configuration.settings.database_url)
     with engine.begin() as conn:
         conn.execute(text(statement))
     engine.dispose()
@@ -51,7 +51,7 @@ def falsify(runtime: Runtime, statement: str) -> None:
 )
 async def test_a_text_that_was_changed_or_taken_or_left_is_found(runtime: Runtime, statement: str, rule: str) -> None:
     await second_turn(runtime)
-    url = runtime.pool.loaded.settings.database_url
+    url = runtime.pool.configuration.settings.database_url
     assert (await audit_report(url)).is_clean
     falsify(runtime, statement)
     assert rule in (await audit_report(url)).rules
@@ -59,7 +59,7 @@ async def test_a_text_that_was_changed_or_taken_or_left_is_found(runtime: Runtim
 
 async def test_an_export_has_every_content_as_a_whole(runtime: Runtime, tmp_path: Path) -> None:
     await second_turn(runtime)
-    url, path = runtime.pool.loaded.settings.database_url, tmp_path / "journal.jsonl"
+    url, path = runtime.pool.configuration.settings.database_url, tmp_path / "journal.jsonl"
     async with open_archive(url) as archive:
         await write(archive, path, now=time.time())
     falsify(runtime, "DELETE FROM texts")

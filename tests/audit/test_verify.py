@@ -392,7 +392,7 @@ async def waiting_run(folder: Path) -> str:
     """Make a sealed database with a real run that waits for the results of a tool. Returns the URL."""
     async with ProviderStub() as stub, running_service(folder, pool_text(stub)) as runtime:
         await scenes.waiting_for_results(stub, runtime)
-        url = runtime.pool.loaded.settings.database_url
+        url = runtime.pool.configuration.settings.database_url
     async with open_store(url) as store:
         await tampers.seal(store)
     return url

@@ -47,7 +47,7 @@ async def record_rows(folder: Path) -> Rows:
     """Return all rows that the real service stores of one run."""
     async with ProviderStub() as stub, running_service(folder, pool_text(stub)) as runtime:
         run = await conducted(stub, runtime)
-        url = runtime.pool.loaded.settings.database_url
+        url = runtime.pool.configuration.settings.database_url
     engine = create_engine(url)
     rows_by_table = {}
     with engine.connect() as conn:

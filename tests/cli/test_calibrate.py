@@ -62,8 +62,8 @@ def test_each_worker_gets_each_task_once_and_is_known_for_what_it_can(
     assert "72 tasks for birch, delta (0 were tried before): likely $" in output.err
     for words in ("birch", "delta", "neighbours", "level 3", "72 trials, $"):
         assert words in output.out
-    loaded = configure(environ)
-    trials = event_loop.run(calibrate._read_trials(loaded))
+    configuration = configure(environ)
+    trials = event_loop.run(calibrate._read_trials(configuration))
     assert {(trial.worker, trial.task) for trial in trials} == {
         (worker, task.name) for worker in ("birch", "delta") for task in make_built_in_tasks(1)
     }
@@ -71,7 +71,7 @@ def test_each_worker_gets_each_task_once_and_is_known_for_what_it_can(
     rates_by_group = rates(trials, lambda trial: f"{trial.worker} {trial.domain}")
     assert rates_by_group["birch numbers"].value > rates_by_group["delta numbers"].value + 0.2
     assert rates_by_group["delta calendar"].value > rates_by_group["birch calendar"].value + 0.2
-    event_loop.run(_assert_journaled(loaded, len(trials)))
+    event_loop.run(_assert_journaled(configuration, len(trials)))
 
     assert calibrate.run(parse_arguments("--each", "1", *two), environ, lambda: 3e9) == 0, "nothing is left"
     assert "tasks for" not in capsys.readouterr().err
@@ -81,9 +81,9 @@ def test_each_worker_gets_each_task_once_and_is_known_for_what_it_can(
     assert len(again) == 72
 
 
-async def _assert_journaled(loaded: Any, count: int) -> None:
+async def _assert_journaled(configuration: Any, count: int) -> None:
     """Each trial is a run of one call, rated beside what callers say."""
-    async with storage.open_configured_store(loaded.settings) as store:
+    async with storage.open_configured_store(configuration.settings) as store:
         rows = await store.runs(RunQuery(limit=200))
         assert len(rows) == count
         assert {row.key for row in rows} == {calibrate.KEY}

@@ -87,11 +87,11 @@ def test_it_goes_on_where_it_was_interrupted_and_pays_for_nothing_twice(
 
 @pytest.mark.usefixtures("embedded_database")
 async def test_the_service_inside_knows_what_was_calibrated_outside(tmp_path: Path) -> None:
-    loaded = configure(ENVIRON | {"BATON_DATA_DIR": str(tmp_path)})
+    configuration = configure(ENVIRON | {"BATON_DATA_DIR": str(tmp_path)})
     tried = Trial("rehearsal-sage", "sage", "calibration-1", "1", "numbers", "sums", 0, "q", "run_1", 1.0, 0.5, 10, 1.0)
-    async with storage.open_configured_store(loaded.settings) as store:
+    async with storage.open_configured_store(configuration.settings) as store:
         await store.note_trial(tried)
-    async with run_embedded_service(loaded, tmp_path / "inside", 2) as client:
+    async with run_embedded_service(configuration, tmp_path / "inside", 2) as client:
         listed = (await client.get("/v1/models")).json()["data"]
         options = evaluation._options(parse(["eval", "--no-explore", "--effort", "low"]))
         assert options == {"baton": {"explore": False}, "reasoning_effort": "low"}

@@ -154,7 +154,7 @@ async def test_a_run_goes_on_at_the_other_endpoint_and_the_journal_names_both(tm
             assert runtime.pool.health.ejected_workers(list(runtime.pool.catalog().workers.values())) == {}
             assert figures(runtime, "state") == {"east": 2, "west": 0}
             assert figures(runtime, "ejections_total", reason="rate_limited") == {"east": 1, "west": None}
-            runtime.pool.install(runtime.pool.loaded)
+            runtime.pool.install(runtime.pool.configuration)
             assert figures(runtime, "state") == {"east": 0, "west": 0}
         assert [(attempt["endpoint"], attempt["outcome"]) for attempt in attempts] == [
             ("east", "error"),
@@ -188,14 +188,14 @@ def write_pool(folder: Path, text: str) -> dict[str, str]:
 
 
 def test_endpoints_of_a_pool_file(tmp_path: Path) -> None:
-    loaded = configure(write_pool(tmp_path, GOOD))
-    spec = loaded.catalog.providers["near"]
+    configuration = configure(write_pool(tmp_path, GOOD))
+    spec = configuration.catalog.providers["near"]
     assert spec.endpoints == (
         EndpointSpec("east", "http://127.0.0.1:9/east", 2.0),
         EndpointSpec("west", "http://127.0.0.1:9/west", 1.0, "WEST_KEY"),
     )
-    assert loaded.secrets["near"].get_secret_value() == "sk-near"
-    assert loaded.secrets[endpoint_secret("near", "west")].get_secret_value() == "sk-west"
+    assert configuration.secrets["near"].get_secret_value() == "sk-near"
+    assert configuration.secrets[endpoint_secret("near", "west")].get_secret_value() == "sk-west"
 
 
 @pytest.mark.parametrize(

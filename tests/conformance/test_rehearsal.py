@@ -402,8 +402,8 @@ async def test_a_schema_that_asks_for_itself_is_filled_in_as_far_as_is_reasonabl
 
 
 def brief(question: str, steps: int = 5) -> Brief:
-    loaded = configure({})
-    workers = [loaded.catalog.workers[name] for name in loaded.catalog.tiers["baton-ultra"].pool]
+    configuration = configure({})
+    workers = [configuration.catalog.workers[name] for name in configuration.catalog.tiers["baton-ultra"].pool]
     random.Random(question).shuffle(workers)
     return Brief(task(question), tuple(workers), replace(Limits(), steps=steps), 1_000_000)
 

@@ -221,9 +221,11 @@ def test_one_image_runs_known_commands(compose: dict[str, Any]) -> None:
 def test_compose_starts_with_three_values_and_not_with_two(compose: dict[str, Any]) -> None:
     environ = {name: str(value) for name, value in compose["services"]["gateway"]["environment"].items()}
     filled = {name: interpolate(value, SECRET) for name, value in environ.items()}
-    loaded = configure(filled)
-    assert loaded.settings.host == "0.0.0.0"
-    assert loaded.settings.database_url == f"postgresql://baton:{SECRET['POSTGRES_PASSWORD']}@postgres:5432/baton"
+    configuration = configure(filled)
+    assert configuration.settings.host == "0.0.0.0"
+    assert (
+        configuration.settings.database_url == f"postgresql://baton:{SECRET['POSTGRES_PASSWORD']}@postgres:5432/baton"
+    )
     for name in SECRET:
         with pytest.raises(AssertionError):
             [interpolate(value, {**SECRET, name: ""}) for value in environ.values()]
@@ -234,9 +236,9 @@ def test_the_gpu_profile_conducts(compose: dict[str, Any]) -> None:
     flags = [interpolate(flag, {}) for flag in served["command"]]
     variables = {**SECRET, "BATON_CONDUCTOR_URL": "http://vllm:8000/v1", "BATON_CONDUCTOR_MODEL": "conductor"}
     environ = compose["services"]["gateway"]["environment"]
-    loaded = configure({name: interpolate(str(value), variables) for name, value in environ.items()})
-    assert loaded.catalog.tiers["baton-ultra"].conductor.worker == "conductor"
-    assert f"--served-model-name={loaded.catalog.workers['conductor'].model}" in flags
+    configuration = configure({name: interpolate(str(value), variables) for name, value in environ.items()})
+    assert configuration.catalog.tiers["baton-ultra"].conductor.worker == "conductor"
+    assert f"--served-model-name={configuration.catalog.workers['conductor'].model}" in flags
     assert f"--port={8000}" in flags
     assert {"--model=Qwen/Qwen2.5-7B-Instruct", "--enable-prefix-caching", "--enable-lora"} <= set(flags)
     structured = next(flag.partition("=")[2] for flag in flags if flag.startswith("--structured-outputs-config"))

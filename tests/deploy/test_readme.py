@@ -213,11 +213,11 @@ def test_the_commands_explain_it(terminal: Terminal) -> None:
 def test_the_pool_snippets_make_a_pool(tmp_path: Path) -> None:
     text = "\n".join(blocks("toml"))
     (tmp_path / "pool.toml").write_text(text)
-    loaded = configure(
+    configuration = configure(
         {"BATON_POOL": str(tmp_path / "pool.toml"), "OPENAI_API_KEY": "sk-test", "BATON_DATA_DIR": str(tmp_path)}
     )
     assert {"workers", "providers", "tiers"} == set(tomllib.loads(text))
-    assert set(loaded.catalog.tiers) == {"quick"}
+    assert set(configuration.catalog.tiers) == {"quick"}
 
 
 def test_every_command_for_this_machine_works(terminal: Terminal, run: str) -> None:
@@ -250,8 +250,8 @@ def test_what_litellms_configuration_becomes_is_a_valid_pool(tmp_path: Path) -> 
     (text,) = blocks("toml", LITELLM)
     (tmp_path / "pool.toml").write_text(text)
     environ = {"HOUSE_KEY": "sk-house", "ANTHROPIC_API_KEY": "sk-test", "BATON_DATA_DIR": str(tmp_path)}
-    loaded = configure({"BATON_POOL": str(tmp_path / "pool.toml"), **environ})
-    assert loaded.catalog.tiers["assistant"].pool == ("luna", "haiku")
+    configuration = configure({"BATON_POOL": str(tmp_path / "pool.toml"), **environ})
+    assert configuration.catalog.tiers["assistant"].pool == ("luna", "haiku")
 
 
 def test_the_map_is_the_tree() -> None:

@@ -103,7 +103,7 @@ async def test_a_shadow_is_asked_what_the_live_conductor_was_asked_and_conducts_
         before = len(stub.requests)
         live = [request.json for request in stub.requests if request.json["model"] == "planner"]
         compared, server = shadow_plans.PlanComparison(), Management(stub.vllm_url, None)
-        async with open_archive(runtime.pool.loaded.settings.database_url) as archive:
+        async with open_archive(runtime.pool.configuration.settings.database_url) as archive:
             async for case in shadow_plans.read_cases(archive, "planner", 0.0, time(), compared):
                 await to_thread(shadow_plans.compare, server, "planner@1", case, compared)
         server.close()

@@ -140,7 +140,7 @@ async def test_an_engine_takes_no_run_without_a_free_slot(stub: ProviderStub, tm
         await stub.wait_for(1, "alpha")
         second = await both.run()
         await until(lambda: len(both.written["gateway"]) == 2)
-        for _ in range(2 * both.engine.pool.loaded.settings.concurrent_steps):
+        for _ in range(2 * both.engine.pool.configuration.settings.concurrent_steps):
             await both.engine.drivers._recovery.sweep(both.engine.drivers.room, both.engine.drivers._renew)
         assert kinds(await events(both.gateway, second.run)) == [Kind.ADMITTED]
         both.gateway.runs.cancel(first.run, "caller")

@@ -87,7 +87,7 @@ async def running(stub: ProviderStub, folder: Path, *, audits: bool = True) -> A
         running_service(folder, with_clearance(pool_text(stub)), audits=audits) as runtime,
         client_over_socket(runtime, await add_key(runtime)) as client,
     ):
-        yield Service(runtime, client, runtime.pool.loaded.settings.database_url, folder / "archive")
+        yield Service(runtime, client, runtime.pool.configuration.settings.database_url, folder / "archive")
 
 
 @pytest.fixture

@@ -191,4 +191,4 @@ async def test_an_ignored_access_list_would_be_noticed(
     running, table = runtime
     await asyncio.gather(*(table.play(running) for _ in range(AT_ONCE)))
     assert table.wrong
-    assert "request-altered" in (await audit_once(running.pool.loaded.settings.database_url)).rules
+    assert "request-altered" in (await audit_once(running.pool.configuration.settings.database_url)).rules

@@ -379,10 +379,10 @@ async def test_an_approval_is_void_for_a_worker_that_has_changed(
 ) -> None:
     """The pool file gives alpha another model between the question and the decision; another worker may take over."""
     run = (await waiting(caller))["baton"]["run"]
-    loaded = runtime.pool.loaded
-    workers = loaded.catalog.workers
-    moved = replace(loaded.catalog, workers={**workers, "alpha": replace(workers["alpha"], model="other")})
-    runtime.pool.install(replace(loaded, catalog=seal_catalog(moved)))
+    configuration = runtime.pool.configuration
+    workers = configuration.catalog.workers
+    moved = replace(configuration.catalog, workers={**workers, "alpha": replace(workers["alpha"], model="other")})
+    runtime.pool.install(replace(configuration, catalog=seal_catalog(moved)))
     outdated = await decide(boss, run)
     assert (outdated.status_code, outdated.json()["error"]["code"]) == (409, "approval_outdated")
     changed = await decide(boss, run, replacements=["alpha"])

@@ -196,7 +196,7 @@ async def test_estimates_rest_on_prices_until_there_is_a_history(stub: ProviderS
 
 async def install(runtime: Runtime, changes: Mapping[str, str]) -> None:
     """Take the pool file into force with some of its words changed."""
-    path = Path(runtime.pool.loaded.settings.data_dir) / "pool.toml"
+    path = Path(runtime.pool.configuration.settings.data_dir) / "pool.toml"
     text = path.read_text()
     for before, after in changes.items():
         assert before in text

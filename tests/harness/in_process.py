@@ -140,7 +140,7 @@ async def running_service(
                 drivers_end.set()
                 steps_end.set()
     if audits:
-        found = (await audit_once(runtime.pool.loaded.settings.database_url)).violations
+        found = (await audit_once(runtime.pool.configuration.settings.database_url)).violations
         assert not found, "\n".join(map(str, found))
 
 

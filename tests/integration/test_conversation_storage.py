@@ -106,7 +106,7 @@ async def test_twenty_turns_store_little_more_than_their_texts(tmp_path: Path, m
             assert isinstance(store, SqlStore)
             assert distinct <= await store._read(count_stored_bytes) <= 1.5 * distinct
             assert await store.erase_contents(runs[:-1]) == TURNS - 1
-            async with open_store(runtime.pool.loaded.settings.database_url) as other:
+            async with open_store(runtime.pool.configuration.settings.database_url) as other:
                 _, question = await read_run(other, await other.run(runs[-1]))
                 assert question == questions[-1]
             assert await store.erase(runs[-1])

@@ -32,7 +32,7 @@ async def pair(
 ) -> AsyncIterator[tuple[Runtime, Runtime]]:
     """A gateway that drives nothing, and an engine, each with a house of its own."""
     (tmp_path / "pool.toml").write_text(pool_text(stub))
-    loaded = configure(
+    configuration = configure(
         {
             "BATON_POOL": str(tmp_path / "pool.toml"),
             "BATON_DATABASE_URL": migrated_postgres_url,
@@ -40,7 +40,11 @@ async def pair(
             "BATON_PEPPER": "p" * 32,
         }
     )
-    async with open_runtime(loaded) as gateway, open_runtime(loaded) as engine, asyncio.TaskGroup() as group:
+    async with (
+        open_runtime(configuration) as gateway,
+        open_runtime(configuration) as engine,
+        asyncio.TaskGroup() as group,
+    ):
         ending = asyncio.Event()
         gateway.runs.engine = None
         await asyncio.gather(gateway.clock.read(), engine.clock.read())

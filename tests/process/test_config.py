@@ -162,8 +162,8 @@ def faults(environ: dict[str, str]) -> tuple[str, ...]:
 
 
 def test_a_good_file(tmp_path: Path) -> None:
-    loaded = configure(write_pool(tmp_path, GOOD))
-    catalog = loaded.catalog
+    configuration = configure(write_pool(tmp_path, GOOD))
+    catalog = configuration.catalog
     assert catalog.providers["openai"].base_url == "https://api.openai.com/v1"
     assert catalog.tiers["baton-mini"].pool == ("small", "large")
     assert catalog.tiers["baton-mini"].fallback == "small"
@@ -172,8 +172,8 @@ def test_a_good_file(tmp_path: Path) -> None:
     assert catalog.tier("fugu") is catalog.tiers["baton-mini"]
     assert not catalog.rehearsal
     assert len(catalog.digest) == 64
-    assert loaded.secrets["openai"].get_secret_value() == "sk-secret-1"
-    assert "sk-secret-1" not in repr(loaded)
+    assert configuration.secrets["openai"].get_secret_value() == "sk-secret-1"
+    assert "sk-secret-1" not in repr(configuration)
 
 
 def test_prices_are_exact(tmp_path: Path) -> None:
@@ -294,9 +294,9 @@ def test_base_urls_are_overridden_by_their_variable(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["pool.example.toml", "pool.eu.toml"])
 def test_the_examples_are_good(name: str) -> None:
     keys = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "MISTRAL_API_KEY")
-    loaded = configure(dict.fromkeys(keys, "k") | {"BATON_POOL": str(ROOT / "deploy" / name)})
-    assert set(loaded.catalog.tiers) == {"baton-mini", "baton-ultra"}
-    assert "conductor" not in loaded.catalog.tiers["baton-ultra"].pool
+    configuration = configure(dict.fromkeys(keys, "k") | {"BATON_POOL": str(ROOT / "deploy" / name)})
+    assert set(configuration.catalog.tiers) == {"baton-mini", "baton-ultra"}
+    assert "conductor" not in configuration.catalog.tiers["baton-ultra"].pool
 
 
 def test_reload_keeps_the_last_good_one(tmp_path: Path) -> None:
@@ -314,11 +314,11 @@ def test_reload_keeps_the_last_good_one(tmp_path: Path) -> None:
 
 
 def test_no_key_means_rehearsal() -> None:
-    loaded = configure({})
-    assert loaded.origin == "rehearsal"
-    assert loaded.catalog.rehearsal
-    assert set(loaded.catalog.tiers) == {"baton-mini", "baton-ultra"}
-    assert not any("rehearsal-conductor" in tier.pool for tier in loaded.catalog.tiers.values())
+    configuration = configure({})
+    assert configuration.origin == "rehearsal"
+    assert configuration.catalog.rehearsal
+    assert set(configuration.catalog.tiers) == {"baton-mini", "baton-ultra"}
+    assert not any("rehearsal-conductor" in tier.pool for tier in configuration.catalog.tiers.values())
     assert configure({"BATON_REHEARSAL_DELAY": "0"}).catalog.providers["rehearsal"].options["delay"] == "0.0"
 
 
@@ -327,10 +327,10 @@ HOSTED = [(name, key) for name, provider in known_providers().items() if not pro
 
 @pytest.mark.parametrize(("name", "key"), HOSTED)
 def test_discovery_from_each_key(name: str, key: str) -> None:
-    loaded = configure({key: "secret-of-theirs"})
-    catalog = loaded.catalog
+    configuration = configure({key: "secret-of-theirs"})
+    catalog = configuration.catalog
     assert set(catalog.providers) == {name}
-    assert loaded.secrets[name].get_secret_value() == "secret-of-theirs"
+    assert configuration.secrets[name].get_secret_value() == "secret-of-theirs"
     assert not catalog.rehearsal
     mini, ultra = catalog.tiers["baton-mini"], catalog.tiers["baton-ultra"]
     assert mini.conductor.workers == (mini.pool[0],)
@@ -347,13 +347,13 @@ def test_discovery_honours_base_urls_and_models(name: str) -> None:
     key = known_providers()[name].keys[0]
     upper = name.upper()
     model = str(known_providers()[name].models[0]["model"])
-    loaded = configure(
+    configuration = configure(
         {key: "k", f"{upper}_BASE_URL": "http://127.0.0.1:9/x/", f"{upper}_MODELS": f"brand-new, {model}"}
     )
-    assert loaded.catalog.providers[name].base_url == "http://127.0.0.1:9/x"
-    assert set(loaded.catalog.workers) == {f"{name}/brand-new", f"{name}/{model}"}
-    assert any(f"{name}/brand-new" in note for note in loaded.notes)
-    assert loaded.catalog.workers[f"{name}/brand-new"].price.output > 0
+    assert configuration.catalog.providers[name].base_url == "http://127.0.0.1:9/x"
+    assert set(configuration.catalog.workers) == {f"{name}/brand-new", f"{name}/{model}"}
+    assert any(f"{name}/brand-new" in note for note in configuration.notes)
+    assert configuration.catalog.workers[f"{name}/brand-new"].price.output > 0
 
 
 @pytest.mark.parametrize("name", ["VLLM", "OLLAMA", "LLAMACPP", "OPENAI_COMPATIBLE"])
@@ -361,9 +361,9 @@ def test_servers_by_url(name: str) -> None:
     environ = {f"{name}_BASE_URL": "http://127.0.0.1:8000/v1"}
     (fault,) = faults(environ)
     assert fault.startswith(f"{name}_MODELS: is not set; list the models")
-    loaded = configure(environ | {f"{name}_MODELS": "qwen,llama"})
-    assert set(loaded.catalog.workers) == {f"{name.lower()}/qwen", f"{name.lower()}/llama"}
-    assert not loaded.secrets
+    configuration = configure(environ | {f"{name}_MODELS": "qwen,llama"})
+    assert set(configuration.catalog.workers) == {f"{name.lower()}/qwen", f"{name.lower()}/llama"}
+    assert not configuration.secrets
     with_key = configure(environ | {f"{name}_MODELS": "qwen", f"{name}_API_KEY": "k"})
     assert set(with_key.secrets) == {name.lower()}
 
@@ -379,20 +379,20 @@ def test_discovery_of_several() -> None:
 def test_discovery_never_calls_baton_itself() -> None:
     (fault,) = faults({"OPENAI_API_KEY": "sk", "OPENAI_BASE_URL": "http://localhost:8080/v1"})
     assert "Baton's own address" in fault
-    loaded = configure({"OPENAI_API_KEY": "bt_abc_def", "OPENAI_BASE_URL": "http://localhost:8080/v1"})
-    assert loaded.origin == "rehearsal"
+    configuration = configure({"OPENAI_API_KEY": "bt_abc_def", "OPENAI_BASE_URL": "http://localhost:8080/v1"})
+    assert configuration.origin == "rehearsal"
 
 
 @pytest.mark.parametrize("more", [{}, {"GROQ_API_KEY": "k"}])
 def test_a_conductor_by_url(more: dict[str, str]) -> None:
     environ = {"BATON_CONDUCTOR_URL": "http://127.0.0.1:8001/v1", "BATON_CONDUCTOR_MODEL": "qwen", **more}
-    loaded = configure(environ | {"BATON_CONDUCTOR_KEY": "hush"})
-    assert loaded.catalog.rehearsal == (not more)
-    assert loaded.catalog.tiers["baton-ultra"].conductor.worker == "conductor"
-    assert loaded.catalog.workers["conductor"].model == "qwen"
-    assert loaded.catalog.workers["conductor"].priced, "else it would conduct no run that has a budget"
-    assert not any("conductor" in tier.pool for tier in loaded.catalog.tiers.values())
-    assert loaded.secrets["conductor"].get_secret_value() == "hush"
+    configuration = configure(environ | {"BATON_CONDUCTOR_KEY": "hush"})
+    assert configuration.catalog.rehearsal == (not more)
+    assert configuration.catalog.tiers["baton-ultra"].conductor.worker == "conductor"
+    assert configuration.catalog.workers["conductor"].model == "qwen"
+    assert configuration.catalog.workers["conductor"].priced, "else it would conduct no run that has a budget"
+    assert not any("conductor" in tier.pool for tier in configuration.catalog.tiers.values())
+    assert configuration.secrets["conductor"].get_secret_value() == "hush"
     assert "BATON_CONDUCTOR_MODEL: is not set" in faults({"BATON_CONDUCTOR_URL": "http://h/v1"})[0]
 
 
@@ -518,5 +518,5 @@ def test_lines_of_hard_toml() -> None:
 
 def test_load_takes_settings_apart_from_the_environment(tmp_path: Path) -> None:
     environ = write_pool(tmp_path, GOOD)
-    loaded: Configuration = load(read(environ), environ)
-    assert loaded.origin.startswith("pool file ")
+    configuration: Configuration = load(read(environ), environ)
+    assert configuration.origin.startswith("pool file ")

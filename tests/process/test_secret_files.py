@@ -77,18 +77,18 @@ def test_keys_of_providers_come_from_files_and_are_read_again_with_the_pool(tmp_
     (tmp_path / "pool.toml").write_text(POOL)
     environ = in_files(tmp_path, {"NEAR_KEY": "sk-one", "NEAR_PROXY": "user:word", **SETTINGS}) | OTHERS
     environ["BATON_POOL"] = str(tmp_path / "pool.toml")
-    loaded = configure(environ)
-    assert loaded.secrets["near"].get_secret_value() == "sk-one"
-    assert loaded.secrets["conductor"].get_secret_value() == "s3cret-conductor"
-    assert loaded.proxy_credentials["near"].get_secret_value() == "user:word"
+    configuration = configure(environ)
+    assert configuration.secrets["near"].get_secret_value() == "sk-one"
+    assert configuration.secrets["conductor"].get_secret_value() == "s3cret-conductor"
+    assert configuration.proxy_credentials["near"].get_secret_value() == "user:word"
     (tmp_path / "NEAR_KEY").write_text("sk-two\n")
-    again, reloaded = reload(loaded, environ)
+    again, reloaded = reload(configuration, environ)
     assert (again.secrets["near"].get_secret_value(), reloaded) == ("sk-two", ())
 
 
 def test_without_a_pool_file_a_key_in_a_file_finds_its_provider(tmp_path: Path) -> None:
-    loaded = configure(in_files(tmp_path, {"OPENAI_API_KEY": "sk-one"}))
-    assert loaded.secrets["openai"].get_secret_value() == "sk-one"
+    configuration = configure(in_files(tmp_path, {"OPENAI_API_KEY": "sk-one"}))
+    assert configuration.secrets["openai"].get_secret_value() == "sk-one"
     (fault,) = faults({"OPENAI_API_KEY_FILE": str(tmp_path / "none")})
     assert "OPENAI_API_KEY_FILE cannot be read: No such file or directory" in fault
 

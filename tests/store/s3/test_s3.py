@@ -83,7 +83,7 @@ async def test_runs_are_pruned_once_the_bucket_has_their_journals(
     async with running_service(tmp_path, pool_text(stub)) as runtime:
         run = (await finish(await runtime.runs.start(order(runtime, "baton-mini")))).ended.state.run
         store = runtime.context.store
-        async with open_archive(runtime.pool.loaded.settings.database_url) as journals:
+        async with open_archive(runtime.pool.configuration.settings.database_url) as journals:
 
             async def prune(address: str) -> list[str]:
                 archive = archiving(address, endpoint, contents=False)
