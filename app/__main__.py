@@ -1,9 +1,10 @@
 """The command line: `baton COMMAND`, or `python -m app COMMAND`.
 
-Exit status: 0 fine, 1 it could not be done, 2 the command or the configuration is wrong, 130 interrupted. What is
-expected to go wrong is said in words; a traceback is a bug.
+Exit status: 0 fine, 1 it could not be done, 2 the command or the configuration is wrong or the output cannot be
+written, 130 interrupted. What is expected to go wrong is said in words; a traceback is a bug.
 """
 
+import errno
 import gc
 import os
 import sys
@@ -11,22 +12,30 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pkgutil import resolve_name
 
+from app.cli import streams
 from app.cli.arguments import Arguments
 from app.cli.commands import parse
 from app.errors import BatonError, ConfigInvalid
 
+UNWRITABLE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""Errors of the operating system upon which nothing more can be written."""
+
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
     """Run one command, and return the exit status."""
-    args = parse(argv)
+    if argv is None:
+        streams.open_closed_streams()
     try:
-        return _command(args.module, alone=argv is None)(args, {**environ, **args.settings}, time.time)
+        args = parse(argv)
+        status = _command(args.module, alone=argv is None)(args, {**environ, **args.settings}, time.time)
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.discard_output()
         return 0
-    except (BatonError, ExceptionGroup) as error:
+    except (BatonError, OSError, ExceptionGroup) as error:
         return _complain(error)
 
 
@@ -45,7 +54,7 @@ def _command(module: str, *, alone: bool) -> Callable[[Arguments, Mapping[str, s
         gc.enable()
 
 
-def _complain(error: BatonError | ExceptionGroup[Exception]) -> int:
+def _complain(error: BatonError | OSError | ExceptionGroup[Exception]) -> int:
     """Say what went wrong; of a group its first expected error, and the group is raised if it has none."""
     cause: BaseException = error
     while isinstance(cause, BaseExceptionGroup):
@@ -54,10 +63,17 @@ def _complain(error: BatonError | ExceptionGroup[Exception]) -> int:
         for fault in cause.faults:
             print(fault, file=sys.stderr)
         return 2
-    if not isinstance(cause, BatonError):
-        raise error
-    print(f"baton: {cause.message}", file=sys.stderr)
-    return 1
+    if isinstance(cause, BatonError):
+        print(f"baton: {cause.message}", file=sys.stderr)
+        return 1
+    if isinstance(cause, OSError) and cause.filename is not None:
+        print(f"{cause.filename}: cannot be used: {cause.strerror}", file=sys.stderr)
+        return 2
+    if isinstance(cause, OSError) and cause.errno in UNWRITABLE_ERRORS:
+        print(f"baton: The output cannot be written: {cause.strerror}.", file=sys.stderr)
+        streams.discard_output()
+        return 2
+    raise error
 
 
 def _first_expected(exceptions: Sequence[BaseException]) -> BaseException:

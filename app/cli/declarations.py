@@ -1,6 +1,7 @@
 """Parts of the command line: commands with examples, types of values, and options that several commands share."""
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from typing import Any, TypeVar
 
 import click
@@ -11,14 +12,17 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
 Decorator = Callable[[Decorated], Decorated]
 SPANS: Mapping[str, int] = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 """Seconds of each unit of a time span."""
+MAX_SPAN_SECONDS = 100 * 365 * 86_400
+"""A century: times beyond one could not be shown as dates."""
 
 
 class Option(click.Option):
-    """An option that may stand in a section of the help, under a title of its own."""
+    """An option that may stand in a section of the help, under a title of its own, and may take an empty text."""
 
-    def __init__(self, *args: Any, section: str = "", **attributes: Any) -> None:
+    def __init__(self, *args: Any, section: str = "", may_be_empty: bool = False, **attributes: Any) -> None:
         super().__init__(*args, **attributes)
         self.section = section
+        self.may_be_empty = may_be_empty
 
 
 class Command(click.Command):
@@ -28,6 +32,17 @@ class Command(click.Command):
         super().__init__(*args, **attributes)
         self.module = module
         self.examples = examples
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the words of the command line, and refuse an option or argument that is given as an empty text.
+
+        That is the slip of a script whose variable is not set, and would mean something else than what was asked for.
+        """
+        rest = super().parse_args(ctx, args)
+        for parameter in self.params:
+            if _is_given_empty(parameter, ctx):
+                raise click.BadParameter("must not be empty", ctx, parameter)
+        return rest
 
     def invoke(self, ctx: click.Context) -> Arguments:
         """Return the arguments; nothing is carried out while the command line is read."""
@@ -49,6 +64,16 @@ class Command(click.Command):
             with formatter.section("Examples"):
                 for line in self.examples:
                     formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+
+def _is_given_empty(parameter: click.Parameter, ctx: click.Context) -> bool:
+    """Whether an empty text was given for a parameter that takes none. Settings have rules of their own."""
+    name = parameter.name or ""
+    if getattr(parameter, "may_be_empty", False) or name.startswith("baton_"):
+        return False
+    value = ctx.params.get(name)
+    is_empty = value == "" or (isinstance(value, tuple) and "" in value)
+    return is_empty and ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def title(parameter: click.Parameter) -> str:
@@ -91,7 +116,10 @@ def argument(name: str, words: str, **attributes: Any) -> Decorator[Any]:
 
 
 def option(*names: str, help: str, section: str = "", **attributes: Any) -> Decorator[Any]:
-    """Declare an option. Without a type or a default it takes a text and is None if it is not given."""
+    """Declare an option. Without a type or a default it takes a text and is None if it is not given.
+
+    An empty text is refused unless it `may_be_empty`.
+    """
     return click.option(*names, cls=Option, help=help, section=section, **attributes)
 
 
@@ -167,8 +195,19 @@ class Share(click.ParamType[float]):
         return share
 
 
+class Finite(click.FloatRange):
+    """A number within a range, which is neither NaN nor infinite."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number."""
+        number = float(super().convert(value, param, ctx))
+        if not isfinite(number):
+            self.fail("must be a finite number", param, ctx)
+        return number
+
+
 class Span(click.ParamType[float]):
-    """A time span such as 90s, 30m, 12h, 30d or 52w; its value is in seconds."""
+    """A time span such as 90s, 30m, 12h, 30d or 52w, of at most a century; its value is in seconds."""
 
     name = "span"
 
@@ -179,7 +218,10 @@ class Span(click.ParamType[float]):
         number, unit = value[:-1], value[-1:]
         if unit not in SPANS or not number.isdecimal() or not int(number):
             self.fail("must be a time span such as 90s, 30m, 12h, 30d or 52w", param, ctx)
-        return float(int(number) * SPANS[unit])
+        seconds = int(number) * SPANS[unit]
+        if seconds > MAX_SPAN_SECONDS:
+            self.fail("must be a time span of at most 100 years, such as 52w", param, ctx)
+        return float(seconds)
 
 
 def _number(text: Any) -> float:

@@ -22,6 +22,14 @@ PIPED_WIDTH = 160
 QUIETED_LOGGERS = ("uvicorn", "alembic", "asyncio", "httpx", "aiohttp")
 
 
+class _Console(Console):
+    """A console that does not choose the exit status of the process when its reader has left, as rich's does."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error on."""
+        raise BrokenPipeError
+
+
 def stdout() -> Console:
     """Return the console of standard output, for results."""
     return _console(stderr=False)
@@ -39,7 +47,7 @@ def _console(*, stderr: bool) -> Console:
     width = None
     if not stream.isatty() and "COLUMNS" not in os.environ:  # rich reads both by itself
         width = PIPED_WIDTH
-    return Console(stderr=stderr, width=width, highlight=False, emoji=False)
+    return _Console(stderr=stderr, width=width, highlight=False, emoji=False)
 
 
 def clean(text: str) -> str:

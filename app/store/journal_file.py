@@ -78,6 +78,7 @@ async def write(source: Source, path: Path, *, now: float, run: str | None = Non
 
     Raises `ConfigInvalid` if it cannot be written there.
     """
+    path = _find_file_to_replace(path)
     part = path.with_name(f"{path.name}.part")
     runs = 0
     try:
@@ -93,6 +94,14 @@ async def write(source: Source, path: Path, *, now: float, run: str | None = Non
     except OSError as error:
         raise ConfigInvalid([f"{path}: cannot be written: {error.strerror or type(error).__name__}"]) from None
     return runs
+
+
+def _find_file_to_replace(path: Path) -> Path:
+    """Return the file that a name stands for, so that a link to it stays. Raises `ConfigInvalid` for a device."""
+    file = path.resolve()
+    if file.exists() and not file.is_file():
+        raise ConfigInvalid([f"{path}: cannot be written: it is no file"])
+    return file
 
 
 class CompressedJournals:

@@ -1,11 +1,13 @@
 """`baton audit` as an auditor uses it: what it says, how it exits, and that the executor is not even loaded."""
 
+import contextlib
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,32 @@ def desk(journal: Journal, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         return captured.out, captured.err
 
     return Desk(tmp_path, read)
+
+
+@contextlib.contextmanager
+def reader_left() -> Iterator[None]:
+    """Standard output is a pipe that nobody reads any more, as after `| head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as unread, contextlib.redirect_stdout(unread):
+        yield
+
+
+def test_the_exit_status_tells_the_verdict_though_nobody_reads_the_report(desk: Desk, journal: Journal) -> None:
+    for options in ((), ("--json",)):
+        with reader_left():
+            assert desk("check", *options)[0] == 0
+    desk.falsify("UPDATE runs SET spent_usd = spent_usd - 1 WHERE id = ?", journal.runs["conducted"].row["id"])
+    for options in ((), ("--json",)):
+        with reader_left():
+            assert desk("check", *options)[0] == 1
+
+
+def test_output_that_cannot_be_written_is_no_violation(desk: Desk) -> None:
+    for options in (("check",), ("check", "--json"), ("rules",)):
+        with open("/dev/full", "w") as full, contextlib.redirect_stdout(full):
+            status, _, err = desk(*options)
+        assert (status, "The output cannot be written: No space left on device." in err) == (2, True)
 
 
 def test_a_clean_journal(desk: Desk) -> None:
@@ -170,3 +198,15 @@ def test_the_executor_is_not_loaded(desk: Desk, tmp_path: Path) -> None:
     )
     assert (process.returncode, process.stderr) == (0, f"database: sqlite:///{tmp_path}/baton.db\n")
     assert "0 violations" in process.stdout
+
+
+def test_an_export_replaces_a_file_and_neither_a_link_nor_a_device(desk: Desk) -> None:
+    file, link = desk.folder / "export.jsonl", desk.folder / "link.jsonl"
+    file.touch()
+    link.symlink_to(file)
+    assert desk("export", str(link))[0] == 0
+    assert (link.is_symlink(), file.stat().st_size > 0, file.stat().st_mode & 0o777) == (True, True, 0o600)
+    pipe = desk.folder / "pipe"
+    os.mkfifo(pipe)
+    status, _, err = desk("export", str(pipe))
+    assert (status, "it is no file" in err, pipe.is_fifo()) == (2, True, True)

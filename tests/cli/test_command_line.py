@@ -111,10 +111,11 @@ def test_every_option_of_a_command_is_in_its_part_of_the_reference() -> None:
         ("train --from x --rounds 2", "rounds", 2),
         ("calibrate", "each", 2),
         ("audit check --run r file", "file", "file"),
+        ("plans edit last --add 0 --access ''", "access", ""),
     ],
 )
 def test_values_have_their_units_and_defaults(words: str, name: str, value: Any) -> None:
-    assert getattr(parse(words.split()), name) == value
+    assert getattr(parse(shlex.split(words)), name) == value
 
 
 @pytest.mark.parametrize(
@@ -128,13 +129,20 @@ def test_values_have_their_units_and_defaults(words: str, name: str, value: Any)
         ("calibrate --each 4", "'1', '2', '3'"),
         ("runs lst", "No such command 'lst'"),
         ("runs ls --stat x", "--state"),
+        ("report --since 5300w", "at most 100 years"),
+        ("report --threshold nan", "finite"),
+        ("runs show last --seconds -1", "range"),
+        ("runs erase --run '' --tenant acme", "'--run': must not be empty"),
+        ("keys add ''", "must not be empty"),
+        ("keys add x --label ''", "must not be empty"),
+        ("audit export ''", "must not be empty"),
     ],
 )
 def test_a_wrong_value_is_a_usage_error_that_says_what_is_right(
     words: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        parse(words.split())
+        parse(shlex.split(words))
     assert end.value.code == 2
     assert message in capsys.readouterr().err
 

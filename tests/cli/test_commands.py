@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import re
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -622,6 +623,19 @@ def test_imports_are_kept_from_the_collector_which_then_works(
     assert calls == (["frozen"] if arguments is None else [])
 
 
+def test_a_command_works_whose_streams_are_closed(tmp_path: Path) -> None:
+    command = f"{shlex.quote(sys.executable)} -m app migrate --status --json <&- >&- 2>&-"
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, env=environment(tmp_path), timeout=PATIENCE_SECONDS)
+    assert done.returncode == 1, "the database is still to be made"
+
+
+def test_files_that_cannot_be_used_are_named_without_a_traceback(tmp_path: Path) -> None:
+    assert baton(tmp_path, "migrate").status == 0
+    for words in ("rollouts {} --everybody", "replay last --under plan={}"):
+        result = baton(tmp_path, *words.format(tmp_path / "absent" / "x").split())
+        assert (result.status, f"{tmp_path}/absent/x" in result.err) == (2, True)
+
+
 def test_config_invalid_is_not_hidden_in_a_group(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -641,7 +655,10 @@ def test_erasing_wants_to_be_told_what(service: Service) -> None:
     assert "of 0 runs would be erased" in baton(service.folder, "runs", "erase", "--before", "1d", "--dry-run").out
     counted = json.loads(baton(service.folder, "runs", "erase", "--user", "eve", "--dry-run", "--json").out)
     assert counted == {"runs": 1, "erased": False}
+    assert "of 1 run would be erased" in baton(service.folder, "runs", "erase", "--run", "last", "--dry-run").out
+    assert "There is no such run" in baton(service.folder, "runs", "erase", "--run", "run_0", "--dry-run").err
     assert "of 1 run is erased" in baton(service.folder, "runs", "erase", "--run", "last").out
+    assert "of 0 runs would be erased" in baton(service.folder, "runs", "erase", "--run", "last", "--dry-run").out
     assert "of 0 runs is erased" in baton(service.folder, "runs", "erase", "--user", "eve").out
 
 

@@ -74,8 +74,6 @@ def _check_tiers(config: Configuration, tiers: Sequence[str]) -> None:
 
 
 async def _add(settings: Settings, args: Arguments, now: float) -> None:
-    if not args.tenant:
-        raise ConfigInvalid(["--tenant: a tenant has a name of at least one character"])
     expires_at = None
     if args.expires:
         expires_at = now + args.expires

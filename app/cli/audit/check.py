@@ -14,7 +14,7 @@ from app.audit.check import Auditor
 from app.audit.export import Export
 from app.audit.log.folder import save
 from app.audit.report import RULES, Report
-from app.cli import event_loop, storage, terminal
+from app.cli import event_loop, storage, streams, terminal
 from app.cli.arguments import Arguments
 from app.cli.audit import content_reads
 from app.cli.terminal import count
@@ -48,10 +48,11 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     if args.run is not None and not (report.runs or report.pruned):
         print("baton: there is no such run", file=sys.stderr)
         return UNREADABLE
-    if args.json:
-        print(_json(report))
-    else:
-        _print(report)
+    with streams.readers_may_leave():
+        if args.json:
+            print(_json(report))
+        else:
+            _print(report)
     if report.is_clean:
         return CLEAN
     return VIOLATIONS

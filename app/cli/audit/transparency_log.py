@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from app.cli import event_loop, storage, terminal
+from app.cli import event_loop, storage, streams, terminal
 from app.cli.arguments import Arguments
 from app.cli.audit import exported_checkpoints
 from app.core.transparency.leaves import parse_leaf
@@ -102,12 +102,19 @@ async def _prove(settings: Settings, args: Arguments) -> int:
     faults = _faults(proof, state.verifiers)
     leaves = [parse_leaf(entry.entry) for entry in proof.leaves]
     sealed_events = max([leaf.events for leaf in leaves], default=0)
-    if args.json:
-        terminal.print_json(
-            proof_of_run(name, events or sealed_events, proof) | {"sealed": sealed_events, "faults": faults}
-        )
-        return int(bool(faults))
-    for entry, leaf in zip(proof.leaves, leaves, strict=True):
+    with streams.readers_may_leave():
+        if args.json:
+            document = proof_of_run(name, events or sealed_events, proof)
+            terminal.print_json(document | {"sealed": sealed_events, "faults": faults})
+        else:
+            _print_proof(proof, events, sealed_events, faults)
+    return int(bool(faults))
+
+
+def _print_proof(proof: Proof, events: int | None, sealed_events: int, faults: Sequence[str]) -> None:
+    """Print the proofs of a run; `events` is the number of its events, or None for a run that was pruned."""
+    for entry in proof.leaves:
+        leaf = parse_leaf(entry.entry)
         about = leaf.kind
         if leaf.kind == "run":
             about = terminal.count(leaf.events, "event")
@@ -118,7 +125,6 @@ async def _prove(settings: Settings, args: Arguments) -> int:
         print(f"{sealed_events} of {events} events are sealed.")
     for fault in faults:
         print(fault)
-    return int(bool(faults))
 
 
 async def _find_run(store: Store, name: str) -> tuple[str, int | None]:

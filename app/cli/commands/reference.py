@@ -12,8 +12,8 @@ HEAD = """# Commands
 Every command and option of `baton`; `baton COMMAND --help` shows the same.
 `python -m app.cli.commands > deploy/docs/commands.md` writes this page from the definitions of the commands.
 
-Exit status: 0 fine, 1 it could not be done or the answer is no, 2 the command line or the configuration is wrong,
-130 interrupted.
+Exit status: 0 fine, 1 it could not be done or the answer is no, 2 the command line or the configuration is wrong or
+the output cannot be written, 130 interrupted.
 
 Shell completion: `eval "$(baton completion bash)"` in `~/.bashrc`; `zsh` and `fish` work alike.
 """

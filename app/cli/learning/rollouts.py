@@ -25,6 +25,8 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     storage.print_database(settings)
     rollouts, skip_counts = event_loop.run(collect(settings, selection, since))
     path = Path(args.file)
+    if path.exists() and not path.is_file():
+        raise ConfigInvalid([f"{path}: cannot be written: it is no file"])
     path.touch(mode=0o600)
     path.chmod(0o600)
     path.write_text("".join(f"{to_line(rollout)}\n" for rollout in rollouts))

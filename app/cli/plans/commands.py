@@ -7,6 +7,7 @@ from app.cli.declarations import (
     COUNT,
     PLANNING,
     POOL,
+    Finite,
     Group,
     argument,
     flag,
@@ -71,7 +72,12 @@ def _define_plans(root: Group) -> None:
     @option("--to", type=PLACE, metavar="PLACE", help="The new place of the step that is moved.")
     @option("--worker", help="The worker of the step.")
     @option("--subtask", metavar="TEXT", help="The instruction of the step.")
-    @option("--access", metavar="LIST", help="What the step sees: user and earlier steps, as in user,0,1.")
+    @option(
+        "--access",
+        metavar="LIST",
+        may_be_empty=True,
+        help="What the step sees: user and earlier steps, as in user,0,1.",
+    )
     @option("--file", metavar="FILE", help="A whole plan in JSON in place of the steps; - reads it from input.")
     @in_order(POOL, AS_JSON)
     def edit() -> None:
@@ -128,7 +134,7 @@ def _define_approvals(root: Group) -> None:
     @DIGEST
     @REASON
     @repeatable("--replacement", metavar="WORKER", help="A worker that may be called besides those of the plan.")
-    @option("--max-usd", type=click.FloatRange(min=0), help="What the run may cost in all (default: its worst case).")
+    @option("--max-usd", type=Finite(min=0), help="What the run may cost in all (default: its worst case).")
     @in_order(POOL, AS_JSON)
     def approve() -> None:
         """Approve a plan. A running service goes on with it within a second."""

@@ -64,11 +64,16 @@ async def _erase(settings: Settings, args: Arguments, now: Callable[[], float]) 
 async def _count_runs(store: Store, args: Arguments, query: ContentQuery) -> int:
     """Return the number of runs whose content would be erased."""
     if args.run:
-        return 1
+        row = await _find_unheld(store, args.run)
+        return sum([_count_unerased(rows) async for rows in _with_copies(store, row)])
     if args.ref:
         texts = await texts_with_ref(store, store, args.ref)
         return sum([len(rows) async for rows in _with_texts(store, texts)])
     return sum([len(rows) async for rows in runs_with_content(store, query)])
+
+
+def _count_unerased(rows: Sequence[RunRow]) -> int:
+    return sum([not row.erased for row in rows])
 
 
 async def _erase_text(store: Store, ref: str, patience: float, now: Callable[[], float]) -> EraseResult:
@@ -110,11 +115,17 @@ async def _destroy_keys(store: Store, tenant: str) -> None:
 
 
 async def _erase_one(store: Store, name: str, patience: float, now: Callable[[], float]) -> EraseResult:
+    row = await _find_unheld(store, name)
+    find = partial(_with_copies, store, row)
+    return await erase_all(store, find, lambda rows: _end(store, rows, patience, now()))
+
+
+async def _find_unheld(store: Store, name: str) -> RunRow:
+    """Return the run of this name. Raises `LegalHold` if it may not be erased."""
     row = await storage.find_run(store, name)
     if hold := (await store.find_holds_by_run([row.id])).get(row.id):
         raise LegalHold(f"The legal hold {hold} covers the run, so it is not erased; `baton holds ls` shows it.")
-    find = partial(_with_copies, store, row)
-    return await erase_all(store, find, lambda rows: _end(store, rows, patience, now()))
+    return row
 
 
 async def _with_copies(store: Store, row: RunRow) -> AsyncIterator[Sequence[RunRow]]:

@@ -11,6 +11,7 @@ from app.cli.declarations import (
     POOL,
     SINCE,
     SPAN,
+    Finite,
     Group,
     argument,
     filter_options,
@@ -120,7 +121,7 @@ def _define_looks(runs: Group) -> None:
     @flag("--full", help="Print whole texts instead of excerpts.")
     @VIEW
     @option("--at", type=COUNT, metavar="SEQ", help="The graph, timeline or state as it was after this event.")
-    @option("--seconds", type=float, help="The graph, timeline or state as it was so long after the admission.")
+    @option("--seconds", type=Finite(min=0), help="The graph, timeline or state as it was so long after the admission.")
     @AS_JSON
     def show() -> None:
         """Explain one run: why it was routed so, and what each worker saw and answered."""
@@ -209,7 +210,7 @@ def _define_report(root: Group) -> None:
         default="feedback",
         help="What says that a query was successful: callers' feedback, graders, or what callers did.",
     )
-    @option("--threshold", type=click.FloatRange(0, 1), default=0.5, help="The least score of a success.")
+    @option("--threshold", type=Finite(0, 1), default=0.5, help="The least score of a success.")
     @option("--zone", default="UTC", help="The time zone of weeks.")
     @FILTERS
     @option(

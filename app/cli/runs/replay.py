@@ -150,11 +150,20 @@ def _parse_configuration(args: Arguments) -> Mapping[str, str]:
         if name not in CONFIGURATION_OPTIONS or not is_given or not value:
             raise ConfigInvalid([f"--under: must be NAME=VALUE, with one of {', '.join(CONFIGURATION_OPTIONS)}"])
         configuration[name] = value
+    if "plan" in configuration:
+        _read_plan(configuration["plan"])
     if args.from_step is not None and len(args.run) != 1:
         raise ConfigInvalid(["--from-step: replay one run, because steps of different runs have nothing in common"])
     if not args.run and args.since is None:
         raise ConfigInvalid(["say which runs: their ids, or --since 7d with other filters"])
     return configuration
+
+
+def _read_plan(file: str) -> Any:
+    try:
+        return orjson.loads(Path(file).read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise ConfigInvalid([f"--under: {file} cannot be read as JSON: {error}"]) from None
 
 
 # -- replaying
@@ -166,7 +175,7 @@ async def _replay(config: Configuration, args: Arguments, under: Mapping[str, st
         async with engine.start_engine(config, args.concurrency, dispatches=True) as runtime:
             batch = Batch(runtime, args, under, Money(args.max_usd, args.concurrency))
             rows = await _rows(runtime.context.store, args, now())
-            earlier_runs = _find_replayed_runs(args.out)
+            earlier_runs = _open_results(args.out)
             waiting = [row for row in rows if row.id not in earlier_runs]
             batch.left_out["replayed before"] = len(rows) - len(waiting)
             waiting.reverse()
@@ -219,11 +228,15 @@ async def _rows(store: Store, args: Arguments, now: float) -> list[RunRow]:
     return rows[: args.limit]
 
 
-def _find_replayed_runs(out: str | None) -> set[str]:
-    """Return the runs that an earlier command has replayed into this file. A line that was cut off does not count."""
+def _open_results(out: str | None) -> set[str]:
+    """Return the runs that an earlier command has replayed into this file. A line that was cut off does not count.
+
+    A file that cannot be written is an error now, before money is spent.
+    """
     runs: set[str] = set()
-    if out is None or not Path(out).exists():
+    if out is None:
         return runs
+    Path(out).open("ab").close()
     for line in Path(out).read_bytes().splitlines():
         with suppress(orjson.JSONDecodeError, KeyError, TypeError):
             runs.add(str(orjson.loads(line)["run"]))
@@ -277,7 +290,7 @@ def _order(batch: Batch, row: RunRow, earlier: replays.EarlierRun) -> Order:
     effort = nearest_effort(tier, under.get("effort") or earlier.state.admitted.effort or None)
     plan = None
     if "plan" in under:
-        plan = orjson.loads(Path(under["plan"]).read_bytes())
+        plan = _read_plan(under["plan"])
     anew = any(name in under for name in ("tier", "version", "conductor"))
     changes = Changes(
         plan,
