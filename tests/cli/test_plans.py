@@ -10,6 +10,11 @@ from typing import Any
 import pytest
 
 from app.__main__ import main
+from app.cli.embedded import engine
+from app.engine.delivery.messages import FollowedRun
+from app.engine.runs.admission import Order
+from app.engine.runs.client import RunClient
+from app.errors import Overloaded
 from tests.harness import processes
 
 HARD = "Solve 3(x + 2) = 2x + 11"
@@ -61,6 +66,18 @@ def test_a_plan_is_made_edited_and_executed(baton: Baton) -> None:
     run = json.loads(baton("runs", "show", ran["run"], "--json")[1])
     assert run["origin"]["kind"] == "plan"
     assert [step["worker"] for step in run["steps"]][1] == "rehearsal-sage"
+
+
+def test_an_engine_that_is_not_ready_in_time_is_said_so(baton: Baton, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(_client: RunClient, _order: Order) -> FollowedRun:
+        raise Overloaded(retry_after=1.0)
+
+    plan = make_plan(baton)["id"]
+    monkeypatch.setattr(RunClient, "start", refuse)
+    monkeypatch.setattr(engine, "START_SECONDS", 0.0)
+    status, text = baton("plans", "run", plan)
+    assert status == 1
+    assert "at capacity" in text
 
 
 def test_a_plan_comes_and_goes_in_the_published_form(baton: Baton, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from app.process.config import Configuration
 from app.process.wiring import Runtime, open_runtime
 
 START_SECONDS = 5.0
+"""How long an engine may take until it is ready for a run."""
 
 
 @asynccontextmanager
@@ -59,10 +60,14 @@ async def run_to_end(runtime: Runtime, order: Order) -> TurnEnd:
 
 
 async def _start(runtime: Runtime, order: Order) -> FollowedRun:
-    """Begin a run: the engine needs a moment until it is ready."""
-    async with asyncio.timeout(START_SECONDS):
-        while True:
-            try:
-                return await runtime.runs.start(order)
-            except Overloaded:
-                await asyncio.sleep(0.02)
+    """Begin a run. The engine needs a moment until it is ready; raises `Overloaded` if it still is not after
+    `START_SECONDS`."""
+    time = asyncio.get_running_loop().time
+    ready_by = time() + START_SECONDS
+    while True:
+        try:
+            return await runtime.runs.start(order)
+        except Overloaded:
+            if time() > ready_by:
+                raise
+        await asyncio.sleep(0.02)
