@@ -81,6 +81,7 @@ async def test_a_score_a_thumb_or_a_label(
         ({"label": "has space"}, "label", "invalid_value"),
         ({"label": "x", "comment": "y" * 4_001}, "comment", "string_above_max_length"),
         ({"score": 1, "source": ""}, "source", "invalid_value"),
+        ({"score": 1, "version": 2}, "version", "invalid_type"),
         ({"score": 1, "stars": 5}, "stars", "unknown_parameter"),
     ],
 )

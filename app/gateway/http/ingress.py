@@ -297,7 +297,8 @@ def _parse(body: bytes) -> object:
         if not body.strip(WHITE_SPACE):
             raise InvalidRequest("The body is empty; send a JSON object.", code="invalid_json") from None
         raise InvalidRequest(
-            "The body is not valid JSON in UTF-8 (RFC 8259: no NaN or Infinity, no unpaired surrogates).",
+            "The body is not valid JSON in UTF-8 (RFC 8259: no NaN or Infinity, no unpaired surrogates), "
+            "or it is nested too deeply or has a number of more than 64 bits.",
             code="invalid_json",
         ) from None
     return value
@@ -328,7 +329,8 @@ def _check_values(root: object, bounds: Bounds, *, may_have_nul: bool) -> tuple[
             elif type(value) is list:
                 deeper += value
             elif isinstance(value, NUMBER) and not -INTEGER_BOUND <= value < INTEGER_BOUND:
-                raise InvalidRequest("A number in the body is out of range (64 bits).", code="invalid_json")
+                message = f"A number in the body is not between -{INTEGER_BOUND} and {INTEGER_BOUND - 1} (64 bits)."
+                raise InvalidRequest(message, code="invalid_json")
         level = deeper
     if level:
         raise InvalidRequest(f"The body is nested deeper than {bounds.depth} levels.", code="invalid_json")

@@ -43,8 +43,8 @@ def choose_fault(faults: Sequence[Fault], value_at: Callable[[Fault], object]) -
 
 
 def _is_missed(fault: Fault, value: object) -> bool:
-    """Return True for a constant that a value of another type was compared with: it says least of several faults."""
-    return fault["type"] == "literal_error" and isinstance(value, dict | list)
+    """Return True for a text that a value of another type was compared with: it says least of several faults."""
+    return fault["type"] == "literal_error" and not isinstance(value, str)
 
 
 def sentence(fault: Fault, value: object, alternatives: Sequence[Fault] = ()) -> str:

@@ -50,7 +50,7 @@ def _fault(reason: str) -> PydanticCustomError:
 def parse_whole_number(value: str) -> int:
     """Return a whole number from 0."""
     if not (value.isascii() and value.isdecimal() and len(value) <= 15):
-        raise _fault("it must be a whole number")
+        raise _fault("it must be a whole number from 0, of at most 15 digits")
     return int(value)
 
 
