@@ -77,6 +77,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
     "a user with an id": (message("x", tool_call_id=CANARY), "messages[0].tool_call_id"),
     "no content": (message(None), "messages[0].content"),
     "content is a number": (message(5), "messages[0].content"),
+    "content is an object": (message({"type": "text", "text": CANARY}), "messages[0].content"),
     "empty parts": (message([]), "messages[0].content"),
     "unknown part": (message([{"type": CANARY}]), "messages[0].content[0]"),
     "a text part with a strange field": (
@@ -343,6 +344,7 @@ async def test_fields_that_are_wrong(gateway: GatewayStandIn, key: str, name: st
     [
         ("messages is a string", "'messages': it must be a list, not a string."),
         ("content is a number", "'messages[0].content': it must be a string or a list, not a number."),
+        ("content is an object", "'messages[0].content': it must be a string or a list, not an object."),
         ("a call whose id is a number", "'messages[0].tool_calls[0].id': it must be a string, not a number."),
         ("temperature too high", "'temperature': it must be at most 2."),
         ("temperature is a string", "'temperature': it must be a number, not a string."),
@@ -358,11 +360,14 @@ async def test_a_fault_is_told_in_a_plain_sentence(gateway: GatewayStandIn, key:
     assert check(reply, 400)["message"] == f"Invalid value for {message}"
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=x", "state=x", "degraded=x", "since=x", "after=x", "limit=101"])
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=x", "limit=-1", "state=x", "degraded=x", "since=x", "after=x", "limit=101"]
+)
 async def test_a_fault_of_the_query_is_told_in_a_plain_sentence(gateway: GatewayStandIn, key: str, query: str) -> None:
     async with gateway.client(key) as client:
         message = check(await client.get(f"/v1/runs?{query}"), 400)["message"]
     assert message.startswith(f"Invalid value for '{query.split('=')[0]}': it must be ")
+    assert ("from 0" in message) == (query in ("limit=x", "limit=-1"))
     assert not RAW_WORDS.search(message)
 
 

@@ -158,6 +158,7 @@ async def test_a_refused_parameter_is_named(gateway: GatewayStandIn, key: str, n
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, name)
     assert error["code"] in ("unsupported_parameter", "unsupported_value")
+    assert PARAMETERS[name].note in error["message"]
     assert gateway.runs.orders == []
 
 

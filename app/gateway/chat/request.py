@@ -586,7 +586,7 @@ def _check(message: WireMessage, place: int) -> None:
     if content is None:
         may_be_empty = role == "assistant" and (message.refusal is not None or message.tool_calls is not None)
         if not may_be_empty:
-            raise invalid(f"messages[{place}].content", "must be a text or a list of parts")
+            raise invalid(f"messages[{place}].content", "it must be a text or a list of parts")
     if not isinstance(content, list):
         return
     for number, part in enumerate(content):

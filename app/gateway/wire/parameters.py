@@ -239,7 +239,7 @@ def is_ignored(name: str, value: object, table: Mapping[str, Parameter] = PARAME
         if type(value) is type(neutral) and value == neutral:
             return True
     raise InvalidRequest(
-        f"'{name}' is not supported with this value: {_sentence(row.note)} Leave it out.",
+        f"'{name}' is not supported with this value. {row.note} Leave it out.",
         param=name,
         code="unsupported_value" if row.neutral else "unsupported_parameter",
     )
@@ -260,10 +260,6 @@ def check_names(fields: Mapping[str, object], table: Mapping[str, Parameter]) ->
 def collect_ignored_names(fields: Mapping[str, object], table: Mapping[str, Parameter]) -> tuple[str, ...]:
     """Return the names of the fields that are only noted; raises `InvalidRequest` for one that is refused."""
     return tuple(sorted(name for name, value in fields.items() if is_ignored(name, value, table)))
-
-
-def _sentence(note: str) -> str:
-    return note[0].lower() + note[1:]
 
 
 def document() -> str:
@@ -297,8 +293,8 @@ def _table(decisions: Mapping[str, Parameter]) -> list[str]:
 def invalid_request(error: ValidationError, body: Mapping[str, Any]) -> InvalidRequest:
     """Return the deepest of the faults in `body`, as a 400 with OpenAI's `param` and `code`."""
     faults = error.errors(include_url=False, include_input=False)
-    deepest = choose_fault(faults, lambda fault: _path(fault["loc"], body)[1])
-    param, value = _path(deepest["loc"], body)
+    deepest = choose_fault(faults, lambda fault: _path(fault, body)[1])
+    param, value = _path(deepest, body)
     kind = deepest["type"]
     if kind == "union_tag_not_found" and isinstance(value, dict) and deepest["ctx"]["discriminator"] == "'type'":
         kind, param = "missing", f"{param}.type"
@@ -306,7 +302,7 @@ def invalid_request(error: ValidationError, body: Mapping[str, Any]) -> InvalidR
         return unknown_parameter(param)
     if kind == "missing":
         return _missing_error(param)
-    other_faults = [fault for fault in faults if fault is not deepest and _path(fault["loc"], body)[0] == param]
+    other_faults = [fault for fault in faults if fault is not deepest and _path(fault, body)[0] == param]
     reason = sentence(deepest, value, other_faults)
     return InvalidRequest(f"Invalid value for '{param}': {reason}.", param=param, code=_code(kind, value))
 
@@ -371,15 +367,17 @@ def _code(kind: str, value: object) -> str:
     return LENGTHS.get(kind, "invalid_value")
 
 
-def _path(loc: Sequence[int | str], body: object) -> tuple[str, object]:
-    """Return a location as callers write it, and the value that stands there. pydantic's names of union members are
-    left out, and so is all from a name that does not look like one.
+def _path(fault: Mapping[str, Any], body: object) -> tuple[str, object]:
+    """Return the location of a fault as callers write it, and the value that stands there. pydantic's names of union
+    members are left out, and so is all from a name that does not look like one. Only a field that is missing is named
+    although it is not there.
 
     Of `{"type": "function", "function": {...}}` the first entry "function" is the union's member, and the next one is
     the field.
     """
     path, value = "", body
     tagged_value: object = None
+    loc: Sequence[int | str] = fault["loc"]
     if loc[-1] == "[key]":
         loc = loc[:-2]
     for place, entry in enumerate(loc):
@@ -392,7 +390,10 @@ def _path(loc: Sequence[int | str], body: object) -> tuple[str, object]:
                 continue
         if isinstance(entry, int) and isinstance(value, list) and entry < len(value):
             path, value = f"{path}[{entry}]", value[entry]
-        elif isinstance(entry, str) and isinstance(value, dict) and (entry in value or last):
+        elif isinstance(entry, str) and isinstance(value, dict):
+            is_missing_field = last and fault["type"] == "missing"
+            if entry not in value and not is_missing_field:
+                continue
             if not NAME.fullmatch(entry):
                 break
             path = f"{path}.{entry}" if path else entry
