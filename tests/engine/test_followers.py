@@ -33,6 +33,7 @@ from app.core.run.events import (
 )
 from app.core.run.fold import fold
 from app.engine.calls.attempt import Reply
+from app.engine.commit.run_writer import RunSnapshot
 from app.engine.context import EngineContext
 from app.engine.delivery.followers import Audience, Follower
 from app.engine.delivery.messages import AnswerPart, CallerMessage, Mailbox, TurnEnd
@@ -207,13 +208,10 @@ async def engine(here: Gateway) -> AsyncIterator[tuple[Drivers, Driver]]:
     driver = Driver(
         context,
         home="heir",
-        state=fold(BEFORE),
+        run=RunSnapshot(fold(BEFORE), SALT, epoch=1),
         task=Task(()),
-        salt=SALT,
         conductor=cast(Policy, None),
-        epoch=1,
         steps=None,
-        contents={},
     )
     async with here.queue.subscribe("heir", drivers.receive), asyncio.TaskGroup() as group:
         drivers._group = group

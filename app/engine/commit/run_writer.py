@@ -26,7 +26,7 @@ from typing import Any, Protocol, TypeVar
 import orjson
 
 from app.core.pool.catalog import Catalog
-from app.core.records import copy_with
+from app.core.records import copy_with, record
 from app.core.run import drafts
 from app.core.run.events import CallFinished, Event, Fact, Kind, PlanStep, RunAwaitingApproval, StepQueued, StepSkipped
 from app.core.run.fold import advance, apply_facts, apply_facts_if_possible
@@ -235,25 +235,29 @@ class Consequences:
         )
 
 
+@record(frozen=True, slots=True)
+class RunSnapshot:
+    """A run as it was read, before this process takes its lease."""
+
+    state: RunState
+    salt: bytes
+    """The salt of its content addresses."""
+    epoch: int
+    """The epoch of its row."""
+    contents: Mapping[str, bytes] = field(default_factory=dict)
+    """Some of its contents, by ref, which need not be read again."""
+
+
 class RunWriter:
     """The writer of one run, under one lease of this process."""
 
     def __init__(
-        self,
-        context: EngineContext,
-        *,
-        home: str,
-        state: RunState,
-        salt: bytes,
-        epoch: int,
-        open_plan: OpenPlan,
-        steps: StepStarter | None,
-        contents: Mapping[str, bytes],
+        self, context: EngineContext, *, home: str, run: RunSnapshot, open_plan: OpenPlan, steps: StepStarter | None
     ) -> None:
-        """`home` is this process's address, to which tickets of the run report; `epoch` is the row's.
+        """`home` is this process's address, to which tickets of the run report.
 
         `steps` is the dispatcher of this process, which begins steps in the entry that queues them; without it all
-        steps are left to their tickets. `contents` are some of the run's, by ref, which need not be read again.
+        steps are left to their tickets.
         """
         self._context = context
         self._home = home
@@ -262,9 +266,9 @@ class RunWriter:
         self._lock = asyncio.Lock()
         self._events_after_gap: dict[int, Event] = {}
         """Events that were received before those which precede them, by number."""
-        self.state = state
-        self.salt = salt
-        self.epoch = epoch
+        self.state = run.state
+        self.salt = run.salt
+        self.epoch = run.epoch
         """The epoch under which this writer writes: that of its lease, once it has been taken."""
         self._steps = steps
         self.released = False
@@ -272,7 +276,7 @@ class RunWriter:
         self.idle_state: RunState | None = None
         """The state after the latest commit, if all that follows from it was committed as well: then the driver has
         nothing to do but to wait."""
-        self._cached_contents = dict(contents)
+        self._cached_contents = dict(run.contents)
         """Brief contents, by ref, from which the next steps are composed."""
         self.answer: Mapping[str, bytes] = {}
         """Contents, by ref, of the latest end of a step that was committed here: the reply is among them."""

@@ -43,7 +43,7 @@ from app.core.run.state import CALLER, DRIVER_LOST, FALLBACK, REPLAY, Proposal, 
 from app.engine.calls.attempt import outcomes_of_lost_calls
 from app.engine.calls.step_request import NOTHING, bodies_of, task_of
 from app.engine.commit.colocation import StepStarter
-from app.engine.commit.run_writer import RunWriter, ending
+from app.engine.commit.run_writer import RunSnapshot, RunWriter, ending
 from app.engine.context import EngineContext
 from app.engine.delivery import messages
 from app.engine.delivery.followers import LISTEN_SECONDS
@@ -74,30 +74,17 @@ class Driver:
         context: EngineContext,
         *,
         home: str,
-        state: RunState,
+        run: RunSnapshot,
         task: Task,
-        salt: bytes,
         conductor: Policy,
-        epoch: int,
         steps: StepStarter | None,
-        contents: Mapping[str, bytes],
     ) -> None:
-        """`home` is the address of this process; `epoch` is that of the run's row before the lease is taken, and
-        `contents` are some contents of the run that are at hand."""
+        """`home` is the address of this process; `steps` is its dispatcher, as `RunWriter` takes it."""
         self._context = context
         self._home = home
         self.inbox: Mailbox[Message] = Mailbox(INBOX)
-        self._planner = Planner(context, task=task, salt=salt, conductor=conductor, send=self.inbox.push)
-        self.writer = RunWriter(
-            context,
-            home=home,
-            state=state,
-            salt=salt,
-            epoch=epoch,
-            open_plan=self._planner.open,
-            steps=steps,
-            contents=contents,
-        )
+        self._planner = Planner(context, task=task, salt=run.salt, conductor=conductor, send=self.inbox.push)
+        self.writer = RunWriter(context, home=home, run=run, open_plan=self._planner.open, steps=steps)
         self.writer.on_folded = self._publish_events
         self.writer.on_step_end = self._wake
         self.commit_step_end = self.writer.commit_step_end
@@ -359,25 +346,18 @@ def _places(step: StepState, proposal: Proposal) -> list[int]:
 
 # -- drivers of runs that exist already
 
-MakeDriver = Callable[[RunState, bytes, Task, Policy, int, Mapping[str, bytes]], Driver]
+MakeDriver = Callable[[RunSnapshot, Task, Policy], Driver]
 
 
-async def take_over(
-    context: EngineContext,
-    make: MakeDriver,
-    state: RunState,
-    salt: bytes,
-    epoch: int,
-    contents: Mapping[str, bytes] = NOTHING,
-) -> Driver:
-    """A driver for a run that exists already; `contents` are some of its contents. `NotFound` if these were erased."""
-    catalog = context.catalog()
+async def take_over(context: EngineContext, make: MakeDriver, run: RunSnapshot) -> Driver:
+    """Return a driver for a run that exists already. `NotFound` if its contents were erased."""
+    catalog, state, contents = context.catalog(), run.state, run.contents
     tier = context.tier_of(state.admitted)
     if tier is None:
         raise KeyError(state.admitted.tier)
     task = await task_of(context.store, state.run, state.admitted.task, contents)
     policy = await _policy(context.store, catalog, tier, state, contents)
-    return make(state, salt, task, policy or context.conductor(tier), epoch, contents)
+    return make(run, task, policy or context.conductor(tier))
 
 
 async def _policy(

@@ -22,9 +22,8 @@ from app.core.records import copy_with
 from app.core.run.events import Event, Kind
 from app.core.run.fold import apply_facts, fold
 from app.core.run.state import RunState
-from app.engine.calls.step_request import NOTHING
 from app.engine.commit.colocation import StepStarter
-from app.engine.commit.run_writer import run_ticket
+from app.engine.commit.run_writer import RunSnapshot, run_ticket
 from app.engine.context import EngineContext, WaitingRuns
 from app.engine.runs import replays, tool_results
 from app.engine.runs.admission import JournalAdvance, Owner
@@ -150,14 +149,15 @@ class Drivers:
             raise ValueError("only an admission makes a new run")
         until = self._context.now() + self._context.lease
         entry = copy_with(entry, new=copy_with(entry.new, driver=self._home, lease_until=until))
-        driver = self._driver(copy_with(state, seq=0), salt, task, conductor, epoch=1)
+        driver = self._driver(RunSnapshot(copy_with(state, seq=0), salt, epoch=1), task, conductor)
         driver.use_span(start_run_span(self._context.tracing, state, taken_over=False))
         await self._begin(driver, entry)
 
     async def resume(self, next_turn: NextTurn, resumption: Resumption) -> None:
         """Commit a run's next turn and drive it from there; raises what `Store.append` raises."""
         waiting_run = resumption.waiting_run
-        driver = await take_over(self._context, self._driver, waiting_run.state, waiting_run.salt, waiting_run.epoch)
+        run = RunSnapshot(waiting_run.state, waiting_run.salt, waiting_run.epoch)
+        driver = await take_over(self._context, self._driver, run)
         lease = Lease(self._home, self._context.now() + self._context.lease, next_turn.deadline)
         tier = waiting_run.state.admitted.tier
         rows = tuple(Outbox(step, tier, self._home, next_turn.turn) for step in next_turn.steps)
@@ -236,19 +236,18 @@ class Drivers:
     async def _take_now(self, run: str, events: tuple[Event, ...]) -> None:
         held = self._waiting.take(run)
         if held is not None and events and events[0].seq == held.state.seq + 1:
-            state, salt, epoch = fold(events, held.state), held.salt, held.epoch + 1
-            contents: Mapping[str, bytes] = {}
+            snapshot = RunSnapshot(fold(events, held.state), held.salt, held.epoch + 1)
         else:
             read = await self._context.store.step_input(run, held.state.seq if held is not None else 0)
             if held is not None and read.epoch > held.epoch + 1:  # it was driven elsewhere, or the database has moved
                 held, read = None, await self._context.store.step_input(run)
             state = fold(read.events, held.state if held is not None else None)
-            salt, epoch, contents = read.salt, read.epoch, read.contents
+            snapshot = RunSnapshot(state, read.salt, read.epoch, read.contents)
             if read.driver:  # only the sweep takes a run from another engine: it ends the claims of that one as well
                 return self.sweep_soon()
-        if state.replied or run in self._drivers:
+        if snapshot.state.replied or run in self._drivers:
             return  # its caller has the reply, or it was taken here meanwhile
-        await self._lease(await take_over(self._context, self._driver, state, salt, epoch, contents), epoch)
+        await self._lease(await take_over(self._context, self._driver, snapshot), snapshot.epoch)
 
     async def _lease(self, driver: Driver, epoch: int) -> None:
         """Take the run's lease, in one entry with all that follows from its state."""
@@ -269,7 +268,7 @@ class Drivers:
         """
         lapses = self._context.monotonic() + self._context.lease
         while True:
-            driver = await take_over(self._context, self._driver, state, salt, epoch)
+            driver = await take_over(self._context, self._driver, RunSnapshot(state, salt, epoch))
             try:
                 await self._lease(driver, epoch)
                 break
@@ -288,26 +287,11 @@ class Drivers:
             of_run = copy_with(run_ticket(driver.state), driver=self._home, version=AGAIN, trace=driver.trace)
             await self._context.queue.enqueue([copy_with(of_run, step=n) for n in steps])
 
-    def _driver(
-        self,
-        state: RunState,
-        salt: bytes,
-        task: Task,
-        conductor: Policy,
-        epoch: int,
-        contents: Mapping[str, bytes] = NOTHING,
-    ) -> Driver:
-        return Driver(
-            self._context,
-            home=self._home,
-            state=state,
-            task=task,
-            salt=salt,
-            conductor=conductor,
-            epoch=epoch,
-            steps=None if self.spread else self.dispatcher,
-            contents=contents,
-        )
+    def _driver(self, run: RunSnapshot, task: Task, conductor: Policy) -> Driver:
+        steps = self.dispatcher
+        if self.spread:
+            steps = None
+        return Driver(self._context, home=self._home, run=run, task=task, conductor=conductor, steps=steps)
 
     async def _begin(self, driver: Driver, entry: Entry) -> None:
         """Commit the entry that takes the run's lease, and drive the run."""
