@@ -66,7 +66,7 @@ def _check_key(
         return
     record = dict(row)
     for field in LISTS:
-        record[field] = orjson.loads(row[field])
+        record[field] = _read_list(row[field])
     for field in DIGESTS:
         record[field] = None if row[field] is None else hashlib.sha256(row[field]).hexdigest()
     yield from _check_record(name, record, history)
@@ -103,7 +103,22 @@ def _check_changes(
             yield Violation(f"{kind} {target}", 0, UNLOGGED, words)
 
 
-def _read(body: bytes | None) -> Any:
+def _read(body: bytes | None) -> Mapping[str, Any] | None:
+    """Return the record of an entry; one that is not JSON any more is empty, and so fits nothing."""
     if body is None:
         return None
-    return orjson.loads(body)
+    try:
+        record = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    if not isinstance(record, dict):
+        return {}
+    return record
+
+
+def _read_list(text: str) -> Any:
+    """Return a list of a key's; a text that is not JSON any more is returned as it is, and so fits no entry."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text

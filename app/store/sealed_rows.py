@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
+    Column,
     ColumnElement,
     Connection,
     Table,
     Text,
     and_,
     bindparam,
+    case,
     cast,
     exists,
     func,
@@ -178,7 +181,7 @@ class SealedRows:
             conditions = []
             for column in table.columns:
                 allowed_types[column.name] = (*_SQLITE_TYPES[column.type.python_type], "null")
-                stored_types[column.name] = func.typeof(column)
+                stored_types[column.name] = _stored_type(column)
                 conditions.append(stored_types[column.name].not_in(allowed_types[column.name]))
             keys = [cast(key, Text) for key in table.primary_key.columns]
             mistyped = select(*keys, *stored_types.values()).where(or_(*conditions)).limit(ROWS)
@@ -464,6 +467,15 @@ def _log_row(row: Mapping[Any, Any]) -> LogRow:
         salt=bytes(salt) if salt is not None else None,
         frontier=bytes(frontier) if frontier is not None else None,
     )
+
+
+def _stored_type(column: Column[Any]) -> ColumnElement[str]:
+    """Return SQL for the type of a value in SQLite. A boolean other than 0 and 1 reads as true, although queries that
+    compare it with 1 do not find it, so that is another type."""
+    stored_type = func.typeof(column)
+    if column.type.python_type is not bool:
+        return stored_type
+    return case((cast(column, BigInteger).not_in((0, 1)), "number other than 0 and 1"), else_=stored_type)
 
 
 async def in_one_snapshot(archive: Archive, work: Callable[[SealedRows], None]) -> None:

@@ -56,6 +56,7 @@ async def test_what_was_changed_through_the_service_agrees_with_its_log(database
     ("statement", "violation_text"),
     [
         ("UPDATE keys SET scopes = '[\"admin\"]' WHERE id = 'k1'", "key k1 seq 3 change-unlogged: scopes"),
+        ("UPDATE keys SET scopes = 'admin' WHERE id = 'k1'", "key k1 seq 3 change-unlogged: scopes"),
         ("UPDATE keys SET digest = x'00' WHERE id = 'k1'", "key k1 seq 3 change-unlogged: digest"),
         ("UPDATE keys SET revoked_at = NULL WHERE id = 'k2'", "key k2 seq 5 change-unlogged: revoked_at"),
         ("UPDATE keys SET id = 'k9' WHERE id = 'k1'", "key k9 seq 0 change-unlogged: nothing in the log"),

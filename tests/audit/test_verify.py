@@ -547,6 +547,7 @@ MISTYPED = (
     ("log_leaves", "entry", "CAST('{}' AS TEXT)", "text"),
     ("runs", "created_at", "'yesterday'", "text"),
     ("keys", "name", "x'00ff'", "blob"),
+    ("runs", "degraded", "2", "number other than 0 and 1"),
 )
 
 
@@ -562,6 +563,23 @@ def test_a_value_of_another_type_is_named_and_ends_nothing_with_a_traceback(
     assert (result.status, result.err.count("Traceback")) == (1, 0)
     assert f"its column `{column}` has a value of the type {kind}" in result.out
     assert f"{table} " in result.out
+    checked = baton(data, "audit", "check")
+    assert (checked.status, checked.err.count("Traceback")) == (2, 0)
+    assert f"its column `{column}` has a value of the type {kind}" in checked.err
+
+
+@pytest.mark.parametrize("body", [b"[]", b"null", b'{"labels": 1, "wire": [1]}'])
+@pytest.mark.parametrize("seq", [1, 2])
+def test_a_body_of_another_shape_is_found_and_ends_nothing(
+    conn: Connection, subject: Subject, body: bytes, seq: int
+) -> None:
+    change = text("UPDATE events SET body = :body WHERE run = 'run_kept' AND seq = :seq")
+    with conn.begin() as transaction:
+        tampers.drop_triggers(conn)
+        assert conn.execute(change, {"body": body, "seq": seq}).rowcount == 1
+        report = verify(conn, subject.checkpoints)
+        transaction.rollback()
+    assert "run run_kept" in {finding.thing for finding in report.findings}
 
 
 @pytest.mark.parametrize("tamper", KNOWING, ids=[tamper.__name__ for tamper in KNOWING])

@@ -277,10 +277,10 @@ class RowCheck:
         """The row names the run from which it follows, and its accounts of budgets, as its first event does, which was
         compared with the log."""
         try:
-            admitted: dict[str, Any] = orjson.loads(run.events[0][3])
+            admitted = _read_body(run.events[0][3])
             expected = {column: admitted.get(column) or None for column in ORIGIN_COLUMNS}
             expected["budgets"] = orjson.dumps(admitted["budgets"]).decode() if admitted.get("budgets") else None
-        except (IndexError, AttributeError, orjson.JSONDecodeError):
+        except (IndexError, BodyUnreadable):
             return  # it is missing or altered, and a finding already
         for column, value in expected.items():
             if run.row[column] != value:
@@ -303,9 +303,9 @@ class RowCheck:
         if run.row["ended_at"] is None:
             return
         try:
-            body = next(orjson.loads(event[3]) for event in reversed(run.events) if event[1] in DEADLINE_KINDS)
+            body = next(_read_body(event[3]) for event in reversed(run.events) if event[1] in DEADLINE_KINDS)
             deadline = body["until"] if "until" in body else body["deadline"]
-        except (StopIteration, KeyError, TypeError, orjson.JSONDecodeError):
+        except (StopIteration, KeyError, BodyUnreadable):
             return  # the event is missing or altered, and a finding already
         if run.row["deadline"] != deadline:
             self._add("altered", thing, "its row has another `deadline` than its events", last.place)
@@ -659,11 +659,26 @@ def _no_adapter(spec: ProviderSpec) -> Provider:
     raise ValueError(f"no request to {spec.name} is rendered here")
 
 
+class BodyUnreadable(ValueError):
+    """The body of an event is no JSON object any more, which is a finding elsewhere."""
+
+
+def _read_body(raw: bytes) -> dict[str, Any]:
+    """Return the body of an event. Raises `BodyUnreadable`."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise BodyUnreadable from error
+    if not isinstance(body, dict):
+        raise BodyUnreadable
+    return body
+
+
 def _tags_of_event(kind: str, raw: bytes) -> Iterator[tuple[str, str]]:
     """Yield the tags that an event gives its run."""
     try:
-        body: dict[str, Any] = orjson.loads(raw)
-    except orjson.JSONDecodeError:
+        body = _read_body(raw)
+    except BodyUnreadable:
         return
     if kind == "plan.step":
         yield "worker", str(body.get("worker"))
@@ -672,17 +687,23 @@ def _tags_of_event(kind: str, raw: bytes) -> Iterator[tuple[str, str]]:
         yield "approval", "asked"
         return
     if kind == "run.admitted":
-        for label in body.get("labels", ()):
-            yield "label", str(label)
-        if body.get("wire", {}).get("format") == "plan":
-            yield "plan", str(body.get("origin_run") or "first")
-        elif body.get("preview"):
-            yield PREVIEW_TAG
+        yield from _tags_of_admission(body)
     if body.get("request_id"):
         yield "request", str(body["request_id"])
     trace = str(body.get("traceparent") or "").split("-")
     if len(trace) > 1:
         yield "trace", trace[1]
+
+
+def _tags_of_admission(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    labels, wire = body.get("labels"), body.get("wire")
+    if isinstance(labels, list):
+        for label in labels:
+            yield "label", str(label)
+    if isinstance(wire, dict) and wire.get("format") == "plan":
+        yield "plan", str(body.get("origin_run") or "first")
+    elif body.get("preview"):
+        yield PREVIEW_TAG
 
 
 def _named_refs(events: Sequence[Event]) -> Iterator[str]:
@@ -691,8 +712,8 @@ def _named_refs(events: Sequence[Event]) -> Iterator[str]:
         if kind == INTENT:
             continue
         try:
-            body: dict[str, Any] = orjson.loads(raw)
-        except orjson.JSONDecodeError:
+            body = _read_body(raw)
+        except BodyUnreadable:
             continue
         for name in (*REFS, *OTHER_REFS.get(kind, ())):
             ref = body.get(name)

@@ -5,6 +5,7 @@ Exit status: 0 clean, 1 violations, 2 the journal could not be read.
 
 import sys
 from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
 
 import orjson
@@ -26,6 +27,8 @@ from app.store.sealed_rows import SealedRows, in_one_snapshot
 
 MAX_PRINTED_VIOLATIONS = 200
 """Violations that are printed; `--json` has up to 10,000."""
+MAX_PRINTED_FAULTS = 20
+"""Unreadable values that are named; `baton audit verify` has more of them."""
 CLEAN, VIOLATIONS, UNREADABLE = 0, 1, 2
 
 
@@ -69,7 +72,18 @@ async def _check(args: Arguments, environ: Mapping[str, str], now: float) -> Rep
         return await Auditor(export.at, adapter).audit(export, run=args.run, since=since, against=earlier)
     settings = read(environ)
     async with storage.existing_database(settings), storage.open_journals(settings) as archive:
+        await in_one_snapshot(archive, _demand_readable_values)
         return await Auditor(now, adapter).audit(archive, run=args.run, since=since, against=earlier)
+
+
+def _demand_readable_values(rows: SealedRows) -> None:
+    """Raise `ConfigInvalid` if a value has another type than its column, which SQLite stores and nobody can read."""
+    faults = [
+        f"{table} {key}: its column `{column}` has a value of the type {type_name}, so the journal cannot be read"
+        for table, key, column, type_name in islice(rows.find_mistyped_values(), MAX_PRINTED_FAULTS)
+    ]
+    if faults:
+        raise ConfigInvalid(faults)
 
 
 async def _export(args: Arguments, environ: Mapping[str, str], now: float) -> int:
