@@ -9,6 +9,7 @@ import pytest
 
 from app.lab.world2 import tasks as composed
 from app.lab.world2 import texts
+from app.lab.world2.__main__ import main
 from app.lab.world2.baselines import (
     ByCluster,
     Optimum,
@@ -90,6 +91,14 @@ def test_regular_expressions_and_a_plan_for_each_domain_do_not_solve_the_world(
         closed += mean_reward(setting, domain_plans(0)[0].choose(setting, fresh), fresh) - low
     assert ways > 0.03
     assert closed < 0.7 * ways
+
+
+@pytest.mark.parametrize("words", [["--seeds", "0"], ["--tested", "0"], ["--training", "1"]], ids=" ".join)
+def test_numbers_that_leave_nothing_to_compare_are_refused(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["world2", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
 
 
 def test_adapting_to_a_task_is_worth_more_than_knowing_its_domain(settings: list[Setting]) -> None:

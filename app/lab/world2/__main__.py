@@ -50,6 +50,8 @@ def main() -> int:
     parser.add_argument("--ceiling", type=int, metavar="POOLS", help="print what cards of unseen workers allow at most")
     parser.add_argument("--selector", type=Path, help="simulate the product's selector, and write its regret to a file")
     options = parser.parse_args()
+    if min(options.seeds, options.pools, options.tested, options.training - 1) < 1:
+        parser.error("--seeds, --pools and --tested are numbers from 1, and --training is one from 2")
     if options.ceiling is not None:
         print(ceiling.report(options.ceiling))
         return 0
