@@ -273,7 +273,7 @@ async def run() -> None:
 
 @pytest.fixture(scope="module")
 def violations() -> dict[Rule, list[str]]:
-    """What each rule finds in the tree, from one pass over its modules."""
+    """Return the violations of each rule in the tree, from one pass over its modules."""
     found: dict[Rule, list[str]] = {rule: [] for rule in RULES}
     for folder, rules in (("app", EVERYWHERE + IN_APP), ("tests", EVERYWHERE + IN_TESTS)):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -388,7 +388,7 @@ def test_the_import_contracts_hold(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def broken_contracts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """What is reported for each contract of a tree in which all violations were planted, by the contract's name."""
+    """Return the reports on a tree in which all violations were planted, by the contract's name."""
     tree = _copy_of_the_tree(tmp_path_factory.mktemp("planted"))
     for path, line, _ in PLANTED:
         with (tree / "app" / path).open("a") as module:

@@ -91,7 +91,7 @@ class ForgedRun:
         self.renumber()
 
     def repeat(self, line: Line) -> None:
-        """The same once more, right behind."""
+        """Repeat an event directly after itself."""
         self.insert(self.events.index(line) + 1, line.kind, line.body)
 
     def move(self, line: Line, before: Line) -> None:

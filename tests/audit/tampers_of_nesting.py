@@ -43,7 +43,7 @@ def concluded_early(run: ForgedRun) -> None:
 
 
 def queued_itself(run: ForgedRun) -> None:
-    """As if somebody were to execute it."""
+    """Queue a step that the conductor itself takes, as if a worker were to execute it."""
     place = run.events.index(run.all(OPENED, parent=1)[0])
     run.insert(place, QUEUED, {"n": 1})
 

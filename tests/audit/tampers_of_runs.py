@@ -22,7 +22,7 @@ def same_number(run: ForgedRun) -> None:
 
 
 def leave_open(run: ForgedRun) -> None:
-    """As if the run had been forgotten half-way, row and all."""
+    """Leave the run unfinished, its row as well as its journal."""
     run.drop(run.events[-1])
     run.row.update(state="running", ended_at=None, degraded=False, error=None)
 

@@ -25,7 +25,7 @@ def served_by(subject: str) -> Tamper:
 
 
 def moved(seconds: float) -> Tamper:
-    """All that was done with versions is said to have been done so much earlier."""
+    """Date all changes of versions back by so many seconds."""
 
     def move(run: ForgedRun) -> None:
         run.changes = [replace(change, at=change.at - seconds) for change in run.changes]

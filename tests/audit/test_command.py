@@ -179,7 +179,7 @@ def test_the_rules_are_listed(desk: Desk) -> None:
 
 
 def test_the_executor_is_not_loaded(desk: Desk, tmp_path: Path) -> None:
-    """What is not there cannot have been used."""
+    """A module that is not loaded cannot have been used."""
     shutil.copytree(ROOT / "app", tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("progress", "state", "caller_view", "visibility"):
         (tmp_path / "app" / "core" / "run" / f"{name}.py").unlink()

@@ -41,7 +41,7 @@ def change(runtime: Runtime, text: str) -> None:
 
 
 async def workers(runtime: Runtime, run: str) -> list[str]:
-    """Who was called."""
+    """Return the workers that were called."""
     return [event.body["worker"] for event in await events(runtime, run) if event.kind is Kind.CALL_INTENDED]
 
 

@@ -147,7 +147,7 @@ def digest_of_calibrated_plans() -> str:
 
 
 def looks() -> str:
-    """What an embedder is shown."""
+    """Return the digest of the texts that an embedder is shown."""
     long = Task((*CONVERSATION, Message("assistant", (Text("4"),)), Message("user", (Text("1234567890" * 900),))))
     texts = [excerpt(find_last_question(task.messages)) for task in (TASK, long, Task(CONVERSATION[:1]))]
     return digest(*((Message("user", (Text(text),)),) for text in texts))

@@ -132,7 +132,7 @@ ROWS = (
 
 @dataclass(slots=True)
 class Result:
-    """What became of a row. Money is in micro-dollars."""
+    """The outcome of a row. Money is in micro-dollars."""
 
     name: str
     answered: int = 0
@@ -260,7 +260,7 @@ class Process:
         self._process.stdin.flush()
 
     def counts(self) -> dict[str, int]:
-        """What it answers to a row; empty if it was killed."""
+        """Return its answer to a row; empty if it was killed."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         return json.loads(line) if line else {}

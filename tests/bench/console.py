@@ -43,7 +43,7 @@ COPIED = ("runs", "events", "tags", "disclosures", "feedback")
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long something took, in milliseconds."""
+    """Durations of one kind, in milliseconds."""
 
     name: str
     times: Sequence[float]

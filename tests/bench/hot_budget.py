@@ -151,7 +151,7 @@ async def play_part(part: Part) -> list[float]:
 
 
 def process(part: Part) -> Figures:
-    """The same, in a process of its own."""
+    """Do the same in a process of its own."""
     logging.disable(logging.WARNING)
     transactions = Transactions()
     with transactions.watched():
@@ -176,7 +176,7 @@ async def prepare_budgets(url: str, engines: int, slices: int) -> None:
 
 
 async def sum_held(url: str) -> int:
-    """What all budgets still have in holds."""
+    """Return the sum that all budgets still have in holds."""
     total = 0
     async with open_store(url) as store:
         for budget in await store.budgets():

@@ -27,7 +27,7 @@ FAR = 4e9
 
 @dataclass(slots=True)
 class Figures:
-    """What was measured; times in seconds."""
+    """The measured figures; times are in seconds."""
 
     appends: int = 0
     events: int = 0

@@ -37,7 +37,7 @@ Count = Callable[[str], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What requests took: milliseconds each, how many a second there were, and CPU of this process for each."""
+    """The cost of requests: milliseconds each, requests per second, and CPU of this process for each."""
 
     median: float
     p99: float

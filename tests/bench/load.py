@@ -36,7 +36,7 @@ SHOWN = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What to send, until `seconds` or `requests` are reached; `warmup` seconds come before and do not count.
+    """The requests to send until `seconds` or `requests` are reached, after `warmup` seconds that do not count.
 
     `rate` is requests per second over all connections; 0 sends the next as soon as there is an answer. `patience` is
     for answers that are under way at the end.
@@ -55,7 +55,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What came of it. `events` are SSE data frames; `statuses` count all answers, `first_error` is a body."""
+    """The outcome of a load. `events` are SSE data frames; `statuses` count all answers, `first_error` is a body."""
 
     requests: int
     errors: int
@@ -106,7 +106,7 @@ class Tally:
 
     @property
     def paced(self) -> bool:
-        """Whether requests have moments at which they are due."""
+        """Return True if each request has a moment at which it is due."""
         return self._gap > 0
 
     def wait(self) -> float:
@@ -229,7 +229,7 @@ async def generate(load: Load) -> Report:
 
 
 def run(load: Load) -> Report:
-    """The same in a process of its own; raises CalledProcessError when that fails."""
+    """Run the load in a process of its own. Raises CalledProcessError if that fails."""
     settings = json.dumps({**asdict(load), "headers": dict(load.headers)})
     command = [sys.executable, "-m", "tests.bench.load", "-"]
     answer = subprocess.run(command, input=settings, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)

@@ -47,7 +47,7 @@ STARTING = 90.0
 
 @dataclass(frozen=True, slots=True)
 class EnteredCode:
-    """What one request entered, in both processes together."""
+    """The files and functions that one request entered, in both processes together."""
 
     files: Counter[str]
     """How often each file was switched to."""

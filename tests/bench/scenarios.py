@@ -44,7 +44,7 @@ class ScenarioError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure: seconds per round, and rounds."""
+    """The length of a measurement: seconds per round, and rounds."""
 
     seconds: float = 5.0
     rounds: int = 3

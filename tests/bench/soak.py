@@ -46,7 +46,7 @@ LOOK_EVERY = 2.0
 
 @dataclass(slots=True)
 class Watch:
-    """What the processes looked like over time."""
+    """Samples of the processes over time."""
 
     at: list[float] = field(default_factory=list)
     mebibytes: list[float] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What runs, and where its outbox and its queue are."""
+    """The processes that run, and the addresses of their outbox and queue."""
 
     target: Target
     database: str | None

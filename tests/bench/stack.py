@@ -74,7 +74,7 @@ WRITES = {
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What one commit of Baton writes beside the run's own row and those of its steps, and the message that follows."""
+    """One commit as Baton writes it, beside the rows of the run and its steps, and the message that follows."""
 
     events: int
     contents: int = 0

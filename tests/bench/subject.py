@@ -81,13 +81,13 @@ class Target:
     """The URL of its database; for SQLite with the absolute path of the file. Empty where there is none."""
 
     def address(self, worker: str) -> str:
-        """Where to post for that worker: Baton has one address, the others show the worker in the path."""
+        """Return the URL to post to for a worker. Baton has one; the others have the worker in the path."""
         prefix = "" if self.conducts else WORKERS[worker]
         return f"{self.url}{prefix}/v1/chat/completions"
 
     @property
     def headers(self) -> dict[str, str]:
-        """What authenticates the caller."""
+        """Return the headers that authenticate the caller."""
         return headers() if self.conducts else {}
 
 

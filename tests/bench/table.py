@@ -46,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The same figure of this tree and of another one, measured in alternating rounds."""
+    """One figure of this tree and of another one, measured in alternating rounds."""
 
     this: Row
     other: Row

@@ -31,7 +31,7 @@ LOOPS: Final = (f"asyncio{os.sep}runners.py", f"asyncio{os.sep}base_events.py", 
 
 
 class Counts:
-    """What was entered since `begin`: files and functions of the folder `app` of a tree, in all threads."""
+    """The files and functions of a tree's folder `app` that all threads have entered since `begin`."""
 
     def __init__(self, root: str) -> None:
         self._app = os.path.join(root, "app") + os.sep

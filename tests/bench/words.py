@@ -120,7 +120,7 @@ def _measure(options: argparse.Namespace, pools: Sequence[Pool], server: VllmSer
 
 
 class Kept:
-    """What one arm was asked, in lines of a file that other arms may share; without a file nothing is kept."""
+    """The tasks of one arm, kept in lines of a file that arms may share; without a file nothing is kept."""
 
     def __init__(self, path: Path | None, arm: str) -> None:
         self._path, self._arm = path, arm

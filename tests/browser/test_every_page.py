@@ -1,4 +1,4 @@
-"""What holds for every page: no violation of WCAG A or AA, nothing wider than a phone, usable by keyboard alone."""
+"""Every page keeps WCAG A and AA, fits a phone's width, and can be used by keyboard alone."""
 
 from typing import TYPE_CHECKING, Any
 

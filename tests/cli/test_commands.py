@@ -40,14 +40,14 @@ HARD = "Solve 3(x + 2) = 2x + 11"
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    """What a command sees: nothing of this machine's providers or settings."""
+    """Return the environment of a command, without this machine's providers and settings."""
     own = {"BATON_BOOTSTRAP_KEY": KEY, "BATON_REHEARSAL_DELAY": "0"}
     return processes.environment(folder, **(own | more))
 
 
 @dataclass
 class Done:
-    """What a command came to."""
+    """The outcome of a command."""
 
     status: int
     out: str

@@ -49,7 +49,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where commands are run."""
+    """The folder in which commands are run."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

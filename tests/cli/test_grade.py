@@ -37,7 +37,7 @@ async def ask(runtime: Runtime, text: str = SIX, **changes: Any) -> str:
 
 
 async def run_grade(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    """What the command prints as JSON."""
+    """Return the JSON that the command prints."""
     environ = {"BATON_DATA_DIR": str(folder), "BATON_PEPPER": "p" * 32}
     options = parse(["grade", *arguments, "--json"])
     capsys.readouterr()

@@ -54,7 +54,7 @@ async def ask(runtime: Runtime, tier: str, score: float | None, **changes: Any) 
 
 
 async def output_of(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
-    """What the command prints."""
+    """Return the text that the command prints."""
     environ = {"BATON_POOL": str(folder / "pool.toml"), "BATON_DATA_DIR": str(folder), "BATON_PEPPER": "p" * 32}
     options = parse(["offpolicy", *arguments])
     capsys.readouterr()

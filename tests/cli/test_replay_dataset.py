@@ -143,7 +143,7 @@ def log_lines(number: int, prompt: str, right: bool, model: str) -> tuple[dict[s
 
 
 def logs(folder: Path, count: int = 600) -> tuple[Path, Path, Path]:
-    """The same calls, drawn at random, as LiteLLM and OpenRouter log them, and scores for the latter."""
+    """Return random calls, as LiteLLM and OpenRouter log them, and scores for the latter."""
     random = Random(3)
     litellm, openrouter, scores = [], [], []
     for number, (prompt, right) in enumerate(prompts(count)):

@@ -75,7 +75,7 @@ except OSError:
 
 
 def test_nothing_is_run_where_the_network_cannot_be_cut_off() -> None:
-    """The same program where there is no `unshare`."""
+    """The program is refused where there is no `unshare`."""
     blind = "import ctypes, runpy, sys; ctypes.CDLL = lambda *_, **__: object(); "
     shim = blind + "runpy.run_path(sys.argv[1], run_name='__main__')"
     task = {"code": "", "tests": "", "seconds": 1, "token": "t", "walled": True}

@@ -1,4 +1,4 @@
-"""What the commands say: texts, figures and a run's story, in words."""
+"""The words of the commands: texts, figures and a run's story."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -22,7 +22,7 @@ from tests.clients.reports import (
 
 
 async def chat(client: AsyncOpenAI) -> Report:
-    """The same question whole, streamed, and by the stream helper."""
+    """Ask one question whole, streamed, and by the stream helper."""
     request_body: dict[str, Any] = {"model": "baton-mini", "messages": MESSAGES, "logprobs": True, "top_logprobs": 1}
     whole = await client.chat.completions.create(**request_body)
     text, finish, counted, tokens = "", None, None, []
@@ -91,7 +91,7 @@ async def models(client: AsyncOpenAI) -> Report:
 
 
 async def errors(client: AsyncOpenAI) -> Report:
-    """What the client raises, before the first byte and after it."""
+    """Return the errors that the client raises, before the first byte and after it."""
     stranger, ask = client.with_options(api_key="sk-wrong"), client.chat.completions.create
 
     async def stream() -> None:

@@ -32,7 +32,7 @@ CLIENTS = ("python", "python-async", "node")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the service is, and a key to it."""
+    """The URL of the service, and a key to it."""
 
     url: str
     key: str

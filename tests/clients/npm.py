@@ -27,7 +27,7 @@ class Node:
         self._folder = folder
 
     async def run(self, program: str, environ: dict[str, str]) -> Any:
-        """What a program reports; raises RuntimeError with what it wrote beside."""
+        """Run a program and return its report. Raises RuntimeError with its other output if it fails."""
         here = self._folder / f"run-{uuid.uuid4().hex}"
         shutil.copytree(PROGRAMS, here)
         try:

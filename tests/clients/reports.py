@@ -1,4 +1,4 @@
-"""What all drives of the Python client share: the question, and how their reports write usage and errors."""
+"""What all drives of the Python client share: the question, and the form of usage and errors in a report."""
 
 import time
 from typing import Any, Final
@@ -37,7 +37,7 @@ CUSTOM: Final[Any] = ASKED | {"tools": [{"type": "custom", "custom": {"name": "p
 
 
 def usage(counted: CompletionUsage | None) -> Report | None:
-    """As plain values, our own fields included."""
+    """Return the usage as plain values, our own fields included."""
     return counted.model_dump(exclude_unset=True) if counted is not None else None
 
 

@@ -21,7 +21,7 @@ from tests.clients.reports import (
 
 
 def chat(client: OpenAI) -> Report:
-    """The same question whole, streamed, and by the stream helper."""
+    """Ask one question whole, streamed, and by the stream helper."""
     request_body: dict[str, Any] = {"model": "baton-mini", "messages": MESSAGES, "logprobs": True, "top_logprobs": 1}
     whole = client.chat.completions.create(**request_body)
     text, finish, counted, tokens = "", None, None, []
@@ -87,7 +87,7 @@ def models(client: OpenAI) -> Report:
 
 
 def errors(client: OpenAI) -> Report:
-    """What the client raises, before the first byte and after it."""
+    """Return the errors that the client raises, before the first byte and after it."""
     stranger = client.with_options(api_key="sk-wrong")
     return {
         "model": _report_error(lambda: client.chat.completions.create(model="nothing", messages=MESSAGES)),

@@ -91,7 +91,7 @@ async def test_what_the_request_says_reaches_the_worker(client: AsyncAnthropic, 
 
 
 def test_images_thinking_and_results_are_read() -> None:
-    """What no worker of the stub's pool could take."""
+    """Content is read that no worker of the stub's pool could take."""
     source = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "image", "source": source}]}
     turns = [

@@ -139,7 +139,7 @@ async def test_a_background_response_is_cancelled(client: AsyncOpenAI, stub: Pro
 
 
 class Point(BaseModel):
-    """Where something is."""
+    """A place in two dimensions."""
 
     x: int
 

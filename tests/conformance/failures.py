@@ -1,4 +1,4 @@
-"""How the fault suites of the provider seam make a call fail, and what must hold of every failure."""
+"""Ways to make a provider's call fail, and the checks that must hold for every failure."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

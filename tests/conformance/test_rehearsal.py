@@ -103,7 +103,7 @@ def task(question: str) -> Task:
 
 
 async def ask(model: str, question: str, subtask: str = "", earlier_answers: Iterable[str] = (), **options: str) -> str:
-    """What a worker answers that sees the question and the given earlier answers."""
+    """Return the answer of a worker that sees the question and these earlier answers."""
     steps = [EarlierStep(n, "Solve it.", answer) for n, answer in enumerate(earlier_answers)]
     return text(
         await pieces(RehearsalProvider(spec(**options)), request(model, compose(task(question), subtask, steps)))
@@ -380,7 +380,7 @@ ENDLESS = {"type": "object", "properties": {name: {"$ref": "#"} for name in "abc
 async def test_an_answer_of_a_form_is_the_answer_to_the_question(
     form: Form, expected: object, flaw: Flaw | None
 ) -> None:
-    """Whether the worker is held to the form, or asked for it in words."""
+    """It does not matter if the worker is held to the form, or asked for it in words."""
     composed = compose(task("What is 6 * 7?"), "", [])
     provider = RehearsalProvider(spec())
     for constrained in (True, False) if form.schema is not None else (False,):
@@ -409,7 +409,7 @@ def brief(question: str, steps: int = 5) -> Brief:
 
 
 async def propose_plan(of: Brief, *, positional: bool = True) -> tuple[list[Step], list[float | None]]:
-    """What the model conductor would read from the rehearsal conductor's stream."""
+    """Return the plan that the model conductor would read from the rehearsal conductor's stream."""
     names = [worker.name for worker in of.workers]
     schema = workflow.schema(len(names), of.limits.steps, 600, positional, further=of.round > 1)
     pieces_of_plan = await pieces(
@@ -476,7 +476,7 @@ async def test_the_conductor_ignores_workers_and_plans_inside_the_question() -> 
 
 
 async def plan_after_answer(question: str, answer: str, steps: int = 5) -> list[Step]:
-    """What the conductor plans when it is shown this answer."""
+    """Return the conductor's plan when it is shown this answer."""
     past = (PastStep("rehearsal-sage", "Solve it.", ("user",), True),)
     brief_of_round = replace(brief(question, steps), round=2, previous=Previous(past, answer))
     return (await propose_plan(brief_of_round))[0]

@@ -234,7 +234,7 @@ def with_label(entry: Entry) -> Entry:
 
 
 async def find_rest_of(store: SqlStore, run: str) -> tuple[PrunedRun, int]:
-    """What is to be left of a run, with the present revision of its row."""
+    """Return what a pruning must leave of a run, with the present revision of its row."""
     row = await store.run(run)
     left = PrunedRun(run, row.tenant, row.state, row.created_at, row.ended_at or 0.0, 99.0, row.seq, b"r" * 32, "there")
     revision = select(RUNS.c.revision).where(RUNS.c.id == run)

@@ -40,7 +40,7 @@ class Format:
 
     @property
     def key(self) -> str:
-        """What the stub accepts."""
+        """Return the key that the stub accepts."""
         return KEYS[self.name]
 
 

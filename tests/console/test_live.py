@@ -29,7 +29,7 @@ async def regions_of_event(event: Event) -> Regions:
 
 
 async def receive_in_browser(live: Live, *, leaves_behind: str | None = None) -> str:
-    """What a browser receives that leaves once it has received some text, or waits for the end."""
+    """Return what a browser receives until it has received some text, or until the end."""
     parts: list[str] = []
     leaves = asyncio.Event()
 

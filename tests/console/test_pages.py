@@ -1,4 +1,4 @@
-"""What holds for every page of the console: headers, templates that escape, files of its own."""
+"""Every page of the console has its headers, templates that escape, and files of its own."""
 
 import gzip
 import re

@@ -156,7 +156,7 @@ class Play:
             self.check(draft)
 
     def check(self, draft: Fact) -> None:
-        """What must hold after every event."""
+        """Check all that must hold after every event."""
         state = self.state
         if isinstance(draft, StepQueued):
             step = state.steps[draft.n]

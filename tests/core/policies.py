@@ -94,7 +94,7 @@ def _match(workers: list[str], chance: random.Random) -> Match:
 
 
 def passes_rules(catalog: Catalog, name: str, labels: Names, sources: Names = frozenset()) -> bool:
-    """What the rules and the card say, evaluated from their text."""
+    """Return the verdict of the rules and the card, evaluated from their text."""
     worker = catalog.workers[name]
     card = worker.card
     for label in labels:
@@ -177,7 +177,7 @@ def find_named_sources(*catalogs: Catalog) -> tuple[str, ...]:
 
 
 def widens(old: Catalog, new: Catalog) -> Reach:
-    """What the new pool shows to anybody who did not see it under the old one."""
+    """Return what the new pool shows to somebody who did not see it under the old one."""
     sources = find_named_sources(old, new)
     return reach(new, sources) - reach(old, sources)
 

@@ -38,7 +38,7 @@ def run_of(terms: ApprovalTerms, *more: Fact, workers: tuple[str, ...] = ("ada",
 
 
 def waiting(terms: ApprovalTerms, **chosen: Any) -> RunState:
-    """The same run once it has asked."""
+    """Return the run once it has asked for an approval."""
     state = run_of(terms, **chosen)
     (command,) = decide(state, SOON)
     assert command == AwaitApproval(0)

@@ -38,7 +38,7 @@ def running(outcomes: list[str | None]) -> RunState:
 
 
 def with_answer(state: RunState, call: str) -> RunState:
-    """The same once that call has given the answer."""
+    """Return the state once that call has given the answer."""
     step: StepState = replace(state.steps[1], state="done", call=call, chars=5)
     return replace(state, steps={**state.steps, 1: step})
 

@@ -1,4 +1,4 @@
-"""How long a worker may take: its own deadlines, from the pool file, cut to what is left of the run."""
+"""The deadlines of a worker's calls: those of the pool file, cut to the time that the run has left."""
 
 from dataclasses import astuple
 from pathlib import Path

@@ -47,7 +47,7 @@ def after(state: RunState, *written: Fact) -> RunState:
 
 
 def inside(state: RunState, parent: int, *steps: Step, mode: Mode = "first", close: bool = True) -> RunState:
-    """The same with a plan for a step of the conductor's; the last of its steps answers."""
+    """Return the state with a plan for a step of the conductor's; the last step of the plan answers."""
     number, base, around = state.proposal_count, len(state.steps), state.steps[parent]
     opened = drafts.plan_opened(
         Propose(number, base, mode, state.round, parent, nested_step_limit(state, parent)),
@@ -66,7 +66,7 @@ def inside(state: RunState, parent: int, *steps: Step, mode: Mode = "first", clo
 
 
 def reject_proposal(state: RunState, reason: str = "no", *, outage: bool = False) -> RunState:
-    """The same with its open proposal rejected."""
+    """Return the state with its open proposal rejected."""
     assert state.open_proposal is not None
     skips = drafts.steps_skipped(state.steps_of(state.open_proposal), "plan_rejected")
     return after(state, *skips, drafts.plan_rejected(state.open_proposal.number, "", [reason], outage))
@@ -186,7 +186,7 @@ def test_what_is_lost_for_want_of_money_or_time_ends_the_run() -> None:
 
 
 def test_an_end_that_was_decided_on_is_not_taken_back_for_a_step_that_could_go_on() -> None:
-    """What ran has been stopped, so nothing would come of it any more."""
+    """The steps that ran have been stopped, so they would give no answer any more."""
     journal = plan_facts(
         ITSELF, Step("bob", "w"), Step("ada", "x", Access(True, (1,))), Step("cyd", "y", Access(True, (0, 2)))
     )

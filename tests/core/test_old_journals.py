@@ -23,7 +23,7 @@ RUNS = sorted(path for path in FOLDER.glob("*/*.jsonl") if path.stem not in ("ca
 
 
 def read(path: Path) -> tuple[Line, list[Line]]:
-    """What the release has recorded of a run, and its events."""
+    """Return what the release has recorded of a run, and its events."""
     header, *rest = map(json.loads, path.read_text().splitlines())
     return header, [line for line in rest if "seq" in line]
 

@@ -1,4 +1,4 @@
-"""Who may work on a task: every exclusion has its reason, and the order of the pool is kept."""
+"""The workers that may work on a task: every exclusion has a reason, and the pool's order is kept."""
 
 from dataclasses import replace
 from typing import Any

@@ -512,7 +512,7 @@ SEEN, HIDDEN, PLAN = Usage(10, 2, 5, 1), Usage(100, 20, 50, 10), Usage(7, 0, 3)
 
 
 def split_of(*written: Fact, step: int | None) -> tuple[Usage, Usage]:
-    """What the caller sees, and the rest; asserts that nothing is lost between them."""
+    """Return what the caller sees, and the rest; together they must be everything."""
     state = state_of(*written)
     split = bill(replace(state, end=RunSucceeded(step=step)))
     assert sum_usages((split.visible, split.orchestration)) == split.total

@@ -65,7 +65,7 @@ def test_results_are_given_for_equal_calls_under_the_new_ids() -> None:
 
 
 def test_an_output_that_is_taken_over_keeps_the_labels_that_it_carried() -> None:
-    """Those of tool results, for one, which nothing else in the replay says."""
+    """The labels of tool results, for example, stand nowhere else in the replay."""
     kept_output = KeptOutput(4, "ref-4", "Said.", "stop", labels=frozenset({"record"}))
     state = fold(
         number_events(

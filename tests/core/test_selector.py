@@ -1,4 +1,4 @@
-"""What selectors believe and decide: arms, features, posterior, probabilities; and what a rated run teaches."""
+"""A selector's arms, features, posterior and probabilities, and its learning from a rated run."""
 
 import json
 import math
@@ -445,7 +445,7 @@ def test_a_run_is_worth_the_mean_of_what_its_sources_said_last() -> None:
 
 
 def journal(*workers: str, called: tuple[str, ...] = (), action: str = "", fallback: bool = False) -> tuple[Event, ...]:
-    """What was planned and called for a selector's run."""
+    """Return the journal of a selector's run: its plan and its calls."""
     arm_choice = ArmChoice({action: 1.0}, action, action)
     body = Decision(arm_choice, "policy", "1-x", "ref", 0.05, "seed").body()
     all_facts: list[Fact] = [PlanOpened(0, 0, "first", "selector", decision=body)]

@@ -1,4 +1,4 @@
-"""What serves a tier: which subjects there are, and what a tier is while one serves it."""
+"""The subjects that can serve a tier, and the tier while one of them serves it."""
 
 from dataclasses import replace
 

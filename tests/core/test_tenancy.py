@@ -1,4 +1,4 @@
-"""What a tenant's ratings add to the posterior that all tenants share, and what other tenants may decide."""
+"""The part of a tenant's ratings in the posterior that all tenants share, and its use by other tenants."""
 
 import math
 from dataclasses import replace

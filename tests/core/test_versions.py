@@ -17,7 +17,7 @@ KINDS: tuple[ChangeKind, ...] = ("loaded", "shadowed", "canary", "promoted", "ro
 
 
 def stands(*steps: tuple[ChangeKind, str] | tuple[ChangeKind, str, float]) -> VersionsInForce:
-    """What stands after these changes, none of which may be refused."""
+    """Return the versions in force after these changes, none of which may be refused."""
     now = VersionsInForce()
     changes: list[Change] = []
     for n, (kind, version, *share) in enumerate(steps):

@@ -1,4 +1,4 @@
-"""What a step sees: exactly what its access list grants, byte for byte the same every time."""
+"""A step sees exactly what its access list grants, byte for byte the same every time."""
 
 import re
 from dataclasses import replace

@@ -53,7 +53,7 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def interpolate(value: str, variables: dict[str, str]) -> str:
-    """As docker compose replaces `${NAME:-default}` and `${NAME:?message}`."""
+    """Replace `${NAME:-default}` and `${NAME:?message}` as docker compose does."""
 
     def value_of(match: re.Match[str]) -> str:
         name, sign, rest = match.groups()

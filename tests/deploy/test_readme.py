@@ -47,7 +47,7 @@ class Terminal:
     folder: Path
 
     def paste(self, *command: str, text: str) -> str:
-        """What the text prints; it must exit with 0."""
+        """Run the text in a shell and return its output; it must exit with 0."""
         process = subprocess.run(
             [*command, text.replace(ADDRESS, self.url)],
             env=self.environ,
@@ -61,7 +61,7 @@ class Terminal:
         return process.stdout
 
     def type(self, *words: str) -> str:
-        """What a command of ours prints, run by its `main` in this process; it must exit with 0."""
+        """Run a command of ours by its `main` in this process and return its output; it must exit with 0."""
         with chdir(self.folder), redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
             status = main(words, self.environ)
         assert status == 0, err.getvalue()
@@ -98,7 +98,7 @@ def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
 
 @pytest.fixture(scope="module")
 def read_printed(terminal: Terminal) -> str:
-    """What the first example in Python prints."""
+    """Return the text that the first example in Python prints."""
     (program,) = blocks("python")
     return terminal.paste(sys.executable, "-c", text=program)
 

@@ -1,4 +1,4 @@
-"""Who is told what of an answer, in which order: several callers, attempts that are lost, slow readers, far ones."""
+"""The parts of an answer that each caller receives, in order: with lost attempts, slow and distant readers."""
 
 from dataclasses import replace
 

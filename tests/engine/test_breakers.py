@@ -49,7 +49,7 @@ def runtime(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Runtime:
 
 
 def ejections(runtime: Runtime, worker: str) -> float | None:
-    """How often it was ejected because it failed, as `/metrics` has it."""
+    """Return the number of ejections for failures, as `/metrics` has it."""
     labels = {"worker": worker, "reason": "failing"}
     return runtime.context.telemetry.registry.get_sample_value("baton_ejections_total", labels)
 

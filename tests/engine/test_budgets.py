@@ -199,7 +199,7 @@ async def test_a_worker_of_unknown_price_is_not_called_for_a_run_that_says_what_
 async def answer(
     client: httpx.AsyncClient, body: Any, *, path: str = "/v1/chat/completions", **options: Any
 ) -> dict[str, Any]:
-    """What Baton says of a run that was answered."""
+    """Return `baton` of the reply to a run that was answered."""
     reply = await client.post(path, json=body, **options)
     assert reply.status_code == 200, reply.text
     baton: dict[str, Any] = reply.json()["baton"]

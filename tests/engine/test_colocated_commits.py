@@ -188,7 +188,7 @@ async def test_no_call_is_made_for_an_entry_that_was_not_taken(stub: ProviderStu
 async def test_no_step_is_begun_that_is_to_be_stopped(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What follows from its being queued is the run's end, before anybody has a ticket for it."""
+    """The run's end follows from queuing the step, before anybody has a ticket for it."""
 
     def out_of_plans(state: RunState, now: float) -> tuple[Command, ...]:
         over = any(step.state == "queued" for step in state.steps.values())
@@ -315,7 +315,7 @@ async def test_an_outcome_that_joins_after_the_end_leaves_it_where_it_was(
 async def test_a_joined_entry_is_as_old_as_what_follows_in_it(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a dispatcher brings may have waited; the caller has as long for its results as the limits say."""
+    """An outcome may have waited in the dispatcher; the caller still has its whole time for tool results."""
     join = RunWriter.commit_step_end
 
     async def late(writer: RunWriter, entry: Entry) -> AppendResult:

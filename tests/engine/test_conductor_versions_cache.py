@@ -1,4 +1,4 @@
-"""What a gateway knows of conductors' versions: never old, unless the database cannot be read."""
+"""A gateway's cache of conductors' versions is never old, unless the database cannot be read."""
 
 from collections.abc import Sequence
 

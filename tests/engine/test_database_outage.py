@@ -60,7 +60,7 @@ def metric(runtime: Runtime, name: str) -> float:
 
 
 async def came_to(runtime: Runtime, followed_run: FollowedRun) -> list[str | None]:
-    """What the calls came to, in the order in which they were made."""
+    """Return the outcomes of the calls, in the order in which they were made."""
     return [call.outcome for call in fold(await events(runtime, followed_run.run)).calls.values()]
 
 

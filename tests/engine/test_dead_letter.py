@@ -29,7 +29,7 @@ async def silent_house(stub: ProviderStub, folder: Path) -> AsyncIterator[Runtim
 
 
 async def die(runtime: Runtime, run: str, times: int, *, with_intent: bool = False, step: int = 0) -> None:
-    """What dispatchers leave that claim a step, begin with it, and are never heard of again."""
+    """Claim a step, begin with it and disappear, as a dispatcher that dies."""
     store, now = runtime.context.store, runtime.context.now()
     due = await store.find_ticket(run, step)
     assert due is not None

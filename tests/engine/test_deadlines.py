@@ -133,7 +133,7 @@ async def test_a_conductor_is_silent_for_as_long_before_the_fallback_answers(
 async def test_a_reply_that_is_brief_is_asked_for_whole(
     stub: ProviderStub, runtime: Runtime, tokens: int, streams: bool
 ) -> None:
-    """Of a long one that nobody receives as it comes a stream is asked for: it shows that its worker is not silent."""
+    """A long reply is streamed even if nobody follows it: the stream shows that its worker is not silent."""
     limits = limits_with(runtime, "baton-mini", output_tokens=tokens)
     outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini", limits=limits)))
     assert outcome.texts == [outcome.ended.answer]

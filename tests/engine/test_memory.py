@@ -23,7 +23,7 @@ def uncollected() -> Iterator[None]:
 
 
 async def is_freed(runtime: Runtime, **changes: object) -> bool:
-    """Whether the driver of such a run is gone soon after its end."""
+    """Return True if the driver of such a run is freed soon after its end."""
     followed_run = await runtime.runs.start(order(runtime, "baton-ultra", **changes))
     driver: ref[Driver] = ref(runtime.drivers.driver_of(followed_run.run))  # type: ignore[arg-type]
     assert driver() is not None

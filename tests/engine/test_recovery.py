@@ -48,7 +48,7 @@ async def at_its_end(runtime: Runtime, run: str, within: float = PATIENCE_SECOND
 
 
 def gauge(runtime: Runtime) -> float:
-    """How many orphans this process reports that it cannot drive."""
+    """Return the number of orphaned runs that this process reports and cannot drive."""
     lines = runtime.context.telemetry.exposition().decode().splitlines()
     return float(next(line.rpartition(" ")[2] for line in lines if line.startswith("baton_orphans_stranded ")))
 

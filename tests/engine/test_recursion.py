@@ -58,12 +58,12 @@ async def run(runtime: Runtime, **changes: Any) -> Outcome:
 
 
 def prompt_of(stub: ProviderStub, model: str, place: int = -1) -> str:
-    """All that a model was shown in one of its calls."""
+    """Return all that a model was shown in one of its calls."""
     return "\n".join(str(message["content"]) for message in stub.requests_for(model)[place].json["messages"])
 
 
 def prompt_of_subtask(stub: ProviderStub, subtask: str) -> str:
-    """All that the worker of this subtask was shown."""
+    """Return all that the worker of this subtask was shown."""
     for name in ANSWERS:
         for place, call in enumerate(stub.requests_for(name)):
             if str(call.json["messages"][-1]["content"]).endswith(f"Your subtask:\n{subtask}"):

@@ -73,7 +73,7 @@ async def begin(both: Two, stub: ProviderStub) -> asyncio.Task[ReceivedStream]:
 
 
 async def listen(client: httpx.AsyncClient) -> ReceivedStream:
-    """The same request at another process, which leaves when it has heard a first word."""
+    """Send the request to another process, and leave once a first word has come."""
     return await stream_chat(client, ASKED, "one", upto=1)
 
 

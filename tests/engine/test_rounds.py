@@ -65,7 +65,7 @@ async def run(runtime: Runtime, tier: str = "baton-deep", **changes: Any) -> Out
 
 
 def prompt_of(stub: ProviderStub, model: str, place: int = -1) -> str:
-    """All that a model was shown in one of its calls."""
+    """Return all that a model was shown in one of its calls."""
     return "\n".join(str(message["content"]) for message in stub.requests_for(model)[place].json["messages"])
 
 

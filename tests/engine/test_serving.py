@@ -71,7 +71,7 @@ async def put(runtime: Runtime, kind: ChangeKind, subject: str = "", share: floa
 
 
 async def serve_caller(runtime: Runtime, run: str = "", **changes: Any) -> tuple[str, dict[str, Any]]:
-    """What a caller of `baton-mini` is told, and the body of the run's admission."""
+    """Return the answer to a caller of `baton-mini`, and the body of the run's admission."""
     followed_run = await runtime.runs.start(replace(order(runtime, "baton-mini", **changes), run=run))
     text = "".join((await finish(followed_run)).texts)
     await await_ended_row(runtime.context.store, followed_run.run)
@@ -269,6 +269,6 @@ async def test_a_tier_that_degrades_runs_is_rolled_back_by_itself(tmp_path: Path
 
 
 async def live(runtime: Runtime) -> tuple[str, str]:
-    """What serves `baton-mini`, and the canary."""
+    """Return the subject that serves `baton-mini`, and the canary."""
     now = versions_in_force(await runtime.context.store.changes())[f"{TIER}baton-mini"]
     return now.live, now.canary

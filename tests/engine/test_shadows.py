@@ -79,7 +79,7 @@ async def shadow_of(runtime: Runtime, run: str) -> RunRow:
 
 
 async def counts(runtime: Runtime, tier: str = "baton-mini") -> dict[str, int]:
-    """What became of the tier's runs that were drawn."""
+    """Return the outcomes of the tier's runs that were drawn for a shadow."""
     notes = await runtime.context.store.find_learned_state(policy_of(tier), 0)
     assert notes is not None
     return dict(notes_from_json(notes.body).since(0.0))

@@ -16,7 +16,7 @@ FIGURES = ("input", "cached", "output", "reasoning")
 
 
 def usage(dice: Random) -> Usage | None:
-    """What a provider might report, or nothing at all."""
+    """Generate a usage as a provider might report it, or none."""
     if dice.random() < 0.2:
         return None
     input_tokens, written = dice.randrange(1, 5_000), dice.randrange(1, 3_000)

@@ -60,7 +60,7 @@ class Game:
 
     @property
     def task(self) -> Task:
-        """What the caller asks: a system message, a turn of each side, and the question."""
+        """Return the caller's task: a system message, a turn of each side, and the question."""
         roles = ("system", "user", "assistant", "user")
         talk = [Message(role, (Text(f"say {text}"),)) for role, text in zip(roles, self.texts, strict=True)]  # type: ignore[arg-type]
         return Task(tuple(talk))

@@ -1,4 +1,4 @@
-"""What is kept of runs that wait is bounded by its size."""
+"""The memory of waiting runs is bounded by its size."""
 
 from app.engine.context import EVENT_BYTES, WaitingRuns
 

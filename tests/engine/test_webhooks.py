@@ -54,7 +54,7 @@ class Receiver:
         return web.Response()
 
     def events(self) -> list[Any]:
-        """What has come, as the official client reads it: a wrong signature raises."""
+        """Return the events that came, as the official client reads them: a wrong signature raises."""
         client = OpenAI(api_key="unused")
         return [client.webhooks.unwrap(body, headers, secret=SECRET) for headers, body in self.came]
 
@@ -116,7 +116,7 @@ def metric(runtime: Runtime, sample: str) -> float:
 
 
 def outcomes(runtime: Runtime) -> list[float]:
-    """How many tries were delivered, retried and failed."""
+    """Return the number of tries that were delivered, retried and failed."""
     return [metric(runtime, f'baton_webhooks_total{{outcome="{word}"}}') for word in ("delivered", "retried", "failed")]
 
 

@@ -1,4 +1,4 @@
-"""What a process knows of its workers: choices, counters and log lines over the breakers, and news from elsewhere."""
+"""A process's view of its workers' health: choices, counters, log lines, and outcomes from other processes."""
 
 import logging
 from dataclasses import replace

@@ -15,7 +15,7 @@ MEASURED = "measured"
 
 @pytest.fixture(scope="module", autouse=True)
 def swept() -> Iterator[None]:
-    """What a file has left open is said where it was left, and not in whatever test the collector comes by later."""
+    """Report what a file has left open with that file, and not with a later test in which it is collected."""
     yield
     gc.collect()
 

@@ -1,4 +1,4 @@
-"""Where a process of Baton may die: boundaries, orders that name one of them, and the end itself.
+"""Points at which a process may die: boundaries, orders that name one of them, and the end itself.
 
 A *boundary* is a moment at a seam, such as `append.before` or `stream.first`, with labels that say what passes there:
 event kinds, `step=3`, `worker=beta`. An *order* names a boundary, labels that all must be there, and which of the

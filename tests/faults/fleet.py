@@ -86,7 +86,7 @@ class Fleet:
 
     @property
     def urls(self) -> list[str]:
-        """Where the gateways listen; a gateway that is replaced keeps its address."""
+        """Return the URLs of the gateways; a gateway that is replaced keeps its own."""
         return [gateway.url for gateway in self.processes["gateway"]]
 
     def add(self, release: Release, verb: str, count: int) -> None:

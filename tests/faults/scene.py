@@ -123,7 +123,7 @@ class Scene:
             wait_until(gateway.ready, within=20, what="the gateway is ready")
 
     def struck(self, seconds: float = 15.0) -> ObeyedOrder:
-        """Who obeyed the order, once that has happened; its process is waited for."""
+        """Return who obeyed the order, once that has happened and its process has ended."""
         strike: ObeyedOrder = wait_until(
             lambda: (self.orders.strikes or [None])[0], within=seconds, what="the order is obeyed"
         )
@@ -299,7 +299,7 @@ def caller(process: Process, **options: Any) -> Iterator[Caller]:
 
 @dataclass(slots=True)
 class CallResult:
-    """What one call came to: an answer, or the status and code of the error that came instead of it."""
+    """The outcome of one call: an answer, or the status and code of the error that came instead."""
 
     text: str = ""
     document: dict[str, Any] = field(default_factory=dict)

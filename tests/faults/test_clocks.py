@@ -29,7 +29,7 @@ class Wrong:
 
     @property
     def name(self) -> str:
-        """As a place."""
+        """Return the name of the injection point."""
         if self.before == self.after:
             return f"clock of a {self.who} wrong by {self.before:+.0f} s"
         return f"clock of a {self.who} jumps by {self.after - self.before:+.0f} s"

@@ -29,7 +29,7 @@ Record = Callable[[str, object], None]
 
 @dataclass(frozen=True, slots=True)
 class Plight:
-    """What a conductor does whenever it is asked, and how often a run asks it."""
+    """The behaviour of a conductor whenever it is asked, and how often a run asks it."""
 
     name: str
     family: str

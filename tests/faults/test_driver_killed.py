@@ -202,7 +202,7 @@ def text_of_stream(stream: str) -> str:
 
 
 def send_again(system: Scene, streams: bool) -> str | None:
-    """What the same request with the same key brings, once it is over; None if the connection breaks."""
+    """Return the whole reply to the same request with the same key; None if the connection breaks."""
     body = {"model": "baton-ultra", "messages": user_message("Tell."), "stream": streams, **PLANNED}
     headers = {"Authorization": f"Bearer {KEY}", "Idempotency-Key": "the same"}
     url = f"{system.gateway.url}/v1/chat/completions"

@@ -50,6 +50,6 @@ def test_no_run_is_lost_and_every_answer_is_the_same_elsewhere(
 
 
 def ask_again(client: Client, answer: AnsweredRequest) -> object:
-    """What the same request with the same key brings."""
+    """Return the reply to the same request with the same key."""
     client.post(answer.path, answer.body, answer.key)
     return client.answers[-1].repeatable_part

@@ -40,7 +40,7 @@ WORDS = ("One ", "two ", "three ", "four.")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What the bad worker does, and what its attempts then come to."""
+    """The behaviour of the bad worker, and the outcomes of its attempts."""
 
     name: str
     family: str

@@ -40,7 +40,7 @@ class Storm:
 
     @property
     def place(self) -> str:
-        """As an injection point."""
+        """Return the name of the injection point."""
         others = "another worker is free" if self.spare else "no other worker may"
         return f"provider answers {self.name} to everything, {others}"
 

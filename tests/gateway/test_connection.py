@@ -34,7 +34,7 @@ class Line:
         await self._writer.drain()
 
     async def until(self, mark: bytes) -> bytes:
-        """What comes up to and with a mark."""
+        """Read up to and with a mark."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             return await self._reader.readuntil(mark)
 
@@ -50,7 +50,7 @@ class Line:
         return int(status.split()[1]), headers, body
 
     async def is_closed(self) -> bool:
-        """Whether the other side hangs up."""
+        """Return True if the other side closes the connection."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             return await self._reader.read() == b""
 
@@ -191,7 +191,7 @@ async def test_a_slow_run_is_not_a_slow_head(gateway: GatewayStandIn, key: str, 
 
 @pytest.fixture
 def packets(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What the gateway gives to its sockets, write by write."""
+    """Record what the gateway writes to its sockets, write by write."""
     written: list[bytes] = []
     transport = asyncio.selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
     write = transport.write

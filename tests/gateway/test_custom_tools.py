@@ -192,7 +192,7 @@ async def test_choices(gateway: GatewayStandIn, key: str, choice: Any, toolbox: 
 
 
 async def test_a_history_with_calls_of_free_text(gateway: GatewayStandIn, key: str) -> None:
-    """Of whichever server; without tools, workers are told of them all the same."""
+    """Calls of any server's; workers without tools are shown them as well."""
     call = {"id": "1", "type": "custom", "custom": {"name": "note", "input": "x"}, "index": 0}
     history = [{"role": "assistant", "content": None, "tool_calls": [call]}]
     came = [{"role": "tool", "tool_call_id": "1", "content": "noted"}]

@@ -79,7 +79,7 @@ def kinds(events: list[dict[str, Any]]) -> list[str]:
 
 
 def check_told(events: list[dict[str, Any]], output: list[dict[str, Any]]) -> None:
-    """What the events say of each item is the item."""
+    """Check that the events of each item add up to the item."""
     done_events = [event for event in events if event["type"] == "response.output_item.done"]
     assert [event["item"] for event in done_events] == output
     assert [event["output_index"] for event in done_events] == list(range(len(output)))

@@ -1,4 +1,4 @@
-"""What becomes of every field of `/v1/messages`: complete, and each driven over HTTP down to the worker and back."""
+"""Every field of `/v1/messages`, each driven over HTTP down to the worker and back."""
 
 import typing
 from collections.abc import AsyncIterator, Callable, Mapping

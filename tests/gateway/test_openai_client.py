@@ -18,7 +18,7 @@ MESSAGES = [{"role": "user", "content": "What is 2 + 2?"}]
 
 @pytest.fixture
 async def url(gateway: GatewayStandIn) -> AsyncIterator[str]:
-    """Where the gateway listens."""
+    """The URL on which the gateway listens."""
     async with gateway.serve() as served:
         yield f"{served}/v1"
 

@@ -294,7 +294,7 @@ async def test_no_token_without_the_providers_signature_is_believed() -> None:
 
 @pytest.mark.parametrize("kid", ["one", "two", None])
 async def test_a_new_key_of_the_provider_is_believed_at_once(kid: str | None) -> None:
-    """Whether it has a name of its own, that of the key before, or none."""
+    """The new key may have a name of its own, that of the key before, or none."""
     fresh = ECKey.generate_key("P-256", {"kid": kid} if kid else {})
     provider = provider_at()
     async with serving(keys=KeySet([KEY]).as_dict()) as client:

@@ -160,7 +160,7 @@ async def test_an_edit_that_makes_no_plan_is_refused_by_its_field(client: httpx.
 
 
 def facts_of(disclosure: dict[str, Any]) -> dict[str, Any]:
-    """What a plan announces, and what the ledger has, of one disclosure."""
+    """Return the fields of one disclosure that a plan announces and that the ledger has."""
     names = ("step", "recipient", "recipient_kind", "provider", "model", "region", "labels", "saw")
     return {name: disclosure[name] for name in names} | {"withheld": disclosure["why"]["withheld"]}
 

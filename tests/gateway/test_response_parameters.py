@@ -172,7 +172,7 @@ REFUSED: Mapping[str, object] = {
 
 
 def logprobs_of(body: dict[str, Any]) -> Any:
-    """Of the first item of the output."""
+    """Return the log-probabilities of the first item of the output."""
     return body["output"][0]["content"][0]["logprobs"]
 
 

@@ -62,7 +62,7 @@ async def status(client: httpx.AsyncClient, response: str, expected_status: str)
 
 
 async def events(client: httpx.AsyncClient, response: str, **query: Any) -> list[dict[str, Any]]:
-    """What a stream of it says."""
+    """Return the events of a stream."""
     reply = await client.get(f"/v1/responses/{response}", params={"stream": "true"} | query)
     assert reply.status_code == 200, reply.text
     return [json.loads(line.removeprefix("data: ")) for line in reply.text.split("\n") if line.startswith("data: ")]

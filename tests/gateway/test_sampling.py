@@ -1,4 +1,4 @@
-"""What of a request's sampling the workers are sent, and the log-probabilities that they send back."""
+"""The sampling parameters that workers are sent, and the log-probabilities that they send back."""
 
 import json
 from collections.abc import AsyncIterator, Mapping

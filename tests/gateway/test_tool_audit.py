@@ -1,4 +1,4 @@
-"""What an auditor reads of tool calls: turns, exchanges, the exact messages; over HTTP and in a terminal."""
+"""An auditor reads turns, exchanges and exact messages of tool calls, over HTTP and in a terminal."""
 
 import io
 import json

@@ -29,7 +29,7 @@ def allow_tools(mode: str, *names: str) -> dict[str, Any]:
 
 
 async def order_of_request(gateway: GatewayStandIn, key: str, **fields: Any) -> Order:
-    """What the request comes to."""
+    """Return the order that the request leads to."""
     async with gateway.client(key) as client:
         reply = await client.post("/v1/chat/completions", json=chat_body() | fields)
     assert reply.status_code == 200, reply.text

@@ -38,7 +38,7 @@ GO: dict[str, Any] = {"role": "user", "content": "Go."}
 
 
 def find_offered_tools(stub: ProviderStub, at: int = -1) -> dict[str, dict[str, Any]]:
-    """What the worker was offered, by name."""
+    """Return the tools that the worker was offered, by name."""
     return {tool["function"]["name"]: tool["function"] for tool in stub.requests_for("alpha")[at].json["tools"]}
 
 
@@ -134,7 +134,7 @@ async def test_deferred_tools_are_held_back_until_they_are_found(stub: ProviderS
 async def test_a_hosted_search_has_found_what_is_called(
     stub: ProviderStub, client: httpx.AsyncClient, way: str
 ) -> None:
-    """All that is deferred is on offer at once; the first call of a tool stands behind the search for it."""
+    """All deferred tools are on offer at once; the first call of a tool stands behind the search for it."""
     calls = [ToolCall("weather", "{}", "1"), ToolCall("weather", "{}", "2"), ToolCall("spawn", "{}", "3")]
     calls.append(ToolCall("crm__orders", '{"input": "all"}', "4"))
     stub.script("alpha", Reply(chunks=("Let me see.",), tool_calls=calls, finish="tool"), Reply(chunks=("Fine.",)))

@@ -124,7 +124,7 @@ async def test_a_streamed_turn_can_be_taken_up_again(stub: ProviderStub, client:
 
 
 def pieces(stream: ReceivedStream) -> list[dict[str, Any]]:
-    """What was heard of tool calls."""
+    """Return the pieces of tool calls that were received."""
     choices = [choice for chunk in stream.chunks for choice in chunk["choices"]]
     return [piece for choice in choices for piece in choice["delta"].get("tool_calls", ())]
 

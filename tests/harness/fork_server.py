@@ -248,7 +248,7 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class ForkArguments:
-    """What a fork needs to become the process that was asked for."""
+    """Everything that a fork needs to become the requested process."""
 
     launch: Launch
     until_ready: int

@@ -35,7 +35,7 @@ class ExportedSpan:
 
 @dataclass
 class Collector:
-    """What has come, and how it answers."""
+    """A collector of spans: what it has received, and its answers."""
 
     url: str = ""
     requests: list[tuple[str, bytes]] = field(default_factory=list)

@@ -23,7 +23,7 @@ CALLER: Final = {"traceparent": f"00-{TRACE_ID}-{CALLERS_SPAN}-01", "tracestate"
 
 @dataclass
 class Spans:
-    """What services in this process export."""
+    """The spans that services in this process export."""
 
     exporter: InMemorySpanExporter = field(default_factory=InMemorySpanExporter)
     reader: InMemoryMetricReader = field(default_factory=InMemoryMetricReader)

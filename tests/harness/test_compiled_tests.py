@@ -1,4 +1,4 @@
-"""What is compiled before the tests is what pytest takes."""
+"""pytest uses the files that were compiled before the tests."""
 
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path

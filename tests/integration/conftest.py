@@ -1,4 +1,4 @@
-"""What the files here share: a stub in a process of its own, and a database of each file's own."""
+"""Fixtures of this folder: a stub in a process of its own, and a database for each file."""
 
 import asyncio
 import uuid

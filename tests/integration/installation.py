@@ -74,7 +74,7 @@ class Installation:
         return {int(row[0].split("-")[-2]) for row in rows}
 
     def has_ended(self, run: str) -> bool:
-        """Whether a run has ended, without asking a gateway."""
+        """Return True if a run has ended, without asking a gateway."""
         rows = asyncio.run(execute(self.database, f"SELECT ended_at FROM runs WHERE id = '{run}'"))
         return rows[0][0] is not None
 
@@ -94,7 +94,7 @@ async def execute(url: str, statement: str) -> list[Any]:
 
 
 def settings(folder: Path, stub: StubControl, database: str, redis: str) -> dict[str, str]:
-    """What all processes of one installation are told."""
+    """Return the settings of all processes of one installation."""
     (folder / "pool.toml").write_text(pool(stub))
     return environment(
         folder,

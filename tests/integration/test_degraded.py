@@ -92,7 +92,7 @@ def readiness(process: Process) -> dict[str, Any]:
 
 
 def healthy(installation: Installation) -> bool:
-    """Whether the gateway trusts its queue."""
+    """Return True if the gateway takes its queue for healthy."""
     return installation.gateway.metric("baton_queue_sound") == 1
 
 

@@ -67,7 +67,7 @@ def aside() -> Iterator[Callable[..., "Future[Any]"]]:
 
 
 def outcomes(run: dict[str, Any]) -> list[list[str]]:
-    """What the attempts of each step came to."""
+    """Return the outcomes of each step's attempts."""
     outcomes_of_calls = []
     for step in run["steps"]:
         outcomes_of_calls.append([attempt["outcome"] for attempt in step["attempts"]])

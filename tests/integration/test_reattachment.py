@@ -86,7 +86,7 @@ def post(process: Process, key: str, **more: Any) -> httpx.Response:
 
 @dataclass
 class Part:
-    """What was heard of a stream."""
+    """The part of a stream that a caller has received."""
 
     text: str = ""
     number: int = -1
@@ -138,7 +138,7 @@ def take(part: Part, line: str) -> None:
 
 
 def attempts(process: Process, run: str) -> list[str]:
-    """What the attempts of a run's only step came to."""
+    """Return the outcomes of the attempts of a run's only step."""
     reply = httpx.get(
         f"{process.url}/v1/runs/{run}",
         headers={"Authorization": f"Bearer {KEY}"},

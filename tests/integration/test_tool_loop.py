@@ -53,12 +53,12 @@ TOOLS: Any = [
 
 
 def call(turn: int) -> ToolCall:
-    """What is called in a turn."""
+    """Return the tool call of a turn."""
     return ToolCall(NAMES[turn % len(NAMES)], json.dumps({"path": f"src/part_{turn:02}.py"}))
 
 
 def word(name: str, path: str) -> str:
-    """What a file has to say; nobody guesses it."""
+    """Return the content of a file, which nobody can guess."""
     return hashlib.sha256(f"{name} {path}".encode()).hexdigest()[:12]
 
 
@@ -153,7 +153,7 @@ def restart(installation: Installation, kills: bool) -> None:
 
 
 def requests_to(installation: Installation, worker: str) -> list[dict[str, Any]]:
-    """What a worker was sent, in its tool loop only."""
+    """Return the requests that a worker was sent in its tool loop."""
     bodies = [json.loads(record["body"]) for record in installation.stub.requests(worker)]
     return [body for body in bodies if body.get("tools")]
 

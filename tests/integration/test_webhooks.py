@@ -26,7 +26,7 @@ Came = list[tuple[dict[str, str], bytes]]
 
 @pytest.fixture
 def came() -> Came:
-    """What the receiver has got."""
+    """The events that the receiver has received."""
     return []
 
 

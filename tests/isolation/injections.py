@@ -193,7 +193,7 @@ def _plan(topology: str, step_count: int) -> str:
 
 @dataclass
 class Findings:
-    """What was played, and everything that should not have been."""
+    """The scenes that were played, and every finding that should not be there."""
 
     runs: int = 0
     calls: int = 0

@@ -80,7 +80,7 @@ def problems(count: int, seed: int) -> list[Problem]:
 
 
 def choose(posterior: Posterior, sight: Features, random: Random, share: float | None = SPEC.explore) -> ArmChoice:
-    """As the conductor does."""
+    """Choose an arm as the conductor does."""
     all_estimates = estimates(posterior, SPEC, every_arm(), workers(), sight)
     return decide(all_estimates, share, lambda count: random.choices(grains(), k=count), random.random)
 

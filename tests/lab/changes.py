@@ -144,7 +144,7 @@ def swap_in_the_world(seeds: range, aware: Callable[[Posterior], Posterior] = un
 
 
 def swap_in_records(data: Dataset, seeds: range) -> list[list[float]]:
-    """The same where two models exchange their recorded outcomes, and cost nothing."""
+    """Do the same where two models exchange their recorded outcomes, and cost nothing."""
     open_, features_by_row, recoveries = routes(data, 0.0), dict[int, Features](), []
     cheap, best = open_.models[0], open_.models[-1]
     for seed in seeds:

@@ -77,7 +77,7 @@ def draw_task(random: Random) -> TaskFeatures:
 
 
 def every(random: Random) -> list[TaskFeatures]:
-    """As many tasks of each family, level and phrasing."""
+    """Return equally many tasks of each family, level and phrasing."""
     cells = product(FAMILIES, range(LEVELS), range(PHRASINGS))
     return [_make_task(random, *cell) for cell in cells for _ in range(TRUTH)]
 
@@ -120,7 +120,7 @@ def always(arm: str) -> Choose:
 
 
 def greedy(model: Model) -> Choose:
-    """What a model expects most of."""
+    """Return the action with the highest expected reward by a model."""
     return lambda task: {max(arms(), key=lambda arm: model.predict(arm, task.features)): 1.0}
 
 
@@ -145,7 +145,7 @@ class Study:
     targets: Mapping[str, Choose]
 
     def truths(self) -> dict[str, float]:
-        """What each of them really earns."""
+        """Return the true value of each policy."""
         tasks = every(Random("truth"))
         truth_by_policy = {}
         for name, policy in self.targets.items():
@@ -153,7 +153,7 @@ class Study:
         return truth_by_policy
 
     def reports(self, seed: int, rows: int) -> Iterator[tuple[str, Report]]:
-        """What one log of so many rows tells of each."""
+        """Return the estimates for each policy from one log of so many rows."""
         tasks, decisions = log_decisions(Random(f"log {seed}"), self.policy, rows)
         log = Log(decisions)
         for name, policy in self.targets.items():

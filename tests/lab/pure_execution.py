@@ -26,7 +26,7 @@ from tests.harness.ends import end_of
 
 @dataclass(frozen=True)
 class RunResult:
-    """What came of a run: whether it was right, dollars, and seconds on the critical path."""
+    """The outcome of a run: if it was right, its dollars, and seconds on the critical path."""
 
     right: bool
     usd: float

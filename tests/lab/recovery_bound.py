@@ -48,7 +48,7 @@ PAIRS = tuple(combinations(range(len(standard_pool())), 2))
 
 @dataclass(frozen=True)
 class World:
-    """What the learner knows: chances of a right answer and its worth, by arm and class."""
+    """The learner's knowledge: chances of a right answer and its worth, by arm and class."""
 
     worth: Array
     before: Array

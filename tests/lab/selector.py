@@ -81,7 +81,7 @@ class Caller:
         return bandit.arms_by_name()[reply.json()["proposals"][0]["decision"]["action"]]
 
     async def worth_of_best(self, task: Problem) -> float:
-        """What the arm is worth that is held for best."""
+        """Return the true worth of the arm that is believed to be best."""
         run, _ = await self.ask(task, explores=False)
         return bandit.reward(await self.find_chosen_arm(run), task.kind)
 
@@ -119,7 +119,7 @@ async def learn(url: str, runs: int, seed: int, held_out: int) -> float:
 
 
 def pure(runs: int, seed: int, held_out: int) -> float:
-    """The same without a service: each rating is learned at once."""
+    """Play without a service: each rating is learned at once."""
     tasks, exam = bandit.problems(runs, seed), bandit.problems(held_out, 1_000_003)
     optimum = search_arms(bandit.setting()).optimum
     posterior, random, reached = Posterior(), Random(seed), 0.0

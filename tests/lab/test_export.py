@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(600)  # the short training ends with a whole se
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a very short training has left."""
+    """The folder of a very short training."""
     out = tmp_path_factory.mktemp("run")
     torch.set_num_threads(1)
     train.run(short(out), lambda _: None)

@@ -33,7 +33,7 @@ def offer_workers(pool: Pool) -> tuple[Worker, ...]:
 
 
 def rollout(problem: Problem, plan: Plan, score: float | None, pool: Pool | None = None, **more: Any) -> Rollout:
-    """What the journal has of a run over this pool, whose places are the ordinals."""
+    """Return the rollout of a run over this pool, whose places are the ordinals."""
     pool = pool or standard_pool()
     names = tuple(worker.name for worker in pool)
     conversation = ({"role": "user", "content": problem.text},)

@@ -157,7 +157,7 @@ def test_the_grammar_lets_through_what_some_plan_goes_on_with_and_nothing_else()
 
 
 def can_finish(tokens: list[int], state: int, workers: int) -> bool:
-    """Whether some plan begins like this."""
+    """Return True if some plan begins with these tokens."""
     while tokens[-1] != 2:
         tokens.append(max(WORDS.legal(state, workers)))
         state = WORDS.follow(state, tokens[-1])

@@ -12,7 +12,7 @@ from app.lab.world import Setting
 
 
 class Tries:
-    """What plans are worth for one lesson, and which were carried out."""
+    """The worth of plans for one lesson, and the plans that were carried out."""
 
     def __init__(self, seed: int) -> None:
         self.lesson = draw_lesson(Random(seed), "train", standard=0.3)

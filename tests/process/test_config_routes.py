@@ -1,4 +1,4 @@
-"""How a pool file says by which way a provider is reached, and every fault of that at once."""
+"""Routes to providers in a pool file; every fault in one is reported at once."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a pool file says of sampling parameters and of Anthropic's version, and what becomes of a request."""
+"""Sampling parameters and Anthropic's version in a pool file, and the requests that follow."""
 
 import json
 from pathlib import Path

@@ -27,7 +27,7 @@ class Hearer:
 
 
 class Server:
-    """What stands in for Redis. It may lose everything at any time."""
+    """A stand-in for Redis, which may lose everything at any time."""
 
     def __init__(self, loop: VirtualLoop, lease: float) -> None:
         self.down_until = 0.0

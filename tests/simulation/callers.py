@@ -101,7 +101,7 @@ class Visit:
     refused: Callable[["Visit", CallerConnection], None] = lambda _visit, _hearing: None
 
     async def serve(self, process: "Process", hearing: CallerConnection) -> None:
-        """What a gateway does for this request, from admission to the last chunk."""
+        """Serve this request as a gateway does, from admission to the last chunk."""
         runs = process.running
         try:
             followed_run = await self._begin(process, hearing.order)
@@ -146,7 +146,7 @@ class Visit:
         return await runs.attach(record.run, once=once.id, tenant=order.tenant)
 
     def _moods(self, process: "Process", hearing: CallerConnection, listening: asyncio.Task[None]) -> Iterator[Mood]:
-        """What its first connection does besides listening."""
+        """Yield what its first connection does besides receiving."""
         first = self.hearings[0] is hearing
         if self.cancels_after is not None and first:
             yield self._cancel(process, hearing)

@@ -37,7 +37,7 @@ class Case:
 
     @property
     def calm(self) -> bool:
-        """Whether nothing went wrong in this world."""
+        """Return True if no fault happened in this world."""
         return self.world.calm
 
     def only(self, *kinds: str) -> bool:
@@ -46,7 +46,7 @@ class Case:
 
     @property
     def erased(self) -> bool:
-        """Whether its content is gone."""
+        """Return True if its content was erased."""
         return self.row["salt"] is None
 
     @property

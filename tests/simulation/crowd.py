@@ -29,7 +29,7 @@ OF_READS = ("store.read.down", "store.read.lost", "store.read.slow", "crash at s
 
 @dataclass
 class Sum:
-    """What came of many seeds."""
+    """The sums of the outcomes of many seeds."""
 
     seeds: int = 0
     calls: int = 0
@@ -80,7 +80,7 @@ class Sum:
         yield from (f"{name} came of fewer than 20 attempts" for name in sorted(OUTCOMES) if self.outcomes[name] < 20)
 
     def lines(self) -> Iterator[str]:
-        """What there is to say."""
+        """Return the lines of the report."""
         hours = self.seconds / 3600
         yield f"{self.seeds:,} seeds, {self.states.total():,} runs, {self.calls:,} calls, {hours:,.1f} virtual hours"
         yield f"runs      {_counts(self.states)}"

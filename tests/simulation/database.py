@@ -85,7 +85,7 @@ class SimStore(SqlStore):
         self._time, self._giving = time, giving
 
     async def renew_leases(self, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
-        """As it is told to."""
+        """Renew these leases."""
         if until <= EPOCH + self._time():
             self._giving |= {(driver, run) for run in epochs}
         return await super().renew_leases(driver, epochs, until)

@@ -40,7 +40,7 @@ GRACE_SECONDS = 25.0
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a fleet asked of its database in the window: reads, writing transactions, and runs that ended."""
+    """The load of a fleet on its database in the window: reads, writing transactions, and ended runs."""
 
     reads: int
     writes: int

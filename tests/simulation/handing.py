@@ -28,7 +28,7 @@ async def _none(*_: object) -> bool:
 
 
 def find_nothing_by_looking(patch: Patch) -> None:
-    """What the queue does not deliver is never found."""
+    """Never find a ticket that the queue does not deliver."""
     patch.setattr(Recovery, "sweep", _none)
 
 

@@ -26,7 +26,7 @@ class Stuck(Exception):
 
 
 class Machine:
-    """Where callbacks run: held, they wait."""
+    """A machine on which callbacks run; while it is held, they wait."""
 
     def __init__(self, name: str) -> None:
         self.name = name

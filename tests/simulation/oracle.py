@@ -49,7 +49,7 @@ def judge(world: World) -> list[str]:
 
 
 def _run_check(check: Check, case: Case) -> Iterator[str]:
-    """What a check says; evidence that it cannot even read is evidence too."""
+    """Return the objections of a check. Evidence that it cannot read is an objection as well."""
     try:
         yield from check(case)
     except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -237,7 +237,7 @@ def it_is_told_again(case: Case) -> Iterator[str]:
 
 
 def a_wish_is_heard(case: Case) -> Iterator[str]:
-    """Who asks for the end of a run gets it, as soon as nothing is broken any more."""
+    """A run whose end was requested ends as soon as nothing is broken any more."""
     wishes = [fact.at for fact in case.facts if fact.kind == "run.cancel_asked"]
     if wishes and case.end is not None:
         broken_until = 0.0 if case.only(*OTHERS) else case.world.healed
@@ -354,7 +354,7 @@ def results_go_where_they_were_wanted(case: Case) -> Iterator[str]:
 
 
 def an_abandoned_wait_expires(case: Case) -> Iterator[str]:
-    """Who never comes back ends the run, not before the wait is over and soon after."""
+    """A run whose caller never comes back ends soon after the wait is over, and not before."""
     waits = [fact.body["until"] - EPOCH for fact in case.facts if fact.kind == "run.awaiting_tool"]
     if case.end is None or case.end.body.get("error") != ABANDONED or not waits:
         return

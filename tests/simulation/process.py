@@ -84,7 +84,7 @@ class Quiet(Telemetry):
 
 @dataclass
 class Setting:
-    """What all processes of a world share."""
+    """The parts that all processes of a world share."""
 
     loop: VirtualLoop
     catalog: Catalog
@@ -187,7 +187,7 @@ class Process:
 
     @property
     def serves(self) -> bool:
-        """Whether a request can be sent to it."""
+        """Return True if a request can be sent to it."""
         gone = self.ended or self.stopping.is_set() or self.seam.machine.dead
         return self._requests is not None and not gone
 

@@ -1,4 +1,4 @@
-"""What became of a world."""
+"""The outcome of a world."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -32,5 +32,5 @@ class Report:
 
     @property
     def found_by(self) -> set[str]:
-        """Who objected."""
+        """Return the checks that objected."""
         return {violation.partition(":")[0] for violation in self.violations}

@@ -9,7 +9,7 @@ from tests.simulation.loop import Machine
 
 
 class Blows(Protocol):
-    """What can be done to a process from outside."""
+    """Faults that are done to a process from outside."""
 
     def crash(self, machine: Machine) -> None:
         """It is gone: nothing that it would still do has any effect."""

@@ -1,4 +1,4 @@
-"""What each call was shown, held against what its step was granted, token by token."""
+"""Checks what each call was shown against what its step was granted, token by token."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def steps_see_what_is_granted(case: Case) -> Iterator[str]:
 
 @dataclass
 class Sight:
-    """What there is to see in a run."""
+    """The texts that can be seen in a run."""
 
     case: Case
     steps: dict[int, dict[str, Any]] = field(init=False)
@@ -59,13 +59,13 @@ class Sight:
 
     @cached_property
     def task(self) -> set[str]:
-        """What the caller said, and heard before."""
+        """Return the caller's words, and the answers that it received before."""
         messages = self.case.order.task.messages if self.case.order is not None else ()
         return {token for message in messages for token in _tokens(message.text)}
 
     @cached_property
     def answers(self) -> set[str]:
-        """What a round has answered: its last step, or, where one said nothing, any other."""
+        """Return the answers of a round: the last step's, or, where that is empty, any other."""
         own = {n: text for n, text in self.outputs.items() if self.steps[n].get("parent") is None}
         finals = [n for n in own if self.steps[n]["answers"]]
         final_steps = [n for n in finals if own[n]] if all(own[n] for n in finals) else list(own)

@@ -1,4 +1,4 @@
-"""What keeps a world to itself: chance, the collector and the log, taken from everybody else for a while."""
+"""Isolates a world: it has chance, the garbage collector and the log to itself for a while."""
 
 import gc
 import logging
@@ -14,7 +14,7 @@ LOGGERS = ("baton", "app.process.clock", "app.store.writing.group_commit")
 
 
 class Log(logging.Handler):
-    """What the product logs as broken, for the world to judge."""
+    """The errors that the product logs, for the world to judge."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -204,7 +204,7 @@ class World:
                 self._later(guest.erases_after, self._erase, guest)
 
     def _repeat(self, guest: Visit) -> None:
-        """The same request again, to whoever serves."""
+        """Send the same request again, to any process that serves."""
         if not self.healed:
             self._send(guest, guest.order)
 
@@ -312,7 +312,7 @@ class World:
     # -- troubles
 
     async def _troubles(self) -> None:
-        """What comes from outside, about twice a second."""
+        """Cause events from outside, about twice a second."""
         while True:
             await asyncio.sleep(0.25 + 0.5 * self.chance.random())
             now = self.loop.time()

@@ -72,7 +72,7 @@ LEFT, TAKEN_UP = "oracle.who_stops_leaves_nothing_behind", "oracle.what_is_given
 
 @dataclass(frozen=True)
 class Bug:
-    """What is taken away, how, in which weather, and who must notice (any of them)."""
+    """A guarantee that is taken away: how, under which faults, and the checks of which one must notice."""
 
     name: str
     put_in: Callable[[Patch], None]

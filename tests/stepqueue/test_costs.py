@@ -1,4 +1,4 @@
-"""How often the Redis queue turns to its server."""
+"""The number of round trips that the Redis queue makes."""
 
 import asyncio
 import time
@@ -56,7 +56,7 @@ async def test_who_keeps_talking_is_published_at_a_pace(server: servers.Server) 
 
 
 async def _seconds_of_ten(teller: RedisQueue, messages: list[Live]) -> float:
-    """How long it takes to tell ten times and be heard each time, after some silence."""
+    """Return the seconds for ten messages to be published and received one by one, after some silence."""
     await asyncio.sleep(BURST * PACE)
     began = time.monotonic()
     for _ in range(10):

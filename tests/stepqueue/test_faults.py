@@ -261,7 +261,7 @@ async def test_more_than_can_be_carried_away_is_refused(server: servers.Server, 
 
 
 async def _end(call: Awaitable[Any]) -> tuple[BaseException | None, float]:
-    """How and when a call ended."""
+    """Return how and when a call ended."""
     try:
         await call
     except QueueUnavailable as fault:

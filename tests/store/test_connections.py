@@ -48,7 +48,7 @@ def ask(runner: Postgres, *columns: str) -> SingleStatement[Any]:
 
 
 async def pids(runner: Postgres, count: int) -> set[int]:
-    """Of so many connections at once."""
+    """Return the process ids of so many connections at once."""
     pid_task = ask(runner, PID, "pg_sleep(0.05)")
     return set(await asyncio.gather(*(runner.read(pid_task) for _ in range(count))))
 

@@ -42,7 +42,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, make_schema: Callable[[s
 
 
 async def raw(store: SqlStore) -> bytes:
-    """All that the tables hold."""
+    """Return the bytes of all tables."""
 
     def work(conn: Connection) -> bytes:
         rows = [row for table in METADATA.tables.values() for row in conn.execute(select(table))]

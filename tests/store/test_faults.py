@@ -108,7 +108,7 @@ class Proxy:
         writer.close()
 
     def _commits(self, data: bytes, reader: asyncio.StreamReader) -> bool:
-        """Whether this asks the server to commit: by the word, or by a statement that stands alone."""
+        """Return True if this asks the server to commit: by the word, or as a statement that stands alone."""
         self._writes |= set(re.findall(rb"(__asyncpg_stmt_\w+__)\0WITH ", data))
         if b"BEGIN;" in data:
             self._begun.add(reader)

@@ -167,7 +167,7 @@ def test_every_statement_of_the_release_before_still_works(current: str) -> None
 
 @pytest.mark.parametrize("dialect", ["postgresql", "sqlite"])
 def test_versions_since_the_last_release_only_expand(dialect: str) -> None:
-    """What removes, renames or tightens something has to wait for the next release but one."""
+    """A migration that removes, renames or tightens something has to wait for the next release but one."""
     config = alembic_config("postgresql://nobody@nowhere/none" if dialect == "postgresql" else "sqlite:///none.db")
     config.output_buffer = written = io.StringIO()
     command.upgrade(config, f"{RELEASED}:head", sql=True)

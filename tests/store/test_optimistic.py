@@ -48,7 +48,7 @@ def driven(run: str = "run", **fields: Any) -> Entry:
 
 
 async def tickets(store: SqlStore, run: str) -> list[dict[str, Any]]:
-    """As the server has them."""
+    """Return the rows of tickets as the server has them."""
 
     def read(conn: Connection) -> list[dict[str, Any]]:
         cursor = conn.exec_driver_sql(f"SELECT * FROM tickets WHERE run = '{run}'")

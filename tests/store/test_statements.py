@@ -35,7 +35,7 @@ def skip_entry(run: str) -> Entry:
 
 
 async def _a_step(store: SqlStore, round_trips: list[str]) -> list[int]:
-    """How many statements a run's admission, its step's ticket, its intent and its end take."""
+    """Return the number of statements of an admission, a ticket, an intent and an end."""
     counts = []
     end = Entry(
         "run",
@@ -97,7 +97,7 @@ async def _crowd(url: str) -> None:
 
 
 async def _rows_read_in_sequence(url: str) -> dict[str, int]:
-    """How many rows of each table sequential scans have read so far."""
+    """Return the number of rows of each table that sequential scans have read so far."""
     conn = await asyncpg.connect(url)
     try:
         await conn.execute("SELECT pg_stat_force_next_flush()")

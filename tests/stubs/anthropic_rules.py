@@ -1,4 +1,4 @@
-"""What Anthropic's messages endpoint refuses, in its words (Source: the client's types, observed errors)."""
+"""Refusals of Anthropic's messages endpoint, in its words (Source: the client's types, observed errors)."""
 
 from __future__ import annotations
 

@@ -51,11 +51,11 @@ class AnthropicWire:
 
     @property
     def stream_headers(self) -> dict[str, str]:
-        """Of a streamed answer."""
+        """Return the headers of a streamed answer."""
         return {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
     def headers(self, status: int) -> dict[str, str]:
-        """Of every answer."""
+        """Return the headers of every answer."""
         retry = {"x-should-retry": "true"} if status in (429, 529) or status >= 500 else {}
         return {"request-id": REQUEST_ID, "anthropic-organization-id": "org-stub", **retry}
 

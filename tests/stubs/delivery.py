@@ -1,4 +1,4 @@
-"""How an answer reaches the client: pace, splits and all the ways in which a stream can go wrong."""
+"""Delivery of an answer to the client: pace, splits and all the ways in which a stream can fail."""
 
 from __future__ import annotations
 

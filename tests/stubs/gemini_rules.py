@@ -1,4 +1,4 @@
-"""What Gemini's generateContent refuses, in its words (Source: the client's types, observed errors)."""
+"""Refusals of Gemini's generateContent, in its words (Source: the client's types, observed errors)."""
 
 from __future__ import annotations
 

@@ -65,11 +65,11 @@ class GeminiWire:
 
     @property
     def stream_headers(self) -> dict[str, str]:
-        """Of a streamed answer."""
+        """Return the headers of a streamed answer."""
         return {"Content-Type": "text/event-stream", "Content-Disposition": "attachment"}
 
     def headers(self, status: int) -> dict[str, str]:
-        """Of every answer."""
+        """Return the headers of every answer."""
         return {"Server": "scaffolding on HTTPServer2", "Server-Timing": "gfet4t7; dur=7", "Vary": "Origin"}
 
     def accept(self, received: ReceivedRequest) -> None:

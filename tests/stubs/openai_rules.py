@@ -1,4 +1,4 @@
-"""What OpenAI's chat completions endpoint refuses, in its words (Source: openai-openapi 2.3.0, observed errors)."""
+"""Refusals of OpenAI's chat completions, in its words (Source: openai-openapi 2.3.0, observed errors)."""
 
 from __future__ import annotations
 

@@ -45,11 +45,11 @@ class OpenAIWire:
 
     @property
     def stream_headers(self) -> dict[str, str]:
-        """Of a streamed answer."""
+        """Return the headers of a streamed answer."""
         return {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
     def headers(self, status: int) -> dict[str, str]:
-        """Of every answer."""
+        """Return the headers of every answer."""
         limits = {
             "x-ratelimit-limit-requests": "10000",
             "x-ratelimit-remaining-requests": "0" if status == 429 else "9999",

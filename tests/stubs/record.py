@@ -1,4 +1,4 @@
-"""What the stub remembers of one request: every header, the raw body, and when it came, ended or was abandoned."""
+"""The stub's record of one request: headers, raw body, and when it came, ended or was abandoned."""
 
 from __future__ import annotations
 

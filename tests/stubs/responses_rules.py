@@ -1,4 +1,4 @@
-"""What OpenAI's responses endpoint refuses, in its words (Source: its published reference, observed errors)."""
+"""Refusals of OpenAI's responses endpoint, in its words (Source: its reference, observed errors)."""
 
 from __future__ import annotations
 

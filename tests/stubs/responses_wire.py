@@ -38,11 +38,11 @@ class ResponsesWire:
 
     @property
     def stream_headers(self) -> dict[str, str]:
-        """Of a streamed answer."""
+        """Return the headers of a streamed answer."""
         return self._shared.stream_headers
 
     def headers(self, status: int) -> dict[str, str]:
-        """Of every answer."""
+        """Return the headers of every answer."""
         return self._shared.headers(status)
 
     def accept(self, received: ReceivedRequest) -> None:

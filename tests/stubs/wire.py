@@ -1,4 +1,4 @@
-"""What every wire format of the stub provides: its rules, its frames, its document and its errors."""
+"""The base of the stub's wire formats: rules, frames, document and errors."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Cable:
 
     @property
     def base_url(self) -> str:
-        """As a client's base URL."""
+        """Return the base URL for a client."""
         assert self._server is not None
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
 

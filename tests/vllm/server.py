@@ -60,7 +60,7 @@ class ServerFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class VllmServer:
-    """Where a client finds the server."""
+    """A running server, and its address."""
 
     base_url: str
     model: str = MODEL

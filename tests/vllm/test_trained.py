@@ -128,7 +128,7 @@ def reference(results: list[ConductedTask]) -> list[Plan]:
 
 
 def worth(lesson: Lesson, plan: Plan) -> Outcome:
-    """What a plan comes to, exactly."""
+    """Return the exact worth of a plan."""
     return outcome(plan, lesson.problem.kind, Setting(lesson.pool))
 
 

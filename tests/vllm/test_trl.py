@@ -78,7 +78,7 @@ def _text(rule: Rule) -> str:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model as the server's: its weights follow from a seed."""
+    """Return the server's model: its weights follow from a seed."""
     return build_model(tmp_path_factory.mktemp("base"))
 
 
@@ -93,7 +93,7 @@ def train(journaled: Path, *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def trained(journaled: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `--backend trl` leaves after a warm start and three steps of GRPO."""
+    """Return the folder that `--backend trl` leaves after a warm start and three steps of GRPO."""
     out = tmp_path_factory.mktemp("trained") / "out"
     assert "3 steps of policy gradients" in train(journaled, *order(journaled, model, out))
     return out
@@ -110,7 +110,7 @@ def order(journaled: Path, model: Path, out: Path) -> list[str]:
 def test_an_interrupted_training_goes_on_from_its_last_checkpoint(
     trained: Path, journaled: Path, model: Path, tmp_path: Path
 ) -> None:
-    """As after a kill before the third step's checkpoint was written."""
+    """The training is killed before the third step's checkpoint was written."""
     copied = tmp_path / "out"
     shutil.copytree(trained, copied)
     shutil.rmtree(copied / "checkpoints" / "checkpoint-3")
@@ -191,7 +191,7 @@ def test_the_manifest_tells_what_training_knew(trained: Path) -> None:
 
 
 def _proposes(server: VllmServer, name: str, rollout: Rollout) -> bool:
-    """Whether a model of the server writes a plan without a schema."""
+    """Return True if a model of the server writes a plan without a schema."""
     request_body = {
         "model": name,
         "messages": [dict(turn) for turn in rollout.prompt],

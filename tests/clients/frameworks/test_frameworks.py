@@ -1,4 +1,4 @@
-"""What each client shows its user, on each route that it speaks: the same on all of them, streamed or not."""
+"""Each client shows its user the same on every route that it speaks, streamed or not."""
 
 import re
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ ROUTES = {"openai": ("chat", "responses"), "all": ("chat", "responses", "message
 
 
 def alike(routes: Iterable[str], cases: dict[str, Any]) -> dict[str, Any]:
-    """The same on each route."""
+    """Return these cases for each route."""
     return {route: cases for route in routes}
 
 

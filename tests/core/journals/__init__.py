@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent
 
 
 def summary(state: RunState) -> dict[str, Any]:
-    """What a run came to, in plain JSON values."""
+    """Return the outcome of a run in plain JSON values."""
     split = bill(state)
     return {
         "state": state.state,

@@ -44,7 +44,7 @@ class Cluster:
         """All that was ever created, those that are gone as well."""
 
     def get(self, path: str) -> Document | None:
-        """What stands at a path: discovery, an object, or the list of a collection."""
+        """Return what is at a path: discovery, an object, or the list of a collection."""
         if path == "/version":
             return {"major": "1", "minor": "30", "gitVersion": f"v{VERSION}"}
         if path == "/openapi/v3":

@@ -1,4 +1,4 @@
-"""What all programs share: where the service is, what is asked of it, and how a report is told."""
+"""What all programs share: the service's URL, the questions, and the form of a report."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def clock(zone: str) -> str:
 
 
 async def report_of(cases: Mapping[str, Callable[[], Awaitable[Any]]]) -> dict[str, Any]:
-    """What came of each case; of one that failed, the error."""
+    """Return the outcome of each case, or its error if it failed."""
     return {name: await _outcome(case) for name, case in cases.items()}
 
 
