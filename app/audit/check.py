@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from app.audit.administration import check_administration
 from app.audit.approvals import check_approvals
@@ -41,6 +42,9 @@ RULES: tuple[Rule, ...] = (
     check_run_row,
     check_contents,
 )
+
+WRONG_TYPE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What a rule raises that meets a field of another type than expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,27 +112,47 @@ class Auditor:
         reused_outputs: ReusedOutputs | None = None,
     ) -> None:
         """Check one run and add its violations to the report. What it says of other runs goes to `reused_outputs`."""
-        run = read_run(record, self.now, self.allows_pending)
         report.runs += 1
         report.events += len(record.events)
+        try:
+            run = read_run(record, self.now, self.allows_pending)
+        except WRONG_TYPE_ERRORS as error:
+            report.add(_describe_wrong_type(str(record.row["id"]), "reading its events", error))
+            return
         report.calls += len(run.calls)
         for flaw in run.flaws:
             report.add(flaw)
         if not run.has_admission:
             return
-        report.pending += count_pending(run)
-        if journal_sums is not None:
-            journal_sums.add(run)
-        if reused_outputs is not None:
-            reused_outputs.add(run)
+        try:
+            report.pending += count_pending(run)
+            if journal_sums is not None:
+                journal_sums.add(run)
+            if reused_outputs is not None:
+                reused_outputs.add(run)
+        except WRONG_TYPE_ERRORS as error:
+            report.add(_describe_wrong_type(str(record.row["id"]), "adding up", error))
         for rule in RULES:
-            for violation in rule(run):
-                report.add(violation)
-        for violation in (
-            *check_conductor_text(run, report),
-            *check_requests(run, pools, report),
-            *check_versions(run, history, report),
-        ):
+            _apply(rule, run, report)
+        _apply(check_conductor_text, run, report, report)
+        _apply(check_requests, run, report, pools, report)
+        _apply(check_versions, run, report, history, report)
+        _apply(check_disclosures, run, report, pools, report)
+
+
+def _apply(rule: Callable[..., Iterator[Violation]], run: AuditedRun, report: Report, *arguments: Any) -> None:
+    """Add what a rule says of a run to the report.
+
+    An event may have been altered so that a field is of a type that no version of Baton writes. That is a violation,
+    and the other rules and runs are checked all the same.
+    """
+    try:
+        for violation in rule(run, *arguments):
             report.add(violation)
-        for violation in check_disclosures(run, pools, report):
-            report.add(violation)
+    except WRONG_TYPE_ERRORS as error:
+        report.add(_describe_wrong_type(str(run.record.row["id"]), rule.__name__, error))
+
+
+def _describe_wrong_type(run: str, rule: str, error: Exception) -> Violation:
+    words = f"a field is of a wrong type, so {rule} could not go on ({type(error).__name__})"
+    return Violation(run, 0, "body-malformed", words)

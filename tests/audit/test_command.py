@@ -210,3 +210,15 @@ def test_an_export_replaces_a_file_and_neither_a_link_nor_a_device(desk: Desk) -
     os.mkfifo(pipe)
     status, _, err = desk("export", str(pipe))
     assert (status, "it is no file" in err, pipe.is_fifo()) == (2, True, True)
+
+
+def test_a_field_of_a_wrong_type_is_a_violation_and_stops_no_other_rule(desk: Desk, journal: Journal) -> None:
+    run = journal.runs["conducted"].row["id"]
+    falsified = "CAST(json_set(CAST(body AS TEXT), '$.passed_over', 1) AS BLOB)"
+    desk.falsify(f"UPDATE events SET body = {falsified} WHERE run = ? AND kind = 'call.intended'", run)
+    desk.falsify("UPDATE runs SET spent_usd = spent_usd - 1 WHERE id = ?", run)
+    status, out, err = desk("check")
+    assert (status, "Traceback" in err) == (1, False)
+    assert f"{run} seq 0 body-malformed: a field is of a wrong type, so check_requests could not go on" in out
+    assert f"{RUNS} runs" in out
+    assert "row-ledger" in out

@@ -433,7 +433,7 @@ class RowCheck:
             violations = None
             if rebuilt.has_admission and not rebuilt.flaws:
                 violations = list(self._derived_violations(rebuilt))
-        except (ValueError, KeyError, TypeError):
+        except (AttributeError, LookupError, TypeError, ValueError):
             violations = None  # an event is no JSON any more, or lacks a field: it differs from the sealed one
         if violations is None and run.disclosures:
             self._add("surplus", thing, "its rows of the ledger of disclosures do not follow from its events", place)
