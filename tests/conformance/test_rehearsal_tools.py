@@ -155,8 +155,12 @@ async def test_arguments_of_every_kind_are_made() -> None:
         "nothing": {"type": "null"},
         "list": {"type": "array", "items": {"type": "number"}},
         "inner": {"type": "object", "properties": {"query": {"type": "string"}}},
+        "anything": True,
+        "things": {"type": "array", "items": True},
+        "open": {"type": "object", "required": ["name"]},
     }
     (call,), _, _ = await turn("Order 3 of 2.5 at 7", box=Toolbox((Tool("order", parameters={"properties": kinds}),)))
-    inner = {"query": "Order 3 of 2.5 at 7"}
-    expected = {"count": 3, "share": 7, "exact": True, "nothing": None, "list": [2.5], "inner": inner}
+    question = "Order 3 of 2.5 at 7"
+    expected = {"count": 3, "share": 7, "exact": True, "nothing": None, "list": [2.5], "inner": {"query": question}}
+    expected |= {"anything": question, "things": [question], "open": {"name": question}}
     assert json.loads(call.arguments) == expected

@@ -104,7 +104,7 @@ def _score_fit(tool: Tool, question: str) -> int:
 
 def _all_arguments(tool: Tool, question: str) -> list[dict[str, Any]]:
     """Return one set of arguments, or one for each thing that is named where the tool takes one at a time."""
-    properties: Mapping[str, Any] = (tool.parameters or {}).get("properties", {})
+    properties = _schemas_of((tool.parameters or {}).get("properties", {}))
     required = [name for name in (tool.parameters or {}).get("required", properties) if name in properties]
     numbers = NUMBER.findall(question)
     base = {name: _argument(name, properties[name], question, numbers) for name in required}
@@ -115,8 +115,19 @@ def _all_arguments(tool: Tool, question: str) -> list[dict[str, Any]]:
     return [base | {places[0]: name} for name in names]
 
 
+def _schema_of(schema: object) -> Mapping[str, Any]:
+    """Return a schema as an object; one that is true or false, as JSON Schema allows, says nothing about a value."""
+    if isinstance(schema, dict):
+        return schema
+    return {}
+
+
+def _schemas_of(properties: Mapping[str, object]) -> dict[str, Mapping[str, Any]]:
+    return {name: _schema_of(schema) for name, schema in properties.items()}
+
+
 def _argument(name: str, schema: Mapping[str, Any], question: str, numbers: list[str]) -> Any:
-    schema = (schema.get("anyOf") or [schema])[0]
+    schema = _schema_of((schema.get("anyOf") or [schema])[0])
     if schema.get("enum"):
         for value in schema["enum"]:
             if str(value).lower() in question.lower():
@@ -129,10 +140,10 @@ def _argument(name: str, schema: Mapping[str, Any], question: str, numbers: list
             return int(number)
         return number
     if kind == "array":
-        return [_argument(name, schema.get("items", {}), question, numbers)]
+        return [_argument(name, _schema_of(schema.get("items")), question, numbers)]
     if kind == "object":
-        inner: Mapping[str, Any] = schema.get("properties", {})
-        return {key: _argument(key, inner[key], question, numbers) for key in schema.get("required", inner)}
+        inner = _schemas_of(schema.get("properties", {}))
+        return {key: _argument(key, inner.get(key, {}), question, numbers) for key in schema.get("required", inner)}
     if kind == "boolean":
         return True
     if kind == "null":
