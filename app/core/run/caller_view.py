@@ -61,10 +61,10 @@ def bill(state: RunState) -> Bill:
     """
     total = sum_usages(call.usage for call in state.calls.values())
     calls = [call for call in state.calls.values() if call.turn == state.turn.number]
-    turn = sum_usages(call.usage for call in calls) if state.turn.number else total
-    fine = [call for call in calls if call.outcome == "ok"]
-    seers = [call for call in fine if call.step is not None and call.sees_user] or fine
-    first = seers[0].usage if seers else Usage()
+    turn = total
+    if state.turn.number:
+        turn = sum_usages(call.usage for call in calls)
+    first = _first_usage(calls)
     answer = _answer_usage(state)
     visible = Usage(first.input, first.cached, answer.output, answer.reasoning, turn.estimated)
     orchestration = Usage(
@@ -77,13 +77,28 @@ def bill(state: RunState) -> Bill:
     return Bill(visible, orchestration, turn, sum(call.usd for call in calls), total, state.usd)
 
 
+def _first_usage(calls: Sequence[Call]) -> Usage:
+    """Return the usage of the first successful call of a worker that saw the conversation; where none did, that of the
+    first successful call."""
+    successful = [call for call in calls if call.outcome == "ok"]
+    for call in successful:
+        if call.step is not None and call.sees_user:
+            return call.usage
+    if successful:
+        return successful[0].usage
+    return Usage()
+
+
 def unspent_amount(state: RunState) -> Amount:
     """Return the amount that calls of a run may still hold: its limits without what open calls hold and others cost."""
     usd, tokens = state.admitted.limits.usd, state.admitted.limits.tokens
     for call in state.calls.values():
-        is_open = call.outcome is None
-        usd -= call.usd_held if is_open else call.usd
-        tokens -= call.tokens_held if is_open else call.usage.total
+        if call.outcome is None:
+            usd -= call.usd_held
+            tokens -= call.tokens_held
+        else:
+            usd -= call.usd
+            tokens -= call.usage.total
     return Amount(max(usd, 0), max(tokens, 0))
 
 
@@ -150,7 +165,9 @@ def attempt_of(state: RunState, call: str) -> int:
     while state.nested and (parent := parent_of(state, step)) is not None:
         step = parent
     attempts = [attempt.id for attempt in _answering_calls(state, step.n)]
-    return attempts.index(call) + 1 if call in attempts else 0
+    if call not in attempts:
+        return 0
+    return attempts.index(call) + 1
 
 
 def _answering_calls(state: RunState, n: int) -> list[Call]:
@@ -205,12 +222,17 @@ def check_position(state: RunState, at: Position) -> None:
     if not at.chars:
         return
     step = answering_step_of(state) or state.answering_step
-    calls = _answering_calls(state, step.n) if step is not None else []
-    if step is None or not at.attempt <= len(calls):
+    if step is None:
+        raise unknown_event_error()
+    calls = _answering_calls(state, step.n)
+    if at.attempt > len(calls):
         raise unknown_event_error()
     call = calls[at.attempt - 1]
-    other = call.id != step.call if step.call else call.step != step.n
-    if call.failed or other:
+    if step.call:
+        gives_answer = call.id == step.call
+    else:
+        gives_answer = call.step == step.n
+    if call.failed or not gives_answer:
         raise answer_changed_error(state.run)
     if step.state == "done" and at.chars > step.chars + DONE:
         raise unknown_event_error()
@@ -290,12 +312,14 @@ def classify_results(state: RunState, tool_results: ReturnedResults) -> ResultsK
             issued.update(exchange.ids)
     if not tool_results.results.keys() <= issued:
         raise unknown_call_error()
-    awaited = state.unanswered_tool_calls.keys() if state.state == "awaiting_tool" else frozenset()
-    if tool_results.results.keys() == awaited:
+    awaited: Mapping[str, int] = {}
+    if state.state == "awaiting_tool":
+        awaited = state.unanswered_tool_calls
+    if tool_results.results.keys() == awaited.keys():
         if not tool_results.tail or _all_open_steps_see_user(state):
             return "go_on"
         return "history"
-    if tool_results.results.keys() < awaited:
+    if tool_results.results.keys() < awaited.keys():
         missing = [id_ for id_ in awaited if id_ not in tool_results.results]
         raise InvalidRequest(
             "Send the results of all tool calls of the reply together. Missing are those of: " + ", ".join(missing),

@@ -125,10 +125,11 @@ def decide(state: RunState, now: float) -> tuple[Command, ...]:
         return (give_up(state, Kind.EXPIRED, EXPIRED),)
     live, current, answering = state.active_steps, state.current_steps, state.answering_step
     answer_is_lost = answering is not None and answering.settled and answering.state != "done"
-    shortage = _shortage(live) if answer_is_lost else None
-    if shortage is not None:
-        kind, error = shortage
-        return (give_up(state, kind, error),)
+    if answer_is_lost:
+        shortage = _shortage(live)
+        if shortage is not None:
+            kind, error = shortage
+            return (give_up(state, kind, error),)
     proposal = state.proposal
     if proposal is None or proposal.state == "rejected":
         return (_next_proposal(state),)
@@ -201,12 +202,14 @@ def _shortage(live: Sequence[StepState]) -> tuple[Kind, str] | None:
 
 
 def _next_proposal(state: RunState, parent: int | None = None) -> Command:
-    tries = state.proposals if parent is None else state.nested.get(parent, ())
-    last = tries[-1] if tries else None
-    space = nested_step_limit(state, parent) if parent is not None else 0
-    command = Propose(state.proposal_count, len(state.steps), "first", state.round, parent, space)
-    if last is None:
+    if parent is None:
+        tries, step_limit = state.proposals, 0
+    else:
+        tries, step_limit = state.nested.get(parent, ()), nested_step_limit(state, parent)
+    command = Propose(state.proposal_count, len(state.steps), "first", state.round, parent, step_limit)
+    if not tries:
         return command
+    last = tries[-1]
     if last.reasons == (DRIVER_LOST,):
         return copy_with(command, mode=last.mode)
     if last.reasons == (approvals.EXPIRED,):
@@ -344,9 +347,10 @@ def _schedule_nested(state: RunState, live: Sequence[StepState]) -> tuple[Comman
         return ()
     openers = [step for step in live if step.opens_workflow]
     for step in openers:
-        commands = _continue_nested(state, step.n) if step.state == "running" else ()
-        if commands:
-            return commands
+        if step.state == "running":
+            commands = _continue_nested(state, step.n)
+            if commands:
+                return commands
     if state.open_proposal is not None:
         return ()
     gated = _find_gated_proposals(state)
@@ -389,8 +393,10 @@ def _has_active_step(steps: Sequence[StepState]) -> bool:
 
 
 def _finish(state: RunState, current: Sequence[StepState], answering: StepState | None) -> tuple[Command, ...]:
+    if answering is None and state.has_workflow:  # the empty plan takes the answer of the round before
+        return _succeed(state.previous_answer)
     if answering is None:
-        return _succeed(state.previous_answer) if state.has_workflow else ()  # the empty plan takes the answer before
+        return ()
     if not answering.settled or _has_active_step(current):
         return ()  # a step that waits for tools, and those that wait for it, are not needed once the answer is there
     answer = state.answer_of_round(state.round)
@@ -430,8 +436,10 @@ def parent_of(state: RunState, step: StepState) -> StepState | None:
 def gives_answer(state: RunState, step: StepState) -> bool:
     """Return true if the output of the step becomes the answer of its round: it answers, and so does every step around
     it."""
-    parent = parent_of(state, step) if step.answers else None
-    return step.answers and (parent is None or gives_answer(state, parent))
+    if not step.answers:
+        return False
+    parent = parent_of(state, step)
+    return parent is None or gives_answer(state, parent)
 
 
 def nesting_depth(state: RunState, parent: int | None) -> int:
