@@ -62,7 +62,7 @@ async def test_a_server_that_is_gone_is_an_error(connections: Connections) -> No
 async def test_the_answer_to_what_was_given_up_is_not_taken_for_the_next_one(connections: Connections) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
-            await connections.send(("BLPOP", "nothing", "0.3"))
+            await connections.send(("BLPOP", "nothing", "20"))
     assert [await connections.send(("ECHO", each)) for each in range(3)] == [[b"0"], [b"1"], [b"2"]]
 
 
