@@ -105,7 +105,9 @@ def plan_accepted(
     """`call` is the planning call whose text this plan is, or empty; `inputs` count from 0. The empty plan has no
     topology. `why` is the ref of the conductor's reason for the shape; `price` is the worst case of its steps, where an
     approval may depend on it."""
-    shape = topology(inputs) if inputs else ""
+    shape = ""
+    if inputs:
+        shape = topology(inputs)
     return PlanAccepted(proposal, call, len(inputs), shape, why, price)
 
 
@@ -219,7 +221,9 @@ def plan_dropped(state: RunState, command: DropPlan, now: float) -> tuple[*tuple
     """Return the end of a wait for an approval that goes on with another plan: the steps of this one are skipped, and
     the turn has the time again that it had left."""
     dropped = [step for step in state.steps.values() if step.proposal == command.proposal]
-    remaining_seconds = state.approval_question.seconds if state.approval_question is not None else 0.0
+    remaining_seconds = 0.0
+    if state.approval_question is not None:
+        remaining_seconds = state.approval_question.seconds
     skips = [StepSkipped(step.n, approvals.EXPIRED) for step in dropped if not step.settled]
     return (*skips, RunApprovalExpired(command.proposal, now + remaining_seconds))
 
@@ -247,9 +251,14 @@ def run_ended(state: RunState, command: Finish) -> RunEnd:
     """Return the terminal fact: which step answered, by the ref of its text, and what the run used."""
     make = ENDS[command.kind]
     state = copy_with(state, end=make(step=command.step, stopped=command.stopped))
-    answered = state.steps[command.step] if command.step is not None else None
+    answer, finish, fell_back = "", None, False
+    if command.step is not None:
+        step = state.steps[command.step]
+        answer, finish, fell_back = step.output, step.finish, command.fell_back
     split = bill(state)
-    budget, until = _find_exhausted_budget(state) if OVER_BUDGET in (command.error, command.stopped) else ("", None)
+    budget, budget_until = "", None
+    if OVER_BUDGET in (command.error, command.stopped):
+        budget, budget_until = _find_exhausted_budget(state)
     return make(
         step=command.step,
         stopped=command.stopped,
@@ -257,13 +266,13 @@ def run_ended(state: RunState, command: Finish) -> RunEnd:
         usage=split.total,
         visible=split.visible,
         degraded=state.degraded,
-        answer=answered.output if answered is not None else "",
-        finish=answered.finish if answered is not None else None,
-        fell_back=answered is not None and command.fell_back,
+        answer=answer,
+        finish=finish,
+        fell_back=fell_back,
         error=command.error,
         retry_after=_retry_after(state, command.error),
         budget=budget,
-        budget_until=until,
+        budget_until=budget_until,
     )
 
 

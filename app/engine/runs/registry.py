@@ -234,16 +234,19 @@ class Drivers:
                 await taken()
 
     async def _take_now(self, run: str, events: tuple[Event, ...]) -> None:
-        held = self._waiting.take(run)
-        if held is not None and events and events[0].seq == held.state.seq + 1:
-            snapshot = RunSnapshot(fold(events, held.state), held.salt, held.epoch + 1)
+        held_run = self._waiting.take(run)
+        if held_run is not None and events and events[0].seq == held_run.state.seq + 1:
+            snapshot = RunSnapshot(fold(events, held_run.state), held_run.salt, held_run.epoch + 1)
         else:
-            read = await self._context.store.step_input(run, held.state.seq if held is not None else 0)
-            if held is not None and read.epoch > held.epoch + 1:  # it was driven elsewhere, or the database has moved
-                held, read = None, await self._context.store.step_input(run)
-            state = fold(read.events, held.state if held is not None else None)
-            snapshot = RunSnapshot(state, read.salt, read.epoch, read.contents)
-            if read.driver:  # only the sweep takes a run from another engine: it ends the claims of that one as well
+            known_state, known_seq = None, 0
+            if held_run is not None:
+                known_state, known_seq = held_run.state, held_run.state.seq
+            stored = await self._context.store.step_input(run, known_seq)
+            if held_run is not None and stored.epoch > held_run.epoch + 1:
+                # It was driven elsewhere, or the database has moved.
+                known_state, stored = None, await self._context.store.step_input(run)
+            snapshot = RunSnapshot(fold(stored.events, known_state), stored.salt, stored.epoch, stored.contents)
+            if stored.driver:  # only the sweep takes a run from another engine: it ends the claims of that one as well
                 return self.sweep_soon()
         if snapshot.state.replied or run in self._drivers:
             return  # its caller has the reply, or it was taken here meanwhile
