@@ -374,8 +374,10 @@ ENDLESS = {"type": "object", "properties": {name: {"$ref": "#"} for name in "abc
         (Form({"type": "object", "properties": FIELDS}), {"answer": "The answer is 42.", "value": 42, "sure": True}),
         (Form(NESTED), {"first": {"value": 42}, "items": [{"value": 42}, {"value": 42}], "chance": 1}),
         (Form(), {"answer": "42"}),
+        (Form({}), "The answer is 42."),
+        (Form({"type": "object", "required": ["note"]}), {"note": "The answer is 42."}),
     ],
-    ids=["fields", "nested", "any object"],
+    ids=["fields", "nested", "any object", "any value", "a name without a schema"],
 )
 async def test_an_answer_of_a_form_is_the_answer_to_the_question(
     form: Form, expected: object, flaw: Flaw | None

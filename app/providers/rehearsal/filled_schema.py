@@ -44,7 +44,9 @@ class _Document:
         return {"boolean": True, "null": None}.get(kind, self._text[: int(schema.get("maxLength", len(self._text)))])
 
     def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
-        properties = schema.get("properties", {})
+        properties = dict(schema.get("properties", {}))
+        for name in schema.get("required", ()):
+            properties.setdefault(name, True)
         return {name: self.value(inner, depth + 1) for name, inner in properties.items() if self._goes_on(depth)}
 
     def _goes_on(self, depth: int) -> bool:

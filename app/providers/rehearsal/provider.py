@@ -119,7 +119,9 @@ class RehearsalProvider:
         text = self._answer_in_words(call, messages) if result is None else f"The answer is {result}."
         if wants_json:  # a value, and no sentence, as most programs want it
             text = json.dumps({"answer": find_final_answer(text) or text})
-        return TOKEN.findall(fill_schema(schema, text) if schema else text), {}
+        if schema is not None:
+            text = fill_schema(schema, text)
+        return TOKEN.findall(text), {}
 
     def _calls(self, call: Mapping[str, Any], messages: tuple[Message, ...]) -> list[ToolDelta]:
         """Return the tool calls to make instead of an answer, each in two pieces: its name, then its arguments."""
