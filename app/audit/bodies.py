@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from app.core.run.kinds import TERMINAL, Kind
 
 Test = Callable[[object], bool]
+MAX_STEPS = 100_000
+"""More steps than any run has: a greater number was altered, and a list of so many would fill the memory."""
 
 
 def is_text(value: object) -> bool:
@@ -28,8 +30,8 @@ def is_number(value: object) -> bool:
 
 
 def is_step(value: object) -> bool:
-    """Return True for a step's number, or None."""
-    return value is None or is_whole(value)
+    """Return True for a number of steps or of one step, or None."""
+    return value is None or (isinstance(value, int) and is_whole(value) and value <= MAX_STEPS)
 
 
 def is_mark(value: object) -> bool:
@@ -75,7 +77,8 @@ def is_limits(value: object) -> bool:
     """Return True for the limits of a run, by name."""
     if not isinstance(value, dict):
         return False
-    return all(is_whole(value.get(name)) for name in WHOLE_LIMITS) and is_number(value.get("seconds"))
+    is_complete = all(is_whole(value.get(name)) for name in WHOLE_LIMITS) and is_number(value.get("seconds"))
+    return is_complete and value["steps"] <= MAX_STEPS
 
 
 def is_calls(value: object) -> bool:
@@ -215,6 +218,7 @@ FIELDS: Mapping[Kind, Mapping[str, Test]] = {
         "call": is_text,
         "declassified": is_set,
         "labels": is_set,
+        "origin_step": is_step,
     },
     Kind.STEP_FAILED: {"n": is_whole, "error": is_text},
     Kind.STEP_SKIPPED: {"n": is_whole, "reason": is_text},

@@ -222,3 +222,10 @@ def test_a_field_of_a_wrong_type_is_a_violation_and_stops_no_other_rule(desk: De
     assert f"{run} seq 0 body-malformed: a field is of a wrong type, so check_requests could not go on" in out
     assert f"{RUNS} runs" in out
     assert "row-ledger" in out
+
+
+def test_a_number_of_steps_that_no_run_has_is_a_violation_and_fills_no_memory(desk: Desk, journal: Journal) -> None:
+    run = journal.runs["nested"].row["id"]
+    falsified = "CAST(json_set(CAST(body AS TEXT), '$.room', 200000) AS BLOB)"
+    desk.falsify(f"UPDATE events SET body = {falsified} WHERE run = ? AND kind = 'plan.opened'", run)
+    assert "body-malformed: plan.opened: room" in desk("check")[1]
