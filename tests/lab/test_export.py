@@ -1,4 +1,4 @@
-"""ExportedSpan folders: the weights come back, the model is the trainer's, and a folder that was changed is refused.
+"""Exported folders: the weights come back, the model is the trainer's, and a folder that was changed is refused.
 
 Needs torch, which is no dependency of Baton: `make learn` runs these before it trains.
 """
