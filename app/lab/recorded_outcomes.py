@@ -1,4 +1,4 @@
-"""RecordedPrompt outcomes: prompts with the score and the cost of models that answered them, read from files.
+"""Recorded outcomes: prompts with the score and the cost of models that answered them, read from files.
 
 Two kinds of data sets. In one with full information every prompt has an outcome of every model; a log has one outcome
 for each prompt, that of the model which was asked. Formats, recognised line by line:

@@ -178,7 +178,7 @@ def test_a_provider_that_misbehaves_is_contained(system: Scene, number: int, rec
 
 
 def assert_contained(fault: Fault, run: Account) -> None:
-    """ObeyedOrder for an answer, with figures that money can be counted with, or refused like any other nonsense."""
+    """Taken for an answer, with figures that money can be counted with, or refused like any other nonsense."""
     assert run.outcomes()[0][-1] == "ok"
     for body in run.bodies(Kind.CALL_FINISHED):
         figures = body["usage"]

@@ -38,7 +38,7 @@ def _steps(second: Second) -> Sequence[Step]:
     "second", [Second(None, "", FLINT), Second(None, "", BIRCH), Second(EMBER, "reason", FLINT)], ids=str
 )
 def test_the_figures_are_those_of_runs_of_two_rounds(second: Second) -> None:
-    """RunResult by the executor's core: fold, access lists, composed messages, workers that know nothing else."""
+    """Played by the executor's core: fold, access lists, composed messages, workers that know nothing else."""
     setting, plan = Setting(POOL), (PlanStep(BIRCH, "solve"),)
     exact = dict(zip(CLASSES, rounds.policy(setting, plan, FLINT, second), strict=True))[KIND]
     random, right, again, usd = Random(7), 0, 0, 0.0
