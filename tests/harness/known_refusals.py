@@ -105,7 +105,7 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str | None, str]] = {
         CHAT,
         {"messages": [HI], "prediction": {"type": "content", "content": "x"}},
         "prediction",
-        "workers are sent no prediction",
+        "Workers are sent no prediction",
     ),
     "a choice without tools": (CHAT, {"messages": [HI], "tool_choice": "auto"}, "tool_choice", "needs tools"),
     "functions of old": (CHAT, {"messages": [HI], "functions": [{"name": "f"}]}, "functions", "in favour of `tools`"),
