@@ -56,7 +56,7 @@ class Report:
 
 RULES: Mapping[str, tuple[str, str]] = {
     # the journal's form
-    "body-malformed": ("N-8", "an event's body lacks a field, or has one of a wrong type"),
+    "body-malformed": ("N-8", "an event's body lacks a field, or a value has a wrong type"),
     "unknown-kind": ("N-8", "an event's kind is none that a journal has"),
     "seq-gap": ("N-8", "events are numbered from 1 without gaps"),
     "seq-order": ("N-8", "no number is given twice, and events stand in their order"),

@@ -4,17 +4,17 @@ Exit status: 0 clean, 1 violations, 2 the journal could not be read.
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
 import orjson
 from rich.text import Text
 
-from app.audit.check import Auditor
+from app.audit.check import WRONG_TYPE_ERRORS, Auditor
 from app.audit.export import Export
 from app.audit.log.folder import save
-from app.audit.report import RULES, Report
+from app.audit.report import RULES, Report, Violation
 from app.cli import event_loop, storage, streams, terminal
 from app.cli.arguments import Arguments
 from app.cli.audit import content_reads
@@ -22,13 +22,14 @@ from app.cli.terminal import count
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.process.config import read
 from app.providers.formats import adapter
+from app.store.archive import Archive
 from app.store.journal_file import write
 from app.store.sealed_rows import SealedRows, in_one_snapshot
 
 MAX_PRINTED_VIOLATIONS = 200
 """Violations that are printed; `--json` has up to 10,000."""
-MAX_PRINTED_FAULTS = 20
-"""Unreadable values that are named; `baton audit verify` has more of them."""
+MAX_MISTYPED_VALUES = 100
+"""Values of other types than their columns that are named; `baton audit verify` has all of them."""
 CLEAN, VIOLATIONS, UNREADABLE = 0, 1, 2
 
 
@@ -48,7 +49,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     except StoreUnavailable as error:
         print(f"baton: {error.message}", file=sys.stderr)
         return UNREADABLE
-    if args.run is not None and not (report.runs or report.pruned):
+    if args.run is not None and not (report.runs or report.pruned or report.violations):
         print("baton: there is no such run", file=sys.stderr)
         return UNREADABLE
     with streams.readers_may_leave():
@@ -72,18 +73,29 @@ async def _check(args: Arguments, environ: Mapping[str, str], now: float) -> Rep
         return await Auditor(export.at, adapter).audit(export, run=args.run, since=since, against=earlier)
     settings = read(environ)
     async with storage.existing_database(settings), storage.open_journals(settings) as archive:
-        await in_one_snapshot(archive, _demand_readable_values)
-        return await Auditor(now, adapter).audit(archive, run=args.run, since=since, against=earlier)
+        mistyped = await find_mistyped_values(archive)
+        try:
+            report = await Auditor(now, adapter).audit(archive, run=args.run, since=since, against=earlier)
+        except WRONG_TYPE_ERRORS:
+            if not mistyped:
+                raise
+            report = Report()  # a row with such a value cannot be read
+        for violation in mistyped:
+            report.add(violation)
+        return report
 
 
-def _demand_readable_values(rows: SealedRows) -> None:
-    """Raise `ConfigInvalid` if a value has another type than its column, which SQLite stores and nobody can read."""
-    faults = [
-        f"{table} {key}: its column `{column}` has a value of the type {type_name}, so the journal cannot be read"
-        for table, key, column, type_name in islice(rows.find_mistyped_values(), MAX_PRINTED_FAULTS)
-    ]
-    if faults:
-        raise ConfigInvalid(faults)
+async def find_mistyped_values(archive: Archive) -> Sequence[Violation]:
+    """Return the values that have another type than their columns, which SQLite stores."""
+    violations: list[Violation] = []
+
+    def find(rows: SealedRows) -> None:
+        for table, key, column, type_name in islice(rows.find_mistyped_values(), MAX_MISTYPED_VALUES):
+            words = f"its column `{column}` has a value of the type {type_name}"
+            violations.append(Violation(f"{table} {key}", 0, "body-malformed", words))
+
+    await in_one_snapshot(archive, find)
+    return violations
 
 
 async def _export(args: Arguments, environ: Mapping[str, str], now: float) -> int:
