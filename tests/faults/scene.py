@@ -123,9 +123,18 @@ class Scene:
             wait_until(gateway.ready, within=20, what="the gateway is ready")
 
     def struck(self, seconds: float = 15.0) -> ObeyedOrder:
-        """Return who obeyed the order, once that has happened and its process has ended."""
+        """Return who obeyed the order, once that has happened. A process that is killed may take a moment to end."""
         strike: ObeyedOrder = wait_until(
             lambda: (self.orders.strikes or [None])[0], within=seconds, what="the order is obeyed"
+        )
+        return strike
+
+    def killed(self) -> ObeyedOrder:
+        """Return who obeyed an order to die, once its process has ended, so that `mend` starts it again."""
+        strike = self.struck()
+        wait_until(
+            lambda: not any(process.alive and process.pid == strike.pid for process in self.processes),
+            what="the killed process has ended",
         )
         return strike
 

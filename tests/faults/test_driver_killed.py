@@ -218,10 +218,10 @@ def send_again(system: Scene, streams: bool) -> str | None:
 def test_a_plan_outlives_two_engines(system: Scene, record_property: Callable[[str, object], None]) -> None:
     system.orders.lay("stream.last[worker=planner]")
     calling = system.aside(ask, system.gateway, "baton-ultra")
-    system.struck()
+    system.killed()
     system.mend()
     system.orders.lay("append.before[plan.accepted]")
-    system.struck()
+    system.killed()
     assert calling.result(30).status == 200
     run = account_of_finished_run(system, record_property)
     assert run.planning() == ["unknown", "ok", "ok"]
