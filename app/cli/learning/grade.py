@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -179,18 +179,8 @@ async def _grade(
         return
     for rule in fitting:
         grade = await asyncio.to_thread(rule.grader.grade, answer)
-        rating = Feedback(
-            id="",
-            run=row.id,
-            tenant=row.tenant,
-            key="",
-            at=now,
-            kind="grader",
-            source=rule.grader.kind,
-            version=grading.VERSION,
-            score=grade.score,
-        )
-        report.ratings.append(identify(rating, rule=rule.grader_text))
+        rating = _feedback(row, now, kind="grader", source=rule.grader.kind, version=grading.VERSION)
+        report.ratings.append(identify(replace(rating, score=grade.score), rule=rule.grader_text))
 
 
 async def _answer(store: Store, row: RunRow, end: RunSucceeded) -> str | None:
@@ -213,18 +203,13 @@ def _signs(ended_run: EndedRun, later: EndedRun | None, now: float) -> Iterator[
             names.append("regenerated")
     for name in names:
         if name:
-            rating = Feedback(
-                id="",
-                run=row.id,
-                tenant=row.tenant,
-                key="",
-                at=now,
-                kind="implicit",
-                source=name,
-                version=SIGNS,
-                label=name,
-            )
-            yield identify(rating)
+            rating = _feedback(row, now, kind="implicit", source=name, version=SIGNS)
+            yield identify(replace(rating, label=name))
+
+
+def _feedback(row: RunRow, now: float, *, kind: Literal["grader", "implicit"], source: str, version: str) -> Feedback:
+    """Return feedback on a run that no key of a caller has given, still without its id and its verdict."""
+    return Feedback(id="", run=row.id, tenant=row.tenant, key="", at=now, kind=kind, source=source, version=version)
 
 
 # -- printing
