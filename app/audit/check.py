@@ -44,7 +44,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 WRONG_TYPE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What a rule raises that meets a field of another type than expected."""
+"""The exceptions that a rule raises where a field has another type than the rule expects."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,10 @@ class Command(click.Command):
 
 
 def _is_given_empty(parameter: click.Parameter, ctx: click.Context) -> bool:
-    """Whether an empty text was given for a parameter that takes none. Settings have rules of their own."""
+    """Return True if the command line gives an empty text for a parameter that must not be empty.
+
+    Parameters named `baton_...` set the variables of the environment, whose values are checked where settings are read.
+    """
     name = parameter.name or ""
     if getattr(parameter, "may_be_empty", False) or name.startswith("baton_"):
         return False
