@@ -73,7 +73,7 @@ async def _check(args: Arguments, environ: Mapping[str, str], now: float) -> Rep
         return await Auditor(export.at, adapter).audit(export, run=args.run, since=since, against=earlier)
     settings = read(environ)
     async with storage.existing_database(settings), storage.open_journals(settings) as archive:
-        mistyped = await find_mistyped_values(archive)
+        mistyped = await _find_mistyped_values(archive)
         try:
             report = await Auditor(now, adapter).audit(archive, run=args.run, since=since, against=earlier)
         except WRONG_TYPE_ERRORS:
@@ -85,7 +85,7 @@ async def _check(args: Arguments, environ: Mapping[str, str], now: float) -> Rep
         return report
 
 
-async def find_mistyped_values(archive: Archive) -> Sequence[Violation]:
+async def _find_mistyped_values(archive: Archive) -> Sequence[Violation]:
     """Return the values that have another type than their columns, which SQLite stores."""
     violations: list[Violation] = []
 
