@@ -202,7 +202,8 @@ class MemoryQueue:
             self._lanes[taken.lane].put_back(replace(taken.ticket, version=AGAIN, trace=NO_TRACE))
 
     def _next_return(self, now: float) -> float:
-        """When a ticket may come back at the earliest. What others take from now on cannot come back within a lease."""
+        """Return the earliest time at which a ticket may come back. A ticket that is taken from now on comes back
+        after a lease at the earliest."""
         first = next(iter(self._taken.values()), None)
         return first.until if first else now + self._lease
 

@@ -1,4 +1,4 @@
-"""How often a ticket's dispatcher has fallen silent, so that a step that kills its dispatchers can be given up.
+"""Count how often a ticket's dispatcher was lost, so that a step that kills its dispatchers can be given up.
 
 Revision ID: 0003
 Revises: 0002

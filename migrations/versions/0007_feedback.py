@@ -1,4 +1,4 @@
-"""What runs were worth.
+"""Add the table of feedback: ratings of runs.
 
 Revision ID: 0007
 Revises: 0006

@@ -1,4 +1,4 @@
-"""What workers were worth at built-in tasks.
+"""Add the table of trials: rewards of workers for built-in tasks.
 
 Revision ID: 0008
 Revises: 0007

@@ -1,4 +1,4 @@
-"""What selectors have learned.
+"""Add the table of policies, which holds what selectors have learned.
 
 Revision ID: 0009
 Revises: 0008

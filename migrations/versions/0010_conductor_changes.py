@@ -1,4 +1,4 @@
-"""Which version of a conductor was put into force, when, and by whom.
+"""Add the table of conductor changes: which version was put into force, when, and by whom.
 
 Revision ID: 0010
 Revises: 0009

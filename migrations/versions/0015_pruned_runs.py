@@ -1,4 +1,4 @@
-"""What is left of pruned runs: one row each.
+"""Add the table of pruned runs, with one row for each of them.
 
 This version expands: a new table, which processes of earlier releases neither read nor write.
 

@@ -1,4 +1,4 @@
-"""What a template's name stands for: once calls were made with it, it means the same for ever.
+"""Once calls were made with a template, its name means the same text for ever.
 
 Whoever changes the words gives them a new name, keeps the old recipe in `app/audit/request_rebuilding.py`, and adds
 the new one there and here.

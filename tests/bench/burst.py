@@ -1,4 +1,4 @@
-"""How much of the service's processor time passes before the first token of streams that are asked for at once.
+"""Measure the service's processor time before the first token of streams that are requested at once.
 
     python -m tests.bench.burst [--streams 1 4 16] [--bursts 20]
 

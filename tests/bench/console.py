@@ -1,4 +1,4 @@
-"""How fast the console is: `python -m tests.bench.console [--runs 10000] [--live 50] [--browser /usr/bin/chromium]`.
+"""Measure the console: `python -m tests.bench.console [--runs 10000] [--live 50] [--browser /usr/bin/chromium]`.
 
 A gateway and an engine over Postgres and Redis carry out one run of a hundred steps (four rounds of 25) and one of
 three; the latter is copied until there are so many runs, spread over thirty days. Then, of each page, the time that the

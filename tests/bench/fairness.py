@@ -1,4 +1,4 @@
-"""How long a small tenant's runs take, with and without another tenant's flood.
+"""Measure how long a small tenant's runs take, with and without another tenant's flood.
 
 `python -m tests.bench.fairness [--flood 500]` opens the service in this process, with four slots and workers that take
 20 ms, once with the queue of one process and once over Redis. The small tenant asks one question after the other; the

@@ -1,4 +1,4 @@
-"""Which figures each set-up has, with their budgets, and how their rounds are taken.
+"""The figures of each set-up with their budgets, and the order in which their rounds are measured.
 
 A set-up is one way to run Baton: embedded (one process over SQLite), postgres (one process), distributed (a gateway and
 a dispatcher over Postgres with fsync and Redis), and saturated (distributed, with twice as many ready steps as slots).

@@ -1,4 +1,4 @@
-"""What the fixed stack takes for the budgets over two processes without any of Baton's code, beside what Baton takes.
+"""Measure the budgets over two processes for the fixed stack without any of Baton's code, beside Baton.
 
 `python -m tests.bench.floor` prints for each budget:
 

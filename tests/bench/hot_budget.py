@@ -1,4 +1,4 @@
-"""How many calls one budget of a tenant admits, beside what the database admits without it.
+"""Measure how many calls a tenant's one budget admits, beside what the database admits without it.
 
 `python -m tests.bench.hot_budget [--processes 3] [--engines 1] [--runs 64] [--slices 16] [--seconds 4] [--rounds 3]`
 lets engines append the entries of calls, an intent that holds money and an outcome that settles it, to a real Postgres

@@ -1,4 +1,4 @@
-"""How fast the journal commits, what an append costs in CPU, and how long an entry waits for its batch.
+"""Measure how fast the journal commits, the CPU of an append, and how long an entry waits for its batch.
 
     python -m tests.bench.journal sqlite:///bench.db
     python -m tests.bench.journal postgresql://user@host/name --lanes 2 --writers 256

@@ -1,4 +1,4 @@
-"""What a request of a limited key costs its gateway, and how many of them one key can have.
+"""Measure what a request of a limited key costs its gateway, and how many requests one key can have.
 
 `python -m tests.bench.limits` counts requests of one key under all three limits at three gateways over one Postgres
 with fsync, and beside it the same number of requests by a script in Redis, which was the alternative.

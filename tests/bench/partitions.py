@@ -1,4 +1,4 @@
-"""What partitions of the table of events would cost each run.
+"""Measure what partitions of the table of events would cost each run.
 
 `python -m tests.bench.partitions [--partitions 13] [--rounds 4] [--seconds 3]` starts two services, each with a
 gateway, an engine and a Postgres of its own. In one of them `events` is split by ranges of the run's id, a month each,

@@ -1,4 +1,4 @@
-"""How much of the code one streamed one-step request enters, over one gateway and one dispatcher.
+"""Count the code that one streamed one-step request enters, over one gateway and one dispatcher.
 
     python -m tests.bench.path [--tree PATH] [--verbose]
 

@@ -1,4 +1,4 @@
-"""What lists and the overview cost over many runs, and what pages cost that follow a list in which nothing happens.
+"""Measure lists and the overview over many runs, and pages that follow a list in which nothing happens.
 
     python -m tests.bench.run_lists [--runs 10000] [--database sqlite|postgres] [--streams 50] [--seconds 10]
 

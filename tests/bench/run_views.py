@@ -1,4 +1,4 @@
-"""What it costs to show a run of the largest kind: `python -m tests.bench.run_views [STEPS OF A ROUND] [ROUNDS]`.
+"""Measure the cost of showing a run of the largest kind: `python -m tests.bench.run_views [STEPS OF A ROUND] [ROUNDS]`.
 
 Prints the processor's time of the graph, the timeline and the state, with the fold of the journal, and that of the
 console's pages over a stand-in of the store, in milliseconds: the median and the largest of several.

@@ -1,4 +1,4 @@
-"""How long everybody else waits while one caller sends what `tests/harness/bad_bodies.py` holds.
+"""Measure how long all other callers wait while one caller sends the bodies of `tests/harness/bad_bodies.py`.
 
 One connection asks for `/healthz` again and again while another sends a body; the slowest of the first one's answers is
 how long the event loop stood still. Of three tries the best counts, since the others belong to whoever shares the

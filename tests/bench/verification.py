@@ -1,4 +1,4 @@
-"""How fast `baton audit verify` is: `python -m tests.bench.verification --runs 3000 [--postgres]`.
+"""Measure how fast `baton audit verify` is: `python -m tests.bench.verification --runs 3000 [--postgres]`.
 
 Has the real service carry out one run: a chain of three steps that a model planned, with 21 events, four calls and
 eight texts. Copies of all of its rows are stored and sealed, and the database is verified as the command does, without

@@ -1,4 +1,4 @@
-"""What all drives of the Python client share: the question, and the form of usage and errors in a report."""
+"""Shared by all programs of the Python client: the question, and the form of usage and errors in a report."""
 
 import time
 from typing import Any, Final

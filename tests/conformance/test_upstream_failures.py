@@ -1,4 +1,4 @@
-"""Why a provider call failed: each kind of failure has its reason, in every wire format, and tells nothing private."""
+"""Each kind of failure of a provider call has its reason, in every wire format, and reveals nothing private."""
 
 from pathlib import Path
 from typing import get_args

@@ -56,8 +56,8 @@ class Kind:
         return f"| {self.name} | {self.about} | {http} | `{self.reason}` | `{self.code}` | {reply} |"
 
     def seen_by(self, inbound: str, *, streams: bool) -> tuple[int, str, str]:
-        """What a caller receives if every worker fails like this: status, code or type of the error, and the header
-        that says when to retry. Once a stream has begun there is no other status and no header."""
+        """Return what a caller receives if every worker fails like this: status, code or type of the error, and the
+        header that says when to retry. Once a stream has begun there is no other status and no header."""
         code = {
             "chat": self.public_code,
             "responses": self.public_code,

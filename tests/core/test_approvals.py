@@ -1,4 +1,4 @@
-"""Which plans need an approval, what a run does while it waits, and what comes of it."""
+"""Some plans need an approval; the run waits for it, and goes on as the approver has decided."""
 
 from dataclasses import replace
 from typing import Any

@@ -45,7 +45,7 @@ def test_a_day_on_which_the_clocks_are_changed_has_another_length() -> None:
 
 @pytest.mark.parametrize("zone", ["Australia/Lord_Howe", "America/Havana", "America/Santiago", "Africa/Cairo"])
 def test_windows_follow_each_other_without_a_gap_through_a_year(zone: str) -> None:
-    """Where the clocks are changed by half an hour, and where they are at midnight, which is skipped or comes twice."""
+    """Some time zones change their clocks by half an hour, and some at midnight, which is skipped or comes twice."""
     first = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
     counts: dict[Period, int] = {"hour": 8_800, "day": 400, "month": 14}
     for period, count in counts.items():

@@ -23,7 +23,7 @@ TWO_STEPS = [Step("ada", "Plan"), Step("bob", "Solve", Access(True, (0,)), answe
 
 
 def reasons_of(call: Any, *arguments: Any) -> list[str]:
-    """Why a plan was rejected."""
+    """Return the reasons for which a plan was rejected."""
     with pytest.raises(PlanRejected) as caught:
         call(*arguments)
     assert caught.value.reasons

@@ -1,4 +1,4 @@
-"""Which time counts for a run that belongs to several classes."""
+"""A run may belong to several retention classes, of which one decides how long it is kept."""
 
 from math import inf
 

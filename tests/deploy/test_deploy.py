@@ -1,4 +1,4 @@
-"""What operators are given: the files parse, agree with each other, and name only what exists. No Docker is needed."""
+"""The files for operators parse, agree with each other, and name only what exists. No Docker is needed."""
 
 import configparser
 import json

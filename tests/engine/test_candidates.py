@@ -1,4 +1,4 @@
-"""Which worker a step calls next when all providers limit the rate of requests, and with which error it fails."""
+"""While all providers limit the rate of requests, a step waits for the right worker, or fails with the right error."""
 
 from random import Random
 

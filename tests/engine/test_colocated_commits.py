@@ -1,5 +1,5 @@
-"""Where gateway and dispatcher are one process, a step's end travels in one entry with what follows from it, and a step
-that is queued is taken in the entry that queues it."""
+"""If gateway and dispatcher are one process, one entry commits a step's end with all that follows from it, and a queued
+step is taken in the entry that queues it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a stream holds while its worker has nothing to say yet, in a gateway that has no dispatcher of its own.
+"""A stream holds little memory until its worker answers, in a gateway that has no dispatcher of its own.
 
 Blocks are those of Python's allocators: a bound on them is the same on every machine. What the C library gets on top of
 it is in `python -m tests.bench`, with the resident memory.

@@ -225,7 +225,7 @@ async def test_it_is_not_offered_where_tools_are_or_to_a_callers_plan(stub: Prov
 
 
 async def test_money_is_the_runs(stub: ProviderStub, runtime: Runtime) -> None:
-    """What was spent around it is not there inside: its plan is not asked for, and a worker answers alone."""
+    """Money that the outer run has spent is missing inside: no plan is requested, and a worker answers alone."""
     stub.always("planner", Reply(chunks=(ALONE,), usage=Used(input=3_000, output=2_800)))
     outcome = await run(runtime, limits=limits_with(runtime, TIER, rounds=1, usd=13_000))
     state = outcome.ended.state

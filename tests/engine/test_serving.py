@@ -1,4 +1,4 @@
-"""What serves a tier through the whole service: a subject that an operator has put in its place, and the way back.
+"""An operator changes what serves a tier, and takes the change back, through the whole service.
 
 `running_service` ends with the independent auditor, who finds each served run's pool, limits and planning requests to
 be those of the subject that had been put in force.

@@ -66,7 +66,7 @@ class Game:
         return Task(tuple(talk))
 
     def step_of(self, received: ReceivedRequest) -> int:
-        """Which step this request is for."""
+        """Return the number of the step that this request is for."""
         subtask = received.json["messages"][-1]["content"].rpartition(LAST)[2]
         own = [n for n, piece in enumerate(self.pieces) if piece.subtask == subtask]
         return (own or [n for n, piece in enumerate(self.pieces) if not piece.subtask])[0]

@@ -28,7 +28,7 @@ TAKEN: Final = ".taken"
 
 
 class InjectedError(RuntimeError):
-    """What `raise` throws."""
+    """The error that an order to `raise` throws."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Orders:
 
     @property
     def strikes(self) -> list[ObeyedOrder]:
-        """Who obeyed, in order."""
+        """Return the orders that were obeyed, in the order of their times."""
         with suppress(FileNotFoundError):
             lines = self.path.with_suffix(TAKEN).read_text().splitlines()
             return [ObeyedOrder(**{**json.loads(text), "labels": tuple(json.loads(text)["labels"])}) for text in lines]

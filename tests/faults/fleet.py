@@ -39,7 +39,7 @@ class Release:
     """Settings that it does not know, and so refuses."""
 
     def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """That environment, in which this release is imported. Its byte code is kept, for its next process."""
+        """Return that environment, in which this release is imported. Its byte code is kept, for its next process."""
         if self.root is None:
             return dict(environ)
         known_settings = {name: value for name, value in environ.items() if name not in self.unknown}

@@ -49,7 +49,7 @@ class Flood:
 
     @property
     def statuses(self) -> Counter[int]:
-        """How often each status came."""
+        """Return how often each status came."""
         return Counter(answer.status for answer in self.answers)
 
     @property

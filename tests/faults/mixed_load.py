@@ -43,7 +43,7 @@ class WrongAnswer(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """What a caller sees of a streamed chat completion that came to its end."""
+    """A streamed chat completion that came to its end, as its caller saw it."""
 
     text: str
     id: str
@@ -77,8 +77,8 @@ class AnsweredRequest:
 
     @property
     def repeatable_part(self) -> str | Stream:
-        """What must be the same whenever it is asked again: the bytes of a body, the contents of a stream, and of a
-        background response, which goes on meanwhile, its id."""
+        """Return the part of a reply that must be the same each time it is requested: the bytes of a body,
+        the contents of a stream, and the id of a background response, which goes on meanwhile."""
         if self.body.get("background"):
             return str(json.loads(self.reply)["id"])
         return Stream.read(self.reply) if self.body.get("stream") else self.reply
@@ -254,7 +254,7 @@ class MixedLoad:
 
     @property
     def conversations(self) -> int:
-        """How many have come to their end."""
+        """Return the number of conversations that have ended."""
         return self._done.total()
 
     @property
@@ -264,7 +264,7 @@ class MixedLoad:
 
     @property
     def broken(self) -> Counter[str]:
-        """How often requests had to be sent again, by reason."""
+        """Return how often requests had to be sent again, by reason."""
         return sum((client.broken for client in self.clients), Counter())
 
     def _all_beyond(self, before: Counter[str]) -> bool:

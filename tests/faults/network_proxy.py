@@ -94,7 +94,7 @@ class NetworkProxy:
 
     @contextmanager
     def being(self, mode: Mode) -> Iterator[None]:
-        """That mode for the length of the block."""
+        """Set that mode within the block."""
         self.set(mode)
         try:
             yield

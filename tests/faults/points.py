@@ -1,4 +1,4 @@
-"""What a case breaks, where, and what must be true all the same: one mark per injection point.
+"""One mark for each injection point says what a case breaks, where, and what must be true all the same.
 
     @at("F-07", "gateway killed before the commit", "not accepted: no run, no call")
     def test_...

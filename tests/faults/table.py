@@ -1,4 +1,4 @@
-"""Which test breaks what: the table in README.md, made from the marks of the tests.
+"""The table in README.md of what each test breaks, made from the marks of the tests.
 
 `python -m tests.faults.table` prints it, `--write` puts it into README.md; `test_table.py` holds the two together.
 """

@@ -70,7 +70,7 @@ def read_until(peer: socket.socket, word: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """When a caller goes, and what its worker is doing then."""
+    """The moment at which a caller leaves, and what its worker is doing then."""
 
     name: str
     streams: bool

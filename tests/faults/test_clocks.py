@@ -20,7 +20,7 @@ Record = Callable[[str, object], None]
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """Whose clock is wrong by how many seconds, and by how many after it has jumped."""
+    """A process whose clock is wrong by some seconds, and by others after it has jumped."""
 
     who: str
     before: float

@@ -25,7 +25,7 @@ def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Where it dies: the order for step `n` by `worker`, and what the step's attempts then come to."""
+    """The place at which it dies: the order for step `n` by `worker`, and the outcomes of the step's attempts."""
 
     name: str
     order: str

@@ -31,7 +31,7 @@ def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When the driver dies, and what the accounts show of it."""
+    """The moment at which the driver dies, and what the accounts show of it."""
 
     name: str
     order: str

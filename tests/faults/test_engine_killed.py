@@ -22,7 +22,7 @@ def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Where it dies, which step has to be done anew, and how often that step's worker hears of it."""
+    """The place at which it dies, the step that is done again, and how often that step's worker is called."""
 
     name: str
     order: str

@@ -64,7 +64,7 @@ def line_is(mode: Mode) -> Callable[[Scene], AbstractContextManager[None]]:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """What is done to Postgres, and for how many seconds."""
+    """A fault of Postgres and its seconds."""
 
     name: str
     breaks: Callable[[Scene], AbstractContextManager[None]]

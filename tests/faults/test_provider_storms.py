@@ -30,7 +30,7 @@ Record = Callable[[str, object], None]
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """What a worker answers to everything, and whether another one may answer in its stead."""
+    """A fault that a worker answers to everything, and whether another worker may take its place."""
 
     name: str
     family: str

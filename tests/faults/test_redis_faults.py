@@ -99,7 +99,7 @@ def line_is(mode: Mode) -> Callable[[Scene], AbstractContextManager[None]]:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """What is done to Redis, and for how many seconds."""
+    """A fault of Redis and its seconds."""
 
     name: str
     breaks: Callable[[Scene], AbstractContextManager[None]]

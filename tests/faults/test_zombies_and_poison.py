@@ -43,7 +43,7 @@ def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 @dataclass(frozen=True, slots=True)
 class Stillness:
-    """Where a process stops, and what the third step's attempts then come to."""
+    """The place at which a process stands still, and the outcomes of the third step's attempts."""
 
     name: str
     order: str

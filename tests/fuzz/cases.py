@@ -1,4 +1,4 @@
-"""How many cases the fuzzers try and from which seed they are drawn, and what is asked of every reply."""
+"""The number and the seed of the fuzzers' cases, and what must be true of every reply."""
 
 import json
 import os

@@ -13,7 +13,7 @@ from tests.harness.stand_ins import GatewayStandIn, row_of, shelve_content
 
 @dataclass(frozen=True, slots=True)
 class FuzzTarget:
-    """What is fuzzed: the application, a key to it, and `send`, which posts a body to a path."""
+    """The application that is fuzzed, a key to it, and `send`, which posts a body to a path."""
 
     stand_in: GatewayStandIn
     key: str

@@ -1,4 +1,4 @@
-"""What a page in a browser needs: preflights without a key, headers that it may read, HEAD and OPTIONS."""
+"""A page in a browser is served: preflights without a key, headers that it may read, HEAD and OPTIONS."""
 
 import httpx
 import pytest

@@ -1,4 +1,4 @@
-"""Why a call failed, as operators see it: in the run, in `baton runs show`, in the metrics, and in the log."""
+"""Operators see why a call failed: in the run, in `baton runs show`, in the metrics, and in the log."""
 
 import logging
 from pathlib import Path

@@ -135,7 +135,7 @@ async def test_what_is_not_offered_is_refused_in_openais_shape(gateway: GatewayS
 
 
 def test_every_family_of_the_official_client_is_served_or_told_of() -> None:
-    """What its client has properties for, those under `beta` included."""
+    """The families are the properties of the client, those under `beta` included."""
     families = {name for name, value in vars(openai.OpenAI).items() if isinstance(value, functools.cached_property)}
     families |= {name for name, value in vars(Beta).items() if isinstance(value, functools.cached_property)}
     apart = {"with_raw_response", "with_streaming_response", "beta", "webhooks", "admin"}

@@ -1,4 +1,4 @@
-"""What is refused before there is a request: bytes that are no HTTP, heads that are too large or too late."""
+"""Some bytes are refused before there is a request: those that are no HTTP, and heads too large or too late."""
 
 import asyncio
 import asyncio.selector_events

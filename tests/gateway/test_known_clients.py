@@ -1,4 +1,4 @@
-"""What well-known clients send, as they send it: each request works, or is refused for a reason that is told.
+"""Requests of well-known clients, as they send them: each works, or is refused with its reason.
 
 `known_clients.py`, `known_codex.py` and `known_refusals.py` have the bodies.
 """

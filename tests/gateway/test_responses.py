@@ -1,4 +1,4 @@
-"""What `/v1/responses` does over HTTP: kept, retrieved, followed up, cancelled, deleted, run in the background."""
+"""Responses over HTTP are stored, retrieved, continued, cancelled, deleted, and run in the background."""
 
 import asyncio
 import json

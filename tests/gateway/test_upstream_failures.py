@@ -1,4 +1,4 @@
-"""What callers receive when every worker fails in the same way, in all formats, streamed or not.
+"""Every worker fails in the same way, and callers receive the right error in all formats, streamed or not.
 
 Here are the kinds that callers act upon; `tests/faults/test_upstream_failures.py` walks the whole table.
 """

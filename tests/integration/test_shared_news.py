@@ -1,5 +1,4 @@
-"""Which process knows that a worker fails: engines leave it out of their plans, and the journal says so; gateways
-choose by policy alone."""
+"""Engines leave a worker that fails out of their plans, and the journal says so; gateways choose by policy alone."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -63,7 +63,7 @@ def word(name: str, path: str) -> str:
 
 
 def trail() -> dict[tuple[str, str], str]:
-    """What each call finds. A result names the calls of the next turn, so that one is lost without the one before."""
+    """Return the result of each call. A result names the calls of the next turn, so each depends on the one before."""
     results = {}
     for turn in range(TURNS):
         following = [call(turn + 1)] if turn + 1 < TURNS else []

@@ -68,8 +68,8 @@ def setting() -> Setting:
 
 
 def score(answered: bool, waited: float) -> float:
-    """What a caller says of an answer after so many seconds: nothing if it is wrong, else 1 less what the wait was
-    worth. Money is the operator's affair, and on the bill."""
+    """Return a caller's rating of an answer that took so many seconds: nothing if it is wrong, else 1 less what the
+    wait was worth. Money is the operator's affair, and on the bill."""
     return (1 - WEIGHTS.wait * min(1.0, waited / WEIGHTS.full_seconds)) if answered else 0.0
 
 
@@ -127,8 +127,8 @@ def single() -> Plan:
 
 
 def share(worth: float, tasks: Sequence[Problem], optimum: Sequence[Plan]) -> float:
-    """How much of the way from the best single worker to the optimum by class; `optimum` holds the plan of each
-    class."""
+    """Return the share that is gained of the way from the best single worker to the optimum; `optimum` holds the best
+    plan of each class."""
     low = sum(outcome(single(), task.kind, setting()).reward for task in tasks) / len(tasks)
     high = sum(outcome(optimum[CLASSES.index(task.kind)], task.kind, setting()).reward for task in tasks) / len(tasks)
     return (worth - low) / (high - low)

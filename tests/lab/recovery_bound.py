@@ -1,4 +1,4 @@
-"""How much of the reward that a swap of skills took can be regained, by a learner that knows the form of the world.
+"""The share of a swap's lost reward that can be regained, by a learner that knows the form of the world.
 
     python -m tests.lab.recovery_bound [--seeds 10] [--first 20]
 

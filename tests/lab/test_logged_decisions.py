@@ -1,4 +1,4 @@
-"""What is read of a journal: which runs tell of other policies, how probable they were, and what others had done."""
+"""Decisions are read from a journal: usable runs, their probabilities, and what other policies would have done."""
 
 from collections.abc import Iterator
 from itertools import count

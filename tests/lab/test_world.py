@@ -202,13 +202,13 @@ def test_the_search_sums_as_the_simulator_does(optimum: search.SearchResult) -> 
 
 
 def test_checks_of_nothing_solve_nothing() -> None:
-    """What a policy once found: chains of checks that solved tasks because an empty answer counted as one."""
+    """A policy once found chains of checks that solved tasks, because an empty answer counted as one."""
     checks = tuple(PlanStep(5, "check", True, tuple(range(place))) for place in range(STEPS))
     assert all(right(checks, kind, standard_pool()) == 0 for kind in CLASSES)
 
 
 def test_an_answer_that_passed_through_other_hands_is_still_ones_own() -> None:
-    """What the search once found: a combiner in between made a checker forget that the answer was its own."""
+    """The search once found that a combiner in between made a checker forget that the answer was its own."""
     pool, kind = standard_pool(), (0, 2)
     others = (PlanStep(1, "solve"), PlanStep(0, "check", True, (0,)))
     own = right((*others, PlanStep(1, "check", True, (1,))), kind, pool)

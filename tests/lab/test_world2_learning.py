@@ -268,7 +268,7 @@ def test_a_kept_seed_is_given_only_the_policies_that_it_lacks(tmp_path: Path) ->
 
 
 def test_a_plan_is_chosen_for_all_readings_at_once(learner: Learner) -> None:
-    """Where a text may be confidential, the plan is the one that is best on average and not for the likelier case."""
+    """If a text may be confidential, the plan is the best one on average, and not for the likelier case."""
     policy, setting = learner.policy(), Setting(draw_pool(Random(2)), [], [])
     task = composed.draw_tasks("fresh", "readings", 1)[0]
     rewards = policy.beliefs.rewards(setting.pool)

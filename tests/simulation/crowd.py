@@ -67,7 +67,7 @@ class Sum:
         self.failed |= other.failed
 
     def gaps(self) -> Iterator[str]:
-        """What has not happened, or too seldom or at too few awaits, for these to be worlds in which promises count."""
+        """Return what has not happened, or too seldom or at too few awaits, for these worlds to test the promises."""
         yield from (f"{site} never happened" for site in SITES if not self.hits[site])
         for site in OF_READS:
             if len({place for struck, place in self.places if struck == site}) < 5:

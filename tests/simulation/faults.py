@@ -1,4 +1,4 @@
-"""What may go wrong, by name, and how often in a given world.
+"""The faults that may happen, by name, and how often each does in a given world.
 
 Every site has a usual rate. A seed does not use them all: most worlds leave half of them out, some have a few very
 often ("swarm testing"), and each seed features two sites in turn, so that the rare ones are met as surely as the
@@ -122,7 +122,7 @@ BENEATH = (f"{PRODUCT}store/", f"{PRODUCT}stepqueue/")
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """How a world is broken: `only` these sites at these rates, or, if None, what the seed says."""
+    """The faults of a world: `only` these sites at these rates, or, if None, what the seed says."""
 
     only: Mapping[str, float] | None = None
 

@@ -1,4 +1,4 @@
-"""Whether the promises were kept, judged from the tables, from what workers received and from what callers were told.
+"""Judge if the promises were kept, from the tables, from what workers received and from what callers received.
 
 Nothing here uses the product's folding, deciding or accounting: it reads rows and counts. Every check is a function
 from one run's evidence to sentences that say what is wrong. Some promises hold only where certain faults did not
@@ -195,8 +195,7 @@ def what_was_billed_was_counted(case: Case) -> Iterator[str]:
 
 
 def answers_are_the_workers(case: Case) -> Iterator[str]:
-    """What the journal has as a step's output was said by a worker in this run, in whole, or as far as the caller's
-    time went."""
+    """A worker of this run has sent what the journal has as a step's output, whole or up to the caller's deadline."""
     texts = {call.text for call in case.received}
     cut = {body["call"] for body in case.bodies("call.finished") if body.get("out_of_time")}
     for body in case.bodies("step.done"):

@@ -24,7 +24,7 @@ def play(seed: int, weather: Weather = AS_SEEDED, *, keep_trace: bool = False) -
 
 
 def deeds(world: World) -> Iterator[str]:
-    """What was done in a world that has more to it than a run which plans, calls and answers."""
+    """Return what was done in a world beyond runs that plan, call and answer."""
     for facts in world.witness.facts.values():
         waited = ""
         for fact in facts:

@@ -94,7 +94,7 @@ class Gift:
 
 @dataclass
 class Books:
-    """What a run's row must say of its money, by its journal: what is held for which call, and what is spent."""
+    """The money that a run's row must show by its journal: what is reserved for each call, and what is spent."""
 
     reservations: dict[str, tuple[int, int]] = field(default_factory=dict)
     usd: int = 0
@@ -240,8 +240,8 @@ class Witness:
 
 
 def _leads(rows: list[tuple[Any, ...]]) -> dict[str, tuple[str, int]]:
-    """Who drove each run at the end of a transaction, and under which epoch. One transaction may hold the entry by
-    which a driver left a run, and after it what others wrote of that run: then the driver is the one that left."""
+    """Return who drove each run at the end of a transaction, and under which epoch. One transaction may hold the
+    entry by which a driver left a run, and after it what others wrote of that run: then that driver counts."""
     leads: dict[str, tuple[str, int]] = {}
     for what, run, epoch, _, _, who in rows:
         if what in ("run", "driver"):

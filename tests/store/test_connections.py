@@ -123,7 +123,7 @@ async def test_after_a_loss_all_are_replaced_and_none_keeps_its_place(migrated_p
 async def test_a_connection_that_the_server_has_closed_is_not_used_again(
     migrated_postgres_url: str, busy: bool
 ) -> None:
-    """What is to be written is not in doubt then, though the loop was too busy to hear of it."""
+    """A write is not in doubt then, although the event loop was too busy to notice."""
     async with open_runner(migrated_postgres_url, 1) as runner:
         before = await runner.read(ask(runner, PID))
         (connection,) = runner._connections._idle

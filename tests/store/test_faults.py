@@ -215,7 +215,7 @@ async def test_a_store_opens_before_its_database_is_up(proxy: Proxy, postgres_ur
 async def test_what_is_told_as_written_after_a_freeze_can_be_seen_by_others(
     proxy: Proxy, postgres_url: str, monkeypatch: pytest.MonkeyPatch, given_up: str
 ) -> None:
-    """What was given up, or its BEGIN, reaches the database later, on a connection that is in use again."""
+    """A statement that was given up, or its BEGIN, reaches the database later, on a connection that is in use again."""
     monkeypatch.setattr(sql, "Postgres", partial(postgres.Postgres, work_seconds=1.5))
     monkeypatch.setattr(group_commit, "DECIDE_SECONDS", 0.5)
     async with behind(proxy, postgres_url, connections=1) as store:

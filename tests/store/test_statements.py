@@ -216,7 +216,7 @@ async def test_leases_and_claims_are_prolonged_in_place(migrated_postgres_url: s
 
 
 async def _updates(url: str) -> dict[str, tuple[int, int]]:
-    """How many there were of each table's rows, and how many of them in place: who has gone has told all of them."""
+    """Return how many of each table's rows were updated, and how many of them in place."""
     conn = await asyncpg.connect(url)
     try:
         rows = await conn.fetch("SELECT relname, n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables")

@@ -1,4 +1,4 @@
-"""What Baton's conductor relies on in vLLM, asked of a real server with the official client.
+"""A real vLLM server does all that Baton's conductor relies on, as the official client sees it.
 
 The model is random, so nothing here is about quality. Whatever the grammar permits comes up sooner or later: these
 tests are as hard on the schema as any model can be.

@@ -311,7 +311,7 @@ class RowCheck:
             self._add("altered", thing, "its row has another `deadline` than its events", last.place)
 
     def _check_erasure(self, thing: str, run: SealedRun, last: LogEntry) -> None:
-        """When and by what its content was erased is as it was sealed."""
+        """Check that the time and the cause of the content's erasure are those which were sealed."""
         row, entries = run.row, self._entries(run.erasures)
         words = "its row does not say when and by what its content was erased as it was sealed"
         values = {column: row[column] for column in ERASURE_COLUMNS}

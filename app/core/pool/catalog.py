@@ -483,8 +483,8 @@ class SelectorSpec:
 
 @record(frozen=True, slots=True)
 class ConductorSpec:
-    """Which policy plans for a tier. `worker` is the served model for `model`, and for `selector` whose plan is one of
-    its arms; `shape` and `workers` are for `fixed`."""
+    """The policy that plans for a tier. `worker` is the served model for `model`, and for a `selector` whose plan is
+    one of its arms; `shape` and `workers` are for `fixed`."""
 
     kind: Literal["model", "fixed", "random", "selector"]
     worker: str | None = None

@@ -278,7 +278,7 @@ class Reply:
 
 @record(frozen=False, slots=True)
 class Times:
-    """When a call began and what came of it when, in seconds on the engine's monotonic clock."""
+    """The times at which a call began and its reply came, in seconds on the engine's monotonic clock."""
 
     began: float = 0.0
     last_piece_at: float = 0.0

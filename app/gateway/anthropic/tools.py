@@ -140,7 +140,7 @@ AnyTool = Annotated[
 
 
 class ToolChoice(WireModel):
-    """Which tools the worker must or may use."""
+    """The tools that the worker must or may use."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None

@@ -505,7 +505,7 @@ def labels_on(*holders: BaseModel) -> frozenset[str]:
 
 
 class PoolChoice(WireModel):
-    """Which workers of the tier's pool may be used."""
+    """The workers of the tier's pool that may be used."""
 
     allow: Annotated[list[WorkerName], Field(max_length=256, fail_fast=True)] = []
     deny: Annotated[list[WorkerName], Field(max_length=256, fail_fast=True)] = []

@@ -443,7 +443,7 @@ class ShadowFilters(Parameters):
 
 
 class EventFilters(Parameters):
-    """Which events of a run's journal are read."""
+    """The events of a run's journal that are read."""
 
     after: EventNumber = 0
     """The number of the last event that is not wanted any more: `next` or `last_id` of the page before."""
@@ -493,7 +493,7 @@ class ComparedRuns(Parameters):
 
 
 class ModelFilters(Parameters):
-    """Which models are listed. Other parameters are accepted: clients send their version, for example."""
+    """The models that are listed. Other parameters are accepted: clients send their version, for example."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -533,7 +533,7 @@ class ResponseOptions(StreamOptions):
 
 
 class ItemFilters(Parameters):
-    """Which of a response's input items are listed."""
+    """The input items of a response that are listed."""
 
     order: Literal["asc", "desc"] = "desc"
     """`desc`: newest first."""

@@ -43,7 +43,7 @@ class AdminEvent:
 
 @record(frozen=True, slots=True)
 class AdminEventQuery:
-    """Which changes are listed, the newest first; None means any."""
+    """A filter of changes, which are listed with the newest first. None means any value."""
 
     limit: int = 100
     before: int | None = None

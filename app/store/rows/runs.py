@@ -337,7 +337,7 @@ def clock(conn: Connection) -> float:
 
 
 def clock_of(conn: Connection) -> str:
-    """That time as an expression of SQL."""
+    """Return that time as an expression of SQL."""
     return CLOCK if conn.dialect.name == "postgresql" else MACHINE_CLOCK
 
 

@@ -16,7 +16,7 @@ SAMPLES: Final[Mapping[str, Any]] = {"string": "Oslo", "integer": 7, "number": 0
 
 
 def worker(received: ReceivedRequest) -> Reply:
-    """What follows from the request alone.
+    """Return the reply, which follows from the request alone.
 
     Results of tools are told; tools that the last user's words name are called, and those that must be. A form is
     filled in from its schema. Otherwise it says all that the user said, so that what was remembered can be seen.

@@ -1,4 +1,4 @@
-"""What all programs share: the service's URL, the questions, and the form of a report."""
+"""Shared by all programs: the service's URL, the questions, and the form of a report."""
 
 import json
 import os
