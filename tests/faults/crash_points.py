@@ -139,7 +139,7 @@ class Orders:
         self.path.with_suffix(TAKEN).unlink(missing_ok=True)
 
     @property
-    def strikes(self) -> list[ObeyedOrder]:
+    def obeyed_orders(self) -> list[ObeyedOrder]:
         """Return the orders that were obeyed, in the order of their times."""
         with suppress(FileNotFoundError):
             lines = self.path.with_suffix(TAKEN).read_text().splitlines()

@@ -91,7 +91,7 @@ class Client:
     urls: Sequence[str]
     turn: int = 0
     answers: list[AnsweredRequest] = field(default_factory=list)
-    broken: Counter[str] = field(default_factory=Counter)
+    resent: Counter[str] = field(default_factory=Counter)
     """How often a request had to be sent again, by the error of its connection or the whole of its reply."""
     asking: str = ""
     """The gateway that has not answered it yet."""
@@ -117,12 +117,12 @@ class Client:
                 method, f"{url}{path}", json=body, headers=headers, timeout=REQUEST_SECONDS, trust_env=False
             )
         except httpx.TransportError as error:
-            self.broken[type(error).__name__] += 1
+            self.resent[type(error).__name__] += 1
             return None
         finally:
             self.asking = ""
         if reply.status_code in AWAY:
-            self.broken[f"{reply.status_code} {reply.text}"] += 1
+            self.resent[f"{reply.status_code} {reply.text}"] += 1
             return None
         if reply.status_code != httpx.codes.OK:
             raise WrongAnswer(f"{method} {path}: {reply.status_code} {reply.text}")
@@ -263,9 +263,9 @@ class MixedLoad:
         return [answer for client in self.clients for answer in client.answers]
 
     @property
-    def broken(self) -> Counter[str]:
+    def resent(self) -> Counter[str]:
         """Return how often requests had to be sent again, by reason."""
-        return sum((client.broken for client in self.clients), Counter())
+        return sum((client.resent for client in self.clients), Counter())
 
     def _all_beyond(self, before: Counter[str]) -> bool:
         """Return whether each caller has ended two conversations since, the second of which began since."""

@@ -93,7 +93,7 @@ class NetworkProxy:
         return make_url(url).set(host="127.0.0.1", port=self.port).render_as_string(hide_password=False)
 
     @contextmanager
-    def being(self, mode: Mode) -> Iterator[None]:
+    def in_mode(self, mode: Mode) -> Iterator[None]:
         """Set that mode within the block."""
         self.set(mode)
         try:

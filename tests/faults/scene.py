@@ -125,7 +125,7 @@ class Scene:
     def struck(self, seconds: float = 15.0) -> ObeyedOrder:
         """Return who obeyed the order, once that has happened. A process that is killed may take a moment to end."""
         strike: ObeyedOrder = wait_until(
-            lambda: (self.orders.strikes or [None])[0], within=seconds, what="the order is obeyed"
+            lambda: (self.orders.obeyed_orders or [None])[0], within=seconds, what="the order is obeyed"
         )
         return strike
 

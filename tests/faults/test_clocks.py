@@ -19,7 +19,7 @@ Record = Callable[[str, object], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
+class ClockFault:
     """A process whose clock is wrong by some seconds, and by others after it has jumped."""
 
     who: str
@@ -37,17 +37,17 @@ class Wrong:
 
 WRONG_SECONDS = 3.0
 """How long the clocks are wrong while runs are under way."""
-WRONGS = (
-    Wrong("dispatcher", 300, 300, ci=True),
-    Wrong("dispatcher", -300, -300),
-    Wrong("gateway", 300, 300),
-    Wrong("gateway", -300, -300),
-    Wrong("dispatcher", 0, 300),
-    Wrong("dispatcher", 0, -300),
-    Wrong("gateway", 0, 300),
-    Wrong("gateway", 0, -300),
-    Wrong("dispatcher", 0, 1),
-    Wrong("gateway", 0, -3600),
+CLOCK_FAULTS = (
+    ClockFault("dispatcher", 300, 300, ci=True),
+    ClockFault("dispatcher", -300, -300),
+    ClockFault("gateway", 300, 300),
+    ClockFault("gateway", -300, -300),
+    ClockFault("dispatcher", 0, 300),
+    ClockFault("dispatcher", 0, -300),
+    ClockFault("gateway", 0, 300),
+    ClockFault("gateway", 0, -300),
+    ClockFault("dispatcher", 0, 1),
+    ClockFault("gateway", 0, -3600),
 )
 
 
@@ -72,7 +72,7 @@ def system(shared_scene: Scene) -> Scene:
     return shared_scene
 
 
-def wrong(clock_fault: Wrong) -> object:
+def wrong(clock_fault: ClockFault) -> object:
     expectation = "no run expires or is lost; none is done twice"
     return case(
         clock_fault,
@@ -84,8 +84,10 @@ def wrong(clock_fault: Wrong) -> object:
     )
 
 
-@pytest.mark.parametrize("clock_fault", [wrong(clock_fault) for clock_fault in WRONGS])
-def test_a_wrong_clock_ends_no_run_and_repeats_none(system: Scene, clock_fault: Wrong, record_property: Record) -> None:
+@pytest.mark.parametrize("clock_fault", [wrong(clock_fault) for clock_fault in CLOCK_FAULTS])
+def test_a_wrong_clock_ends_no_run_and_repeats_none(
+    system: Scene, clock_fault: ClockFault, record_property: Record
+) -> None:
     clock = system.folder / f"{clock_fault.who}.clock"
     process = system.gateways[0] if clock_fault.who == "gateway" else system.dispatchers[0]
     clock.write_text(str(clock_fault.before))

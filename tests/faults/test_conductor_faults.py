@@ -141,7 +141,7 @@ def test_the_fallback_takes_over(system: Scene, number: int, record_property: Re
 @at("F-29", "conductor and workers cannot be reached, then can", "failed at once, then answered again, not degraded")
 def test_when_everything_is_away_runs_end_and_when_it_is_back_they_succeed(system: Scene) -> None:
     tier = f"baton-{len(PLIGHTS)}"
-    with system.to_stub.being(Refuse()):
+    with system.to_stub.in_mode(Refuse()):
         answered = ask(system.gateway, tier, timeout=60)
         assert (answered.status >= 500, bool(answered.code)) == (True, True)
         assert answered.seconds < SECONDS

@@ -234,8 +234,8 @@ def account_of_finished_run(system: Scene, record_property: Callable[[str, objec
     run = account(system, system.latest())
     assert run.row["state"] == "succeeded"
     assert [event.kind for event in run.events if event.kind in TERMINAL] == [Kind.SUCCEEDED]
-    if system.orders.strikes:
-        killed = system.orders.strikes[-1].at
+    if system.orders.obeyed_orders:
+        killed = system.orders.obeyed_orders[-1].at
         later = [event.at - killed for event in run.events if event.at > killed]
         if later:
             record_property("measured", f"resumed after {later[0]:.1f} s")

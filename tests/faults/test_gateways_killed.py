@@ -43,7 +43,7 @@ def test_no_run_is_lost_and_every_answer_is_the_same_elsewhere(
             assert differing == []
         assert scene.runs() == runs, "nothing was begun anew"
         assert scene.violations() == []
-    cut_off = load.broken["RemoteProtocolError"] + load.broken["ReadError"]
+    cut_off = load.resent["RemoteProtocolError"] + load.resent["ReadError"]
     assert cut_off > 0, "requests were under way at the gateways that were killed"
     measured = f"{len(runs)} runs, {cut_off} replies cut off, slowest {load.slowest:.1f} s"
     record_property("measured", measured)

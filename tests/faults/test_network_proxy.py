@@ -73,7 +73,7 @@ def test_it_refuses_and_comes_back_on_its_port(wire: NetworkProxy) -> None:
 
 def test_a_hole_swallows_and_gives_back_when_it_is_mended(wire: NetworkProxy) -> None:
     with connect(wire, 0.3) as peer:
-        with wire.being(Hole()):
+        with wire.in_mode(Hole()):
             peer.sendall(b"lost?")
             with pytest.raises(TimeoutError):
                 peer.recv(1)
@@ -129,9 +129,9 @@ def test_a_watched_order_is_obeyed_by_one_process_only(tmp_path_factory: pytest.
         crash_points[0].pass_by("take.after", "step=0")
     for crashes in crash_points:
         crashes.pass_by("take.after", "step=0")
-    assert [(strike.boundary, strike.labels) for strike in orders.strikes] == [("take.after", ("step=0",))]
+    assert [(strike.boundary, strike.labels) for strike in orders.obeyed_orders] == [("take.after", ("step=0",))]
     orders.lay("* raise take.after")
     for crashes in crash_points:
         with pytest.raises(InjectedError):
             crashes.pass_by("take.after")
-    assert len(orders.strikes) == 2
+    assert len(orders.obeyed_orders) == 2

@@ -59,7 +59,7 @@ def crash_postgres(system: Scene) -> Iterator[None]:
 
 
 def line_is(mode: Mode) -> Callable[[Scene], AbstractContextManager[None]]:
-    return lambda system: system.to_postgres.being(mode)
+    return lambda system: system.to_postgres.in_mode(mode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def test_connections_that_break_now_and_then_are_replaced(system: Scene, record_
     with flood(system.gateways, CALLERS) as load:
         wait_until(lambda: system.open_runs() > CALLERS * 0.8, within=20, what="the runs are in flight")
         for _ in range(6):
-            with system.to_postgres.being(Cut(after=20_000)):
+            with system.to_postgres.in_mode(Cut(after=20_000)):
                 time.sleep(CUTTING_SECONDS)
             time.sleep(WHOLE_SECONDS)
     assert system.to_postgres.cuts > 0

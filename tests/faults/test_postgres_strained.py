@@ -111,7 +111,7 @@ def case_of_strain(mode: Mode, place: str) -> object:
 def test_a_slow_database_slows_and_drops_nothing(system: Scene, mode: Mode, record_property: Record) -> None:
     with flood(system.gateways, 5) as load:
         wait_until(lambda: system.open_runs() > 2, within=20, what="the runs are in flight")
-        with system.to_postgres.being(mode):
+        with system.to_postgres.in_mode(mode):
             time.sleep(SLOW_SECONDS)
     assert settle(system, 30) == []
     record_property("measured", f"{dict(load.statuses)}, slowest {load.slowest:.1f} s")

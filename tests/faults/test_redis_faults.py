@@ -94,7 +94,7 @@ def fail_over(system: Scene, *, lag: bool) -> Iterator[None]:
 
 
 def line_is(mode: Mode) -> Callable[[Scene], AbstractContextManager[None]]:
-    return lambda system: system.to_redis.being(mode)
+    return lambda system: system.to_redis.in_mode(mode)
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,7 +192,7 @@ def test_a_rolling_update_drops_nothing(
                         while time.monotonic() - began < SECONDS:
                             load.go_on()
         load.check()
-        assert dict(load.broken) == {}, "no request had to be sent again"
+        assert dict(load.resent) == {}, "no request had to be sent again"
         assert long.faults == []
         assert set(long.texts) <= {"".join(LONG)}, "no word is lost or doubled"
         assert not SECONDS or long.counts["resumed"] > 0

@@ -42,7 +42,7 @@ def shared_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @dataclass(frozen=True, slots=True)
-class Stillness:
+class Standstill:
     """The place at which a process stands still, and the outcomes of the third step's attempts."""
 
     name: str
@@ -53,22 +53,22 @@ class Stillness:
 
 LOST = ("unknown", "ok")
 DISPATCHER = (
-    Stillness("with a ticket in its hand", "stop take.after[step=2]"),
-    Stillness("before it sends the request", "stop append.after[call.intended@2]", LOST),
-    Stillness("in the middle of the reply", "stop stream.read[worker=gamma]:3", LOST),
-    Stillness("before it writes the outcome", "stop append.before[call.finished@2]", LOST, ci=True),
-    Stillness("after the outcome", "stop append.after[step.done@2]"),
+    Standstill("with a ticket in its hand", "stop take.after[step=2]"),
+    Standstill("before it sends the request", "stop append.after[call.intended@2]", LOST),
+    Standstill("in the middle of the reply", "stop stream.read[worker=gamma]:3", LOST),
+    Standstill("before it writes the outcome", "stop append.before[call.finished@2]", LOST, ci=True),
+    Standstill("after the outcome", "stop append.after[step.done@2]"),
 )
 ENGINE = (
-    Stillness("before it queues a step", "stop append.before[step.queued@2]"),
-    Stillness("after it has queued a step", "stop append.after[step.queued@2]"),
-    Stillness("before it writes the end", "stop append.before[run.succeeded]", ci=True),
+    Standstill("before it queues a step", "stop append.before[step.queued@2]"),
+    Standstill("after it has queued a step", "stop append.after[step.queued@2]"),
+    Standstill("before it writes the end", "stop append.before[run.succeeded]", ci=True),
 )
 
 
-def still(who: str, stillness: Stillness, expectation: str) -> object:
-    place = f"{who} frozen for two leases {stillness.name}"
-    return case(stillness, family="F-27", place=place, expectation=expectation, ci=stillness.ci, name=place)
+def still(who: str, standstill: Standstill, expectation: str) -> object:
+    place = f"{who} frozen for two leases {standstill.name}"
+    return case(standstill, family="F-27", place=place, expectation=expectation, ci=standstill.ci, name=place)
 
 
 @contextmanager
@@ -83,11 +83,11 @@ def thaw_at_end(pid: int) -> Iterator[None]:
 REJECTED = "what the zombie writes is refused; its call is counted; the answer comes once"
 
 
-@pytest.mark.parametrize("stillness", [still("dispatcher", moment, REJECTED) for moment in DISPATCHER])
-def test_a_dispatcher_that_wakes_up_too_late_changes_nothing(system: Scene, stillness: Stillness) -> None:
-    if "read" in stillness.order:
+@pytest.mark.parametrize("standstill", [still("dispatcher", moment, REJECTED) for moment in DISPATCHER])
+def test_a_dispatcher_that_wakes_up_too_late_changes_nothing(system: Scene, standstill: Standstill) -> None:
+    if "read" in standstill.order:
         system.stub.always("gamma", Reply(chunks=("one ", "two ", "three."), trickle=Trickle(size=100, pause=0.05)))
-    system.orders.lay(stillness.order)
+    system.orders.lay(standstill.order)
     calling = system.aside(ask, system.gateway, "baton-ultra", extra_body=PLANNED)
     strike = system.struck()
     zombie = system.process(strike.pid)
@@ -98,7 +98,7 @@ def test_a_dispatcher_that_wakes_up_too_late_changes_nothing(system: Scene, stil
     assert (answered.status, answered.text) == (200, ANSWER)
     assert settle(system) == []
     outcomes = [["ok"] for _ in WORKERS]
-    outcomes[2] = list(stillness.outcomes)
+    outcomes[2] = list(standstill.outcomes)
     assert account(system, answered.run).outcomes() == outcomes
     assert zombie.alive, "it goes on with other things"
     wait_until(lambda: not system.holders(), within=10, what="it has let go of the step")
@@ -107,10 +107,10 @@ def test_a_dispatcher_that_wakes_up_too_late_changes_nothing(system: Scene, stil
 
 
 @pytest.mark.parametrize(
-    "stillness", [still("engine", moment, "its epoch is over; its caller is answered") for moment in ENGINE]
+    "standstill", [still("engine", moment, "its epoch is over; its caller is answered") for moment in ENGINE]
 )
-def test_an_engine_that_wakes_up_too_late_changes_nothing(system: Scene, stillness: Stillness) -> None:
-    system.orders.lay(stillness.order)
+def test_an_engine_that_wakes_up_too_late_changes_nothing(system: Scene, standstill: Standstill) -> None:
+    system.orders.lay(standstill.order)
     calling = system.aside(ask, system.gateway, "baton-ultra", extra_body=PLANNED)
     strike = system.struck()
     with thaw_at_end(strike.pid):
@@ -153,7 +153,7 @@ def test_a_poisoned_step_is_given_up(system: Scene, how: str, record_property: R
     assert {other.status for other in others} == {200}
     system.mend()
     assert settle(system) == []
-    assert len(system.orders.strikes) == MOST_DELIVERIES
+    assert len(system.orders.obeyed_orders) == MOST_DELIVERIES
     (poisoned,) = [account for account in accounts(system.database) if account.row["state"] == "failed"]
     (failed,) = poisoned.bodies(Kind.STEP_FAILED)
     assert (failed["error"], failed["deliveries"]) == ("dead_letter", MOST_DELIVERIES)

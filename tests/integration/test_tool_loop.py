@@ -62,7 +62,7 @@ def word(name: str, path: str) -> str:
     return hashlib.sha256(f"{name} {path}".encode()).hexdigest()[:12]
 
 
-def trail() -> dict[tuple[str, str], str]:
+def results_by_call() -> dict[tuple[str, str], str]:
     """Return the result of each call. A result names the calls of the next turn, so each depends on the one before."""
     results = {}
     for turn in range(TURNS):
@@ -87,7 +87,7 @@ class Coder:
     """The agent. Turns of even number are streamed."""
 
     caller: Caller
-    files: dict[tuple[str, str], str] = field(default_factory=trail)
+    files: dict[tuple[str, str], str] = field(default_factory=results_by_call)
     messages: list[Any] = field(default_factory=lambda: [{"role": "user", "content": "What do the files say?"}])
     runs: set[str] = field(default_factory=set)
     ids: list[str] = field(default_factory=list)

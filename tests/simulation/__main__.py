@@ -35,9 +35,9 @@ def main() -> int:
     if options.seed is not None:
         return print_story(options.seed)
     total = many(options.first, options.seeds, options.minutes)
-    gaps = list(total.gaps()) if total.seeds >= ENOUGH else []
-    print(*total.lines(), *gaps, sep="\n")
-    return bool(total.failed or gaps)
+    missing = list(total.missing_coverage()) if total.seeds >= ENOUGH else []
+    print(*total.lines(), *missing, sep="\n")
+    return bool(total.failed or missing)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ MOST_SHOWN = 20
 """Failing seeds that are shown with their first violation; the others by their numbers, ten times as many of them."""
 WIDTH = 220
 ENOUGH = 500
-"""So many seeds must show everything that `gaps` asks for."""
-DEEDS = (
+"""So many seeds must show everything that `missing_coverage` asks for."""
+REQUIRED_ACTIONS = (
     *("turn begun elsewhere", "turn begun where it ended", "wait abandoned", "step nested"),
     *("run handed back", "notice told", "notice told again", "content erased"),
 )
@@ -28,7 +28,7 @@ OF_READS = ("store.read.down", "store.read.lost", "store.read.slow", "crash at s
 
 
 @dataclass
-class Sum:
+class Totals:
     """The sums of the outcomes of many seeds."""
 
     seeds: int = 0
@@ -39,7 +39,7 @@ class Sum:
     places: set[tuple[str, str]] = field(default_factory=set)
     states: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
-    deeds: Counter[str] = field(default_factory=Counter)
+    actions: Counter[str] = field(default_factory=Counter)
 
     def add(self, report: Report) -> None:
         """Count one more."""
@@ -50,11 +50,11 @@ class Sum:
         self.places |= report.places
         self.states += report.states
         self.outcomes += report.outcomes
-        self.deeds += report.deeds
+        self.actions += report.actions
         if report.violations:
             self.failed[report.seed] = report.violations
 
-    def take(self, other: "Sum") -> None:
+    def take(self, other: "Totals") -> None:
         """Count what others have counted."""
         self.seeds += other.seeds
         self.calls += other.calls
@@ -63,10 +63,10 @@ class Sum:
         self.places |= other.places
         self.states += other.states
         self.outcomes += other.outcomes
-        self.deeds += other.deeds
+        self.actions += other.actions
         self.failed |= other.failed
 
-    def gaps(self) -> Iterator[str]:
+    def missing_coverage(self) -> Iterator[str]:
         """Return what has not happened, or too seldom or at too few awaits, for these worlds to test the promises."""
         yield from (f"{site} never happened" for site in SITES if not self.hits[site])
         for site in OF_READS:
@@ -76,7 +76,7 @@ class Sum:
         if len(awaits) < 40 or len(self.places) < 250:
             yield f"faults at {len(awaits)} awaits and {len(self.places)} places only"
         yield from (f"{end} ended fewer than 10 runs" for end in sorted(ENDED) if self.states[end] < 10)
-        yield from (f"{deed}, fewer than 10 times" for deed in DEEDS if self.deeds[deed] < 10)
+        yield from (f"{action}, fewer than 10 times" for action in REQUIRED_ACTIONS if self.actions[action] < 10)
         yield from (f"{name} came of fewer than 20 attempts" for name in sorted(OUTCOMES) if self.outcomes[name] < 20)
 
     def lines(self) -> Iterator[str]:
@@ -85,7 +85,7 @@ class Sum:
         yield f"{self.seeds:,} seeds, {self.states.total():,} runs, {self.calls:,} calls, {hours:,.1f} virtual hours"
         yield f"runs      {_counts(self.states)}"
         yield f"outcomes  {_counts(self.outcomes)}"
-        yield f"deeds     {_counts(self.deeds)}"
+        yield f"actions   {_counts(self.actions)}"
         yield f"faults    {self.hits.total():,} of {len(self.hits)} kinds at {len(self.places)} places"
         for start in range(0, len(SITES), 4):
             yield "          " + "  ".join(f"{site} {self.hits[site]:,}" for site in SITES[start : start + 4])
@@ -102,9 +102,9 @@ def _counts(counter: Counter[str]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in sorted(counter.items()))
 
 
-def many(first: int, count: int, minutes: float) -> Sum:
+def many(first: int, count: int, minutes: float) -> Totals:
     """So many seeds from `first` on, or as many as the minutes allow."""
-    total, end = Sum(), time.monotonic() + 60 * minutes
+    total, end = Totals(), time.monotonic() + 60 * minutes
     cores = os.cpu_count() or 1
     starts = iter(range(first, first + count, AT_ONCE))
     going: set[Future[list[Report]]] = set()

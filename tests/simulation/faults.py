@@ -121,12 +121,12 @@ BENEATH = (f"{PRODUCT}store/", f"{PRODUCT}stepqueue/")
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
+class FaultRates:
     """The faults of a world: `only` these sites at these rates, or, if None, what the seed says."""
 
     only: Mapping[str, float] | None = None
 
-    def rates(self, seed: int) -> Mapping[str, float]:
+    def of_seed(self, seed: int) -> Mapping[str, float]:
         """Site to rate; a site that is left out does not happen."""
         if self.only is not None:
             return self.only
@@ -139,7 +139,7 @@ class Weather:
         return {site: min(rate, HIGHEST) for site, rate in rates.items()}
 
 
-AS_SEEDED = Weather()
+AS_SEEDED = FaultRates()
 
 
 @dataclass(slots=True)

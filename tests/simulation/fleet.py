@@ -17,7 +17,7 @@ from app.core.message.chat import Message, Task, Text
 from tests.simulation.bell import Bell
 from tests.simulation.callers import visit
 from tests.simulation.database import Database, SimRunner, SimStore
-from tests.simulation.faults import Weather
+from tests.simulation.faults import FaultRates
 from tests.simulation.process import Process, Watch
 from tests.simulation.receiver import Sender
 from tests.simulation.seam import Seam
@@ -26,7 +26,7 @@ from tests.simulation.workers import SimProvider
 from tests.simulation.world import World
 
 T = TypeVar("T")
-NOTHING_BREAKS = Weather(only={})
+NOTHING_BREAKS = FaultRates(only={})
 SETTLING_SECONDS = 10.0
 """Time after the start that is not counted: processes look at everything once when they start."""
 WINDOW_SECONDS = 20.0
@@ -71,7 +71,7 @@ class Fleet(World):
     """`engines` engines and two gateways, to which `runs` requests of a tier come evenly within the window."""
 
     def __init__(self, engines: int, runs: int, tier: str) -> None:
-        super().__init__(seed=0, weather=NOTHING_BREAKS, turns=TURNS)
+        super().__init__(seed=0, fault_rates=NOTHING_BREAKS, turns=TURNS)
         self.setting.lease = LEASE_SECONDS
         self.counts: Counter[str] = Counter()
         self.demand = Demand(0, 0, 0)

@@ -3,27 +3,27 @@
 from collections.abc import Iterator
 
 from tests.simulation.audited import contradictions
-from tests.simulation.faults import AS_SEEDED, Weather
+from tests.simulation.faults import AS_SEEDED, FaultRates
 from tests.simulation.oracle import ABANDONED, judge
 from tests.simulation.report import Report
 from tests.simulation.witness import OPENS
 from tests.simulation.world import World
 
 
-def play(seed: int, weather: Weather = AS_SEEDED, *, keep_trace: bool = False) -> Report:
+def play(seed: int, fault_rates: FaultRates = AS_SEEDED, *, keep_trace: bool = False) -> Report:
     """One world from its beginning to its verdict; `violations` is empty if every promise was kept."""
-    world = World(seed, weather, keep_trace=keep_trace)
+    world = World(seed, fault_rates, keep_trace=keep_trace)
     report = world.run()
     report.violations += judge(world) + contradictions(world)
     report.states.update(state for (state,) in world.database.rows("SELECT state FROM runs"))
     report.outcomes.update(
         fact.body["outcome"] for facts in world.witness.facts.values() for fact in facts if fact.kind == "call.finished"
     )
-    report.deeds.update(deeds(world))
+    report.actions.update(actions(world))
     return report
 
 
-def deeds(world: World) -> Iterator[str]:
+def actions(world: World) -> Iterator[str]:
     """Return what was done in a world beyond runs that plan, call and answer."""
     for facts in world.witness.facts.values():
         waited = ""

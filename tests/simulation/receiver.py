@@ -19,7 +19,7 @@ URL = "https://receiver.invalid/baton"
 HANGS = 15.0
 """Seconds for which the receiver hangs: as long as whoever delivers waits."""
 DRIFT = 400.0
-"""Seconds by which a sender's clock may be wrong in any weather."""
+"""Seconds by which a sender's clock may be wrong in any world."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ class Report:
     """How the runs ended."""
     outcomes: Counter[str] = field(default_factory=Counter)
     """How their calls did."""
-    deeds: Counter[str] = field(default_factory=Counter)
+    actions: Counter[str] = field(default_factory=Counter)
     """What was done beside the calls: turns begun elsewhere, steps nested, notices told, contents erased."""
     seconds: float = 0.0
     """Virtual."""

@@ -1,7 +1,7 @@
 """Twenty worlds, all different, in which every promise is kept, and what it takes for worlds to count.
 
 `make simulate` plays more of them: five hundred in CI, which must bring every fault, every end and every outcome (see
-`Sum.gaps`).
+`Totals.missing_coverage`).
 """
 
 import subprocess
@@ -15,8 +15,8 @@ import pytest
 from app.core.run.kinds import ENDED, OUTCOMES
 from tests.simulation.__main__ import main
 from tests.simulation.callers import SECONDS, CallerConnection, visit
-from tests.simulation.crowd import DEEDS, OF_READS, Sum
-from tests.simulation.faults import SITES, Faults, Weather
+from tests.simulation.crowd import OF_READS, REQUIRED_ACTIONS, Totals
+from tests.simulation.faults import SITES, FaultRates, Faults
 from tests.simulation.oracle import judge
 from tests.simulation.play import play
 from tests.simulation.process import catalog
@@ -27,21 +27,21 @@ SEEDS, AT_ONCE = 20, 10
 
 @pytest.mark.parametrize("chunk", range(SEEDS // AT_ONCE), ids=lambda chunk: f"{chunk * AT_ONCE}+")
 def test_every_promise_is_kept(chunk: int) -> None:
-    total = Sum()
+    total = Totals()
     for seed in range(chunk * AT_ONCE, (chunk + 1) * AT_ONCE):
         total.add(play(seed))
     assert total.failed == {}, "python -m tests.simulation SEED tells the story"
 
 
 def test_what_did_not_happen_is_a_gap() -> None:
-    rich = Sum(
+    rich = Totals(
         hits=Counter(SITES),
         places={(site, f"await {number}") for site in (*OF_READS, "a", "b", "c") for number in range(40)},
         states=Counter(dict.fromkeys(ENDED, 10)),
         outcomes=Counter(dict.fromkeys(OUTCOMES, 20)),
-        deeds=Counter(dict.fromkeys(DEEDS, 10)),
+        actions=Counter(dict.fromkeys(REQUIRED_ACTIONS, 10)),
     )
-    assert list(rich.gaps()) == []
+    assert list(rich.missing_coverage()) == []
     poor = [
         replace(rich, hits=rich.hits - Counter(SITES[:1])),
         replace(rich, places={place for place in rich.places if place[0] != OF_READS[0]}),
@@ -50,18 +50,18 @@ def test_what_did_not_happen_is_a_gap() -> None:
         ),
         replace(rich, states=rich.states - Counter([min(ENDED)])),
         replace(rich, outcomes=rich.outcomes - Counter([min(OUTCOMES)])),
-        replace(rich, deeds=rich.deeds - Counter(DEEDS[:1])),
+        replace(rich, actions=rich.actions - Counter(REQUIRED_ACTIONS[:1])),
     ]
-    assert [len(list(coverage.gaps())) for coverage in poor] == [1] * len(poor)
+    assert [len(list(coverage.missing_coverage())) for coverage in poor] == [1] * len(poor)
 
 
-@pytest.mark.parametrize(("seeds", "gaps", "status"), [(499, 9, 0), (500, 0, 0), (500, 1, 1)])
+@pytest.mark.parametrize(("seeds", "missing", "status"), [(499, 9, 0), (500, 0, 0), (500, 1, 1)])
 def test_enough_seeds_must_leave_no_gap(
-    seeds: int, gaps: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    seeds: int, missing: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["simulation", "--seeds", str(seeds)])
-    monkeypatch.setattr(Sum, "gaps", lambda _: iter(["never happened"] * gaps))
-    monkeypatch.setattr("tests.simulation.__main__.many", lambda first, count, minutes: Sum(seeds=count))
+    monkeypatch.setattr(Totals, "missing_coverage", lambda _: iter(["never happened"] * missing))
+    monkeypatch.setattr("tests.simulation.__main__.many", lambda first, count, minutes: Totals(seeds=count))
     assert main() == status
     assert ("never happened" in capsys.readouterr().out) == bool(status)
 
@@ -117,7 +117,7 @@ def test_nobody_is_short_of_time_in_a_calm_world() -> None:
 
 
 def test_the_weather_is_what_was_asked_for() -> None:
-    report = play(3, Weather({"process.killed": 0.3}))
+    report = play(3, FaultRates({"process.killed": 0.3}))
     assert report.hits.keys() == {"process.killed"}
     assert report.violations == []
 

@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from tests.simulation.faults import Weather
+from tests.simulation.faults import FaultRates
 from tests.simulation.play import play
 from tests.simulation.zoo import BUGS, Bug
 
@@ -13,19 +13,19 @@ SEEDS = range(1, 97)
 
 
 @cache
-def clean(weather: tuple[tuple[str, float], ...], seed: int) -> tuple[str, ...]:
+def clean(fault_rates: tuple[tuple[str, float], ...], seed: int) -> tuple[str, ...]:
     """Return what is wrong with a world without bugs: nothing."""
-    return tuple(play(seed, Weather(dict(weather))).violations)
+    return tuple(play(seed, FaultRates(dict(fault_rates))).violations)
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
 def test_a_bug_is_found_and_only_a_bug(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in SEEDS:
-        assert clean(tuple(bug.weather.items()), seed) == ()
+        assert clean(tuple(bug.fault_rates.items()), seed) == ()
         with monkeypatch.context() as patch:
             bug.put_in(patch)
-            outcome = play(seed, Weather(bug.weather))
+            outcome = play(seed, FaultRates(bug.fault_rates))
         if outcome.found_by & set(bug.noticed_by):
             return
     pytest.fail(f"nobody of {bug.noticed_by} noticed")

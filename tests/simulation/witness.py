@@ -93,7 +93,7 @@ class Gift:
 
 
 @dataclass
-class Books:
+class ExpectedMoney:
     """The money that a run's row must show by its journal: what is reserved for each call, and what is spent."""
 
     reservations: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class Witness:
     salts: dict[str, bytes] = field(default_factory=dict)
     intents: Counter[str] = field(default_factory=Counter)
     """How many intents were committed with this request hash."""
-    books: dict[str, Books] = field(default_factory=dict)
+    expected_money: dict[str, ExpectedMoney] = field(default_factory=dict)
     gifts: list[Gift] = field(default_factory=list)
     giving: set[tuple[str, str]] = field(default_factory=set)
     """Drivers and the runs that they mean to give up: a renewal that comes late looks the same."""
@@ -176,13 +176,13 @@ class Witness:
             self._check_books(run, rows(f"SELECT {MONEY} FROM runs WHERE id = ?", run)[0])
 
     def _check_books(self, run: str, row: tuple[int, ...]) -> None:
-        if row != (books := self.books[run].row):
-            self.object(f"{run}: its row has {MONEY} as {row}, its calls as {books}")
+        if row != (expected_money := self.expected_money[run].row):
+            self.object(f"{run}: its row has {MONEY} as {row}, its calls as {expected_money}")
 
     def _take(self, fact: Fact) -> None:
         self.facts.setdefault(fact.run, []).append(fact)
         self.note(fact.author, fact.run, fact.seq, fact.kind, fact.body)
-        self.books.setdefault(fact.run, Books()).enter(fact)
+        self.expected_money.setdefault(fact.run, ExpectedMoney()).enter(fact)
         if fact.kind == "call.intended":
             self.intents[fact.body["request"]] += 1
         elif fact.kind == "plan.step" and fact.body["worker"] == OPENS:

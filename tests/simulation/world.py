@@ -18,7 +18,7 @@ from app.stepqueue.protocol import Ticket
 from tests.simulation.bell import Bell, Server
 from tests.simulation.callers import CallerConnection, Visit, visit
 from tests.simulation.database import Database, SimRunner, SimStore
-from tests.simulation.faults import AS_SEEDED, Faults, Weather
+from tests.simulation.faults import AS_SEEDED, FaultRates, Faults
 from tests.simulation.loop import EPOCH, Machine, Stuck, VirtualLoop
 from tests.simulation.process import DRAINS, Process, Quiet, Setting, Watch, catalog
 from tests.simulation.receiver import Receiver, Sender
@@ -55,12 +55,12 @@ class World:
     """One seed. `run` plays it and gives the report; the oracle's findings are added by `play`."""
 
     def __init__(
-        self, seed: int, weather: Weather = AS_SEEDED, *, keep_trace: bool = False, turns: int = TURNS
+        self, seed: int, fault_rates: FaultRates = AS_SEEDED, *, keep_trace: bool = False, turns: int = TURNS
     ) -> None:
         self.seed = seed
         self.report = Report(seed)
         self.chance = random.Random(f"world {seed}")
-        self.faults = Faults(weather.rates(seed), random.Random(f"faults {seed}"))
+        self.faults = Faults(fault_rates.of_seed(seed), random.Random(f"faults {seed}"))
         self.calm = not self.faults.rates
         self.loop = VirtualLoop(f"loop {seed}", turns)
         self.witness = Witness(self.loop.time, self.note)

@@ -1,7 +1,7 @@
-"""Bugs that are put into the product on purpose, one at a time, and who must find each.
+"""Bugs that are put into the product on purpose, one at a time, and the checks that must notice each.
 
-A bug is a small patch that takes one promise away; its weather is what lets that matter. `test_zoo.py` plays seeds
-until somebody objects, and the same seeds without the bug, where nobody may.
+A bug is a small patch that breaks one promise, together with the fault rates under which that matters. `test_zoo.py`
+plays seeds until a check objects, and the same seeds without the bug, where none may object.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -76,7 +76,7 @@ class Bug:
 
     name: str
     put_in: Callable[[Patch], None]
-    weather: Mapping[str, float]
+    fault_rates: Mapping[str, float]
     noticed_by: tuple[str, ...]
 
 
