@@ -50,9 +50,9 @@ class VersionsInForce:
         elif change.kind == "promoted":
             before = before if live == change.version else (*before, live)
             live, canary = change.version, ""
-        elif change.kind == "rolled_back" and canary:
+        elif change.kind == "rolled_back" and canary and change.version in (canary, ""):
             canary = ""
-        elif change.kind == "rolled_back":
+        elif change.kind == "rolled_back" and change.version in (live, ""):
             live, before = before[-1] if before else "", before[:-1]
         elif change.kind == "unloaded":
             before = tuple(version for version in before if version != change.version)

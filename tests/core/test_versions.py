@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 
+from app.audit.versions import VersionHistory
 from app.core.pool.conductor_versions import (
     Change,
     ChangeKind,
@@ -46,6 +47,23 @@ def test_rolling_back_ends_the_canary_then_goes_back_one_by_one() -> None:
         in_force.append((now.live, now.canary))
     assert in_force == [("b", ""), ("a", ""), ("", "")]
     assert "nothing to roll back" in refusal(now, "rolled_back", "")
+
+
+def test_a_rollback_that_comes_too_late_undoes_nothing_else() -> None:
+    """Two of them at the same time undo once what both were about, and a rollback leaves alone what came before it."""
+    steps: list[tuple[ChangeKind, str] | tuple[ChangeKind, str, float]] = [
+        ("loaded", "a"), ("promoted", "a"), ("loaded", "b"), ("promoted", "b"), ("loaded", "c"), ("canary", "c", 0.5),
+    ]  # fmt: skip
+    twice = stands(*steps, ("rolled_back", "c"), ("rolled_back", "c"))
+    assert (twice.live, twice.canary) == ("b", "")
+    live = stands(*steps, ("rolled_back", "b"), ("rolled_back", "b"))
+    assert (live.live, live.canary, live.share) == ("a", "c", 0.5)
+    assert stands(*steps, ("promoted", "c"), ("rolled_back", "b")).live == "c"
+    history = VersionHistory.from_changes(
+        [Change(str(n), n, "me", "planner", "rolled_back", "b") for n in (7, 8)]
+        + [Change(str(n), n, "me", "planner", "promoted", version) for n, version in ((1, "a"), (2, "b"))]
+    )
+    assert history.versions("planner", "run_1", 9, 9) == {"a"}, "as the auditor finds it"
 
 
 @pytest.mark.parametrize("kind", ["shadowed", "canary", "promoted", "unloaded"])

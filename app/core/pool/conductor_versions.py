@@ -7,6 +7,9 @@ pool file. Changes are only ever added; what stands is their fold:
 
     loaded ──> shadowed (as often as you like) ──> canary (a share of the runs) ──> promoted (all of them)
        └──> unloaded          rolled_back: ends a canary; without one, what was live before is live again
+
+A rollback names what it was to undo. It changes nothing if that is neither the canary nor live any more: two operators,
+or an operator and the watch over promotions, undo the same thing once.
 """
 
 import hashlib
@@ -71,9 +74,9 @@ def _after(now: VersionsInForce, change: Change) -> VersionsInForce:
         case "promoted":
             before = now.before if now.live == version else (*now.before, now.live)
             return replace(now, live=version, before=before, canary="", share=0.0)
-        case "rolled_back" if now.canary:
+        case "rolled_back" if now.canary and version in (now.canary, ""):
             return replace(now, canary="", share=0.0)
-        case "rolled_back":
+        case "rolled_back" if version in (now.live, ""):
             live = ""
             if now.before:
                 live = now.before[-1]
