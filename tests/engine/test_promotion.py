@@ -1,6 +1,7 @@
 """The conditions of a promotion: what they refuse, and how a version that breaches them is rolled back by itself."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,7 @@ def test_a_condition_holds_or_is_breached_only_beyond_chance() -> None:
     assert outcomes(dear)["max_cost_increase"] == "breached"
     assert outcomes(near)["max_cost_increase"] in ("holds", "open")
     few = conditions(SPEC, compare_with_shadows(pairs(10, 0.3)))
-    assert {condition.outcome for condition in few} == {"open"}
+    assert {condition.outcome for condition in few if condition.name != "min_answered_difference"} == {"open"}
     assert (pairs_needed(few) or 0) >= SPEC.min_pairs
 
 
@@ -92,6 +93,19 @@ def test_wrong_and_degraded_runs_are_breaches_in_pairs_and_apart() -> None:
         assert (verdict["min_success_difference"], verdict["max_degraded"]) == ("breached", "breached")
     alike = outcomes(compare_different_runs(live, [run(f"c{n}") for n in range(60)]))
     assert "breached" not in alike.values()
+
+
+def test_what_fails_is_neither_promoted_nor_kept_although_it_is_cheap_and_quick() -> None:
+    """Nobody rates it, and no fallback decides it, so that no other condition notices."""
+    live = [run(f"a{n}") for n in range(60)]
+    failed = [replace(run(f"b{n}", usd=0, seconds=0.1), answered=False, verdicts={}) for n in range(60)]
+    pairs_of_runs = [ShadowedRun(*pair) for pair in zip(live, failed, strict=True)]
+    for evidence in (compare_with_shadows(pairs_of_runs), compare_different_runs(live, failed)):
+        verdict = conditions(PromotionSpec(20, max_cost_increase=0.1, max_degraded=0.3), evidence)
+        assert [condition.name for condition in breaches(verdict)] == ["min_answered_difference"]
+        assert not is_promotable(verdict)
+    few = conditions(PromotionSpec(2), compare_different_runs(live[:3], [*failed[:1], *live[3:5]]))
+    assert is_promotable(few), "it asks for no evidence of its own"
 
 
 async def load_and_change(runtime: Runtime, *kinds_and_shares: tuple[str, float]) -> None:
@@ -124,7 +138,7 @@ async def test_no_version_is_promoted_without_evidence(tmp_path: Path) -> None:
             await load_and_change(runtime)
             request = RequestedChange("planner", "promoted", "planner@1")
             context = runtime.context
-            gate = await watch.gate(context.store, context.catalog(), request, context.now())
+            gate = await watch.gate(context.store, context.catalog(), request)
             assert not watch.may_be_promoted(gate)
             assert watch.refusals(gate) == [
                 "baton-ultra: min_pairs is 2, and there are 0",
@@ -133,7 +147,7 @@ async def test_no_version_is_promoted_without_evidence(tmp_path: Path) -> None:
             assert json.loads(watch.evidence_note(gate, forced="why"))["forced"] == "why"
         async with running_service(tmp_path, pool_text(stub)) as runtime:
             context = runtime.context
-            gate = await watch.gate(context.store, context.catalog(), request, context.now())
+            gate = await watch.gate(context.store, context.catalog(), request)
             assert watch.may_be_promoted(gate)
             assert watch.evidence_note(gate, forced=None) == ""
 

@@ -389,6 +389,7 @@ async def test_the_report_compares_runs_with_their_shadows(tmp_path: Path) -> No
             assert figures["recipients"]["difference"]["value"] == 0
             assert candidate["new_recipients"] == {"gamma": 3}
             outcomes = {of["name"]: of["outcome"] for of in candidate["conditions"]}
+            assert outcomes.pop("min_answered_difference") == "holds"
             assert outcomes == {"min_pairs": "holds", "min_success_difference": "open", "max_cost_increase": "open"}
             assert candidate["promotable"] is False
             assert (await client.get("/v1/shadows/report?tier=gone")).status_code == 404

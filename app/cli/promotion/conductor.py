@@ -57,7 +57,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         return _restore(config, args)
     if args.verb == "shadow":
         return _shadow(config, args, now)
-    return _change(config, args, now)
+    return _change(config, args)
 
 
 def _export(args: Arguments) -> int:
@@ -189,7 +189,7 @@ async def _compare(
             shadow_plans.compare(server, args.version, case, comparison)
 
 
-def _change(config: Configuration, args: Arguments, now: Callable[[], float]) -> int:
+def _change(config: Configuration, args: Arguments) -> int:
     kind, version = KINDS[args.verb], getattr(args, "version", "")
     if args.conductor not in conductor_names(config.catalog):
         raise ConfigInvalid([f"{args.conductor}: conducts no tier of the pool file"])
@@ -202,7 +202,7 @@ def _change(config: Configuration, args: Arguments, now: Callable[[], float]) ->
     async def check(store: Store) -> RequestedChange:
         return await check_change(store, request, read_served, trusted_signers(config.settings), terminal.warn)
 
-    evidence = event_loop.run(version_changes.change(config, args, check, now()))
+    evidence = event_loop.run(version_changes.change(config, args, check))
     if evidence:
         return version_changes.refuse(evidence, as_json=args.json)
     if kind == "unloaded":

@@ -27,10 +27,10 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     storage.print_database(config.settings)
     if args.verb == "ls":
         return _list(config, args.limit, as_json=args.json)
-    return _change(config, args, now)
+    return _change(config, args)
 
 
-def _change(config: Configuration, args: Arguments, now: Callable[[], float]) -> int:
+def _change(config: Configuration, args: Arguments) -> int:
     catalog = config.catalog
     tier = catalog.tier(args.tier)
     if tier is None:
@@ -44,7 +44,7 @@ def _change(config: Configuration, args: Arguments, now: Callable[[], float]) ->
     async def check(store: Store) -> RequestedChange:
         return await check_service(store, catalog, request)
 
-    evidence = event_loop.run(version_changes.change(config, args, check, now()))
+    evidence = event_loop.run(version_changes.change(config, args, check))
     if evidence:
         return version_changes.refuse(evidence, as_json=args.json)
     return _list(config, 1, as_json=args.json)

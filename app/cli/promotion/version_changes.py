@@ -23,13 +23,13 @@ from app.store.protocol import Actor, Store
 
 
 async def change(
-    config: Configuration, args: Arguments, check: Callable[[Store], Awaitable[RequestedChange]], now: float
+    config: Configuration, args: Arguments, check: Callable[[Store], Awaitable[RequestedChange]]
 ) -> tuple[Judgement, ...]:
     """Make the change that `check` finds possible. Returns the evidence against a promotion that was not made."""
     async with storage.open_configured_store(config.settings) as store:
         change_request = await check(store)
         force_reason = getattr(args, "force", None)
-        evidence = await watch.gate(store, config.catalog, change_request, now)
+        evidence = await watch.gate(store, config.catalog, change_request)
         if not watch.may_be_promoted(evidence) and not force_reason:
             return evidence
         note = watch.evidence_note(evidence, forced=force_reason)

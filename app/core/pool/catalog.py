@@ -566,6 +566,9 @@ class PromotionSpec:
     """The most by which the mean time may rise, as a share of the live one's."""
     max_degraded: float | None = None
     """The largest share of degraded runs."""
+    min_answered_difference: float = -0.02
+    """The least difference of the shares of runs with an answer. This one is not in the way of a promotion until it is
+    breached."""
     watch_hours: float = 72.0
     """Hours after a promotion for which it is watched, and rolled back once a condition is breached."""
 

@@ -13,7 +13,7 @@ or an operator and the watch over promotions, undo the same thing once.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -60,6 +60,36 @@ def versions_in_force(changes: Iterable[Change]) -> dict[str, VersionsInForce]:
     for change in changes:
         versions[change.conductor] = _after(versions.get(change.conductor, VersionsInForce()), change)
     return versions
+
+
+@record(frozen=True, slots=True)
+class InForce:
+    """The versions of one conductor, or what serves one tier, from a change on."""
+
+    since: float
+    versions: VersionsInForce
+    change: Change
+
+
+def history_of(changes: Iterable[Change], conductor: str) -> tuple[InForce, ...]:
+    """Return what was in force after each change of a conductor, or of what serves a tier; the earliest first."""
+    history: list[InForce] = []
+    now = VersionsInForce()
+    for change in changes:
+        if change.conductor == conductor:
+            now = _after(now, change)
+            history.append(InForce(change.at, now, change))
+    return tuple(history)
+
+
+def latest_change_of_live(history: Sequence[InForce]) -> InForce | None:
+    """Return the change since which what is live now is live; None if the pool file's own has been from the start."""
+    live = ""
+    latest: InForce | None = None
+    for step in history:
+        if step.versions.live != live:
+            live, latest = step.versions.live, step
+    return latest
 
 
 def _after(now: VersionsInForce, change: Change) -> VersionsInForce:

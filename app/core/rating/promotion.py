@@ -9,6 +9,7 @@ rolled back by chance.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any, Final, Literal
 
@@ -17,7 +18,7 @@ from app.core.rating import intervals
 from app.core.rating.economics import JournaledRun, ReportOptions, Success, verdict
 from app.core.rating.intervals import LEVEL, Interval
 from app.core.records import record
-from app.core.run.events import CallFinished, CallIntended, RunAdmitted, RunEnd, facts
+from app.core.run.events import CallFinished, CallIntended, RunEnd, facts
 
 VERDICTS: Final[tuple[Success, ...]] = ("graders", "feedback")
 """The sources of a verdict, the preferred one first. Signs in what a caller did are none: a shadow has no caller."""
@@ -41,10 +42,7 @@ class ComparedRun:
     """The workers, conductors and embedders that were shown the caller's words."""
     answer: str = ""
     """Ref of the answer."""
-    version: str = ""
-    """The version of the conductor that planned it; empty for the pool file's own model."""
-    served_by: str = ""
-    """The subject that served it in place of its tier's own definition; empty where that did."""
+    admitted_at: float = 0.0
 
 
 @record(frozen=True, slots=True)
@@ -68,7 +66,6 @@ class ShadowedRun:
 def summarize_run(run: JournaledRun) -> ComparedRun:
     """Return what is compared of a run that has ended."""
     intents = list(facts(run.events, CallIntended))
-    admissions = list(facts(run.events, RunAdmitted))
     answer, ended_at = "", run.created_at
     for event in run.events:
         if isinstance(event.fact, RunEnd):
@@ -79,7 +76,6 @@ def summarize_run(run: JournaledRun) -> ComparedRun:
         is_success = verdict(run, ReportOptions(success=source))
         if is_success is not None:
             verdicts[source] = is_success
-    versions = [intent.version for intent in intents if intent.n is None and intent.version]
     return ComparedRun(
         run=run.id,
         cluster=run.users[0] if run.users else run.id,
@@ -90,8 +86,7 @@ def summarize_run(run: JournaledRun) -> ComparedRun:
         verdicts=verdicts,
         recipients=frozenset(intent.worker for intent in intents if intent.access.user),
         answer=answer,
-        served_by=admissions[0].served_by if admissions else "",
-        version=versions[0] if versions else "",
+        admitted_at=run.created_at,
     )
 
 
@@ -375,7 +370,12 @@ class Condition:
 
 
 def conditions(spec: PromotionSpec, evidence: Evidence) -> tuple[Condition, ...]:
-    """Judge each condition by the evidence."""
+    """Judge each condition by the evidence.
+
+    A candidate whose runs fail is cheap and quick, and nobody rates it, so that no condition of the pool file might
+    notice. Therefore one applies in any case, to whatever there is to compare: that fewer of its runs have an answer
+    is a breach beyond chance. Until then it holds, so that it asks for no more pairs than the others do.
+    """
     enough: Outcome = "holds" if evidence.count >= spec.min_pairs else "open"
     found = [Condition("min_pairs", spec.min_pairs, enough, evidence.count, needed=spec.min_pairs)]
     figure = evidence.figures.get
@@ -387,6 +387,12 @@ def conditions(spec: PromotionSpec, evidence: Evidence) -> tuple[Condition, ...]
         found.append(_at_most("max_latency_increase", spec.max_latency_increase, figure("seconds"), _relative))
     if spec.max_degraded is not None:
         found.append(_at_most("max_degraded", spec.max_degraded, figure("degraded"), _alone))
+    answered = figure("answered")
+    if answered is not None:
+        condition = _at_least("min_answered_difference", spec.min_answered_difference, answered)
+        if condition.outcome == "open":
+            condition = replace(condition, outcome="holds")
+        found.append(condition)
     return tuple(found)
 
 

@@ -7,13 +7,14 @@ task that rolls back.
 import asyncio
 import unicodedata
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
+from app.core.plan.arms import is_arm
 from app.core.pool.budgets import shadow_budget
-from app.core.pool.catalog import Tier
-from app.core.pool.conductor_versions import Change, VersionsInForce, choose_version
+from app.core.pool.catalog import Catalog, Tier
+from app.core.pool.conductor_versions import InForce, VersionsInForce, choose_version, latest_change_of_live
 from app.core.pool.serving import tier_in
 from app.core.rating.economics import JournaledRun
 from app.core.rating.promotion import (
@@ -30,9 +31,9 @@ from app.core.rating.promotion import (
     summarize_run,
 )
 from app.core.records import record
-from app.core.run.events import PlanAccepted, RunAdmitted, facts
+from app.core.run.events import PlanAccepted, RunAdmitted, RunEnd, facts
 from app.core.run.state import CALLER, REPLAY
-from app.store.protocol import ContentReads, RunQuery
+from app.store.protocol import ContentReads, RunQuery, RunRow, Store
 
 PAGE: Final = 50
 """Runs that are read at a time: their figures take some milliseconds, in which nothing else goes on."""
@@ -42,6 +43,10 @@ MOST_ANSWERS: Final = 500
 """The most pairs whose answers are compared."""
 MOST_RUNS: Final = 1_000
 """The most runs of each side of a canary or a promotion; the latest ones count."""
+ROWS: Final = 500
+"""Rows of runs, without their journals, that are read at a time."""
+MOST_ROWS: Final = 20_000
+"""The most rows that are read to find those runs: a canary with a share of 5 % has 1,000 among them."""
 
 
 class Runs(ContentReads, Protocol):
@@ -62,7 +67,7 @@ class SubjectShadows:
     """Shadows that were only planned; they are in no pair."""
     valid_plans: int = 0
     unfinished: int = 0
-    """Shadows that have not ended, or that the budget of shadows has ended."""
+    """Shadows that have not ended, or that the budget of shadows has ended, or whose run another budget has ended."""
 
 
 async def shadows_of(runs: Runs, tier: str, since: float, until: float, *, answers: bool) -> tuple[SubjectShadows, ...]:
@@ -116,6 +121,12 @@ def _admission(run: JournaledRun) -> RunAdmitted:
     return next(facts(run.events, RunAdmitted))
 
 
+def _was_ended_by_a_shared_budget(run: JournaledRun) -> bool:
+    """Return True if a budget over several runs had nothing left for this one: that says nothing about what served
+    it."""
+    return any(isinstance(event.fact, RunEnd) and event.fact.budget for event in run.events)
+
+
 def _subject(tier: str, admitted: RunAdmitted) -> str:
     if admitted.tier != tier:
         return f"tier {admitted.tier}"
@@ -128,7 +139,7 @@ def _add_shadow(shadows: SubjectShadows, shadow: JournaledRun, origin: Journaled
     """Return the shadows with one more. A shadow that ran out of the budget of shadows says nothing about the
     candidate."""
     is_finished = shadow.ended and shadow.state not in ("over_budget", "cancelled")
-    if not is_finished or origin is None or not origin.ended:
+    if not is_finished or origin is None or not origin.ended or _was_ended_by_a_shared_budget(origin):
         return replace(shadows, unfinished=shadows.unfinished + 1)
     if _admission(shadow).preview:
         has_plan = any(facts(shadow.events, PlanAccepted))
@@ -176,43 +187,38 @@ class Candidate:
     version: str
     since: float
     """Since when it has conducted, in part or alone."""
-    live: str
-    """The version with which it is compared."""
-    share: float = 0.0
-    """The share of the runs that a canary conducts; 0 once it was promoted."""
+    promoted: bool
+    """True once it conducts all runs but those of a further canary."""
+    history: tuple[InForce, ...]
+    """What was in force after each change, for the runs that were drawn for it."""
 
     @property
     def subject(self) -> str:
         """Return the name under which a shadow tries it."""
         return subject_of(self.conductor, self.version)
 
-    @property
-    def promoted(self) -> bool:
-        """Return True once it conducts all runs."""
-        return not self.share
-
     def could_conduct(self, run: JournaledRun) -> bool:
         """Return True for a run that has ended and that the candidate could have conducted. A version could conduct the
         runs that the tier's own model conducts, a subject any run whose request does not say what is to plan."""
         admitted = _admission(run)
-        if not run.ended or run.state == "cancelled" or admitted.preview:
+        if not run.ended or run.state == "cancelled" or admitted.preview or _was_ended_by_a_shared_budget(run):
             return False
         if tier_in(self.conductor):
             return admitted.conductor not in (CALLER, REPLAY)
         return admitted.conductor == "model" and not admitted.served_by
 
-    def has_conducted(self, run: ComparedRun) -> bool:
-        """Return True if the journal says that the candidate has planned this run, or served it."""
-        if tier_in(self.conductor):
-            return run.served_by == self.version
-        return run.version == self.version
+    def was_to_conduct(self, row: RunRow) -> bool:
+        """Return True if the candidate was chosen for this run when it was admitted, whether or not it could be
+        asked."""
+        in_force = VersionsInForce()
+        for step in self.history:
+            if step.since <= row.created_at:
+                in_force = step.versions
+        return choose_version({self.conductor: in_force}, self.conductor, row.id) == self.version
 
-    def was_to_conduct(self, run: str) -> bool:
-        """Return True if the candidate was chosen for this run, whether or not it could be asked."""
-        if self.promoted:
-            return True
-        in_force = VersionsInForce(live=self.live, canary=self.version, share=self.share)
-        return choose_version({self.conductor: in_force}, self.conductor, run) == self.version
+    def was_not_to_conduct(self, row: RunRow) -> bool:
+        """Return True if something else was chosen for this run."""
+        return not self.was_to_conduct(row)
 
 
 def subject_of(conductor: str, version: str) -> str:
@@ -222,61 +228,77 @@ def subject_of(conductor: str, version: str) -> str:
     return f"conductor {version}"
 
 
-def candidate_of(changes: Sequence[Change], conductor: str, in_force: VersionsInForce) -> Candidate | None:
-    """Return the version that is a canary, or was promoted last and is still live; None if there is none."""
-    own = [change for change in changes if change.conductor == conductor]
-    if in_force.canary:
-        canaries = [change for change in own if change.kind == "canary" and change.version == in_force.canary]
-        return Candidate(conductor, in_force.canary, canaries[-1].at, in_force.live, in_force.share)
-    decisions = [change for change in own if change.kind in ("promoted", "rolled_back")]
-    if not decisions:
+def canary_of(history: tuple[InForce, ...]) -> Candidate | None:
+    """Return the canary, with the share that it has now; None if there is none."""
+    if not history or not history[-1].versions.canary:
         return None
-    latest = decisions[-1]
-    if latest.kind != "promoted" or latest.version != in_force.live:
-        return None
-    before = ""
-    if in_force.before:
-        before = in_force.before[-1]
-    return Candidate(conductor, in_force.live, latest.at, before)
+    version = history[-1].versions.canary
+    latest = [step.change for step in history if step.change.kind == "canary"][-1]
+    since = latest.at
+    live = latest_change_of_live(history)
+    if live is not None:  # a rollback of what was live beside it has changed what it is compared with
+        since = max(since, live.since)
+    return Candidate(latest.conductor, version, since, promoted=False, history=history)
 
 
-async def compare_versions(runs: Runs, tier: Tier, candidate: Candidate, now: float) -> Evidence:
+def promotion_of(history: tuple[InForce, ...]) -> Candidate | None:
+    """Return what was promoted last if it is live since then; None if nothing is. A canary beside it changes nothing of
+    that."""
+    latest = latest_change_of_live(history)
+    if latest is None or latest.change.kind != "promoted":
+        return None
+    return Candidate(latest.change.conductor, latest.versions.live, latest.since, promoted=True, history=history)
+
+
+async def compare_versions(store: Store, catalog: Catalog, tier: Tier, candidate: Candidate, now: float) -> Evidence:
     """Compare a tier's runs that a version was to conduct with those of the version before: of the same time while it
     is a canary, of the time before once it was promoted. A run that a fallback planned because the version could not be
     asked counts as the version's, too."""
     query = RunQuery(tier=tier.name, since=candidate.since, until=now)
-    own: list[ComparedRun] = []
-    others: list[ComparedRun] = []
-    for run in await _comparable_runs(runs, query, candidate):
-        if candidate.was_to_conduct(run.run):
-            own.append(run)
-        else:
-            others.append(run)
-    if candidate.promoted:
-        others = await _runs_before(runs, tier, candidate)
-    return compare_different_runs(others, own)
-
-
-async def _runs_before(runs: Runs, tier: Tier, candidate: Candidate) -> list[ComparedRun]:
-    """Return the runs of a tier that others conducted in the hours before the candidate was promoted."""
-    seconds = 0.0
-    if tier.promotion is not None:
+    query_of_others = query
+    if candidate.promoted and tier.promotion is not None:
         seconds = tier.promotion.watch_hours * 3_600
-    query = RunQuery(tier=tier.name, since=candidate.since - seconds, until=candidate.since)
-    comparable = await _comparable_runs(runs, query, candidate)
-    return [run for run in comparable if not candidate.has_conducted(run)]
+        query_of_others = replace(query, since=candidate.since - seconds, until=candidate.since)
+    own = await _latest_runs(store, catalog, query, candidate.was_to_conduct)
+    others = await _latest_runs(store, catalog, query_of_others, candidate.was_not_to_conduct)
+    return compare_different_runs(
+        await _comparable_runs(store, others, candidate), await _comparable_runs(store, own, candidate)
+    )
 
 
-async def _comparable_runs(runs: Runs, query: RunQuery, candidate: Candidate) -> list[ComparedRun]:
-    """Return the runs of a query that the candidate could have conducted, that were executed and have ended; the oldest
-    first."""
+async def _latest_runs(
+    store: Store, catalog: Catalog, query: RunQuery, is_wanted: Callable[[RunRow], bool]
+) -> Sequence[str]:
+    """Return the latest runs of a query that are wanted and have ended, without those of arms; the newest first.
+
+    Their rows alone are read, many at a time: beside a canary with a small share, the runs of the others are many.
+    """
+    latest: list[str] = []
+    rows_read = 0
+    query = replace(query, origin_kind="", preview=False, limit=ROWS)
+    while rows_read < MOST_ROWS:
+        rows = await store.runs(query)
+        for row in rows:
+            has_ended = row.ended_at is not None and row.state != "cancelled"
+            if has_ended and is_wanted(row) and not is_arm(catalog, row.model):
+                latest.append(row.id)
+        if len(rows) < ROWS or len(latest) >= MOST_RUNS:
+            break
+        rows_read += len(rows)
+        query = replace(query, before=(rows[-1].created_at, rows[-1].id))
+    return latest[:MOST_RUNS]
+
+
+async def _comparable_runs(store: Store, ids: Sequence[str], candidate: Candidate) -> list[ComparedRun]:
+    """Return those of these runs that the candidate could have conducted; the oldest first. The ids begin with the
+    newest."""
     comparable: list[ComparedRun] = []
-    async for page in _pages(runs, replace(query, origin_kind="", limit=PAGE)):
-        for run in page:
+    for first in range(0, len(ids), PAGE):
+        page = tuple(ids[first : first + PAGE])
+        for run in await store.journaled_runs(RunQuery(ids=page, limit=PAGE)):
             if candidate.could_conduct(run):
                 comparable.append(summarize_run(run))
-        if len(comparable) >= MOST_RUNS:
-            break
+        await asyncio.sleep(0)  # figures are made in the event loop: let other tasks in
     return comparable[::-1]
 
 
@@ -301,25 +323,24 @@ class Judgement:
 
 
 async def judge(
-    runs: Runs, tier: Tier, subject: str, canary: Candidate | None, since: float, now: float
+    store: Store, catalog: Catalog, tier: Tier, subject: str, canary: Candidate | None, since: float, now: float
 ) -> Judgement | None:
     """Judge a candidate by the conditions of a tier; None where there are none. `subject` is its name among shadows.
+    Only runs that were admitted from `since` on are evidence.
 
     Shadows are the better evidence, since they are paired; a canary's runs count where there are more of them.
     """
     if tier.promotion is None:
         return None
     source, evidence = "none", NO_EVIDENCE
-    for shadow in await shadows_of(runs, tier.name, since, now, answers=False):
-        if shadow.subject == subject and shadow.pairs:
-            source, evidence = "shadow", compare_with_shadows(shadow.pairs)
+    for shadow in await shadows_of(store, tier.name, since, now, answers=False):
+        pairs = [pair for pair in shadow.pairs if pair.live.admitted_at >= since]
+        if shadow.subject == subject and pairs:
+            source, evidence = "shadow", compare_with_shadows(pairs)
     if canary is not None and canary.subject == subject and evidence.count < tier.promotion.min_pairs:
-        of_versions = await compare_versions(runs, tier, canary, now)
+        of_versions = await compare_versions(store, catalog, tier, canary, now)
         if of_versions.count > evidence.count:
-            evidence = of_versions
-            source = "canary"
-            if canary.promoted:
-                source = "promotion"
+            source, evidence = "canary", of_versions
     return Judgement(tier.name, source, evidence, conditions(tier.promotion, evidence))
 
 

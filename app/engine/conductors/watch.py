@@ -14,18 +14,26 @@ from typing import Any, Final
 import orjson
 
 from app.core.pool.catalog import Catalog, Tier
-from app.core.pool.conductor_versions import VersionsInForce, versions_in_force
+from app.core.pool.conductor_versions import VersionsInForce, history_of, latest_change_of_live, versions_in_force
 from app.core.pool.serving import TIER, tier_in
 from app.core.rating.promotion import Condition, breaches, conditions, is_promotable
 from app.engine.conductors import versions
-from app.engine.conductors.trials import Candidate, Judgement, candidate_of, compare_versions, judge, subject_of
+from app.engine.conductors.trials import (
+    Candidate,
+    Judgement,
+    canary_of,
+    compare_versions,
+    judge,
+    promotion_of,
+    subject_of,
+)
 from app.engine.conductors.versions import RequestedChange
 from app.engine.context import EngineContext, Leadership
 from app.errors import OursError
 from app.store.protocol import PROCESS, Store
 
 EVERY_SECONDS = 60.0
-"""Seconds between two looks. A look reads at most 2,000 runs of a tier."""
+"""Seconds between two looks. A look reads the journals of at most 2,000 runs of a tier for each candidate."""
 CLAIM_SECONDS = 3 * EVERY_SECONDS
 CLAIM: Final = "promotion watch"
 EVIDENCE_SECONDS: Final = 30 * 86_400.0
@@ -46,21 +54,24 @@ def tiers_with_conditions(catalog: Catalog, conductor: str) -> list[Tier]:
     return found
 
 
-async def gate(store: Store, catalog: Catalog, wanted: RequestedChange, now: float) -> tuple[Judgement, ...]:
-    """Judge a promotion by the conditions of each tier that it concerns; nothing for another change."""
+async def gate(store: Store, catalog: Catalog, wanted: RequestedChange) -> tuple[Judgement, ...]:
+    """Judge a promotion by the conditions of each tier that it concerns; nothing for another change. The time is that
+    of the database's clock, by which changes are ordered: an operator's own may be wrong."""
     if wanted.kind != "promoted":
         return ()
     tiers = tiers_with_conditions(catalog, wanted.conductor)
     if not tiers:
         return ()
-    changes = await store.changes()
-    in_force = versions_in_force(changes).get(wanted.conductor, VersionsInForce())
-    canary = candidate_of(changes, wanted.conductor, in_force)
+    history = history_of(await store.changes(), wanted.conductor)
+    now = await store.clock()
     since = now - EVIDENCE_SECONDS
+    latest = latest_change_of_live(history)
+    if latest is not None:  # what was compared with something else that was live then speaks neither for nor against it
+        since = max(since, latest.since)
     subject = subject_of(wanted.conductor, wanted.version)
     judgements = []
     for tier in tiers:
-        judgement = await judge(store, tier, subject, canary, since, now)
+        judgement = await judge(store, catalog, tier, subject, canary_of(history), since, now)
         if judgement is not None:
             judgements.append(judgement)
     return tuple(judgements)
@@ -133,15 +144,15 @@ class PromotionWatch:
         if not await self._leadership.acquire():
             return
         changes = await self._context.store.changes()
-        in_force = versions_in_force(changes)
         for conductor, tiers in tiers_of.items():
             if not tiers:
                 continue
-            candidate = candidate_of(changes, conductor, in_force.get(conductor, VersionsInForce()))
-            if candidate is not None:
-                await self._judge(candidate, tiers)
+            history = history_of(changes, conductor)
+            for candidate in (canary_of(history), promotion_of(history)):
+                if candidate is not None:
+                    await self._judge(catalog, candidate, tiers)
 
-    async def _judge(self, candidate: Candidate, tiers: Sequence[Tier]) -> None:
+    async def _judge(self, catalog: Catalog, candidate: Candidate, tiers: Sequence[Tier]) -> None:
         now = self._context.now()
         for tier in tiers:
             spec = tier.promotion
@@ -152,7 +163,7 @@ class PromotionWatch:
                 source = "promotion"
                 if now - candidate.since > spec.watch_hours * 3_600:
                     continue
-            evidence = await compare_versions(self._context.store, tier, candidate, now)
+            evidence = await compare_versions(self._context.store, catalog, tier, candidate, now)
             judgement = Judgement(tier.name, source, evidence, conditions(spec, evidence))
             breached = breaches(judgement.conditions)
             if breached:
@@ -162,11 +173,12 @@ class PromotionWatch:
         """Undo what the candidate was given. The id of the change follows from the candidate, so that it is undone once
         at most, whatever several engines find."""
         context = self._context
-        identity = f"{candidate.conductor}|{candidate.version}|{candidate.since!r}|{candidate.share!r}"
+        identity = f"{candidate.conductor}|{candidate.version}|{candidate.since!r}|{candidate.promoted!r}"
         name = f"change_{hashlib.sha256(identity.encode()).hexdigest()[:24]}"
-        wanted = await versions.check_change(context.store, RequestedChange(candidate.conductor, "rolled_back"), tuple)
-        if wanted.version != candidate.version:  # somebody has changed it meanwhile
+        in_force = versions_in_force(await context.store.changes()).get(candidate.conductor, VersionsInForce())
+        if candidate.version not in (in_force.canary, in_force.live):  # somebody has changed it meanwhile
             return
+        wanted = RequestedChange(candidate.conductor, "rolled_back", candidate.version)
         names = [condition.name for condition in breached]
         evidence = evidence_note([judgement], breached=names)
         await versions.make_change(context.store, wanted, name=name, by=PROCESS, note=evidence)

@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import Final
 
 from app.core.message.chat import Task
+from app.core.plan.arms import is_arm
 from app.core.pool.budgets import shadow_budget
 from app.core.pool.catalog import Catalog, Limits, ShadowSpec, Tier
 from app.core.pool.policy import DENIED, NOT_ALLOWED, PINNED, Overrides, permits
@@ -105,7 +106,7 @@ class Shadows:
 
     async def _look_at(self, catalog: Catalog, tier: Tier, spec: ShadowSpec) -> None:
         number, before = await self._read_notes(tier.name)
-        notes = await self._add_drawn_runs(tier.name, spec, before)
+        notes = await self._add_drawn_runs(catalog, tier.name, spec, before)
         waiting: list[str] = []
         for place, run in enumerate(notes.waiting):
             if not self._has_room:
@@ -140,8 +141,9 @@ class Shadows:
         if await self._context.store.learn(policy_of(tier), learned, self._context.now()):
             self._notes[tier] = (number + 1, notes)
 
-    async def _add_drawn_runs(self, tier: str, spec: ShadowSpec, notes: ShadowNotes) -> ShadowNotes:
-        """Return the notes with the runs that were drawn since the last look."""
+    async def _add_drawn_runs(self, catalog: Catalog, tier: str, spec: ShadowSpec, notes: ShadowNotes) -> ShadowNotes:
+        """Return the notes with the runs that were drawn since the last look. Those of an arm of an evaluation are
+        none of the tier's own."""
         waiting = list(notes.waiting)
         mark = notes.mark
         recent: set[str] = set()
@@ -149,7 +151,7 @@ class Shadows:
         while rows := await self._context.store.runs(query):
             for row in rows:
                 mark = max(mark, row.created_at)
-                if not is_sampled(row.id, spec.share):
+                if not is_sampled(row.id, spec.share) or is_arm(catalog, row.model):
                     continue
                 recent.add(row.id)
                 if row.id in notes.seen:

@@ -137,7 +137,7 @@ def _add_conductor_routes(router: APIRouter, context: AdminContext, keys: Keys) 
 
 
 async def _judge_tiers(gateway: GatewayContext, change: versions.RequestedChange) -> list[dict[str, Any]]:
-    evidence = await watch.gate(gateway.store, gateway.catalog(), change, gateway.now())
+    evidence = await watch.gate(gateway.store, gateway.catalog(), change)
     return [tier.decision() | {"promotable": watch.may_be_promoted((tier,))} for tier in evidence]
 
 
@@ -300,7 +300,7 @@ def _warn(context: AdminContext, objection: str) -> None:
 async def _note_of_change(context: AdminContext, change: versions.RequestedChange, force_reason: str | None) -> str:
     """Return the note of a change. Raises `ConfigInvalid` for a promotion whose conditions do not hold."""
     gateway = context.gateway
-    evidence = await watch.gate(gateway.store, gateway.catalog(), change, gateway.now())
+    evidence = await watch.gate(gateway.store, gateway.catalog(), change)
     if not watch.may_be_promoted(evidence) and not force_reason:
         raise ConfigInvalid(watch.refusals(evidence))
     return watch.evidence_note(evidence, forced=force_reason)

@@ -512,13 +512,15 @@ class ShadowEntry(Entry):
 
 
 class PromotionEntry(Entry):
-    """`[tiers.NAME.promotion]`: the conditions of a promotion; what is left out is no condition."""
+    """`[tiers.NAME.promotion]`: the conditions of a promotion; what is left out and has no default is no
+    condition."""
 
     min_pairs: Annotated[int, Field(ge=2, le=1_000_000)] = 200
     min_success_difference: Annotated[Number, Field(ge=-1, le=1, allow_inf_nan=False)] | None = None
     max_cost_increase: Annotated[Number, Field(gt=-1, le=1_000, allow_inf_nan=False)] | None = None
     max_latency_increase: Annotated[Number, Field(gt=-1, le=1_000, allow_inf_nan=False)] | None = None
     max_degraded: Annotated[Number, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    min_answered_difference: Annotated[Number, Field(ge=-1, le=0, allow_inf_nan=False)] = -0.02
     watch_hours: Annotated[Number, Field(gt=0, le=720, allow_inf_nan=False)] = 72.0
 
     def core(self) -> PromotionSpec:

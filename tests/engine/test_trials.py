@@ -1,0 +1,163 @@
+"""Which runs count as evidence about a canary or a promotion, over rows and journals that a store might have."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from app.core.pool.budgets import shadow_budget
+from app.core.pool.catalog import (
+    Catalog,
+    ConductorSpec,
+    Limits,
+    PromotionSpec,
+    ProviderSpec,
+    Tier,
+    Worker,
+)
+from app.core.pool.conductor_versions import Change, ChangeKind, choose_version, history_of
+from app.core.rating.economics import JournaledRun
+from app.core.run.events import Event, Fact, RunAdmitted, RunEnd, RunOverBudget, RunSucceeded
+from app.engine.conductors import watch
+from app.engine.conductors.trials import Candidate, canary_of, compare_versions, promotion_of
+from app.engine.conductors.versions import RequestedChange
+from app.store.protocol import Ledger, RunQuery, RunRow, Store
+
+SPEC = PromotionSpec(min_pairs=2)
+OWN = Tier("own", ("a",), ConductorSpec("model", worker="planner"), "a", {"medium": Limits()}, promotion=SPEC)
+CATALOG = Catalog({"p": ProviderSpec("p", "openai")}, {"a": Worker("a", "p", "a")}, {"own": OWN}, {"alias": "own"}, "")
+NOW = 1_000_000.0
+SUCCEEDED = RunSucceeded(answer="")
+
+
+class Journal:
+    """The verbs of a store that evidence is read with."""
+
+    def __init__(self, changes: Sequence[Change] = ()) -> None:
+        self._changes = changes
+        self._runs: dict[str, tuple[RunRow, JournaledRun]] = {}
+
+    def add(self, id_: str, at: float, *, end: RunEnd = SUCCEEDED, model: str = "own", **admitted: Any) -> None:
+        """Add a run of the tier that has ended."""
+        state = {RunSucceeded: "succeeded", RunOverBudget: "over_budget"}[type(end)]
+        origin = admitted.get("origin_kind", "")
+        facts: list[Fact] = [admission(model=model, **admitted), end]
+        events = [Event.of(id_, seq, at, fact) for seq, fact in enumerate(facts, 1)]
+        run = JournaledRun(id_, "t", "k", "own", state, "single", False, at, True, tuple(events))
+        nothing = Ledger()
+        row = RunRow(
+            *(id_, "t", "k", "own", model, state, at, at, 1, "", at, 2),
+            *(nothing, nothing, nothing, "single", False, 1, at, None),
+            origin_kind=origin,
+        )
+        self._runs[id_] = (row, run)
+
+    async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
+        """The rows of a page, the newest first."""
+        return tuple([row for row, _ in self._page(query)])
+
+    async def journaled_runs(self, query: RunQuery) -> tuple[JournaledRun, ...]:
+        """The journals of a page, the newest first."""
+        return tuple([run for _, run in self._page(query)])
+
+    async def changes(self) -> Sequence[Change]:
+        """All changes."""
+        return self._changes
+
+    async def clock(self) -> float:
+        """The time."""
+        return NOW
+
+    def _page(self, query: RunQuery) -> list[tuple[RunRow, JournaledRun]]:
+        chosen = []
+        for row, run in sorted(self._runs.values(), key=lambda pair: (pair[0].created_at, pair[0].id), reverse=True):
+            is_in_time = (query.since or 0) <= row.created_at < (query.until or NOW + 1)
+            is_of_origin = query.origin_kind is None or query.origin_kind == row.origin_kind
+            is_named = not query.ids or row.id in query.ids
+            is_later_page = query.before is None or (row.created_at, row.id) < query.before
+            if is_in_time and is_of_origin and is_named and is_later_page:
+                chosen.append((row, run))
+        return chosen[: query.limit]
+
+
+def admission(*, model: str, **more: Any) -> RunAdmitted:
+    """The admission of a run of the tier."""
+    fields = {"task": "", "tier": "own", "limits": Limits(), "deadline": 0.0, "pool": ("a",), "conductor": "model"}
+    return RunAdmitted(**fields, preview=False, rehearsal=False, streams=False, model=model, **more)  # type: ignore[arg-type]
+
+
+def changes_of(*steps: tuple[ChangeKind, str, float], share: float = 0.05) -> list[Change]:
+    """Changes of the conductor, one every 1,000 seconds from 0 on unless the time is given."""
+    changes = []
+    for number, (kind, version, at) in enumerate(steps):
+        its_share = share if kind == "canary" else 0.0
+        changes.append(Change(f"change_{number}", at, "me", "planner", kind, version, its_share))
+    return changes
+
+
+async def count_compared_runs(journal: Journal, candidate: Candidate | None) -> int:
+    """The number of runs of the smaller side, when a candidate is compared."""
+    assert candidate is not None
+    return (await compare_versions(cast("Store", journal), CATALOG, OWN, candidate, NOW)).count
+
+
+async def test_a_canary_with_a_small_share_is_compared_by_all_of_its_runs() -> None:
+    """Those of the other side are many more, and must not take its place."""
+    history = history_of(changes_of(("loaded", "v1", 0.0), ("canary", "v1", 0.0)), "planner")
+    journal, drawn = Journal(), 0
+    for number in range(3_000):
+        journal.add(f"run_{number}", 1.0 + number)
+        drawn += choose_version({"planner": history[-1].versions}, "planner", f"run_{number}") == "v1"
+    assert drawn > 100
+    assert await count_compared_runs(journal, canary_of(history)) == drawn
+
+
+async def test_arms_and_what_a_shared_budget_has_ended_say_nothing_of_a_candidate() -> None:
+    history = history_of(changes_of(("loaded", "v1", 0.0), ("promoted", "v1", 10.0)), "planner")
+    journal = Journal()
+    for at in (5.0, 15.0):
+        for number in range(3):
+            journal.add(f"run_{at}_{number}", at, model="alias")
+        for number in range(9):
+            journal.add(f"run_{at}_arm_{number}", at, model="own:conductor:other")
+            end = RunOverBudget(budget="t/tenant/-/day", budget_until=NOW)
+            journal.add(f"run_{at}_spent_{number}", at, end=end)
+    assert await count_compared_runs(journal, promotion_of(history)) == 3
+    journal.add("run_dear", 16.0, end=RunOverBudget())
+    journal.add("run_before", 6.0)
+    assert await count_compared_runs(journal, promotion_of(history)) == 4, "its own limit is its own affair"
+
+
+async def test_a_promotion_is_watched_beside_a_later_canary_and_after_it() -> None:
+    steps: list[tuple[ChangeKind, str, float]] = [("loaded", "v1", 0.0), ("promoted", "v1", 10.0)]
+    canary: list[tuple[ChangeKind, str, float]] = [("loaded", "v2", 20.0), ("canary", "v2", 20.0)]
+    beside = history_of(changes_of(*steps, *canary, share=0.5), "planner")
+    watched = promotion_of(beside)
+    assert watched is not None
+    assert (watched.version, watched.since) == ("v1", 10.0)
+    journal, own = Journal(), 0
+    for number in range(40):
+        journal.add(f"run_{number}", 30.0)
+        journal.add(f"run_before_{number}", 5.0)
+        own += choose_version({"planner": beside[-1].versions}, "planner", f"run_{number}") == "v1"
+    assert 0 < own < 40
+    assert await count_compared_runs(journal, watched) == own, "the canary's runs are the canary's"
+    ended = promotion_of(history_of(changes_of(*steps, *canary, ("rolled_back", "v2", 40.0)), "planner"))
+    assert ended is not None
+    assert (ended.version, ended.since) == ("v1", 10.0)
+    assert promotion_of(history_of(changes_of(*steps, ("rolled_back", "v1", 40.0)), "planner")) is None
+
+
+@pytest.mark.parametrize(("promoted_at", "holds"), [(NOW - 900.0, False), (NOW - 2_000.0, True)])
+async def test_a_shadow_of_what_was_live_before_is_no_evidence(promoted_at: float, holds: bool) -> None:
+    """It says what the version does better or worse than another one that does not conduct any more."""
+    changes = changes_of(("loaded", "v1", 0.0), ("loaded", "v2", 0.0), ("promoted", "v1", promoted_at))
+    journal = Journal(changes)
+    of_shadow = {"budgets": (shadow_budget("own", 0).id,), "origin_kind": "shadow", "wire": {"conductor": "v2"}}
+    for number in range(3):
+        journal.add(f"run_{number}", NOW - 1_000.0)
+        journal.add(f"shadow_{number}", NOW - 500.0, origin_run=f"run_{number}", **of_shadow)
+    wanted = RequestedChange("planner", "promoted", "v2")
+    judgements = await watch.gate(cast("Store", journal), CATALOG, wanted)
+    assert watch.may_be_promoted(judgements) is holds
+    assert [judgement.source for judgement in judgements] == (["shadow"] if holds else ["none"])
