@@ -137,6 +137,17 @@ def test_every_pod_is_confined(objects: Objects) -> None:
         assert container["resources"]["limits"]["memory"]
 
 
+def test_the_migration_reads_the_secrets_and_files_of_the_others(everything: Objects) -> None:
+    """It reads all settings, and fails where one of them names a file that it does not have."""
+    (job,), (gateway,) = [
+        pod(everything[kind, name])["containers"]
+        for kind, name in (("Job", "plan-migrate"), ("Deployment", "plan-gateway"))
+    ]
+    assert job["envFrom"] == gateway["envFrom"]
+    assert [mount for mount in gateway["volumeMounts"] if mount["name"] != "pool"] == job["volumeMounts"]
+    assert all(variable in job["env"] for variable in EVERYTHING["extraEnv"])
+
+
 def test_services_budgets_and_policies_select_the_pods(objects: Objects) -> None:
     labels = [
         manifest["spec"]["template"]["metadata"]["labels"]
