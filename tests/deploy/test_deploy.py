@@ -216,6 +216,7 @@ def test_one_image_runs_known_commands(compose: dict[str, Any]) -> None:
     services = [compose["services"][name] for name in OURS]
     assert len({service["image"] for service in services}) == 1
     assert all(is_accepted(service["command"]) for service in services)
+    assert all(service["env_file"] == [".env"] for service in services), "settings that the file does not name"
 
 
 def test_compose_starts_with_three_values_and_not_with_two(compose: dict[str, Any]) -> None:
@@ -264,7 +265,9 @@ def test_what_waits_for_what(compose: dict[str, Any]) -> None:
         assert services[name]["depends_on"]["redis"]["condition"] == "service_healthy"
     assert services["migrate"]["depends_on"]["postgres"]["condition"] == "service_healthy"
     assert all("test" in services[name]["healthcheck"] for name in ("postgres", "redis", "vllm"))
-    assert {"noeviction", "--appendonly"} <= set(services["redis"]["command"])
+    words = " ".join(services["redis"]["command"])
+    assert "--save  --appendonly no" in words, "live text is written to no disk (deploy/docs/security.md)"
+    assert "--maxmemory-policy noeviction" in words
 
 
 def test_the_probe_of_vllm_is_python(compose: dict[str, Any]) -> None:
