@@ -249,6 +249,16 @@ def test_each_cause_of_a_postgres_that_cannot_be_used_is_named(tmp_path: Path, p
             assert "secret" not in result.err
 
 
+@pytest.mark.integration
+def test_a_key_that_other_processes_may_refuse_is_shown_with_a_note(tmp_path: Path, postgres_url: str) -> None:
+    assert baton(tmp_path, "migrate", BATON_DATABASE_URL=postgres_url).status == 0
+    added = baton(tmp_path, "keys", "add", "app", BATON_DATABASE_URL=postgres_url)
+    assert added.out.startswith("bt_")
+    assert "note: BATON_PEPPER is not set" in added.err
+    rotated = baton(tmp_path, "keys", "rotate", "app", BATON_DATABASE_URL=postgres_url, BATON_PEPPER="p" * 32)
+    assert "note:" not in rotated.err
+
+
 def test_a_port_that_is_taken_is_said(service: Service, tmp_path: Path) -> None:
     port = service.url.rpartition(":")[2]
     result = apart(tmp_path, "serve", "--port", port)

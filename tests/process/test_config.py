@@ -342,6 +342,14 @@ def test_discovery_from_each_key(name: str, key: str) -> None:
     assert all(worker.price.cached <= worker.price.input for worker in catalog.workers.values())
 
 
+def test_a_pepper_of_ones_own_is_noted_where_others_may_share_the_database() -> None:
+    """A key that one process makes is void in another one then."""
+    shared = {"BATON_DATABASE_URL": "postgresql://baton@db/baton"}
+    [note] = configure(shared).notes
+    assert "Set the same BATON_PEPPER for all" in note
+    assert configure({}).notes == configure({**shared, "BATON_PEPPER": "p" * 32}).notes == ()
+
+
 @pytest.mark.parametrize("name", ["openai", "anthropic", "gemini", "openrouter", "deepseek", "mistral", "groq", "xai"])
 def test_discovery_honours_base_urls_and_models(name: str) -> None:
     key = known_providers()[name].keys[0]

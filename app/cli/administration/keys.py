@@ -9,7 +9,7 @@ from app.cli.arguments import Arguments
 from app.core.roles import ROLES, role_of, scopes_of
 from app.errors import ConfigInvalid, NotFound
 from app.gateway.http.api_keys import is_in_force, key_to_json, mint, new_secret, pepper_mark
-from app.process.config import Configuration, Settings, configure, peppers, read
+from app.process.config import Configuration, Settings, configure, pepper_note, peppers, read
 from app.store.protocol import KeyRow, Store
 
 PEPPER_NOTES: Mapping[str, str] = {
@@ -130,6 +130,9 @@ async def _rotate(settings: Settings, args: Arguments, now: float) -> None:
 
 
 def _print_secret(args: Arguments, settings: Settings, row: KeyRow, key: str, now: float, words: str) -> None:
+    note = pepper_note(settings)
+    if note is not None:
+        terminal.stderr().print(f"note: {note}.", markup=False, soft_wrap=True)
     if args.json:
         terminal.print_json(_record(row, settings, now) | {"key": key})
         return

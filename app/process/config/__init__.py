@@ -11,7 +11,7 @@ values in `Configuration.secrets`, by provider name, and in no core type.
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from app.process.config.settings import (
     log_witnesses,
     pepper,
     pepper_file,
+    pepper_note,
     peppers,
     rate_limits,
     read,
@@ -53,6 +54,7 @@ __all__ = [
     "log_witnesses",
     "pepper",
     "pepper_file",
+    "pepper_note",
     "peppers",
     "rate_limits",
     "read",
@@ -86,7 +88,11 @@ def configure(environ: Mapping[str, str]) -> Configuration:
         settings = read(environ)
     except ConfigInvalid as error:
         raise ConfigInvalid([*error.faults, *_pool_faults(environ)]) from None
-    return load(settings, environ)
+    config = load(settings, environ)
+    note = pepper_note(settings)
+    if note is not None:
+        config = replace(config, notes=(*config.notes, note))
+    return config
 
 
 def load(settings: Settings, environ: Mapping[str, str]) -> Configuration:

@@ -511,6 +511,17 @@ def pepper_file(settings: Settings) -> Path:
     return settings.data_dir / "pepper"
 
 
+def pepper_note(settings: Settings) -> str | None:
+    """Return what operators have to know where the pepper is one that this process or command made for itself although
+    others share its database; None where there is nothing to say."""
+    if settings.pepper is not None or settings.database_url.startswith("sqlite"):
+        return None
+    return (
+        f"BATON_PEPPER is not set, so API keys are hashed under the pepper in {pepper_file(settings)}; gateways with "
+        "another pepper refuse them. Set the same BATON_PEPPER for all processes and commands"
+    )
+
+
 def content_keys(settings: Settings) -> tuple[bytes | str, ...]:
     """Return the master keys of contents, the present one first; none where contents are stored plain."""
     return key_lists.master_keys(settings.content_keys)
