@@ -9,6 +9,7 @@ import pytest
 
 from app.cli.operations import doctor_checks
 from app.process.config import configure
+from app.store.sqlkit import revisions
 from tests.cli.test_commands import Done, baton
 from tests.harness import servers
 from tests.stubs import KEYS, Fail, ProviderStub, Reply
@@ -47,6 +48,14 @@ def test_workers_of_unknown_price_are_named(tmp_path: Path) -> None:
     [words] = [verdict.words for verdict in verdicts if verdict.name == "prices"]
     assert words.startswith("no price is known of house: not called for a request, key or tenant that has a budget")
     assert "prices" not in {setting.name for setting in doctor_checks.check_settings(configure({}))}
+
+
+async def test_a_newer_schema_is_told_apart_from_a_server_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    cause = "the database is newer than this program: it has revision 0099, this program 0033"
+    monkeypatch.setattr(revisions, "cause", lambda url: cause)
+    [verdict] = await doctor_checks.check_schema(configure({"BATON_DATABASE_URL": "postgresql://baton@db/baton"}))
+    assert (verdict.status, cause in verdict.words) == ("fail", True)
+    assert verdict.remedy.startswith("use the release that has migrated the database")
 
 
 async def test_every_worker_is_asked_where_that_is_wanted(tmp_path: Path, stub: ProviderStub) -> None:

@@ -87,7 +87,7 @@ def check_settings(config: Configuration) -> list[Verdict]:
         words = f"no price is known of {', '.join(names)}: not called for a request, key or tenant that has a budget"
         remedy = "write `price` in the pool file; price = { input = 0, output = 0 } says that a worker is free"
         verdicts.append(Verdict("prices", "skip", words, remedy))
-    return verdicts + [Verdict("pool", "ok", f"note: {note}") for note in config.notes]
+    return verdicts + [Verdict("note", "ok", note) for note in config.notes]
 
 
 async def check_schema(config: Configuration) -> list[Verdict]:
@@ -104,6 +104,9 @@ async def check_schema(config: Configuration) -> list[Verdict]:
             return Verdict("schema", "ok", "this version's")
         if "baton migrate" in cause:
             return Verdict("schema", "fail", f"{where}: {cause}", "run `baton migrate`")
+        if "newer than this program" in cause:
+            newer_remedy = "use the release that has migrated the database; during an update this is right"
+            return Verdict("schema", "fail", f"{where}: {cause}", newer_remedy)
         return Verdict("schema", "fail", f"{where}: {cause}", remedy)
 
     async def check_security() -> Verdict:
