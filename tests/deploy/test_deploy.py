@@ -447,7 +447,8 @@ def test_the_release_is_named_alike_everywhere() -> None:
     release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     chart = yaml.safe_load((DEPLOY / "helm/Chart.yaml").read_text())
     image = yaml.safe_load(COMPOSE.read_text())["services"]["gateway"]["image"]
-    assert {chart["version"], chart["appVersion"], image.partition(":")[2]} == {release}
+    built = re.findall(r"example.com/baton:(\S+)", (DEPLOY / "docs" / "start.md").read_text())
+    assert {chart["version"], chart["appVersion"], image.partition(":")[2], *built} == {release}
     assert re.findall(r"^## (\d.+)$", (DEPLOY / "docs" / "changelog.md").read_text(), re.MULTILINE)[0] == release
 
 
