@@ -10,6 +10,7 @@ from app.core.pool.catalog import PromotionSpec
 from app.core.pool.conductor_versions import Change, versions_in_force
 from app.core.rating.promotion import (
     ComparedRun,
+    Condition,
     Evidence,
     ShadowedRun,
     breaches,
@@ -106,6 +107,25 @@ def test_what_fails_is_neither_promoted_nor_kept_although_it_is_cheap_and_quick(
         assert not is_promotable(verdict)
     few = conditions(PromotionSpec(2), compare_different_runs(live[:3], [*failed[:1], *live[3:5]]))
     assert is_promotable(few), "it asks for no evidence of its own"
+
+
+def test_the_pairs_that_a_share_needs_are_counted_also_where_all_runs_are_alike() -> None:
+    """They decide, about: their interval stays wider for longer than that of costs without any spread."""
+    spec = PromotionSpec(20, min_success_difference=-0.05)
+
+    def judge(count: int) -> Condition:
+        (verdict,) = [
+            condition
+            for condition in conditions(spec, compare_with_shadows(pairs(count, 0.0)))
+            if condition.name == "min_success_difference"
+        ]
+        return verdict
+
+    few = judge(60)
+    assert few.outcome == "open"
+    assert few.needed is not None
+    assert judge(round(few.needed * 0.9)).outcome == "open"
+    assert judge(round(few.needed * 1.1)).outcome == "holds"
 
 
 async def load_and_change(runtime: Runtime, *kinds_and_shares: tuple[str, float]) -> None:

@@ -121,10 +121,17 @@ def ratio_apart(before: Sequence[float], after: Sequence[float]) -> Interval | N
     return Interval(value, max(other.low, 0.0) / base.high - 1, other.high / base.low - 1)
 
 
-def sample_size(spread: float, margin: float) -> int | None:
+def sample_size(spread: float, margin: float, width: float = 0.0) -> int | None:
     """Return about how many values make an interval shorter than `margin` on either side, given the standard deviation
-    of one; None if it is more than `MOST_NEEDED`."""
+    of one; None if it is more than `MOST_NEEDED`.
+
+    `width` is that of the range of bounded values. Their interval is not shorter than so many of them allow even where
+    all are equal, because each has the weight `BOLDEST` at most.
+    """
     if margin <= 0:
+        return None
+    least = math.ceil(width * math.log(2 / LEVEL) / (BOLDEST * margin))
+    if least > MOST_NEEDED:
         return None
     low, high = LEAST, LEAST
     while half_width(high) * spread > margin:
@@ -134,4 +141,4 @@ def sample_size(spread: float, margin: float) -> int | None:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if half_width(middle) * spread > margin else (low, middle)
-    return high
+    return max(high, least)

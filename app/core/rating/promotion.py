@@ -413,7 +413,8 @@ def _at_least(name: str, limit: float, figure: Figure | None) -> Condition:
         outcome = "breached"
     elif found.low >= limit:
         outcome = "holds"
-    return Condition(name, limit, outcome, figure.count, found, _count_pairs_needed(figure, found.value - limit))
+    needed = _count_pairs_needed(figure, found.value - limit, width=2.0)  # from -1 to 1
+    return Condition(name, limit, outcome, figure.count, found, needed)
 
 
 def _at_most(
@@ -429,12 +430,16 @@ def _at_most(
         outcome = "breached"
     elif found.high <= limit:
         outcome = "holds"
-    return Condition(name, limit, outcome, figure.count, found, _count_pairs_needed(figure, limit - found.value))
+    width = 0.0
+    if figure.alone is not None:  # a share
+        width = 1.0
+    return Condition(name, limit, outcome, figure.count, found, _count_pairs_needed(figure, limit - found.value, width))
 
 
-def _count_pairs_needed(figure: Figure, margin: float) -> int | None:
-    """Return about how many pairs it takes until the interval no longer holds the limit, at this margin and spread."""
-    users = intervals.sample_size(figure.spread, abs(margin))
+def _count_pairs_needed(figure: Figure, margin: float, width: float) -> int | None:
+    """Return about how many pairs it takes until the interval no longer holds the limit, at this margin and spread.
+    `width` is that of the range of a share, 0 for an amount."""
+    users = intervals.sample_size(figure.spread, abs(margin), width)
     if users is None:
         return None
     return math.ceil(users * figure.count / figure.clusters)
