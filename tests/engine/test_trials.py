@@ -20,8 +20,8 @@ from app.core.rating.economics import JournaledRun
 from app.core.run.events import Event, Fact, RunAdmitted, RunEnd, RunOverBudget, RunSucceeded
 from app.engine.conductors import watch
 from app.engine.conductors.trials import Candidate, canary_of, compare_versions, promotion_of
-from app.engine.conductors.versions import RequestedChange
-from app.store.protocol import Ledger, RunQuery, RunRow, Store
+from app.engine.conductors.versions import RequestedChange, make_change
+from app.store.protocol import PROCESS, Actor, Ledger, RunQuery, RunRow, Store
 
 SPEC = PromotionSpec(min_pairs=2)
 OWN = Tier("own", ("a",), ConductorSpec("model", worker="planner"), "a", {"medium": Limits()}, promotion=SPEC)
@@ -63,6 +63,10 @@ class Journal:
     async def changes(self) -> Sequence[Change]:
         """All changes."""
         return self._changes
+
+    async def change(self, change: Change, *, by: Actor) -> None:
+        """Store a change; changes are read in the order of their times and ids."""
+        self._changes = sorted([*self._changes, change], key=lambda stored: (stored.at, stored.id))
 
     async def clock(self) -> float:
         """The time."""
@@ -161,3 +165,12 @@ async def test_a_shadow_of_what_was_live_before_is_no_evidence(promoted_at: floa
     judgements = await watch.gate(cast("Store", journal), CATALOG, wanted)
     assert watch.may_be_promoted(judgements) is holds
     assert [judgement.source for judgement in judgements] == (["shadow"] if holds else ["none"])
+
+
+async def test_a_change_comes_after_all_others_although_the_databases_clock_was_put_back() -> None:
+    journal = Journal(changes_of(("loaded", "v1", 0.0), ("promoted", "v1", NOW + 60)))
+    for kind, name in (("rolled_back", "z"), ("promoted", "a")):
+        request = RequestedChange("planner", cast("ChangeKind", kind), "v1")
+        await make_change(cast("Store", journal), request, name=name, by=PROCESS)
+        live = history_of(await journal.changes(), "planner")[-1].versions.live
+        assert live == ("v1" if kind == "promoted" else "")

@@ -195,7 +195,11 @@ def signature_of(changes: Sequence[Change], conductor: str, version: str) -> str
 
 
 async def make_change(store: Store, wanted: RequestedChange, *, name: str, by: Actor, note: str = "") -> None:
-    """Store a change with the time of the database's clock: changes are ordered by it, and clocks differ."""
+    """Store a change with the time of the database's clock: changes are ordered by it, and clocks differ. It comes
+    after all others, also where that clock was put back, or another database has taken over whose clock is behind."""
     at = await store.clock()
+    changes = await store.changes()
+    if changes:
+        at = max(at, math.nextafter(changes[-1].at, math.inf))
     change = Change(name, at, by.id, wanted.conductor, wanted.kind, wanted.version, wanted.share, note)
     await store.change(change, by=by)
