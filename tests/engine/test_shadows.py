@@ -22,7 +22,7 @@ from app.engine.runs.shadows import MOST_AT_ONCE, Shadows
 from app.gateway.openapi.report_replies import ShadowReport
 from app.gateway.runs import reports
 from app.process.wiring import Runtime
-from app.store.protocol import RunQuery, RunRow, SpendQuery
+from app.store.protocol import PROCESS, RunQuery, RunRow, SpendQuery
 from tests.harness.in_process import (
     ANSWERS,
     ask,
@@ -189,6 +189,11 @@ async def test_a_spent_budget_drops_shadows_and_no_run(tmp_path: Path) -> None:
                 0,
                 [],
             )
+            await runtime.context.store.remove_budget(shadow_budget("baton-mini", 0).id, by=PROCESS)
+            run, _ = await answer_one_run(runtime)
+            await shadows.look()
+            row = await shadow_of(runtime, run)
+            assert (row.state, stub.requests_for("gamma")) == ("over_budget", []), "it is set again for the next shadow"
         (tmp_path / "spent").mkdir()
         async with run_service_with_shadows(tmp_path / "spent", pool_with_shadows(stub, usd_per_day=0)) as (
             runtime,

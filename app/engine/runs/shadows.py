@@ -71,8 +71,6 @@ class Shadows:
         self._leadership = Leadership(context, CLAIM, CLAIM_SECONDS)
         self._notes: dict[str, tuple[int, ShadowNotes]] = {}
         """The notes of each tier, with their number."""
-        self._budgets: dict[str, int] = {}
-        """The amounts of the budgets that were set."""
         self._driven_here: set[str] = set()
         """Shadows that were admitted here, and may be driven here still."""
 
@@ -227,11 +225,9 @@ class Shadows:
     async def _has_budget(self, tier: str, spec: ShadowSpec) -> bool:
         """Set the budget of a tier's shadows as the pool file says. False if nothing is left of it today."""
         store, budget = self._context.store, shadow_budget(tier, spec.usd_per_day)
-        if self._budgets.get(tier) != spec.usd_per_day:
-            amounts = {stored.id: stored.usd for stored in await store.budgets(budget.tenant)}
-            if amounts.get(budget.id) != budget.usd:
-                await store.set_budget(replace(budget, created_at=self._context.now()))
-            self._budgets[tier] = spec.usd_per_day
+        stored = await store.budget(budget.id)
+        if stored is None or stored.usd != budget.usd:  # somebody may have removed it: then nothing would be counted
+            await store.set_budget(replace(budget, created_at=self._context.now()))
         windows = await store.budget_use(budget.id, 1)
         if not windows or windows[0].end <= self._context.now():
             return budget.usd > 0
