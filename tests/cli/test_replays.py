@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from app.__main__ import main
+from app.cli.runs.replay import Money
+from app.core.pool.conductor_versions import Change
 from tests.bench.caps import QUIET, pool_of
-from tests.harness.in_process import client_of, plan_text, pool_text, running_service
+from tests.harness.in_process import client_of, plan_text, pool_text, running_service, script_answers
 from tests.stubs import ProviderStub, Reply
 
 HARD = "Solve 3(x + 2) = 2x + 11"
@@ -147,6 +149,8 @@ async def test_a_run_is_replayed_under_another_version_of_its_conductor(tmp_path
         async with running_service(tmp_path, pool, QUIET) as runtime, client_of(runtime) as client:
             body = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
             run = (await client.post("/v1/chat/completions", json=body)).headers["x-baton-run"]
+            change = Change("change_1", 0.0, "me", "planner", "loaded", "planner@1")
+            await runtime.context.store.change(change)
         environ = {"BATON_POOL": str(tmp_path / "pool.toml"), "BATON_DATA_DIR": str(tmp_path), "BATON_PEPPER": "p" * 32}
         record = await asyncio.to_thread(find_replay, Desk(environ, [run]), run, "version=planner@1")
         assert [attempt["version"] for attempt in record["proposals"][0]["attempts"]] == ["planner@1"]
@@ -154,6 +158,31 @@ async def test_a_run_is_replayed_under_another_version_of_its_conductor(tmp_path
             "planner",
             "planner@1",
         ]
+        refused = await asyncio.to_thread(Desk(environ, [run]).say, "replay", run, "--under", "version=planner@2")
+        assert refused[0] == 1
+        assert "these are: planner@1" in refused[1]
+
+
+async def test_money_that_is_limited_goes_to_no_worker_of_unknown_price(tmp_path: Path) -> None:
+    async with ProviderStub() as stub:
+        script_answers(stub)
+        pool = pool_text(stub).replace("price = { input = 1.00, output = 2.00, cached = 0.50 }", "")
+        async with running_service(tmp_path, pool, QUIET) as runtime, client_of(runtime) as client:
+            body = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+            run = (await client.post("/v1/chat/completions", json=body)).headers["x-baton-run"]
+        environ = {"BATON_POOL": str(tmp_path / "pool.toml"), "BATON_DATA_DIR": str(tmp_path), "BATON_PEPPER": "p" * 32}
+        calls = len(stub.requests)
+        refused = await asyncio.to_thread(Desk(environ, [run]).say, "replay", run, "--max-usd", "1")
+        assert (refused[0], len(stub.requests)) == (1, calls)
+
+
+def test_what_a_replay_of_unknown_end_may_cost_is_spent() -> None:
+    money = Money(most=100, slots=1)
+    part = money.part(60, 10)
+    assert part == 60
+    money.settle(part, None)
+    assert money.part(60, 10) == 40
+    assert money.part(60, 10) is None
 
 
 @pytest.mark.parametrize(

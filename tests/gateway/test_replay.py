@@ -201,6 +201,12 @@ async def test_what_cannot_be_repeated_is_refused_with_its_reason(
     assert code(await replay(client, run, plan={"steps": []})) == (400, "invalid_plan")
     assert code(await replay(client, run, effort="'type'"))[0] == 400
     assert (await replay(client, run, worker="delta")).json()["error"]["param"] == "worker"
+    unknown = (await replay(client, run, pool={"pin": "delta"})).json()["error"]
+    assert (unknown["param"], "`pool` names" in unknown["message"]) == ("pool", True)
+    for model in ("baton-ultra", "baton-mini"):  # with a conductor that has versions, and without one
+        unknown = (await replay(client, run, version="a-dearer-model", model=model)).json()["error"]
+        assert (unknown["param"], unknown["message"].endswith("these are: none.")) == ("version", True)
+    assert "a-dearer-model" not in list_called_models(stub), "no caller says what the conductor's provider is asked for"
     changed = {"steps": [{"worker": "alpha", "subtask": "Other", "access": ["user"]}] * 2}
     assert code(await replay(client, run, from_step=1, plan=changed)) == (400, "not_replayable")
     refused = await replay(client, run, labels=["phi"])

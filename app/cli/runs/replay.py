@@ -27,7 +27,7 @@ from app.core.rating.comparison import Comparison, PairedDifference, Recipient, 
 from app.engine.runs import replays
 from app.engine.runs.admission import Order
 from app.engine.runs.replays import Changes
-from app.errors import BatonError, ConfigInvalid
+from app.errors import BatonError, ConfigInvalid, InvalidRequest
 from app.gateway.runs import replay
 from app.gateway.wire.parameters import nearest_effort
 from app.lab.paired_statistics import Interval, interval, paired_bootstrap
@@ -102,10 +102,14 @@ class Money:
         self.reserved += part
         return part
 
-    def settle(self, part: int, cost: int) -> None:
-        """Note what a replay has cost."""
+    def settle(self, part: int, cost: int | None) -> None:
+        """Note what a replay has cost. None: its end was not heard of, so that it may have cost its whole part, or may
+        cost it yet."""
         if self.most is not None:
             self.reserved -= part
+        if cost is None:
+            self.spent += part
+            return
         self.spent += cost
         self.dearest = max(self.dearest, cost)
 
@@ -269,14 +273,19 @@ async def _replay_run(batch: Batch, row: RunRow) -> ReplayedRun | None:
     store = batch.runtime.context.store
     earlier = await replays.read_run(store, await store.journal(row.id))
     order = _order(batch, row, earlier)
+    if "version" in batch.under:
+        await replays.check_version(store, order.tier, batch.under["version"])
     part = batch.money.part(order.limits.usd, row.spent.usd)
     if part is None:
         return None
-    cost = 0
+    cost: int | None = None
     try:
         order = replace(order, followed=True, limits=replace(order.limits, usd=part))
         again = await _await_end_of_replay(batch, order)
         cost = again.spent.usd
+    except InvalidRequest:  # it was not admitted
+        cost = 0
+        raise
     finally:
         batch.money.settle(part, cost)
     journals = await store.journal(row.id), await store.journal(again.id)
@@ -309,6 +318,7 @@ def _order(batch: Batch, row: RunRow, earlier: replays.EarlierRun) -> Order:
         key=REPLAY_KEY,
         labels=frozenset(batch.args.add_label),
         explore=False,
+        capped=batch.args.max_usd is not None,
     )
     return replays.as_replay(new_order, earlier, changes, catalog)
 

@@ -13,7 +13,8 @@ import orjson
 
 from app.core.message.chat import Task, message_from_json, message_to_json, task_from_json
 from app.core.plan.workflow import CONDUCTOR, Step, by_name, read_plan
-from app.core.pool.catalog import LIMITS, REQUESTED, Catalog, Limits
+from app.core.pool.catalog import LIMITS, REQUESTED, Catalog, Limits, Tier
+from app.core.pool.conductor_versions import VersionsInForce, versions_in_force
 from app.core.pool.policy import DENIED
 from app.core.records import content_ref, copy_with, record
 from app.core.run.fold import fold
@@ -38,7 +39,7 @@ from app.engine.runs.admission import Order
 from app.engine.runs.driver import recording_of
 from app.engine.runs.tool_results import Resumption, WaitingRun
 from app.errors import Conflict, InvalidRequest, NotFound, PlanRejected
-from app.store.protocol import ContentReads, Journal
+from app.store.protocol import ConductorVersions, ContentReads, Journal
 
 EXACT_LIMITS = ("usd", "tokens", "seconds", "steps", "output_tokens", "attempts", "fan_out", "depth")
 """The limits of the earlier run that a replay of its own plan keeps, as far as its tier still allows them."""
@@ -71,6 +72,24 @@ class Changes:
     """True if the tier's conductor plans anew."""
     version: str = ""
     """The version of that conductor which plans, whichever is in force; empty for the one that is."""
+
+
+async def check_version(store: ConductorVersions, tier: Tier, version: str) -> None:
+    """Raise `InvalidRequest` unless the version of a replay is loaded for the tier's conductor.
+
+    Its name is sent to the conductor's provider as that of the model. Whoever could choose it freely could have any
+    model of that provider plan, at the price that the pool file states for another one.
+    """
+    loaded: Sequence[str] = ()
+    if tier.conductor.worker is not None:
+        in_force = versions_in_force(await store.changes())
+        loaded = in_force.get(tier.conductor.worker, VersionsInForce()).loaded
+    if version not in loaded:
+        raise InvalidRequest(
+            f"No such version is loaded for the conductor of {tier.name}; these are: {', '.join(loaded) or 'none'}.",
+            param="version",
+            code="not_replayable",
+        )
 
 
 async def read_run(store: ContentReads, journal: Journal) -> EarlierRun:

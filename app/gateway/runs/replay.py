@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from app.core.plan.arms import tier_of
-from app.core.pool.policy import Overrides
+from app.core.pool.policy import Overrides, unknown_names
 from app.core.rating.comparison import Comparison, RunFigures, Same, compare, compare_unreadable, figures
 from app.core.rating.feedback import Feedback
 from app.engine.runs import replays
@@ -113,6 +113,14 @@ async def order(
         raise InvalidRequest(
             f"The worker is not in the pool of {tier.name}; it has {', '.join(tier.pool)}.", param="worker"
         )
+    overrides = Overrides(frozenset(pool.allow), frozenset(pool.deny), pool.pin)
+    if unknown_names(tier, overrides):
+        raise InvalidRequest(
+            f"`pool` names a worker that is not in the pool of {tier.name}; it has {', '.join(tier.pool)}.",
+            param="pool",
+        )
+    if replay_request.version is not None:
+        await replays.check_version(context.store, tier, replay_request.version)
     new_order = Order(
         task=earlier.task,
         tier=tier,
@@ -122,7 +130,7 @@ async def order(
         tenant=row.tenant,
         key=caller.key.id,
         labels=caller.key.labels.union(replay_request.labels),
-        overrides=Overrides(frozenset(pool.allow), frozenset(pool.deny), pool.pin),
+        overrides=overrides,
         explore=replay_request.explore,
         capped=is_capped(replay_request.budget, caller.key.max_usd),
     )
