@@ -121,6 +121,19 @@ async def test_nobody_is_asked_before_the_cost_is_agreed_to(
     assert not stub.requests_for("alpha")
 
 
+async def test_what_nobody_knows_the_price_of_is_neither_free_nor_within_a_limit(
+    stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    priced = "price = { input = 1.00, output = 2.00, cached = 0.50 }"
+    environ = at(tmp_path, pool_text(stub).replace(priced, ""))
+    with pytest.raises(ConfigInvalid, match="nobody knows what alpha costs"):
+        await run(environ, "--worker", "alpha", "--usd", "1", "--yes")
+    with pytest.raises(ConfigInvalid, match="--yes"):
+        await run(environ, "--worker", "alpha")
+    assert "What alpha costs is not in the pool file" in capsys.readouterr().err
+    assert not stub.requests_for("alpha")
+
+
 async def test_an_outage_is_no_wrong_answer_and_is_tried_again(
     stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,7 +141,7 @@ async def test_an_outage_is_no_wrong_answer_and_is_tried_again(
     stub.always("alpha", Fail(status=400))
     assert await run(environ, "--worker", "alpha", "--each", "1", "--concurrency", "1", "--yes") == 1
     output = capsys.readouterr().out
-    assert f"alpha: {calibrate.MAX_OUTAGES_IN_A_ROW} calls failed; they are not counted as trials" in output
+    assert f"alpha: {calibrate.MAX_OUTAGES_IN_A_ROW} calls failed; what failed is no trial" in output
     assert "got no further tasks" in output
     assert len(stub.requests_for("alpha")) == calibrate.MAX_OUTAGES_IN_A_ROW
     assert not await asyncio.to_thread(read_stored_trials, environ, capsys)

@@ -33,7 +33,7 @@ from app.core.rating.feedback import Feedback, identify
 from app.core.rating.forecast import OUTPUT_TOKENS
 from app.engine.delivery.messages import TurnEnd
 from app.engine.runs.admission import Order
-from app.errors import BatonError, ConfigInvalid
+from app.errors import BatonError, ConfigInvalid, InvalidRequest
 from app.lab.calibration_tasks import BuiltIn, make_built_in_tasks
 from app.process.config import Configuration, configure
 from app.process.wiring import Runtime
@@ -180,14 +180,21 @@ def _ask_for_confirmation(args: Arguments, remaining: Sequence[Assignment], befo
     workers = ", ".join(dict.fromkeys(task.worker.name for task in remaining))
     likely = sum([task.likely for task in remaining])
     most = sum([task.limits.usd for task in remaining])
+    unpriced = ", ".join(dict.fromkeys(task.worker.name for task in remaining if not task.worker.priced))
+    if unpriced and args.usd is not None:
+        raise ConfigInvalid(
+            [f"--usd: nobody knows what {unpriced} costs; add its price to the pool file, or name others by --worker"]
+        )
     console = terminal.stderr()
     console.print(
-        f"{len(remaining)} tasks for {workers} ({before} were tried before): likely {terminal.dollars(likely)} "
-        f"({OUTPUT_TOKENS} output tokens an answer), at most {terminal.dollars(most)}."
+        f"{terminal.count(len(remaining), 'task')} for {workers} ({before} were tried before): likely "
+        f"{terminal.dollars(likely)} ({OUTPUT_TOKENS} output tokens an answer), at most {terminal.dollars(most)}."
     )
+    if unpriced:
+        console.print(f"What {unpriced} costs is not in the pool file, and not in these sums.", markup=False)
     if args.usd is not None:
         console.print(f"It stops before more than {terminal.dollars(args.usd)} could be spent.")
-    if args.yes or rehearsal or not most:
+    if args.yes or rehearsal or not (most or unpriced):
         return True
     if not sys.stdin.isatty():
         raise ConfigInvalid(
@@ -232,7 +239,9 @@ async def _try(runtime: Runtime, task: Assignment, progress: CalibrationProgress
     progress.promised += task.limits.usd
     try:
         end = await engine.run_to_end(runtime, _order(task))
-    except BatonError:
+    except BatonError as error:
+        if not isinstance(error, InvalidRequest):  # its end was not heard of: it may have cost its limit, or may yet
+            progress.spent += task.limits.usd
         progress.outages[task.worker.name] += 1
         progress.in_a_row[task.worker.name] += 1
         return
@@ -313,9 +322,10 @@ def _print(args: Arguments, catalog: Catalog, trials: Sequence[Trial], progress:
     if are_indistinguishable(by_worker):
         console.print(NO_DIFFERENCE_NOTE)
     if progress.trials:
-        console.print(f"{len(progress.trials)} trials, {terminal.dollars(progress.spent)}.")
+        console.print(f"{terminal.count(len(progress.trials), 'trial')}, {terminal.dollars(progress.spent)}.")
     for name, count in sorted(progress.outages.items()):
-        console.print(f"{name}: {count} calls failed; they are not counted as trials, and are repeated the next time.")
+        failures = f"{terminal.count(count, 'call')} failed"
+        console.print(f"{name}: {failures}; what failed is no trial, and is repeated the next time.")
         if progress.in_a_row[name] >= MAX_OUTAGES_IN_A_ROW:
             console.print(f"{name}: {MAX_OUTAGES_IN_A_ROW} of them in a row, so it got no further tasks.")
     if progress.short:
