@@ -141,7 +141,7 @@ class MemoryQueue:
             if taken is not None:
                 self._load[taken.lane] -= 1
 
-    async def publish(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
+    async def publish(self, address: str, messages: Sequence[Live]) -> None:
         """Call the sinks of the address before returning; a sink that raises is counted and disturbs nobody."""
         self._check_open()
         for sink in self._sinks.get(address, ()):

@@ -163,11 +163,10 @@ class StepQueue(Protocol):
         """Forget deliveries: the step is finished, or the database said that it is not ours."""
         ...
 
-    async def publish(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
+    async def publish(self, address: str, messages: Sequence[Live]) -> None:
         """Send live messages to an address, in order; they are lost if nobody is subscribed, or if the server fails.
 
-        They are on their way when this returns; `at_once`, before all that wait, they have arrived at the server: what
-        becomes of the sender then makes no difference.
+        They are on their way when this returns.
         """
         ...
 

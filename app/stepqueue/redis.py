@@ -196,14 +196,11 @@ class RedisQueue:
         if tickets:
             await self._call_redis(self._streams.delete, tickets)
 
-    async def publish(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
-        """Leaves with the next publish, which calls that meet share; not waited for, so a failure of it loses them.
-        `at_once` it is a publish of its own."""
+    async def publish(self, address: str, messages: Sequence[Live]) -> None:
+        """Leaves with the next publish, which calls that meet share; not waited for, so a failure of it loses them."""
         if self._closed or self._breaker.open:
             raise QueueUnavailable
-        if at_once and messages:
-            await self._call_redis(self._commands.call, *self._publisher.commands({self._keys.live(address): messages}))
-        elif messages:
+        if messages:
             self._publisher.add(self._keys.live(address), messages)
 
     async def _publish_batches(self) -> None:

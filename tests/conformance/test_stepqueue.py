@@ -318,15 +318,6 @@ async def test_messages_reach_their_address_in_order(open_queue: Opener) -> None
     assert others == []
 
 
-async def test_a_message_that_is_told_at_once_is_told_whatever_becomes_of_the_teller(open_queue: Opener) -> None:
-    messages: list[Live] = []
-    async with open_queue() as hearer, hearer.subscribe("a", messages.append), open_queue() as teller:
-        await teller.publish("a", MESSAGES, at_once=True)
-        await teller.publish("a", [], at_once=True)
-        await until(lambda: len(messages) >= len(MESSAGES))
-    assert messages == MESSAGES
-
-
 async def test_tells_that_meet_keep_their_order(queue: StepQueue) -> None:
     messages: list[Live] = []
 

@@ -239,7 +239,7 @@ class Wire:
         self.told: list[tuple[str, Live]] = []
         self.down = False
 
-    async def publish(self, address: str, messages: list[Live], *, at_once: bool = False) -> None:
+    async def publish(self, address: str, messages: list[Live]) -> None:
         if self.down:
             raise QueueUnavailable()
         self.told += [(address, message) for message in messages]

@@ -339,8 +339,8 @@ async def test_a_plan_that_follows_from_an_end_is_begun(
     stub.script("*", Hang())
     tell = MemoryQueue.publish
 
-    async def lagging(queue: MemoryQueue, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
-        await tell(queue, address, messages, at_once=at_once)
+    async def lagging(queue: MemoryQueue, address: str, messages: Sequence[Live]) -> None:
+        await tell(queue, address, messages)
         if any(isinstance(message, Stop) for message in messages):
             await asyncio.sleep(DELAY_SECONDS)
 

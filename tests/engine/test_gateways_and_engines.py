@@ -298,9 +298,7 @@ async def test_a_run_stops_whose_caller_has_left_its_gateway(
         await stub.wait_for(1, "alpha")
         if not queue:
 
-            async def away(
-                _self: RedisQueue, _address: str, _messages: Sequence[Live], *, at_once: bool = False
-            ) -> None:
+            async def away(_self: RedisQueue, _address: str, _messages: Sequence[Live]) -> None:
                 raise QueueUnavailable
 
             monkeypatch.setattr(RedisQueue, "publish", away)

@@ -351,10 +351,10 @@ async def test_an_answer_that_is_committed_while_the_run_is_being_ended_is_its_a
             await answered.wait()
         return await append(entry)
 
-    async def stopping(queue: MemoryQueue, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
+    async def stopping(queue: MemoryQueue, address: str, messages: Sequence[Live]) -> None:
         if not late and any(isinstance(message, Stop) for message in messages):
             ending.set()
-        await tell(queue, address, messages, at_once=at_once)
+        await tell(queue, address, messages)
 
     monkeypatch.setattr(runtime.context.store, "append", append_when_ending)
     monkeypatch.setattr(MemoryQueue, "publish", stopping)

@@ -82,10 +82,10 @@ class CrashingQueue:
         await self._queue.done(tickets)
         self._crashes.pass_by("done.after", *_steps(tickets))
 
-    async def publish(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
+    async def publish(self, address: str, messages: Sequence[Live]) -> None:
         labels = {label for message in messages for label in _describe_message(message)}
         self._crashes.pass_by("tell.before", *labels)
-        await self._queue.publish(address, self._repeat_messages(messages), at_once=at_once)
+        await self._queue.publish(address, self._repeat_messages(messages))
         publisher = getattr(self._queue, "_publisher", None)  # the queue within a process delivers at once
         if publisher is not None:
             await publisher.idle.wait()  # until then it waits to be published

@@ -163,7 +163,7 @@ class Bell:
         for ticket in tickets:
             self._server.forget(ticket.receipt)
 
-    async def publish(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
+    async def publish(self, address: str, messages: Sequence[Live]) -> None:
         await self._arrive("queue.tell")
         if self._seam.hit("queue.tell.fails"):
             raise QueueUnavailable

@@ -195,7 +195,6 @@ async def test_a_frozen_server_hangs_nobody(server: servers.Server, queue: Redis
                 queue.take(1, 60.0),
                 queue.keep([mine]),
                 queue.done([mine]),
-                queue.publish("a", [Stop("lost")], at_once=True),
                 queue.ready(),
             ]
             async with asyncio.timeout(ANSWER_SECONDS):
