@@ -145,11 +145,10 @@ class WaitingRuns(Generic[T]):
         self._bytes = 0
         self._runs: OrderedDict[str, tuple[T, int]] = OrderedDict()
 
-    def keep(self, run: str, known: T, events: int, text: int = 0) -> None:
-        """Take note of a run that waits, after so many events; `text` is in bytes, of what is kept in addition to its
-        state."""
+    def keep(self, run: str, known: T, events: int) -> None:
+        """Take note of a run that waits, after so many events."""
         self.take(run)
-        size = EVENT_BYTES * events + text
+        size = EVENT_BYTES * events
         self._runs[run] = known, size
         self._bytes += size
         while self._bytes > self._byte_bound:

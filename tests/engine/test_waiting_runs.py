@@ -18,10 +18,10 @@ def test_the_run_that_waits_longest_goes_first() -> None:
     assert [waiting.take(run) for run in "abcd"] == ["a after 4", None, "c after 2", "d after 1"]
 
 
-def test_text_counts_and_what_is_too_large_is_not_kept() -> None:
+def test_what_is_too_large_is_not_kept() -> None:
     waiting: WaitingRuns[str] = WaitingRuns(size=10 * EVENT_BYTES)
-    waiting.keep("large", "large", 1, text=10 * EVENT_BYTES)
+    waiting.keep("large", "large", 11)
     assert waiting.take("large") is None
     for run in ("a", "b"):  # and it took no room from others
-        waiting.keep(run, run, 4, text=EVENT_BYTES)
+        waiting.keep(run, run, 5)
     assert [waiting.take(run) for run in "ab"] == ["a", "b"]
