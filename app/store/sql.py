@@ -8,7 +8,6 @@ from functools import partial
 from math import inf
 from types import MappingProxyType
 from typing import Any, TypeVar
-from zlib import crc32
 
 from sqlalchemy import Connection
 
@@ -104,31 +103,28 @@ async def open_store(
     grace: float = 5.0,
     patience: float = 5.0,
     connections: int = 10,
-    writers: int = 1,
     content_keys: Sequence[MasterKey] = (),
 ) -> AsyncIterator["SqlStore"]:
     """Open a store for the length of the block. All waiting entries are committed before the block is left.
 
     An SQLite file is created and migrated. A Postgres database must have been migrated (`baton migrate`), but need not
     be up. `grace` is the time in seconds after which a ticket is overdue whose announcement nobody answered, `patience`
-    the longest time in seconds that an entry waits for its batch, `connections` the most connections to Postgres, and
-    `writers` the number of batches that may be committed at the same time. `content_keys` are the master keys under
-    which contents are encrypted, the present one first; without any, contents are stored plain.
+    the longest time in seconds that an entry waits for its batch, and `connections` the most connections to Postgres.
+    `content_keys` are the master keys under which contents are encrypted, the present one first; without any, contents
+    are stored plain.
     """
     parsed = parse_url(url)
     # Neither connects before it is used, so that a process can start while its database is down.
     runner: Runner = Sqlite(parsed) if parsed.get_backend_name() == "sqlite" else Postgres(parsed, connections)
     if runner.dialect.name == "sqlite":
         await asyncio.to_thread(migrate, url)
-        writers = 1
     # SQLite is in this process: optimistic writes would save no round trip.
     row_cache = RowCache() if runner.dialect.name == "postgresql" else None
-    store = SqlStore(runner, writers, grace, patience, row_cache, content_keys)
+    store = SqlStore(runner, grace, patience, row_cache, content_keys)
     failure: Exception | None = None
     async with asyncio.TaskGroup() as group:
         group.create_task(store.availability.run())
-        for writer in store.writers:
-            group.create_task(writer.run())
+        group.create_task(store.writer.run())
         try:
             yield store
         except Exception as error:  # raised below, because the group would wrap it
@@ -145,7 +141,6 @@ class SqlStore(Administration):
     def __init__(
         self,
         runner: Runner,
-        writers: int,
         grace: float,
         patience: float,
         row_cache: RowCache | None = None,
@@ -167,8 +162,9 @@ class SqlStore(Administration):
         self._server_changes = 0
         self.on_signal: Callable[[Signal], None] = lambda _signal: None
         """Is called with what is to be counted of budgets: soft limits that were reached, and overruns."""
-        arguments = (runner, statements, self._add_committed, patience, availability, row_cache, self._forward_signal)
-        self.writers = tuple(GroupCommit(*arguments) for _ in range(writers))
+        self.writer = GroupCommit(
+            runner, statements, self._add_committed, patience, availability, row_cache, self._forward_signal
+        )
 
     @property
     def healthy(self) -> bool:
@@ -199,13 +195,12 @@ class SqlStore(Administration):
         return await self.availability.wait_until_healthy(seconds)
 
     async def append(self, entry: Entry) -> AppendResult:
-        writer = self.writers[crc32(entry.run.encode()) % len(self.writers)]
         if entry.shared is not None and entry.at < await self._read_sharing_start():
             entry = copy_with(entry, shared=None)
         key = None
         if entry.contents and self._tenant_keys.encrypts:
             key = await self._tenant_keys.key_for(entry)
-        return await writer.put(encode(entry, key))
+        return await self.writer.put(encode(entry, key))
 
     async def _read_sharing_start(self) -> float:
         """Return the time from which on contents may be stored in parts. It is read once."""
@@ -594,10 +589,8 @@ class SqlStore(Administration):
             return
         self._closed = True
         self.availability.close()
-        for writer in self.writers:
-            writer.close()
-        for writer in self.writers:
-            await writer.finished.wait()
+        self.writer.close()
+        await self.writer.finished.wait()
         await self.availability.finished.wait()
         await self._runner.close()
 

@@ -1,7 +1,7 @@
 """Measure how fast the journal commits, the CPU of an append, and how long an entry waits for its batch.
 
     python -m tests.bench.journal sqlite:///bench.db
-    python -m tests.bench.journal postgresql://user@host/name --lanes 2 --writers 256
+    python -m tests.bench.journal postgresql://user@host/name --writers 256
 
 Each writer drives one-step runs, one after another, in the four commits that the service makes of one.
 """
@@ -142,15 +142,14 @@ def _watch_batches(store: SqlStore, figures: Figures) -> list[float]:
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
-    parser.add_argument("--lanes", type=int, default=1)
     parser.add_argument("--writers", type=int, nargs="*", default=[1, 16, 256])
     parser.add_argument("--seconds", type=float, default=4.0)
     options = parser.parse_args()
     await asyncio.to_thread(migrate, options.url)
     for writers in options.writers:
-        async with open_store(options.url, writers=options.lanes) as store:
+        async with open_store(options.url) as store:
             await measure(store, writers, 0.5)
-        async with open_store(options.url, writers=options.lanes) as store:
+        async with open_store(options.url) as store:
             print(f"{writers} writers: {await measure(store, writers, options.seconds)}", flush=True)
 
 

@@ -135,7 +135,7 @@ async def lags(store: SqlStore, until: asyncio.Event) -> list[float]:
 
 
 async def measure(url: str, options: argparse.Namespace) -> bool:
-    async with open_store(url, writers=2, connections=12) as store:
+    async with open_store(url, connections=12) as store:
         with sealing(url) as process:
             await flood(store, "warm", 2.0, options.rate)
             await seal_runs(store)

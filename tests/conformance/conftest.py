@@ -26,7 +26,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path, make_schema: Callab
 @pytest.fixture
 def opener(database: str, patient_store: None) -> Opener:
     """Opens stores over one database, as several processes would."""
-    return partial(open_store, database, grace=GRACE, patience=PATIENCE_SECONDS, writers=2)
+    return partial(open_store, database, grace=GRACE, patience=PATIENCE_SECONDS)
 
 
 @pytest.fixture

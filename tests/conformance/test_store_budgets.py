@@ -256,8 +256,7 @@ async def two_processes(opener: Opener, budget: Budget = SLICED) -> AsyncIterato
     """Two processes that use different slices, each with a run of its own, `ours` and `theirs`."""
     async with opener() as ours, opener() as theirs:
         for number, account in enumerate((ours, theirs)):
-            for writer in account.writers:
-                writer.slice = number
+            account.writer.slice = number
         await begin(ours, "ours", "theirs", budgets=(budget,))
         yield ours, theirs
 

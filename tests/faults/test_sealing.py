@@ -56,16 +56,20 @@ async def play(url: str) -> tuple[int, int, int, int]:
     """Returns the events that were written, and what is missing, sealed twice, or of a slow transaction and missing."""
     chance = Random(19)
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(open_store(url, writers=2, connections=10))
+        stores = [await stack.enter_async_context(open_store(url, connections=5)) for _ in range(2)]
         slow = await stack.enter_async_context(open_store(url, connections=SLOW + 1))
         async with asyncio.TaskGroup() as group:
             group.create_task(keep_killing(url, chance))
-            written = group.create_task(flood(store, "run", SECONDS, RATE))
+            floods = []
+            for number, store in enumerate(stores):
+                floods.append(group.create_task(flood(store, f"run{number}", SECONDS, RATE / 2)))
             for number in range(SLOW):
                 group.create_task(hold_open(slow, number, 1.0 + number * 2.0))
+        store = stores[0]
         await seal_all(store)
+        written = sum(task.result() for task in floods)
         missing, twice = await fetch_count(store, UNSEALED), await fetch_count(store, TWICE)
-        return written.result(), missing, twice, await fetch_count(store, UNSEALED_POOLS)
+        return written, missing, twice, await fetch_count(store, UNSEALED_POOLS)
 
 
 def test_nothing_is_missed_when_what_seals_is_killed() -> None:

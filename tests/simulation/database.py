@@ -1,8 +1,8 @@
 """The database of a world: the product's own store code over one SQLite in memory, and everything that can happen on
 the way to a database and back.
 
-`SqlStore`, its lanes, its commit code and its look-up after an unanswered COMMIT are the product's; what is simulated
-is the `Runner` beneath them, that is: the network and the server.
+`SqlStore`, its group commit and its look-up after an unanswered COMMIT are the product's; what is simulated is the
+`Runner` beneath them, that is: the network and the server.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class SimStore(SqlStore):
     """The store as one process has it; `giving` learns which runs it means to give up."""
 
     def __init__(self, runner: Runner, lease: float, time: Callable[[], float], giving: set[tuple[str, str]]) -> None:
-        super().__init__(runner, 1, lease, 5.0, row_cache=RowCache())
+        super().__init__(runner, lease, 5.0, row_cache=RowCache())
         self._time, self._giving = time, giving
 
     async def renew_leases(self, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:

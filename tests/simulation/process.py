@@ -196,8 +196,7 @@ class Process:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.store.availability.run())
-                for lane in self.store.writers:
-                    group.create_task(lane.run())
+                group.create_task(self.store.writer.run())
                 try:
                     await self._serve()
                 finally:

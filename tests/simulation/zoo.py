@@ -108,7 +108,7 @@ def acknowledge_before_the_commit(patch: Patch) -> None:
     async def hasty(store: SqlStore, entry: Entry) -> AppendResult:
         if entry.new is None:
             return await append(store, entry)
-        written = store.writers[0].put(encode(entry))
+        written = store.writer.put(encode(entry))
         written.add_done_callback(lambda finish: finish.cancelled() or finish.exception())
         bodies = [orjson.loads(orjson.dumps(draft.to_json())) for draft in entry.events]
         pairs = enumerate(zip(entry.events, bodies, strict=True), 1)

@@ -55,7 +55,7 @@ def bouncer_url(migrated_postgres_url: str, pooling: str) -> Iterator[str]:
 async def stores(bouncer_url: str) -> AsyncIterator[list[SqlStore]]:
     """Two processes over one database."""
     async with contextlib.AsyncExitStack() as stack:
-        opened = [open_store(bouncer_url, connections=4, writers=2, patience=PATIENCE_SECONDS) for _ in range(2)]
+        opened = [open_store(bouncer_url, connections=4, patience=PATIENCE_SECONDS) for _ in range(2)]
         yield [await stack.enter_async_context(store) for store in opened]
 
 

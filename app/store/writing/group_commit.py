@@ -1,8 +1,8 @@
 """Group commit: all entries that wait are written in one transaction, and none waits for others to arrive.
 
-A `GroupCommit` writes one batch at a time; entries that arrive during its commit are the next batch. The entries of one
-run always take the same one of a store's group commits, so that they stay in order. The queue is bounded, and an entry
-that waited too long for the batches before it is refused before it is written, never after.
+A `GroupCommit` writes one batch at a time, and entries that arrive during its commit are the next batch, so that they
+stay in order. The queue is bounded, and an entry that waited too long for the batches before it is refused before it is
+written, never after.
 
 `JournalCache` is the cache of the journals that this process has written.
 """
