@@ -16,7 +16,7 @@ import hmac
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, assert_never
+from typing import Any, Final, assert_never
 
 import orjson
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -48,7 +48,7 @@ PROBE_SECONDS: Final = 1.0
 
 
 class MessageFormatError(ValueError):
-    """Bytes that are no batch of messages. Stays inside the queue, which drops and counts them."""
+    """Bytes that are no batch of messages. Stays inside the queue, which drops them."""
 
 
 class ForgedPayload(MessageFormatError):
@@ -70,7 +70,6 @@ class Publisher:
         self.idle = asyncio.Event()
         """Set while there is nothing to be published, nor on its way."""
         self.idle.set()
-        self.unencodable = 0
 
     def add(self, channel: str, messages: Sequence[Live]) -> None:
         """Have messages published soon. Raises `QueueUnavailable` if too many wait already."""
@@ -99,18 +98,9 @@ class Publisher:
         commands: list[Command] = []
         key = self._seals.keys[0] if self._seals.keys else b""
         for channel, messages in batch.items():
-            payloads, refused = pack_live(messages)
-            self.unencodable += refused
-            commands += [("PUBLISH", channel, seal_payload(payload, channel, key)) for payload in payloads]
+            for payload in pack_live(messages):
+                commands.append(("PUBLISH", channel, seal_payload(payload, channel, key)))
         return commands
-
-
-class Losses(Protocol):
-    """The counters of the messages that a subscriber had to drop."""
-
-    undecodable: int
-    forged: int
-    sink_failures: int
 
 
 class Subscriber:
@@ -119,13 +109,16 @@ class Subscriber:
     `open`, then `listen` in a task, then `close`. Neither bad payloads nor a sink that raises end the listening.
     """
 
-    def __init__(self, pool: Any, channel: str, sink: Callable[[Live], None], losses: Losses, seals: SealKeys) -> None:
-        """`pool` is redis-py's, untyped as its methods are; messages that none of `seals` has sealed are dropped."""
+    def __init__(
+        self, pool: Any, channel: str, sink: Callable[[Live], None], seals: SealKeys, on_forged: Callable[[], None]
+    ) -> None:
+        """`pool` is redis-py's, untyped as its methods are. Messages that none of `seals` has sealed are dropped;
+        `on_forged` is called for each payload of these."""
         self._pool = pool
         self._channel = channel
         self._sink = sink
-        self._losses = losses
         self._seals = seals
+        self._on_forged = on_forged
         self._connection: Any = None
         self._stopping = False
         self.subscribed = False
@@ -188,15 +181,14 @@ class Subscriber:
             for message in unpack_live(open_payload(payload, self._channel, self._seals.keys)):
                 self._hand_over(message)
         except ForgedPayload:
-            self._losses.forged += 1
+            self._on_forged()
         except MessageFormatError:
-            self._losses.undecodable += 1
+            return
 
     def _hand_over(self, message: Live) -> None:
         try:
             self._sink(message)
         except Exception as fault:
-            self._losses.sink_failures += 1
             # Only the kind of fault: its text may hold what a worker said.
             log.warning(
                 "A subscriber of the step queue failed with %s; the message is lost to it.", type(fault).__name__
@@ -225,22 +217,20 @@ def _code(payload: bytes, channel: str, key: bytes) -> bytes:
     return hashlib.blake2b(channel.encode() + b"\0" + payload, digest_size=SEAL, key=key).digest()
 
 
-def pack_live(messages: Sequence[Live]) -> tuple[list[bytes], int]:
-    """Payloads of at most `BATCH` messages in their order, and how many could not be encoded and were left out.
+def pack_live(messages: Sequence[Live]) -> list[bytes]:
+    """Return payloads of at most `BATCH` messages in their order, without those that cannot be encoded.
 
     Text with lone surrogates cannot be UTF-8. Whoever misses such a message finds its content in the journal.
     """
     payloads: list[bytes] = []
-    refused = 0
     for start in range(0, len(messages), BATCH):
         part = [_row(message) for message in messages[start : start + BATCH]]
         try:
             payloads.append(orjson.dumps(part, default=_plain))
         except orjson.JSONEncodeError:
             good = [row for row in part if _is_encodable(row)]
-            refused += len(part) - len(good)
             payloads.append(orjson.dumps(good, default=_plain))
-    return payloads, refused
+    return payloads
 
 
 def unpack_live(data: bytes) -> Iterator[Live]:

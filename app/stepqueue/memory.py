@@ -81,8 +81,6 @@ class MemoryQueue:
         self._changed = asyncio.Event()
         self._sinks: dict[str, tuple[Callable[[Live], None], ...]] = {}
         self._closed = False
-        self.sink_failures = 0
-        """The number of messages for which a sink raised an exception."""
 
     @property
     def healthy(self) -> bool:
@@ -142,14 +140,13 @@ class MemoryQueue:
                 self._load[taken.lane] -= 1
 
     async def publish(self, address: str, messages: Sequence[Live]) -> None:
-        """Call the sinks of the address before returning; a sink that raises is counted and disturbs nobody."""
+        """Call the sinks of the address before returning; a sink that raises disturbs nobody."""
         self._check_open()
         for sink in self._sinks.get(address, ()):
             for message in messages:
                 try:
                     sink(message)
                 except Exception as fault:
-                    self.sink_failures += 1
                     # Only the kind of fault: its text may hold what a worker said.
                     log.warning(
                         "A subscriber of the step queue failed with %s; the message is lost to it.",

@@ -113,22 +113,8 @@ class RedisQueue:
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = False
-        self.undecodable = 0
-        """Payloads of live messages that were dropped because they could not be read."""
         self.forged = 0
         """Payloads of live messages that were dropped because nobody who has the key wrote them."""
-        self.sink_failures = 0
-        """The number of messages for which a sink raised an exception."""
-
-    @property
-    def unencodable(self) -> int:
-        """Live messages that were dropped because they could not be written."""
-        return self._publisher.unencodable
-
-    @property
-    def undecodable_tickets(self) -> int:
-        """Entries of streams that were deleted because they were no tickets."""
-        return self._streams.undecodable
 
     @property
     def pools(self) -> Mapping[str, Connections]:
@@ -216,7 +202,9 @@ class RedisQueue:
 
         Each subscriber has a connection of its own.
         """
-        subscriber = Subscriber(self._subscriptions, self._keys.live(address), sink, self, self._seals)
+        subscriber = Subscriber(
+            self._subscriptions, self._keys.live(address), sink, self._seals, on_forged=self._count_forged
+        )
         try:
             await self._call_redis(subscriber.open)
         except QueueUnavailable:
@@ -291,6 +279,9 @@ class RedisQueue:
             self._calls -= 1
             if not self._calls:
                 self._idle.set()
+
+    def _count_forged(self) -> None:
+        self.forged += 1
 
     async def _log_eviction_fault(self) -> None:
         """Log a fault of the eviction policy: the server that has come back may be another one."""

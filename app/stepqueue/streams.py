@@ -174,7 +174,7 @@ async def _reply(connection: Any) -> Any:
 
 
 class TicketFormatError(ValueError):
-    """Bytes that are no ticket. Stays inside the queue, which drops and counts them."""
+    """Bytes that are no ticket. Stays inside the queue, which drops them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,6 @@ class Streams:
         self._lengths: dict[str, int] = {}
         self._tenants_waiting: dict[str, int] = {}
         """The tenants with tickets that wait, by lane, after the last turns that were taken."""
-        self.undecodable = 0
 
     @property
     def runs_wait(self) -> bool:
@@ -361,7 +360,7 @@ class Streams:
         return expired
 
     async def _tickets(self, lane: str, entries: Sequence[Any]) -> list[Ticket]:
-        """Read entries; those that are no tickets are deleted and counted. Redis 6.2 claims deleted entries as nil."""
+        """Read entries; those that are no tickets are deleted. Redis 6.2 claims deleted entries as nil."""
         tickets: list[Ticket] = []
         bad: list[str] = []
         for entry, fields in filter(None, entries):
@@ -375,7 +374,6 @@ class Streams:
             except TicketFormatError:
                 bad.append(entry.decode())
         if bad:
-            self.undecodable += len(bad)
             await self._commands.call(*_transaction(_deletions({lane: bad})))
         return tickets
 

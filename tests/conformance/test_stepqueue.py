@@ -356,7 +356,6 @@ async def test_a_sink_that_raises_disturbs_nobody(queue: StepQueue) -> None:
         await queue.publish("a", [Stop("1"), Stop("2")])
         await queue.publish("a", [Stop("3")])
         await until(lambda: len(messages) == 3)
-    assert queue.sink_failures == 3  # type: ignore[attr-defined]
 
 
 async def test_an_error_while_hearing_passes_through_unchanged(queue: StepQueue) -> None:

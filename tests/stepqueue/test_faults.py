@@ -372,7 +372,7 @@ async def test_a_server_out_of_memory_refuses_tickets(server: servers.Server, qu
     await until(lambda: queue.healthy)
 
 
-async def test_rubbish_is_dropped_and_counted(server: servers.Server, queue: RedisQueue) -> None:
+async def test_rubbish_is_dropped(server: servers.Server, queue: RedisQueue) -> None:
     messages: list[Live] = []
     keys = KeyNames("baton")
     async with Redis.from_url(server.url) as client, queue.subscribe("a", messages.append):
@@ -394,13 +394,12 @@ async def test_rubbish_is_dropped_and_counted(server: servers.Server, queue: Red
         await until(lambda: bool(messages))
         assert await client.xlen(keys.steps("ultra")) == 0
     assert messages == [Stop("run")]
-    assert (queue.undecodable, queue.undecodable_tickets, queue.unencodable) == (7, 4, 1)
 
 
 async def test_a_message_that_no_process_of_ours_sent_is_dropped_and_counted(server: servers.Server) -> None:
     messages: list[Live] = []
     delta = Delta("run", 0, "call", 0, "so says whoever can write to Redis")
-    (payload,), _ = pack_live([delta])
+    (payload,) = pack_live([delta])
     ours, theirs, channel = b"our key", b"another key", KeyNames("baton").live("a")
     async with (
         RedisQueue(server.url, TIERS, LEASE, seals=SealKeys((ours,))) as queue,
@@ -416,7 +415,6 @@ async def test_a_message_that_no_process_of_ours_sent_is_dropped_and_counted(ser
         await queue.publish("a", [Stop("run")])
         await until(lambda: bool(messages))
     assert messages == [Stop("run")]
-    assert queue.undecodable == 0
 
 
 async def test_while_a_pepper_is_rotated_messages_under_both_are_accepted(server: servers.Server) -> None:
@@ -497,4 +495,3 @@ async def test_bodies_may_hold_any_mapping_and_sets(queue: RedisQueue) -> None:
         await until(lambda: len(messages) == 3)
     assert isinstance(messages[0], CommittedEvents)
     assert messages[0].events[0].body == {"access": [1, 2], "labels": ["b", "a"]}
-    assert queue.unencodable == 1
