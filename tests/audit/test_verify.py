@@ -715,6 +715,28 @@ def test_a_wrong_key_and_a_missing_log_are_told_apart(data: Path, tmp_path_facto
     result = baton(empty, "audit", "verify")
     assert result.status == 2
     assert "Nothing was sealed" in result.err
+    emptied = baton(empty, "audit", "verify", "--checkpoint", str(data / "held.txt"))
+    assert emptied.status == 1, emptied.err
+    assert "it was cut off or set back" in emptied.out
+
+
+def test_an_option_with_which_nothing_would_be_compared_is_refused(data: Path) -> None:
+    folder, file = data / "unmounted", data / "cut-off.pub"
+    folder.mkdir()
+    file.write_text("")
+    large = folder.with_name("large.txt")
+    large.write_text("x" * 70_000)
+    held = ("--checkpoint", str(data / "held.txt"))
+    for options, words in (
+        (("--checkpoint", str(folder)), "has no checkpoint"),
+        (("--checkpoint", str(large)), "larger than a checkpoint"),
+        (("--key", str(file)), "has no key"),
+        ((*held, "--witness", str(file)), "has no key"),
+        (("--journal", str(file)), "needs the folder of saved tiles"),
+    ):
+        result = baton(data, "audit", "verify", *options)
+        assert (result.status, result.out) == (2, ""), options
+        assert words in result.err
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 255, 256, 257, 600])

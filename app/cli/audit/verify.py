@@ -39,6 +39,8 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     check.witnesses = _keys(args.witnesses, "--witness")
     if check.witnesses and not check.held_checkpoints:
         raise ConfigInvalid(["--witness: needs the checkpoint that it has cosigned (--checkpoint)"])
+    if args.journal is not None and args.folder is None:
+        raise ConfigInvalid(["--journal: needs the folder of saved tiles with which it is compared"])
     if args.saved is not None:
         check.saved_entries = TilesFolder(Path(args.saved)).bundle
     began = time.monotonic()
@@ -65,7 +67,10 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 
 def _keys(texts: tuple[str, ...], option: str) -> tuple[Key, ...]:
-    """Return the keys of an option, each as its text or as a file with one on each line."""
+    """Return the keys of an option, each as its text or as a file with one on each line.
+
+    Raises `ConfigInvalid` for a file without a key: nothing would be compared with it, and everything would pass.
+    """
     keys = []
     for text in texts:
         path = Path(text)
@@ -76,25 +81,34 @@ def _keys(texts: tuple[str, ...], option: str) -> tuple[Key, ...]:
             keys += [read_key(line) for line in lines]
         except (OSError, UnicodeDecodeError, LogFormatError) as error:
             raise ConfigInvalid([f"{option} {text}: {error}"]) from None
+        if not lines:
+            raise ConfigInvalid([f"{option} {text}: the file has no key"])
     return tuple(keys)
 
 
 def _read_checkpoints(places: tuple[str, ...]) -> tuple[tuple[str, Checkpoint], ...]:
-    """Return the checkpoints of this command, each a file or a folder of files."""
+    """Return the checkpoints of this command, each a file or a folder of files.
+
+    Raises `ConfigInvalid` for a folder without any, such as one that is not mounted: nothing would be compared with it,
+    and everything would pass.
+    """
     checkpoints = []
     for name in places:
         path = Path(name)
-        files = [path]
-        if path.is_dir():
-            files = sorted(path.rglob("*.txt"))
-        for file in files:
-            try:
-                if file.is_file() and file.stat().st_size <= MAX_CHECKPOINT_BYTES:
-                    checkpoints.append((file.name, read_checkpoint(file.read_text())))
-            except (OSError, UnicodeDecodeError, LogFormatError) as error:
-                raise ConfigInvalid([f"--checkpoint {file}: {error}"]) from None
         if not path.exists():
             raise ConfigInvalid([f"--checkpoint {name}: there is no such file"])
+        files = [path]
+        if path.is_dir():
+            files = [file for file in sorted(path.rglob("*.txt")) if file.is_file()]
+        if not files:
+            raise ConfigInvalid([f"--checkpoint {name}: the folder has no checkpoint (*.txt)"])
+        for file in files:
+            try:
+                if file.stat().st_size > MAX_CHECKPOINT_BYTES:
+                    raise ConfigInvalid([f"--checkpoint {file}: it is larger than a checkpoint can be"])
+                checkpoints.append((file.name, read_checkpoint(file.read_text())))
+            except (OSError, UnicodeDecodeError, LogFormatError) as error:
+                raise ConfigInvalid([f"--checkpoint {file}: {error}"]) from None
     return tuple(checkpoints)
 
 
@@ -114,7 +128,8 @@ async def _verify_database(args: Arguments, environ: Mapping[str, str], check: L
 
     def check_rows(rows: SealedRows) -> None:
         state = rows.state()
-        if not rows.has_entries() and (state is None or not state["size"]):
+        was_never_sealed = not rows.has_entries() and (state is None or not state["size"])
+        if was_never_sealed and not check.held_checkpoints:  # with one, an emptied log is a finding
             raise ConfigInvalid(["Nothing was sealed in this database yet; engines of 0.3.0 and later seal."])
         check_database(check, rows, contents=not args.no_contents, settled=args.settled)
 
