@@ -278,15 +278,21 @@ async def test_pruning_leaves_one_row_of_a_run_and_nothing_of_any_other_table(op
 
 
 async def test_a_run_that_is_open_or_was_changed_since_it_was_read_is_not_pruned(store: SqlStore) -> None:
-    await fill(
-        store, [admission("open"), admission("late"), admission("erased"), end_run("late", 2.0), end_run("erased", 2.0)]
-    )
-    revisions = [await find_rest_of(store, run) for run in ("open", "late", "erased")]
+    names = ("open", "late", "erased", "rated")
+    await fill(store, [admission(run) for run in names])
+    await fill(store, [end_run(run, 2.0) for run in names[1:]])
+    revisions = [await find_rest_of(store, run) for run in names]
     await store.append(note("open"))
     await store.append(Entry("late", 3.0, (Raw(Kind.CALL_FINISHED, {}),), epoch=1))
     await store.erase("erased")
+    rating = Feedback("fb", "rated", "tenant", "key", 5.0, "explicit", "user", "", 1.0, "good", "")
+    await store.rate(rating)
     assert await store.prune(revisions) == []
-    assert [len((await store.journal(run)).events) for run in ("open", "late", "erased")] == [2, 4, 3]
+    assert [len((await store.journal(run)).events) for run in names] == [2, 4, 3, 3]
+    assert await store.feedback("rated") == (rating,)
+    revisions = [await find_rest_of(store, "rated")]
+    await store.rate(rating)  # sent again, which changes nothing
+    assert await store.prune(revisions) == ["rated"]
 
 
 async def test_only_runs_whose_time_and_deadline_are_over_are_selected(store: SqlStore) -> None:

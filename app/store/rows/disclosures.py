@@ -20,6 +20,7 @@ from app.store.protocol.disclosures import (
     RebuildBatch,
     SeenDataFilter,
 )
+from app.store.rows.runs import raise_revision
 from app.store.rows.transparency_log import queue_runs
 from app.store.sqlkit.statements import Row, RowWrites, Statements
 from app.store.sqlkit.tables import CATALOGS, DISCLOSURES, EVENTS, RUNS, TAGS
@@ -290,6 +291,7 @@ def _derive(conn: Connection, run: str, tenant: str, key: str, complete: EventCo
     if new_rows:
         conn.execute(insert(DISCLOSURES), list(new_rows.values()))
     if new_rows or completed:
+        raise_revision(conn, run)
         queue_runs(conn, [run])
     return completed + len(new_rows)
 

@@ -8,6 +8,7 @@ from sqlalchemy import Connection, Row, Select, func, select, tuple_, update
 
 from app.core.rating.feedback import Feedback
 from app.errors import Conflict, NotFound
+from app.store.rows.runs import raise_revision
 from app.store.sqlkit.tables import FEEDBACK, RUNS, insert_into
 
 MOST = 200
@@ -39,6 +40,7 @@ def add(conn: Connection, rating: Feedback) -> Feedback:
             f"The run has {MOST} ratings already, which is the most that are kept.", code="too_much_feedback"
         )
     conn.execute(insert_into(conn, FEEDBACK).values(asdict(rating)).on_conflict_do_nothing())
+    raise_revision(conn, rating.run)
     return rating
 
 
