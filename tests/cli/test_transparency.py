@@ -22,6 +22,11 @@ async def seal_one_run(folder: Path, *signers: Signer) -> None:
             pass
 
 
+async def begin_run(folder: Path, run: str) -> None:
+    async with open_store(f"sqlite:///{folder}/baton.db") as store:
+        await store.append(admission_entry(run))
+
+
 def test_the_log_and_the_proof_of_a_run_are_shown(tmp_path: Path) -> None:
     environ = {"BATON_DATABASE_URL": f"sqlite:///{tmp_path}/baton.db"}
     asyncio.run(seal_one_run(tmp_path, SIGNER))
@@ -32,6 +37,10 @@ def test_the_log_and_the_proof_of_a_run_are_shown(tmp_path: Path) -> None:
     assert "1 of 1 events are sealed." in baton(tmp_path, "runs", "proof", "run_1", **environ).out
     proof = json.loads(baton(tmp_path, "runs", "proof", "last", "--json", **environ).out)
     assert (proof["sealed"], proof["faults"], len(proof["leaves"])) == (1, [], 1)
+    asyncio.run(begin_run(tmp_path, "run_2"))
+    unproven = baton(tmp_path, "runs", "proof", "run_2", **environ)
+    assert (unproven.status, "Nothing is proven" in unproven.out) == (1, True)
+    assert baton(tmp_path, "runs", "proof", "run_2", "--json", **environ).status == 1
 
 
 def write_cosigned_copy(folder: Path, note: str) -> str:

@@ -108,7 +108,7 @@ async def _prove(settings: Settings, args: Arguments) -> int:
             terminal.print_json(document | {"sealed": sealed_events, "faults": faults})
         else:
             _print_proof(proof, events, sealed_events, faults)
-    return int(bool(faults))
+    return int(bool(faults) or not proof.leaves)
 
 
 def _print_proof(proof: Proof, events: int | None, sealed_events: int, faults: Sequence[str]) -> None:
@@ -121,6 +121,8 @@ def _print_proof(proof: Proof, events: int | None, sealed_events: int, faults: S
         print(f"entry {entry.place}: {about}, sealed at {terminal.moment(leaf.at)}, proof of {len(entry.proof)} hashes")
     if events is None:
         print("The run was pruned.")
+    elif not proof.leaves:
+        print("Nothing is proven: no event of the run is sealed yet.")
     else:
         print(f"{sealed_events} of {events} events are sealed.")
     for fault in faults:

@@ -141,7 +141,8 @@ def _define_explain(runs: Group) -> None:
     def proof() -> None:
         """Check the proofs that the entries about a run are in the transparency log.
 
-        Exits with 1 if one of them is not. `baton audit verify` compares the run itself with its entries.
+        Exits with 1 if one of them is not, or if there is no entry yet. `baton audit verify` compares the run itself
+        with its entries.
         """
 
     @runs.add("explain", "runs.one_run", "baton runs explain last", "baton runs explain run_0199 --json")
