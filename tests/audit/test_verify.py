@@ -27,6 +27,7 @@ from app.core.run.visibility import complete_disclosures
 from app.core.transparency import tiles
 from app.core.transparency.merkle import tree_root
 from app.store.archive import Administration, open_archive
+from app.store.protocol import Entry
 from app.store.rows import disclosures, log_sources, transparency_log
 from app.store.sql import open_store
 from app.store.sqlkit.log_statements import LogStatements
@@ -292,7 +293,7 @@ def find_after_change(
         ("0.2.0", (), []),
     ],
 )
-async def test_a_preview_has_the_tag_by_which_it_is_found_since_0_3(
+async def test_a_run_has_the_tags_that_its_events_give_it_and_since_0_3_that_of_a_preview(
     tmp_path: Path, code: str, tags: tuple[tuple[str, str], ...], words: list[str]
 ) -> None:
     first, last = tampers.play_run("run_shown")
@@ -302,8 +303,10 @@ async def test_a_preview_has_the_tag_by_which_it_is_found_since_0_3(
     preview = replace(
         first, events=(Raw(Kind.ADMITTED, body),), tags=(*other_tags, *tags), new=replace(first.new, code=code)
     )
+    results = Raw(Kind.STEP_RESULTS, {"labels": ["of-results"]})
+    labelled = Entry("run_shown", 1.5, (results,), epoch=1, tags=(("label", "of-results"),))
     async with open_store(f"sqlite:///{tmp_path / 'shown.db'}") as store:
-        for entry in (preview, last):
+        for entry in (preview, labelled, last):
             await store.append(entry)
         await tampers.seal(store)
         report = await store._read(lambda conn: verify(conn, ()))

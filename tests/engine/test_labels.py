@@ -10,9 +10,11 @@ import pytest
 
 from app.core.message.chat import Message, Text
 from app.core.run.events import CallIntended, Kind, PlanRejected, PlanStep, StepDone, StepToolResults
+from app.core.run.retention_classes import RunClass
 from app.core.run.visibility import labels_in_run
 from app.errors import InvalidRequest
 from app.process.wiring import Runtime
+from app.store.protocol import ContentQuery
 from tests.harness.conversations import Conversation, look_call, tool_call_reply
 from tests.harness.in_process import (
     Outcome,
@@ -220,6 +222,8 @@ async def test_the_labels_of_a_tools_result_go_with_what_is_made_of_it(stub: Pro
     results: list[StepToolResults] = await of_kind(runtime, outcome, Kind.STEP_RESULTS)
     assert [result.labels for result in results] == [PHI]
     assert labels_in_run(outcome.ended.state) == PHI
+    with_label = await runtime.context.store.runs_with_content(ContentQuery(within=RunClass(label="phi")))
+    assert [row.id for row in with_label.runs] == [outcome.ended.state.run]
 
 
 async def test_a_tools_result_that_nobody_may_read_is_refused(stub: ProviderStub, runtime: Runtime) -> None:

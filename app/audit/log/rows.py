@@ -91,7 +91,7 @@ DELETABLE_KIND = "budget"
 """The one kind of rows that the service deletes, apart from those that go with their runs."""
 LEDGER_KIND = "ledger"
 """The kind of a waiting change of a run's rows in the ledger of disclosures, made without an event."""
-TAGGING_KINDS = {"run.admitted", "run.resumed", "plan.step", "run.awaiting_approval"}
+TAGGING_KINDS = {"run.admitted", "run.resumed", "step.tool_results", "plan.step", "run.awaiting_approval"}
 """Kinds of events that give a run its tags."""
 
 
@@ -686,8 +686,10 @@ def _tags_of_event(kind: str, raw: bytes) -> Iterator[tuple[str, str]]:
     if kind == "run.awaiting_approval":
         yield "approval", "asked"
         return
+    if kind in ("run.admitted", "step.tool_results"):
+        yield from _tags_of_labels(body)
     if kind == "run.admitted":
-        yield from _tags_of_admission(body)
+        yield from _tags_of_plan(body)
     if body.get("request_id"):
         yield "request", str(body["request_id"])
     trace = str(body.get("traceparent") or "").split("-")
@@ -695,11 +697,15 @@ def _tags_of_event(kind: str, raw: bytes) -> Iterator[tuple[str, str]]:
         yield "trace", trace[1]
 
 
-def _tags_of_admission(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    labels, wire = body.get("labels"), body.get("wire")
+def _tags_of_labels(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    labels = body.get("labels")
     if isinstance(labels, list):
         for label in labels:
             yield "label", str(label)
+
+
+def _tags_of_plan(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    wire = body.get("wire")
     if isinstance(wire, dict) and wire.get("format") == "plan":
         yield "plan", str(body.get("origin_run") or "first")
     elif body.get("preview"):

@@ -252,7 +252,7 @@ def begin_turn(context: EngineContext, order: Order, resumption: Resumption, gat
         events=(resumed, *results),
         epoch=resumption.waiting_run.epoch,
         contents=(request, *resumption.shares.values()),
-        tags=request_tags(order),
+        tags=(*_label_tags(resumption), *request_tags(order)),
         shared=stored_once,
         once=order.once,
         notify=context.notifies and notices.needs_notice(order.wire),
@@ -261,6 +261,15 @@ def begin_turn(context: EngineContext, order: Order, resumption: Resumption, gat
         seq=state.seq,
     )
     return NextTurn(turn.number, turn.deadline, entry, tuple(resumption.shares))
+
+
+def _label_tags(resumption: Resumption) -> list[tuple[str, str]]:
+    """The filters by the labels that the caller put on the results: a time for which texts with a label are kept holds
+    for these results, too."""
+    labels: set[str] = set()
+    for result_labels in resumption.labels.values():
+        labels.update(result_labels)
+    return [("label", label) for label in sorted(labels)]
 
 
 def turn_of(events: tuple[Event, ...], once: str) -> int:

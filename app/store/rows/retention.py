@@ -66,7 +66,7 @@ PRUNED_EVENTS = 500
 PRUNED_EVENTS_POSTGRES = 2_000
 """Most events that one transaction deletes on Postgres, where no writer of other runs waits for it."""
 
-TAGGED = (Kind.ADMITTED, Kind.RESUMED, Kind.PLAN_STEP, Kind.AWAITING_APPROVAL)
+TAGGED = (Kind.ADMITTED, Kind.RESUMED, Kind.STEP_RESULTS, Kind.PLAN_STEP, Kind.AWAITING_APPROVAL)
 """The kinds of events that give a run its tags."""
 
 
