@@ -1,13 +1,16 @@
 """Erasing the content of many runs, and deleting all rows of old ones, on SQLite and on Postgres."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import asyncpg
 import orjson
 import pytest
 from sqlalchemy import Connection, func, select
+from sqlalchemy.engine import make_url
 
 from app.core.message.chat import Message, Task, Text, task_to_json
 from app.core.rating.feedback import Feedback
@@ -40,7 +43,7 @@ from app.store.rows import content, retention
 from app.store.rows.content import copies
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.tables import METADATA, RUNS
-from tests.conformance.entries import SALT, Opener, admission_entry, note
+from tests.conformance.entries import SALT, Opener, admission_entry, new_run, note
 from tests.harness.raw_facts import Raw
 
 QUESTION = "what-only-this-user-said"
@@ -217,6 +220,50 @@ async def test_no_byte_is_left_in_the_files_of_sqlite(tmp_path: Path, opener: Op
         assert files_with("what-bob-said")
         assert await store.erase("kept")
         assert files_with("what-bob-said") == []
+
+
+RUNBOOK = Path(__file__).parents[2] / "deploy" / "docs" / "runbook.md"
+
+
+@pytest.mark.integration
+async def test_no_byte_is_left_in_the_files_of_postgres_after_what_the_runbook_says(migrated_postgres_url: str) -> None:
+    statements = re.findall(r"`(VACUUM [^`]*(?:contents|pg_statistic)[^`]*)`", RUNBOOK.read_text())
+    assert len(statements) == 2
+    words = {"text": QUESTION, "user": "only-this-user", "comment": "only-in-a-comment", "salt": SALT.decode()}
+    url = make_url(migrated_postgres_url).set(drivername="postgresql").render_as_string(hide_password=False)
+    superuser = await asyncpg.connect(url)
+
+    async def find_words() -> dict[str, set[str]]:
+        """The relations in whose files the words are."""
+        await superuser.execute("CHECKPOINT")
+        files = "SELECT relname, pg_read_binary_file(pg_relation_filepath(oid)) FROM pg_class WHERE relfilenode <> 0"
+        files += " OR relname = 'pg_statistic'"
+        found: dict[str, set[str]] = {}
+        for relation, body in await superuser.fetch(files):
+            for name, word in words.items():
+                if word.encode() in body:
+                    found.setdefault(name, set()).add(relation)
+        return found
+
+    async with open_store(migrated_postgres_url) as store:
+        for number in range(40):
+            run, mark = f"run-{number}", f"{number % 10}"
+            entry = admission(run, words["user"] + mark, text=words["text"] + mark)
+            await store.append(replace(entry, tags=((USER_TAG, words["user"] + mark),)))
+            await store.append(end_run(run, 2.0))
+            comment = words["comment"] + mark
+            await store.rate(Feedback(f"fb-{run}", run, "tenant", "key", 5.0, "explicit", "user", "", 1.0, "", comment))
+            kept = replace(
+                admission(f"kept-{number}", f"bob{mark}", text=f"other{mark}"), tags=((USER_TAG, f"bob{mark}"),)
+            )
+            await store.append(replace(kept, new=new_run(salt=b"another-salt")))
+        await superuser.execute("ANALYZE")
+        assert (await find_words()).keys() == words.keys()
+        await store.erase_contents([f"run-{number}" for number in range(40)])
+    for statement in statements:
+        await superuser.execute(statement)
+    assert await find_words() == {}
+    await superuser.close()
 
 
 def end_run(run: str, at: float) -> Entry:

@@ -151,4 +151,7 @@ def _report(settings: Settings, result: EraseResult) -> str:
             f"{text} Parts of it may be left in the database's files: a reader was in the way, or the file is too "
             "large to be written anew now. Run VACUUM on it while Baton is stopped."
         )
-    return f"{text} Its bytes remain in Postgres's files until VACUUM FULL, in its write-ahead log and in back-ups."
+    return (
+        f"{text} Its bytes remain in Postgres's files and statistics until VACUUM (FULL, ANALYZE), in its write-ahead "
+        "log and in back-ups."
+    )
