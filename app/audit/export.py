@@ -5,7 +5,6 @@ import zlib
 from base64 import b64decode
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,10 @@ UNCHANGED = 1
 """The first version, without the changes of conductors' versions; it can still be audited."""
 WITHOUT_LEDGER = (UNCHANGED, 2)
 """The versions without the ledger of disclosures."""
+OUTSIDE_RUNS = frozenset({"catalog", "change", "pruned"})
+"""Kinds of lines that belong to no run."""
+MOST_LINES = (b'{"event":', b'{"content":')
+"""The beginnings of most lines of a file, which are not parsed where other lines are looked for."""
 BYTES = "base64"
 GZIP = ".gz"
 
@@ -100,7 +103,7 @@ class Export:
     async def catalogs(self) -> Mapping[str, bytes]:
         """Implements `journal_file.Source`."""
         snapshots: dict[str, bytes] = {}
-        for number, line in self._preamble("catalog"):
+        for number, line in self._lines_outside_runs("catalog"):
             snapshots[line["catalog"]] = self._bytes(number, line)
         return snapshots
 
@@ -109,7 +112,7 @@ class Export:
         if self._head()["version"] == UNCHANGED:
             return None
         changes: list[Change] = []
-        for number, line in self._preamble("change"):
+        for number, line in self._lines_outside_runs("change"):
             try:
                 changes.append(Change(**line["change"]))
             except TypeError:
@@ -134,7 +137,7 @@ class Export:
 
     async def pruned_runs(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[PrunedRun]:
         """Implements `journal_file.Source`."""
-        for number, line in self._preamble("pruned"):
+        for number, line in self._lines_outside_runs("pruned"):
             try:
                 pruned_run = PrunedRun(**_decode_columns(line["pruned"]))
             except (TypeError, ValueError):
@@ -160,7 +163,7 @@ class Export:
                     gathered = _PartialRun(_decode_columns(line["run"]))
                 elif "end" in line:
                     ended = number
-                elif gathered is not None:
+                elif gathered is not None and not OUTSIDE_RUNS & line.keys():
                     gathered.add(line)
             except (KeyError, TypeError, ValueError):
                 raise self._fault(number, "is no line of an export") from None
@@ -169,15 +172,19 @@ class Export:
         if gathered is not None:
             yield gathered.record(has_ledger=has_ledger)
 
-    def _preamble(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the lines of a kind before the first run."""
-        head = takewhile(lambda line: "run" not in line[1], self._lines())
-        return (line for line in head if kind in line[1])
+    def _lines_outside_runs(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the lines of a kind that belong to no run: they stand before the first run and behind the last one."""
+        for number, line in self._lines(skipped=MOST_LINES):
+            if kind in line:
+                yield number, line
 
-    def _lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _lines(self, skipped: tuple[bytes, ...] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield every line with its number, but for those that begin with one of `skipped`."""
         try:
             with gzip.open(self._path) if self._path.suffix == GZIP else self._path.open("rb") as file:
                 for number, text in enumerate(file, 1):
+                    if text.startswith(skipped):
+                        continue
                     line = orjson.loads(text)
                     if not isinstance(line, dict):
                         raise self._fault(number, "is no line of an export")

@@ -3,14 +3,18 @@
     {"baton": "journal", "version": 2, "at": ...}        the time at which it was read, in seconds since 1970
     {"catalog": digest, "body": base64}                  every pool that was in force
     {"change": {column: value}}                          every change of a conductor's version; none in version 1
-    {"pruned": {column: value}}                          what is left of every pruned run; none in archives
     {"run": {column: value}}                             a run's row, followed by:
     {"event": seq, "kind": ..., "at": ..., "body": ...}  its events in order
     {"content": ref, "body": base64}                     its texts, unless they were erased
     {"ticket": {column: value}}                          its tickets in the outbox
     {"disclosure": {column: value}}                      its rows in the ledger of disclosures; none before version 3
     {"rating": {column: value}}                          its ratings; none before version 3
+    {"pruned": {column: value}}                          what is left of every pruned run; none in archives
     {"end": runs}                                        the last line: without it the file was cut off
+
+Runs are pruned and pools change while an export is written. Therefore what is left of pruned runs is read after all
+runs, so that a run which is pruned meanwhile is in the file as the one or the other, and pools and changes that are new
+by then follow it.
 
 Each line is JSON. Bytes are written as base64. A file may be compressed with gzip; its name ends with `.gz` then.
 """
@@ -18,7 +22,7 @@ Each line is JSON. Bytes are written as base64. A file may be compressed with gz
 import gzip
 import os
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
@@ -83,12 +87,15 @@ async def write(source: Source, path: Path, *, now: float, run: str | None = Non
     runs = 0
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.writelines(_head(now, await source.catalogs(), await source.changes() or ()))
-            async for pruned_run in source.pruned_runs(run=run, since=since):
-                file.write(_line({"pruned": _columns(asdict(pruned_run))}))
+            catalogs, changes = await source.catalogs(), await source.changes() or ()
+            file.writelines(_head(now, catalogs, changes))
             async for record in source.records(run=run, since=since):
                 runs += 1
                 file.writelines(_lines(record))
+            async for pruned_run in source.pruned_runs(run=run, since=since):
+                file.write(_line({"pruned": _columns(asdict(pruned_run))}))
+            file.writelines(_catalog_lines(await source.catalogs(), catalogs.keys()))
+            file.writelines(_change_lines(await source.changes() or (), changes))
             file.write(_line({"end": runs}))
         part.replace(path)
     except OSError as error:
@@ -133,10 +140,22 @@ class CompressedJournals:
 
 def _head(now: float, catalogs: Mapping[str, bytes], changes: Sequence[Change]) -> Iterator[bytes]:
     yield _line({"baton": "journal", "version": VERSION, "at": now})
+    yield from _catalog_lines(catalogs, ())
+    yield from _change_lines(changes, ())
+
+
+def _catalog_lines(catalogs: Mapping[str, bytes], written: Collection[str]) -> Iterator[bytes]:
+    """Yield the lines of pools but for those whose digests are written already."""
     for digest, body in catalogs.items():
-        yield _line({"catalog": digest, "body": b64encode(body).decode()})
+        if digest not in written:
+            yield _line({"catalog": digest, "body": b64encode(body).decode()})
+
+
+def _change_lines(changes: Sequence[Change], written: Collection[Change]) -> Iterator[bytes]:
+    """Yield the lines of changes of conductors' versions but for those that are written already."""
     for change in changes:
-        yield _line({"change": asdict(change)})
+        if change not in written:
+            yield _line({"change": asdict(change)})
 
 
 def _lines(record: Record) -> Iterator[bytes]:

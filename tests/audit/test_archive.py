@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,10 @@ from app.providers.formats import adapter
 from app.store import archive
 from app.store.archive import Archive, Record, open_archive
 from app.store.journal_file import Source, write
+from app.store.sql import SqlStore
 from app.store.sqlkit.migrate import migrate
 from tests.audit.scenes import Journal
+from tests.conformance.test_store_retention import find_rest_of
 from tests.harness.in_process import finish, order, plan, pool_text, running_service
 from tests.stubs import ProviderStub
 
@@ -96,6 +99,34 @@ async def test_an_export_holds_all_that_the_database_does(runtime: Runtime, url:
         assert await write(source, path, now=2.5, run=run) == 1
     assert [record.row["id"] for record in await all_of(export)] == [run]
     assert [(name, mode) for name, mode in modes(tmp_path) if name.startswith("journal")] == [("journal.jsonl", 0o600)]
+
+
+async def test_what_happens_while_an_export_is_written_is_in_it(
+    runtime: Runtime, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is pruned meanwhile is neither stored any more nor was it pruned before."""
+    names, store = await run_some(runtime), runtime.context.store
+    monkeypatch.setattr(archive, "PAGE", 1)
+    change = Change("change_1", 1.0, "me", "planner", "promoted", "planner@1", 0.5, "fit")
+    path = tmp_path / "journal.jsonl"
+    async with open_archive(url) as source:
+        read = source.records
+
+        async def records(**filters: Any) -> AsyncIterator[Record]:
+            async for record in read(**filters):
+                if record.row["id"] == names[0]:
+                    assert isinstance(store, SqlStore)
+                    assert await store.prune([await find_rest_of(store, names[-1])]) == [names[-1]]
+                    await store.keep_catalog("d" * 64, lambda: b"later")
+                    await store.change(change)
+                yield record
+
+        monkeypatch.setattr(source, "records", records)
+        assert await write(source, path, now=1.5) == RUNS - 1
+    export = Export(path)
+    pruned = [pruned_run.id async for pruned_run in export.pruned_runs()]
+    assert ([record.row["id"] for record in await all_of(export)], pruned) == (names[:-1], names[-1:])
+    assert ((await export.catalogs())["d" * 64], await export.changes()) == (b"later", [change])
 
 
 async def test_a_journal_that_grows_is_read_as_it_stood_at_one_moment(runtime: Runtime, url: str) -> None:
