@@ -31,7 +31,8 @@ _KEY = re.compile(r"\S*(?:\*{2,}|\b(?:sk|pk|rk|bt|xai|gsk|hf|ghp|key)[-_][A-Za-z
 _LONG = re.compile(r"[A-Za-z0-9+/=_.\-]{20,}")
 _JOINED = re.compile(r"(?:\w[\w-]*-)?\[\.\.\.\](?:-[\w-]*)?")
 _GAPS = re.compile(r"\[\.\.\.\](?:[^\w\[]*\[\.\.\.\])+")
-_BLANKS = re.compile(r"\s+")
+_BLANKS = re.compile(r"[\s\x00-\x1f\x7f]+")
+"""Blanks and control characters."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/\-]{0,127}", re.ASCII)
 
 _ORDINARY = """

@@ -107,6 +107,7 @@ def test_an_excerpt_has_nothing_of_the_request_and_no_key(message: str, excerpt_
 
 def test_an_excerpt_is_bounded_and_of_a_huge_request_only_ordinary_words_are_kept() -> None:
     assert len(excerpt("too many tokens " * 1_000, BODY, [])) <= EXCERPT_CHARS
+    assert excerpt("too\0many \x1b\ntokens", BODY, []) == "too many tokens"
     huge = BODY + b" " * SEARCHED_BYTES
     assert excerpt("The maximum is 128000 tokens, said Wolfgang.", huge, []) == "The maximum is [...] tokens, [...]."
 

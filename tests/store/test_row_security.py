@@ -17,6 +17,7 @@ from sqlalchemy.exc import ProgrammingError
 from app.__main__ import main as main_of_baton
 from app.core.pool.budgets import Budget
 from app.core.rating.feedback import Feedback
+from app.core.run.events import Kind
 from app.errors import NotFound, StoreUnavailable
 from app.store.protocol import Actor, AdminEventQuery, IdempotencyRecord, KeyRow, RunQuery
 from app.store.sql import SqlStore, open_store
@@ -24,7 +25,8 @@ from app.store.sqlkit import revisions
 from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.row_security import READABLE
 from app.store.sqlkit.tables import METADATA
-from tests.conformance.entries import admission_entry
+from tests.conformance.entries import admission_entry, note
+from tests.harness.raw_facts import Raw
 
 pytestmark = pytest.mark.integration
 
@@ -326,6 +328,10 @@ async def test_a_role_of_auditors_reads_the_views_and_no_text(store: SqlStore, m
     [row] = await read("SELECT * FROM audit_disclosures WHERE run = 'our-run'")
     assert (row.recipient, row.saw_user, row.labels, row.saw_steps) == ("w", True, [], None)
     assert await read("SELECT body ->> 'tier' FROM audit_events WHERE run = 'our-run'")
+    escaped = {"error": "a NUL: \0, and none: \\u0000"}
+    await store.append(replace(note("our-run"), events=(Raw(Kind.CANCEL_ASKED, escaped),)))
+    [(shown,)] = await read("SELECT body ->> 'error' FROM audit_events WHERE body ->> 'error' IS NOT NULL")
+    assert shown == "a NUL: \ufffd, and none: \\u0000"
     assert "salt" not in (await read("SELECT * FROM audit_runs"))[0]._mapping
     for table in (*READABLE, "keys"):
         with pytest.raises((ProgrammingError, StoreUnavailable)):

@@ -16,8 +16,11 @@ SELECT id, tenant, key, tier, model, code, to_timestamp(created_at) AS created_a
   state, error, topology, steps, degraded, spent_usd AS spent_micro_usd, spent_tokens, origin_kind, origin_run,
   salt IS NULL AS erased
 FROM runs""",
-    "audit_events": """
-SELECT run, seq, kind, to_timestamp(at) AS at, convert_from(body, 'UTF8')::jsonb AS body FROM events""",
+    "audit_events": r"""
+SELECT run, seq, kind, to_timestamp(at) AS at,
+  CASE WHEN position('\x5c7530303030'::bytea in body) = 0 THEN convert_from(body, 'UTF8')
+  ELSE regexp_replace(convert_from(body, 'UTF8'), '(?<!\\)((?:\\\\)*)\\u0000', '\1\\ufffd', 'g') END::jsonb AS body
+FROM events""",
     "audit_disclosures": """
 SELECT run, call, to_timestamp(at) AS at, step, kind AS recipient_kind, recipient, provider, model,
   nullif(region, '') AS region, tenant, key,
@@ -29,7 +32,8 @@ SELECT run, call, to_timestamp(at) AS at, step, kind AS recipient_kind, recipien
   coalesce(passed_over, '[]')::jsonb AS passed_over, bytes, input_tokens, output_tokens, outcome
 FROM disclosures""",
 }
-"""The queries of the views by name. Contents, salts, digests of keys and the texts of conversations are in none."""
+"""The queries of the views by name. An escaped NUL, for which jsonb has no text, is shown as U+FFFD: one event with it
+would fail every query of all. Contents, salts, digests of keys and the texts of conversations are in none."""
 
 
 def make(conn: Connection, role: str | None) -> None:
