@@ -715,6 +715,14 @@ def test_pruning_deletes_old_runs_alone(service: Service) -> None:
     database.close()
     counted = baton(service.folder, "runs", "prune", "--before", "30d", "--dry-run").out
     assert "1 run with 9 events would be pruned" in counted
+    held = json.loads(baton(service.folder, "holds", "add", "--run", old, "--reason", "case 12", "--json").out)
+    for words in (("--dry-run",), ()):
+        kept = baton(service.folder, "runs", "prune", "--before", "30d", *words).out
+        assert "a legal hold covers them: 1 run" in kept
+    erased = baton(service.folder, "runs", "erase", "--before", "30d", "--dry-run")
+    assert "of 0 runs would be erased" in erased.out
+    assert f"({held[0]['id']}) cover 1 run" in erased.out
+    assert baton(service.folder, "holds", "release", held[0]["id"]).status == 0
     text = baton(service.folder, "runs", "prune", "--before", "30d", BATON_ARCHIVE=str(service.folder / "archive")).out
     assert "Pruned: 1 run with 9 events." in text
     assert "1 run, 9 events" in baton(service.folder, "audit", "check", text.splitlines()[-1]).out

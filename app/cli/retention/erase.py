@@ -38,11 +38,12 @@ async def _erase(settings: Settings, args: Arguments, now: Callable[[], float]) 
     query = ContentQuery(tenant=args.tenant, user=args.user, before=before)
     async with storage.open_configured_store(settings) as store:
         if args.dry_run:
-            run_count = await _count_runs(store, args, query)
+            run_count, held = await _count_runs(store, args, query)
             if args.json:
-                terminal.print_json({"runs": run_count, "erased": False})
+                terminal.print_json({"runs": run_count, "erased": False} | _held_field(held))
             else:
-                terminal.stdout().print(f"The content of {terminal.count(run_count, 'run')} would be erased.")
+                text = f"The content of {terminal.count(run_count, 'run')} would be erased."
+                terminal.stdout().print(f"{text}{_held_text(held)}", soft_wrap=True)
             return 0
         patience = END_SECONDS + settings.lease_seconds
         if args.run:
@@ -53,27 +54,29 @@ async def _erase(settings: Settings, args: Arguments, now: Callable[[], float]) 
             result = await _erase_all(store, query, patience, now)
     if args.json:
         record: dict[str, object] = {"runs": result.runs, "erased": True, "overwritten": result.overwritten}
-        if result.held:
-            record["held"] = dict(result.held)
-        terminal.print_json(record)
+        terminal.print_json(record | _held_field(result.held))
     else:
         terminal.stdout().print(_report(settings, result), soft_wrap=True)
     return int(bool(result.held))
 
 
-async def _count_runs(store: Store, args: Arguments, query: ContentQuery) -> int:
-    """Return the number of runs whose content would be erased."""
+async def _count_runs(store: Store, args: Arguments, query: ContentQuery) -> tuple[int, Mapping[str, str]]:
+    """Return the number of runs whose content would be erased, and those that legal holds keep, each with the hold."""
+    pages: AsyncIterator[Sequence[RunRow]]
     if args.run:
-        row = await _find_unheld(store, args.run)
-        return sum([_count_unerased(rows) async for rows in _with_copies(store, row)])
-    if args.ref:
-        texts = await texts_with_ref(store, store, args.ref)
-        return sum([len(rows) async for rows in _with_texts(store, texts)])
-    return sum([len(rows) async for rows in runs_with_content(store, query)])
-
-
-def _count_unerased(rows: Sequence[RunRow]) -> int:
-    return sum([not row.erased for row in rows])
+        pages = _with_copies(store, await _find_unheld(store, args.run))
+    elif args.ref:
+        pages = _with_texts(store, await texts_with_ref(store, store, args.ref))
+    else:
+        pages = runs_with_content(store, query)
+    run_count = 0
+    held: dict[str, str] = {}
+    async for rows in pages:
+        names = [row.id for row in rows if not row.erased]
+        held_now = await store.find_holds_by_run(names)
+        run_count += len(names) - len(held_now)
+        held |= held_now
+    return run_count, held
 
 
 async def _erase_text(store: Store, ref: str, patience: float, now: Callable[[], float]) -> EraseResult:
@@ -139,11 +142,24 @@ async def _end(store: Store, rows: Sequence[RunRow], patience: float, now: float
     await asyncio.gather(*[cancel.wait_until_ended(store, row, patience) for row in rows])
 
 
+def _held_field(held: Mapping[str, str]) -> dict[str, object]:
+    """Return the JSON field with the runs that legal holds keep, each with the hold; empty if there are none."""
+    if not held:
+        return {}
+    return {"held": dict(held)}
+
+
+def _held_text(held: Mapping[str, str]) -> str:
+    """Return the sentence about runs that legal holds keep, behind a blank; empty if there are none."""
+    if not held:
+        return ""
+    names = ", ".join(sorted(set(held.values())))
+    return f" Legal holds ({names}) cover {terminal.count(len(held), 'run')}, left as before."
+
+
 def _report(settings: Settings, result: EraseResult) -> str:
     text = f"The content of {terminal.count(result.runs, 'run')} is erased; every journal remains."
-    if result.held:
-        names = ", ".join(sorted(set(result.held.values())))
-        text = f"{text} Legal holds ({names}) cover {terminal.count(len(result.held), 'run')}, left as before."
+    text += _held_text(result.held)
     if result.overwritten:
         return f"{text} Nothing of it is left in the database's files."
     if settings.database_url.startswith("sqlite"):

@@ -35,7 +35,8 @@ class ContentPage:
 
 @record(frozen=True, slots=True)
 class PruneQuery:
-    """Selects runs that may be pruned: they have ended, and both times are over, in seconds since 1970."""
+    """Selects runs that may be pruned: they have ended, both times are over, in seconds since 1970, and no legal hold
+    covers them."""
 
     ended_before: float
     deadline_before: float
@@ -43,6 +44,8 @@ class PruneQuery:
     within: RunClass | None = None
     without: tuple[RunClass, ...] = ()
     """Only runs of the class `within`, and of none of these."""
+    on_hold: bool = False
+    """True: the runs that would be selected if no legal hold covered them, to be counted."""
 
 
 @record(frozen=True, slots=True)
@@ -89,15 +92,14 @@ class Retention(Protocol):
         ...
 
     async def count_prunable(self, query: PruneQuery) -> tuple[int, int]:
-        """Return the number of runs that a query selects, and of their events; without runs that a legal hold
-        covers."""
+        """Return the number of runs that a query selects, and of their events."""
         ...
 
     async def prune(self, runs: Sequence[tuple[PrunedRun, int]]) -> Sequence[str]:
         """Delete all rows of these runs in short transactions, but for one row each. Returns the runs that are gone.
 
         Each run comes with the revision in which its row was read. A run that is still open or that was changed since,
-        by the outcome of a late call or by an erasure, stays as it is, and so does one that a legal hold covers.
+        by the outcome of a late call, a rating or an erasure, stays as it is, and so does one that a legal hold covers.
         """
         ...
 

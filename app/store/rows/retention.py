@@ -159,8 +159,10 @@ def prunable(query: PruneQuery) -> tuple[ColumnElement[bool], ...]:
     """Return the conditions for a run that may be pruned. The first one has it found along the index of times."""
     row = RUNS.c
     has_ended = (row.ended_at < query.ended_before, row.deadline < query.deadline_before)
-    is_on_hold = exists(select(HOLDS.c.id).where(holds.covers()).correlate(RUNS))
-    return row.created_at < query.ended_before, *has_ended, ~is_on_hold, *_of_class(query)
+    is_on_hold: ColumnElement[bool] = exists(select(HOLDS.c.id).where(holds.covers()).correlate(RUNS))
+    if not query.on_hold:
+        is_on_hold = ~is_on_hold
+    return row.created_at < query.ended_before, *has_ended, is_on_hold, *_of_class(query)
 
 
 def count_prunable(conn: Connection, query: PruneQuery) -> tuple[int, int]:
