@@ -142,6 +142,7 @@ def test_tiles_have_the_paths_of_the_specification(tile: Tile, path: str) -> Non
         "tile/0/001/000",
         "tile/0/000/",
         "tile/0/" + "x999/" * 7 + "000",
+        "tile/entries/" + "x999/" * 5 + "999",
     ],
 )
 def test_other_paths_are_no_tiles(path: str) -> None:

@@ -23,7 +23,9 @@ _PATH = re.compile(r"tile/(entries|0|[1-9]\d?)/((?:x\d{3}/)*)(\d{3})(?:\.p/([1-9
 MOST_LEVELS = 64
 """Most levels of tiles, as the specification has it."""
 MOST_GROUPS = 6
-"""Most groups of three digits of the number of a tile: 10^18 tiles."""
+"""Most groups of three digits of the number of a tile."""
+MOST_TILES = 2**63 // WIDTH
+"""Most tiles of a level: the places of their entries are numbers of 63 bits."""
 
 
 @record(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def parse_tile(path: str) -> Tile | None:
         number=int("".join(groups)),
         width=int(width or WIDTH),
     )
-    if (tile.level or 0) >= MOST_LEVELS or tile.width > WIDTH or tile.path != path:
+    if tile.number >= MOST_TILES or (tile.level or 0) >= MOST_LEVELS or tile.width > WIDTH or tile.path != path:
         return None
     return tile
 
