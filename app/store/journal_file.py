@@ -23,6 +23,7 @@ import gzip
 import os
 from base64 import b64encode
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
@@ -80,13 +81,15 @@ class Source(Protocol):
 async def write(source: Source, path: Path, *, now: float, run: str | None = None, since: float | None = None) -> int:
     """Write a file that only its owner can read, completely or not at all. Returns the number of runs.
 
+    It is written beside its place under a name that nobody can know before, so that it is a new file of the owner's.
+
     Raises `ConfigInvalid` if it cannot be written there.
     """
     path = _find_file_to_replace(path)
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")
     runs = 0
     try:
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             catalogs, changes = await source.catalogs(), await source.changes() or ()
             file.writelines(_head(now, catalogs, changes))
             async for record in source.records(run=run, since=since):
@@ -100,6 +103,9 @@ async def write(source: Source, path: Path, *, now: float, run: str | None = Non
         part.replace(path)
     except OSError as error:
         raise ConfigInvalid([f"{path}: cannot be written: {error.strerror or type(error).__name__}"]) from None
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
     return runs
 
 

@@ -204,7 +204,11 @@ def test_an_export_replaces_a_file_and_neither_a_link_nor_a_device(desk: Desk) -
     file, link = desk.folder / "export.jsonl", desk.folder / "link.jsonl"
     file.touch()
     link.symlink_to(file)
+    planted, elsewhere = desk.folder / "export.jsonl.part", desk.folder / "elsewhere"
+    planted.symlink_to(elsewhere)
     assert desk("export", str(link))[0] == 0
+    assert not elsewhere.exists()
+    assert [path for path in desk.folder.glob("*.part") if path != planted] == []
     assert (link.is_symlink(), file.stat().st_size > 0, file.stat().st_mode & 0o777) == (True, True, 0o600)
     pipe = desk.folder / "pipe"
     os.mkfifo(pipe)
