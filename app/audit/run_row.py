@@ -35,7 +35,7 @@ def _expected_columns(run: AuditedRun) -> dict[str, Any]:
     for proposal in run.proposals_for():
         if proposal.acceptance is not None and proposal.steps:
             topology = proposal.acceptance.body["topology"]
-    return {
+    columns: dict[str, Any] = {
         "tier": admitted["tier"],
         "model": admitted["model"],
         "origin_kind": admitted.get("origin_kind") or None,
@@ -49,6 +49,9 @@ def _expected_columns(run: AuditedRun) -> dict[str, Any]:
         "ended_at": end.at if end is not None else None,
         "error": end.body.get("error") if end is not None else None,
     }
+    if admitted.get("tenant"):  # older releases did not write it there
+        columns["tenant"] = admitted["tenant"]
+    return columns
 
 
 def _check_outbox(run: AuditedRun) -> Iterator[Violation]:

@@ -194,6 +194,7 @@ BESIDE = (
             "ended_at": 1.0,
             "error": "run_failed",
             "degraded": True,
+            "tenant": "other",
             "tier": "other",
             "model": "other",
             "deadline": 1.0,

@@ -693,6 +693,7 @@ def test_the_command_verifies_a_database_and_saved_tiles(data: Path) -> None:
     assert baton(data, "audit", "export", exported).status == 0
     with_journal = baton(data, "audit", "verify", str(data / "tiles"), "--journal", exported, "--json")
     assert (with_journal.status, json.loads(with_journal.out)["runs"]) == (0, 3)
+    assert "Of the file, the events of runs were compared." in with_journal.out
     lines = Path(exported).read_text()
     Path(exported).write_text(lines.replace("not cleared for phi", "not in the pool"))
     altered = json.loads(baton(data, "audit", "verify", str(data / "tiles"), "--journal", exported, "--json").out)
