@@ -43,6 +43,8 @@ RULES: tuple[Rule, ...] = (
     check_contents,
 )
 
+CLOCK_SECONDS = 60.0
+"""Seconds by which the auditor's clock may be ahead of the database's."""
 WRONG_TYPE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """The exceptions that a rule raises where a field has another type than the rule expects."""
 
@@ -67,11 +69,10 @@ class Auditor:
         report = Report()
         journal_sums, before, reused_outputs = JournalSums(), await source.accounts() or {}, ReusedOutputs()
         earlier = await EarlierExport.read(against, run=run, since=since)
-        pools, history = (
-            Pools(self.adapter, await source.catalogs()),
-            VersionHistory.from_changes(await source.changes()),
-        )
+        pools, history = await self._read_pools_and_versions(source)
         async for record in source.records(run=run, since=since):
+            if self._is_recent(record) and not self._is_clean(record, pools, history):
+                pools, history = await self._read_pools_and_versions(source)
             self.check(record, pools, history, report, journal_sums, reused_outputs)
             for violation in earlier.compare(record):
                 report.add(violation)
@@ -81,6 +82,19 @@ class Auditor:
         if run is None and since is None:
             await self._check_all(source, report, journal_sums, before)
         return report
+
+    async def _read_pools_and_versions(self, source: Source) -> tuple[Pools, VersionHistory]:
+        pools = Pools(self.adapter, await source.catalogs())
+        return pools, VersionHistory.from_changes(await source.changes())
+
+    def _is_recent(self, record: Record) -> bool:
+        """Return True for a run that may name a pool or a version which came after these were read."""
+        return bool(record.events) and record.events[-1].at > self.now - CLOCK_SECONDS
+
+    def _is_clean(self, record: Record, pools: Pools, history: VersionHistory) -> bool:
+        report = Report()
+        self.check(record, pools, history, report)
+        return report.is_clean
 
     async def _check_all(
         self, source: Source, report: Report, journal_sums: JournalSums, before: Mapping[str, AccountSums]

@@ -1,7 +1,7 @@
 """The journal is read the same way from both databases and from an export of them, page by page."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,21 @@ async def test_a_journal_that_grows_is_read_as_it_stood_at_one_moment(runtime: R
             await asyncio.sleep(PAUSE)
     for followed_run in started:
         await finish(followed_run)
+
+
+async def test_a_pool_that_comes_while_journals_are_read_is_not_missing(
+    runtime: Runtime, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await finish(await runtime.runs.start(order(runtime, "baton-mini")))
+    async with open_archive(url) as source:
+        read, readings = source.catalogs, iter([{}])
+
+        async def catalogs() -> Mapping[str, bytes]:
+            return next(readings, None) or await read()
+
+        monkeypatch.setattr(source, "catalogs", catalogs)
+        report = await Auditor(runtime.context.now(), adapter).audit(source)
+    assert (report.runs, report.violations) == (1, [])
 
 
 async def test_a_pool_is_kept_once_and_stays_as_it_was(runtime: Runtime, url: str) -> None:
