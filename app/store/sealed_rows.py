@@ -4,7 +4,7 @@ Rows are returned as they are stored, and nothing is checked: that is the audito
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -47,6 +47,7 @@ from app.store.sqlkit.tables import (
     BUDGETS,
     CATALOGS,
     CONDUCTOR_CHANGES,
+    CONTENTS,
     DISCLOSURES,
     EVENTS,
     FEEDBACK,
@@ -86,6 +87,8 @@ KINDS: Mapping[str, Table] = {
 }
 """The table of each kind of an entry, apart from runs. The id of an entry is the primary key of the row, whose columns
 are joined with line feeds."""
+TABLES_BY_RUN = (RUNS, EVENTS, DISCLOSURES, CONTENTS, SHARED_CONTENTS, TICKETS, FEEDBACK)
+"""The tables in which the rows of a run are found by its id."""
 _SQLITE_TYPES: Mapping[type, tuple[str, ...]] = {
     str: ("text",),
     bytes: ("blob",),
@@ -170,12 +173,18 @@ class SealedRows:
         query = select(func.count()).select_from(LOG_QUEUE).where(LOG_QUEUE.c.xid < xid)
         return self._conn.execute(query).scalar_one()
 
-    def find_mistyped_values(self) -> Iterator[tuple[str, str, str, str]]:
+    def find_mistyped_values(self, run: str | None = None) -> Iterator[tuple[str, str, str, str]]:
         """Yield values whose type their columns do not have, each as the table, the primary key, the column and the
-        type. Nothing can be read from such a row. Postgres stores none; SQLite stores what it is given."""
+        type. Nothing can be read from such a row. Postgres stores none; SQLite stores what it is given.
+
+        With a `run`, only its own rows are read, in the tables in which they are found by the run.
+        """
         if self._conn.dialect.name == "postgresql":
             return
-        for table in METADATA.sorted_tables:
+        tables: Iterable[Table] = METADATA.sorted_tables
+        if run is not None:
+            tables = TABLES_BY_RUN
+        for table in tables:
             allowed_types = {}
             stored_types = {}
             conditions = []
@@ -185,6 +194,8 @@ class SealedRows:
                 conditions.append(stored_types[column.name].not_in(allowed_types[column.name]))
             keys = [cast(key, Text) for key in table.primary_key.columns]
             mistyped = select(*keys, *stored_types.values()).where(or_(*conditions)).limit(ROWS)
+            if run is not None:
+                mistyped = mistyped.where((table.c.id if table is RUNS else table.c.run) == run)
             for row in self._conn.execute(mistyped):
                 key = " ".join([str(value) for value in row[: len(keys)]])
                 for name, stored_type in zip(stored_types, row[len(keys) :], strict=True):

@@ -566,9 +566,12 @@ def test_a_value_of_another_type_is_named_and_ends_nothing_with_a_traceback(
     assert (result.status, result.err.count("Traceback")) == (1, 0)
     assert f"its column `{column}` has a value of the type {kind}" in result.out
     assert f"{table} " in result.out
+    words = f"its column `{column}` has a value of the type {kind}"
     checked = baton(data, "audit", "check")
     assert (checked.status, checked.err.count("Traceback")) == (1, 0)
-    assert f"its column `{column}` has a value of the type {kind}" in checked.out
+    assert words in checked.out
+    one = baton(data, "audit", "check", "--run", "run_kept")
+    assert (words in one.out, one.err.count("Traceback")) == (table in ("runs", "events"), 0)
 
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b'{"labels": 1, "wire": [1]}'])

@@ -35,8 +35,8 @@ async def check_journal(source: Source, entries: Sequence[StoredEntry], report: 
             words = "it was pruned with other events than were sealed"
             report.add(Finding("altered", f"run {pruned_run.id}", words, last[-1].place))
     report.notes.append(
-        "Of the file, the events of runs were compared. `baton audit check FILE` derives rows and the ledger from them; "
-        "keys and ratings are proven by the database alone."
+        "Of the file, the events of runs were compared. `baton audit check FILE` derives rows and the ledger from "
+        "them; keys and ratings are proven by the database alone."
     )
     if sealed_entries:
         report.notes.append(f"{len(sealed_entries):,} runs of the log are not in the file, which may be a part.")

@@ -73,10 +73,11 @@ async def _check(args: Arguments, environ: Mapping[str, str], now: float) -> Rep
         return await Auditor(export.at, adapter).audit(export, run=args.run, since=since, against=earlier)
     settings = read(environ)
     async with storage.existing_database(settings), storage.open_journals(settings) as archive:
-        mistyped = await _find_mistyped_values(archive)
+        mistyped = await _find_mistyped_values(archive, args.run)
         try:
             report = await Auditor(now, adapter).audit(archive, run=args.run, since=since, against=earlier)
         except WRONG_TYPE_ERRORS:
+            mistyped = mistyped or await _find_mistyped_values(archive)
             if not mistyped:
                 raise
             report = Report()  # a row with such a value cannot be read
@@ -85,12 +86,12 @@ async def _check(args: Arguments, environ: Mapping[str, str], now: float) -> Rep
         return report
 
 
-async def _find_mistyped_values(archive: Archive) -> Sequence[Violation]:
-    """Return the values that have another type than their columns, which SQLite stores."""
+async def _find_mistyped_values(archive: Archive, run: str | None = None) -> Sequence[Violation]:
+    """Return the values that have another type than their columns, which SQLite stores; with a run, its own alone."""
     violations: list[Violation] = []
 
     def find(rows: SealedRows) -> None:
-        for table, key, column, type_name in islice(rows.find_mistyped_values(), MAX_MISTYPED_VALUES):
+        for table, key, column, type_name in islice(rows.find_mistyped_values(run), MAX_MISTYPED_VALUES):
             words = f"its column `{column}` has a value of the type {type_name}"
             violations.append(Violation(f"{table} {key}", 0, "body-malformed", words))
 
