@@ -50,10 +50,12 @@ def test_a_changed_step_keeps_its_other_fields() -> None:
     assert FAN[2]["worker"] == "c", "what was given stays as it is"
 
 
-@pytest.mark.parametrize("edit", [Edit("change", 3), Edit("remove", 3), Edit("add", 4), Edit("change", -1)])
-def test_an_edit_of_no_step_is_refused_by_its_place(edit: Edit) -> None:
+@pytest.mark.parametrize(
+    "edit", [Edit("change", 3), Edit("remove", 3), Edit("add", 4), Edit("change", -1), Edit("change", 0)]
+)
+def test_an_edit_of_no_step_or_of_nothing_is_refused_by_its_place(edit: Edit) -> None:
     with pytest.raises(PlanRejected) as refused:
-        apply_edits(FAN, [Edit("change", 0), edit])
+        apply_edits(FAN, [Edit("change", 0, {"worker": "a"}), edit])
     assert refused.value.reasons[0].startswith("edits[1].step:")
 
 

@@ -30,7 +30,8 @@ def apply_edits(steps: Sequence[Mapping[str, Any]], edits: Sequence[Edit]) -> li
     """Return the steps after these edits. Access lists keep naming the same steps; a step that was removed is named by
     none.
 
-    Raises `PlanRejected`, whose reason begins with the place of the edit, for a step that does not exist.
+    Raises `PlanRejected`, whose reason begins with the place of the edit, for a step that does not exist, and for a
+    change of nothing.
     """
     plan = [dict(step) for step in steps]
     for place, edit in enumerate(edits):
@@ -41,6 +42,8 @@ def apply_edits(steps: Sequence[Mapping[str, Any]], edits: Sequence[Edit]) -> li
             raise PlanRejected([f"edits[{place}].to: only a step that is moved has a new place"])
         if edit.op == "move" and (edit.to is None or not 0 <= edit.to <= last):
             raise PlanRejected([f"edits[{place}].to: give the step's new place, of {len(plan)} counted from 0"])
+        if edit.op == "change" and not edit.fields:
+            raise PlanRejected([f"edits[{place}].step: say what changes: its worker, subtask, access or tools"])
         plan = _apply_edit(plan, edit)
     return plan
 
