@@ -236,6 +236,24 @@ async def test_headers_that_disagree_are_nobody(gateway: GatewayStandIn, headers
         assert (await client.get("/v1/models", headers=raw_headers)).status_code == 401
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("authorization", ""), ("x-api-key", "good")],
+        [("authorization", "Bearer "), ("x-api-key", "good")],
+        [("authorization", "Bearer good"), ("x-api-key", " ")],
+    ],
+)
+async def test_a_header_without_a_key_is_as_good_as_none(
+    gateway: GatewayStandIn, headers: list[tuple[str, str]]
+) -> None:
+    raw_headers = [(name, value.replace("good", f"bt_caller_{SECRET}")) for name, value in headers]
+    async with gateway.client() as client:
+        assert (await client.get("/v1/models", headers=raw_headers)).status_code == 200
+        empty = [(name, value) for name, value in raw_headers if SECRET not in value]
+        assert (await client.get("/v1/models", headers=empty)).status_code == 401
+
+
 @pytest.mark.parametrize("fault", [StoreUnavailable(), OSError("no route"), TimeoutError()])
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 async def test_a_store_that_is_down_is_a_503(gateway: GatewayStandIn, method: str, path: str, fault: Exception) -> None:

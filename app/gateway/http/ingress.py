@@ -518,16 +518,21 @@ class Caller:
 
 
 def find_api_key(connection: HTTPConnection) -> str | None:
-    """Return the key in a request's headers, whichever spelling it uses; None if there is none or if two disagree."""
+    """Return the key in a request's headers, whichever spelling it uses; None if there is none or if two disagree. A
+    header without a key counts as none, such as that of a client which was given an empty one."""
     keys: set[str] = set()
     for name, value in connection.scope["headers"]:
-        if name == b"authorization":
-            scheme, _, token = value.decode("latin-1").strip().partition(" ")
+        text = value.decode("latin-1").strip()
+        if name == b"authorization" and text:
+            scheme, _, token = text.partition(" ")
+            text = token.strip()
             if scheme.lower() != "bearer":
-                token = ""
-            keys.add(token.strip())
-        elif name == b"x-api-key":
-            keys.add(value.decode("latin-1").strip())
+                keys.add("")  # no key, and not that of the other header either
+                continue
+        elif name != b"x-api-key":
+            continue
+        if text:
+            keys.add(text)
     if len(keys) != 1:
         return None
     return keys.pop()
