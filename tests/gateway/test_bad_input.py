@@ -200,6 +200,10 @@ FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
     "schema that is none": (by_schema({"type": "objct"}), "response_format.json_schema.schema"),
     "schema elsewhere": (by_schema({"$ref": "http://127.0.0.1:9/x"}), "response_format.json_schema.schema"),
     "schema of 17 levels": (by_schema(nest_schema(17)), "response_format.json_schema.schema"),
+    "a tool whose arguments are no object": (
+        chat_body(tools=[offer("f", parameters={"type": "array"})]),
+        "tools[0].function.parameters",
+    ),
     "a tool of 17 levels": (chat_body(tools=[offer("f", parameters=nest_schema(17))]), "tools[0].function.parameters"),
     "schema too long": (by_schema({"description": "x" * 70_000}), "response_format.json_schema.schema"),
     "logprobs 1": (chat_body(logprobs=1), "logprobs"),

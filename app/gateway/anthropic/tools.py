@@ -9,7 +9,7 @@ from app.core.message.chat import NO_TOOLS, Tool, Toolbox
 from app.core.records import record
 from app.errors import InvalidRequest
 from app.gateway.wire.parameters import WireModel
-from app.gateway.wire.response_formats import check
+from app.gateway.wire.response_formats import check_parameters
 
 CHOICES: Final[Mapping[str, Literal["auto", "none", "required", "named"]]] = {
     "auto": "auto",
@@ -164,7 +164,7 @@ def toolbox_of(
         if isinstance(tool, KnownTool):
             name = KNOWN[tool.type].name
             allow(tool.name == name, f"tools[{place}].name", f"a tool of this type has the name '{name}'")
-        check(tool.input_schema, f"tools[{place}].input_schema")
+        check_parameters(tool.input_schema, f"tools[{place}].input_schema")
     chosen_name = ""
     if choice is not None and choice.type == "tool":
         chosen_name = choice.name or ""

@@ -44,7 +44,7 @@ from app.gateway.wire.parameters import (
     labels_on,
     order_of,
 )
-from app.gateway.wire.response_formats import ResponseFormat, check, form_of
+from app.gateway.wire.response_formats import ResponseFormat, check_parameters, form_of
 from app.store.protocol import KeyRow
 
 MOST_TOOLS: Final = 128
@@ -211,7 +211,7 @@ def _tool(tool: AnyTool, param: str) -> Tool:
     if isinstance(tool, FunctionTool):
         function = tool.function
         if function.parameters is not None:
-            check(function.parameters, f"{param}.function.parameters")
+            check_parameters(function.parameters, f"{param}.function.parameters")
         return Tool(function.name, function.description or "", function.parameters, function.strict or False)
     text_format, grammar, format_fields = tool.custom.format, None, None
     if isinstance(text_format, Grammar):

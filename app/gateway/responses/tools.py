@@ -27,7 +27,7 @@ from app.gateway.responses.tool_search import (
 )
 from app.gateway.wire import custom_tools
 from app.gateway.wire.parameters import WireModel
-from app.gateway.wire.response_formats import check
+from app.gateway.wire.response_formats import check_parameters
 
 MOST_TOOLS: Final = 128
 """Tools on offer at once."""
@@ -267,7 +267,7 @@ def _function(tool: FunctionTool | CustomTool, param: str) -> Tool:
 
 def _check_parameters(parameters: dict[str, Any] | None, param: str) -> None:
     if parameters is not None:
-        check(parameters, f"{param}.parameters")
+        check_parameters(parameters, f"{param}.parameters")
 
 
 def names_of(tools: Iterable[FunctionTool | CustomTool | Namespace]) -> list[str]:

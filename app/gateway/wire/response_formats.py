@@ -84,6 +84,16 @@ def check(schema: dict[str, Any], param: str) -> None:
         raise InvalidRequest(f"Invalid schema for '{param}': {fault}.", param=param, code="invalid_json_schema")
 
 
+def check_parameters(schema: dict[str, Any], param: str) -> None:
+    """Raise `InvalidRequest` for a schema of a function's arguments that cannot be used. They are an object, so that
+    every provider refuses a schema which allows none."""
+    check(schema, param)
+    kinds = schema.get("type", "object")
+    if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+        message = f"Invalid schema for '{param}': its type must be \"object\", because a function's arguments are one."
+        raise InvalidRequest(message, param=param, code="invalid_function_parameters")
+
+
 @lru_cache(CACHED_SCHEMAS)
 def _cached_fault(text: bytes) -> str | None:
     """Return the fault of a schema, by its text. An agent sends its tools with every turn, and checking one takes 50
