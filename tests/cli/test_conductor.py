@@ -5,6 +5,7 @@ The server is a stub of vLLM's published wire format; `make test-vllm` has the r
 
 import json
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -337,6 +338,27 @@ def test_versions_are_loaded_again_into_each_endpoint_that_has_lost_them(
         assert bench.run("restore", "planner") == 2
         assert "is not the file of the manifest" in capsys.readouterr().err
         assert (name in bench.stub.models, name in replica.models) == (True, False)
+
+
+def test_what_cannot_be_restored_keeps_nothing_else_from_it(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder of an earlier version is gone, and one of the servers is away."""
+    name, pool = bench.adapter.name, bench.folder / "pool.toml"
+    old = write_adapter(bench.folder / "old", bench.adapter.base)
+    bench.stub.plans[old.name] = bench.stub.plans[name]
+    assert bench.deploy("old") == 0
+    assert bench.deploy() == 0
+    assert bench.run("promote", "planner", name) == 0
+    shutil.rmtree(bench.folder / "old")
+    bench.stub.models.remove(old.name)
+    bench.stub.models.remove(name)
+    away = f'endpoints = [{{ base_url = "http://127.0.0.1:9/v1" }}, {{ base_url = "{bench.stub.url}" }}]'
+    pool.write_text(pool.read_text().replace(f'base_url = "{bench.stub.url}"', away))
+    assert bench.run("restore", "planner") == 2
+    output = capsys.readouterr()
+    assert f"loaded again: {name}" in output.out
+    assert "http://127.0.0.1:9/v1/models could not be reached" in output.err
+    assert "No such file or directory" in output.err
+    assert name in bench.stub.models
 
 
 def test_serve_prints_what_it_would_start(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:

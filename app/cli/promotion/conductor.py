@@ -20,7 +20,7 @@ from app.cli.learning import train
 from app.cli.promotion import deployment, shadow_plans, version_changes
 from app.core.pool.conductor_versions import Change, ChangeKind, VersionsInForce, refusal, versions_in_force
 from app.engine.conductors.versions import RequestedChange, check_change, conductor_names, make_change
-from app.errors import ConfigInvalid
+from app.errors import BatonError, ConfigInvalid
 from app.lab import manifest
 from app.process.conductor_server import conductor_servers, find_common_models
 from app.process.config import Configuration, Settings, conductor_signer, configure, trusted_signers
@@ -130,25 +130,56 @@ def _deploy(config: Configuration, args: Arguments) -> int:
 
 
 def _restore(config: Configuration, args: Arguments) -> int:
-    """Load what was deployed into each server that lacks it, from the same folder, by the same checks."""
+    """Load what was deployed into each server that lacks it, from the same folder, by the same checks.
+
+    What conducts comes first. A server that does not answer, or a version that cannot be loaded, keeps no other from
+    being restored; they are reported at the end.
+    """
     changes = event_loop.run(version_changes.read_changes(config.settings, of_tiers=False))
     in_force = versions_in_force(changes).get(args.conductor, VersionsInForce())
+    restored: list[str] = []
+    faults: list[str] = []
     with conductor_servers(config, args.conductor) as servers:
-        present = find_common_models(servers)
-        missing = [version for version in in_force.loaded if version not in present]
-        for version in missing:
-            folder, path = _find_deployed_folder(changes, args.conductor, version)
-            card, golden = manifest.read(folder)
-            if card.name != version:
-                raise ConfigInvalid([f"{folder}: is {card.name} by now, not {version}; deploy it as another version"])
-            deployment.check_signature(folder, card, config.settings)
-            note = deployment.deploy(servers, folder, card, golden, path)
-            event_loop.run(_store(config.settings, args, "loaded", version, note=note))
+        models: list[tuple[Management, list[str]]] = []
+        for server in servers:
+            try:
+                models.append((server, server.models()))
+            except BatonError as error:
+                faults += _faults_of(error)
+        for version in sorted(in_force.loaded, key=lambda name: name not in (in_force.live, in_force.canary)):
+            lacking = [server for server, names in models if version not in names]
+            try:
+                if lacking:
+                    _load_again(config, args, changes, version, lacking)
+                    restored.append(version)
+            except BatonError as error:
+                faults += _faults_of(error)
     if args.json:
-        terminal.print_json({"conductor": args.conductor, "restored": missing})
-    else:
-        terminal.stdout().print(f"loaded again: {', '.join(missing) or 'nothing was missing'}", markup=False)
+        terminal.print_json({"conductor": args.conductor, "restored": restored})
+    elif restored or not faults:
+        terminal.stdout().print(f"loaded again: {', '.join(restored) or 'nothing was missing'}", markup=False)
+    if faults:
+        raise ConfigInvalid(faults)
     return 0
+
+
+def _faults_of(error: BatonError) -> Sequence[str]:
+    if isinstance(error, ConfigInvalid):
+        return error.faults
+    return [error.message]
+
+
+def _load_again(
+    config: Configuration, args: Arguments, changes: Sequence[Change], version: str, servers: Sequence[Management]
+) -> None:
+    """Load a version that was deployed into servers that lack it. Raises `BatonError` if it cannot be."""
+    folder, path = _find_deployed_folder(changes, args.conductor, version)
+    card, golden = manifest.read(folder)
+    if card.name != version:
+        raise ConfigInvalid([f"{folder}: is {card.name} by now, not {version}; deploy it as another version"])
+    deployment.check_signature(folder, card, config.settings)
+    note = deployment.deploy(servers, folder, card, golden, path)
+    event_loop.run(_store(config.settings, args, "loaded", version, note=note))
 
 
 def _find_deployed_folder(changes: Sequence[Change], conductor: str, version: str) -> tuple[Path, str]:
