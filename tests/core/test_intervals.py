@@ -48,8 +48,8 @@ def test_pairs_that_agree_do_not_make_an_interval_of_no_width() -> None:
 def test_nothing_is_claimed_of_few_costs() -> None:
     assert mean([1.0] * (LEAST - 1)).high == math.inf
     assert ratio([1.0] * 3, [2.0] * 3).high == math.inf  # type: ignore[union-attr]
-    assert ratio([0.0] * 30, [1.0] * 30) is None
-    assert ratio_apart([0.0] * 30, [1.0] * 30) is None
+    assert ratio([0.0] * 3, [1.0] * 3) is None
+    assert ratio_apart([0.0] * 3, [1.0] * 3) is None
     exact = ratio([1.0, 2.0] * 20, [1.1, 2.2] * 20)
     assert exact is not None
     assert math.isclose(exact.low, 0.1)

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 
 from app.core.pool.catalog import PromotionSpec
@@ -107,6 +108,18 @@ def test_what_fails_is_neither_promoted_nor_kept_although_it_is_cheap_and_quick(
         assert not is_promotable(verdict)
     few = conditions(PromotionSpec(2), compare_different_runs(live[:3], [*failed[:1], *live[3:5]]))
     assert is_promotable(few), "it asks for no evidence of its own"
+
+
+def test_what_is_free_is_no_dearer_than_what_is_free_and_anything_else_is() -> None:
+    free = [run(f"a{n}", usd=0) for n in range(30)]
+    also_free = [run(f"b{n}", usd=0) for n in range(30)]
+    dear = [run(f"c{n}", usd=100 + n % 3) for n in range(30)]
+    for candidate, outcome in ((also_free, "holds"), (dear, "breached")):
+        paired = compare_with_shadows([ShadowedRun(*pair) for pair in zip(free, candidate, strict=True)])
+        for evidence in (paired, compare_different_runs(free, candidate)):
+            assert outcomes(evidence)["max_cost_increase"] == outcome
+            assert orjson.loads(orjson.dumps(evidence.to_json()))["count"] == 30
+    assert outcomes(compare_different_runs(free[:5], dear[:5]))["max_cost_increase"] == "open"
 
 
 def test_the_pairs_that_a_share_needs_are_counted_also_where_all_runs_are_alike() -> None:

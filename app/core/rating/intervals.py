@@ -91,11 +91,12 @@ def mean(values: Sequence[float], level: float = LEVEL) -> Interval:
 def ratio(before: Sequence[float], after: Sequence[float]) -> Interval | None:
     """Return by which share the mean of `after` exceeds that of `before`, which has the same pairs in the same order.
 
-    None where the mean before is not above 0. An end is infinite where the mean before may be 0.
+    None where the mean before is 0 and nothing follows from that (`_rise_from_nothing`). An end is infinite where the
+    mean before may be 0.
     """
     base, other = fmean(before), fmean(after)
     if base <= 0:
-        return None
+        return _rise_from_nothing(mean(before), mean(after))
     value, width = other / base - 1, half_width(len(before))
     if math.isinf(width):
         return Interval(value)
@@ -114,11 +115,23 @@ def ratio_apart(before: Sequence[float], after: Sequence[float]) -> Interval | N
     """Return by which share the mean of `after` exceeds that of `before`; the two are of different runs."""
     base, other = mean(before, LEVEL / 2), mean(after, LEVEL / 2)
     if base.value <= 0:
-        return None
+        return _rise_from_nothing(base, other)
     value = other.value / base.value - 1
     if base.low <= 0 or math.isinf(other.low):
         return Interval(value)
     return Interval(value, max(other.low, 0.0) / base.high - 1, other.high / base.low - 1)
+
+
+def _rise_from_nothing(base: Interval, other: Interval) -> Interval | None:
+    """Return the rise from a mean that is 0 throughout, as the cost of workers that are free: none to another such
+    mean, and an infinite one to a mean that is above 0 beyond chance. None where neither is known."""
+    if base.low != 0 or base.high != 0:
+        return None
+    if other.low == other.high == 0:
+        return Interval(0.0, 0.0, 0.0)
+    if other.low > 0:
+        return Interval(math.inf, math.inf, math.inf)
+    return None
 
 
 def sample_size(spread: float, margin: float, width: float = 0.0) -> int | None:
