@@ -34,10 +34,14 @@ class Command(click.Command):
         self.examples = examples
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the words of the command line, and refuse an option or argument that is given as an empty text.
+        """Read the words of the command line, and refuse one that is not UTF-8, because no database stores it, and an
+        option or argument that is given as an empty text.
 
         That is the slip of a script whose variable is not set, and would mean something else than what was asked for.
         """
+        for word in args:
+            if not _is_utf8(word):
+                raise click.UsageError(f"{word!a} is not UTF-8", ctx)
         rest = super().parse_args(ctx, args)
         for parameter in self.params:
             if _is_given_empty(parameter, ctx):
@@ -64,6 +68,15 @@ class Command(click.Command):
             with formatter.section("Examples"):
                 for line in self.examples:
                     formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+
+def _is_utf8(word: str) -> bool:
+    """Return True if a word of the command line was UTF-8: Python has unpaired surrogates in place of other bytes."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_given_empty(parameter: click.Parameter, ctx: click.Context) -> bool:

@@ -136,6 +136,7 @@ def test_values_have_their_units_and_defaults(words: str, name: str, value: Any)
         ("keys add ''", "must not be empty"),
         ("keys add x --label ''", "must not be empty"),
         ("audit export ''", "must not be empty"),
+        ("audit check --run a\udcff", "is not UTF-8"),
     ],
 )
 def test_a_wrong_value_is_a_usage_error_that_says_what_is_right(
