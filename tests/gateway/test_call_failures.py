@@ -42,7 +42,8 @@ async def test_the_cause_is_in_the_run_the_metrics_and_the_log(
     assert 'baton_call_failures_total{reason="authentication",worker="alpha"} 1.0' in metrics
     [line] = [record for record in caplog.records if record.getMessage() == "A provider call failed."]
     fields = line.__dict__["fields"]
-    assert (fields["reason"], fields["status"], fields["worker"]) == ("authentication", 401, "alpha")
+    assert (fields["run"], fields["worker"]) == (run["id"], "alpha")
+    assert (fields["reason"], fields["status"]) == ("authentication", 401)
     assert "Zanzibar" not in str(fields)
 
 

@@ -72,7 +72,8 @@ ADAPTER_BROKE = "adapter_broke"
 class Purpose:
     """The facts from which a call's request can be composed again, and why this worker was called.
 
-    `CallIntended` explains the fields; the `tenant`, and whether the run is a `shadow`, are for metrics.
+    `CallIntended` explains the fields; the `tenant`, and whether the run is a `shadow`, are for metrics, and the `run`
+    is for the log.
     """
 
     template: str = ""
@@ -84,6 +85,7 @@ class Purpose:
     passed_over: PassedOver = ()
     despite: str = ""
     repairs: str = ""
+    run: str = ""
     tenant: str = ""
     shadow: bool = False
     watched: bool = False
@@ -714,6 +716,7 @@ class Attempt:
         telemetry.log(
             logging.WARNING,
             "A provider call failed.",
+            run=self._purpose.run,
             call=self.call,
             step=self.step,
             worker=name,

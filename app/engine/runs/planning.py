@@ -644,6 +644,7 @@ class Planner:
             rejected=self._ref(brief.rejected),
             left_out=omitted_chars,
             version=version or "",
+            run=state.run,
             tenant=state.admitted.tenant,
             shadow=state.admitted.origin_kind == "shadow",
             budgets=state.admitted.budgets,

@@ -450,6 +450,7 @@ class Execution:
                 passed_over=(*basis.excluded, *choice.passed_over),
                 despite=choice.despite,
                 repairs=repaired,
+                run=state.run,
                 tenant=state.admitted.tenant,
                 shadow=state.admitted.origin_kind == "shadow",
                 watched=watched,
