@@ -1,6 +1,7 @@
 """Which runs count as evidence about a canary or a promotion, over rows and journals that a store might have."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -87,7 +88,7 @@ class Journal:
 def admission(*, model: str, **more: Any) -> RunAdmitted:
     """The admission of a run of the tier."""
     fields = {"task": "", "tier": "own", "limits": Limits(), "deadline": 0.0, "pool": ("a",), "conductor": "model"}
-    return RunAdmitted(**fields, preview=False, rehearsal=False, streams=False, model=model, **more)  # type: ignore[arg-type]
+    return RunAdmitted(**fields | more, preview=False, rehearsal=False, streams=False, model=model)  # type: ignore[arg-type]
 
 
 def changes_of(*steps: tuple[ChangeKind, str, float], share: float = 0.05) -> list[Change]:
@@ -165,6 +166,21 @@ async def test_a_shadow_of_what_was_live_before_is_no_evidence(promoted_at: floa
     judgements = await watch.gate(cast("Store", journal), CATALOG, wanted)
     assert watch.may_be_promoted(judgements) is holds
     assert [judgement.source for judgement in judgements] == (["shadow"] if holds else ["none"])
+
+
+@pytest.mark.parametrize(("kind", "tiers"), [("model", ["own"]), ("selector", ["own"]), ("fixed", [])])
+async def test_the_conditions_of_a_tier_are_those_of_its_model_whether_it_plans_alone_or_is_chosen(
+    kind: Any, tiers: list[str]
+) -> None:
+    worker = "planner" if tiers else None
+    tier = replace(OWN, conductor=ConductorSpec(kind, worker=worker))
+    catalog = replace(CATALOG, tiers={"own": tier})
+    assert [found.name for found in watch.tiers_with_conditions(catalog, "planner")] == tiers
+    history = history_of(changes_of(("loaded", "v1", 0.0), ("promoted", "v1", 10.0)), "planner")
+    journal = Journal()
+    for at in (5.0, 15.0):
+        journal.add(f"run_{at}", at, conductor=kind)
+    assert await count_compared_runs(journal, promotion_of(history)) == len(tiers)
 
 
 async def test_a_change_comes_after_all_others_although_the_databases_clock_was_put_back() -> None:

@@ -199,13 +199,14 @@ class Candidate:
 
     def could_conduct(self, run: JournaledRun) -> bool:
         """Return True for a run that has ended and that the candidate could have conducted. A version could conduct the
-        runs that the tier's own model conducts, a subject any run whose request does not say what is to plan."""
+        runs that the tier's own model conducts, or that its selector may have it conduct; a subject any run whose
+        request does not say what is to plan."""
         admitted = _admission(run)
         if not run.ended or run.state == "cancelled" or admitted.preview or _was_ended_by_a_shared_budget(run):
             return False
         if tier_in(self.conductor):
             return admitted.conductor not in (CALLER, REPLAY)
-        return admitted.conductor == "model" and not admitted.served_by
+        return admitted.conductor in ("model", "selector") and not admitted.served_by
 
     def was_to_conduct(self, row: RunRow) -> bool:
         """Return True if the candidate was chosen for this run when it was admitted, whether or not it could be

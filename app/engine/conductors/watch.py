@@ -41,14 +41,15 @@ EVIDENCE_SECONDS: Final = 30 * 86_400.0
 
 
 def tiers_with_conditions(catalog: Catalog, conductor: str) -> list[Tier]:
-    """Return the tiers that state conditions, of those that this model conducts; for `tier NAME` only that tier."""
+    """Return the tiers that state conditions, of those that this model conducts, alone or as one of a selector's
+    choices; for `tier NAME` only that tier."""
     named = tier_in(conductor)
     found = []
     for tier in catalog.tiers.values():
         if named:
             is_meant = tier.name == named
         else:
-            is_meant = tier.conductor.kind == "model" and tier.conductor.worker == conductor
+            is_meant = tier.conductor.worker == conductor
         if is_meant and tier.promotion is not None:
             found.append(tier)
     return found
