@@ -18,7 +18,8 @@ from app.core.pool.catalog import (
 )
 from app.core.pool.conductor_versions import Change, ChangeKind, choose_version, history_of
 from app.core.rating.economics import JournaledRun
-from app.core.run.events import Event, Fact, RunAdmitted, RunEnd, RunOverBudget, RunSucceeded
+from app.core.rating.promotion import breaches, conditions
+from app.core.run.events import Event, Fact, RunAdmitted, RunCancelled, RunEnd, RunOverBudget, RunSucceeded
 from app.engine.conductors import watch
 from app.engine.conductors.trials import Candidate, canary_of, compare_versions, promotion_of
 from app.engine.conductors.versions import RequestedChange, make_change
@@ -40,7 +41,8 @@ class Journal:
 
     def add(self, id_: str, at: float, *, end: RunEnd = SUCCEEDED, model: str = "own", **admitted: Any) -> None:
         """Add a run of the tier that has ended."""
-        state = {RunSucceeded: "succeeded", RunOverBudget: "over_budget"}[type(end)]
+        states = {RunSucceeded: "succeeded", RunOverBudget: "over_budget", RunCancelled: "cancelled"}
+        state = states[type(end)]
         origin = admitted.get("origin_kind", "")
         facts: list[Fact] = [admission(model=model, **admitted), end]
         events = [Event.of(id_, seq, at, fact) for seq, fact in enumerate(facts, 1)]
@@ -131,6 +133,17 @@ async def test_arms_and_what_a_shared_budget_has_ended_say_nothing_of_a_candidat
     journal.add("run_dear", 16.0, end=RunOverBudget())
     journal.add("run_before", 6.0)
     assert await count_compared_runs(journal, promotion_of(history)) == 4, "its own limit is its own affair"
+
+
+async def test_a_candidate_whose_callers_do_not_wait_for_it_gives_fewer_answers() -> None:
+    history = history_of(changes_of(("loaded", "v1", 0.0), ("canary", "v1", 0.0), share=0.5), "planner")
+    candidate, journal = canary_of(history), Journal()
+    assert candidate is not None
+    for number in range(80):
+        is_drawn = choose_version({"planner": history[-1].versions}, "planner", f"run_{number}") == "v1"
+        journal.add(f"run_{number}", 1.0 + number, end=RunCancelled() if is_drawn else SUCCEEDED)
+    evidence = await compare_versions(cast("Store", journal), CATALOG, OWN, candidate, NOW)
+    assert [condition.name for condition in breaches(conditions(SPEC, evidence))] == ["min_answered_difference"]
 
 
 async def test_a_promotion_is_watched_beside_a_later_canary_and_after_it() -> None:

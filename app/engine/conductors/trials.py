@@ -200,9 +200,10 @@ class Candidate:
     def could_conduct(self, run: JournaledRun) -> bool:
         """Return True for a run that has ended and that the candidate could have conducted. A version could conduct the
         runs that the tier's own model conducts, or that its selector may have it conduct; a subject any run whose
-        request does not say what is to plan."""
+        request does not say what is to plan. Those that their callers have given up are among them, as runs without an
+        answer: they leave a candidate that is too slow."""
         admitted = _admission(run)
-        if not run.ended or run.state == "cancelled" or admitted.preview or _was_ended_by_a_shared_budget(run):
+        if not run.ended or admitted.preview or _was_ended_by_a_shared_budget(run):
             return False
         if tier_in(self.conductor):
             return admitted.conductor not in (CALLER, REPLAY)
@@ -280,8 +281,7 @@ async def _latest_runs(
     while rows_read < MOST_ROWS:
         rows = await store.runs(query)
         for row in rows:
-            has_ended = row.ended_at is not None and row.state != "cancelled"
-            if has_ended and is_wanted(row) and not is_arm(catalog, row.model):
+            if row.ended_at is not None and is_wanted(row) and not is_arm(catalog, row.model):
                 latest.append(row.id)
         if len(rows) < ROWS or len(latest) >= MOST_RUNS:
             break
