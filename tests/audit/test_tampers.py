@@ -55,8 +55,9 @@ def pools(catalogs: tuple[tuple[str, bytes], ...]) -> Pools:
 
 def test_a_clock_that_is_behind_does_not_make_an_end_early(journal: Journal) -> None:
     run = ForgedRun.of(journal.runs["expired"], journal)
-    [failed] = run.all("step.failed")
-    failed.body["error"] = "run_expired"
+    # Its step fails in the moment in which the run ends, which skips it where that is written first.
+    [step_end] = run.all("step.failed") or run.all("step.skipped")
+    step_end.kind, step_end.body = "step.failed", {"n": 0, "error": "run_expired"}
     run.events[-1].at = run.row["created_at"]
     assert "end-unfounded" not in audit_run(run).rules
 
