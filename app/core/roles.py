@@ -1,13 +1,18 @@
-"""Scopes, and the roles that are named sets of them: the one table of what a key or a person may do.
+"""The form of API keys; scopes, and the roles that are named sets of them: what a key or a person may do.
 
 A scope permits one kind of request; deploy/docs/security.md has the routes of each. Every scope applies inside the
 tenant of its key, unless the key is one of all tenants. The scopes in `SERVICE_WIDE` change what tenants share, so they
 apply only to keys of all tenants.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+KEY_FORMAT: Final = re.compile(r"bt_([A-Za-z0-9]{4,32})_([A-Za-z0-9_-]{16,128})")
+"""An API key: `bt_<public id>_<secret>`."""
+KEY_FORM_TEXT: Final = "must look like bt_<4-32 letters or digits>_<16-128 letters, digits, - or _>"
+"""The form in words, for faults."""
 SCOPES: Final[Mapping[str, str]] = {
     "runs:write": "begin, cancel, rate and erase runs",
     "runs:read": "read runs without their content, and the answers of runs that the key itself began",

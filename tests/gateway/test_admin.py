@@ -14,12 +14,13 @@ import pytest
 
 from app.core.pool.catalog import Limits
 from app.core.pool.conductor_versions import Change
+from app.core.roles import KEY_FORMAT
 from app.core.run.events import fact_from_json
 from app.core.run.kinds import Kind
 from app.core.transparency.notes import Signer
 from app.core.transparency.version_signatures import TrustedSigners
 from app.gateway.administration import create_admin
-from app.gateway.http.api_keys import KEY_FORMAT, mint
+from app.gateway.http.api_keys import mint
 from app.store.protocol import Entry, Projection
 from tests.conformance.entries import new_run
 from tests.conformance.test_store_budgets import begin, intend

@@ -437,10 +437,17 @@ def test_what_others_put_into_the_environment() -> None:
     assert "enableServiceLinks" in faults({"BATON_PORT": "tcp://10.0.0.1:8080"})[0]
 
 
+def test_a_first_key_that_is_no_key_is_a_fault_of_its_setting() -> None:
+    (fault,) = faults({"BATON_BOOTSTRAP_KEY": "my-own-key"})
+    assert fault.startswith("BATON_BOOTSTRAP_KEY: must look like bt_")
+    assert "openssl rand" in fault
+    assert "my-own-key" not in fault
+
+
 def test_secrets_are_masked() -> None:
     environ = {
         "BATON_PEPPER": "p" * 40,
-        "BATON_BOOTSTRAP_KEY": "bt_id_secretpart",
+        "BATON_BOOTSTRAP_KEY": "bt_idid_secretpart-of-it",
         "BATON_DATABASE_URL": "postgresql://baton:hunter2@db/baton?password=hunter3",
         "BATON_REDIS_URL": "redis://:hunter4@cache:6379/0",
         "BATON_WEBHOOK_URL": "https://hooks.example.com:8443/services/hunter5?token=hunter6",

@@ -4,19 +4,17 @@ A key is `bt_<public id>_<secret>`. Commands import this module without the web 
 """
 
 import hmac
-import re
 import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from app.core.pool.catalog import MILLION
-from app.core.roles import SCOPES, role_of
+from app.core.roles import KEY_FORM_TEXT, KEY_FORMAT, SCOPES, role_of
 from app.errors import ConfigInvalid
 from app.store.protocol import KeyQuery, KeyRow, Keys
 
 NEWEST_KEYS = 100
 """Keys that are looked at to tell whether the pepper is that of the database."""
-KEY_FORMAT = re.compile(r"bt_([A-Za-z0-9]{4,32})_([A-Za-z0-9_-]{16,128})")
 
 
 def digest(secret: str, pepper: bytes) -> bytes:
@@ -53,7 +51,7 @@ def adopt(key: str, pepper: bytes, *, tenant: str, name: str, scopes: Iterable[s
     faults: list[str] = []
     parts = KEY_FORMAT.fullmatch(key)
     if parts is None:
-        faults.append("an API key must look like bt_<4-32 letters or digits>_<16-128 URL-safe characters>")
+        faults.append(f"an API key {KEY_FORM_TEXT}")
     unknown = sorted(set(scopes) - set(SCOPES))
     if unknown:
         faults.append(f"unknown scope {', '.join(unknown)}; there are {', '.join(SCOPES)}")

@@ -40,7 +40,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.core.records import record
-from app.core.roles import permits
+from app.core.roles import KEY_FORMAT, permits
 from app.errors import (
     BatonError,
     Forbidden,
@@ -52,7 +52,7 @@ from app.errors import (
     Unauthorized,
     UnsupportedMedia,
 )
-from app.gateway.http.api_keys import KEY_FORMAT, digest, pepper_mark
+from app.gateway.http.api_keys import digest, pepper_mark
 from app.gateway.http.context import Bounds, GatewayContext, PendingBodies
 from app.store.protocol import Actor, KeyRow
 from app.store.protocol.admin_events import Via

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 
 from app.core.pool.rates import RateLimits
+from app.core.roles import KEY_FORM_TEXT, KEY_FORMAT
 from app.core.run.notices import read_secrets
 from app.core.run.retention_classes import RetentionClass
 from app.core.transparency.notes import Signer
@@ -313,6 +314,14 @@ class Settings(BaseModel):
     def _signing(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None:
             read_secrets(value.get_secret_value())
+        return value
+
+    @field_validator("bootstrap_key")
+    @classmethod
+    def _first_key(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not KEY_FORMAT.fullmatch(value.get_secret_value()):
+            remedy = 'make one by: echo "bt_$(openssl rand -hex 4)_$(openssl rand -hex 24)"'
+            raise ValueError(f"{KEY_FORM_TEXT}; {remedy}")
         return value
 
     @field_validator("content_keys")
