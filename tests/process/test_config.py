@@ -350,6 +350,12 @@ def test_a_pepper_of_ones_own_is_noted_where_others_may_share_the_database() -> 
     assert configure({}).notes == configure({**shared, "BATON_PEPPER": "p" * 32}).notes == ()
 
 
+def test_a_short_pepper_is_noted() -> None:
+    [note] = configure({"BATON_PEPPER": f"{'p' * 31}\n{'e' * 40}"}).notes
+    assert "fewer than 32 characters" in note
+    assert configure({"BATON_PEPPER": f"{'p' * 32}\nearlier"}).notes == ()
+
+
 @pytest.mark.parametrize("name", ["openai", "anthropic", "gemini", "openrouter", "deepseek", "mistral", "groq", "xai"])
 def test_discovery_honours_base_urls_and_models(name: str) -> None:
     key = known_providers()[name].keys[0]

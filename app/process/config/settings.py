@@ -34,6 +34,8 @@ from app.telemetry import TENANTS, RequestLines
 PREFIX = "BATON_"
 HIDDEN = "********"
 DAY_SECONDS = 86_400.0
+PEPPER_CHARS = 32
+"""Characters that a pepper has at least, so that nobody can guess it."""
 SCHEMES = {
     "database_url": ("sqlite|postgres|postgresql", "sqlite:///baton.db or postgresql://user@host/name"),
     "redis_url": ("redis|rediss|unix", "redis://host:6379/0"),
@@ -508,7 +510,7 @@ def pepper(settings: Settings) -> SecretStr:
     except OSError as error:
         remedy = "correct BATON_DATA_DIR or the folder's permissions, or set BATON_PEPPER"
         raise ConfigInvalid([f"{path}: cannot be made or read: {error.strerror}; {remedy}"]) from None
-    if len(text) < 32:
+    if len(text) < PEPPER_CHARS:
         raise ConfigInvalid(
             [f"{path}: the pepper is damaged; restore it from a backup, or delete it and issue new keys"]
         )
@@ -521,9 +523,16 @@ def pepper_file(settings: Settings) -> Path:
 
 
 def pepper_note(settings: Settings) -> str | None:
-    """Return what operators have to know where the pepper is one that this process or command made for itself although
-    others share its database; None where there is nothing to say."""
-    if settings.pepper is not None or settings.database_url.startswith("sqlite"):
+    """Return what operators have to know of the pepper: that it is short, or one that this process or command made for
+    itself although others share its database. None where there is nothing to say."""
+    if settings.pepper is not None:
+        if len(peppers(settings)[0]) >= PEPPER_CHARS:
+            return None
+        return (
+            f"BATON_PEPPER has fewer than {PEPPER_CHARS} characters, so that it may be guessed from a hash or from a "
+            "message in Redis. Make another one by `openssl rand -hex 32`, and rotate it (deploy/docs/runbook.md)"
+        )
+    if settings.database_url.startswith("sqlite"):
         return None
     return (
         f"BATON_PEPPER is not set, so API keys are hashed under the pepper in {pepper_file(settings)}; gateways with "
