@@ -26,6 +26,8 @@ async def test_a_run_is_explained_on_the_terminal(tmp_path: Path, stub: Provider
             assert (await ask(client, baton={"plan": steps})).status_code == 200
         words = await asyncio.to_thread(baton, tmp_path, "runs", "explain")
         data = json.loads(await asyncio.to_thread(baton, tmp_path, "runs", "explain", "--json"))
+        readings = json.loads(await asyncio.to_thread(baton, tmp_path, "audit", "reads", "--json"))
+    assert [reading["what"] for reading in readings] == ["reasons", "reasons"]
     assert data["text"] == words.rstrip("\n")
     assert "the request brought its own plan, and no conductor was asked" in words
     assert "Withheld: the caller's words, by the caller's plan." in words

@@ -125,6 +125,7 @@ def _draw(args: Arguments, document: Mapping[str, Any], width: int) -> Iterator[
 async def _explain(settings: Settings, args: Arguments) -> None:
     async with storage.open_configured_store(settings) as store:
         row = await storage.find_run(store, args.run)
+        await content_reads.record_read(store, row.id, row.tenant, "reasons")
         document = await explanation.explain(store, store, row, content=True)
     if args.json:
         terminal.print_json(document)
