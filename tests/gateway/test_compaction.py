@@ -70,6 +70,17 @@ async def test_a_conversation_goes_on_from_its_notes(stub: ProviderStub, client:
     assert [item["content"][0]["text"] for item in again["output"][:-1]] == ["Hi.", "Go.", "And now?"]
 
 
+async def test_a_compacted_conversation_is_found_by_its_user_so_that_it_is_erased_with_it(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    stub.always("alpha", NOTES)
+    first = await respond(client, input="Hi.", user="ann", safety_identifier="ann-hash")
+    compacted = await compact(client, previous_response_id=first["id"])
+    for name in ("ann", "ann-hash"):
+        runs = (await client.get("/v1/runs", params={"user": name})).json()["data"]
+        assert {run["id"] for run in runs} == {first["baton"]["run"], compacted["baton"]["run"]}
+
+
 async def test_a_run_that_waits_for_results_does_not_go_on_by_being_compacted(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:

@@ -25,6 +25,7 @@ from app.gateway.responses.request import ResponsesRequest, new_messages, valida
 from app.gateway.wire.parameters import COMPACTION
 
 FORMAT: Final = "compaction"
+IDENTIFIER: Final = "safety_identifier"
 PROMPT: Final = (
     "Write the notes from which you could go on with this conversation without its messages. The user's messages will "
     "be kept word for word; everything else will be gone. State the instructions that are in force; what was done and "
@@ -59,6 +60,15 @@ def task_of(request: ResponsesRequest, before: Sequence[Message]) -> Task:
         )
     first = (Message("developer", (Text(request.instructions),)),) if request.instructions else ()
     return Task((*first, *conversation, Message("user", (Text(PROMPT),))))
+
+
+def for_user_of(earlier: Task, task: Task) -> Task:
+    """Return the task with the end user of the conversation that it goes on with: this route's requests name none, and
+    the run has words of that user, by whose name it must be found where they are erased or held."""
+    name = earlier.echoed.get(IDENTIFIER)
+    if name is not None:
+        task = replace(task, echoed={IDENTIFIER: name})
+    return replace(task, user=earlier.user)
 
 
 def _with_new_ids(messages: Iterable[Message]) -> list[Message]:

@@ -123,6 +123,8 @@ def _add_compact_route(router: APIRouter, context: GatewayContext, keys: Keys, i
 
         def order() -> Order:
             task = compaction.task_of(resolved_request, history)
+            if before is not None:
+                task = compaction.for_user_of(before.subject.task, task)
             tier = resolve_tier(context.catalog(), caller.key, response_request.model)
             options = RequestOptions(
                 model=response_request.model,
