@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import orjson
-from pydantic import BaseModel, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, Field, StringConstraints
 
 from app.core.message.chat import Form, Message, Part, Sampling, Task, Text, ToolCall, run_of
 from app.core.message.response_format import is_closed
@@ -33,8 +33,8 @@ from app.gateway.wire.parameters import (
     WireModel,
     check_kinds,
     drop_nulls,
-    invalid_request,
     labels_on,
+    read_fields,
 )
 from app.gateway.wire.response_formats import check
 
@@ -175,10 +175,7 @@ def _check_fields(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _validate(model: type[Read], fields: dict[str, Any]) -> Read:
     check_kinds(fields.get("tools"), "custom", *KNOWN)
-    try:
-        return model.model_validate(fields)
-    except ValidationError as error:
-        raise invalid_request(error, fields) from None
+    return read_fields(model, fields)
 
 
 def task_of(request: TokenCountRequest) -> Task:

@@ -8,7 +8,7 @@ function to workers (`custom_tools.py`); a reply learns from its `wire` which of
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, Protocol, overload
 
-from pydantic import Discriminator, Field, StringConstraints, ValidationError
+from pydantic import Discriminator, Field, StringConstraints
 
 from app.core.message.chat import (
     MOST_CALLS,
@@ -40,9 +40,9 @@ from app.gateway.wire.parameters import (
     check_names,
     collect_ignored_names,
     drop_nulls,
-    invalid_request,
     labels_on,
     order_of,
+    read_fields,
 )
 from app.gateway.wire.response_formats import ResponseFormat, check_parameters, form_of
 from app.store.protocol import KeyRow
@@ -497,10 +497,7 @@ def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]
     ignored = collect_ignored_names(fields, PARAMETERS)
     fields = {name: value for name, value in fields.items() if PARAMETERS[name].decision != "refused"}
     check_kinds(fields.get("tools"), "function", "custom")
-    try:
-        request = ChatRequest.model_validate(fields)
-    except ValidationError as error:
-        raise invalid_request(error, fields) from None
+    request = read_fields(ChatRequest, fields)
     if request.stream_options and not request.stream:
         raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
     if request.top_logprobs and not request.logprobs:

@@ -2,15 +2,15 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints
 
 from app.core.plan.edits import Edit, apply_edits
 from app.core.plan.workflow import MAX_SUBTASK_CHARS, from_lists, is_published
 from app.errors import InvalidRequest, PlanRejected
 from app.gateway.chat.request import StreamOptions
-from app.gateway.wire.parameters import WireModel, WorkerName, invalid_request
+from app.gateway.wire.parameters import WireModel, WorkerName, drop_nulls, read_fields
 
 REASON: Final = re.compile(r"step (\d+): (worker|subtask|access|tools)\b")
 """A reason of the plan's reader that is about one field of one step."""
@@ -57,21 +57,9 @@ class PlanRunRequest(WireModel):
     """With `stream: true`: send the events of the steps too, as `baton.stream_steps` of a request does."""
 
 
-Body = TypeVar("Body", bound=WireModel)
-
-
-def read(model: type[Body], body: Mapping[str, Any]) -> Body:
-    """Return a body as its model. Raises `InvalidRequest` that names the field at fault."""
-    fields = {name: value for name, value in body.items() if value is not None}
-    try:
-        return model.model_validate(fields)
-    except ValidationError as error:
-        raise invalid_request(error, fields) from None
-
-
 def read_revision(body: Mapping[str, Any]) -> PlanRevisionRequest:
     """Return the body of a new revision."""
-    request = read(PlanRevisionRequest, body)
+    request = read_fields(PlanRevisionRequest, drop_nulls(body))
     if (request.edits is None) == (request.plan is None):
         raise InvalidRequest("Send edits of the plan, or a whole plan, and not both.", param="plan")
     return request
@@ -79,7 +67,7 @@ def read_revision(body: Mapping[str, Any]) -> PlanRevisionRequest:
 
 def read_run(body: Mapping[str, Any]) -> PlanRunRequest:
     """Return the body of an order to execute a plan."""
-    request = read(PlanRunRequest, body)
+    request = read_fields(PlanRunRequest, drop_nulls(body))
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
     return request

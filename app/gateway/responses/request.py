@@ -7,7 +7,7 @@ in an error.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import Discriminator, Field, StringConstraints, ValidationError
+from pydantic import Discriminator, Field, StringConstraints
 
 from app.core.message.chat import Form, Message, Sampling, Task, Text, Tool
 from app.errors import InvalidRequest
@@ -34,7 +34,7 @@ from app.gateway.wire.parameters import (
     check_names,
     collect_ignored_names,
     drop_nulls,
-    invalid_request,
+    read_fields,
 )
 from app.gateway.wire.response_formats import NamedSchema, schema_form
 
@@ -152,10 +152,7 @@ def validate_body(
     for tools, param in _tool_lists(fields):
         check_search(tools, param, omitted=omits_search)
     check_kinds(fields.get("tools"), "function", "custom", "namespace", "tool_search", "web_search")
-    try:
-        request = model.model_validate(fields)
-    except ValidationError as error:
-        raise invalid_request(error, fields) from None
+    request = read_fields(model, fields)
     return request, (*ignored, *list_ignored_tools(request.tools))
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 import orjson
 from fastapi import APIRouter, Path, Query
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -33,7 +33,7 @@ from app.gateway.runs import reads as readings
 from app.gateway.runs.forecasts import Histories
 from app.gateway.runs.identity import key_names
 from app.gateway.wire import query
-from app.gateway.wire.parameters import WireModel, WorkerName, invalid_request
+from app.gateway.wire.parameters import WireModel, WorkerName, drop_nulls, read_fields
 from app.store.protocol import APPROVAL_TAG, ASKED, RunQuery, RunRow, TenantStore
 
 SCHEMAS: Final[operations.Schemas] = {
@@ -126,7 +126,7 @@ def _add_decide_route(
         """Approve or refuse a plan. A decision may be sent again; another one, or one on another plan, is a 409 that
         says why."""
         name = await _visible(context, run, caller)
-        approval_request = _read_request(body)
+        approval_request = read_fields(ApprovalRequest, drop_nulls(body))
 
         async def decide() -> Response:
             await context.runs.decide(name, caller.tenant, _decision(approval_request, caller))
@@ -146,14 +146,6 @@ def _run_query(filters: query.ApprovalFilters, caller: Caller) -> RunQuery:
     if filters.status == "waiting":
         return copy_with(run_query, state=WAITING)
     return copy_with(run_query, tags=((APPROVAL_TAG, ASKED),))
-
-
-def _read_request(body: Mapping[str, Any]) -> ApprovalRequest:
-    fields = {name: value for name, value in body.items() if value is not None}
-    try:
-        return ApprovalRequest.model_validate(fields)
-    except ValidationError as error:
-        raise invalid_request(error, fields) from None
 
 
 def _decision(approval_request: ApprovalRequest, caller: Caller) -> Decision:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints
 from starlette.responses import Response
 
 from app.core.rating.feedback import Feedback
@@ -16,7 +16,7 @@ from app.errors import Conflict, InvalidRequest
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller
 from app.gateway.runs import audit
-from app.gateway.wire.parameters import Label, WireModel, invalid_request
+from app.gateway.wire.parameters import Label, WireModel, drop_nulls, read_fields
 from app.store.protocol import IdempotencyRecord, RunRow
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,63}$")]
@@ -72,11 +72,7 @@ async def take(
 
 
 def _read_request(body: Mapping[str, Any]) -> FeedbackRequest:
-    fields = {name: value for name, value in body.items() if value is not None}
-    try:
-        rating_request = FeedbackRequest.model_validate(fields)
-    except ValidationError as error:
-        raise invalid_request(error, fields) from None
+    rating_request = read_fields(FeedbackRequest, drop_nulls(body))
     if rating_request.score is not None and rating_request.thumbs is not None:
         raise InvalidRequest("Give a score or a thumb, not both.", param="thumbs")
     if rating_request.score is None and rating_request.thumbs is None and rating_request.label is None:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from app.core.plan.arms import tier_of
 from app.core.pool.policy import Overrides, unknown_names
@@ -30,10 +30,11 @@ from app.gateway.wire.parameters import (
     PoolChoice,
     WireModel,
     WorkerName,
-    invalid_request,
+    drop_nulls,
     is_capped,
     narrow_limits,
     nearest_effort,
+    read_fields,
     resolve_tier,
 )
 from app.store.protocol import ContentReads, Journal, RunRow, TenantStore
@@ -69,11 +70,7 @@ class ReplayRequest(WireModel):
 
 def read_request(body: Mapping[str, Any]) -> ReplayRequest:
     """Return the request; raises `InvalidRequest` naming the field."""
-    fields = {name: value for name, value in body.items() if value is not None}
-    try:
-        return ReplayRequest.model_validate(fields)
-    except ValidationError as error:
-        raise invalid_request(error, fields) from None
+    return read_fields(ReplayRequest, drop_nulls(body))
 
 
 def check(row: RunRow, caller: Caller) -> None:

@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import ROUND_FLOOR, Decimal
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, create_model
 
@@ -288,6 +288,17 @@ def _table(decisions: Mapping[str, Parameter]) -> list[str]:
             decision = f"refused unless {values}"
         lines.append(f"| `{name}` | {decision} | {row.note} |")
     return lines
+
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def read_fields(model: type[Body], fields: Mapping[str, Any]) -> Body:
+    """Return the fields of a body as their model. Raises `InvalidRequest` that names the field at fault."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise invalid_request(error, fields) from None
 
 
 def invalid_request(error: ValidationError, body: Mapping[str, Any]) -> InvalidRequest:
