@@ -19,7 +19,7 @@ from typing import Any
 from app.core.plan.digest import digest
 from app.core.pool.catalog import ApprovalTerms, Catalog, Worker
 from app.core.records import record
-from app.core.run.events import RunAwaitingApproval
+from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, facts_with_times
 
 PRICE, FURTHER = "price", "further_plan"
 """Reasons: the plan may cost more than its run may without an approval; an earlier plan of the run needed one."""
@@ -92,6 +92,18 @@ def binding_digest(subject: str, by: str, workers: Iterable[str], max_usd: int) 
     """Return the SHA-256 of an approval: what was approved, by whom, and within which bounds."""
     form = {"subject": subject, "by": by, "workers": sorted(workers), "max_usd_micros": max_usd, "decision": "approve"}
     return digest(form)
+
+
+def find_decision(events: Sequence[Event], digest: str) -> tuple[float, RunApproved | RunRefused] | None:
+    """Return the decision on the plan of this digest with its time; None without any."""
+    decisions: list[tuple[float, RunApproved | RunRefused]] = [
+        *facts_with_times(events, RunApproved),
+        *facts_with_times(events, RunRefused),
+    ]
+    for at, decision in decisions:
+        if decision.digest == digest:
+            return at, decision
+    return None
 
 
 def needs_approval(worker: Worker, terms: ApprovalTerms) -> bool:

@@ -123,14 +123,10 @@ async def _check_second_person(store: TenantStore, row: RunRow, key: str) -> Non
 
 def _earlier_decision(events: Sequence[Event], decision: Decision, state: RunState) -> RecordedDecision | None:
     """Return the decision that was made on this digest. Raises `Conflict` if it was another one."""
-    decisions: list[tuple[float, RunApproved | RunRefused]] = [
-        *facts_with_times(events, RunApproved),
-        *facts_with_times(events, RunRefused),
-    ]
-    on_digest = [(at, fact) for at, fact in decisions if fact.digest == decision.digest]
-    if not on_digest:
+    earlier = approvals.find_decision(events, decision.digest)
+    if earlier is None:
         return None
-    at, fact = on_digest[0]
+    at, fact = earlier
     if isinstance(fact, RunRefused) and decision.verdict != "refuse":
         raise Conflict(f"This plan was refused by {fact.by} already.", code="approval_decided")
     if isinstance(fact, RunApproved) and decision.verdict != "approve":

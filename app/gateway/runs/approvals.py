@@ -4,7 +4,7 @@ A plan is shown with what it would disclose and cost. Its instructions are conte
 `audit:read` are shown them. A decision names the digest of what was shown, so that nobody approves something else.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 import orjson
@@ -16,8 +16,9 @@ from starlette.responses import Response
 from app.core.pool.catalog import MILLION, Catalog
 from app.core.rating.forecast import History
 from app.core.records import copy_with
+from app.core.run.approvals import find_decision
 from app.core.run.caller_view import dollars
-from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, facts_with_times
+from app.core.run.events import RunApproved, RunAwaitingApproval, RunRefused, facts_with_times
 from app.core.run.fold import fold
 from app.core.run.identifiers import run_of_reply
 from app.core.run.state import Proposal, RunState, StepState
@@ -238,7 +239,7 @@ async def approval_of(store: TenantStore, row: RunRow, *, reads: bool, own: bool
         worst_case_usd = dollars(question.price)
     proposal = _proposal(state, question.proposal)
     steps = state.steps_of(proposal)
-    decision = _find_decision(journal.events, question.digest)
+    decision = find_decision(journal.events, question.digest)
     refs: list[str] = []
     if reads:
         refs += [step.subtask for step in steps if step.subtask]
@@ -274,18 +275,6 @@ async def approval_of(store: TenantStore, row: RunRow, *, reads: bool, own: bool
         "workers": list(question.workers),
         "decision": _decision_to_json(decision, texts),
     }
-
-
-def _find_decision(events: Sequence[Event], digest: str) -> tuple[float, RunApproved | RunRefused] | None:
-    """Return the decision on the plan of this digest with its time; None without any."""
-    decisions: list[tuple[float, RunApproved | RunRefused]] = [
-        *facts_with_times(events, RunApproved),
-        *facts_with_times(events, RunRefused),
-    ]
-    for at, decision in decisions:
-        if decision.digest == digest:
-            return at, decision
-    return None
 
 
 def _status(state: RunState, decision: tuple[float, RunApproved | RunRefused] | None) -> str:
