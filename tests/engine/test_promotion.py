@@ -110,6 +110,15 @@ def test_what_fails_is_neither_promoted_nor_kept_although_it_is_cheap_and_quick(
     assert is_promotable(few), "it asks for no evidence of its own"
 
 
+def test_a_share_of_degraded_runs_is_judged_without_anything_to_compare_it_with() -> None:
+    degraded = compare_different_runs([], [run(f"a{n}", degraded=True) for n in range(40)])
+    verdict = conditions(SPEC, degraded)
+    assert [condition.name for condition in breaches(verdict)] == ["max_degraded"]
+    assert orjson.loads(orjson.dumps(degraded.to_json()))["figures"][0]["live"] is None
+    assert not breaches(conditions(SPEC, compare_different_runs([], [run(f"a{n}") for n in range(40)])))
+    assert not is_promotable(conditions(PromotionSpec(2), degraded)), "nothing was compared"
+
+
 def test_what_is_free_is_no_dearer_than_what_is_free_and_anything_else_is() -> None:
     free = [run(f"a{n}", usd=0) for n in range(30)]
     also_free = [run(f"b{n}", usd=0) for n in range(30)]

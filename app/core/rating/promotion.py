@@ -273,11 +273,7 @@ def compare_different_runs(live: Sequence[ComparedRun], candidate: Sequence[Comp
             _values(live, lambda run: run.answered),
             _values(candidate, lambda run: run.answered),
         ),
-        _shares(
-            "degraded",
-            _values(live, lambda run: run.degraded),
-            _values(candidate, lambda run: run.degraded),
-        ),
+        _estimate_degraded_share(_values(live, lambda run: run.degraded), _values(candidate, lambda run: run.degraded)),
         _amounts("cost_usd", live, candidate, lambda run: run.usd / MILLION),
         _amounts("seconds", live, candidate, lambda run: run.seconds),
     ]
@@ -316,6 +312,25 @@ def _shares(name: str, live: Values, candidate: Values) -> Figure | None:
         difference=alone.minus(base),
         alone=alone,
         spread=math.hypot(_spread(before), _spread(after)),
+    )
+
+
+def _estimate_degraded_share(live: Values, candidate: Values) -> Figure | None:
+    """Return the figure of the share of degraded runs. The candidate's own is known, and may be judged, also where
+    there is nothing to compare it with: of a tier that had no runs before the promotion."""
+    if live or not candidate:
+        return _shares("degraded", live, candidate)
+    after = intervals.by_cluster(candidate)
+    alone = intervals.mean_of_bounded(after, 0.0, 1.0, LEVEL / 2)
+    return Figure(
+        name="degraded",
+        count=len(candidate),
+        clusters=len(after),
+        live=math.nan,
+        candidate=alone.value,
+        difference=Interval(math.nan),
+        alone=alone,
+        spread=_spread(after),
     )
 
 

@@ -150,7 +150,7 @@ class ShadowFigure(Reply):
     candidate: float | None
     difference: Bounds
     relative: Bounds | None
-    """The difference as a share of the live mean; null for shares, and where that mean is 0."""
+    """The difference as a share of the live mean; null for shares, and where nothing is known of it."""
 
 
 class PromotionCondition(Reply):
