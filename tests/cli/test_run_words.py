@@ -44,9 +44,11 @@ def test_rounds_are_explained() -> None:
 def test_an_estimate_says_what_it_rests_on() -> None:
     spread = {"p10": 0.1, "p50": 0.2, "p90": 0.3, "worst": 0.4}
     steps = [{"worker": "abacus", "basis": "worker"}, {"worker": "sage", "basis": "prices"}]
-    forecast = {"basis": "mixed", "runs": 6, "cost_usd": spread, "seconds": spread, "steps": steps}
+    forecast = {"basis": "mixed", "runs": 6, "cost_usd": spread, "seconds": spread, "steps": steps, "unpriced": []}
     assert "from 6 past runs, for sage from prices and usual sizes; at most" in run_words.estimate(forecast)
     forecast |= {"basis": "history", "runs": 1, "steps": steps[:1]}
     assert "from 1 past run; at most" in run_words.estimate(forecast)
     forecast |= {"basis": "prices", "runs": 0, "steps": steps[1:]}
-    assert "from prices and usual sizes; at most" in run_words.estimate(forecast)
+    assert run_words.estimate(forecast).endswith("from prices and usual sizes; at most $0.40")
+    forecast |= {"unpriced": ["sage"]}
+    assert run_words.estimate(forecast).endswith("at most $0.40, without sage, whose price is not known")

@@ -45,6 +45,8 @@ def test_without_history_it_follows_from_prices_and_says_so() -> None:
     assert [(step.basis, step.samples) for step in expected.steps] == [("prices", 0)] * 2
     assert 0 < expected.usd.p10 <= expected.usd.p50 <= expected.usd.p90 <= expected.usd.most <= Limits().usd
     assert 0 < expected.seconds.p50 < expected.seconds.most == Limits().seconds
+    assert expected.unpriced == ()
+    assert forecast_for(chain(replace(ALPHA, price=Price(), priced=False)), 0).unpriced == (ALPHA.name,)
 
 
 def test_it_expects_what_steps_at_the_same_place_took() -> None:

@@ -1,12 +1,15 @@
 """The model list, and what probes and Prometheus read."""
 
 import json
+from dataclasses import replace
 
 from anthropic.types import ModelCapabilities, ModelInfo
 from openai.types import Model
 
+from app.core.pool.catalog import Price
 from app.errors import StoreUnavailable
-from tests.harness.stand_ins import GatewayStandIn
+from app.gateway.runs.models import describe
+from tests.harness.stand_ins import CATALOG, GatewayStandIn
 
 
 async def test_tiers_and_aliases_are_models(gateway: GatewayStandIn, key: str) -> None:
@@ -20,6 +23,13 @@ async def test_tiers_and_aliases_are_models(gateway: GatewayStandIn, key: str) -
     assert tier["efforts"]["medium"]["usd"] == 2.0
     assert tier["prices"]["output"] == {"min": 2.0, "max": 4.0}
     assert (alias["id"], alias["baton"]["tier"], alias["baton"]["alias"]) == ("mini", "baton-mini", True)
+
+
+def test_a_worker_of_unknown_price_is_not_taken_for_free() -> None:
+    alpha = replace(CATALOG.workers["alpha"], price=Price(), priced=False)
+    catalog = replace(CATALOG, workers={**CATALOG.workers, "alpha": alpha})
+    prices = describe(catalog, catalog.tiers["baton-mini"], "baton-mini", 0)["baton"]["prices"]
+    assert (prices["output"], prices["unpriced"]) == ({"min": 4.0, "max": 4.0}, ["alpha"])
 
 
 async def test_models_come_in_pages_in_both_shapes(gateway: GatewayStandIn, key: str) -> None:

@@ -56,9 +56,12 @@ def estimate(forecast: Record) -> str:
     of_cost, of_time = forecast["cost_usd"], forecast["seconds"]
     low, middle, high = [cost(of_cost[name]) for name in ("p10", "p50", "p90")]
     shortest, likely, longest = [duration(of_time[name]) for name in ("p10", "p50", "p90")]
+    unpriced = ""
+    if forecast["unpriced"]:
+        unpriced = f", without {', '.join(forecast['unpriced'])}, whose price is not known"
     return (
         f"{middle} ({low} to {high}) and {likely} ({shortest} to {longest}) to execute, from {_basis(forecast)}; "
-        f"at most {cost(of_cost['worst'])}"
+        f"at most {cost(of_cost['worst'])}{unpriced}"
     )
 
 

@@ -100,6 +100,8 @@ class StepForecast:
     seconds: Spread
     input: Spread
     output: Spread
+    priced: bool = True
+    """False if the pool file has no price for the worker: then the money is 0, and says nothing."""
 
 
 @record(frozen=True, slots=True)
@@ -111,6 +113,11 @@ class Forecast:
     steps: tuple[StepForecast, ...]
     runs: int
     """The number of past runs that were looked at."""
+
+    @property
+    def unpriced(self) -> tuple[str, ...]:
+        """Return the workers whose price is not known, so that their steps are not in the money."""
+        return tuple(dict.fromkeys([step.worker for step in self.steps if not step.priced]))
 
     @property
     def basis(self) -> Literal["history", "prices", "mixed"]:
@@ -444,6 +451,7 @@ def _step_forecast(step: PlannedStep, sample: _Drawn, worst: int, limits: Limits
         seconds=_spread(sample.seconds, limits.seconds),
         input=_spread(sample.input, limits.tokens),
         output=_spread(sample.output, step.most_tokens),
+        priced=step.worker.priced,
     )
 
 

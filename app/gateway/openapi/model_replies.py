@@ -16,11 +16,13 @@ class PriceRange(Reply):
 
 
 class Prices(Reply):
-    """Prices of the tier's workers."""
+    """Prices of the tier's workers, as far as they are known; 0 where none is."""
 
     input: PriceRange
     cached: PriceRange
     output: PriceRange
+    unpriced: list[str]
+    """The workers whose price is not known."""
 
 
 _FIELDS: Final[dict[str, Any]] = {

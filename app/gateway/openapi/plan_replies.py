@@ -85,6 +85,8 @@ class Estimate(Reply):
     """The number of past runs that were looked at."""
     cost_usd: Quantiles
     seconds: Quantiles
+    unpriced: list[str]
+    """The workers whose price is not known: what their steps cost is not in `cost_usd`."""
     steps: list[StepEstimate]
 
 

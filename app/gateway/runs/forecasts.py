@@ -132,6 +132,7 @@ def estimate(plan_forecast: Forecast | None) -> dict[str, Any] | None:
         "runs": plan_forecast.runs,
         "cost_usd": _render_quantiles(plan_forecast.usd, MILLION),
         "seconds": _render_quantiles(plan_forecast.seconds),
+        "unpriced": list(plan_forecast.unpriced),
         "steps": [_step_estimate(n, step) for n, step in enumerate(plan_forecast.steps)],
     }
 

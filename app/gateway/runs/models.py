@@ -204,14 +204,17 @@ def _limits(limits: Limits) -> dict[str, Any]:
 
 
 def _prices(catalog: Catalog, tier: Tier) -> dict[str, Any]:
-    """Return the range of prices over the pool, in dollars per million tokens."""
-    prices = [catalog.workers[name].price for name in tier.pool]
+    """Return the range of prices over the pool, in dollars per million tokens, and the workers whose price is not
+    known."""
+    workers = [catalog.workers[name] for name in tier.pool]
+    prices = [worker.price for worker in workers if worker.priced]
     return {
         "input": _range([price.input for price in prices]),
         "cached": _range([price.cached for price in prices]),
         "output": _range([price.output for price in prices]),
+        "unpriced": [worker.name for worker in workers if not worker.priced],
     }
 
 
 def _range(prices: Sequence[int]) -> dict[str, float]:
-    return {"min": min(prices) / MILLION, "max": max(prices) / MILLION}
+    return {"min": min(prices, default=0) / MILLION, "max": max(prices, default=0) / MILLION}
