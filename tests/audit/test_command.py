@@ -193,7 +193,7 @@ def test_the_executor_is_not_loaded(desk: Desk, tmp_path: Path) -> None:
         env={"PYTHONPATH": str(tmp_path), "BATON_DATABASE_URL": f"sqlite:///{tmp_path}/baton.db"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert (process.returncode, process.stderr) == (0, f"database: sqlite:///{tmp_path}/baton.db\n")

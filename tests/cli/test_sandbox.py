@@ -88,7 +88,7 @@ def test_nothing_is_run_where_the_network_cannot_be_cut_off() -> None:
         input=json.dumps(task),
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=240,
         check=True,
     )
     assert json.loads(result.stdout) == {"token": "t", "verdict": "no sandbox", "walls": []}
