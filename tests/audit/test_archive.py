@@ -145,10 +145,12 @@ async def test_a_pool_that_comes_while_journals_are_read_is_not_missing(
 ) -> None:
     await finish(await runtime.runs.start(order(runtime, "baton-mini")))
     async with open_archive(url) as source:
-        read, readings = source.catalogs, iter([{}])
+        read, first_readings = source.catalogs, [dict[str, bytes]()]
 
         async def catalogs() -> Mapping[str, bytes]:
-            return next(readings, None) or await read()
+            if first_readings:
+                return first_readings.pop()
+            return await read()
 
         monkeypatch.setattr(source, "catalogs", catalogs)
         report = await Auditor(runtime.context.now(), adapter).audit(source)
