@@ -187,13 +187,14 @@ def _has_seen(conn: Connection, saw: SeenDataFilter) -> ColumnElement[bool]:
 
 
 def _users(conn: Connection, runs: Sequence[str]) -> Mapping[str, str]:
-    """Return the end users whom the requests of these runs named."""
+    """Return the end users whom the requests of these runs named; of two names of one, the first in order."""
     if not runs:
         return {}
     # The names are literals: a partial index is used only for a condition that the planner can see.
     of_callers = TAGS.c.name.in_(bindparam("of_callers", ERASED_TAGS, expanding=True, literal_execute=True))
     theirs = (TAGS.c.run.in_(runs), of_callers, TAGS.c.name == USER_TAG)
-    return {run: value for run, value in conn.execute(select(TAGS.c.run, TAGS.c.value).where(*theirs))}
+    names = select(TAGS.c.run, func.min(TAGS.c.value)).where(*theirs).group_by(TAGS.c.run)
+    return {run: value for run, value in conn.execute(names)}
 
 
 def _disclosure(row: Any, user: str | None) -> Disclosure:

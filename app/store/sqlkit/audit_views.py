@@ -24,8 +24,8 @@ FROM events""",
     "audit_disclosures": """
 SELECT run, call, to_timestamp(at) AS at, step, kind AS recipient_kind, recipient, provider, model,
   nullif(region, '') AS region, tenant, key,
-  (SELECT value FROM tags WHERE tags.run = disclosures.run AND tags.name IN ('metadata', 'user') AND tags.name = 'user'
-   LIMIT 1) AS "user",
+  (SELECT min(value) FROM tags
+   WHERE tags.run = disclosures.run AND tags.name IN ('metadata', 'user') AND tags.name = 'user') AS "user",
   coalesce(labels, '[]')::jsonb AS labels, saw_user,
   string_to_array(nullif(trim(BOTH ',' FROM saw_steps), ''), ',')::bigint[] AS saw_steps, saw_results,
   string_to_array(nullif(trim(BOTH ',' FROM unseen), ''), ',')::bigint[] AS unseen, planned_by, attempt,
