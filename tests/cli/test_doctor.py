@@ -99,6 +99,7 @@ async def test_a_provider_that_fails_is_told_apart_from_a_bad_key(tmp_path: Path
     result = await doctor(tmp_path, stub)
     assert result.status == 1
     assert "can be reached from here" in result.out
+    assert "send the request again" not in result.out, "that is for callers"
     assert "OPENAI_API_KEY" not in result.out
 
 

@@ -296,7 +296,8 @@ async def _check_generation(name: str, worker: Worker, runtime: Runtime) -> Verd
             words += " (simulated)"
         return Verdict(name, "ok", f"{words}, {duration(runtime.context.monotonic() - began)}")
 
-    remedy = f"check that {spec.base_url or 'it'} can be reached from here"
+    addresses = [endpoint.base_url for endpoint in spec.endpoints] or [spec.base_url]
+    remedy = f"check that {', '.join(addresses)} can be reached from here"
     return await _with_deadline(name, check, remedy, spec, worker)
 
 
@@ -340,7 +341,17 @@ async def _with_deadline(
     except OursError as error:
         return Verdict(name, "fail", OPERATOR_MESSAGES.get(error.public_code or "", error.message), remedy)
     except BatonError as error:
-        return Verdict(name, "fail", error.message + _cause(error), _remedy(error, remedy, spec, worker))
+        return Verdict(name, "fail", _failure(error) + _cause(error), _remedy(error, remedy, spec, worker))
+
+
+def _failure(error: BatonError) -> str:
+    """Return the message of an error. What a worker's error advises callers is left out, because a verdict has a remedy
+    for operators."""
+    if not isinstance(error, WorkerError):
+        return error.message
+    text, _, advice = error.message.partition("; ")
+    _, bracket, detail = advice.partition(" (")
+    return f"{text.rstrip('.')}{bracket}{detail.rstrip('.')}."
 
 
 def _cause(error: BatonError) -> str:
