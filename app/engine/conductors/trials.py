@@ -31,7 +31,8 @@ from app.core.rating.promotion import (
     summarize_run,
 )
 from app.core.records import record
-from app.core.run.events import PlanAccepted, RunAdmitted, RunEnd, facts
+from app.core.run.events import PlanAccepted, RunAdmitted, facts
+from app.core.run.kinds import TERMINAL
 from app.core.run.state import CALLER, REPLAY
 from app.store.protocol import ContentReads, RunQuery, RunRow, Store
 
@@ -124,7 +125,7 @@ def _admission(run: JournaledRun) -> RunAdmitted:
 def _was_ended_by_a_shared_budget(run: JournaledRun) -> bool:
     """Return True if a budget over several runs had nothing left for this one: that says nothing about what served
     it."""
-    return any(isinstance(event.fact, RunEnd) and event.fact.budget for event in run.events)
+    return any(event.kind in TERMINAL and event.body.get("budget") for event in run.events)
 
 
 def _subject(tier: str, admitted: RunAdmitted) -> str:
@@ -201,7 +202,7 @@ class Candidate:
         """Return True for a run that has ended and that the candidate could have conducted. A version could conduct the
         runs that the tier's own model conducts, or that its selector may have it conduct; a subject any run whose
         request does not say what is to plan. Those that their callers have given up are among them, as runs without an
-        answer: they leave a candidate that is too slow."""
+        answer, because callers do not wait for a candidate that is too slow."""
         admitted = _admission(run)
         if not run.ended or admitted.preview or _was_ended_by_a_shared_budget(run):
             return False

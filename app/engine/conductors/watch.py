@@ -177,7 +177,10 @@ class PromotionWatch:
         identity = f"{candidate.conductor}|{candidate.version}|{candidate.since!r}|{candidate.promoted!r}"
         name = f"change_{hashlib.sha256(identity.encode()).hexdigest()[:24]}"
         in_force = versions_in_force(await context.store.changes()).get(candidate.conductor, VersionsInForce())
-        if candidate.version not in (in_force.canary, in_force.live):  # somebody has changed it meanwhile
+        present = in_force.canary
+        if candidate.promoted:
+            present = in_force.live
+        if candidate.version != present:  # somebody has changed it meanwhile
             return
         wanted = RequestedChange(candidate.conductor, "rolled_back", candidate.version)
         names = [condition.name for condition in breached]
