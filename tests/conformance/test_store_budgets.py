@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access
-from app.core.pool.budgets import Budget
+from app.core.pool.budgets import Budget, window
 from app.core.run.events import CallFinished, CallIntended
 from app.core.run.notices import payload
 from app.errors import BudgetExhausted, NotFound
@@ -184,6 +184,25 @@ async def test_a_clock_that_goes_back_opens_no_window_again(store: Store, monkey
         now[0] = 1_700_000_000.0 + jump
         with pytest.raises(BudgetExhausted):
             await store.append(intend("run", "b", 900))
+
+
+async def test_another_time_zone_gives_nobody_the_same_hours_twice(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day that has begun in UTC ends with it. The next one is New York's, which began five hours after it."""
+    now = [1_700_000_000.0]
+    monkeypatch.setattr(run_rows, "clock_of", lambda _conn: str(now[0]))
+    budget = replace(DAILY, zone="UTC")
+    day = window("day", "UTC", now[0])
+    await begin(store, "run", budgets=(budget,))
+    await store.append(intend("run", "a", 900))
+    await store.set_budget(replace(budget, zone="America/New_York"))
+    with pytest.raises(BudgetExhausted) as refused:
+        await store.append(intend("run", "b", 200))
+    assert refused.value.until == day.end
+    now[0] = float(day.end)
+    await store.append(intend("run", "c", 200))
+    assert [use.start - day.start for use in await store.budget_use(budget.id, 10)] == [5 * 3_600, 0]
 
 
 async def test_a_hold_whose_outcome_is_refused_with_the_next_hold_stays(store: Store) -> None:

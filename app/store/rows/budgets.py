@@ -112,21 +112,22 @@ def of_ids(conn: Connection, ids: Sequence[str]) -> tuple[Budget, ...]:
 
 def budgets_and_windows(
     conn: Connection, ids: Sequence[str], accounts: Sequence[str]
-) -> tuple[float, Mapping[str, Budget], Mapping[str, int]]:
-    """Return the database's time, the budgets that exist of these ids, and the start of the latest window of each of
-    these accounts that has one: all in one statement. The time is 0 if there is no budget."""
+) -> tuple[float, Mapping[str, Budget], Mapping[str, Window]]:
+    """Return the database's time, the budgets that exist of these ids, and the latest window of each of these accounts
+    that has one: all in one statement. The time is 0 if there is no budget."""
     row = BUDGET_WINDOWS.c
-    windows = select(row.budget, row.account, func.max(row.start).label("latest")).where(row.account.in_(accounts))
+    bounds = (func.max(row.start).label("latest"), func.max(row.end).label("until"))
+    windows = select(row.budget, row.account, *bounds).where(row.account.in_(accounts))
     newest = windows.group_by(row.budget, row.account).subquery()
     now: ColumnElement[float] = literal_column(runs.clock_of(conn))
-    query = select(now, newest.c.account, newest.c.latest, *_COLUMNS)
+    query = select(now, newest.c.account, newest.c.latest, newest.c.until, *_COLUMNS)
     query = query.select_from(BUDGETS.outerjoin(newest, newest.c.budget == BUDGETS.c.id))
-    time, budgets, latest = 0.0, dict[str, Budget](), dict[str, int]()
-    for at, account, start, *fields in conn.execute(query.where(BUDGETS.c.id.in_(ids))):
+    time, budgets, latest = 0.0, dict[str, Budget](), dict[str, Window]()
+    for at, account, start, end, *fields in conn.execute(query.where(BUDGETS.c.id.in_(ids))):
         budget = Budget(*fields)
         time, budgets[budget.id] = float(at), budget
         if account is not None:
-            latest[account] = start
+            latest[account] = Window(start, end)
     return time, budgets, latest
 
 

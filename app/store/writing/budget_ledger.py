@@ -6,7 +6,8 @@ which it was made. The rows of windows are locked in the order of their keys, af
 two batches wait for each other in a circle.
 
 Windows follow the database's clock, whatever the clocks of processes say. They never go back: while that clock says a
-time before the latest window of an account, that window goes on.
+time before the end of the latest window of an account, that window goes on. So a new time zone of a budget counts from
+the window after the one in which it was set, and gives nobody the same hours twice.
 
 A run whose budget has slices reserves in the slice of this process (see `rows/budget_windows.py`). What one slice alone
 cannot decide is refused with `NeedsAllSlices`, and tried again with all rows of the windows locked.
@@ -263,7 +264,7 @@ def load(
         budget = budgets.get(budget_id(account))
         if budget is None:
             continue
-        start = max(window(budget.period, budget.zone, now).start, latest.get(account, 0))
+        start = _start_of_window(budget, now, latest.get(account))
         names = [account]
         if budget.slices is not None:
             names = _slice_ids(account, budget.slices)
@@ -278,6 +279,16 @@ def load(
         places |= {*whole, *budget_windows.slices_of(conn, whole)}
     windows = budget_windows.lock(conn, places, ends)
     return BudgetLedger(now, budgets, windows, current_places, holds, has_all_slices=all_slices)
+
+
+def _start_of_window(budget: Budget, now: float, latest: Window | None) -> int:
+    """Return the start of the window in which an account holds now, given its latest one."""
+    if latest is not None and now < latest.end:
+        return latest.start
+    start = window(budget.period, budget.zone, now).start
+    if latest is not None:
+        return max(start, latest.start)
+    return start
 
 
 def _calls_and_accounts(
