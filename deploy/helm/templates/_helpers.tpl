@@ -134,11 +134,23 @@ resources:
 - {name: BATON_METRICS_HOST, value: "0.0.0.0"}
 - {name: BATON_METRICS_PORT, value: {{ .Values.metricsPort | quote }}}
 - {name: BATON_DRAIN_SECONDS, value: {{ .Values.drainSeconds | quote }}}
+{{- include "baton.adminEnv" . }}
 {{- with .Values.otlpEndpoint }}
 - {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ . | quote }}}
 {{- end }}
 {{- with .Values.extraEnv }}
 {{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* The listener of administration, for every process: only gateways have one, but each checks the settings of logins, which need it. Takes the root. */}}
+{{- define "baton.adminEnv" -}}
+{{- if .Values.admin.enabled }}
+- {name: BATON_ADMIN_HOST, value: "0.0.0.0"}
+- {name: BATON_ADMIN_PORT, value: {{ .Values.admin.port | quote }}}
+{{- with .Values.admin.url }}
+- {name: BATON_ADMIN_URL, value: {{ . | quote }}}
+{{- end }}
 {{- end }}
 {{- end -}}
 

@@ -148,6 +148,14 @@ def test_the_migration_reads_the_secrets_and_files_of_the_others(everything: Obj
     assert all(variable in job["env"] for variable in EVERYTHING["extraEnv"])
 
 
+def test_every_process_has_what_the_settings_of_logins_need(everything: Objects) -> None:
+    """Each of them reads `BATON_OIDC_ISSUER` from the common Secret, and does not start if these are missing."""
+    for kind, name in (("Job", "migrate"), ("Deployment", "gateway"), ("Deployment", "dispatcher")):
+        (container,) = pod(everything[kind, f"plan-{name}"])["containers"]
+        values = {variable["name"]: variable.get("value") for variable in container["env"]}
+        assert (values["BATON_ADMIN_PORT"], values["BATON_ADMIN_URL"]) == ("9091", "https://admin.example")
+
+
 def test_services_budgets_and_policies_select_the_pods(objects: Objects) -> None:
     labels = [
         manifest["spec"]["template"]["metadata"]["labels"]
