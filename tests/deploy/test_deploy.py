@@ -232,6 +232,29 @@ def test_compose_starts_with_three_values_and_not_with_two(compose: dict[str, An
             [interpolate(value, {**SECRET, name: ""}) for value in environ.values()]
 
 
+@pytest.mark.parametrize("name", OURS)
+def test_every_setting_in_the_file_of_compose_reaches_each_process(compose: dict[str, Any], name: str) -> None:
+    """Those of logins stay with the gateway, because each process checks the settings that it gets as a whole."""
+    written = {
+        **SECRET,
+        "HOUSE_KEY": "of-a-pool-file",
+        "BATON_RETENTION_CONTENT": "30",
+        "BATON_ADMIN_URL": "https://admin.example",
+        "BATON_OIDC_ISSUER": "https://id.example",
+        "BATON_OIDC_CLIENT_ID": "baton",
+        "BATON_OIDC_CLIENT_SECRET": "s" * 20,
+        "BATON_OIDC_ROLES": "groups=ops=>operator",
+    }
+    own = compose["services"][name]["environment"]
+    environ = {**written, **{variable: interpolate(str(value), written) for variable, value in own.items()}}
+    if name == "gateway":
+        more = yaml.safe_load((DEPLOY / "compose.admin.yaml").read_text())["services"]["gateway"]["environment"]
+        environ |= {variable: str(value) for variable, value in more.items()}
+    settings = configure(environ).settings
+    assert settings.retention_content == 30
+    assert (settings.oidc_issuer is not None) == (name == "gateway")
+
+
 def test_the_gpu_profile_conducts(compose: dict[str, Any]) -> None:
     served = compose["services"]["vllm"]
     flags = [interpolate(flag, {}) for flag in served["command"]]
