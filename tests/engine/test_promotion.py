@@ -22,6 +22,7 @@ from app.core.rating.promotion import (
     pairs_needed,
 )
 from app.engine.conductors import watch
+from app.engine.conductors.trials import Judgement
 from app.engine.conductors.versions import RequestedChange
 from app.engine.conductors.watch import PromotionWatch
 from app.process.wiring import Runtime
@@ -108,6 +109,23 @@ def test_what_fails_is_neither_promoted_nor_kept_although_it_is_cheap_and_quick(
         assert not is_promotable(verdict)
     few = conditions(PromotionSpec(2), compare_different_runs(live[:3], [*failed[:1], *live[3:5]]))
     assert is_promotable(few), "it asks for no evidence of its own"
+
+
+def test_a_refusal_says_what_was_found_and_how_much_more_is_needed() -> None:
+    def refuse(evidence: Evidence, **limits: float) -> list[str]:
+        spec = PromotionSpec(2, **limits)  # type: ignore[arg-type]
+        return watch.refusals([Judgement("own", "shadow", evidence, conditions(spec, evidence))])
+
+    assert refuse(compare_with_shadows(pairs(60, 0.0)), min_success_difference=-0.05) == [
+        "own: min_success_difference is -0.05, and 0.0000 was found, between -0.2459 and 0.2459; "
+        "about 296 comparisons decide"
+    ]
+    (few,) = refuse(compare_with_shadows(pairs(10, 0.3)), max_cost_increase=0.1)
+    assert few.startswith("own: max_cost_increase is 0.1, and 0.3000 was found, of too few users to say more; about ")
+    (breached,) = refuse(compare_with_shadows(pairs(200, 0.3)), max_cost_increase=0.1)
+    assert breached.endswith("and 0.3000 was found, between 0.3000 and 0.3000")
+    free = compare_different_runs([run(f"a{n}", usd=0) for n in range(30)], [run(f"b{n}") for n in range(30)])
+    assert refuse(free, max_cost_increase=0.1) == ["own: max_cost_increase is 0.1, and what is live costs nothing"]
 
 
 def test_a_share_of_degraded_runs_is_judged_without_anything_to_compare_it_with() -> None:

@@ -7,6 +7,7 @@ Both are the same for versions of a conductor and for what serves a tier. Condit
 import asyncio
 import hashlib
 import logging
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -94,7 +95,16 @@ def _explanation(condition: Condition) -> str:
     if condition.found is None:
         return f"is {condition.limit:g}, and nothing is known of it"
     found = condition.found
-    return f"is {condition.limit:g}, and {found.value:.4f} was found, between {found.low:.4f} and {found.high:.4f}"
+    if math.isinf(found.value):
+        return f"is {condition.limit:g}, and what is live costs nothing"
+    words = f"is {condition.limit:g}, and {found.value:.4f} was found"
+    if math.isinf(found.low) and math.isinf(found.high):
+        words += ", of too few users to say more"
+    else:
+        words += f", between {found.low:.4f} and {found.high:.4f}"
+    if condition.outcome == "open" and condition.needed is not None:
+        words += f"; about {condition.needed:,} comparisons decide"
+    return words
 
 
 def may_be_promoted(judgements: Sequence[Judgement]) -> bool:
