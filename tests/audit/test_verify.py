@@ -698,9 +698,24 @@ def test_the_command_verifies_a_database_and_saved_tiles(data: Path) -> None:
     assert (with_journal.status, json.loads(with_journal.out)["runs"]) == (0, 3)
     assert "Of the file, the events of runs were compared." in with_journal.out
     lines = Path(exported).read_text()
-    Path(exported).write_text(lines.replace("not cleared for phi", "not in the pool"))
-    altered = json.loads(baton(data, "audit", "verify", str(data / "tiles"), "--journal", exported, "--json").out)
-    assert (altered["clean"], altered["first"]["rule"]) == (False, "altered")
+
+    def verify_file(text: str, *options: str) -> str | None:
+        """The rule of the first finding about an export of this text."""
+        Path(exported).write_text(text)
+        words = ("--journal", exported, "--json", *options)
+        first = json.loads(baton(data, "audit", "verify", str(data / "tiles"), *words).out)["first"]
+        return first["rule"] if first else None
+
+    assert verify_file(lines, "--settled") is None
+    assert verify_file(lines.replace("not cleared for phi", "not in the pool")) == "altered"
+    last = re.findall(r'{"event":3,.*\n', lines)[-1]
+    cut_off = lines.replace(last, "")
+    assert verify_file(cut_off) is None  # what was sealed in the last moments may be missing
+    assert verify_file(cut_off, "--settled") == "missing"
+    for later in ("4000000000.0", "1e300"):  # in 2096, and in no calendar
+        assert verify_file(re.sub(r'"at":[0-9.]+}', f'"at":{later}}}', cut_off, count=1)) == "missing"
+    invented = last.replace('"event":3', '"event":4')
+    assert verify_file(lines.replace(last, last + invented)) == "surplus"
 
 
 def test_an_altered_bundle_is_named_offline(data: Path) -> None:

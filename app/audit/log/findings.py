@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 MAX_KEPT_FINDINGS = 10_000
 """Findings that are kept in full; further ones are only counted."""
+UNSEALED_SECONDS = 120.0
+"""The age, before the last sealing, up to which something may be unsealed: clocks differ, and transactions take
+time."""
 RULES = {
     "checkpoint": "the log's checkpoint is signed by a known key",
     "held": "the log has grown out of each checkpoint that is held outside of it, and lacks nothing of it",

@@ -5,35 +5,66 @@ The salts of the commitments to rows are in the database alone, so of a file the
 
 import base64
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import inf
 
 from app.audit.log.entries import RUN, LogEntry, read_entry
-from app.audit.log.findings import Finding, Verification
+from app.audit.log.findings import UNSEALED_SECONDS, Finding, Verification
 from app.audit.log.tree import GrowingTree, LogFormatError, leaf_hash
 from app.audit.log.verify import StoredEntry
 from app.store.archive import Record
 from app.store.journal_file import Source
 
 
-async def check_journal(source: Source, entries: Sequence[StoredEntry], report: Verification) -> None:
-    """Check every run of a file, whose log has these entries."""
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """The times that tell what is altered from what is too new, in seconds since 1970; both infinite where nothing has
+    been written since either."""
+
+    exported_at: float
+    """When the file was written. What was sealed before is in it."""
+    sealed_at: float
+    """When the last entry of the log was sealed. What happened before is sealed."""
+
+    def must_be_in_file(self, entry: LogEntry) -> bool:
+        """Return True if the file must have the events of an entry."""
+        return entry.at < self.exported_at - UNSEALED_SECONDS
+
+    def must_be_sealed(self, at: float) -> bool:
+        """Return True if the log must have what was written at this time."""
+        return at < self.sealed_at - UNSEALED_SECONDS
+
+
+async def check_journal(
+    source: Source, entries: Sequence[StoredEntry], report: Verification, *, exported_at: float, settled: bool = False
+) -> None:
+    """Check every run of a file that was written at this time, whose log has these entries. If the copies are
+    `settled`, they were made while nothing was written, and what only one of them has is a finding."""
     sealed_entries: dict[str, list[LogEntry]] = {}
+    moments = Moments(exported_at, 0.0)
     for stored in entries:
         try:
             entry = read_entry(stored.place, stored.entry, stored.salt)
         except LogFormatError:
             continue
+        moments = Moments(exported_at, entry.at)
         if entry.kind == RUN:
             sealed_entries.setdefault(entry.id, []).append(entry)
+    if settled:
+        moments = Moments(inf, inf)
     async for record in source.records():
         report.runs += 1
         report.events += len(record.events)
-        _check_run(record, sealed_entries.pop(str(record.row["id"]), []), report)
+        _check_run(record, sealed_entries.pop(str(record.row["id"]), []), moments, report)
     async for pruned_run in source.pruned_runs():
         report.pruned += 1
         last = sealed_entries.pop(pruned_run.id, None)
         if last and (last[-1].events, last[-1].root) != (pruned_run.events, base64.b64encode(pruned_run.root).decode()):
             words = "it was pruned with other events than were sealed"
             report.add(Finding("altered", f"run {pruned_run.id}", words, last[-1].place))
+    written_at = _time_in_words(exported_at)
+    report.notes.append(f"The file says that it was written at {written_at}, so what was sealed before must be in it.")
     report.notes.append(
         "Of the file, the events of runs were compared. `baton audit check FILE` derives rows and the ledger from "
         "them; keys and ratings are proven by the database alone."
@@ -42,7 +73,14 @@ async def check_journal(source: Source, entries: Sequence[StoredEntry], report: 
         report.notes.append(f"{len(sealed_entries):,} runs of the log are not in the file, which may be a part.")
 
 
-def _check_run(record: Record, entries: Sequence[LogEntry], report: Verification) -> None:
+def _time_in_words(at: float) -> str:
+    try:
+        return datetime.fromtimestamp(at, UTC).isoformat(" ", "seconds")
+    except (OverflowError, ValueError, OSError):  # no calendar has it
+        return f"{at:g} seconds since 1970"
+
+
+def _check_run(record: Record, entries: Sequence[LogEntry], moments: Moments, report: Verification) -> None:
     thing = f"run {record.row['id']}"
     if not entries:
         report.add(Finding("surplus", thing, "the file has the run, and it was never sealed"))
@@ -54,10 +92,25 @@ def _check_run(record: Record, entries: Sequence[LogEntry], report: Verification
             line = f"{record.row['id']}\n{event.seq}\n{event.kind}\n{event.at!r}\n".encode()
             tree.add(leaf_hash(line + event.body))
         if tree.size < entry.events:
-            report.pending += 1  # the file was written before the log was saved
+            _add_missing_events(thing, tree.size, entry, moments, report)
             return
         if base64.b64encode(tree.root()).decode() != entry.root:
             words = f"one of the events {before + 1} to {entry.events} is not as it was sealed"
             report.add(Finding("altered", thing, words, entry.place))
             return
-    report.pending += len(record.events) - tree.size
+    for event in record.events[tree.size :]:
+        if moments.must_be_sealed(event.at):
+            words = f"the file has event {event.seq}, and it was never sealed"
+            report.add(Finding("surplus", thing, words, entries[-1].place))
+        else:
+            report.pending += 1
+
+
+def _add_missing_events(thing: str, count: int, entry: LogEntry, moments: Moments, report: Verification) -> None:
+    """Add what it means that the file has only so many events of a run, and the entry more: the file may have been
+    written before."""
+    if not moments.must_be_in_file(entry):
+        report.pending += 1
+        return
+    words = f"event {count + 1} was sealed and is not in the file"
+    report.add(Finding("missing", thing, words, entry.place))

@@ -27,7 +27,7 @@ from app.audit.log.entries import (
     has_salt_before,
     read_entry,
 )
-from app.audit.log.findings import Finding, Verification
+from app.audit.log.findings import UNSEALED_SECONDS, Finding, Verification
 from app.audit.log.tree import GrowingTree, LogFormatError, leaf_hash
 from app.audit.log.verify import LOG, LogCheck, StoredEntry
 from app.audit.money import check_row_amounts
@@ -46,9 +46,6 @@ END_COLUMNS = ("state", "topology", "degraded", "steps", *MONEY_COLUMNS, "ended_
 """Columns of a run that are sealed with its end. An approval may lower its caps before."""
 ORIGIN_COLUMNS = ("origin_kind", "origin_run")
 """Columns of a run that stand in its first event as well, and are NULL where that has an empty text."""
-UNSEALED_SECONDS = 120.0
-"""The age, before the last sealing, up to which something may be unsealed: clocks differ, and transactions take
-time."""
 TIME_COLUMNS = ("at", "placed_at", "pruned_at", "created_at", "made_at")
 """Columns of rows with the time at which they were written, the first of which counts."""
 UNSEALED_COLUMNS = {"feedback": ("comment",), "budget": ("slices",)}

@@ -199,7 +199,7 @@ def _define_verify(audit: Group) -> None:
     )
     @option("--journal", metavar="FILE", help="An export of the journal to compare with the saved tiles.")
     @option("--saved", metavar="FOLDER", help="Tiles that were saved before, to find the entry that was altered.")
-    @flag("--settled", help="Nothing writes to the database: whatever is not sealed is a finding.")
+    @flag("--settled", help="Nothing writes, or wrote between the copies: whatever is not sealed is a finding.")
     @flag("--no-contents", help="Leave out texts and the ledger of disclosures, which take the longest.")
     @AS_JSON
     def verify() -> None:

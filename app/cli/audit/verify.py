@@ -118,7 +118,8 @@ async def _verify_folder(args: Arguments, check: LogCheck) -> None:
     check.tiles = folder.tile
     check.check(folder.entries(), folder.note())
     if args.journal is not None:
-        await check_journal(Export(Path(args.journal)), list(folder.entries()), check.report)
+        export, entries = Export(Path(args.journal)), list(folder.entries())
+        await check_journal(export, entries, check.report, exported_at=export.at, settled=args.settled)
 
 
 async def _verify_database(args: Arguments, environ: Mapping[str, str], check: LogCheck) -> None:
