@@ -221,6 +221,8 @@ def read(folder: Path) -> tuple[Manifest, list[GoldenPrompt]]:
         golden = _golden_prompts(folder / GOLDEN)
     except OSError as error:
         raise ConfigInvalid([f"{error.filename}: {error.strerror}; `baton conductor` exports what it needs"]) from None
+    except UnicodeDecodeError:
+        raise ConfigInvalid([f"{folder}: its manifest or its golden prompts are no text in UTF-8"]) from None
     except ValidationError as error:
         invalid = []
         for detail in error.errors():
@@ -233,8 +235,11 @@ def read(folder: Path) -> tuple[Manifest, list[GoldenPrompt]]:
 
 
 def sign(folder: Path, signer: Signer) -> Manifest:
-    """Sign the manifest of a folder. `ConfigInvalid` as for `read`: what is signed is whole."""
+    """Sign the manifest of a folder. `ConfigInvalid` as for `read`, and for further files: what is signed is whole."""
     manifest, _ = read(folder)
+    reason = _name_further_files(folder, manifest)
+    if reason:
+        raise ConfigInvalid([reason])
     (folder / SIGNATURE).write_text(sign_version(manifest.name, _digest(folder / MANIFEST), signer))
     return manifest
 
@@ -248,8 +253,20 @@ def signature(folder: Path) -> str:
 
 
 def objection(folder: Path, version: str, trusted: TrustedSigners) -> str:
-    """Return the reason why the signature of a version's folder is not accepted, or an empty string."""
-    return trusted.objection(version, signature(folder), _digest(folder / MANIFEST))
+    """Return the reason why the signature of a version's folder is not accepted, or an empty string. The manifest is
+    valid, and its files are as it has them. A file that it does not have was not signed, and a server might load it."""
+    reason = trusted.objection(version, signature(folder), _digest(folder / MANIFEST))
+    if reason or not trusted.keys:
+        return reason
+    return _name_further_files(folder, Manifest.model_validate_json((folder / MANIFEST).read_text()))
+
+
+def _name_further_files(folder: Path, manifest: Manifest) -> str:
+    """Return a sentence about the files of a folder that its manifest does not have; empty if there are none."""
+    others = sorted(_hashes(folder).keys() - manifest.files.keys())
+    if not others:
+        return ""
+    return f"{folder}: {', '.join(others)} is not in the manifest; remove it, or describe and sign the folder anew"
 
 
 def _faults(folder: Path, manifest: Manifest) -> list[str]:

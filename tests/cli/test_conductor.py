@@ -192,6 +192,12 @@ def test_only_versions_that_a_known_key_has_signed_are_loaded_and_put_into_force
     card.write_text(card.read_text().replace("c0ffee", "c0ffeecake"))
     refuses("restore", "planner", message="is not the one that was signed", **ours)
     card.write_text(card.read_text().replace("c0ffeecake", "c0ffee"))
+    added = Path(adapter) / "new_embeddings.safetensors"
+    added.write_bytes(b"others")
+    refuses("restore", "planner", message="new_embeddings.safetensors is not in the manifest", **ours)
+    secret = OURS.secret()
+    refuses("sign", adapter, message="new_embeddings.safetensors is not in the", CONDUCTOR_SIGNING_KEY=secret)
+    added.unlink()
     assert bench.run("restore", "planner", **ours) == 0
 
 
@@ -263,6 +269,10 @@ def nobody(bench: Bench) -> None:
     )
 
 
+def no_text(bench: Bench) -> None:
+    (bench.folder / "adapter" / manifest.GOLDEN).write_bytes(b"\xff")
+
+
 def change_weights(bench: Bench) -> None:
     (bench.folder / "adapter" / "adapter_model.safetensors").write_bytes(b"others")
 
@@ -279,6 +289,7 @@ def change_weights(bench: Bench) -> None:
         (no_plans, "9 of 10 golden prompts led to no valid plan"),
         (other_plans, "8 of 10 golden plans came out as they should; 90% must"),
         (nobody, "could not be reached"),
+        (no_text, "are no text in UTF-8"),
         (change_weights, "adapter_model.safetensors is not the file of the manifest"),
     ],
 )
