@@ -17,6 +17,7 @@ def test_the_log_names_the_user_and_what_changed(tmp_path: Path) -> None:
     assert baton(tmp_path, "keys", "add", "cd").status == 0
     assert baton(tmp_path, "keys", "revoke", "ci").status == 0
     logged = json.loads(baton(tmp_path, "audit", "changes", "--target", key["id"], "--json").out)
+    assert "a key is named by its id" in baton(tmp_path, "audit", "changes", "--target", "ci").out
     user = getpass.getuser()
     assert [(entry["action"], entry["actor"], entry["via"]) for entry in logged] == [
         ("key.revoked", user, "command"),

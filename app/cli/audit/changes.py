@@ -20,7 +20,10 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         at = terminal.second(change.at)
         cells = (at, change.actor, change.via, change.action, change.target, change.tenant, describe_changes(change))
         terminal.add_row(table, cells)
-    terminal.print_table(table, "Nothing was changed.")
+    if_none = "Nothing was changed."
+    if args.target:
+        if_none = "No change to this is logged; a key is named by its id, which `baton keys ls` shows."
+    terminal.print_table(table, if_none)
     return 0
 
 
