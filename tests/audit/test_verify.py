@@ -521,6 +521,16 @@ def test_the_state_of_the_log_follows_from_its_entries(conn: Connection, subject
     assert f"`{change.split()[0]}`" in finding.words
 
 
+def test_a_log_that_still_seals_runs_from_before_it_is_no_finding_beside_a_live_service(
+    conn: Connection, subject: Subject
+) -> None:
+    with conn.begin() as transaction:
+        conn.execute(text("UPDATE log_state SET catch_up = ''"))
+        report = verify(conn, subject.checkpoints, settled=False)
+        transaction.rollback()
+    assert (report.findings, "still being sealed" in " ".join(report.notes)) == ([], True)
+
+
 def test_a_log_without_its_state_or_with_two_is_a_finding(conn: Connection, subject: Subject) -> None:
     words = [finding.words for finding in find_after_change(conn, "DELETE FROM log_state", subject.checkpoints)]
     assert "its state is not stored" in words

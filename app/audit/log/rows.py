@@ -646,7 +646,7 @@ def check_database(check: LogCheck, stored: SealedRows, *, contents: bool = True
     elif stored.count_states() > 1:
         report.add(Finding("state", LOG, "it has more than one state", 0))
     else:
-        check.check_state(state)
+        check.check_state(state, settled=settled)
         check.check_transactions(state["xid"], stored.latest_transaction(), stored.count_skipped_changes(state["xid"]))
     RowCheck(report, stored, check.last_at, contents=contents, is_settled=settled).check()
 
