@@ -1,7 +1,6 @@
 """Some bytes are refused before there is a request: those that are no HTTP, and heads too large or too late."""
 
 import asyncio
-import asyncio.selector_events
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,7 +16,6 @@ HEAD_SECONDS = 0.5
 GAP_SECONDS = 0.01
 """The pause between two pieces of a head."""
 HEAD_END = b"\r\n\r\n"
-LAST_CHUNK = b"\r\n0\r\n\r\n"
 GET = b"GET /healthz HTTP/1.1\r\nhost: x\r\n"
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: %s\r\ncontent-type: application/json\r\n"
 
@@ -187,41 +185,3 @@ async def test_a_slow_run_is_not_a_slow_head(gateway: GatewayStandIn, key: str, 
     body = orjson.dumps(chat_body())
     await line.send(POST % key.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
     assert (await line.reply())[0] == 499
-
-
-@pytest.fixture
-def packets(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Record what the gateway writes to its sockets, write by write."""
-    written: list[bytes] = []
-    transport = asyncio.selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
-    write = transport.write
-
-    def recording(self: Any, data: bytes) -> None:
-        if written or data.startswith(b"HTTP/1.1 "):
-            written.append(bytes(data))
-        write(self, data)
-
-    monkeypatch.setattr(transport, "write", recording)
-    return written
-
-
-async def test_the_head_and_the_body_of_a_reply_are_one_packet(line: Line, packets: list[bytes]) -> None:
-    await line.send(GET + b"\r\n")
-    _, _, body = await line.reply()
-    assert len(packets) == 1
-    assert packets[0].endswith(b"\r\n\r\n" + body)
-
-
-async def test_a_stream_has_no_packet_of_head_or_end_alone(key: str, line: Line, packets: list[bytes]) -> None:
-    body = orjson.dumps(chat_body(stream=True))
-    await line.send(POST % key.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
-    await line.until(LAST_CHUNK)
-    assert packets[0].startswith(b"HTTP/1.1 200")
-    assert b"data: " in packets[0]
-    assert b"data: [DONE]" in packets[-1]
-    assert packets[-1].endswith(LAST_CHUNK)
-
-
-async def test_a_head_that_nothing_follows_is_sent_all_the_same(line: Line) -> None:
-    await line.send(GET.replace(b"GET", b"HEAD") + b"\r\n")
-    assert (await line.until(HEAD_END)).startswith(b"HTTP/1.1 200")

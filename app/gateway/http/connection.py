@@ -60,7 +60,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected; one that sends nothing is disconnected after a while."""
-        super().connection_made(cast(asyncio.Transport, _JoinedWrites(transport, self.loop)))
+        super().connection_made(transport)
         self._deadline = self.loop.call_later(self._seconds, self._give_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -165,45 +165,6 @@ class Connection(HttpToolsProtocol):
         self._deadline = self.loop.call_later(LINGER_SECONDS, self.transport.close)
         if self.transport.can_write_eof():
             self.transport.write_eof()
-
-
-class _JoinedWrites:
-    """A transport that sends the head of a reply together with what follows it. uvicorn writes the two one by one, and
-    uvloop sends each write as it comes: a second packet is a system call more here, and wakes the reader twice."""
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._head = b""
-
-    def write(self, data: bytes) -> None:
-        """Send; a head waits for the next write, or for the next turn of the loop."""
-        if self._head:
-            head, self._head = self._head, b""
-            self._transport.write(head + data)
-        elif data.startswith(b"HTTP/1.1 "):
-            self._head = data
-            self._loop.call_soon(self._flush)
-        else:
-            self._transport.write(data)
-
-    def write_eof(self) -> None:
-        """Tell the client that nothing follows what was written."""
-        self._flush()
-        self._transport.write_eof()
-
-    def close(self) -> None:
-        """Close behind what was written."""
-        self._flush()
-        self._transport.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def _flush(self) -> None:
-        head, self._head = self._head, b""
-        if head and not self._transport.is_closing():
-            self._transport.write(head)
 
 
 def connection(context: GatewayContext, seconds: float = HEAD_SECONDS) -> type[HttpToolsProtocol]:
