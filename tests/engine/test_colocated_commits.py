@@ -131,21 +131,6 @@ async def test_a_step_is_on_its_way_before_its_caller_and_its_driver_go_on(
         await finish(followed_run)
 
 
-async def test_a_driver_decides_once_upon_what_it_has_committed(
-    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    act, looked = Driver._act, list[RunState]()
-
-    async def looking(self: Driver, group: asyncio.TaskGroup) -> RunState:
-        looked.append(self.state)
-        return await act(self, group)
-
-    monkeypatch.setattr(Driver, "_act", looking)
-    async with running_service(tmp_path, pool_text(stub)) as runtime:
-        outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=ONE_TWO_ONE)))
-    assert (outcome.ended.answer, looked) == ("Hello there.", [])
-
-
 async def test_a_step_that_cannot_be_paid_for_costs_no_outcome(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -186,8 +186,6 @@ class Consequences:
     """Set where the lease is given up, because the run waits for its caller."""
     deadline: float | None = None
     """The time after which the run is overdue, where that has changed."""
-    is_complete: bool = False
-    """True if nothing more follows from `state` until its deadline, or until somebody writes to the run."""
 
     def queue_steps(self, command: Queue, home: str, *, enqueues: bool) -> list[Fact]:
         """The events of steps that are queued, whose tickets report to `home`. Without `enqueues` the tickets are not
@@ -273,9 +271,6 @@ class RunWriter:
         self._steps = steps
         self.released = False
         """True if the run waits for its caller, and nobody drives it."""
-        self.idle_state: RunState | None = None
-        """The state after the latest commit, if all that follows from it was committed as well: then the driver has
-        nothing to do but to wait."""
         self._cached_contents = dict(run.contents)
         """Brief contents, by ref, from which the next steps are composed."""
         self.answer: Mapping[str, bytes] = {}
@@ -506,7 +501,6 @@ class RunWriter:
                 else:
                     events += self._carry_out(command, consequences, now)
             consequences.add(events)
-        consequences.is_complete = consequences.pending_command is None
         return consequences
 
     async def _open_proposal(self, command: Propose, consequences: Consequences) -> Sequence[Fact]:
@@ -586,7 +580,6 @@ class RunWriter:
         await self._fold_own(appended.events, consequences.state)
         if consequences.lease is not None:
             self.released = True
-        self.idle_state = consequences.state if consequences.is_complete else None
         return appended
 
     def _seq_to_follow(self, entry: Entry, consequences: Consequences) -> int | None:

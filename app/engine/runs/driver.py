@@ -140,19 +140,11 @@ class Driver:
                 elif self.state.open_proposal is not None:
                     await self._reject([DRIVER_LOST], outage=True)
                 while not writer.is_over:
-                    await self._wait_for_change(await self._decide_all(group))
+                    await self._wait_for_change(await self._act(group))
             finally:
                 await self._planner.stop()
                 writer.close()
         self._count()
-
-    async def _decide_all(self, group: asyncio.TaskGroup) -> RunState:
-        """Bring the run to a state from which nothing follows until something is committed to it, or the deadline is
-        over; return that state."""
-        idle, self.writer.idle_state = self.writer.idle_state, None
-        if idle is self.state:  # the latest entry has brought all that follows with it
-            return self.state
-        return await self._act(group)
 
     async def _wait_for_change(self, idle: RunState) -> None:
         """Take messages until the run's state is another one, the turn is over, or the deadline has passed."""
