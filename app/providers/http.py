@@ -6,11 +6,10 @@ Nothing is retried, no redirect is followed, no cookie is stored, and no proxy i
 
 import asyncio
 import contextlib
-import math
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Protocol, Self, TypeVar, cast
+from typing import Any, Protocol, Self, cast
 
 import httpx
 
@@ -126,65 +125,6 @@ class EventReader:
         if events and max(map(len, events)) > EVENT_BYTES:
             raise malformed_reply(self._sender, f"an event of more than {EVENT_BYTES >> 20} MiB")
         return events
-
-
-T = TypeVar("T")
-
-
-class ReadTimer:
-    """Ends a read that is not over at its deadline.
-
-    `asyncio.timeout_at` sets a timer and cancels it for each read, which costs as much as all the rest of a delta. This
-    timer is set anew only when it expires too early, which is mostly once in a call. For one reader at a time.
-    """
-
-    def __init__(self) -> None:
-        """Sets no timer yet; needs a running loop."""
-        self._loop = asyncio.get_running_loop()
-        self._handle: asyncio.TimerHandle | None = None
-        self._until = math.inf
-        self._reader: asyncio.Task[object] | None = None
-        self._expired = False
-
-    async def read(self, read: Awaitable[T], until: float) -> T:
-        """Return the result of `read`; TimeoutError if there is none at the loop's time `until`."""
-        if self._handle is None or until < self._handle.when():
-            self._set(until)
-        reader = self._reader = asyncio.current_task()
-        assert reader is not None
-        cancelled_before = reader.cancelling()
-        self._until = until
-        try:
-            return await read
-        except asyncio.CancelledError:
-            # As `asyncio.timeout` does: a cancellation from elsewhere goes first.
-            if self._expired and reader.uncancel() <= cancelled_before:
-                raise TimeoutError from None
-            raise
-        finally:
-            self._until = math.inf
-            self._reader = None
-            self._expired = False
-
-    def close(self) -> None:
-        """Cancel the timer."""
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-
-    def _set(self, at: float) -> None:
-        self.close()
-        self._handle = self._loop.call_at(at, self._expire)
-
-    def _expire(self) -> None:
-        self._handle = None
-        if self._reader is None:
-            return
-        if self._loop.time() >= self._until:
-            self._expired = True
-            self._reader.cancel()
-        else:
-            self._set(self._until)
 
 
 class ReplyReader(Protocol):
@@ -400,7 +340,6 @@ class Call:
         self._first = now + _first_byte_seconds(request)
         self._has_begun = False
         """True once a part of the body has come."""
-        self._timer = ReadTimer()
         self.is_whole = not request.streams
         """True if the reply comes as one document; the response's media type may correct what was expected."""
 
@@ -429,7 +368,6 @@ class Call:
         await self._close()
 
     async def _close(self) -> None:
-        self._timer.close()
         await self._reads.aclose()
         await self._response.aclose()
 
@@ -467,9 +405,10 @@ class Call:
         limit = now + gap if self._has_begun else self._first
         limit = min(limit, self._end)
         try:
-            if now >= self._end:
+            if now >= self._end:  # what has come already would be read without waiting
                 raise TimeoutError
-            read = await self._timer.read(anext(self._reads, b""), limit)
+            async with asyncio.timeout_at(limit):
+                read = await anext(self._reads, b"")
         except _ERRORS as error:
             if answered:
                 return b""

@@ -196,7 +196,7 @@ class MessageFormat:
 
     def _message(self, message: Message) -> dict[str, Any]:
         if message.call_id:
-            return {"role": "tool", "tool_call_id": self._id(message.call_id), "content": _message_text(message)}
+            return {"role": "tool", "tool_call_id": self._id(message.call_id), "content": message.text}
         role: str = message.role
         if role == "developer" and not self.keeps_developer:
             role = "system"
@@ -236,20 +236,12 @@ def _digest(text: str, places: int) -> str:
 
 def _message_content(message: Message) -> str | list[dict[str, Any]] | None:
     """Return one text as a string, several parts as a list, and None for an assistant that only calls tools."""
-    text = _message_text(message)
+    text = message.text
     if message.calls and not text:
         return None
     if len(message.parts) > 1 or not all(isinstance(part, Text) for part in message.parts):
         return [_part(part) for part in message.parts]
     return text
-
-
-def _message_text(message: Message) -> str:
-    """Return `Message.text`, faster: a long conversation is rendered anew for each of its turns."""
-    parts = message.parts
-    if len(parts) == 1 and isinstance(parts[0], Text):
-        return parts[0].text
-    return message.text
 
 
 def _part(part: Part) -> dict[str, Any]:
