@@ -104,13 +104,13 @@ def apply_fact(state: RunState, fact: Fact, at: float) -> RunState:
     seq = state.seq + 1
     if isinstance(fact, RunEnd):
         ended = _check_run_arrow(state, TERMINAL[fact.kind])
-        return _copy_with(state, seq, {"state": ended, "end": fact, "replied_at": at})
+        return copy_with(state, seq=seq, state=ended, end=fact, replied_at=at)
     if state.state in ENDED and fact.kind not in AFTER_THE_END:
         raise ValueError(f"{fact.kind} comes after the run's end")
     changes = _CHANGES_BY_KIND[fact.kind](state, fact)
     if fact.kind is Kind.AWAITING:
         changes["replied_at"] = at
-    return _copy_with(state, seq, changes)
+    return copy_with(state, seq=seq, **changes)
 
 
 def apply_facts(state: RunState, facts: Iterable[Fact]) -> RunState:
@@ -131,29 +131,6 @@ def apply_facts_if_possible(state: RunState, facts: Iterable[Fact]) -> RunState 
 
 Changes = dict[str, Any]
 """Fields of `RunState` with their new values."""
-
-
-def _copy_with(state: RunState, seq: int, changes: Changes) -> RunState:
-    """Return the state with these fields changed. The fields are written out, because `records.copy_with` takes longer
-    where most of them stay as they are, and every event of every run is folded here."""
-    take = changes.get
-    return RunState(
-        state.run,
-        state.admitted,
-        take("turn", state.turn),
-        seq,
-        take("state", state.state),
-        take("proposals", state.proposals),
-        take("steps", state.steps),
-        take("calls", state.calls),
-        take("cancel_asked", state.cancel_asked),
-        take("end", state.end),
-        take("replied_at", state.replied_at),
-        take("nested", state.nested),
-        take("approvals", state.approvals),
-        take("approval_question", state.approval_question),
-        take("refused", state.refused),
-    )
 
 
 def _on_cancel_asked(_state: RunState, _fact: RunCancelAsked) -> Changes:
@@ -306,11 +283,16 @@ def _on_call_finished(state: RunState, fact: CallFinished) -> Changes:
     open_call = state.calls[fact.call]
     if open_call.outcome is not None:
         raise ValueError(f"{open_call.id} has its outcome already")
-    limited = fact.error == RATE_LIMITED
-    empty = fact.outcome == "ok" and not fact.output
-    settled = copy_with(open_call, outcome=fact.outcome, usage=fact.usage, usd=fact.usd, seconds=fact.seconds)
-    unusual = limited or empty or fact.out_of_time
-    call = copy_with(settled, limited=limited, empty=empty, out_of_time=fact.out_of_time) if unusual else settled
+    call = copy_with(
+        open_call,
+        outcome=fact.outcome,
+        usage=fact.usage,
+        usd=fact.usd,
+        seconds=fact.seconds,
+        limited=fact.error == RATE_LIMITED,
+        empty=fact.outcome == "ok" and not fact.output,
+        out_of_time=fact.out_of_time,
+    )
     return {"calls": {**state.calls, call.id: call}}
 
 

@@ -274,8 +274,6 @@ class RunState:
     @property
     def current_steps(self) -> tuple[StepState, ...]:
         """Return the steps of the latest proposal for a workflow of the run's own, in order."""
-        if len(self.proposals) == 1 and not self.nested:
-            return tuple(self.steps.values())
         last = self.proposals[-1].number if self.proposals else None
         return tuple([step for step in self.steps.values() if step.proposal == last])
 
@@ -352,8 +350,6 @@ class RunState:
     @property
     def planned_steps(self) -> tuple[StepState, ...]:
         """Return the steps of all rounds, and of what is nested in them; not those of proposals that were replaced."""
-        if self.round == 1 and not self.nested:
-            return self.current_steps
         numbers: set[int] = {tries[-1].number for tries in self.nested.values()}
         for proposal in self.proposals:
             if proposal.state == "accepted" or proposal is self.proposals[-1]:
