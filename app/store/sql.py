@@ -581,7 +581,7 @@ class SqlStore(Administration):
             async with asyncio.timeout(READY_SECONDS):
                 await self._write(runs.write_pulse)
         except TimeoutError as error:
-            self.availability.report_away()
+            self.availability.report_away(f"a test write took more than {READY_SECONDS:g} s")
             raise StoreUnavailable(retry_after=1.0) from error
 
     async def close(self) -> None:
@@ -632,7 +632,7 @@ class SqlStore(Administration):
         if fault.reason == "foreign":
             return NotFound()
         if fault.reason in AWAY:
-            self.availability.report_away()
+            self.availability.report_away(fault.describe_cause())
         return StoreUnavailable(retry_after=1.0)
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import OperationalError
 
 from app.core.run.events import Kind
 from app.errors import Conflict, StoreUnavailable
@@ -409,3 +410,24 @@ async def test_a_locked_file_is_unavailable_until_it_is_free(tmp_path: Path, mon
         other.close()
         await store.ready()
         assert (await store.append(note("run"))).events[0].seq == 2
+
+
+async def test_the_log_says_why_the_database_is_unavailable(caplog: pytest.LogCaptureFixture) -> None:
+    """The password in the URL is not logged."""
+    async with open_store("postgresql://baton:hush@127.0.0.1:1/baton") as store:
+        with pytest.raises(StoreUnavailable):
+            await store.clock()
+    [line] = [record.getMessage() for record in caplog.records if "unavailable" in record.getMessage()]
+    assert line.startswith("The database is unavailable (ConnectionRefusedError: [Errno 111] Connect call failed")
+    assert line.endswith("); writes wait until it is back.")
+    assert "hush" not in line
+
+
+def test_the_cause_of_a_fault_has_neither_a_statement_nor_its_values() -> None:
+    engine = create_engine("sqlite://")
+    with engine.connect() as conn, pytest.raises(OperationalError) as caught:
+        conn.execute(text("SELECT :value FROM nowhere"), {"value": "a secret"})
+    fault = Fault("down")
+    fault.__cause__ = caught.value
+    assert fault.describe_cause() == "OperationalError: no such table: nowhere"
+    assert Fault("contended").describe_cause() == ""

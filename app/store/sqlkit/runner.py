@@ -56,6 +56,16 @@ class Fault(Exception):
         self.result = result
         super().__init__(reason)
 
+    def describe_cause(self) -> str:
+        """Return what the driver said, without the statement and its values; empty if it said nothing."""
+        cause: BaseException = self
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        if cause is self:
+            return ""
+        first_line = next(iter(str(cause).splitlines()), "")
+        return f"{type(cause).__name__}: {first_line}".removesuffix(": ")
+
 
 class Runner(Protocol):
     """Carries out work on a connection. Raises `Fault`, and whatever the work itself raises.

@@ -92,10 +92,10 @@ class DatabaseAvailability:
             return 0.0
         return asyncio.get_running_loop().time() - self._recovered_at
 
-    def report_away(self) -> None:
-        """Report a call that did not reach the database."""
+    def report_away(self, cause: str) -> None:
+        """Report a call that did not reach the database, for this cause."""
         if self.healthy:
-            logger.warning("The database is unavailable; writes wait until it is back.")
+            logger.warning("The database is unavailable (%s); writes wait until it is back.", cause or "no cause given")
         self._reached.clear()
         self._suspected.set()
 
@@ -251,7 +251,7 @@ class GroupCommit:
     def _outcomes_of_failure(self, error: Exception, batch: Sequence[object]) -> list[Outcome]:
         """Return the outcomes of a batch that could not be written."""
         if isinstance(error, Fault) and error.reason in AWAY:
-            self._availability.report_away()
+            self._availability.report_away(error.describe_cause())
         return [_refusal(error) for _ in batch]
 
     def _answer(self, batch: list[_QueuedEntry], outcomes: list[Outcome]) -> None:
@@ -375,7 +375,7 @@ class GroupCommit:
                 return await self._runner.write(partial(was_committed, outcomes=outcomes))
             except Fault as error:
                 if error.reason in AWAY:
-                    self._availability.report_away()
+                    self._availability.report_away(error.describe_cause())
                 raise
 
         try:
