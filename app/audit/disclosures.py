@@ -16,10 +16,8 @@ from app.audit.report import Report, Violation
 from app.audit.requests import Pools
 
 NOT_DERIVED = "not in the ledger of disclosures yet"
-OF_INTENT = ("planned_by", "region", "labels", "unseen", "results", "origin")
-"""The fields of an intent that say what it discloses besides its access list."""
 ALWAYS_STATED = "planned_by"
-"""The one of these that every intent has, if it has any."""
+"""The one field that every intent has which says what it discloses besides its access list."""
 
 
 def check_disclosures(run: AuditedRun, pools: Pools, report: Report) -> Iterator[Violation]:
@@ -55,7 +53,8 @@ def _may_have_labels(run: AuditedRun) -> bool:
 
 
 def _expected_fields(run: AuditedRun, call: Call, labels: Labels | None, pools: Pools) -> dict[str, Any]:
-    """Return the values that the fields `OF_INTENT` must have; without a region where its pool is not known."""
+    """Return the values of the fields by which an intent says what it discloses besides its access list; without a
+    region where its pool is not known."""
     body, step = call.intent.body, run.step_of(call)
     listed = _listed_steps(call)
     fields: dict[str, Any] = {
