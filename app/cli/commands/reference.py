@@ -40,8 +40,9 @@ def commands(group: click.Group, ctx: click.Context) -> Iterator[tuple[Command, 
 
 
 def _page(command: Command, ctx: click.Context) -> str:
-    words = " ".join((command.help or "").replace("\n\n", "\v").split("\n")).replace("\v", "\n\n")
-    lines = [f"## {ctx.command_path}", "", "\n".join(line.strip() for line in words.split("\n")), ""]
+    lines = [f"## {ctx.command_path}", ""]
+    for paragraph in (command.help or "").split("\n\n"):
+        lines += [" ".join(paragraph.split()), ""]
     lines += [f"`{ctx.command.get_usage(ctx).removeprefix('Usage: ')}`", ""]
     lines += _table(command, ctx)
     if command.examples:
