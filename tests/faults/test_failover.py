@@ -158,5 +158,8 @@ def test_a_stream_goes_on_over_a_failover(tmp_path: Path) -> None:
                     text += " "
         assert text.replace("  ", " ") == "".join(words)
         ((run),) = accounts(both.standby.url)
-        assert run.outcomes() == [["unknown", "ok"]], "its first call may have been billed, and is counted"
+        [[*lost_calls, last_call]] = run.outcomes()
+        assert last_call == "ok"
+        # Each process finds the new server by itself, so the step may be taken over again after the first time.
+        assert lost_calls in (["unknown"], ["unknown"] * 2), "lost calls may have been billed, and are counted"
         assert scene.violations() == []
