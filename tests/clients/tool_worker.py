@@ -6,7 +6,7 @@ from tests.stubs import Reply, Stall, ToolCall
 from tests.stubs.record import ReceivedRequest
 from tests.stubs.script import Usage
 
-STALL = 0.6
+STALL = 1.5
 """Seconds for which the worker says nothing more in the middle of its first call's arguments, when it streams."""
 ADDS, LOOKS = ["add", '{"a": 2, "b": 2}'], ["look", '{"q": "four"}']
 CALLS = tuple(ToolCall(name, arguments) for name, arguments in (ADDS, LOOKS))
