@@ -19,13 +19,13 @@ from app.store.journal_file import Source
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """The times that tell what is altered from what is too new, in seconds since 1970; both infinite where nothing has
-    been written since either."""
+    """The times by which an alteration is told apart from something too new to be in both copies, in seconds since
+    1970. Both are infinite if nothing was written between the copies."""
 
     exported_at: float
-    """When the file was written. What was sealed before is in it."""
+    """The time at which the file was written. All that was sealed before must be in it."""
     sealed_at: float
-    """When the last entry of the log was sealed. What happened before is sealed."""
+    """The time at which the last entry of the log was sealed. All that was written before must be sealed."""
 
     def must_be_in_file(self, entry: LogEntry) -> bool:
         """Return True if the file must have the events of an entry."""
@@ -107,8 +107,8 @@ def _check_run(record: Record, entries: Sequence[LogEntry], moments: Moments, re
 
 
 def _add_missing_events(thing: str, count: int, entry: LogEntry, moments: Moments, report: Verification) -> None:
-    """Add what it means that the file has only so many events of a run, and the entry more: the file may have been
-    written before."""
+    """Report that the file has only `count` events of a run, and the entry seals more. They are pending, and not
+    missing, if the file may have been written before the entry."""
     if not moments.must_be_in_file(entry):
         report.pending += 1
         return

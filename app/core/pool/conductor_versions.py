@@ -63,32 +63,32 @@ def versions_in_force(changes: Iterable[Change]) -> dict[str, VersionsInForce]:
 
 
 @record(frozen=True, slots=True)
-class InForce:
-    """The versions of one conductor, or what serves one tier, from a change on."""
+class HistoryEntry:
+    """One change of a conductor, or of what serves a tier, and the versions that are in force from it on."""
 
-    since: float
-    versions: VersionsInForce
     change: Change
+    versions: VersionsInForce
 
 
-def history_of(changes: Iterable[Change], conductor: str) -> tuple[InForce, ...]:
-    """Return what was in force after each change of a conductor, or of what serves a tier; the earliest first."""
-    history: list[InForce] = []
-    now = VersionsInForce()
+def history_of(changes: Iterable[Change], conductor: str) -> tuple[HistoryEntry, ...]:
+    """Return every change of a conductor, or of what serves a tier, with the versions in force after it; the earliest
+    first."""
+    history: list[HistoryEntry] = []
+    versions = VersionsInForce()
     for change in changes:
         if change.conductor == conductor:
-            now = _after(now, change)
-            history.append(InForce(change.at, now, change))
+            versions = _after(versions, change)
+            history.append(HistoryEntry(change, versions))
     return tuple(history)
 
 
-def latest_change_of_live(history: Sequence[InForce]) -> InForce | None:
-    """Return the change since which what is live now is live; None if the pool file's own has been from the start."""
+def latest_change_of_live(history: Sequence[HistoryEntry]) -> HistoryEntry | None:
+    """Return the change that made the present live version live; None if that has always been the pool file's own."""
     live = ""
-    latest: InForce | None = None
-    for step in history:
-        if step.versions.live != live:
-            live, latest = step.versions.live, step
+    latest: HistoryEntry | None = None
+    for entry in history:
+        if entry.versions.live != live:
+            live, latest = entry.versions.live, entry
     return latest
 
 

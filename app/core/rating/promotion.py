@@ -316,8 +316,8 @@ def _shares(name: str, live: Values, candidate: Values) -> Figure | None:
 
 
 def _estimate_degraded_share(live: Values, candidate: Values) -> Figure | None:
-    """Return the figure of the share of degraded runs. The candidate's own is known, and may be judged, also where
-    there is nothing to compare it with: of a tier that had no runs before the promotion."""
+    """Return the figure of the share of degraded runs. The candidate's own share can be judged even if the tier had no
+    runs before the promotion with which it could be compared."""
     if live or not candidate:
         return _shares("degraded", live, candidate)
     after = intervals.by_cluster(candidate)

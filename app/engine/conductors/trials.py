@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from app.core.plan.arms import is_arm
 from app.core.pool.budgets import shadow_budget
 from app.core.pool.catalog import Catalog, Tier
-from app.core.pool.conductor_versions import InForce, VersionsInForce, choose_version, latest_change_of_live
+from app.core.pool.conductor_versions import HistoryEntry, VersionsInForce, choose_version, latest_change_of_live
 from app.core.pool.serving import tier_in
 from app.core.rating.economics import JournaledRun
 from app.core.rating.promotion import (
@@ -187,11 +187,11 @@ class Candidate:
     """The conductor's worker, or `tier NAME`."""
     version: str
     since: float
-    """Since when it has conducted, in part or alone."""
+    """The time from which on it conducts runs, some or all of them."""
     promoted: bool
-    """True once it conducts all runs but those of a further canary."""
-    history: tuple[InForce, ...]
-    """What was in force after each change, for the runs that were drawn for it."""
+    """True if it is live; False if it is a canary."""
+    history: tuple[HistoryEntry, ...]
+    """All changes of this conductor or tier. They tell which version was chosen for a run when it was admitted."""
 
     @property
     def subject(self) -> str:
@@ -214,9 +214,9 @@ class Candidate:
         """Return True if the candidate was chosen for this run when it was admitted, whether or not it could be
         asked."""
         in_force = VersionsInForce()
-        for step in self.history:
-            if step.since <= row.created_at:
-                in_force = step.versions
+        for entry in self.history:
+            if entry.change.at <= row.created_at:
+                in_force = entry.versions
         return choose_version({self.conductor: in_force}, self.conductor, row.id) == self.version
 
     def was_not_to_conduct(self, row: RunRow) -> bool:
@@ -231,26 +231,27 @@ def subject_of(conductor: str, version: str) -> str:
     return f"conductor {version}"
 
 
-def canary_of(history: tuple[InForce, ...]) -> Candidate | None:
-    """Return the canary, with the share that it has now; None if there is none."""
+def canary_of(history: tuple[HistoryEntry, ...]) -> Candidate | None:
+    """Return the present canary; None if there is none."""
     if not history or not history[-1].versions.canary:
         return None
     version = history[-1].versions.canary
-    latest = [step.change for step in history if step.change.kind == "canary"][-1]
+    latest = [entry.change for entry in history if entry.change.kind == "canary"][-1]
     since = latest.at
     live = latest_change_of_live(history)
     if live is not None:  # a rollback of what was live beside it has changed what it is compared with
-        since = max(since, live.since)
+        since = max(since, live.change.at)
     return Candidate(latest.conductor, version, since, promoted=False, history=history)
 
 
-def promotion_of(history: tuple[InForce, ...]) -> Candidate | None:
-    """Return what was promoted last if it is live since then; None if nothing is. A canary beside it changes nothing of
-    that."""
+def promotion_of(history: tuple[HistoryEntry, ...]) -> Candidate | None:
+    """Return the version that is live because it was promoted; None if there is none. A canary beside it makes no
+    difference."""
     latest = latest_change_of_live(history)
     if latest is None or latest.change.kind != "promoted":
         return None
-    return Candidate(latest.change.conductor, latest.versions.live, latest.since, promoted=True, history=history)
+    change = latest.change
+    return Candidate(change.conductor, latest.versions.live, change.at, promoted=True, history=history)
 
 
 async def compare_versions(store: Store, catalog: Catalog, tier: Tier, candidate: Candidate, now: float) -> Evidence:

@@ -69,7 +69,7 @@ async def gate(store: Store, catalog: Catalog, wanted: RequestedChange) -> tuple
     since = now - EVIDENCE_SECONDS
     latest = latest_change_of_live(history)
     if latest is not None:  # what was compared with something else that was live then speaks neither for nor against it
-        since = max(since, latest.since)
+        since = max(since, latest.change.at)
     subject = subject_of(wanted.conductor, wanted.version)
     judgements = []
     for tier in tiers:

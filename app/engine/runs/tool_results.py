@@ -264,8 +264,8 @@ def begin_turn(context: EngineContext, order: Order, resumption: Resumption, gat
 
 
 def _label_tags(resumption: Resumption) -> list[tuple[str, str]]:
-    """The filters by the labels that the caller put on the results: a time for which texts with a label are kept holds
-    for these results, too."""
+    """Return the labels that the caller put on the results, as tags of the run: by these, the retention time of a label
+    holds for the results, too."""
     labels: set[str] = set()
     for result_labels in resumption.labels.values():
         labels.update(result_labels)

@@ -342,8 +342,8 @@ def clock_of(conn: Connection) -> str:
 
 
 def raise_revision(conn: Connection, name: str) -> None:
-    """Count a change of something that belongs to a run and is not in its row, so that the run is not pruned as it was
-    read before."""
+    """Raise the revision of a run because rows of other tables that belong to it have changed. Whoever has read it
+    before, to prune it, then leaves it as it is."""
     conn.execute(update(RUNS).where(RUNS.c.id == name).values(revision=RUNS.c.revision + 1))
 
 
