@@ -1,7 +1,12 @@
 """`baton budgets`: what is set, listed, shown and removed, in words and as JSON."""
 
 import json
+import sqlite3
+import time
+from contextlib import closing
+from datetime import datetime
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import click
 import pytest
@@ -9,6 +14,7 @@ import pytest
 from app.cli.declarations import Dollars
 from tests.cli.test_commands import baton
 
+DAY_SECONDS = 86_400
 DAILY = (
     "budgets",
     "set",
@@ -83,3 +89,31 @@ def test_an_amount_is_a_number_of_dollars(amount: str) -> None:
 def test_no_command_makes_a_database(tmp_path: Path) -> None:
     assert baton(tmp_path, "budgets", "ls").status == 1
     assert not list(tmp_path.rglob("*.db*"))
+
+
+@pytest.mark.usefixtures("database_of_commands")
+def test_the_end_of_a_window_that_has_begun_is_shown_after_another_zone_was_set(tmp_path: Path) -> None:
+    """The window goes on as it began, and the new zone counts once it is over."""
+    zones = ("UTC", "Pacific/Kiritimati")
+
+    def set_zone(zone: str) -> None:
+        assert baton(tmp_path, "budgets", "set", "2", "--user", "*", "--zone", zone).status == 0
+
+    def shown_end() -> str:
+        *_, row = baton(tmp_path, "budgets", "ls").out.splitlines()
+        return " ".join(row.split()[-2:])
+
+    def local_time(at: float, zone: str) -> str:
+        return datetime.fromtimestamp(at, ZoneInfo(zone)).strftime("%Y-%m-%d %H:%M")
+
+    for zone in reversed(zones):
+        set_zone(zone)
+        assert shown_end().endswith("00:00"), "the next midnight of the zone, before anything was spent"
+    end = int(time.time()) + 3_600
+    account = ("default/user/*/day#a", end - DAY_SECONDS, "default/user/*/day", end, 0, 0, 0)
+    with closing(sqlite3.connect(tmp_path / "data" / "baton.db")) as connection, connection:
+        columns = 'account, start, budget, "end", held, spent, overrun'
+        connection.execute(f"INSERT INTO budget_windows ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", account)
+    for zone in zones:
+        set_zone(zone)
+        assert shown_end() == local_time(end, zone)

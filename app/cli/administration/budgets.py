@@ -119,7 +119,9 @@ async def _current_windows(store: Store, budget: Budget, clock: float) -> list[B
 
 
 def _cells(budget: Budget, uses: Sequence[BudgetUse], clock: float) -> tuple[str, ...]:
-    end = budgets.window(budget.period, budget.zone, clock).end
+    """Return the row of a budget with the present windows of its accounts. These end as they did when they began, also
+    after another time zone was set; so accounts may differ."""
+    ends = {use.end for use in uses} or {budgets.window(budget.period, budget.zone, clock).end}
     limit, soft = terminal.dollars(budget.usd), "-"
     if budget.name == EVERYBODY:
         limit += " each"
@@ -134,7 +136,7 @@ def _cells(budget: Budget, uses: Sequence[BudgetUse], clock: float) -> tuple[str
         terminal.dollars(total_held),
         str(len(uses)),
         soft,
-        _local_minute(end, budget.zone),
+        ", ".join([_local_minute(end, budget.zone) for end in sorted(ends)]),
     )
 
 
