@@ -17,7 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.console import admin, approvals, disclosures, overview, plans, playground, run, runs
 from app.console.api import Api, ApiError, Session
 from app.console.pages import HEADERS, SMALL_FORM_BYTES, THEME_COOKIE, THEMES, Pages, Place, form, redirect_to
-from app.console.session import PATH, Sessions, is_from_console, is_https
+from app.console.session import Sessions, is_from_console, is_https
+from app.core.console_path import PATH, restrict_to_console
 
 FILES: Final = Path(__file__).parent / "static"
 ASSETS: Final = {
@@ -195,7 +196,9 @@ def _sign_in_routes(pages: Pages) -> list[Route]:
     """Return the routes for signing in and out, and for the choice of a theme."""
 
     async def ask(request: Request) -> Response:
-        return pages.show(request, "sign_in.html", next=_next_address(request.query_params.get("next", "")), fault="")
+        return pages.show(
+            request, "sign_in.html", next=restrict_to_console(request.query_params.get("next", "")), fault=""
+        )
 
     async def sign_in(request: Request) -> Response:
         if not is_from_console(request):
@@ -203,7 +206,7 @@ def _sign_in_routes(pages: Pages) -> list[Route]:
         following = PATH
         try:
             fields = await form(request, SMALL_FORM_BYTES)
-            following, key = _next_address(fields.get("next", "")), fields.get("key", "").strip()
+            following, key = restrict_to_console(fields.get("next", "")), fields.get("key", "").strip()
             await pages.api.get(Session((("authorization", f"Bearer {key}"),)), "/v1/me")
         except ApiError as error:
             return pages.show(request, "sign_in.html", error.status, next=following, fault=error.message)
@@ -223,7 +226,7 @@ def _sign_in_routes(pages: Pages) -> list[Route]:
             fields = await form(request, SMALL_FORM_BYTES)
         except ApiError as error:
             return pages.error_page(request, error.status, error.message)
-        reply = RedirectResponse(_next_address(fields.get("next", "")), 303, HEADERS)
+        reply = RedirectResponse(restrict_to_console(fields.get("next", "")), 303, HEADERS)
         if fields.get("theme") in THEMES:
             secure = is_https(request)
             reply.set_cookie(
@@ -237,11 +240,3 @@ def _sign_in_routes(pages: Pages) -> list[Route]:
         pages.route("/sign-out", sign_out, "POST"),
         Route(f"{PATH}/theme", choose_theme, methods=["POST"]),
     ]
-
-
-def _next_address(path: str) -> str:
-    """Return the address to go on to: a page of this console, never another site."""
-    is_ours = path == PATH or path.startswith((f"{PATH}/", f"{PATH}?"))
-    if is_ours and "\\" not in path and not any(ord(char) < 33 for char in path):
-        return path
-    return PATH

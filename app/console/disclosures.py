@@ -10,7 +10,7 @@ from starlette.routing import Route
 from app.console.api import ApiError, Session
 from app.console.pages import Pages, address_fields
 from app.console.runs import Field, named_choices
-from app.console.session import PATH
+from app.core.console_path import PATH
 
 FIELDS: Final = (
     Field("since", "From day (UTC)", is_day=True),

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from app.console.api import ApiError, Session
 from app.console.pages import Pages, form_lists, redirect_to
-from app.console.session import PATH
+from app.core.console_path import PATH
 from app.core.records import copy_with, record
 
 Kind = Literal["text", "number", "days", "list", "lines", "select", "checks", "check", "hidden"]

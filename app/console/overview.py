@@ -13,7 +13,7 @@ from app.console.api import ApiError, Event, Session
 from app.console.forms import parse_number
 from app.console.live import Live, Regions
 from app.console.pages import Pages, address_fields, form
-from app.console.session import PATH
+from app.core.console_path import PATH
 from app.core.pool.budgets import ALL_TENANTS, EVERYBODY, TEAM_FIELD
 
 PERIODS: Final = ("hour", "day", "week", "month")

@@ -19,7 +19,8 @@ from starlette.routing import Route
 from app.console import templating
 from app.console.api import Api, ApiError, Session
 from app.console.live import END_EVENT, Live
-from app.console.session import PATH, Sessions, is_from_console
+from app.console.session import Sessions, is_from_console
+from app.core.console_path import PATH
 from app.core.records import record
 
 NONCE_BYTES: Final = 16

@@ -18,8 +18,8 @@ from app.console.pages import Pages, form_lists, last_value, redirect_to
 from app.console.plan_form import Button
 from app.console.playground import TOKEN_BYTES, idempotency_key, origin_of
 from app.console.request_form import FormFault, Outcome
-from app.console.session import PATH
 from app.console.step_pane import cut
+from app.core.console_path import PATH
 
 SAVED_PARAM: Final = "saved"
 """The parameter of the address of a revision that was made by pressing the button to run."""

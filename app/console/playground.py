@@ -22,7 +22,8 @@ from app.console.following import FollowedRun
 from app.console.live import Live
 from app.console.pages import Pages, form_lists, redirect_to
 from app.console.request_form import FormFault, Outcome
-from app.console.session import PATH, is_https
+from app.console.session import is_https
+from app.core.console_path import PATH
 from app.core.records import record
 
 PLAN_SECONDS: Final = 300.0

@@ -22,7 +22,7 @@ from app.console import drawing, step_pane
 from app.console.api import ApiError, Event, Session, path_segment
 from app.console.live import Live, Regions, changed_regions
 from app.console.pages import HEADERS, Pages, form, redirect_to
-from app.console.session import PATH
+from app.core.console_path import PATH
 from app.core.records import record
 from app.core.roles import permits
 

@@ -10,7 +10,7 @@ from starlette.routing import Route
 from app.console.api import ApiError, Event, Session
 from app.console.live import Live, Regions
 from app.console.pages import Pages, address_fields
-from app.console.session import PATH
+from app.core.console_path import PATH
 from app.core.plan.workflow import Topology
 from app.core.records import record
 from app.core.run.kinds import RUN_STATES

@@ -22,11 +22,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.console.api import Session
+from app.core.console_path import PATH
 
 COOKIE: Final = "baton_console"
 OIDC_COOKIE: Final = "baton_session"
 """The cookie of a login at the OpenID provider, which the admin API sets and reads."""
-PATH: Final = "/console"
 SESSION_SECONDS: Final = 12 * 3600
 NONCE_BYTES: Final = 12
 

@@ -11,7 +11,7 @@ from app.console import forms
 from app.console.admin.sections import API, Administration, Cell, Table
 from app.console.api import ApiError, Session, path_segment
 from app.console.pages import form_lists
-from app.console.session import PATH
+from app.core.console_path import PATH
 from app.core.records import copy_with
 
 QUESTIONS: Final = (

@@ -11,8 +11,8 @@ from starlette.routing import Route
 from app.console import forms
 from app.console.admin.sections import API, Administration, Cell, ListPage, Person, Table, at
 from app.console.api import ApiError, Session, path_segment
-from app.console.session import PATH
 from app.console.templating import NOTHING, count, percent, usd, when
+from app.core.console_path import PATH
 
 POOL_FILE: Final = "the pool file's model"
 """The words for the empty version."""

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from app.console import forms
 from app.console.api import Session
 from app.console.pages import Pages, address_of
-from app.console.session import PATH
+from app.core.console_path import PATH
 from app.core.records import record
 from app.core.roles import permits
 

@@ -20,6 +20,7 @@ from fastapi.security import APIKeyCookie, SecurityScopes
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from app.core.console_path import PATH, restrict_to_console
 from app.core.records import record
 from app.core.roles import ROLES
 from app.errors import Forbidden, InvalidRequest, Unauthorized
@@ -35,8 +36,6 @@ CSRF_HEADER = "x-csrf-token"
 LOGIN_SECONDS = 600.0
 """Longest time from the beginning of a login to its end."""
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-START = "/console"
-"""The page after a login, unless the login was begun for another one of the console."""
 START_CHARS = 2_000
 """The longest address to which a login leads back."""
 Following = Annotated[
@@ -187,14 +186,6 @@ def _mac(key: bytes, purpose: bytes, body: bytes) -> bytes:
     return hmac.digest(key, purpose + b"\0" + body, "sha256")
 
 
-def _restrict_to_console(path: str) -> str:
-    """Return a path of the console; the start for any other address, so that a login leads to no other site."""
-    is_ours = path == START or path.startswith((f"{START}/", f"{START}?"))
-    if is_ours and "\\" not in path and not any(ord(char) < 33 for char in path):
-        return path
-    return START
-
-
 def _is_same(value: str, expected: str) -> bool:
     return hmac.compare_digest(value.encode(), expected.encode())
 
@@ -239,13 +230,13 @@ def _add_login_routes(router: APIRouter, access: Access, people: People) -> None
         response_class=Response,
         responses=operations.replies(500, 503),
     )
-    async def log_in(path: Following = START) -> Response:
+    async def log_in(path: Following = PATH) -> Response:
         """Leads to the provider, which sends the browser back to `/admin/callback`."""
         state = secrets.token_urlsafe(24)
         nonce, verifier = access.secret_of(state, "nonce"), access.secret_of(state, "verifier")
         url = await people.provider.login_url(people.scopes, state=state, nonce=nonce, verifier=verifier)
         reply = RedirectResponse(url, 303, {"cache-control": "no-store"})
-        login = access.seal("login", {"state": state, "next": _restrict_to_console(path)}, LOGIN_SECONDS)
+        login = access.seal("login", {"state": state, "next": restrict_to_console(path)}, LOGIN_SECONDS)
         _set(reply, people, LOGIN, login, LOGIN_SECONDS)
         return reply
 
@@ -271,7 +262,7 @@ def _add_login_routes(router: APIRouter, access: Access, people: People) -> None
         subject, identity_claims = str(claims["sub"]), _identity_claims(claims, people.grants)
         if access.rights(subject, identity_claims, 0.0) is None:
             raise Forbidden("No rule in BATON_OIDC_ROLES gives you a role.", code="no_role")
-        reply = RedirectResponse(_restrict_to_console(login.get("next", START)), 303, {"cache-control": "no-store"})
+        reply = RedirectResponse(restrict_to_console(login.get("next", PATH)), 303, {"cache-control": "no-store"})
         session = access.seal("session", {"sub": subject, "claims": identity_claims}, people.seconds)
         _set(reply, people, SESSION, session, people.seconds)
         reply.delete_cookie(LOGIN, path="/admin")
