@@ -1,5 +1,4 @@
-"""Where the console is, and which addresses are its pages: for the console itself, and for the login that leads to it.
-Pure."""
+"""The path of the console, and which addresses are its pages; for the console and for the login that leads to it."""
 
 from typing import Final
 
