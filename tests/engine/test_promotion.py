@@ -23,10 +23,10 @@ from app.core.rating.promotion import (
 )
 from app.engine.conductors import watch
 from app.engine.conductors.trials import Judgement
-from app.engine.conductors.versions import RequestedChange
+from app.engine.conductors.versions import RequestedChange, make_change
 from app.engine.conductors.watch import PromotionWatch
 from app.process.wiring import Runtime
-from app.store.protocol import AdminEventQuery
+from app.store.protocol import PROCESS, AdminEventQuery, Store
 from tests.harness.in_process import (
     await_ended_row,
     finish,
@@ -240,6 +240,22 @@ async def test_a_version_that_degrades_runs_is_rolled_back_by_itself(tmp_path: P
             assert len(await runtime.context.store.changes()) == before
             events = await runtime.context.store.admin_events(AdminEventQuery())
             assert any(event.action == "conductor.rolled_back" and event.via == "process" for event in events)
+
+
+async def test_what_is_promoted_while_the_watch_judges_the_canary_is_not_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evidence spoke against a canary; whoever promoted it meanwhile, by force, has decided about all runs."""
+
+    async def compare_and_promote(store: Store, *_judged: object) -> Evidence:
+        await make_change(store, RequestedChange("planner", "promoted", "planner@1"), name="forced", by=PROCESS)
+        return compare_different_runs([], [run(f"a{n}", degraded=True) for n in range(40)])
+
+    async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub) + STATED) as runtime:
+        await load_and_change(runtime, ("canary", 0.5))
+        monkeypatch.setattr(watch, "compare_versions", compare_and_promote)
+        await PromotionWatch(runtime.context).look()
+        assert await live(runtime) == ("planner@1", "")
 
 
 def metrics(runtime: Runtime) -> str:
