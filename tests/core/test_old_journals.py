@@ -81,6 +81,12 @@ def test_usual_limits_are_recorded_as_the_first_release_reads_them() -> None:
         assert Limits.from_json(limits.to_json()) == limits
 
 
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: f"{path.parent.name} {path.stem}")
+def test_runs_that_0_1_0_has_admitted_are_known(path: Path) -> None:
+    """Processes of 0.1.0 may take these over, and then wait for tickets that later releases do not need."""
+    assert fold(events(read(path)[1])).admitted.is_from_0_1_0 == (path.parent.name == "0.1.0")
+
+
 def test_what_is_written_is_read_back_and_is_json_as_it_is() -> None:
     assert {fact.kind for fact in DRAFTS.values()} == set(Kind)
     for fact in DRAFTS.values():

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from app.core.run.events import Kind, fact_from_json
+from app.core.run.events import Kind, RunAdmitted, fact_from_json
 from app.engine.delivery.messages import FollowedRun
 from app.errors import OverQuota, QueueUnavailable, RunUndecided, StoreUnavailable
 from app.process.wiring import Runtime
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Live, Ticket
 from app.stepqueue.redis import RedisQueue
-from app.store.protocol import UNDECIDED, AppendResult, Entry, Ledger, Move, RunQuery
+from app.store.protocol import UNDECIDED, AppendResult, Entry, Ledger, Move, Outbox, RunQuery
 from tests.harness.conversations import Conversation, look_call, tool_call_reply
 from tests.harness.in_process import (
     LONG_LEASE,
@@ -130,6 +130,34 @@ async def test_a_next_turn_goes_to_the_engine_that_holds_the_state_of_the_run(
     assert outcome.ended.answer == "It is 42."
     assert both.written["gateway"] == [[Kind.RESUMED, Kind.STEP_RESULTS]]
     assert reads == [], "the engine has folded the run's former turns already"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("is_old", [True, False], ids=["0.1.0", "present"])
+async def test_a_next_turn_of_a_run_of_0_1_0_has_the_tickets_for_which_its_processes_wait(
+    stub: ProviderStub, tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch, is_old: bool
+) -> None:
+    """A process of 0.1.0 that takes such a run over queues no step that has tool results. An engine of this release
+    queues them, and uses the ticket that is there."""
+    monkeypatch.setattr(RunAdmitted, "is_from_0_1_0", is_old)
+    stub.script("alpha", tool_call_reply(look_call("a")), Reply(chunks=("It is 42.",)))
+    async with two(tmp_path, stub, redis_url) as both:
+        conversation = Conversation(both.gateway)
+        conversation.add_results(await conversation.take_turn(), "A")
+        tickets: list[Outbox] = []
+        append = both.gateway.context.store.append
+
+        async def noted(entry: Entry) -> AppendResult:
+            tickets.extend(entry.outbox)
+            return await append(entry)
+
+        both.gateway.context.store.append = noted  # type: ignore[method-assign]
+        outcome = await conversation.take_turn()
+        run = outcome.ended.state.run
+        assert await both.engine.context.store.find_ticket(run, 0) is None, "it was used"
+    assert outcome.ended.answer == "It is 42."
+    assert [(ticket.step, ticket.version) for ticket in tickets] == ([(0, 1)] if is_old else [])
+    assert len(stub.requests_for("alpha")) == 2, "one call a turn"
 
 
 @pytest.mark.integration

@@ -20,7 +20,7 @@ from tests.harness import servers
 from tests.harness.processes import ROOT, Process, run_command
 from tests.harness.servers import Server
 from tests.harness.waiting import wait_until
-from tests.integration.installation import settings
+from tests.integration.installation import RUN_SECONDS, settings
 from tests.stubs.control import StubControl, stub_process
 
 VERBS: Final = ("gateway", "dispatcher")
@@ -139,16 +139,16 @@ class Fleet:
 
 
 @contextmanager
-def fleet(folder: Path, *, postgres: Sequence[str] = ()) -> Iterator[Fleet]:
+def fleet(folder: Path, *, postgres: Sequence[str] = (), run_seconds: int = RUN_SECONDS) -> Iterator[Fleet]:
     """An installation without any process yet, and without a schema. All that it starts ends with the block.
 
-    `postgres` are settings of the database server.
+    `postgres` are settings of the database server; `run_seconds` is the time limit of runs.
     """
     with ExitStack() as stack:
         stub = stack.enter_context(stub_process())
         database = stack.enter_context(servers.postgres(settings=postgres))
         redis = stack.enter_context(servers.redis())
         script(stub)
-        new_fleet = Fleet(folder, stub, settings(folder, stub, database.url, redis.url), database)
+        new_fleet = Fleet(folder, stub, settings(folder, stub, database.url, redis.url, run_seconds), database)
         stack.callback(new_fleet.kill)
         yield new_fleet

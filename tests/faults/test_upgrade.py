@@ -6,12 +6,15 @@ time processes of both releases share one database and one Redis, and answer eac
 
 Gateways of 0.1.0 drive what they admit; those of later releases leave that to engines, and an earlier process takes no
 run that newer code has admitted. So runs of the new gateways wait until there is a new engine, and on the way back the
-engines are replaced last.
+engines are replaced last. Runs that the earlier gateways have admitted need no new engine: processes of the earlier
+release go on with them, also with the turns that their callers begin at a new gateway.
 """
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,8 @@ from tests.faults.fleet import PRESENT, VERBS, Fleet, Release, fleet, unpack_rel
 from tests.faults.mixed_load import MixedLoad, run_mixed_load
 from tests.faults.points import case
 from tests.harness.processes import environment, run_command
+from tests.harness.waiting import wait_until
+from tests.integration.installation import execute
 
 pytestmark = pytest.mark.timeout(600)
 RELEASES = {
@@ -30,6 +35,8 @@ RELEASES = {
 COUNT = 2
 """Processes of each role."""
 WAY_BACK = ("gateway", "dispatcher")
+LONG_RUN_SECONDS = 120
+"""The time limit of runs, some of which wait while two engines are replaced on a busy machine."""
 
 
 def order(release: str, *verbs: str, ci: bool = False) -> object:
@@ -69,7 +76,7 @@ def earlier(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_an_upgrade_and_its_way_back_fail_no_run(
     tmp_path: Path, earlier: Release, verbs: tuple[str, ...], record_property: Callable[[str, object], None]
 ) -> None:
-    with fleet(tmp_path) as scene:
+    with fleet(tmp_path, run_seconds=LONG_RUN_SECONDS) as scene:
         earlier.migrate(tmp_path, scene.environ)
         for verb in VERBS:
             scene.add(earlier, verb, COUNT)
@@ -80,6 +87,11 @@ def test_an_upgrade_and_its_way_back_fail_no_run(
             load.go_on()
             engines_first = verbs[0] == "dispatcher"
             replace_all(scene, PRESENT, verbs[0], load, answered=engines_first)
+            if not engines_first:
+                wait_until(
+                    lambda: earlier_runs_have_ended(scene),
+                    what="all runs of the earlier release end without a new engine",
+                )
             replace_all(scene, PRESENT, verbs[1], load)
             for verb in WAY_BACK:
                 replace_all(scene, earlier, verb, load)
@@ -89,6 +101,12 @@ def test_an_upgrade_and_its_way_back_fail_no_run(
         complete_ledger(scene)
         assert scene.violations() == []
     record_property("measured", f"{load.conversations} conversations, the slowest took {load.slowest:.1f} s")
+
+
+def earlier_runs_have_ended(scene: Fleet) -> bool:
+    """Return True if no run is open that code of another release than the present one has admitted."""
+    query = f"SELECT 1 FROM runs WHERE ended_at IS NULL AND code <> '{version('baton')}'"
+    return not asyncio.run(execute(scene.database.url, query))
 
 
 def complete_ledger(scene: Fleet) -> None:

@@ -15,6 +15,8 @@ from tests.stubs import KEYS, plan_reply
 from tests.stubs.control import StubControl
 
 LEASE: Final = 1.5
+RUN_SECONDS: Final = 40
+"""The time limit of runs, unless a test names another one."""
 WORKERS: Final = ("alpha", "beta", "gamma")
 TREE: Final = plan_reply(
     (0, "Answer on your own.", ["user"]), (1, "Answer otherwise.", ["user"]), (2, "Combine both.", ["user", 0, 1])
@@ -27,8 +29,11 @@ CHAIN: Final = {
 }
 
 
-def pool(stub: StubControl) -> str:
-    """Three workers and a planner, each under its own name, so that each can be told apart and made to misbehave."""
+def pool(stub: StubControl, run_seconds: int = RUN_SECONDS) -> str:
+    """Three workers and a planner, each under its own name, so that each can be told apart and made to misbehave.
+
+    `run_seconds` is the time limit of runs.
+    """
     workers = "".join(
         f'[workers.{name}]\nprovider = "stub"\nmodel = "{name}"\nprice = {{ input = 1, output = 2 }}\ntools = true\n'
         for name in WORKERS
@@ -50,11 +55,11 @@ pooled = false
 [tiers.baton-mini]
 pool = "all"
 conductor = {{ kind = "fixed", shape = "single", workers = ["alpha"] }}
-limits = {{ seconds = 40 }}
+limits = {{ seconds = {run_seconds} }}
 [tiers.baton-ultra]
 pool = "all"
 conductor = {{ kind = "model", worker = "planner", probe = 0 }}
-limits = {{ seconds = 40 }}
+limits = {{ seconds = {run_seconds} }}
 """
 
 
@@ -93,9 +98,11 @@ async def execute(url: str, statement: str) -> list[Any]:
         await connection.close()
 
 
-def settings(folder: Path, stub: StubControl, database: str, redis: str) -> dict[str, str]:
-    """Return the settings of all processes of one installation."""
-    (folder / "pool.toml").write_text(pool(stub))
+def settings(
+    folder: Path, stub: StubControl, database: str, redis: str, run_seconds: int = RUN_SECONDS
+) -> dict[str, str]:
+    """Return the settings of all processes of one installation, whose runs may take so many seconds."""
+    (folder / "pool.toml").write_text(pool(stub, run_seconds))
     return environment(
         folder,
         BATON_DATABASE_URL=database,

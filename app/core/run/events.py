@@ -253,6 +253,11 @@ class RunAdmitted(Fact):
     (`app/core/pool/serving.py`); empty where the tier's own does."""
 
     @property
+    def is_from_0_1_0(self) -> bool:
+        """Return True if release 0.1.0 has admitted the run: all later ones name its tenant."""
+        return not self.tenant
+
+    @property
     def trace(self) -> Trace:
         """Return the span of the request."""
         return Trace(self.traceparent, self.tracestate)

@@ -1,7 +1,7 @@
 """The next turn of a run, begun in whichever process receives the tool results of its caller.
 
 the run waits for exactly these ...... run.resumed and step.tool_results, in one entry; the engine that takes the
-                                       run queues the steps that waited
+                                       run queues the steps that waited (see `begin_turn` for those of 0.1.0)
 the same once more, while it runs .... the caller follows that turn
 the run has ended .................... the conversation is the history of a new run
 anything else ........................ 400 (run/caller_view.py)
@@ -25,7 +25,7 @@ from app.core.run.visibility import reading_of
 from app.engine.context import EngineContext, WaitingRuns
 from app.engine.runs.admission import Order, Owner, request_tags, split_content, untaken_seconds
 from app.errors import InvalidRequest, NotFound
-from app.store.protocol import BRIEF, Entry, Lease
+from app.store.protocol import BRIEF, Entry, Lease, Outbox
 
 NEEDED: Mapping[type, str] = {Image: "image", Document: "pdf"}
 """The modality that a worker needs for a part of a message."""
@@ -217,7 +217,12 @@ def _needed_modalities(messages: Sequence[Message]) -> set[str]:
 
 def begin_turn(context: EngineContext, order: Order, resumption: Resumption, gateway: str) -> NextTurn:
     """Return the turn that the request begins, and that `gateway` follows. How to decode, and the tools, are as the
-    request says. No engine drives the run yet."""
+    request says. No engine drives the run yet.
+
+    A process of 0.1.0 may take a run over that 0.1.0 has admitted. It queues no step that has tool results, because its
+    gateways write the tickets of these steps with the results, and would wait for the tickets until the run expires. So
+    this entry has them, too; an engine of a later release that takes the run leaves them as they are.
+    """
     state, now = resumption.state, context.now()
     parts = task_parts(replace(order.task, messages=(), user=None, metadata={}))
     request = (content_ref(resumption.waiting_run.salt, parts.whole), parts.whole)
@@ -246,12 +251,17 @@ def begin_turn(context: EngineContext, order: Order, resumption: Resumption, gat
     for n, (ref, _) in resumption.shares.items():
         ids, labels = state.steps[n].exchanges[-1].ids, resumption.labels.get(n, frozenset())
         results.append(StepToolResults(n, ref, ids, labels, order.origin_run))
+    tickets: list[Outbox] = []
+    if state.admitted.is_from_0_1_0:
+        tier = state.admitted.tier
+        tickets = [Outbox(n, tier, gateway, turn.number, announced=False) for n in resumption.shares]
     entry = Entry(
         run=state.run,
         at=now,
         events=(resumed, *results),
         epoch=resumption.waiting_run.epoch,
         contents=(request, *resumption.shares.values()),
+        outbox=tuple(tickets),
         tags=(*_label_tags(resumption), *request_tags(order)),
         shared=stored_once,
         once=order.once,
