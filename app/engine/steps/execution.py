@@ -98,8 +98,8 @@ class Execution:
         self._ids: list[str] = []
         self._flawed: Attempt | None = None
         """The attempt before, if its answer did not have the form that was asked for."""
-        self._unrecorded: tuple[Attempt, ...] = ()
-        """At most one attempt whose outcome travels in the next entry."""
+        self._unrecorded: Attempt | None = None
+        """The latest attempt, from its call on until an entry with its outcome is committed: each entry has it."""
         self._empty: Attempt | None = None
         """The attempt whose answer was empty, after which another worker is asked."""
         self._was_streamed = False
@@ -236,9 +236,9 @@ class Execution:
         try:
             await calls
         except StoreUnavailable:
-            if not (self._unrecorded and self._work.claim):
+            if self._unrecorded is None or not self._work.claim:
                 raise
-            await self._pending.write_later(self._entry(self._outcomes()), self._settle_and_release)
+            await self._pending.write_later(self._entry(()), self._settle_and_release)
 
     async def _begin_calls(self, state: RunState) -> None:
         self._log.begin(state, self._ticket.step)
@@ -286,7 +286,6 @@ class Execution:
             answered = await self._stream(basis.state, basis.step, attempt)
             if answered and not self._should_ask_another(basis.candidates, attempt):
                 return await self._write_last_entry(self._last_entry(basis.step, attempt))
-            self._unrecorded = (attempt,)
             if answered:
                 next_attempt = await self._next_attempt(basis)
                 continue
@@ -386,13 +385,12 @@ class Execution:
 
     def _unspent(self, state: RunState) -> Amount:
         """The amount that the run may still hold once the outcome that travels with the next intent is written."""
-        unspent = spendable_by_steps(state)
-        for attempt in self._unrecorded:
-            call = state.calls.get(attempt.call)
-            if call is not None and call.outcome is None:
-                spent = Amount(attempt.spent.usd, attempt.spent.tokens)
-                unspent = (unspent + Amount(attempt.hold.usd, attempt.hold.tokens)).minus(spent)
-        return unspent
+        unspent, attempt = spendable_by_steps(state), self._unrecorded
+        call = state.calls.get(attempt.call) if attempt is not None else None
+        if attempt is None or call is None or call.outcome is not None:
+            return unspent
+        spent = Amount(attempt.spent.usd, attempt.spent.tokens)
+        return (unspent + Amount(attempt.hold.usd, attempt.hold.tokens)).minus(spent)
 
     def _seconds_left(self, state: RunState) -> float:
         return state.turn.deadline - self._context.now()
@@ -401,9 +399,8 @@ class Execution:
         """Wait until a worker should be called. A stop interrupts the wait, and the outcome of the attempt before is
         committed first if the wait is long."""
         while (seconds := candidates.pause(self._seconds_left(state))) and not self._work.interrupted:
-            if seconds > OUTCOME_DELAY_SECONDS and self._unrecorded:
-                await self._write_last_entry(self._entry(self._outcomes()))
-                self._unrecorded = ()
+            if seconds > OUTCOME_DELAY_SECONDS and self._unrecorded is not None:
+                await self._write_last_entry(self._entry(()))
             try:
                 self._work.allow_interruption()
                 await asyncio.sleep(seconds)
@@ -479,10 +476,7 @@ class Execution:
         """Claim (the first time), settle the attempt before, and reserve for this one: all in one entry."""
         with attempt.abandon_on_error():
             await self._context.pin(attempt.catalog)
-            await self._append(
-                self._entry((*lost_outcomes, *self._outcomes(), attempt.build_intent()), hold=attempt.hold)
-            )
-        self._unrecorded = ()
+            await self._append(self._entry((*lost_outcomes, attempt.build_intent()), hold=attempt.hold))
 
     def _should_ask_another(self, candidates: Candidates, attempt: Attempt) -> bool:
         """Return whether another worker is asked because the answer of this one is empty: once for each step."""
@@ -498,13 +492,20 @@ class Execution:
             lost_outcomes = ()
         move = Move(self._ticket.step, "finish", claim=self._work.claim)
         settled: Fact = self._step_done(failed.n, self._empty) if self._empty is not None else failed
-        await self._write_last_entry(self._entry((*lost_outcomes, *self._outcomes(), settled), move=move))
+        await self._write_last_entry(self._entry((*lost_outcomes, settled), move=move))
 
-    def _outcomes(self) -> tuple[Fact, ...]:
-        return tuple(attempt.build_outcome() for attempt in self._unrecorded)
+    def _entry(
+        self,
+        events: tuple[Fact, ...],
+        *,
+        hold: Ledger = Ledger(),
+        move: Move | None = None,
+        contents: tuple[tuple[str, bytes], ...] = (),
+    ) -> Entry:
+        """The next entry under this claim: first the outcome that is not recorded yet, if there is one, then `events`.
 
-    def _entry(self, events: tuple[Fact, ...], *, hold: Ledger = Ledger(), move: Move | None = None) -> Entry:
-        """The next entry under this claim. Without a `move` it takes the ticket, or keeps it once it is taken."""
+        Without a `move` it takes the ticket, or keeps it once it is taken.
+        """
         now, n = self._context.now(), self._ticket.step
         if move is None and self._work.claim:
             move = Move(n, "hold", claim=self._work.claim)
@@ -515,11 +516,11 @@ class Execution:
             if isinstance(fact, CallFinished) and fact.outcome == "unknown":
                 lost += Ledger(fact.usd, fact.usage.input)
         released = spent = lost
-        contents: list[tuple[str, bytes]] = []
-        for attempt in self._unrecorded:
-            released += attempt.hold
-            spent += attempt.spent
-            contents += attempt.contents
+        attempt = self._unrecorded
+        if attempt is not None:
+            events = (attempt.build_outcome(), *events)
+            released, spent = lost + attempt.hold, lost + attempt.spent
+            contents = (*attempt.contents, *contents)
         return Entry(
             run=self._ticket.run,
             at=now,
@@ -528,13 +529,14 @@ class Execution:
             hold=hold,
             release=released,
             spent=spent,
-            contents=tuple(contents),
+            contents=contents,
         )
 
     async def _stream(self, state: RunState, step: StepState, attempt: Attempt) -> bool:
         """Make the call; True if it succeeded. Its end is noted in the attempt. A cancellation is journaled, then goes
         on."""
         relay = Relay(state.run, step.n, attempt.call, attempt.reply, self._id)
+        self._unrecorded = attempt
         self._work.relay = relay if attempt.live else None
         try:
             self._work.allow_interruption()
@@ -546,7 +548,6 @@ class Execution:
                     relay.was_sent = relay.was_sent or bool(followers)
                     await self._send(followers, delta)
         except asyncio.CancelledError:
-            self._unrecorded = (attempt,)
             await self._withdraw()
             raise
         except BatonError:
@@ -559,24 +560,23 @@ class Execution:
 
     async def _settle_and_release(self) -> None:
         calls = (await self._read_state(None)).calls  # the entry that failed may have been committed all the same
-        self._unrecorded = tuple(attempt for attempt in self._unrecorded if calls[attempt.call].outcome is None)
+        if self._unrecorded is not None and calls[self._unrecorded.call].outcome is not None:
+            self._unrecorded = None
         move = Move(self._ticket.step, "release", claim=self._work.claim, until=self._context.now())
-        await self._append(self._entry(self._outcomes(), move=move))
-        self._unrecorded = ()
+        await self._append(self._entry((), move=move))
 
     async def _withdraw(self, lost_outcomes: tuple[Fact, ...] = ()) -> None:
-        """Stopped by the driver, or handed back because this process shuts down: outcomes are written either way, and
-        `lost_outcomes` with them."""
+        """Stopped by the driver, or handed back because this process shuts down: the outcome that is not recorded yet
+        is written either way, and `lost_outcomes` with it."""
         n, claim, stopped = self._ticket.step, self._work.claim, self._work.stopped
         if not claim:
             return
-        outcomes = (*lost_outcomes, *self._outcomes())
         if stopped:
-            await self._write_last_entry(self._entry(outcomes, move=Move(n, "finish", claim=claim)))
+            await self._write_last_entry(self._entry(lost_outcomes, move=Move(n, "finish", claim=claim)))
             self._log.write("cancelled")
             return
         move = Move(n, "release", claim=claim, until=self._context.now())
-        await self._write_last_entry(self._entry(outcomes, move=move))
+        await self._write_last_entry(self._entry(lost_outcomes, move=move))
         with suppress(QueueUnavailable):
             await self._context.queue.enqueue([copy_with(self._ticket, version=AGAIN)])
 
@@ -588,13 +588,11 @@ class Execution:
 
     def _last_entry(self, step: StepState, attempt: Attempt) -> Entry:
         """The entry that ends the step after a call that succeeded: it is done, or waits for results of tool calls."""
-        self._unrecorded = (attempt,)
         move = Move(step.n, "finish", claim=self._work.claim)
         if not attempt.reply.calls:
-            return self._entry((attempt.build_outcome(), self._step_done(step.n, attempt)), move=move)
+            return self._entry((self._step_done(step.n, attempt),), move=move)
         awaiting, contents = self._step_awaiting_tool(step, attempt)
-        entry = self._entry((attempt.build_outcome(), awaiting), move=move)
-        return copy_with(entry, contents=(*entry.contents, *contents))
+        return self._entry((awaiting,), move=move, contents=contents)
 
     def _step_done(self, n: int, attempt: Attempt) -> StepDone:
         return StepDone(
@@ -625,7 +623,7 @@ class Execution:
         try:
             await self._pending.write_later(entry, partial(self._append, entry))
         except StoreUnavailable:
-            self._unrecorded = ()  # given up for good
+            self._unrecorded = None  # given up for good
             raise
 
     async def _append(self, entry: Entry) -> None:
@@ -648,12 +646,11 @@ class Execution:
             raise
         self._log.note_committed(entry.events)
         self._work.claim = appended.claim or self._work.claim
-        if not appended.events:
-            return
-        if run is None:
+        if appended.events and run is None:
             await self._send(self._engine_and_gateway(), CommittedEvents(entry.run, appended.events))
-        elif not ends_step:  # else the run's writer has folded them
+        elif appended.events and run is not None and not ends_step:  # else the run's writer has folded them
             await run.receive(appended.events)
+        self._unrecorded = None
 
     async def _keep_outcomes(self, entry: Entry) -> None:
         outcomes = tuple(fact for fact in entry.events if fact.kind in AFTER_THE_END)
