@@ -293,19 +293,17 @@ class RunWriter:
 
     # -- committing
 
-    async def admit(self, entry: Entry) -> Consequences:
-        """Commit a run's admission with all that follows from it."""
-        return await self._commit_first(entry, copy_with(self.state, seq=1))
-
-    async def take(self, entry: Entry) -> Consequences:
-        """Commit the entry that takes the run's lease, or begins its next turn, with all that follows from it.
+    async def begin(self, entry: Entry) -> Consequences:
+        """Commit the entry that admits the run, takes its lease, or begins its next turn, with all that follows from
+        it.
 
         The entry's outbox has the tickets of steps that go on. Raises `LeaseLost` or `Conflict` if others have taken
         the run or written to it, `RunEnded`, `NotFound`, `StoreUnavailable`.
         """
-        return await self._commit_first(entry, apply_facts(self.state, entry.events))
-
-    async def _commit_first(self, entry: Entry, state: RunState) -> Consequences:
+        if entry.new is not None:  # the state is that of the admission already, before it has a number
+            state = copy_with(self.state, seq=1)
+        else:
+            state = apply_facts(self.state, entry.events)
         consequences = await self._consequences_of(state)
         is_cancelled = isinstance(consequences.pending_command, Finish)  # before anything could begin
         if not is_cancelled:

@@ -121,11 +121,8 @@ class Driver:
         self.writer.trace = self._planner.trace = span.trace
 
     async def begin(self, entry: Entry) -> None:
-        """Commit the entry that admits the run, or takes its lease, with all that follows; see `RunWriter`."""
-        if entry.new is not None:
-            consequences = await self.writer.admit(entry)
-        else:
-            consequences = await self.writer.take(entry)
+        """Commit the entry that begins to drive the run, with all that follows; see `RunWriter.begin`."""
+        consequences = await self.writer.begin(entry)
         if isinstance(consequences.pending_command, Propose):
             self.planning = consequences.pending_command
 
