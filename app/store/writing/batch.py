@@ -800,7 +800,6 @@ def _copies(new: NewRun) -> bool:
 class SpeculativeBatch:
     """A batch that was applied to cached rows and is not written yet."""
 
-    rows: RowBatch
     cached: Sequence[CachedRows]
     ticket_runs: Sequence[str]
     applied: AppliedBatch
@@ -828,7 +827,7 @@ def apply_to_cached_rows(batch: Sequence[EncodedEntry], row_cache: RowCache) -> 
             runs_with_tickets.append(run)
     rows = RowBatch([cached.run for cached in cached_rows.values()], tickets, runs_with_tickets)
     outcomes = [rows.apply(encoded) for encoded in batch]
-    return SpeculativeBatch(rows, list(cached_rows.values()), ticket_runs, AppliedBatch(outcomes, rows))
+    return SpeculativeBatch(list(cached_rows.values()), ticket_runs, AppliedBatch(outcomes, rows))
 
 
 def _needs_rows(entry: Entry, cached_rows: Mapping[str, CachedRows]) -> bool:
@@ -858,10 +857,10 @@ def conditional_write(
     """Work that writes the batch, or writes nothing and returns None if a run's row has another revision than was
     cached. On Postgres it is one statement."""
     expected = [(cached.run[_ID], cached.run[_REVISION]) for cached in speculative.cached]
-    applied, writes = speculative.applied, speculative.rows.writes(statements)
+    applied, rows = speculative.applied, speculative.applied.rows
+    writes = rows.writes(statements)
     if statements.arrays:
-        locks = sorted(speculative.rows.locks)
-        owned = sorted(speculative.rows.owned)
+        locks, owned = sorted(rows.locks), sorted(rows.owned)
         return statements.single_write_if_current(
             expected, speculative.ticket_runs, applied, *writes, locks=locks, owned=owned
         )
