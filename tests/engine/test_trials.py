@@ -1,6 +1,6 @@
 """Which runs count as evidence about a canary or a promotion, over rows and journals that a store might have."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -16,7 +16,8 @@ from app.core.pool.catalog import (
     Tier,
     Worker,
 )
-from app.core.pool.conductor_versions import Change, ChangeKind, choose_version, history_of
+from app.core.pool.conductor_versions import Change, ChangeKind, VersionsInForce, choose_version, history_of
+from app.core.pool.snapshot import seal_catalog, snapshot
 from app.core.rating.economics import JournaledRun
 from app.core.rating.promotion import breaches, conditions
 from app.core.run.events import Event, Fact, RunAdmitted, RunCancelled, RunEnd, RunOverBudget, RunSucceeded
@@ -35,8 +36,9 @@ SUCCEEDED = RunSucceeded(answer="")
 class Journal:
     """The verbs of a store that evidence is read with."""
 
-    def __init__(self, changes: Sequence[Change] = ()) -> None:
+    def __init__(self, changes: Sequence[Change] = (), catalogs: Sequence[Catalog] = ()) -> None:
         self._changes = changes
+        self._catalogs = {catalog.digest: snapshot(catalog) for catalog in catalogs}
         self._runs: dict[str, tuple[RunRow, JournaledRun]] = {}
 
     def add(self, id_: str, at: float, *, end: RunEnd = SUCCEEDED, model: str = "own", **admitted: Any) -> None:
@@ -66,6 +68,10 @@ class Journal:
     async def changes(self) -> Sequence[Change]:
         """All changes."""
         return self._changes
+
+    async def catalogs(self, digests: Sequence[str]) -> Mapping[str, bytes]:
+        """The snapshots that are stored."""
+        return {digest: self._catalogs[digest] for digest in digests if digest in self._catalogs}
 
     async def change(self, change: Change, *, by: Actor) -> None:
         """Store a change; changes are read in the order of their times and ids."""
@@ -181,6 +187,55 @@ async def test_a_shadow_of_what_was_live_before_is_no_evidence(promoted_at: floa
     assert [judgement.source for judgement in judgements] == (["shadow"] if holds else ["none"])
 
 
+SUBJECT = Tier("next", ("b",), ConductorSpec("model", worker="planner"), "b", {"medium": Limits()})
+POOL = seal_catalog(
+    replace(CATALOG, workers=CATALOG.workers | {"b": Worker("b", "p", "b")}, tiers={"own": OWN, "next": SUBJECT})
+)
+OTHER_MODEL = {"b": replace(POOL.workers["b"], model="b-2")}
+
+
+@pytest.mark.parametrize(
+    ("earlier", "counts"),
+    [
+        pytest.param(POOL, True, id="the same"),
+        pytest.param(replace(POOL, aliases={}, workers=POOL.workers | {"c": Worker("c", "p", "c")}), True, id="others"),
+        pytest.param(replace(POOL, tiers=POOL.tiers | {"own": replace(OWN, promotion=None)}), True, id="conditions"),
+        pytest.param(replace(POOL, tiers=POOL.tiers | {"own": replace(OWN, pool=("a", "b"))}), False, id="tier"),
+        pytest.param(replace(POOL, tiers=POOL.tiers | {"next": replace(SUBJECT, pool=("a",))}), False, id="subject"),
+        pytest.param(replace(POOL, workers=POOL.workers | OTHER_MODEL), False, id="worker of the subject"),
+        pytest.param(replace(POOL, tiers={"own": OWN}), False, id="no subject"),
+        pytest.param(None, False, id="not stored"),
+    ],
+)
+@pytest.mark.parametrize("source", ["shadow", "canary"])
+async def test_what_the_pool_file_has_defined_otherwise_is_no_evidence(
+    earlier: Catalog | None, counts: bool, source: str
+) -> None:
+    """Runs of another tier, worker or alias make no difference, and neither do the conditions themselves."""
+    catalogs, digest = [POOL], "unknown"
+    if earlier is not None:
+        catalogs.append(seal_catalog(earlier))
+        digest = catalogs[-1].digest
+    changes, share = [], 0.0
+    if source == "canary":
+        share = 0.5
+        changes.append(Change("change_canary", 0.0, "me", "tier own", "canary", "tier next", share))
+    journal = Journal(changes, catalogs)
+    of_shadow = {"budgets": (shadow_budget("own", 0).id,), "origin_kind": "shadow", "tier": "next", "pool": ("b",)}
+    for number in range(20):
+        run = f"run_{number}"
+        served_by = choose_version({"tier own": VersionsInForce(canary="tier next", share=share)}, "tier own", run)
+        journal.add(run, NOW - 1_000.0, catalog=digest, served_by=served_by)
+        if source == "shadow":
+            shadow: dict[str, Any] = of_shadow | {"origin_run": run, "catalog": digest}
+            journal.add(f"shadow_{number}", NOW - 500.0, **shadow)
+    wanted = RequestedChange("tier own", "promoted", "tier next")
+    (judgement,) = await watch.gate(cast("Store", journal), POOL, wanted)
+    assert watch.may_be_promoted([judgement]) is counts
+    left_out = "own: 20 comparisons are left out, because the pool file has changed what was compared"
+    assert (left_out in watch.refusals([judgement])) is (source == "shadow" and not counts)
+
+
 @pytest.mark.parametrize(("kind", "tiers"), [("model", ["own"]), ("selector", ["own"]), ("fixed", [])])
 async def test_the_conditions_of_a_tier_are_those_of_its_model_whether_it_plans_alone_or_is_chosen(
     kind: Any, tiers: list[str]
@@ -188,12 +243,32 @@ async def test_the_conditions_of_a_tier_are_those_of_its_model_whether_it_plans_
     worker = "planner" if tiers else None
     tier = replace(OWN, conductor=ConductorSpec(kind, worker=worker))
     catalog = replace(CATALOG, tiers={"own": tier})
-    assert [found.name for found in watch.tiers_with_conditions(catalog, "planner")] == tiers
+    assert [found.name for found in watch.tiers_with_conditions(catalog, {}, "planner")] == tiers
     history = history_of(changes_of(("loaded", "v1", 0.0), ("promoted", "v1", 10.0)), "planner")
     journal = Journal()
     for at in (5.0, 15.0):
         journal.add(f"run_{at}", at, conductor=kind)
     assert await count_compared_runs(journal, promotion_of(history)) == len(tiers)
+
+
+async def test_a_tier_that_another_tier_serves_keeps_its_conditions_when_that_ones_conductor_is_promoted() -> None:
+    other = replace(OWN, name="other", promotion=None)
+    own = replace(OWN, conductor=ConductorSpec("model", worker="its own"))
+    catalog = replace(CATALOG, tiers={"own": own, "other": other})
+    served = Change("change_served", 0.0, "me", "tier own", "promoted", "tier other")
+    changes = [served, *changes_of(("loaded", "v1", 1.0), ("canary", "v1", 1.0), share=0.5)]
+    versions = history_of(changes, "planner")[-1].versions
+    wanted = RequestedChange("planner", "promoted", "v1")
+    assert await watch.gate(cast("Store", Journal(changes[1:])), catalog, wanted) == ()
+    for served_by, holds in (("tier other", True), ("", False)):
+        journal, drawn = Journal(changes), 0
+        for number in range(40):
+            journal.add(f"run_{number}", 2.0 + number, served_by=served_by)
+            drawn += choose_version({"planner": versions}, "planner", f"run_{number}") == "v1"
+        (judgement,) = await watch.gate(cast("Store", journal), catalog, wanted)
+        assert judgement.tier == "own"
+        assert judgement.evidence.count == (min(drawn, 40 - drawn) if holds else 0)
+        assert watch.may_be_promoted([judgement]) is holds
 
 
 async def test_a_change_comes_after_all_others_although_the_databases_clock_was_put_back() -> None:

@@ -45,6 +45,8 @@ def refuse(evidence: tuple[Judgement, ...], *, as_json: bool) -> int:
     for judgement in evidence:
         terminal.stdout().print(f"{judgement.tier}, by its {judgement.source} runs:", markup=False)
         print_conditions(judgement.to_json()["conditions"])
+        if judgement.left_out:
+            terminal.stdout().print(f"{watch.left_out_words(judgement)}.", markup=False)
     terminal.stderr().print(
         "Not promoted: not all conditions hold. --force REASON promotes it all the same.", markup=False
     )

@@ -60,6 +60,15 @@ def definition(catalog: Catalog, tier: Tier, subject: str) -> Tier | None:
     return replace(tier, pool=(name,), conductor=alone, fallback=name, efforts=efforts)
 
 
+def definition_of(catalog: Catalog, tier: str, subject: str) -> Tier | None:
+    """Return the definition by which a tier is served: its own, or that of a subject. None if the pool file does not
+    have the tier, or the subject."""
+    own = catalog.tiers.get(tier)
+    if own is None or not subject:
+        return own
+    return definition(catalog, own, subject)
+
+
 def serve_tier(catalog: Catalog, tier: Tier, subject: str) -> Tier | None:
     """Return the tier as it is while the subject serves it: under its own name and with its own levels of effort,
     within the limits of both. None if the pool file does not have the subject."""

@@ -18,7 +18,7 @@ from app.core.rating import intervals
 from app.core.rating.economics import JournaledRun, ReportOptions, Success, verdict
 from app.core.rating.intervals import LEVEL, Interval
 from app.core.records import record
-from app.core.run.events import CallFinished, CallIntended, RunEnd, facts
+from app.core.run.events import CallFinished, CallIntended, RunAdmitted, RunEnd, facts
 
 VERDICTS: Final[tuple[Success, ...]] = ("graders", "feedback")
 """The sources of a verdict, the preferred one first. Signs in what a caller did are none: a shadow has no caller."""
@@ -43,6 +43,10 @@ class ComparedRun:
     answer: str = ""
     """Ref of the answer."""
     admitted_at: float = 0.0
+    catalog: str = ""
+    """The digest of the pool file at its admission."""
+    served_by: str = ""
+    """The subject that served it in place of the tier's own definition; empty where the tier's own did."""
 
 
 @record(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class ShadowedRun:
 
 def summarize_run(run: JournaledRun) -> ComparedRun:
     """Return what is compared of a run that has ended."""
+    admitted = next(facts(run.events, RunAdmitted))
     intents = list(facts(run.events, CallIntended))
     answer, ended_at = "", run.created_at
     for event in run.events:
@@ -87,6 +92,8 @@ def summarize_run(run: JournaledRun) -> ComparedRun:
         recipients=frozenset(intent.worker for intent in intents if intent.access.user),
         answer=answer,
         admitted_at=run.created_at,
+        catalog=admitted.catalog,
+        served_by=admitted.served_by,
     )
 
 

@@ -15,7 +15,8 @@ from app.core.plan.arms import is_arm
 from app.core.pool.budgets import shadow_budget
 from app.core.pool.catalog import Catalog, Tier
 from app.core.pool.conductor_versions import HistoryEntry, VersionsInForce, choose_version, latest_change_of_live
-from app.core.pool.serving import tier_in
+from app.core.pool.serving import definition_of, tier_in
+from app.core.pool.snapshot import restore_catalog
 from app.core.rating.economics import JournaledRun
 from app.core.rating.promotion import (
     NO_EVIDENCE,
@@ -198,17 +199,19 @@ class Candidate:
         """Return the name under which a shadow tries it."""
         return subject_of(self.conductor, self.version)
 
-    def could_conduct(self, run: JournaledRun) -> bool:
+    def could_conduct(self, catalog: Catalog, run: JournaledRun) -> bool:
         """Return True for a run that has ended and that the candidate could have conducted. A version could conduct the
-        runs that the tier's own model conducts, or that its selector may have it conduct; a subject any run whose
-        request does not say what is to plan. Those that their callers have given up are among them, as runs without an
-        answer, because callers do not wait for a candidate that is too slow."""
+        runs that its model conducts in the definition that served them, or that a selector there may have it conduct; a
+        subject any run whose request does not say what is to plan. Those that their callers have given up are among
+        them, as runs without an answer, because callers do not wait for a candidate that is too slow."""
         admitted = _admission(run)
         if not run.ended or admitted.preview or _was_ended_by_a_shared_budget(run):
             return False
         if tier_in(self.conductor):
             return admitted.conductor not in (CALLER, REPLAY)
-        return admitted.conductor in ("model", "selector") and not admitted.served_by
+        served = definition_of(catalog, admitted.tier, admitted.served_by)
+        is_own = served is not None and served.conductor.worker == self.conductor
+        return is_own and admitted.conductor in ("model", "selector")
 
     def was_to_conduct(self, row: RunRow) -> bool:
         """Return True if the candidate was chosen for this run when it was admitted, whether or not it could be
@@ -254,10 +257,17 @@ def promotion_of(history: tuple[HistoryEntry, ...]) -> Candidate | None:
     return Candidate(change.conductor, latest.versions.live, change.at, promoted=True, history=history)
 
 
-async def compare_versions(store: Store, catalog: Catalog, tier: Tier, candidate: Candidate, now: float) -> Evidence:
+async def compare_versions(
+    store: Store,
+    catalog: Catalog,
+    tier: Tier,
+    candidate: Candidate,
+    now: float,
+    definitions: "PresentDefinitions | None" = None,
+) -> Evidence:
     """Compare a tier's runs that a version was to conduct with those of the version before: of the same time while it
     is a canary, of the time before once it was promoted. A run that a fallback planned because the version could not be
-    asked counts as the version's, too."""
+    asked counts as the version's, too. With `definitions`, only runs that were served as the pool file still says."""
     query = RunQuery(tier=tier.name, since=candidate.since, until=now)
     query_of_others = query
     if candidate.promoted and tier.promotion is not None:
@@ -265,9 +275,13 @@ async def compare_versions(store: Store, catalog: Catalog, tier: Tier, candidate
         query_of_others = replace(query, since=candidate.since - seconds, until=candidate.since)
     own = await _latest_runs(store, catalog, query, candidate.was_to_conduct)
     others = await _latest_runs(store, catalog, query_of_others, candidate.was_not_to_conduct)
-    return compare_different_runs(
-        await _comparable_runs(store, others, candidate), await _comparable_runs(store, own, candidate)
-    )
+    sides = []
+    for ids in (others, own):
+        side = await _comparable_runs(store, catalog, ids, candidate)
+        if definitions is not None:
+            side = [run for run in side if await definitions.served(tier.name, run)]
+        sides.append(side)
+    return compare_different_runs(*sides)
 
 
 async def _latest_runs(
@@ -292,17 +306,63 @@ async def _latest_runs(
     return latest[:MOST_RUNS]
 
 
-async def _comparable_runs(store: Store, ids: Sequence[str], candidate: Candidate) -> list[ComparedRun]:
+async def _comparable_runs(
+    store: Store, catalog: Catalog, ids: Sequence[str], candidate: Candidate
+) -> list[ComparedRun]:
     """Return those of these runs that the candidate could have conducted; the oldest first. The ids begin with the
     newest."""
     comparable: list[ComparedRun] = []
     for first in range(0, len(ids), PAGE):
         page = tuple(ids[first : first + PAGE])
         for run in await store.journaled_runs(RunQuery(ids=page, limit=PAGE)):
-            if candidate.could_conduct(run):
+            if candidate.could_conduct(catalog, run):
                 comparable.append(summarize_run(run))
         await asyncio.sleep(0)  # figures are made in the event loop: let other tasks in
     return comparable[::-1]
+
+
+class PresentDefinitions:
+    """Which runs were served by what the pool file in force still defines in the same way: the pool with its workers,
+    the conductor, the fallback and the limits. A run of another definition says nothing about the present one."""
+
+    def __init__(self, store: Store, catalog: Catalog) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._known: dict[tuple[str, str, str], bool] = {}
+
+    async def served(self, tier: str, run: ComparedRun, subject: str = "") -> bool:
+        """Return True if the run was served so. `subject` is what it tried as a shadow of the tier. False also where
+        the pool file of that time is not stored, or not one that this release can read."""
+        if run.catalog == self._catalog.digest:
+            return True
+        key = (tier, subject or run.served_by, run.catalog)
+        if key not in self._known:
+            self._known[key] = await self._is_unchanged(*key)
+        return self._known[key]
+
+    async def _is_unchanged(self, tier: str, subject: str, digest: str) -> bool:
+        snapshot = (await self._store.catalogs([digest])).get(digest)
+        if snapshot is None:
+            return False
+        try:
+            then = restore_catalog(snapshot)
+        except (ValueError, TypeError, KeyError):
+            return False
+        return _definition(then, tier, subject) == _definition(self._catalog, tier, subject)
+
+
+def _definition(catalog: Catalog, tier: str, subject: str) -> tuple[object, ...] | None:
+    """Return what decides how a tier's runs are served by a subject, or by a version of its conductor; None if the pool
+    file does not have it."""
+    own = catalog.tiers.get(tier)
+    served = definition_of(catalog, tier, "" if subject.startswith("conductor ") else subject)
+    if own is None or served is None:
+        return None
+    names = {*served.pool, served.fallback, *served.conductor.workers}
+    if served.conductor.worker is not None:
+        names.add(served.conductor.worker)
+    workers = {name: catalog.workers.get(name) for name in names}
+    return served.pool, served.conductor, served.fallback, served.efforts, own.efforts, workers
 
 
 @record(frozen=True, slots=True)
@@ -314,6 +374,8 @@ class Judgement:
     """The kind of trial that gave the evidence: `shadow`, `canary` or `promotion`; `none` without any."""
     evidence: Evidence
     conditions: tuple[Condition, ...]
+    left_out: int = 0
+    """Shadows that are no evidence, because the pool file has changed what they or their runs were served by."""
 
     def decision(self) -> dict[str, Any]:
         """The conditions with what was found, in plain JSON values."""
@@ -329,22 +391,33 @@ async def judge(
     store: Store, catalog: Catalog, tier: Tier, subject: str, canary: Candidate | None, since: float, now: float
 ) -> Judgement | None:
     """Judge a candidate by the conditions of a tier; None where there are none. `subject` is its name among shadows.
-    Only runs that were admitted from `since` on are evidence.
+    Only runs that were admitted from `since` on are evidence, and that were served as the pool file still says.
 
     Shadows are the better evidence, since they are paired; a canary's runs count where there are more of them.
     """
     if tier.promotion is None:
         return None
-    source, evidence = "none", NO_EVIDENCE
+    source, evidence, left_out = "none", NO_EVIDENCE, 0
+    definitions = PresentDefinitions(store, catalog)
     for shadow in await shadows_of(store, tier.name, since, now, answers=False):
-        pairs = [pair for pair in shadow.pairs if pair.live.admitted_at >= since]
-        if shadow.subject == subject and pairs:
+        if shadow.subject != subject:
+            continue
+        pairs = []
+        for pair in shadow.pairs:
+            if pair.live.admitted_at < since:
+                continue
+            is_live_unchanged = await definitions.served(tier.name, pair.live)
+            if is_live_unchanged and await definitions.served(tier.name, pair.shadow, subject):
+                pairs.append(pair)
+            else:
+                left_out += 1
+        if pairs:
             source, evidence = "shadow", compare_with_shadows(pairs)
     if canary is not None and canary.subject == subject and evidence.count < tier.promotion.min_pairs:
-        of_versions = await compare_versions(store, catalog, tier, canary, now)
+        of_versions = await compare_versions(store, catalog, tier, canary, now, definitions)
         if of_versions.count > evidence.count:
             source, evidence = "canary", of_versions
-    return Judgement(tier.name, source, evidence, conditions(tier.promotion, evidence))
+    return Judgement(tier.name, source, evidence, conditions(tier.promotion, evidence), left_out)
 
 
 # -- the report

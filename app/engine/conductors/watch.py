@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ import orjson
 
 from app.core.pool.catalog import Catalog, Tier
 from app.core.pool.conductor_versions import VersionsInForce, history_of, latest_change_of_live, versions_in_force
-from app.core.pool.serving import TIER, tier_in
+from app.core.pool.serving import TIER, definition_of, tier_in
 from app.core.rating.promotion import Condition, breaches, conditions, is_promotable
 from app.engine.conductors import versions
 from app.engine.conductors.trials import (
@@ -41,16 +41,18 @@ EVIDENCE_SECONDS: Final = 30 * 86_400.0
 """The age up to which shadows count as evidence for a promotion."""
 
 
-def tiers_with_conditions(catalog: Catalog, conductor: str) -> list[Tier]:
-    """Return the tiers that state conditions, of those that this model conducts, alone or as one of a selector's
-    choices; for `tier NAME` only that tier."""
+def tiers_with_conditions(catalog: Catalog, in_force: Mapping[str, VersionsInForce], conductor: str) -> list[Tier]:
+    """Return the tiers that state conditions, of those whose runs this model conducts, alone or as one of a selector's
+    choices, in their own definitions or in those that serve them instead; for `tier NAME` only that tier."""
     named = tier_in(conductor)
     found = []
     for tier in catalog.tiers.values():
         if named:
             is_meant = tier.name == named
         else:
-            is_meant = tier.conductor.worker == conductor
+            live = in_force.get(f"{TIER}{tier.name}", VersionsInForce()).live
+            served = definition_of(catalog, tier.name, live) or tier
+            is_meant = conductor in (tier.conductor.worker, served.conductor.worker)
         if is_meant and tier.promotion is not None:
             found.append(tier)
     return found
@@ -61,10 +63,11 @@ async def gate(store: Store, catalog: Catalog, wanted: RequestedChange) -> tuple
     of the database's clock, by which changes are ordered: an operator's own may be wrong."""
     if wanted.kind != "promoted":
         return ()
-    tiers = tiers_with_conditions(catalog, wanted.conductor)
+    changes = await store.changes()
+    tiers = tiers_with_conditions(catalog, versions_in_force(changes), wanted.conductor)
     if not tiers:
         return ()
-    history = history_of(await store.changes(), wanted.conductor)
+    history = history_of(changes, wanted.conductor)
     now = await store.clock()
     since = now - EVIDENCE_SECONDS
     latest = latest_change_of_live(history)
@@ -86,7 +89,14 @@ def refusals(judgements: Sequence[Judgement]) -> list[str]:
         for condition in judgement.conditions:
             if condition.outcome != "holds":
                 reasons.append(f"{judgement.tier}: {condition.name} {_explanation(condition)}")
+        if judgement.left_out:
+            reasons.append(f"{judgement.tier}: {left_out_words(judgement)}")
     return reasons
+
+
+def left_out_words(judgement: Judgement) -> str:
+    """Return how many shadows are no evidence any more, and why."""
+    return f"{judgement.left_out} comparisons are left out, because the pool file has changed what was compared"
 
 
 def _explanation(condition: Condition) -> str:
@@ -149,13 +159,15 @@ class PromotionWatch:
         catalog = self._context.catalog()
         tier_subjects = [f"{TIER}{name}" for name in catalog.tiers]
         names = sorted([*versions.conductor_names(catalog), *tier_subjects])
-        tiers_of = {name: tiers_with_conditions(catalog, name) for name in names}
-        if not any(tiers_of.values()) or not self._context.clock_is_set():
+        has_conditions = any(tier.promotion for tier in catalog.tiers.values())
+        if not has_conditions or not self._context.clock_is_set():
             return
         if not await self._leadership.acquire():
             return
         changes = await self._context.store.changes()
-        for conductor, tiers in tiers_of.items():
+        in_force = versions_in_force(changes)
+        for conductor in names:
+            tiers = tiers_with_conditions(catalog, in_force, conductor)
             if not tiers:
                 continue
             history = history_of(changes, conductor)
