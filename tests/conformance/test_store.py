@@ -358,6 +358,17 @@ async def test_what_is_read_of_a_body_in_memory_is_kept_with_it(opener: Opener) 
         assert await store.records("run", expected) == {}
 
 
+async def test_runs_that_are_admitted_for_other_processes_take_no_memory(opener: Opener) -> None:
+    """A gateway without an engine never writes the end of a run, with which a cached journal goes."""
+    async with opener() as store:
+        for run, driver in (("own", "d"), ("others", "")):
+            entry = admission_entry(run)
+            assert entry.new is not None
+            await store.append(replace(entry, new=replace(entry.new, driver=driver)))
+        assert list(store._journals._runs) == ["own"]
+        assert (await store.journal("others")).events[0].seq == 1
+
+
 async def test_an_erased_run_begins_no_turn(opener: Opener) -> None:
     """Even for whoever has all of it in memory. What goes on already goes on, to an end that says so."""
     async with opener() as store:

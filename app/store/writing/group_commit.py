@@ -4,7 +4,7 @@ A `GroupCommit` writes one batch at a time, and entries that arrive during its c
 stay in order. The queue is bounded, and an entry that waited too long for the batches before it is refused before it is
 written, never after.
 
-`JournalCache` is the cache of the journals that this process has written.
+`JournalCache` is the cache of the journals of runs that this process drives.
 """
 
 import asyncio
@@ -443,7 +443,7 @@ class _CachedJournal:
 
 
 class JournalCache:
-    """A cache of the journals that this process wrote itself, so that a live run is read back without SQL.
+    """A cache of the journals of runs that this process drives, so that a live run is read back without SQL.
 
     A prefix of a journal never changes, so a cached one can be incomplete but not wrong. The cache is bounded in runs
     and bytes, and evicts the run that was not used for longest. Bodies are cached as they are stored: most runs are
@@ -457,9 +457,10 @@ class JournalCache:
         self._bytes = 0
 
     def add_committed(self, encoded: EncodedEntry, appended: AppendResult) -> None:
-        """Cache a committed entry. A run that ended is evicted. An entry that leaves a gap is not cached."""
+        """Cache a committed entry. A run that ended is evicted. An entry that leaves a gap is not cached, nor is the
+        admission of a run that this process does not drive: it would not hear of the run's end here."""
         entry = encoded.entry
-        if entry.new is not None:
+        if entry.new is not None and entry.new.driver:
             self._runs[entry.run] = _CachedJournal(entry.new.salt)
         cached = self._runs.get(entry.run)
         if cached is None:
