@@ -17,6 +17,7 @@ from app.store.archive import StoredEvent, open_archive
 from app.store.protocol import PruneQuery
 from app.store.sql import open_store
 from tests.audit.scenes import Journal
+from tests.harness.sealing import seal_all
 
 CLEAN, VIOLATIONS, UNREADABLE = 0, 1, 2
 EVERYTHING = PruneQuery(ended_before=1e12, deadline_before=1e12)
@@ -61,6 +62,7 @@ class Desk:
 
         archiving_to = archiving(archive, None, contents=False)
         async with open_store(self.url) as store, open_archive(self.url) as journals:
+            await seal_all(store)
             return await Pruner(store, journals, archiving_to, now=lambda: 1.0, name=str, pause=rest).prune(EVERYTHING)
 
 

@@ -44,6 +44,7 @@ from tests.bench.erasure import fill
 from tests.conformance.entries import admission_entry
 from tests.harness import processes, servers
 from tests.harness.in_process import pool_text, running_service
+from tests.harness.sealing import seal_all
 from tests.stubs import Echo, ProviderStub
 
 MODELS = 20
@@ -345,6 +346,7 @@ async def measure(database: Database, folder: Path, events: int, *, archive: boo
         names = [name for _, name, _ in copies]
         await read_lists(store, names[:: len(names) // READS][: READS + 1])
         await asyncio.to_thread(read_by_command, environ, names[len(names) // 2])
+        await seal_all(store)
         log = await database.written()
         await prune(store, environ)
         print(f"write-ahead log of that: {(await database.written() - log) / 1e6:,.0f} MB")
@@ -352,6 +354,7 @@ async def measure(database: Database, folder: Path, events: int, *, archive: boo
         pruned = copies[: older_than_a_month(copies)]
         for month in range(1, months + 1):
             await database.copy([(old, f"{name[:15]}{month:02x}{name[17:]}", shift) for old, name, shift in pruned])
+            await seal_all(store)
             full = await database.sizes()
             await asyncio.to_thread(main_of_baton, ("runs", "prune", "--before", "30d"), environ)
             print(f"size with month {month} after the first: {megabytes(full)}")

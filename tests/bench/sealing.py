@@ -39,6 +39,7 @@ from app.telemetry import Telemetry
 from tests.conformance.entries import admission_entry
 from tests.harness import servers
 from tests.harness.raw_facts import Raw
+from tests.harness.sealing import seal_all
 from tests.harness.waiting import until
 
 EVENTS, FIRST = 7, 3
@@ -170,16 +171,6 @@ async def measure_backlog(store: SqlStore, events: int, limits: log_writer.PassL
     print(
         f"backlog, {limits.events:,} events a pass: {rate:,.0f} events/s ({of_cpu:,.0f}/s of CPU), nothing is written"
     )
-
-
-async def seal_all(store: SqlStore) -> int:
-    """Seal until nothing waits. Returns the number of entries."""
-    entries = 0
-    while (sealing := await store.log.seal((), lambda: os.urandom(16))) is not None:
-        entries += sealing.leaves
-        if not sealing.more:
-            break
-    return entries
 
 
 async def write_backlog(store: SqlStore, events: int) -> None:

@@ -708,11 +708,20 @@ async def test_a_real_server_that_refuses_a_password_is_named(locked_url: str, t
     assert "wrong@" not in result.err
 
 
+def is_sealed(path: Path, run: str) -> bool:
+    """Return True if all events of a run are sealed."""
+    sealed = "SELECT max(events) FROM log_leaves WHERE kind = 'run' AND subject = runs.id"
+    with closing(sqlite3.connect(path)) as database:
+        query = f"SELECT count(*) FROM runs WHERE id = ? AND seq = ({sealed})"
+        return database.execute(query, (run,)).fetchone() == (1,)
+
+
 def test_pruning_deletes_old_runs_alone(service: Service) -> None:
     old, new = (service.ask("baton-mini", EASY)["baton"]["run"] for _ in range(2))
     with sqlite3.connect(service.folder / "data" / "baton.db") as database:
         database.execute("UPDATE runs SET created_at = 1, ended_at = 2, deadline = 3 WHERE id = ?", (old,))
     database.close()
+    wait_until(lambda: is_sealed(service.folder / "data" / "baton.db", old))
     counted = baton(service.folder, "runs", "prune", "--before", "30d", "--dry-run").out
     assert "1 run with 9 events would be pruned" in counted
     held = json.loads(baton(service.folder, "holds", "add", "--run", old, "--reason", "case 12", "--json").out)

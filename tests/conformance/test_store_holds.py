@@ -16,6 +16,7 @@ from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.runner import parse_url
 from tests.conformance.entries import Opener
 from tests.conformance.test_store_retention import admission, end_run, fill, find_rest_of, runs_selected
+from tests.harness.sealing import seal_all
 from tests.harness.waiting import PATIENCE_SECONDS
 
 CLERK = Actor("clerk", "command")
@@ -52,6 +53,7 @@ async def test_what_a_hold_covers_outlasts_every_way_of_removal(store: SqlStore,
         await store.of_tenant("tenant").erase("mine")
     with pytest.raises(LegalHold, match=placed.id):
         await store.destroy_content_keys("tenant")
+    await seal_all(store)
     assert (await store.count_prunable(LATER))[0] == 1
     assert await store.prune([await find_rest_of(store, run) for run in ("mine", "other")]) == ["other"]
     assert len(await store.contents("mine", refs)) == 1

@@ -45,6 +45,7 @@ from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.tables import METADATA, RUNS
 from tests.conformance.entries import SALT, Opener, admission_entry, new_run, note
 from tests.harness.raw_facts import Raw
+from tests.harness.sealing import seal_all
 
 QUESTION = "what-only-this-user-said"
 
@@ -130,6 +131,7 @@ async def test_runs_are_found_by_their_class(store: Store) -> None:
     ):
         assert set(await runs_selected(store, ContentQuery(within=within, without=without), 2)) == names
     await fill(store, [replace(end_run(run, 2.0), tags=()) for run in ("bank", "phi", "both", "none")])
+    await seal_all(store)
     query = PruneQuery(ended_before=9.0, deadline_before=9e9, within=labelled, without=(bank,))
     assert (await store.count_prunable(query))[0] == 1
 
@@ -347,10 +349,24 @@ async def test_only_runs_whose_time_and_deadline_are_over_are_selected(store: Sq
         store,
         [admission("open"), admission("short"), admission("long", at=3.0), end_run("short", 5.0), end_run("long", 8.0)],
     )
+    await seal_all(store)
     deadline = 500.0
     assert await store.count_prunable(PruneQuery(ended_before=9.0, deadline_before=deadline + 1)) == (2, 6)
     assert await store.count_prunable(PruneQuery(ended_before=8.0, deadline_before=deadline + 1)) == (1, 3)
     assert await store.count_prunable(PruneQuery(ended_before=9.0, deadline_before=deadline)) == (0, 0)
+
+
+async def test_a_run_is_not_pruned_before_all_of_its_events_are_sealed(store: SqlStore) -> None:
+    query = PruneQuery(ended_before=9.0, deadline_before=9e9)
+    waiting = replace(query, unsealed=True)
+    await fill(store, [admission("run"), end_run("run", 2.0)])
+    assert (await store.count_prunable(query), await store.count_prunable(waiting)) == ((0, 0), (1, 3))
+    await seal_all(store)
+    assert (await store.count_prunable(query), await store.count_prunable(waiting)) == ((1, 3), (0, 0))
+    left = await find_rest_of(store, "run")
+    await store.append(Entry("run", 3.0, (Raw(Kind.CALL_FINISHED, {}),), epoch=1))
+    assert (await store.count_prunable(query), await store.count_prunable(waiting)) == ((0, 0), (1, 4))
+    assert await store.prune([left]) == []
 
 
 def test_one_transaction_prunes_a_bounded_part() -> None:

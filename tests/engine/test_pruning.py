@@ -22,8 +22,10 @@ from app.process.wiring import Runtime
 from app.providers.formats import adapter
 from app.store.archive import Record, open_archive
 from app.store.archive_files import Folder
+from app.store.sql import SqlStore
 from tests.harness.callers import add_key, client_over_socket
 from tests.harness.in_process import pool_text, running_service
+from tests.harness.sealing import seal_all
 from tests.harness.waiting import until
 from tests.stubs import Hang, ProviderStub
 
@@ -51,6 +53,17 @@ class Service:
         """The task of another engine."""
         journals = partial(open_archive, self.url)
         return RunRetention(self.runtime.context, journals, archive, seconds=MOMENT_SECONDS, claim_seconds=remembered)
+
+    async def prune(self, archive: ArchiveTarget | None = None, remembered: float = FORGOTTEN) -> None:
+        """Let that task look once, after all events are sealed."""
+        await self.seal()
+        await self.retention(archive, remembered).look(asyncio.Event())
+
+    async def seal(self) -> None:
+        """Seal all that waits, as an engine does in time."""
+        store = self.runtime.context.store
+        assert isinstance(store, SqlStore)
+        await seal_all(store)
 
     async def exists(self, run: str) -> bool:
         """True if the run's row is there."""
@@ -108,6 +121,7 @@ async def test_runs_are_archived_and_deleted_when_they_have_ended_and_their_time
     stub.always("*", Hang())
     going_on = await service.ask(background=True)
     retention = service.retention(archiving(str(service.folder), None, contents=False))
+    await service.seal()
     await retention.look(asyncio.Event())
     assert [await service.exists(run) for run in (first, second, going_on)] == [False, False, True]
     assert service.tags() == {"request": 1, "worker": 1}
@@ -123,6 +137,7 @@ async def test_runs_are_archived_and_deleted_when_they_have_ended_and_their_time
     assert left.root == root(first, [(event.seq, event.kind, event.at, event.body) for event in record.events])
     await service.client.post(f"/v1/runs/{going_on}/cancel")
     await until(lambda: _has_ended(service, going_on))
+    await service.seal()
     await retention.look(asyncio.Event())
     assert not await service.exists(going_on)
     assert len(service.list_archive()) == 2
@@ -135,7 +150,7 @@ async def test_the_ratings_of_a_run_are_archived_and_their_comments_only_with_th
     run = await service.ask()
     reply = await service.client.post(f"/v1/runs/{run}/feedback", json={"score": 0.5, "comment": "too long"})
     assert reply.status_code < 300, reply.text
-    await service.retention(archiving(str(service.folder), None, contents=contents)).look(asyncio.Event())
+    await service.prune(archiving(str(service.folder), None, contents=contents))
     [path] = service.list_archive()
     [record] = await records_of(path)
     [rating] = record.ratings
@@ -149,7 +164,7 @@ async def _has_ended(service: Service, run: str) -> bool:
 
 async def test_a_pruned_run_is_a_404_that_says_so_to_its_own_tenant_alone(service: Service) -> None:
     run = await service.ask()
-    await service.retention().look(asyncio.Event())
+    await service.prune()
     gone = await service.client.get(f"/v1/runs/{run}")
     assert (gone.status_code, gone.json()["error"]["code"]) == (404, "run_pruned")
     assert "only a hash of its journal" in gone.json()["error"]["message"]
@@ -166,6 +181,7 @@ async def test_nothing_is_deleted_while_the_archive_fails(service: Service, capl
     service.folder.write_text("This is no folder.")
     archive = archiving(str(service.folder), None, contents=False)
     stopping = asyncio.Event()
+    await service.seal()
     async with asyncio.TaskGroup() as group:
         group.create_task(service.retention(archive).run(stopping))
         await until(lambda: service.metric("baton_archive_failures_total") == 1)
@@ -206,7 +222,7 @@ def full(_descriptor: int) -> None:
 
 async def test_texts_are_archived_only_if_the_operator_says_so(service: Service) -> None:
     run = await service.ask()
-    await service.retention(archiving(str(service.folder), None, contents=True)).look(asyncio.Event())
+    await service.prune(archiving(str(service.folder), None, contents=True))
     [path] = service.list_archive()
     [record] = await records_of(path)
     assert any(b"hello" in body for body in record.contents.values())
@@ -217,9 +233,9 @@ async def test_texts_are_archived_only_if_the_operator_says_so(service: Service)
 
 async def test_runs_stay_while_a_claim_lasts_on_them_and_where_another_engine_works(service: Service) -> None:
     run = await service.ask()
-    await service.retention(remembered=0.0).look(asyncio.Event())
+    await service.prune(remembered=0.0)
     assert await service.exists(run)
-    await service.retention().look(asyncio.Event())
+    await service.prune()
     assert await service.exists(run)
 
 
@@ -232,6 +248,6 @@ async def test_a_damaged_journal_is_kept_as_evidence(
         with engine.begin() as conn:
             conn.execute(text("DELETE FROM events WHERE run = :run AND seq = 2"), {"run": damaged})
         engine.dispose()
-        await service.retention().look(asyncio.Event())
+        await service.prune()
         assert [await service.exists(run) for run in (damaged, whole)] == [True, False]
     assert "The journal of a run is damaged" in caplog.text

@@ -6,6 +6,7 @@ from secrets import token_hex
 
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
+from app.core.records import copy_with, record
 from app.engine.retention import Pruner, PruneResult, archiving, prune_query
 from app.process.config import Settings, read
 from app.store.protocol import PruneQuery, Store
@@ -18,35 +19,49 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     storage.print_database(settings)
     query = prune_query(now(), args.before, settings.idempotency_hours * 3600)
     if args.dry_run:
-        runs, events, held = event_loop.run(_count(settings, query))
+        runs, events, kept = event_loop.run(_count(settings, query))
         if args.json:
-            terminal.print_json({"runs": runs, "events": events, "pruned": False, "held": held})
+            counts = {"runs": runs, "events": events, "pruned": False}
+            terminal.print_json({**counts, "held": kept.held, "unsealed": kept.unsealed})
         else:
             terminal.stdout().print(f"{_count_text(runs, events)} would be pruned.")
-            _print_held(held)
+            _print_kept(kept)
         return 0
-    result, held = event_loop.run(_prune(settings, query, now))
+    result, kept = event_loop.run(_prune(settings, query, now))
     if args.json:
-        record = {"runs": result.runs, "events": result.events, "pruned": True, "held": held}
-        terminal.print_json({**record, "files": list(result.files), "damaged": list(result.damaged)})
+        counts = {"runs": result.runs, "events": result.events, "pruned": True}
+        counts |= {"held": kept.held, "unsealed": kept.unsealed}
+        terminal.print_json({**counts, "files": list(result.files), "damaged": list(result.damaged)})
     else:
-        _report(settings, result, held)
+        _report(settings, result, kept)
     return int(bool(result.damaged))
 
 
-async def _count(settings: Settings, query: PruneQuery) -> tuple[int, int, int]:
-    """Return the number of runs that would be pruned, of their events, and of the runs that legal holds keep."""
+@record(frozen=True, slots=True)
+class _Kept:
+    """The number of runs whose time is over and that are kept: by legal holds, and until their events are sealed."""
+
+    held: int
+    unsealed: int
+
+
+async def _count(settings: Settings, query: PruneQuery) -> tuple[int, int, _Kept]:
+    """Return the number of runs that would be pruned, of their events, and of the runs that are kept."""
     async with storage.open_configured_store(settings) as store:
-        return *await store.count_prunable(query), await _count_held(store, query)
+        return *await store.count_prunable(query), await _count_kept(store, query)
 
 
-async def _count_held(store: Store, query: PruneQuery) -> int:
-    runs, _ = await store.count_prunable(replace(query, on_hold=True))
-    return runs
+async def _count_kept(store: Store, query: PruneQuery) -> _Kept:
+    held = 0
+    for is_unsealed in (False, True):
+        runs, _ = await store.count_prunable(replace(query, on_hold=True, unsealed=is_unsealed))
+        held += runs
+    unsealed, _ = await store.count_prunable(replace(query, unsealed=True))
+    return _Kept(held, unsealed)
 
 
-async def _prune(settings: Settings, query: PruneQuery, now: Callable[[], float]) -> tuple[PruneResult, int]:
-    """Prune, and return with the result the number of runs that legal holds keep."""
+async def _prune(settings: Settings, query: PruneQuery, now: Callable[[], float]) -> tuple[PruneResult, _Kept]:
+    """Prune, and return with the result the number of runs that are kept."""
 
     async def rest() -> bool:
         return True
@@ -55,8 +70,8 @@ async def _prune(settings: Settings, query: PruneQuery, now: Callable[[], float]
     async with storage.open_configured_store(settings) as store, storage.open_journals(settings) as journals:
         result = await Pruner(store, journals, archive, now=now, name=_name, pause=rest).prune(query)
         await store.overwrite_erased()
-        held = await _count_held(store, query) + len(result.held)
-    return result, held
+        kept = await _count_kept(store, query)
+    return result, copy_with(kept, held=kept.held + len(result.held))
 
 
 def _count_text(runs: int, events: int) -> str:
@@ -67,16 +82,22 @@ def _name(prefix: str) -> str:
     return f"{prefix}_{token_hex(8)}"
 
 
-def _print_held(held: int) -> None:
-    if held:
-        held_runs = terminal.count(held, "run")
-        terminal.stdout().print(f"Kept, because a legal hold covers them: {held_runs}; see `baton holds ls`.")
+def _print_kept(kept: _Kept) -> None:
+    console = terminal.stdout()
+    if kept.held:
+        held_runs = terminal.count(kept.held, "run")
+        console.print(f"Kept, because a legal hold covers them: {held_runs}; see `baton holds ls`.")
+    if kept.unsealed:
+        unsealed_runs = terminal.count(kept.unsealed, "run")
+        console.print(
+            f"Kept, until all of their events are sealed: {unsealed_runs}. Engines seal them; see `baton audit log`."
+        )
 
 
-def _report(settings: Settings, result: PruneResult, held: int) -> None:
+def _report(settings: Settings, result: PruneResult, kept: _Kept) -> None:
     console = terminal.stdout()
     console.print(f"Pruned: {_count_text(result.runs, result.events)}.")
-    _print_held(held)
+    _print_kept(kept)
     if settings.archive:
         files = terminal.count(len(result.files), "file")
         console.print(f"The journals are in {files}:", *result.files, sep="\n", soft_wrap=True)

@@ -35,8 +35,8 @@ class ContentPage:
 
 @record(frozen=True, slots=True)
 class PruneQuery:
-    """Selects runs that may be pruned: they have ended, both times are over, in seconds since 1970, and no legal hold
-    covers them."""
+    """Selects runs that may be pruned: they have ended, both times are over, in seconds since 1970, all of their events
+    are sealed in the transparency log, and no legal hold covers them."""
 
     ended_before: float
     deadline_before: float
@@ -46,6 +46,8 @@ class PruneQuery:
     """Only runs of the class `within`, and of none of these."""
     on_hold: bool = False
     """True: the runs that would be selected if no legal hold covered them, to be counted."""
+    unsealed: bool = False
+    """True: the runs that would be selected if all of their events were sealed, to be counted."""
 
 
 @record(frozen=True, slots=True)

@@ -156,13 +156,23 @@ def _split_by_size(runs: Sequence[str], sizes: Mapping[str, int]) -> Iterator[li
 
 
 def prunable(query: PruneQuery) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions for a run that may be pruned. The first one has it found along the index of times."""
+    """Return the conditions for a run that may be pruned. The first one has it found along the index of times.
+
+    All events of the run must be sealed: what was never sealed, and is deleted, could be denied by whoever deletes it.
+    A run that gets another event after it was found has another revision, so it is not pruned.
+    """
     row = RUNS.c
     has_ended = (row.ended_at < query.ended_before, row.deadline < query.deadline_before)
     is_on_hold: ColumnElement[bool] = exists(select(HOLDS.c.id).where(holds.covers()).correlate(RUNS))
     if not query.on_hold:
         is_on_hold = ~is_on_hold
-    return row.created_at < query.ended_before, *has_ended, is_on_hold, *_of_class(query)
+    entry = LOG_LEAVES.c
+    its_entries = (entry.subject == row.id, entry.kind == "run")
+    sealed_events = select(func.coalesce(func.max(entry.events), 0)).where(*its_entries).correlate(RUNS)
+    is_sealed: ColumnElement[bool] = sealed_events.scalar_subquery() == row.seq
+    if query.unsealed:
+        is_sealed = ~is_sealed
+    return row.created_at < query.ended_before, *has_ended, is_on_hold, *_of_class(query), is_sealed
 
 
 def count_prunable(conn: Connection, query: PruneQuery) -> tuple[int, int]:

@@ -20,9 +20,11 @@ from app.providers.formats import adapter
 from app.store.archive import open_archive
 from app.store.archive_files import open_archive_files
 from app.store.protocol import PruneQuery
+from app.store.sql import SqlStore
 from app.store.sqlkit.tables import LOG_STATE
 from tests.engine.test_log_export import SIGNER, seal_a_run
 from tests.harness.in_process import finish, order, pool_text, running_service
+from tests.harness.sealing import seal_all
 from tests.harness.servers import free_port
 from tests.harness.waiting import until
 from tests.stubs import ProviderStub
@@ -83,6 +85,8 @@ async def test_runs_are_pruned_once_the_bucket_has_their_journals(
     async with running_service(tmp_path, pool_text(stub)) as runtime:
         run = (await finish(await runtime.runs.start(order(runtime, "baton-mini")))).ended.state.run
         store = runtime.context.store
+        assert isinstance(store, SqlStore)
+        await seal_all(store)
         async with open_archive(runtime.pool.configuration.settings.database_url) as journals:
 
             async def prune(address: str) -> list[str]:
