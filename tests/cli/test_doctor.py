@@ -52,10 +52,27 @@ def test_workers_of_unknown_price_are_named(tmp_path: Path) -> None:
 
 async def test_a_newer_schema_is_told_apart_from_a_server_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     cause = "the database is newer than this program: it has revision 0099, this program 0033"
+    monkeypatch.setattr(revisions, "has_undeclared_pooling", lambda url: False)
     monkeypatch.setattr(revisions, "cause", lambda url: cause)
     [verdict] = await doctor_checks.check_schema(configure({"BATON_DATABASE_URL": "postgresql://baton@db/baton"}))
     assert (verdict.status, cause in verdict.words) == ("fail", True)
     assert verdict.remedy.startswith("use the release that has migrated the database")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("pooling", "declared", "status"),
+    [("transaction", "", "fail"), ("transaction", "?pgbouncer=transaction", "ok"), ("session", "", "ok")],
+)
+async def test_a_pgbouncer_that_pools_transactions_without_the_urls_saying_so_is_a_failure(
+    migrated_postgres_url: str, pooling: str, declared: str, status: str
+) -> None:
+    if servers.pgbouncer_binary() is None:
+        pytest.skip("PgBouncer is not installed (Debian's package pgbouncer), and no wheel brings it")
+    with servers.pgbouncer(migrated_postgres_url, pooling, connections=4) as server:
+        verdicts = await doctor_checks.check_schema(configure({"BATON_DATABASE_URL": server.url + declared}))
+    assert verdicts[0].status == status
+    assert ("add `pgbouncer=transaction` to the parameters" in verdicts[0].remedy) is (status == "fail")
 
 
 async def test_every_worker_is_asked_where_that_is_wanted(tmp_path: Path, stub: ProviderStub) -> None:

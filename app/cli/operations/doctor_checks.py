@@ -1,6 +1,7 @@
 """The checks of `baton doctor`. Each has its own deadline and reports a failure instead of raising it."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +18,7 @@ from app.engine.conductors.versions import missing_subjects
 from app.errors import (
     BatonError,
     OursError,
+    StoreUnavailable,
     WorkerError,
     WorkerRateLimited,
     WorkerRefused,
@@ -28,6 +30,8 @@ from app.process.wiring import Runtime
 from app.providers.protocol import Request
 from app.store.sqlkit import revisions
 
+logger = logging.getLogger(__name__)
+
 DEADLINES = Deadlines(connect=5.0, first=20.0, gap=10.0, total=25.0)
 UNSEALED_SECONDS = 60.0
 """Time after which a change that waits to be sealed is reported."""
@@ -38,6 +42,12 @@ OPERATOR_MESSAGES: Mapping[str, str] = {
     "queue_unavailable": "it cannot be reached",
 }
 """Messages for operators in place of those for callers."""
+UNDECLARED_POOLING = "a PgBouncer pools transactions before it, and the URL does not say so: statements will fail"
+POOLING_REMEDY = (
+    "add `pgbouncer=transaction` to the parameters of BATON_DATABASE_URL, as in postgresql://.../baton?"
+    "pgbouncer=transaction, and give the role its time limits (see PgBouncer in the runbook); or let PgBouncer pool "
+    "sessions"
+)
 OUTPUT_TOKEN_TRIES = (1, 16)
 """Output tokens to ask for, in turn, because some providers refuse the first as too few."""
 
@@ -91,7 +101,10 @@ def check_settings(config: Configuration) -> list[Verdict]:
 
 
 async def check_schema(config: Configuration) -> list[Verdict]:
-    """Check that the database has this version's tables. SQLite is left out, which gets them when it is opened."""
+    """Check that the database has this version's tables. SQLite is left out, which gets them when it is opened.
+
+    Behind a PgBouncer of which the URL does not tell, nothing else is checked here: statements would fail by chance.
+    """
     settings = config.settings
     if settings.database_url.startswith("sqlite"):
         return []
@@ -116,10 +129,21 @@ async def check_schema(config: Configuration) -> list[Verdict]:
         words = "not in force: reads for callers rely on the gateways' checks alone"
         return Verdict("row security", "skip", words, security.reason)
 
+    if await _has_undeclared_pooling(settings.database_url):
+        return [Verdict("schema", "fail", f"{where}: {UNDECLARED_POOLING}", POOLING_REMEDY)]
     schema = await _with_deadline("schema", check, remedy)
     if schema.status == "ok":
         return [schema, await _with_deadline("row security", check_security, remedy)]
     return [schema]
+
+
+async def _has_undeclared_pooling(url: str) -> bool:
+    """Return True if a PgBouncer pools transactions and the URL does not say so; False if that cannot be found out."""
+    try:
+        return await asyncio.to_thread(revisions.has_undeclared_pooling, url)
+    except StoreUnavailable as error:  # the next check says so
+        logger.debug("Whether a PgBouncer pools transactions was not found out: %s", error.message)
+        return False
 
 
 async def check_parts(config: Configuration, runtime: Runtime, *, every: bool, exists: bool) -> list[Verdict]:

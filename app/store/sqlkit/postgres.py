@@ -25,11 +25,11 @@ from math import inf
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import asyncpg
-from sqlalchemy import Connection, Transaction, event
+from sqlalchemy import Connection, Transaction, event, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DisconnectionError, InvalidRequestError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool, QueuePool
 
 from app.store.sqlkit import generation, row_security
 from app.store.sqlkit.runner import LOCK_SECONDS, POOLING, Fault, reason_of, sqlstate
@@ -58,6 +58,8 @@ SETTINGS_SECONDS = 2.0
 """Seconds to wait for the settings of a new connection."""
 READER_SECONDS = 300.0
 """Time after which the role of reads for callers is looked for again if there was none."""
+POOLING_ROUNDS = 3
+"""Times that two connections are compared, to find out whether a PgBouncer pools transactions."""
 UNNAMED = ""
 """Name of the prepared statement that lasts until the next one is prepared."""
 
@@ -77,6 +79,37 @@ def postgres_engine(url: URL, *, connect_args: Mapping[str, Any], **options: Any
 def pools_transactions(url: URL) -> bool:
     """Return True if consecutive transactions of a connection may reach different connections of the server."""
     return url.query.get(POOLING) == "transaction"
+
+
+async def share_server_connections(url: URL, *, connect_args: Mapping[str, Any]) -> bool:
+    """Return True if two open connections of a URL were seen to use the same connection to the server, or one of them
+    two in turn: then a PgBouncer between them pools transactions, whatever the URL says.
+
+    A PgBouncer with much other work may not show it in any round.
+    """
+    declared = url.update_query_dict({POOLING: "transaction"})  # works however it is pooled
+    engine = postgres_engine(declared, connect_args=connect_args, poolclass=NullPool)
+    try:
+        async with engine.connect() as first, engine.connect() as second:
+            for _ in range(POOLING_ROUNDS):
+                before = await _server_process(first)
+                await first.rollback()
+                if await _server_process(second) == before:
+                    return True
+                after = await _server_process(first)  # while the second one is in a transaction
+                await first.rollback()
+                await second.rollback()
+                if after != before:
+                    return True
+    finally:
+        await engine.dispose()
+    return False
+
+
+async def _server_process(connection: AsyncConnection) -> int:
+    """Return the id of the server's process behind a connection, which begins a transaction."""
+    number: int = (await connection.execute(text("SELECT pg_backend_pid()"))).scalar_one()
+    return number
 
 
 def _name_statement() -> str:

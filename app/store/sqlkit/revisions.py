@@ -20,7 +20,7 @@ from sqlalchemy.pool import NullPool
 from app.core.records import record
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.store.sqlkit.migrate import ONE_AT_A_TIME, alembic_config, reason
-from app.store.sqlkit.postgres import postgres_engine
+from app.store.sqlkit.postgres import pools_transactions, postgres_engine, share_server_connections
 from app.store.sqlkit.row_security import RowSecurity, state
 
 CONNECT_SECONDS = 5.0
@@ -99,6 +99,26 @@ async def _row_security(url: URL) -> RowSecurity:
             return await connection.run_sync(state)
     finally:
         await engine.dispose()
+
+
+def has_undeclared_pooling(url: str) -> bool:
+    """Return True if a PgBouncer pools transactions before this Postgres, and the URL does not say so. Must not be
+    called on a thread with a running loop.
+
+    Raises `StoreUnavailable` with the reason if the database cannot be reached or refuses.
+    """
+    parsed = _parse(url)
+    if parsed.get_backend_name() == "sqlite" or pools_transactions(parsed):
+        return False
+    try:
+        return asyncio.run(_share_server_connections(parsed))
+    except (OSError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise StoreUnavailable(f"The database cannot be used: {reason(error, parsed)}.") from error
+
+
+async def _share_server_connections(url: URL) -> bool:
+    async with asyncio.timeout(2 * CONNECT_SECONDS):
+        return await share_server_connections(url, connect_args={"timeout": CONNECT_SECONDS})
 
 
 def change(url: str, work: Callable[[Connection], None]) -> None:
