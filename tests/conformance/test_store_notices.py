@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from app.core.run.events import TERMINAL, Kind, fact_from_json
+from app.core.run.events import TERMINAL, Kind
 from app.core.run.notices import KEEP_FAILED, FailedNotice, Notice
 from app.errors import LeaseLost, RunEnded
 from app.store.protocol import AppendResult, Entry, Lease, Store
 from tests.conformance.entries import Opener, admission_entry, gather_outcomes, note
+from tests.harness.raw_facts import fact_from_json
 
 TURN: dict[str, Any] = {"deadline": 9.0, "streams": False, "at": 1.0, "turn": 0, "until": 9.0}
 """The fields that the bodies of `run.awaiting_tool` and `run.resumed` must have."""

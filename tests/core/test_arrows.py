@@ -20,13 +20,13 @@ from app.core.run.events import (
     RunAwaitingTool,
     RunRefused,
     StepToolResults,
-    fact_from_json,
 )
 from app.core.run.fold import advance, fold
 from app.core.run.kinds import AFTER_THE_END, ENDED, OUTCOMES, RUN_ARROWS, RUN_STATES, STEP_ARROWS
 from app.core.run.progress import Propose
 from app.core.run.state import Call, Exchange, Proposal, RunState, StepState
 from tests.core.play import POOL, admission, await_tools, intent, number_events, outcome, resume, step_done, step_failed
+from tests.harness.raw_facts import fact_from_json
 
 STEP_KINDS = {
     Kind.STEP_QUEUED: "queued",

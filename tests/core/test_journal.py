@@ -22,11 +22,12 @@ from app.core.message.chat import (
 )
 from app.core.plan.workflow import Access, Step
 from app.core.run import drafts
-from app.core.run.events import TERMINAL, Kind, fact_from_json
+from app.core.run.events import TERMINAL, Kind
 from app.core.run.fold import fold
 from app.core.run.kinds import AFTER_THE_END, ENDED, RUN_STATES
 from app.core.run.progress import Finish, Propose
 from tests.core.play import POOL, admission, number_events
+from tests.harness.raw_facts import fact_from_json
 
 PARTS = st.builds(Text, st.text()) | st.builds(Image, st.text(), st.none() | st.text())
 MESSAGES = st.builds(

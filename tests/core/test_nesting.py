@@ -8,7 +8,7 @@ from app.core.plan.workflow import CONDUCTOR, Access, Step
 from app.core.pool.catalog import Limits
 from app.core.run import caller_view, drafts
 from app.core.run.caller_view import Position
-from app.core.run.events import Event, Fact, Kind, fact_from_json
+from app.core.run.events import Event, Fact, Kind
 from app.core.run.fold import advance
 from app.core.run.kinds import Mode
 from app.core.run.progress import (
@@ -29,6 +29,7 @@ from app.core.run.progress import (
 from app.core.run.state import DRIVER_LOST, ROUND_OVER, RunState
 from tests.core.play import POOL, intent, outcome, step_done, step_failed
 from tests.core.test_progress import answer_step, plan_facts, queue_steps, state_of
+from tests.harness.raw_facts import fact_from_json
 
 ITSELF = Step(CONDUCTOR, "take it apart", Access(True))
 LIMITS = Limits(steps=4, fan_out=2, depth=2)

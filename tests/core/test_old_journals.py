@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from app.core.pool.catalog import Limits
-from app.core.run.events import FACT_CLASSES, Event, Fact, Kind, fact_from_json
+from app.core.run.events import FACT_CLASSES, Event, Fact, Kind
 from app.core.run.fold import apply_fact, fold, state_of_admission
 from app.core.run.state import RunState
 from tests.core.journals import FOLDER, summary
 from tests.core.test_arrows import DRAFTS
+from tests.harness.raw_facts import fact_from_json
 
 Line = dict[str, Any]
 CHANGELOG = Path(__file__).parents[2] / "deploy/docs/changelog.md"

@@ -14,7 +14,7 @@ from app.core.pool.breaker import NO_TIME
 from app.core.pool.catalog import Limits
 from app.core.run import drafts
 from app.core.run.caller_view import bill
-from app.core.run.events import TERMINAL, Fact, Kind, RunSucceeded, fact_from_json
+from app.core.run.events import TERMINAL, Fact, Kind, RunSucceeded
 from app.core.run.fold import advance, apply_facts, fold
 from app.core.run.kinds import ENDED, Mode
 from app.core.run.progress import Finish, Propose, Queue, Skip, decide, decide_end_again
@@ -32,6 +32,7 @@ from tests.core.play import (
     step_failed,
 )
 from tests.harness.ends import end_of
+from tests.harness.raw_facts import fact_from_json
 
 OVER = "run_over_budget"
 

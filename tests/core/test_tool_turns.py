@@ -16,7 +16,7 @@ from app.core.run.caller_view import (
     latest_exchanges,
     messages_by_step,
 )
-from app.core.run.events import Fact, Kind, StepToolResults, fact_from_json
+from app.core.run.events import Fact, Kind, StepToolResults
 from app.core.run.progress import Await, Finish, Queue, decide, decide_end_again
 from app.core.run.state import NO_RESULTS, RunState
 from app.errors import InvalidRequest
@@ -32,6 +32,7 @@ from tests.core.test_progress import (
     seeing,
     state_of,
 )
+from tests.harness.raw_facts import fact_from_json
 
 UNTIL = 60.0
 RUN, OTHER = ("run_" + digit * 31 for digit in "12")

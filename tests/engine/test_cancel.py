@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.core.run.events import Kind, fact_from_json
+from app.core.run.events import Kind
 from app.engine.runs import client as run_client
 from app.errors import Overloaded
 from app.gateway.runs import cancel
@@ -17,6 +17,7 @@ from app.store.protocol import AppendResult, Entry, RunRow
 from tests.harness.callers import add_key, client_over_socket, post_chat
 from tests.harness.conversations import Conversation, look_call, tool_call_reply
 from tests.harness.in_process import LONG_LEASE, events, finish, kinds, order, plan, pool_text, running_service
+from tests.harness.raw_facts import fact_from_json
 from tests.harness.stand_ins import chat_body
 from tests.harness.waiting import PATIENCE_SECONDS
 from tests.stubs import Hang, ProviderStub, Reply

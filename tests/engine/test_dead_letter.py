@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.run.events import Kind, fact_from_json
+from app.core.run.events import Kind
 from app.engine.delivery.messages import FollowedRun
 from app.engine.steps.execution import MOST_DELIVERIES, Execution
 from app.errors import NotFound
@@ -15,6 +15,7 @@ from app.process.wiring import Runtime
 from app.store.protocol import Entry, Ledger, Move
 from tests.harness.ends import end_of
 from tests.harness.in_process import events, finish, kinds, limits_with, order, plan, pool_text, running_service
+from tests.harness.raw_facts import fact_from_json
 from tests.harness.waiting import until
 from tests.stubs import ProviderStub, Reply, Stall
 

@@ -29,7 +29,6 @@ from app.core.run.events import (
     StepAwaitingTool,
     StepDone,
     StepToolResults,
-    fact_from_json,
 )
 from app.core.run.fold import fold
 from app.engine.calls.attempt import Reply
@@ -48,6 +47,7 @@ from app.stepqueue.protocol import CommittedEvents, Delta, ListenRequest, Live, 
 from app.store.protocol import Journal, RunRow
 from app.telemetry import Telemetry
 from tests.core.play import resume
+from tests.harness.raw_facts import fact_from_json
 from tests.harness.stand_ins import TEXTS, journal_of, row_of
 from tests.harness.waiting import until
 

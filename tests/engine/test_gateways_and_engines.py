@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.run.events import Kind, RunAdmitted, fact_from_json
+from app.core.run.events import Kind, RunAdmitted
 from app.engine.delivery.messages import FollowedRun
 from app.errors import OverQuota, QueueUnavailable, RunUndecided, StoreUnavailable
 from app.process.wiring import Runtime
@@ -33,6 +33,7 @@ from tests.harness.in_process import (
     pool_text,
     running_service,
 )
+from tests.harness.raw_facts import fact_from_json
 from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.stubs import Hang, ProviderStub, Reply
 

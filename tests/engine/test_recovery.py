@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.run.events import Kind, RunCancelAsked, fact_from_json
+from app.core.run.events import Kind, RunCancelAsked
 from app.engine.context import StandstillWatch
 from app.engine.runs.recovery import is_newer
 from app.engine.runs.registry import Drivers
@@ -18,6 +18,7 @@ from app.process.wiring import Runtime
 from app.store.protocol import AppendResult, Entry, Ledger, RunRow
 from app.store.sql import SqlStore
 from tests.harness.in_process import events, finish, kinds, limits_with, order, pool_text, running_service
+from tests.harness.raw_facts import fact_from_json
 from tests.harness.waiting import PATIENCE_SECONDS, assert_stays, until
 from tests.stubs import Hang, ProviderStub, Reply
 

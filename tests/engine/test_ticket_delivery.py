@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from app.core.run.events import Kind, fact_from_json
+from app.core.run.events import Kind
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, Ticket
 from app.store.protocol import AppendResult, Entry, Journal, TicketClaim
 from app.store.sql import SqlStore
 from tests.harness.in_process import events, finish, kinds, limits_with, order, plan, pool_text, running_service
+from tests.harness.raw_facts import fact_from_json
 from tests.stubs import Hang, ProviderStub
 
 DELAY_SECONDS = 0.5

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from app.core.message.chat import Toolbox, run_of
-from app.core.run.events import Kind, fact_from_json
+from app.core.run.events import Kind
 from app.errors import InvalidRequest
 from app.process.wiring import Runtime
 from app.store.protocol import Entry
 from tests.harness.conversations import ADD, LOOK, TOOLBOX, Conversation, assemble_calls, look_call, tool_call_reply
 from tests.harness.in_process import events, finish, kinds, plan, pool_text, running_service
+from tests.harness.raw_facts import fact_from_json
 from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Raw, Reply
 from tests.stubs import ToolCall as Calls

@@ -15,7 +15,6 @@ import pytest
 from app.core.pool.catalog import Limits
 from app.core.pool.conductor_versions import Change
 from app.core.roles import KEY_FORMAT
-from app.core.run.events import fact_from_json
 from app.core.run.kinds import Kind
 from app.core.transparency.notes import Signer
 from app.core.transparency.version_signatures import TrustedSigners
@@ -25,6 +24,7 @@ from app.store.protocol import Entry, Projection
 from tests.conformance.entries import new_run
 from tests.conformance.test_store_budgets import begin, intend
 from tests.harness.administration import AdminStandIn, administration
+from tests.harness.raw_facts import fact_from_json
 from tests.harness.stand_ins import CATALOG, PEPPER
 
 SIGNER = Signer("releases", bytes(32))

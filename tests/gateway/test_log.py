@@ -12,7 +12,7 @@ import pytest
 from app.core.transparency.leaves import parse_leaf
 from app.core.transparency.merkle import includes, leaf_hash, range_root
 from app.core.transparency.notes import Checkpoint, Signer, open_checkpoint
-from app.core.transparency.tiles import hashes_of, node_reader, tiles_of, unbundle
+from app.core.transparency.tiles import hashes_of, node_reader, tiles_of
 from app.engine.sealer import Sealer
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
@@ -26,6 +26,16 @@ SIGNER = Signer("log.example/baton", bytes(range(32)))
 async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     async with running_service(tmp_path, pool_text(stub)) as runtime:
         yield runtime
+
+
+def unbundle(body: bytes) -> list[bytes]:
+    """Return the entries of a bundle, each of which comes behind its length in two bytes."""
+    entries = []
+    while body:
+        end = 2 + int.from_bytes(body[:2], "big")
+        entries.append(body[2:end])
+        body = body[end:]
+    return entries
 
 
 async def seal(runtime: Runtime) -> None:

@@ -1,11 +1,20 @@
-"""Facts whose bodies a test makes up, for tests of stores and queues, which carry bodies and do not read them."""
+"""Facts of bodies that a test makes up: read as the service reads them, or raw, for tests of stores and queues, which
+carry bodies and do not read them."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
-from app.core.run.events import Fact, Kind
+from app.core.run.events import FACT_CLASSES, Fact, Kind
+
+_READERS = {fact.kind: fact.from_json for fact in FACT_CLASSES}
+
+
+def fact_from_json(kind: Kind, body: Mapping[str, Any]) -> Fact:
+    """Return the record of a kind."""
+    fact: Fact = _READERS[kind](body)
+    return fact
 
 
 class Raw(Fact):

@@ -20,7 +20,7 @@ from app.core.pool.rates import RateReply, RateRequest, RunUse, Window, decide
 from app.core.rating.economics import JournaledRun
 from app.core.rating.feedback import Feedback
 from app.core.run.caller_view import Position, bill
-from app.core.run.events import Event, Fact, Kind, fact_from_json
+from app.core.run.events import Event, Fact, Kind
 from app.core.run.fold import fold
 from app.core.run.state import RunState
 from app.engine.delivery.messages import AnswerPart, CallerMessage, FollowedRun, Mailbox, TurnEnd
@@ -55,6 +55,7 @@ from app.store.protocol import (
     Store,
 )
 from app.telemetry import Telemetry
+from tests.harness.raw_facts import fact_from_json
 
 PEPPER = b"pepper"
 SECRET = "s" * 43

@@ -780,11 +780,6 @@ ENDS: Mapping[Kind, type[RunEnd]] = {event.kind: event for event in _ENDS}
 """The records of the terminal kinds."""
 
 
-def fact_from_json(kind: Kind, body: Json) -> Fact:
-    """Return the record of a kind; see the module's docstring for what it tolerates."""
-    return _READERS[kind](body)
-
-
 class Event:
     """A committed fact. `at` is in seconds since 1970; order is by `seq`, never by `at`.
 

@@ -87,19 +87,6 @@ def bundle(entries: Iterable[bytes]) -> bytes:
     return b"".join([len(entry).to_bytes(2, "big") + entry for entry in entries])
 
 
-def unbundle(body: bytes) -> list[bytes]:
-    """Return the entries of a bundle. Raises ValueError for bytes that are none."""
-    entries: list[bytes] = []
-    at = 0
-    while at < len(body):
-        end = at + 2 + int.from_bytes(body[at : at + 2], "big")
-        if end > len(body):
-            raise ValueError("The bundle of entries is cut off.")
-        entries.append(body[at + 2 : end])
-        at = end
-    return entries
-
-
 def hashes_of(body: bytes) -> list[bytes]:
     """Return the hashes of a tile."""
     return [body[at : at + HASH_BYTES] for at in range(0, len(body), HASH_BYTES)]
