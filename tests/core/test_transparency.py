@@ -26,7 +26,7 @@ from app.core.transparency.notes import (
     open_note,
     sign,
 )
-from app.core.transparency.tiles import Tile, bundle, node_reader, parse_tile, tiles_of, unbundle
+from app.core.transparency.tiles import Tile, bundle, node_reader, parse_tile, tiles_of
 from tests.harness.log_authorities import is_consistent
 
 # The entries and the roots of the first n of them from the tests of Certificate Transparency.
@@ -158,9 +158,6 @@ def test_the_tiles_of_a_tree_are_those_of_the_example_in_the_specification() -> 
 
 def test_a_bundle_has_each_entry_behind_its_length() -> None:
     assert bundle([b"", b"a", b"b" * 300]) == b"\0\0\0\x01a\x01\x2c" + b"b" * 300
-    assert unbundle(bundle(ENTRIES)) == ENTRIES
-    with pytest.raises(ValueError, match="cut off"):
-        unbundle(bundle(ENTRIES)[:-1])
 
 
 def test_notes_are_those_of_the_go_checksum_database() -> None:
