@@ -5,11 +5,13 @@ import io
 import json
 
 import httpx
+import pytest
 
 from app.core.run.visibility import complete_disclosures
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from app.store.protocol import CONTENT_READ, AdminEventQuery, DisclosureQuery, RunQuery
+from app.store.rows import disclosures
 from tests.engine.recorded_disclosures import play
 from tests.harness.in_process import ask, client_of, finish, order, plan_text, script_answers, script_plans
 from tests.stubs import Fail, ProviderStub
@@ -116,6 +118,26 @@ async def test_runs_from_before_the_ledger_are_derived_and_doing_it_again_adds_n
     first = await store.rebuild_disclosures(None, 100, complete_disclosures)
     again = await store.rebuild_disclosures(None, 100, complete_disclosures)
     assert (first.added, again.added) == (len(before), 0)
+    assert await store.disclosures(DisclosureQuery(limit=1_000)) == before
+
+
+async def test_a_rebuild_commits_what_it_has_derived_in_time_and_goes_on_behind_it(
+    runtime: Runtime, stub: ProviderStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transaction whose time is over would commit nothing, and the rebuild would never get on."""
+    store = runtime.context.store
+    assert await play(runtime, stub, runs=4, seed=3) == []
+    before = await store.disclosures(DisclosureQuery(limit=1_000))
+    await store._write(lambda conn: conn.exec_driver_sql("DELETE FROM disclosures"))  # type: ignore[attr-defined]
+    monkeypatch.setattr(disclosures, "REBUILD_SECONDS", 0.0)
+    first = await store.rebuild_disclosures(None, 100, complete_disclosures)
+    assert first.runs == 1
+    assert len(await store.disclosures(DisclosureQuery(limit=1_000))) == first.added
+    place, run_count, added = first.following, first.runs, first.added
+    while place is not None:
+        batch = await store.rebuild_disclosures(place, 100, complete_disclosures)
+        place, run_count, added = batch.following, run_count + batch.runs, added + batch.added
+    assert (run_count, added) == (len(await store.runs(RunQuery(limit=100))), len(before))
     assert await store.disclosures(DisclosureQuery(limit=1_000)) == before
 
 

@@ -20,8 +20,8 @@ from app.store.protocol import Disclosure, DisclosureQuery, Store
 
 PAGE_ROWS = 500
 """Rows that are read at a time."""
-BATCH_RUNS = 20
-"""Runs whose rows one transaction derives: few enough for the time that a transaction has, also on a busy machine."""
+BATCH_RUNS = 100
+"""Runs whose rows one transaction derives, at the most."""
 COLUMNS = ("when", "run", "step", "recipient", "kind", "region", "saw", "labels", "outcome", "by")
 
 

@@ -102,7 +102,7 @@ class Disclosures(Protocol):
         ...
 
     async def rebuild_disclosures(self, after: Place | None, limit: int, complete: EventCompleter) -> RebuildBatch:
-        """Derive the rows that calls of the next `limit` runs lack, and complete those that lack the outcome that the
-        journal has. Runs are taken in the order of (admission, id), those behind `after`; doing it again adds
-        nothing."""
+        """Derive the rows that calls of the next runs lack, and complete those that lack the outcome that the journal
+        has: of `limit` runs at the most, and of as many as the time of one transaction suffices for, but of one at
+        least. Runs are taken in the order of (admission, id), those behind `after`; doing it again adds nothing."""
         ...

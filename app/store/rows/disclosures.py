@@ -4,6 +4,7 @@ from before the ledger."""
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 import orjson
@@ -32,6 +33,9 @@ CallOutcome = tuple[str, int, int]
 """The outcome of a call, its input tokens and its output tokens."""
 NO_OUTCOME: Row = (None, None, None)
 """The values of `OUTCOME_COLUMNS` in the row of a call that has not ended."""
+REBUILD_SECONDS = 1.0
+"""The time after which a batch of a rebuild takes no further run: well below the time that a transaction has, so that a
+busy machine derives fewer rows in one transaction instead of none."""
 
 
 def recipient_kind(fact: CallIntended) -> RecipientKind:
@@ -240,18 +244,20 @@ def _parse_passed_over(column: str | None) -> tuple[tuple[str, str], ...]:
 
 
 def rebuild(conn: Connection, after: Place | None, limit: int, complete: EventCompleter) -> RebuildBatch:
-    """Add the rows that calls of the next runs lack, and the outcomes that rows lack. The runs are locked meanwhile."""
+    """Add the rows that calls of the next runs lack, and the outcomes that rows lack, until `REBUILD_SECONDS` are over.
+    The runs are locked meanwhile."""
+    ends_at = monotonic() + REBUILD_SECONDS
     query = select(RUNS.c.id, RUNS.c.created_at, RUNS.c.tenant, RUNS.c.key)
     if after is not None:
         query = query.where(tuple_(RUNS.c.created_at, RUNS.c.id) > tuple_(*after))
     runs = conn.execute(query.order_by(RUNS.c.created_at, RUNS.c.id).limit(limit)).all()
-    if not runs:
-        return RebuildBatch(0, 0, None)
     incomplete_runs = _incomplete_runs(conn, [row.id for row in runs])
     added = 0
-    for row in runs:
+    for count, row in enumerate(runs, start=1):
         if row.id in incomplete_runs:
             added += _derive(conn, row.id, row.tenant, row.key, complete)
+        if monotonic() >= ends_at:
+            return RebuildBatch(count, added, (row.created_at, row.id))
     following = (runs[-1].created_at, runs[-1].id) if len(runs) == limit else None
     return RebuildBatch(len(runs), added, following)
 
