@@ -11,11 +11,12 @@ certain as the ratings make it. A weight without ratings is at its prior: zero, 
 worker's card (`card_log_odds`). What has been learned fades by `decay` a day, back towards the prior.
 
 Workers can change without a change of their name. So there are always two beliefs about each worker: what all ratings
-say of it, and what only those since a certain moment say, as if it had changed then (`PossibleChange`). The ratings
-since are evidence for the one or the other, by how well each had predicted them. Workers are expected to change
-together, as when a provider updates its models, so that evidence against one makes a change of the others more
-probable as well, and they are tried again. Decisions go by both beliefs, weighed by their probabilities. So a false
-alarm costs little: the evidence fades, and the first belief, which has learned meanwhile, counts again.
+say of it, and what those since a certain moment say, as if it had changed then and little of what had been known before
+still held (`PossibleChange`). The ratings since are evidence for the one or the other, by how well each had predicted
+them. Workers are expected to change together, as when a provider updates its models, so that evidence against one makes
+a change of the others more probable as well, and they are tried again. Decisions go by both beliefs, weighed by their
+probabilities. So a false alarm costs little: the evidence fades, and the first belief, which has learned meanwhile,
+counts again.
 
 Costs are measured and not estimated: the cost of an arm is averaged separately, and reduces the worth of a right
 answer.
@@ -63,6 +64,11 @@ CHANGE_PROBABILITY = 0.05
 """The probability that workers have changed at the moment from which on a change is looked for, before any evidence."""
 CHANGED_SHARE = 1 / 3
 """The probability that such a change affects a worker. It is the same for every worker, whatever affects the others."""
+KEPT_SHARE = 0.03
+"""The share that the ratings before a change keep in the belief about a worker that has changed: 2,000 of them count as
+60. Most changes leave a part of what a worker can do as it was, and that belief need not learn it anew."""
+WIDER_IF_CHANGED = 2.0
+"""The factor of the prior variances of that belief, so that the first ratings since the change outweigh that share."""
 EVIDENCE_FACTOR = 1.5
 """The factor of the evidence for a change and against it. The older belief learns from the same ratings, and so
 explains a part of what differs from it: the likelihoods alone show a change too late."""
@@ -81,12 +87,12 @@ Weight = tuple[float, float]
 class PossibleChange:
     """Beliefs about workers as if some had changed at a certain moment, and the evidence for it since.
 
-    Workers are named by the part of the one that answers. One without ratings since the moment is missing: if it has
-    changed, it is at its prior.
+    Workers are named by the part of the one that answers. What has had no ratings since the moment is missing: if the
+    worker has changed, `KEPT_SHARE` of the usual belief is left.
     """
 
     weights: Mapping[str, Mapping[int, Weight]] = field(default_factory=dict)
-    """By part and place, as in a posterior, but learned only from the ratings since."""
+    """By part and place, as in a posterior: what was left at the moment, with the ratings since."""
     evidence: Mapping[str, float] = field(default_factory=dict)
     """By part: the log likelihood ratio of the worker's ratings since, for these beliefs and against the usual ones."""
     ratings: float = 0.0
@@ -229,10 +235,32 @@ def belief_about(posterior: Posterior, part: str, features: Features) -> Weight:
     if possible is None or not possible.evidence or not part.startswith(ANSWERING):
         return mean, variance
     probability = possible.probability * possible.share(part)
-    mean_if_changed, variance_if_changed = _sum_of_inputs(possible.weights.get(part, {}), part, features)
+    if_changed = _weights_if_changed(posterior.weights, possible, part, features)
+    mean_if_changed, variance_if_changed = _sum_of_inputs(if_changed, part, features)
     difference = mean_if_changed - mean
     variance += probability * (variance_if_changed - variance) + probability * (1 - probability) * difference**2
     return mean + probability * difference, variance
+
+
+def _weights_if_changed(
+    usual: Mapping[str, Mapping[int, Weight]], possible: PossibleChange, part: str, features: Features
+) -> dict[int, Weight]:
+    """Return the weights of a part that a request has an input for, as they are if the worker has changed."""
+    before, since = usual.get(part, {}), possible.weights.get(part, {})
+    weights: dict[int, Weight] = {}
+    for place, _, prior in _inputs(part, features):
+        if place in since:
+            weights[place] = since[place]
+        else:
+            weights[place] = _weight_if_changed(before.get(place, (0.0, prior)), prior)
+    return weights
+
+
+def _weight_if_changed(weight: Weight, prior: float) -> Weight:
+    """Return a weight as it is when its worker has just changed: over a wider prior, with a share of its ratings."""
+    mean, variance = weight
+    precision = 1 / (WIDER_IF_CHANGED * prior) + KEPT_SHARE * (1 / variance - 1 / prior)
+    return KEPT_SHARE * mean / variance / precision, 1 / precision
 
 
 def _sum_of_inputs(weights: Mapping[int, Weight], part: str, features: Features) -> Weight:
@@ -415,7 +443,8 @@ def update_posterior(posterior: Posterior, spec: SelectorSpec, workers: Sequence
     answering = parts[1]
     possible = posterior.possible or PossibleChange()
     others = [term for term in terms if term.part != answering]
-    terms_if_changed = _terms(possible.weights, [answering], rating.seen)
+    if_changed = _weights_if_changed(posterior.weights, possible, answering, rating.seen)
+    terms_if_changed = _terms({answering: if_changed}, [answering], rating.seen)
     prediction_if_changed = _predict(first, [*others, *terms_if_changed])
     weights = _update_weights(posterior.weights, terms, rating, prediction)
     weights_if_changed = _update_weights(
@@ -490,7 +519,7 @@ def _settle(posterior: Posterior, possible: PossibleChange) -> Posterior:
     """Return the posterior with this possible change, or with its end.
 
     Where its evidence is below zero, a later moment is more probable, and the next rating begins another one. After
-    `RATINGS_UNTIL_SETTLED` ratings the workers that have more probably changed keep only what was learned since.
+    `RATINGS_UNTIL_SETTLED` ratings the workers that have more probably changed keep the beliefs as if they had.
     """
     if possible.total_evidence < 0:
         return replace(posterior, possible=PossibleChange())
@@ -502,11 +531,21 @@ def _settle(posterior: Posterior, possible: PossibleChange) -> Posterior:
     weights = dict(posterior.weights)
     for part, by_place in posterior.weights.items():
         if part.partition(":")[2] in changed:
-            prior = prior_of(part)
-            at_prior = {place: (0.0, spread_of(prior, place)) for place in by_place}
-            weights[part] = {**at_prior, **possible.weights.get(part, {})}
+            weights[part] = _settle_part(part, by_place, possible.weights.get(part, {}))
     changes = posterior.changes + len(changed)
     return replace(posterior, weights=weights, possible=PossibleChange(), changes=changes)
+
+
+def _settle_part(part: str, before: Mapping[int, Weight], since: Mapping[int, Weight]) -> dict[int, Weight]:
+    """Return the weights of a part of a worker that has changed. None stays wider than its prior: the parts of tenants
+    are joined as if ratings had only added to a prior."""
+    prior = prior_of(part)
+    settled: dict[int, Weight] = {}
+    for place, weight in before.items():
+        usual = spread_of(prior, place)
+        mean, variance = since[place] if place in since else _weight_if_changed(weight, usual)
+        settled[place] = (mean, min(variance, usual))
+    return settled
 
 
 def _add_bill(
@@ -551,15 +590,20 @@ def fade_possible_change(possible: PossibleChange | None, share: float) -> Possi
     if possible is None:
         return None
     evidence = {part: ratio * share for part, ratio in possible.evidence.items()}
-    return replace(possible, weights=_fade_weights(possible.weights, share), evidence=evidence)
+    return replace(possible, weights=_fade_weights(possible.weights, share, WIDER_IF_CHANGED), evidence=evidence)
 
 
-def _fade_weights(weights: Mapping[str, Mapping[int, Weight]], share: float) -> dict[str, Mapping[int, Weight]]:
-    """Return weights in which what the ratings have added counts by `share`."""
+def _fade_weights(
+    weights: Mapping[str, Mapping[int, Weight]], share: float, wider: float = 1.0
+) -> dict[str, Mapping[int, Weight]]:
+    """Return weights in which what the ratings have added counts by `share`, over priors that are `wider` times as
+    wide."""
     kept: dict[str, Mapping[int, Weight]] = {}
     for part, by_place in weights.items():
-        prior = prior_of(part)
-        kept[part] = {place: _fade_weight(weight, spread_of(prior, place), share) for place, weight in by_place.items()}
+        faded: dict[int, Weight] = {}
+        for place, weight in by_place.items():
+            faded[place] = _fade_weight(weight, wider * spread_of(prior_of(part), place), share)
+        kept[part] = faded
     return kept
 
 
