@@ -77,6 +77,27 @@ async def test_whoever_held_a_run_or_a_step_on_the_former_server_has_lost_it(
         assert (await beside.run("open")).epoch == 1 + generation.STEP, "it is done once, whoever connects"
 
 
+async def test_a_takeover_leaves_a_claim_that_the_former_driver_has_made_on_the_new_server(
+    migrated_postgres_url: str, move_to: Move
+) -> None:
+    """Its call is under way, and would be paid twice."""
+    url = migrated_postgres_url
+    async with open_store(url) as store:
+        await store.append(admission_entry("open"))
+        await store.append(queue_entry("open"))
+        await store.append(take("open", 0, "driver"))
+    move_to("first/2")
+    async with open_store(url) as after:
+        now = after_all(0.0)
+        (due,) = await after.announce_overdue_tickets(now, 9)
+        claim = (await after.append(take("open", due.version, "driver", at=now, until=now + 9.0))).claim
+        (run,) = await after.take_over("heir", now, now + 9.0, 9, [("mini", "v1")])
+        assert (run.id, run.driver) == ("open", "heir")
+        ticket = await after.find_ticket("open", 0)
+        assert ticket is not None
+        assert (ticket.driver, ticket.holder, ticket.claim, ticket.until) == ("heir", "driver", claim, now + 9.0)
+
+
 def after_all(at: float) -> float:
     """A time after everything that these tests do."""
     return max(at, 5e9)

@@ -6,7 +6,8 @@ to one run. So the database remembers which server it was on (`pulse.server`: th
 timeline, which a promotion and a recovery change). Whoever connects first to another one raises all epochs and claims
 beyond any that was given out, in one transaction, before anything else is written. Every open run has then lost its
 driver, and every step that was being executed its engine: they are taken over as if all engines had died, and calls
-without an outcome become `unknown`.
+without an outcome become `unknown`. Since the claims of before are ended here, no run keeps the name of its former
+driver: a takeover would end the claims that this engine has made in the meantime, whose calls are under way.
 
 Only a connection that leads to one server can be sure of this: behind a PgBouncer that pools transactions the server
 may change unseen, so its connections to the former server have to be closed (`RECONNECT`) at a failover.
@@ -35,7 +36,7 @@ opened at once, and would otherwise wait for one another's commits."""
 LOCK: Final = "SELECT server FROM pulse WHERE id = 1 FOR UPDATE"
 NOW: Final = "extract(epoch FROM clock_timestamp())"
 RUNS: Final = """
-UPDATE runs SET epoch = epoch + {step}, claims = claims + {step}, revision = revision + {step},
+UPDATE runs SET epoch = epoch + {step}, claims = claims + {step}, revision = revision + {step}, driver = '',
   lease_until = CASE WHEN driver <> '' AND lease_until > {now} THEN {now} ELSE lease_until END
 WHERE ended_at IS NULL
 """
