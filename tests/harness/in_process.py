@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 
@@ -20,6 +21,7 @@ from app.core.run.events import Event, Kind
 from app.engine.delivery.messages import AnswerPart, FollowedRun, StepEvent, TurnEnd
 from app.engine.runs.admission import Order
 from app.gateway.http.api_keys import mint
+from app.gateway.runs import cancel
 from app.process.config import configure
 from app.process.wiring import Runtime, open_runtime
 from app.store.protocol import RunRow, Store
@@ -108,6 +110,8 @@ async def running_service(
 
     When it has closed, and unless a test has failed or does wrong on purpose (`audits`), the independent auditor must
     find nothing wrong with the journal. What is new in a request is to be rebuilt in `app/audit/request_rebuilding.py`.
+
+    Where an engine drives, whoever cancels a run waits for its end for as long as a busy machine needs.
     """
     path = folder / "pool.toml"
     path.write_text(pool)
@@ -117,6 +121,7 @@ async def running_service(
         "BATON_PEPPER": "p" * 32,
         "BATON_LEASE_SECONDS": "2",
     }
+    patience = PATIENCE_SECONDS if drives else cancel.PATIENCE
     async with open_runtime(configure(base | dict(environ or {}))) as runtime:
         drivers_end, steps_end = asyncio.Event(), asyncio.Event()
         for _ in range(CLOCK_READINGS):
@@ -135,7 +140,8 @@ async def running_service(
                 runtime.drivers.dispatcher = None
             await until(lambda: runtime.runs.is_open and (not drives or runtime.drivers.is_open))
             try:
-                yield runtime
+                with patch.object(cancel, "PATIENCE", patience):
+                    yield runtime
             finally:
                 drivers_end.set()
                 steps_end.set()
