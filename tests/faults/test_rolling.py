@@ -44,7 +44,10 @@ COUNT = 2
 """Processes of each role."""
 ROLLS = int(os.environ.get("BATON_TEST_ROLLS", "1"))
 SECONDS = float(os.environ.get("BATON_TEST_ROLL_SECONDS", "0"))
-DRAIN_SECONDS = "1"
+DRAIN_SECONDS = "4"
+"""Longer than nginx takes to use a gateway again that it has found closed: between one and two seconds until it tries,
+since its clock has whole seconds, and then the time of the request that it tries with. The other gateway has to serve
+meanwhile, or there is none."""
 LONG = tuple(f"word{number} " for number in range(200))
 LONG_GAP = 0.2
 """Seconds between two words of a long stream, which takes longer than the 26 s that a gateway gets to stop."""
