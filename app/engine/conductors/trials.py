@@ -37,6 +37,8 @@ from app.core.run.kinds import TERMINAL
 from app.core.run.state import CALLER, REPLAY
 from app.store.protocol import ContentReads, RunQuery, RunRow, Store
 
+OF_VERSION: Final = "conductor "
+"""What the name of a subject begins with that is a version of the tier's own conductor."""
 PAGE: Final = 50
 """Runs that are read at a time: their figures take some milliseconds, in which nothing else goes on."""
 MOST_PAIRS: Final = 2_000
@@ -133,7 +135,7 @@ def _subject(tier: str, admitted: RunAdmitted) -> str:
     if admitted.tier != tier:
         return f"tier {admitted.tier}"
     if admitted.tried_version:
-        return f"conductor {admitted.tried_version}"
+        return f"{OF_VERSION}{admitted.tried_version}"
     return f"worker {admitted.pool[0]}"
 
 
@@ -231,7 +233,7 @@ def subject_of(conductor: str, version: str) -> str:
     """Return the name under which shadows try a version, or what is to serve a tier."""
     if tier_in(conductor):
         return version
-    return f"conductor {version}"
+    return f"{OF_VERSION}{version}"
 
 
 def canary_of(history: tuple[HistoryEntry, ...]) -> Candidate | None:
@@ -257,13 +259,57 @@ def promotion_of(history: tuple[HistoryEntry, ...]) -> Candidate | None:
     return Candidate(change.conductor, latest.versions.live, change.at, promoted=True, history=history)
 
 
+class PresentDefinitions:
+    """Which runs were served by what the pool file in force still defines in the same way: the pool with its workers,
+    the conductor, the fallback and the limits. A run of another definition says nothing about the present one."""
+
+    def __init__(self, store: Store, catalog: Catalog) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._known: dict[tuple[str, str, str], bool] = {}
+
+    async def served(self, tier: str, run: ComparedRun, subject: str = "") -> bool:
+        """Return True if the run was served so. `subject` is what it tried as a shadow of the tier. False also where
+        the pool file of that time is not stored, or not one that this release can read."""
+        if run.catalog == self._catalog.digest:
+            return True
+        key = (tier, subject or run.served_by, run.catalog)
+        if key not in self._known:
+            self._known[key] = await self._is_unchanged(*key)
+        return self._known[key]
+
+    async def _is_unchanged(self, tier: str, subject: str, digest: str) -> bool:
+        snapshot = (await self._store.catalogs([digest])).get(digest)
+        if snapshot is None:
+            return False
+        try:
+            then = restore_catalog(snapshot)
+        except (ValueError, TypeError, KeyError):
+            return False
+        return _definition(then, tier, subject) == _definition(self._catalog, tier, subject)
+
+
+def _definition(catalog: Catalog, tier: str, subject: str) -> tuple[object, ...] | None:
+    """Return what decides how a tier's runs are served by a subject, or by a version of its conductor; None if the pool
+    file does not have it."""
+    own = catalog.tiers.get(tier)
+    served = definition_of(catalog, tier, "" if subject.startswith(OF_VERSION) else subject)
+    if own is None or served is None:
+        return None
+    names = {*served.pool, served.fallback, *served.conductor.workers}
+    if served.conductor.worker is not None:
+        names.add(served.conductor.worker)
+    workers = {name: catalog.workers.get(name) for name in names}
+    return served.pool, served.conductor, served.fallback, served.efforts, own.efforts, workers
+
+
 async def compare_versions(
     store: Store,
     catalog: Catalog,
     tier: Tier,
     candidate: Candidate,
     now: float,
-    definitions: "PresentDefinitions | None" = None,
+    definitions: PresentDefinitions | None = None,
 ) -> Evidence:
     """Compare a tier's runs that a version was to conduct with those of the version before: of the same time while it
     is a canary, of the time before once it was promoted. A run that a fallback planned because the version could not be
@@ -319,50 +365,6 @@ async def _comparable_runs(
                 comparable.append(summarize_run(run))
         await asyncio.sleep(0)  # figures are made in the event loop: let other tasks in
     return comparable[::-1]
-
-
-class PresentDefinitions:
-    """Which runs were served by what the pool file in force still defines in the same way: the pool with its workers,
-    the conductor, the fallback and the limits. A run of another definition says nothing about the present one."""
-
-    def __init__(self, store: Store, catalog: Catalog) -> None:
-        self._store = store
-        self._catalog = catalog
-        self._known: dict[tuple[str, str, str], bool] = {}
-
-    async def served(self, tier: str, run: ComparedRun, subject: str = "") -> bool:
-        """Return True if the run was served so. `subject` is what it tried as a shadow of the tier. False also where
-        the pool file of that time is not stored, or not one that this release can read."""
-        if run.catalog == self._catalog.digest:
-            return True
-        key = (tier, subject or run.served_by, run.catalog)
-        if key not in self._known:
-            self._known[key] = await self._is_unchanged(*key)
-        return self._known[key]
-
-    async def _is_unchanged(self, tier: str, subject: str, digest: str) -> bool:
-        snapshot = (await self._store.catalogs([digest])).get(digest)
-        if snapshot is None:
-            return False
-        try:
-            then = restore_catalog(snapshot)
-        except (ValueError, TypeError, KeyError):
-            return False
-        return _definition(then, tier, subject) == _definition(self._catalog, tier, subject)
-
-
-def _definition(catalog: Catalog, tier: str, subject: str) -> tuple[object, ...] | None:
-    """Return what decides how a tier's runs are served by a subject, or by a version of its conductor; None if the pool
-    file does not have it."""
-    own = catalog.tiers.get(tier)
-    served = definition_of(catalog, tier, "" if subject.startswith("conductor ") else subject)
-    if own is None or served is None:
-        return None
-    names = {*served.pool, served.fallback, *served.conductor.workers}
-    if served.conductor.worker is not None:
-        names.add(served.conductor.worker)
-    workers = {name: catalog.workers.get(name) for name in names}
-    return served.pool, served.conductor, served.fallback, served.efforts, own.efforts, workers
 
 
 @record(frozen=True, slots=True)
