@@ -55,6 +55,7 @@ def test_a_worker_that_was_passed_over_is_explained() -> None:
 
 def test_a_dead_letter_is_explained() -> None:
     assert run_words.error("dead_letter") == (
-        "dead_letter (several engines in a row stopped while they worked on it, so it was given up; see the runbook)"
+        "dead_letter (several engines in a row stopped while they worked on it, so it was given up; "
+        "see BatonDeadLetter in deploy/docs/alerts.md)"
     )
     assert (run_words.error("worker_timeout"), run_words.error(None)) == ("worker_timeout", None)

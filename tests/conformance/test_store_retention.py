@@ -224,12 +224,12 @@ async def test_no_byte_is_left_in_the_files_of_sqlite(tmp_path: Path, opener: Op
         assert files_with("what-bob-said") == []
 
 
-RUNBOOK = Path(__file__).parents[2] / "deploy" / "docs" / "runbook.md"
+PAGE = Path(__file__).parents[2] / "deploy" / "docs" / "erasing.md"
 
 
 @pytest.mark.integration
-async def test_no_byte_is_left_in_the_files_of_postgres_after_what_the_runbook_says(migrated_postgres_url: str) -> None:
-    statements = re.findall(r"`(VACUUM [^`]*(?:contents|pg_statistic)[^`]*)`", RUNBOOK.read_text())
+async def test_no_byte_is_left_in_the_files_of_postgres_after_what_the_page_says(migrated_postgres_url: str) -> None:
+    statements = re.findall(r"`(VACUUM [^`]*(?:contents|pg_statistic)[^`]*)`", PAGE.read_text())
     assert len(statements) == 2
     words = {"text": QUESTION, "user": "only-this-user", "comment": "only-in-a-comment", "salt": SALT.decode()}
     url = make_url(migrated_postgres_url).set(drivername="postgresql").render_as_string(hide_password=False)

@@ -1,7 +1,7 @@
 """F-20: Postgres fails over under load to a streaming replica, which lacks the latest commits where it is asynchronous.
 
-What "committed" promises then is in the runbook, "Failover". Callers know the replica by a URL of two hosts. Gateways
-and engines are not restarted.
+What "committed" promises then is in deploy/docs/postgres.md, "Failover". Callers know the replica by a URL of two
+hosts. Gateways and engines are not restarted.
 """
 
 import asyncio

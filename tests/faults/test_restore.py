@@ -1,7 +1,7 @@
 """F-20: the journal is restored to a time before the last calls of some runs, while Redis and the providers are not.
 
-The commands are those of the runbook, "After a restore". Nothing runs twice, and what was billed and is not in the
-journal any more is listed.
+The commands are those of deploy/docs/backups.md, "After a restore". Nothing runs twice, and what was billed and is
+not in the journal any more is listed.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from tests.integration.installation import CHAIN, execute
 from tests.stubs import Reply
 
 pytestmark = pytest.mark.timeout(300)
-RUNBOOK = ROOT / "deploy" / "docs" / "runbook.md"
+PAGE = ROOT / "deploy" / "docs" / "backups.md"
 ARCHIVING = ("archive_mode=on", "archive_command=cp %p ../archive/%f")
 SLOW_SECONDS = 3.0
 """How long the calls take that are open at the restore point."""
@@ -114,8 +114,8 @@ def from_dump(installation: BackedUpFleet) -> Iterator[Server]:
 
 
 def procedure() -> list[list[str]]:
-    """Return the commands that the runbook has after a restore, without the word `baton`."""
-    section = RUNBOOK.read_text().partition("### After a restore\n")[2].partition("\n## ")[0]
+    """Return the commands that the page on back-ups has after a restore, without the word `baton`."""
+    section = PAGE.read_text().partition("## After a restore\n")[2].partition("\n## ")[0]
     lines = [line.strip() for line in section.splitlines()]
     return [shlex.split(line)[1:] for line in lines if re.match(r"baton \w", line)]
 
@@ -203,7 +203,7 @@ def has_archived_all(installation: BackedUpFleet) -> bool:
 
 
 def carry_out(installation: BackedUpFleet) -> str:
-    """Carry out the runbook's commands; what they print."""
+    """Carry out the page's commands; what they print."""
     commands = procedure()
     assert [words[0] for words in commands] == ["migrate", "restored", "restored", "audit"]
     return "".join([baton(installation, *words) for words in commands])

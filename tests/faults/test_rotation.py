@@ -1,4 +1,4 @@
-"""F-31: every secret is replaced while a gateway and an engine go on serving, by the procedures of the runbook."""
+"""F-31: every secret is replaced while a gateway and an engine go on serving, as deploy/docs/secrets.md says."""
 
 import base64
 import json

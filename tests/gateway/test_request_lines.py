@@ -22,7 +22,7 @@ from tests.harness.waiting import until
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 
 QUESTION = "What is the canary's name?"
-RUNBOOK = Path(__file__).resolve().parents[2] / "deploy/docs/runbook.md"
+PAGE = Path(__file__).resolve().parents[2] / "deploy/docs/monitoring.md"
 REQUEST, STEP = "A request has ended.", "A step has ended."
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 
@@ -90,7 +90,7 @@ async def test_a_request_and_its_step_have_a_line_each(
     assert len(request["at"]) == len("2026-11-23T14:00:00.123Z")
     assert "canary" not in str(lines.texts)
     assert "Tweety" not in str(lines.texts)
-    logs = RUNBOOK.read_text().partition("\n## Logs\n")[2].partition("\n## ")[0]
+    logs = PAGE.read_text().partition("\n## Logs\n")[2].partition("\n## ")[0]
     first_cells = [row.split("|")[1] for row in logs.splitlines() if row.startswith("|")]
     assert {*request, *step} <= set(re.findall(r"`(\w+)`", " ".join(first_cells)))
 

@@ -361,7 +361,7 @@ http {{
   }}
 }}
 """
-"""The configuration that the runbook shows, over ports of this machine."""
+"""The configuration that deploy/docs/scaling.md shows, over ports of this machine."""
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ def pooling(request: pytest.FixtureRequest) -> str:
 
 @contextlib.contextmanager
 def bouncer(url: str, pooling: str) -> Iterator[str]:
-    """The URL of a database behind a PgBouncer, as the runbook tells an operator to write it."""
+    """The URL of a database behind a PgBouncer, as deploy/docs/postgres.md tells an operator to write it."""
     if servers.pgbouncer_binary() is None:
         pytest.skip("PgBouncer is not installed (Debian's package pgbouncer), and no wheel brings it")
     count = SERVER_CONNECTIONS if pooling == "transaction" else 20

@@ -45,7 +45,7 @@ OPERATOR_MESSAGES: Mapping[str, str] = {
 UNDECLARED_POOLING = "a PgBouncer pools transactions before it, and the URL does not say so: statements will fail"
 POOLING_REMEDY = (
     "add `pgbouncer=transaction` to the parameters of BATON_DATABASE_URL, as in postgresql://.../baton?"
-    "pgbouncer=transaction, and give the role its time limits (see PgBouncer in the runbook); or let PgBouncer pool "
+    "pgbouncer=transaction, and give the role its time limits (deploy/docs/postgres.md); or let PgBouncer pool "
     "sessions"
 )
 OUTPUT_TOKEN_TRIES = (1, 16)

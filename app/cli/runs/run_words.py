@@ -26,7 +26,8 @@ MODES: Mapping[str, str] = {
 
 ERRORS: Mapping[str | None, str] = {
     "no_time": "no worker could have answered in the time that was left",
-    "dead_letter": "several engines in a row stopped while they worked on it, so it was given up; see the runbook",
+    "dead_letter": "several engines in a row stopped while they worked on it, so it was given up; "
+    "see BatonDeadLetter in deploy/docs/alerts.md",
     "content_erased": "its input was erased",
 }
 ROUND_FAILED = "degraded: the last round failed ({stopped}), so the previous answer is used"

@@ -530,7 +530,7 @@ def pepper_note(settings: Settings) -> str | None:
             return None
         return (
             f"BATON_PEPPER has fewer than {PEPPER_CHARS} characters, so that it may be guessed from a hash or from a "
-            "message in Redis. Make another one by `openssl rand -hex 32`, and rotate it (deploy/docs/runbook.md)"
+            "message in Redis. Make another one by `openssl rand -hex 32`, and rotate it (deploy/docs/secrets.md)"
         )
     if settings.database_url.startswith("sqlite"):
         return None

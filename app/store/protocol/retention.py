@@ -113,6 +113,6 @@ class Retention(Protocol):
         """Remove erased bytes from the files of an SQLite database, its write-ahead log included.
 
         False if a reader was in the way, so that the log still has them until the next checkpoint, or the file is too
-        large to be written anew; and on Postgres, which overwrites them itself (see the runbook).
+        large to be written anew; and on Postgres, which overwrites them itself (deploy/docs/erasing.md).
         """
         ...

@@ -11,7 +11,8 @@ Two ways of pooling by PgBouncer are supported, apart from a direct connection:
 * Session pooling needs nothing. Settings are made after connecting, since PgBouncer refuses most start-up parameters.
 * Transaction pooling is asked for by `?pgbouncer=transaction` in the URL. Consecutive transactions may then be on
   different connections to the server, so nothing is prepared or set for longer than a transaction: statements are
-  sent unnamed, in one exchange that PgBouncer does not split, and time limits are the server's (see the runbook).
+  sent unnamed, in one exchange that PgBouncer does not split, and time limits are the server's
+  (deploy/docs/postgres.md).
 """
 
 import asyncio

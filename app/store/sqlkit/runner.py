@@ -126,7 +126,7 @@ class Runner(Protocol):
     async def overwrite_erased(self) -> bool:
         """Remove what was erased from the files, and empty the log.
 
-        False if a reader was in the way, or the file is too large; and on Postgres (see the runbook).
+        False if a reader was in the way, or the file is too large; and on Postgres (deploy/docs/erasing.md).
         """
         ...
 
