@@ -230,6 +230,9 @@ class SqlStore(Administration):
         self._journals.extend(run, later.events)
         return Journal(later.salt, (*cached.events, *later.events))
 
+    async def call_events(self, run: str) -> tuple[Event, ...]:
+        return await self._read(partial(runs.call_events, name=run))
+
     async def step_input(self, run: str, after: int = 0) -> StepInput:
         changes = self._forget_former_server()
         cached, cached_seq = self._journals.journal(run, after)

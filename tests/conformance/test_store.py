@@ -131,6 +131,18 @@ async def test_what_must_follow_an_event_is_refused_once_there_are_later_ones(st
     assert event.seq == 3
 
 
+async def test_the_events_of_calls_are_read_by_themselves(store: Store) -> None:
+    await store.append(admission_entry("run"))
+    intent = Raw(Kind.CALL_INTENDED, {"call": "call_0"})
+    facts = (Raw(Kind.PLAN_OPENED, {}), intent, Raw(Kind.STEP_QUEUED, {}), Raw(Kind.CALL_FINISHED, {"call": "call_0"}))
+    await store.append(Entry("run", 3.0, facts, epoch=1))
+    assert [(event.seq, event.kind) for event in await store.call_events("run")] == [
+        (3, Kind.CALL_INTENDED),
+        (5, Kind.CALL_FINISHED),
+    ]
+    assert await store.call_events("none") == ()
+
+
 async def test_no_journal_is_read_up_to_nothing(store: Store) -> None:
     """A forged ticket may name any number."""
     await store.append(admission_entry("run"))

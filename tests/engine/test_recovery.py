@@ -4,11 +4,13 @@ them. And drivers that are told nothing: they learn from the renewal of their le
 import asyncio
 import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from math import inf
 from pathlib import Path
 
 import pytest
 
+from app.core.pool.budgets import Budget
 from app.core.run.events import Kind, RunCancelAsked
 from app.engine.context import StandstillWatch
 from app.engine.runs.recovery import is_newer
@@ -201,6 +203,33 @@ async def test_a_run_of_newer_code_waits_and_is_ended_by_anybody_when_its_time_i
             "run_expired",
             True,
         )
+
+
+@pytest.mark.parametrize("change", ["kind = 'plan.dreamt'", "body = '[]'"], ids=["kind", "body"])
+async def test_a_run_that_nobody_can_read_gives_its_budgets_back_what_its_planning_calls_hold(
+    stub: ProviderStub, tmp_path: Path, change: str
+) -> None:
+    budget = Budget("tenant", "tenant", "", "day", 10**6)
+    stub.script("planner", Hang())
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        await runtime.context.store.set_budget(budget)
+        run = (await runtime.runs.start(order(runtime, "baton-ultra"))).run
+        await stub.wait_for(1, "planner")
+        (before,) = await runtime.context.store.budget_use(budget.id, 10)
+        (tmp_path / "left").mkdir()
+        with closing(sqlite3.connect(tmp_path / "left" / "baton.db")) as left, left:  # as a process that is killed
+            with closing(sqlite3.connect(tmp_path / "baton.db")) as database:
+                database.backup(left)
+            left.execute(f"UPDATE events SET {change} WHERE kind = 'plan.opened'")
+            left.execute("UPDATE runs SET deadline = 0, lease_until = 0")
+    async with running_service(tmp_path / "left", pool_text(stub), SETTINGS, audits=False) as heir:
+        row = await at_its_end(heir, run)
+        (use,) = await heir.context.store.budget_use(budget.id, 10)
+        events_at_end = await heir.context.store.call_events(run)
+    assert before.held > 0
+    assert (use.held, use.spent) == (0, before.held)
+    assert (row.state, row.held, row.spent.usd) == ("expired", Ledger(), before.held)
+    assert [event.body.get("outcome") for event in events_at_end] == [None, "unknown"]
 
 
 async def test_a_process_takes_nothing_over_from_itself(

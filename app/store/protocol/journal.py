@@ -187,6 +187,11 @@ class RunJournal(Protocol):
         """
         ...
 
+    async def call_events(self, run: str) -> tuple[Event, ...]:
+        """Return the intents and outcomes of a run's calls, in their order. They can be read also where its journal has
+        events of kinds that this release does not know, for which `journal` raises KeyError."""
+        ...
+
     async def run(self, run: str) -> RunRow:
         """Return the row of one run. Raises `NotFound`."""
         ...

@@ -109,6 +109,14 @@ def journal(statements: Statements, name: str, after: int) -> SingleStatement[Jo
     return SingleStatement(statements.journal, (after, name), partial(_journal, name))
 
 
+def call_events(conn: Connection, name: str) -> tuple[Event, ...]:
+    """Return the intents and outcomes of a run's calls, in their order."""
+    query = select(EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
+    of_calls = query.where(EVENTS.c.run == name, EVENTS.c.kind.in_([Kind.CALL_INTENDED, Kind.CALL_FINISHED]))
+    rows = conn.execute(of_calls.order_by(EVENTS.c.seq))
+    return tuple([Event(name, seq, _KINDS[kind], at, orjson.loads(body)) for seq, kind, at, body in rows])
+
+
 def step_input(statements: Statements, name: str, after: int, decrypt: Decrypt) -> Read:
     """Return a read of a run's journal after a seq, its small contents, and its rows for the cache. Raises `NotFound`,
     and `UnknownKeys` for contents that are encrypted."""
