@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -19,11 +20,12 @@ from app.core.pool.catalog import (
 from app.core.pool.conductor_versions import Change, ChangeKind, VersionsInForce, choose_version, history_of
 from app.core.pool.snapshot import seal_catalog, snapshot
 from app.core.rating.economics import JournaledRun
-from app.core.rating.promotion import breaches, conditions
+from app.core.rating.promotion import Evidence, breaches, conditions
 from app.core.run.events import Event, Fact, RunAdmitted, RunCancelled, RunEnd, RunOverBudget, RunSucceeded
 from app.engine.conductors import watch
-from app.engine.conductors.trials import Candidate, canary_of, compare_versions, promotion_of
+from app.engine.conductors.trials import Candidate, PresentDefinitions, canary_of, compare_versions, promotion_of
 from app.engine.conductors.versions import RequestedChange, make_change
+from app.engine.context import EngineContext
 from app.store.protocol import PROCESS, Actor, Ledger, RunQuery, RunRow, Store
 
 SPEC = PromotionSpec(min_pairs=2)
@@ -111,7 +113,13 @@ def changes_of(*steps: tuple[ChangeKind, str, float], share: float = 0.05) -> li
 async def count_compared_runs(journal: Journal, candidate: Candidate | None) -> int:
     """The number of runs of the smaller side, when a candidate is compared."""
     assert candidate is not None
-    return (await compare_versions(cast("Store", journal), CATALOG, OWN, candidate, NOW)).count
+    return (await compare(journal, candidate)).count
+
+
+async def compare(journal: Journal, candidate: Candidate) -> Evidence:
+    """What the tier's runs say of a candidate."""
+    store = cast("Store", journal)
+    return await compare_versions(store, CATALOG, OWN, candidate, NOW, PresentDefinitions(store, CATALOG))
 
 
 async def test_a_canary_with_a_small_share_is_compared_by_all_of_its_runs() -> None:
@@ -148,7 +156,7 @@ async def test_a_candidate_whose_callers_do_not_wait_for_it_gives_fewer_answers(
     for number in range(80):
         is_drawn = choose_version({"planner": history[-1].versions}, "planner", f"run_{number}") == "v1"
         journal.add(f"run_{number}", 1.0 + number, end=RunCancelled() if is_drawn else SUCCEEDED)
-    evidence = await compare_versions(cast("Store", journal), CATALOG, OWN, candidate, NOW)
+    evidence = await compare(journal, candidate)
     assert [condition.name for condition in breaches(conditions(SPEC, evidence))] == ["min_answered_difference"]
 
 
@@ -234,6 +242,26 @@ async def test_what_the_pool_file_has_defined_otherwise_is_no_evidence(
     assert watch.may_be_promoted([judgement]) is counts
     left_out = "own: 20 comparisons are left out, because the pool file has changed what was compared"
     assert (left_out in watch.refusals([judgement])) is (source == "shadow" and not counts)
+
+
+@pytest.mark.parametrize("is_changed", [False, True], ids=["the same pool file", "another one before"])
+async def test_a_promotion_is_not_judged_by_runs_of_another_definition(is_changed: bool) -> None:
+    """Nobody waits for an answer since the tier has a weak pool, whatever conducts it."""
+    before = seal_catalog(replace(POOL, tiers=POOL.tiers | {"own": replace(OWN, pool=("a", "b"))}))
+    changes = changes_of(("loaded", "v1", NOW - 2_000.0), ("promoted", "v1", NOW - 1_000.0))
+    journal = Journal(changes, [before, POOL])
+    for number in range(80):
+        digest = before.digest if is_changed else POOL.digest
+        journal.add(f"before_{number}", NOW - 1_500.0, catalog=digest)
+        journal.add(f"after_{number}", NOW - 500.0, catalog=POOL.digest, end=RunCancelled())
+    store = cast("Store", journal)
+    telemetry = SimpleNamespace(count=lambda *_labels: None, log=lambda *_words, **_fields: None)
+    context = SimpleNamespace(store=store, now=lambda: NOW, name=lambda _: "", telemetry=telemetry)
+    looking = watch.PromotionWatch(cast("EngineContext", context))
+    candidate = promotion_of(history_of(changes, "planner"))
+    assert candidate is not None
+    await looking._judge(POOL, PresentDefinitions(store, POOL), candidate, [OWN])
+    assert (await journal.changes())[-1].kind == ("promoted" if is_changed else "rolled_back")
 
 
 @pytest.mark.parametrize(("kind", "tiers"), [("model", ["own"]), ("selector", ["own"]), ("fixed", [])])

@@ -309,11 +309,11 @@ async def compare_versions(
     tier: Tier,
     candidate: Candidate,
     now: float,
-    definitions: PresentDefinitions | None = None,
+    definitions: PresentDefinitions,
 ) -> Evidence:
     """Compare a tier's runs that a version was to conduct with those of the version before: of the same time while it
     is a canary, of the time before once it was promoted. A run that a fallback planned because the version could not be
-    asked counts as the version's, too. With `definitions`, only runs that were served as the pool file still says."""
+    asked counts as the version's, too. Only runs count that were served as the pool file still says."""
     query = RunQuery(tier=tier.name, since=candidate.since, until=now)
     query_of_others = query
     if candidate.promoted and tier.promotion is not None:
@@ -324,9 +324,7 @@ async def compare_versions(
     sides = []
     for ids in (others, own):
         side = await _comparable_runs(store, catalog, ids, candidate)
-        if definitions is not None:
-            side = [run for run in side if await definitions.served(tier.name, run)]
-        sides.append(side)
+        sides.append([run for run in side if await definitions.served(tier.name, run)])
     return compare_different_runs(*sides)
 
 

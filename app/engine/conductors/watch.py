@@ -22,6 +22,7 @@ from app.engine.conductors import versions
 from app.engine.conductors.trials import (
     Candidate,
     Judgement,
+    PresentDefinitions,
     canary_of,
     compare_versions,
     judge,
@@ -166,6 +167,7 @@ class PromotionWatch:
             return
         changes = await self._context.store.changes()
         in_force = versions_in_force(changes)
+        definitions = PresentDefinitions(self._context.store, catalog)
         for conductor in names:
             tiers = tiers_with_conditions(catalog, in_force, conductor)
             if not tiers:
@@ -173,10 +175,12 @@ class PromotionWatch:
             history = history_of(changes, conductor)
             for candidate in (canary_of(history), promotion_of(history)):
                 if candidate is not None:
-                    await self._judge(catalog, candidate, tiers)
+                    await self._judge(catalog, definitions, candidate, tiers)
 
-    async def _judge(self, catalog: Catalog, candidate: Candidate, tiers: Sequence[Tier]) -> None:
-        now = self._context.now()
+    async def _judge(
+        self, catalog: Catalog, definitions: PresentDefinitions, candidate: Candidate, tiers: Sequence[Tier]
+    ) -> None:
+        store, now = self._context.store, self._context.now()
         for tier in tiers:
             spec = tier.promotion
             if spec is None:
@@ -186,7 +190,7 @@ class PromotionWatch:
                 source = "promotion"
                 if now - candidate.since > spec.watch_hours * 3_600:
                     continue
-            evidence = await compare_versions(self._context.store, catalog, tier, candidate, now)
+            evidence = await compare_versions(store, catalog, tier, candidate, now, definitions)
             judgement = Judgement(tier.name, source, evidence, conditions(spec, evidence))
             breached = breaches(judgement.conditions)
             if breached:
