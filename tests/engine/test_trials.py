@@ -23,7 +23,14 @@ from app.core.rating.economics import JournaledRun
 from app.core.rating.promotion import Evidence, breaches, conditions
 from app.core.run.events import Event, Fact, RunAdmitted, RunCancelled, RunEnd, RunOverBudget, RunSucceeded
 from app.engine.conductors import watch
-from app.engine.conductors.trials import Candidate, PresentDefinitions, canary_of, compare_versions, promotion_of
+from app.engine.conductors.trials import (
+    Candidate,
+    PresentDefinitions,
+    canary_of,
+    compare_versions,
+    promotion_of,
+    report,
+)
 from app.engine.conductors.versions import RequestedChange, make_change
 from app.engine.context import EngineContext
 from app.store.protocol import PROCESS, Actor, Ledger, RunQuery, RunRow, Store
@@ -242,6 +249,13 @@ async def test_what_the_pool_file_has_defined_otherwise_is_no_evidence(
     assert watch.may_be_promoted([judgement]) is counts
     left_out = "own: 20 comparisons are left out, because the pool file has changed what was compared"
     assert (left_out in watch.refusals([judgement])) is (source == "shadow" and not counts)
+    if source == "shadow":
+        store = cast("Store", journal)
+        shown = await report(store, PresentDefinitions(store, POOL), OWN, 0.0, NOW, None)
+        (candidate,) = shown["candidates"]
+        pairs, others = (20, 0) if counts else (0, 20)
+        assert (candidate["pairs"], candidate["left_out"], candidate["promotable"]) == (20, others, counts)
+        assert (candidate["figures"][0]["count"], candidate["conditions"][0]["count"]) == (20, pairs)
 
 
 @pytest.mark.parametrize("is_changed", [False, True], ids=["the same pool file", "another one before"])

@@ -7,9 +7,9 @@ from rich.table import Table
 
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
-from app.core.pool.catalog import Tier
+from app.core.pool.catalog import Catalog, Tier
 from app.core.rating.shadows import notes_from_json, policy_of
-from app.engine.conductors import trials
+from app.engine.conductors import trials, watch
 from app.errors import ConfigInvalid
 from app.process.config import Settings, configure
 
@@ -25,7 +25,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     if tier is None:
         raise ConfigInvalid([f"{args.tier}: there is no such tier; use one of {', '.join(config.catalog.tiers)}"])
     storage.print_database(config.settings)
-    figures = event_loop.run(_read(config.settings, tier, now() - args.since, now()))
+    figures = event_loop.run(_read(config.settings, config.catalog, tier, now() - args.since, now()))
     if args.json:
         terminal.print_json(figures)
     else:
@@ -39,13 +39,14 @@ def _holds(figures: Mapping[str, Any]) -> bool:
     return bool(candidates) and all(candidate["promotable"] for candidate in candidates)
 
 
-async def _read(settings: Settings, tier: Tier, since: float, until: float) -> dict[str, Any]:
+async def _read(settings: Settings, catalog: Catalog, tier: Tier, since: float, until: float) -> dict[str, Any]:
     async with storage.open_configured_store(settings) as store:
         notes = await store.find_learned_state(policy_of(tier.name), 0)
         draws: Mapping[str, int] = {}
         if notes is not None:
             draws = notes_from_json(notes.body).since(since)
-        return await trials.report(store, tier, since, until, draws)
+        definitions = trials.PresentDefinitions(store, catalog)
+        return await trials.report(store, definitions, tier, since, until, draws)
 
 
 def _print(figures: Mapping[str, Any]) -> None:
@@ -88,6 +89,8 @@ def _print_candidate(candidate: Mapping[str, Any]) -> None:
         if candidate["promotable"]:
             verdict = "all hold"
         console.print(f"Conditions of promotion: {verdict}{outlook}.", markup=False)
+        if candidate["left_out"]:
+            console.print(f"{watch.left_out_words(candidate['left_out'])}.", markup=False)
 
 
 def _table(figures: Iterable[Mapping[str, Any]]) -> Table:

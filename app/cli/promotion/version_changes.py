@@ -46,7 +46,7 @@ def refuse(evidence: tuple[Judgement, ...], *, as_json: bool) -> int:
         terminal.stdout().print(f"{judgement.tier}, by its {judgement.source} runs:", markup=False)
         print_conditions(judgement.to_json()["conditions"])
         if judgement.left_out:
-            terminal.stdout().print(f"{watch.left_out_words(judgement)}.", markup=False)
+            terminal.stdout().print(f"{watch.left_out_words(judgement.left_out)}.", markup=False)
     terminal.stderr().print(
         "Not promoted: not all conditions hold. --force REASON promotes it all the same.", markup=False
     )

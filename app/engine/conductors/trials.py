@@ -278,6 +278,15 @@ class PresentDefinitions:
             self._known[key] = await self._is_unchanged(*key)
         return self._known[key]
 
+    async def unchanged_pairs(self, tier: str, subject: str, pairs: Sequence[ShadowedRun]) -> list[ShadowedRun]:
+        """Return the pairs of a tier's runs and their shadows with the subject of which both runs were served so."""
+        unchanged = []
+        for pair in pairs:
+            is_live_unchanged = await self.served(tier, pair.live)
+            if is_live_unchanged and await self.served(tier, pair.shadow, subject):
+                unchanged.append(pair)
+        return unchanged
+
     async def _is_unchanged(self, tier: str, subject: str, digest: str) -> bool:
         snapshot = (await self._store.catalogs([digest])).get(digest)
         if snapshot is None:
@@ -402,15 +411,9 @@ async def judge(
     for shadow in await shadows_of(store, tier.name, since, now, answers=False):
         if shadow.subject != subject:
             continue
-        pairs = []
-        for pair in shadow.pairs:
-            if pair.live.admitted_at < since:
-                continue
-            is_live_unchanged = await definitions.served(tier.name, pair.live)
-            if is_live_unchanged and await definitions.served(tier.name, pair.shadow, subject):
-                pairs.append(pair)
-            else:
-                left_out += 1
+        recent = [pair for pair in shadow.pairs if pair.live.admitted_at >= since]
+        pairs = await definitions.unchanged_pairs(tier.name, subject, recent)
+        left_out += len(recent) - len(pairs)
         if pairs:
             source, evidence = "shadow", compare_with_shadows(pairs)
     if canary is not None and canary.subject == subject and evidence.count < tier.promotion.min_pairs:
@@ -433,8 +436,18 @@ DEFINITIONS: Final[Mapping[str, str]] = {
 }
 
 
-async def report(runs: Runs, tier: Tier, since: float, until: float, drawn: Mapping[str, int] | None) -> dict[str, Any]:
-    """The report on a tier's shadows as JSON values. `drawn` counts what became of the runs that were drawn."""
+async def report(
+    runs: Runs,
+    definitions: PresentDefinitions,
+    tier: Tier,
+    since: float,
+    until: float,
+    drawn: Mapping[str, int] | None,
+) -> dict[str, Any]:
+    """The report on a tier's shadows as JSON values. `drawn` counts what became of the runs that were drawn.
+
+    Figures are of all pairs; conditions are judged by those that the gate of a promotion would count, too.
+    """
     by_subject = {shadow.subject: shadow for shadow in await shadows_of(runs, tier.name, since, until, answers=True)}
     subject: str | None = None
     if tier.shadow is not None:
@@ -443,6 +456,10 @@ async def report(runs: Runs, tier: Tier, since: float, until: float, drawn: Mapp
     counts: dict[str, int] | None = None
     if drawn is not None:
         counts = dict(sorted(drawn.items()))
+    candidates = []
+    for name in sorted(by_subject):
+        evidence = await definitions.unchanged_pairs(tier.name, name, by_subject[name].pairs)
+        candidates.append(_report_on_candidate(tier, by_subject[name], evidence))
     return {
         "object": "shadow_report",
         "tier": tier.name,
@@ -451,22 +468,22 @@ async def report(runs: Runs, tier: Tier, since: float, until: float, drawn: Mapp
         "shadow": subject,
         "drawn": counts,
         "definitions": dict(DEFINITIONS),
-        "candidates": [_report_on_candidate(tier, by_subject[name]) for name in sorted(by_subject)],
+        "candidates": candidates,
     }
 
 
-def _report_on_candidate(tier: Tier, shadows: SubjectShadows) -> dict[str, Any]:
-    evidence = compare_with_shadows(shadows.pairs)
+def _report_on_candidate(tier: Tier, shadows: SubjectShadows, evidence: Sequence[ShadowedRun]) -> dict[str, Any]:
     judged: tuple[Condition, ...] = ()
     if tier.promotion is not None:
-        judged = conditions(tier.promotion, evidence)
+        judged = conditions(tier.promotion, compare_with_shadows(evidence))
     return {
         "subject": shadows.subject,
         "pairs": len(shadows.pairs),
+        "left_out": len(shadows.pairs) - len(evidence),
         "plans": shadows.plans,
         "valid_plans": shadows.valid_plans,
         "unfinished": shadows.unfinished,
-        "figures": evidence.to_json()["figures"],
+        "figures": compare_with_shadows(shadows.pairs).to_json()["figures"],
         "new_recipients": _new_recipients(shadows.pairs),
         "conditions": [condition.to_json() for condition in judged],
         "promotable": is_promotable(judged) if judged else None,

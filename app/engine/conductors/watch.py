@@ -91,13 +91,13 @@ def refusals(judgements: Sequence[Judgement]) -> list[str]:
             if condition.outcome != "holds":
                 reasons.append(f"{judgement.tier}: {condition.name} {_explanation(condition)}")
         if judgement.left_out:
-            reasons.append(f"{judgement.tier}: {left_out_words(judgement)}")
+            reasons.append(f"{judgement.tier}: {left_out_words(judgement.left_out)}")
     return reasons
 
 
-def left_out_words(judgement: Judgement) -> str:
-    """Return how many shadows are no evidence any more, and why."""
-    return f"{judgement.left_out} comparisons are left out, because the pool file has changed what was compared"
+def left_out_words(count: int) -> str:
+    """Return how many comparisons with shadows are no evidence any more, and why."""
+    return f"{count} comparisons are left out, because the pool file has changed what was compared"
 
 
 def _explanation(condition: Condition) -> str:

@@ -38,7 +38,8 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
     )
     async def get_shadow_report(filters: Annotated[query.ShadowFilters, Query()], caller: reader) -> Response:
         """Over the runs of the key's tenant; of a key of all tenants, over those of every tenant."""
-        tier = _tier(context.catalog(), filters.tier)
+        catalog = context.catalog()
+        tier = _tier(catalog, filters.tier)
         until, since = filters.until, filters.since
         if until is None:
             until = context.now()
@@ -54,7 +55,9 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
                 sample_notes = notes_from_json(notes.body).since(since)
         try:
             async with asyncio.timeout(REPORT_SECONDS), one_at_a_time:
-                figures = await trials.report(context.store.of_tenant(caller.tenant), tier, since, until, sample_notes)
+                runs = context.store.of_tenant(caller.tenant)
+                definitions = trials.PresentDefinitions(context.store, catalog)
+                figures = await trials.report(runs, definitions, tier, since, until, sample_notes)
         except TimeoutError:
             raise Overloaded(
                 f"The report was not ready within {REPORT_SECONDS:.0f} seconds; choose a shorter period.",
