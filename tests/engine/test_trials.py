@@ -33,6 +33,7 @@ from app.engine.conductors.trials import (
 )
 from app.engine.conductors.versions import RequestedChange, make_change
 from app.engine.context import EngineContext
+from app.gateway.admin.replies import TierEvidence
 from app.store.protocol import PROCESS, Actor, Ledger, RunQuery, RunRow, Store
 
 SPEC = PromotionSpec(min_pairs=2)
@@ -249,6 +250,8 @@ async def test_what_the_pool_file_has_defined_otherwise_is_no_evidence(
     assert watch.may_be_promoted([judgement]) is counts
     left_out = "own: 20 comparisons are left out, because the pool file has changed what was compared"
     assert (left_out in watch.refusals([judgement])) is (source == "shadow" and not counts)
+    shown_by_admin = TierEvidence.model_validate(judgement.decision() | {"promotable": counts})
+    assert shown_by_admin.left_out == (20 if source == "shadow" and not counts else 0)
     if source == "shadow":
         store = cast("Store", journal)
         shown = await report(store, PresentDefinitions(store, POOL), OWN, 0.0, NOW, None)

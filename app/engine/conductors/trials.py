@@ -389,7 +389,7 @@ class Judgement:
     def decision(self) -> dict[str, Any]:
         """The conditions with what was found, in plain JSON values."""
         shown = [condition.to_json() for condition in self.conditions]
-        return {"tier": self.tier, "source": self.source, "conditions": shown}
+        return {"tier": self.tier, "source": self.source, "conditions": shown, "left_out": self.left_out}
 
     def to_json(self) -> dict[str, Any]:
         """The decision with all figures, in plain JSON values."""

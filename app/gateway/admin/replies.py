@@ -277,6 +277,8 @@ class TierEvidence(Reply):
     """`shadow`, `canary` or `none`: the runs that were compared."""
     conditions: list[dict[str, Any]]
     """Each with its limit, whether it holds, what was found, and on how many pairs or runs."""
+    left_out: int
+    """Shadows that are no evidence, because the pool file has changed what they or their runs were served by."""
     promotable: bool
 
 
