@@ -426,3 +426,31 @@ async def test_a_late_ticket_takes_no_run_from_an_engine_that_drives_it(stub: Pr
         assert (row.epoch, other.drivers.driver_of(followed_run.run)) == (1, None)
         engine.runs.cancel(followed_run.run, "caller")
         assert (await finish(followed_run)).ended.state.state == "cancelled"
+
+
+async def test_a_late_ticket_takes_no_run_whose_driver_a_failover_has_ended(stub: ProviderStub, tmp_path: Path) -> None:
+    """It is left to the sweep, which has the tickets of its steps report to the engine that takes it."""
+    stub.script("alpha", Hang())
+    settings = {"BATON_LEASE_SECONDS": "60"}
+    async with (
+        running_service(tmp_path, pool_text(stub), settings) as engine,
+        running_service(tmp_path, pool_text(stub), settings, dispatches=False) as other,
+    ):
+        engine.drivers.recovers = other.drivers.recovers = False
+        run = (await engine.runs.start(order(engine, "baton-mini", on_disconnect="finish"))).run
+        await stub.wait_for(1, "alpha")
+        store, taken_over = other.context.store, asyncio.Event()
+        await store.begin_generation(other.context.now())
+
+        async def forget(_ticket: Ticket) -> None:
+            taken_over.set()
+
+        other.drivers.take_soon(Ticket(run, WHOLE_RUN, "baton-mini", "", 1, AGAIN), forget)
+        await taken_over.wait()
+        assert (await store.run(run)).driver == ""
+        other.drivers.recovers = True
+        other.drivers.sweep_soon()
+        await until(lambda: other.drivers.driver_of(run) is not None)
+        ticket = await store.find_ticket(run, 0)
+        assert ticket is not None
+        assert ticket.driver == (await store.run(run)).driver != ""

@@ -246,7 +246,9 @@ class Drivers:
                 # It was driven elsewhere, or the database has moved.
                 known_state, stored = None, await self._context.store.step_input(run)
             snapshot = RunSnapshot(fold(stored.events, known_state), stored.salt, stored.epoch, stored.contents)
-            if stored.driver:  # only the sweep takes a run from another engine: it ends the claims of that one as well
+            # Only the sweep takes a run from another engine: it ends the claims of that one as well, and has the
+            # tickets report to the new one. After a failover no run names its driver, but a step shows that it had one.
+            if stored.driver or _was_interrupted(snapshot.state):
                 return self.sweep_soon()
         if snapshot.state.replied or run in self._drivers:
             return  # its caller has the reply, or it was taken here meanwhile
@@ -478,6 +480,11 @@ class Drivers:
                     "The search for runs that nobody drives failed; it is repeated.",
                     error=error.public_code,
                 )
+
+
+def _was_interrupted(state: RunState) -> bool:
+    """Return True if an engine has driven the run in this turn, and steps or calls of it were under way."""
+    return has_begun(state) and bool(state.open_calls or interrupted_steps(state))
 
 
 async def _call(act: Callable[[], Awaitable[None]]) -> None:
