@@ -367,7 +367,7 @@ def _engine(context: EngineContext, settings: Settings, home: str) -> tuple[Driv
         slots=settings.concurrent_steps,
         grace=DRAIN_SECONDS,
         local=drivers.driver_of,
-        take_run=drivers.take_soon,
+        take_run=drivers.take,
         runs_being_taken=lambda: drivers.runs_being_taken,
         plans_in_progress=lambda: drivers.plans_in_progress,
     )

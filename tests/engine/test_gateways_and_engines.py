@@ -16,7 +16,7 @@ from app.core.run.events import Kind, RunAdmitted
 from app.engine.delivery.messages import FollowedRun
 from app.errors import OverQuota, QueueUnavailable, RunUndecided, StoreUnavailable
 from app.process.wiring import Runtime
-from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Live, Ticket
+from app.stepqueue.protocol import Live
 from app.stepqueue.redis import RedisQueue
 from app.store.protocol import UNDECIDED, AppendResult, Entry, Ledger, Move, Outbox, RunQuery
 from tests.harness.conversations import Conversation, look_call, tool_call_reply
@@ -415,13 +415,7 @@ async def test_a_late_ticket_takes_no_run_from_an_engine_that_drives_it(stub: Pr
     ):
         followed_run = await engine.runs.start(order(engine, "baton-mini"))
         await stub.wait_for(1, "alpha")
-        taken_over = asyncio.Event()
-
-        async def forget(_ticket: Ticket) -> None:
-            taken_over.set()
-
-        other.drivers.take_soon(Ticket(followed_run.run, WHOLE_RUN, "baton-mini", "", 1, AGAIN), forget)
-        await taken_over.wait()
+        assert await other.drivers.take(followed_run.run)
         row = await other.context.store.run(followed_run.run)
         assert (row.epoch, other.drivers.driver_of(followed_run.run)) == (1, None)
         engine.runs.cancel(followed_run.run, "caller")
@@ -439,14 +433,9 @@ async def test_a_late_ticket_takes_no_run_whose_driver_a_failover_has_ended(stub
         engine.drivers.recovers = other.drivers.recovers = False
         run = (await engine.runs.start(order(engine, "baton-mini", on_disconnect="finish"))).run
         await stub.wait_for(1, "alpha")
-        store, taken_over = other.context.store, asyncio.Event()
+        store = other.context.store
         await store.begin_generation(other.context.now())
-
-        async def forget(_ticket: Ticket) -> None:
-            taken_over.set()
-
-        other.drivers.take_soon(Ticket(run, WHOLE_RUN, "baton-mini", "", 1, AGAIN), forget)
-        await taken_over.wait()
+        assert await other.drivers.take(run)
         assert (await store.run(run)).driver == ""
         other.drivers.recovers = True
         other.drivers.sweep_soon()

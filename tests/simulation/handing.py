@@ -1,7 +1,7 @@
 """Bugs of the zoo in how runs go from one process to another: offered as they begin, handed
 back as an engine stops, and taken again as their caller comes back."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -42,10 +42,10 @@ def take_no_run(patch: Patch) -> None:
     """The tickets of runs are thrown away, and nobody looks for runs."""
     find_nothing_by_looking(patch)
 
-    def thrown_away(drivers: Drivers, ticket: Any, take: Callable[[Any], Awaitable[None]]) -> None:
-        return
+    async def take_nothing(_drivers: Drivers, _run: str) -> bool:
+        return False
 
-    patch.setattr(Drivers, "take_soon", thrown_away)
+    patch.setattr(Drivers, "take", take_nothing)
 
 
 def hand_back_and_keep_the_lease(patch: Patch) -> None:

@@ -221,7 +221,7 @@ class Process:
             slots=self.slots,
             grace=self.grace,
             local=drivers.driver_of,
-            take_run=drivers.take_soon,
+            take_run=drivers.take,
             runs_being_taken=lambda: drivers.runs_being_taken,
         )
         drivers.dispatcher = dispatcher

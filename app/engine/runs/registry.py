@@ -12,7 +12,7 @@ which journals have moved, so that a driver that missed a message reads its jour
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TypeVar
 
@@ -52,7 +52,6 @@ from app.stepqueue.protocol import (
     ListenRequest,
     Live,
     Stop,
-    Ticket,
 )
 from app.store.protocol import MOVED, Entry, Lease, Outbox
 
@@ -165,13 +164,34 @@ class Drivers:
         driver.use_span(start_run_span(self._context.tracing, turn, taken_over=False))
         await self._begin(driver, copy_with(next_turn.entry, lease=lease, outbox=rows))
 
-    def take_soon(self, ticket: Ticket, taken: Callable[[Ticket], Awaitable[None]]) -> None:
-        """Take the run of a ticket, then call `taken`, whatever came of it."""
-        if self._group is not None and ticket.run not in self._drivers and ticket.run not in self._being_taken:
-            self._being_taken.add(ticket.run)
-            self._group.create_task(self._take(ticket.run, (), lambda: taken(ticket)))
-        elif self._group is not None:  # it is driven here already
-            self._group.create_task(_call(lambda: taken(ticket)))
+    async def take(self, run: str, events: tuple[Event, ...] = ()) -> bool:
+        """Take a run that nobody drives, if that is still so. False if this process takes no runs, so that the run's
+        ticket must be kept for another one.
+
+        `events` are those that follow the state that is kept here, if one is.
+        """
+        if self._group is None:
+            return False
+        if run in self._drivers or run in self._being_taken:
+            return True
+        self._being_taken.add(run)
+        try:
+            await self._take_now(run, events)
+        except (LeaseLost, Conflict, RunEnded, NotFound):
+            pass  # another engine was faster, or the run is over: neither is a fault
+        except BatonError as error:
+            self._context.telemetry.log(
+                logging.WARNING, "A run could not be taken; an engine takes it later.", run=run, error=error.code
+            )
+        except Exception as bug:
+            self._context.telemetry.log(
+                logging.ERROR, "A run could not be taken because of a bug; an engine tries it again.", bug, run=run
+            )
+        finally:
+            self._being_taken.discard(run)
+            if self.dispatcher is not None:
+                self.dispatcher.slot_freed()
+        return True
 
     @property
     def runs_being_taken(self) -> int:
@@ -192,8 +212,10 @@ class Drivers:
         elif driver is not None:
             if not isinstance(message, Delta | Stop | EngineChange):
                 driver.inbox.put(message)
-        elif isinstance(message, CommittedEvents):
-            self._take_resumed(message)
+        elif isinstance(message, CommittedEvents) and self._group is not None:
+            is_resumed = any(event.kind is Kind.RESUMED for event in message.events)
+            if is_resumed:
+                self._group.create_task(self._take_resumed(message))
 
     async def _listen(self, message: ListenRequest) -> None:
         """Let a gateway follow a run. If it is not driven here, because it has ended or another engine has it, the
@@ -204,34 +226,10 @@ class Drivers:
         with suppress(QueueUnavailable):
             await self._context.queue.publish(message.address, [CommittedEvents(message.run, ())])
 
-    def _take_resumed(self, message: CommittedEvents) -> None:
+    async def _take_resumed(self, message: CommittedEvents) -> None:
         """Take a run whose caller has come back to a gateway that knew this process as its engine."""
-        resumed = any(event.kind is Kind.RESUMED for event in message.events)
-        if resumed and self.has_room and message.run not in self._being_taken and self._group is not None:
-            self._being_taken.add(message.run)
-            self._group.create_task(self._take(message.run, message.events, None))
-
-    async def _take(self, run: str, events: tuple[Event, ...], taken: Callable[[], Awaitable[None]] | None) -> None:
-        """Take a run that nobody drives, if that is still so. `events` are those that follow the state that is kept
-        here, if one is."""
-        try:
-            await self._take_now(run, events)
-        except (LeaseLost, Conflict, RunEnded, NotFound):
-            pass  # another engine was faster, or the run is over: neither is a fault
-        except BatonError as error:
-            self._context.telemetry.log(
-                logging.WARNING, "A run could not be taken; an engine takes it later.", run=run, error=error.code
-            )
-        except Exception as bug:
-            self._context.telemetry.log(
-                logging.ERROR, "A run could not be taken because of a bug; an engine tries it again.", bug, run=run
-            )
-        finally:
-            self._being_taken.discard(run)
-            if self.dispatcher is not None:
-                self.dispatcher.slot_freed()
-            if taken is not None:
-                await taken()
+        if self.has_room:
+            await self.take(message.run, message.events)
 
     async def _take_now(self, run: str, events: tuple[Event, ...]) -> None:
         held_run = self._waiting.take(run)
@@ -485,10 +483,6 @@ class Drivers:
 def _was_interrupted(state: RunState) -> bool:
     """Return True if an engine has driven the run in this turn, and steps or calls of it were under way."""
     return has_begun(state) and bool(state.open_calls or interrupted_steps(state))
-
-
-async def _call(act: Callable[[], Awaitable[None]]) -> None:
-    await act()
 
 
 def _first(group: ExceptionGroup[E]) -> E:

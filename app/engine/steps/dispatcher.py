@@ -28,8 +28,8 @@ from app.errors import BatonError, LeaseLost, QueueUnavailable, RunEnded, StoreU
 from app.stepqueue.protocol import AGAIN, DISPATCHERS, WHOLE_RUN, EngineChange, ListenRequest, Live, Stop, Ticket
 from app.store.protocol import Outbox, TicketClaim
 
-TakeRun = Callable[[Ticket, Callable[[Ticket], Awaitable[None]]], None]
-"""Takes the run of a ticket, and calls back when the ticket can be forgotten."""
+TakeRun = Callable[[str], Awaitable[bool]]
+"""Takes a run by its id, if nobody drives it; returns whether the run's ticket can be forgotten."""
 IDLE_WAIT_SECONDS = 1.0
 """Seconds that the queue waits for a ticket before it answers that there is none."""
 POLL_SECONDS = 0.2
@@ -112,16 +112,16 @@ class Dispatcher:
         while not stopping.is_set():
             for ticket in await self._take():
                 if ticket.step == WHOLE_RUN:
-                    self._offer(ticket)
+                    group.create_task(self._drive(ticket))
                 elif (ticket.run, ticket.step) not in self._claimed:
                     work = ClaimedStep(ticket)
                     self._start(group, work, self._execution(work))
             await asyncio.sleep(0)  # the steps that were taken begin before the next read
 
-    def _offer(self, ticket: Ticket) -> None:
-        """Let this process drive a run."""
-        if self._take_run is not None:
-            self._take_run(ticket, self._forget)
+    async def _drive(self, ticket: Ticket) -> None:
+        """Let this process drive the run of a ticket."""
+        if self._take_run is not None and await self._take_run(ticket.run):
+            await self._forget(ticket)
 
     @property
     def slots(self) -> int:
