@@ -412,15 +412,6 @@ def _cross_fit(rows: Sequence[LoggedOutcome], vectors: Sequence[Vector], cluster
     return models
 
 
-def fit_model(rows: Sequence[LoggedOutcome]) -> "Model":
-    """Return the regressions over all of these rows, of which there is one at least."""
-    size = _model_size(rows)
-    by_arm: dict[str, _Moments] = {}
-    for row in rows:
-        _add_row(by_arm, row, _vector(row.features), size)
-    return _fit([by_arm], size, _reward_bounds(rows))
-
-
 def _model_size(rows: Sequence[LoggedOutcome]) -> int:
     """Return the number of coefficients of a regression: the constant, and the features of the row that has most."""
     return max(len(row.features) for row in rows) + 1

@@ -5,12 +5,10 @@ published grammar. `legal` is that grammar: after any prefix, exactly the tokens
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
 from app.conductor.compact import ordinal
-from app.core.plan.workflow import Access, Step, Workflow
 
 STEPS = 4
 """The step limit of the rehearsal worlds."""
@@ -143,15 +141,6 @@ def from_tokens(tokens: Sequence[int]) -> Plan:
 def to_text(tokens: Sequence[int]) -> str:
     """Return the text that these tokens stand for."""
     return "".join(vocabulary()[token] for token in tokens)
-
-
-def to_workflow(plan: Plan, names: Sequence[str]) -> Workflow:
-    """Return the plan as the executor knows it, over workers of these names."""
-    steps = []
-    for step in plan:
-        subtask = step.text or SUBTASKS[step.role]
-        steps.append(Step(names[step.worker], subtask, Access(step.user, step.sees)))
-    return Workflow((*steps[:-1], replace(steps[-1], answers=True)))
 
 
 def results_of_steps(plan: Plan) -> list[str]:

@@ -15,10 +15,12 @@ from functools import cache
 from itertools import product
 from random import Random
 from statistics import mean, stdev
+from typing import Any
 from zlib import crc32
 
 from app.core.rating.intervals import half_width
-from app.lab.offpolicy import WIDE, Estimate, Log, LoggedOutcome, Model, Policy, Report, fit_model
+from app.lab import offpolicy
+from app.lab.offpolicy import WIDE, Estimate, Log, LoggedOutcome, Model, Policy, Report
 from app.lab.outcome import outcome
 from app.lab.plans import Plan, PlanStep
 from app.lab.world import Setting, standard_pool
@@ -163,6 +165,15 @@ class Study:
 def _expected_worth(policy: Choose, task: TaskFeatures) -> float:
     worth_by_arm = {arm: worth(arm, task.kind) for arm in policy(task)}
     return sum(chance * worth_by_arm[arm][0] * worth_by_arm[arm][1] for arm, chance in policy(task).items())
+
+
+def fit_model(rows: Sequence[LoggedOutcome]) -> Model:
+    """Return the regressions over all of these rows, of which there is one at least."""
+    size = offpolicy._model_size(rows)
+    by_arm: dict[str, Any] = {}
+    for row in rows:
+        offpolicy._add_row(by_arm, row, offpolicy._vector(row.features), size)
+    return offpolicy._fit([by_arm], size, offpolicy._reward_bounds(rows))
 
 
 @cache

@@ -4,12 +4,12 @@ With `again` there is a second round: from the first answer it names the steps o
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
 from app.core.message.chat import Message, Task, Text, Usage
-from app.core.plan.workflow import Step
+from app.core.plan.workflow import Access, Step, Workflow
 from app.core.pool.catalog import Limits
 from app.core.run import drafts
 from app.core.run.events import CallFinished, CallIntended, Event, Fact, RunAdmitted, StepDone, StepQueued
@@ -17,11 +17,20 @@ from app.core.run.fold import advance, begin
 from app.core.run.progress import Finish, Propose, Queue, Skip, decide
 from app.core.run.state import RunState
 from app.core.run.visibility import EarlierStep, compose, visible_steps
-from app.lab.plans import Plan, to_workflow
+from app.lab.plans import SUBTASKS, Plan
 from app.lab.workers import Reply, final_answer, reply
 from app.lab.world import Pool, seconds, usd
 from app.providers.rehearsal.task_families import Problem
 from tests.harness.ends import end_of
+
+
+def to_workflow(plan: Plan, names: Sequence[str]) -> Workflow:
+    """Return the plan as the executor knows it, over workers of these names."""
+    steps = []
+    for step in plan:
+        subtask = step.text or SUBTASKS[step.role]
+        steps.append(Step(names[step.worker], subtask, Access(step.user, step.sees)))
+    return Workflow((*steps[:-1], replace(steps[-1], answers=True)))
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from app.core.message.chat import Message, Task, Text
 from app.core.pool.catalog import Card, Limits, Price, Worker
 from app.errors import ConfigInvalid
 from app.lab.journal_imitation import build_examples, digest_of, examples_for
-from app.lab.plans import Plan, PlanStep, to_workflow
+from app.lab.plans import Plan, PlanStep
 from app.lab.rollouts import Rollout, conductor_prompt, from_lines, plan_json, to_line
 from app.lab.world import INPUT_SHARE, Pool, Weights, is_held_out, profiles, standard_pool
 from app.providers.rehearsal.task_families import FAMILIES, Problem, write
+from tests.lab.pure_execution import to_workflow
 
 PLAN = (PlanStep(5, "plan"), PlanStep(1, "reason", True, (0,)))
 

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from app.lab.offpolicy import CAP, LEAST, Log, LoggedOutcome, Policy, Report, fit_model
+from app.lab.offpolicy import CAP, LEAST, Log, LoggedOutcome, Policy, Report
 from tests.lab import logs
 
 ROWS, REPEATS = 500, 4
@@ -179,7 +179,7 @@ def test_the_model_finds_what_each_arm_hangs_on_and_takes_unseen_arms_for_usual_
     for n in range(2_000):
         x, y = random.random(), random.random()
         rows.append(row("ab"[n % 2], 0.5, 0.1 + 0.8 * x if n % 2 else 0.9 - 0.4 * y, x, y))
-    model = fit_model(rows)
+    model = logs.fit_model(rows)
     assert model.predict("b", (0.5, 0.0)) == pytest.approx(0.5, abs=0.02)
     assert model.predict("a", (0.0, 0.5)) == pytest.approx(0.7, abs=0.02)
     usual = (0.1 + 0.4 + 0.9 - 0.2) / 2

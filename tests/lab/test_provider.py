@@ -10,13 +10,14 @@ from app.core.message.chat import Message, Sampling, Text
 from app.core.pool.catalog import Deadlines, ProviderSpec, Worker
 from app.errors import WorkerTimeout
 from app.lab.outcome import bill, right
-from app.lab.plans import Plan, PlanStep, to_workflow
+from app.lab.plans import Plan, PlanStep
 from app.lab.provider import WorldProvider
 from app.lab.workers import final_answer
 from app.lab.world import standard_pool
 from app.providers.protocol import Request
 from app.providers.rehearsal.provider import RehearsalProvider
 from tests.harness.in_process import finish, order, running_service
+from tests.lab.pure_execution import to_workflow
 from tests.lab.test_world import any_problem
 
 PLANS: tuple[Plan, ...] = (

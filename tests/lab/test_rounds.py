@@ -8,11 +8,11 @@ import pytest
 
 from app.core.plan.workflow import Access, Step
 from app.lab import rounds
-from app.lab.plans import PlanStep, to_workflow
+from app.lab.plans import PlanStep
 from app.lab.rounds import Point, Second
 from app.lab.workers import final_answer
 from app.lab.world import CLASSES, Setting, standard_pool
-from tests.lab.pure_execution import Stage
+from tests.lab.pure_execution import Stage, to_workflow
 from tests.lab.test_world import any_problem
 
 POOL = standard_pool()

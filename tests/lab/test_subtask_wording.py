@@ -14,9 +14,9 @@ from app.lab.lessons import draw_lesson, draw_sensible_plan
 from app.lab.outcome import outcome, right
 from app.lab.plan_grammar import MOST, ROLES, WORDS
 from app.lab.plan_samples import format_samples, is_valid
-from app.lab.plans import LONGEST, SUBTASKS, Plan, PlanStep, results_of_steps, to_workflow
+from app.lab.plans import LONGEST, SUBTASKS, Plan, PlanStep, results_of_steps
 from app.lab.world import CLASSES, Setting, standard_pool
-from tests.lab.pure_execution import Stage
+from tests.lab.pure_execution import Stage, to_workflow
 from tests.lab.test_world import any_problem
 
 CALENDAR = 3

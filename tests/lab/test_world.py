@@ -20,12 +20,11 @@ from app.lab.plans import (
     legal,
     to_text,
     to_tokens,
-    to_workflow,
     without_needless_steps,
 )
 from app.lab.world import CLASSES, DEAR, Setting, Weights, draw_pool, is_held_out, profiles, standard_pool
 from app.providers.rehearsal.task_families import DOMAINS, FAMILIES, LEVELS, Problem, read, write
-from tests.lab.pure_execution import Stage
+from tests.lab.pure_execution import Stage, to_workflow
 
 
 def any_plan(random: Random, workers: int = 6) -> Plan:

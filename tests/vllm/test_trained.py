@@ -19,10 +19,11 @@ from app.lab import manifest
 from app.lab.evaluate import draw_exam
 from app.lab.lessons import Lesson, Split
 from app.lab.outcome import Outcome, outcome
-from app.lab.plans import STEPS, SUBTASKS, Plan, PlanStep, to_workflow
+from app.lab.plans import STEPS, SUBTASKS, Plan, PlanStep
 from app.lab.workers import final_answer
 from app.lab.world import Setting, standard_pool
 from tests.harness.processes import Caller, open_caller, running_process
+from tests.lab.pure_execution import to_workflow
 from tests.vllm.server import OFFLINE, PYTHON, ROOT, TRAINED, VllmServer
 from tests.vllm.test_conductor import check_journal, check_plan, check_usage, write_environment
 
