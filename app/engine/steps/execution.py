@@ -646,10 +646,11 @@ class Execution:
             raise
         self._log.note_committed(entry.events)
         self._work.claim = appended.claim or self._work.claim
-        if appended.events and run is None:
-            await self._send(self._engine_and_gateway(), CommittedEvents(entry.run, appended.events))
-        elif appended.events and run is not None and not ends_step:  # else the run's writer has folded them
-            await run.receive(appended.events)
+        if appended.events:
+            if run is None:
+                await self._send(self._engine_and_gateway(), CommittedEvents(entry.run, appended.events))
+            elif not ends_step:  # else the run's writer has folded them
+                await run.receive(appended.events)
         self._unrecorded = None
 
     async def _keep_outcomes(self, entry: Entry) -> None:

@@ -33,7 +33,9 @@ SELECT run, call, to_timestamp(at) AS at, step, kind AS recipient_kind, recipien
 FROM disclosures""",
 }
 """The queries of the views by name. An escaped NUL, for which jsonb has no text, is shown as U+FFFD: one event with it
-would fail every query of all. Contents, salts, digests of keys and the texts of conversations are in none."""
+would fail every query of all. The name of the tag is given twice for the index `tags_of_callers`: without the list
+Postgres looks through all users in the order of their names. Contents, salts, digests of keys and the texts of
+conversations are in none."""
 
 
 def make(conn: Connection, role: str | None) -> None:
