@@ -59,12 +59,12 @@ class Pair:
 
 
 @contextmanager
-def pair(folder: Path, *settings: str) -> Iterator[Pair]:
-    """One gateway and two engines, whose URL names both servers."""
-    with fleet(folder, postgres=settings) as scene, servers.standby(scene.database) as standby:
+def pair(folder: Path, **environ: str) -> Iterator[Pair]:
+    """One gateway and two engines with these settings, whose URL names both servers."""
+    with fleet(folder) as scene, servers.standby(scene.database) as standby:
         hosts = f"host=127.0.0.1:{scene.database.port}&host=127.0.0.1:{standby.port}"
         url = f"postgresql://postgres@/postgres?{hosts}&target_session_attrs=read-write"
-        scene.environ = {**scene.environ, "BATON_DATABASE_URL": url}
+        scene.environ = {**scene.environ, **environ, "BATON_DATABASE_URL": url}
         PRESENT.migrate(folder, scene.environ)
         scene.add(PRESENT, VERBS[0], 1)
         scene.add(PRESENT, VERBS[1], 2)
@@ -138,7 +138,8 @@ def test_a_failover_to_a_synchronous_replica(tmp_path: Path, record_property: Ca
 
 @at("F-20", "a long stream while Postgres fails over", "it goes on, or says why not", ci=True)
 def test_a_stream_goes_on_over_a_failover(tmp_path: Path) -> None:
-    with pair(tmp_path) as both:
+    # On a busy machine a shorter lease may lapse while the engine lives, so that the step is taken over once more.
+    with pair(tmp_path, BATON_LEASE_SECONDS="12") as both:
         scene = both.scene
         (gateway,) = scene.processes["gateway"]
         words = tuple(f"word{number} " for number in range(60))
@@ -160,6 +161,5 @@ def test_a_stream_goes_on_over_a_failover(tmp_path: Path) -> None:
         ((run),) = accounts(both.standby.url)
         [[*lost_calls, last_call]] = run.outcomes()
         assert last_call == "ok"
-        # On a busy machine the lease of the engine that went on may lapse, so that the step is taken over once more.
-        assert lost_calls in (["unknown"], ["unknown"] * 2), "lost calls may have been billed, and are counted"
+        assert lost_calls == ["unknown"], "a lost call may have been billed, and is counted"
         assert scene.violations() == []
