@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 
@@ -125,7 +126,7 @@ def main() -> int:
 
 def train(recipe: Recipe, out: Path, means: Resources) -> Manifest:
     """Train a conductor and leave it in the folder, which must be new, with its manifest. The weights
-    that did best in the exam are kept."""
+    that did best in the exam are kept, from each exam on with a manifest, in case that training is broken off."""
     out.mkdir(parents=True)
     began, seed = time.monotonic(), f"world-2|words|{recipe.seed}"
     teacher = Teacher(recipe.seed, recipe.verdicts)
@@ -147,6 +148,7 @@ def train(recipe: Recipe, out: Path, means: Resources) -> Manifest:
             if mark > best:
                 best = mark
                 words.save(out)
+                write_manifest(words, out, recipe, {"exam": mark})
         rows.append(f"{step},{plan:.4f},{readers:.4f},{worth}")
         if step % STEPS_BETWEEN_LINES == 0 or worth:
             _say(f"step {step} of {recipe.steps}: {plan:.3f} nats a plan, {readers:.3f} of the readers; {worth}")
@@ -158,7 +160,8 @@ def train(recipe: Recipe, out: Path, means: Resources) -> Manifest:
         "software": training_record.software(),
     }
     (out / "card.json").write_text(json.dumps(card, indent=1) + "\n")
-    return write_manifest(WordsConductor.from_folder(out), out, recipe)
+    exported = WordsConductor.from_folder(out)
+    return write_manifest(exported, out, recipe, judge(exported, recipe))
 
 
 def exam_mark(words: WordsConductor, exam: Sequence[Question]) -> float:
@@ -175,12 +178,17 @@ def exam_mark(words: WordsConductor, exam: Sequence[Question]) -> float:
     return -lost / len(exam)
 
 
-def write_manifest(words: WordsConductor, out: Path, recipe: Recipe) -> Manifest:
-    """Judge what was exported, and write its manifest and golden prompts."""
+def judge(words: WordsConductor, recipe: Recipe) -> dict[str, Any]:
+    """Return what the conductor comes to on each split."""
     evaluations = {}
     for split, (pools, test_tasks) in draw_splits(recipe.seed, recipe.judged).items():
         evaluations[split] = asdict(evaluate(words, pools, test_tasks))
         _say(f"{split}: {evaluations[split]}")
+    return evaluations
+
+
+def write_manifest(words: WordsConductor, out: Path, recipe: Recipe, evaluation: Mapping[str, Any]) -> Manifest:
+    """Write the manifest and the golden prompts of a conductor whose weights are in the folder."""
     return manifest.write(
         out,
         golden_prompts(words, recipe.seed),
@@ -196,7 +204,7 @@ def write_manifest(words: WordsConductor, out: Path, recipe: Recipe) -> Manifest
         reward="world-2",
         world=VERSION,
         commit=training_record.commit(),
-        evaluation=evaluations,
+        evaluation=evaluation,
     )
 
 
