@@ -5,11 +5,11 @@
 Three figures, each for the selector as it is and with the detection of changes switched off:
 
 swap in the rehearsal world ... after 2,000 ratings two workers exchange their skills. Printed is the share of the lost
-        reward that has come back after so many ratings more; also for a selector that is told who has changed (with its
-        usual priors, and with wider ones), and for one that forgets everything at the swap. They bound what quicker
-        detection could gain.
+        reward that has come back after so many ratings more; also for a selector that is told who has changed (and goes
+        on by its own rule; or forgets these workers, with its usual priors and with wider ones), and for one that
+        forgets everything at the swap. They bound what quicker detection could gain.
 swap in recorded outcomes ..... the same where two models exchange their recorded outcomes (reward: the score), as the
-        share of the way from the worse to the better model.
+        share of the way from the worse to the better model; also for a selector that is told, by its own rule.
 poisoning ..................... the expected reward of a tenant with few ratings, on the way from the best single worker
         to the optimum, alone and beside another tenant that has rated many runs the wrong way round; and what it would
         be if both shared one posterior, as in releases before 0.3.
@@ -18,7 +18,7 @@ It prints figures for `deploy/docs/learning.md`.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,7 @@ from unittest.mock import patch
 from app.core.plan.templates import Arm
 from app.core.rating import posterior as posteriors
 from app.core.rating.features import Features, features
-from app.core.rating.posterior import Posterior, Rating, update_posterior
+from app.core.rating.posterior import PossibleChange, Posterior, Rating, update_posterior
 from app.core.rating.published_posterior import Beliefs, PublishedPosterior
 from app.core.rating.tenancy import join_posteriors, update_own_part
 from app.lab.outcome import bill, outcome, right
@@ -43,9 +43,14 @@ BEFORE, LOOKS = 2_000, (150, 300, 600)
 BIRCH, CEDAR = 1, 2
 WIDER = 3.0
 """The factor of `widen_priors`."""
+CERTAIN = 500.0
+"""A log likelihood ratio that no ratings outweigh."""
 NEVER = 1e-30
 """A probability of changes so small that no evidence suffices: the selector learns, and looks for no change."""
 Pool = tuple[Profile, ...]
+Aware = Callable[[Posterior, Collection[str]], Posterior]
+"""Returns the posterior that the swap itself makes of one, from the names under which the changed workers are
+learned."""
 
 
 def swap_specialists() -> Pool:
@@ -92,47 +97,54 @@ def value(posterior: Posterior, exam: Sequence[Problem], pool: Pool) -> float:
     return mean(worth(bandit.arms_by_name()[name], task.kind, pool) for name, task in zip(best, exam, strict=True))
 
 
-def forget_changed_workers(posterior: Posterior) -> Posterior:
-    """The posterior of a selector that is told which two workers have changed: it forgets all that it knows of them."""
-    changed = [bandit.workers()[place] for place in (BIRCH, CEDAR)]
-    gone = {f"{worker.name}={worker.model}" for worker in changed}
-    weights = {part: of for part, of in posterior.weights.items() if part.partition(":")[2] not in gone}
+def forget_changed_workers(posterior: Posterior, changed: Collection[str]) -> Posterior:
+    """The posterior of a selector that is told who has changed: it forgets all that it knows of them."""
+    weights = {part: of for part, of in posterior.weights.items() if part.partition(":")[2] not in changed}
     return replace(posterior, weights=weights, possible=None)
 
 
-def widen_priors(posterior: Posterior) -> Posterior:
-    """The posterior of a selector that is told the same, and gives each weight that it had learned of the two `WIDER`
-    times the variance of its prior, so that it learns these two faster."""
-    changed = [bandit.workers()[place] for place in (BIRCH, CEDAR)]
-    gone = {f"{worker.name}={worker.model}" for worker in changed}
+def widen_priors(posterior: Posterior, changed: Collection[str]) -> Posterior:
+    """The posterior of a selector that is told the same, and gives each weight that it had learned of them `WIDER`
+    times the variance of its prior, so that it learns these workers faster."""
     weights = dict(posterior.weights)
     for part, belief in posterior.weights.items():
-        if part.partition(":")[2] in gone:
+        if part.partition(":")[2] in changed:
             prior = posteriors.prior_of(part)
             weights[part] = {place: (0.0, WIDER * posteriors.spread_of(prior, place)) for place in belief}
     return replace(posterior, weights=weights, possible=None)
 
 
-def forget_everything(_posterior: Posterior) -> Posterior:
+def believe_told(posterior: Posterior, changed: Collection[str]) -> Posterior:
+    """The posterior of a selector that is told the same, and believes it: it goes on by its own rule, as if it were
+    certain that just these workers have changed at this moment."""
+    evidence = {}
+    for part in posterior.weights:
+        if part.startswith(posteriors.ANSWERING):
+            evidence[part] = CERTAIN if part.removeprefix(posteriors.ANSWERING) in changed else -CERTAIN
+    return replace(posterior, possible=PossibleChange(evidence=evidence))
+
+
+def forget_everything(_posterior: Posterior, _changed: Collection[str]) -> Posterior:
     """The posterior of a selector that forgets everything at the swap."""
     return Posterior()
 
 
-def unaware(posterior: Posterior) -> Posterior:
+def unaware(posterior: Posterior, _changed: Collection[str]) -> Posterior:
     """The posterior of a selector that is told nothing."""
     return posterior
 
 
-def swap_in_the_world(seeds: range, aware: Callable[[Posterior], Posterior] = unaware) -> list[list[float]]:
+def swap_in_the_world(seeds: range, aware: Aware = unaware) -> list[list[float]]:
     """The share of the lost reward that is back at each look, for each seed. `aware` is what the swap itself does to
     the posterior."""
     exam, after = bandit.problems(200, 1_000_003), swap_specialists()
+    changed = {f"{worker.name}={worker.model}" for worker in bandit.workers()[BIRCH : CEDAR + 1]}
     recoveries = []
     for seed in seeds:
         random, tasks = Random(seed), bandit.problems(BEFORE + max(LOOKS), seed)
         posterior = play_tasks(tasks[:BEFORE], standard_pool(), random, Posterior(), 1e9)
         high, low = value(posterior, exam, standard_pool()), value(posterior, exam, after)
-        back, ratings_so_far, posterior = [], BEFORE, aware(posterior)
+        back, ratings_so_far, posterior = [], BEFORE, aware(posterior, changed)
         for look in LOOKS:
             posterior = play_tasks(
                 tasks[ratings_so_far : BEFORE + look], after, random, posterior, 1e9 + ratings_so_far
@@ -143,7 +155,7 @@ def swap_in_the_world(seeds: range, aware: Callable[[Posterior], Posterior] = un
     return recoveries
 
 
-def swap_in_records(data: Dataset, seeds: range) -> list[list[float]]:
+def swap_in_records(data: Dataset, seeds: range, aware: Aware = unaware) -> list[list[float]]:
     """Do the same where two models exchange their recorded outcomes, and cost nothing."""
     open_, features_by_row, recoveries = routes(data, 0.0), dict[int, Features](), []
     cheap, best = open_.models[0], open_.models[-1]
@@ -161,6 +173,7 @@ def swap_in_records(data: Dataset, seeds: range) -> list[list[float]]:
             return mean(scores[name] for name, scores in zip(chosen, of.scores, strict=True))
 
         selector.learn(Part(training.rows[:BEFORE], training.seen[:BEFORE], training.scores[:BEFORE]), random)
+        selector.posterior = aware(selector.posterior, {f"{model}={model}" for model in (cheap, best)})
         exchanged = part(0, len(held_out_part.rows), held_out_part)
         low = mean(scores[cheap] for scores in held_out_part.scores)
         high = mean(scores[best] for scores in held_out_part.scores)
@@ -226,15 +239,17 @@ def main() -> None:
             _print(f"rehearsal world, {name}", swap_in_the_world(seeds))
             if data is not None:
                 _print(f"recorded outcomes, {name}", swap_in_records(data, seeds))
+    _print("rehearsal world, told who has changed", swap_in_the_world(seeds, believe_told))
+    if data is not None:
+        _print("recorded outcomes, told who has changed", swap_in_records(data, seeds, believe_told))
+    forgetful = (
+        ("told so and forgets these workers", forget_changed_workers),
+        ("told so, with wider priors", widen_priors),
+        ("begun anew at the swap", forget_everything),
+    )
     with patch.object(posteriors, "CHANGE_PROBABILITY", NEVER):
-        _print(
-            "rehearsal world, told who has changed, without detection", swap_in_the_world(seeds, forget_changed_workers)
-        )
-        told_wider = swap_in_the_world(seeds, widen_priors)
-        _print("rehearsal world, told so, with wider priors, without detection", told_wider)
-        _print(
-            "rehearsal world, begun anew at the swap, without detection", swap_in_the_world(seeds, forget_everything)
-        )
+        for name, aware in forgetful:
+            _print(f"rehearsal world, {name}, without detection", swap_in_the_world(seeds, aware))
     for seed in seeds:
         shares = poisoning(own=300, foreign=600, seed=seed)
         signed = ", ".join(f"{share:+.2f}" for share in shares)
