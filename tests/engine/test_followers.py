@@ -31,6 +31,7 @@ from app.core.run.events import (
     StepToolResults,
 )
 from app.core.run.fold import fold
+from app.core.run.identifiers import NO_TRACE
 from app.engine.calls.attempt import Reply
 from app.engine.commit.run_writer import RunSnapshot
 from app.engine.context import EngineContext
@@ -42,6 +43,7 @@ from app.engine.runs.registry import Drivers
 from app.engine.steps.claimed_step import ClaimedStep, Relay
 from app.engine.steps.dispatcher import Dispatcher
 from app.errors import Conflict, StoreUnavailable
+from app.network.tracing import Span
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import CommittedEvents, Delta, ListenRequest, Live, Ticket
 from app.store.protocol import Journal, RunRow
@@ -212,6 +214,7 @@ async def engine(here: Gateway) -> AsyncIterator[tuple[Drivers, Driver]]:
         task=Task(()),
         conductor=cast(Policy, None),
         steps=None,
+        span=Span(NO_TRACE),
     )
     async with here.queue.subscribe("heir", drivers.receive), asyncio.TaskGroup() as group:
         drivers._group = group

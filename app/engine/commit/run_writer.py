@@ -30,7 +30,7 @@ from app.core.records import copy_with, record
 from app.core.run import drafts
 from app.core.run.events import CallFinished, Event, Fact, Kind, PlanStep, RunAwaitingApproval, StepQueued, StepSkipped
 from app.core.run.fold import advance, apply_facts, apply_facts_if_possible
-from app.core.run.identifiers import NO_TRACE, Trace
+from app.core.run.identifiers import Trace
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.progress import Await, AwaitApproval, Conclude, DropPlan, Finish, Propose, Queue, Skip, decide
 from app.core.run.state import RUN_ENDED, RunState
@@ -250,9 +250,17 @@ class RunWriter:
     """The writer of one run, under one lease of this process."""
 
     def __init__(
-        self, context: EngineContext, *, home: str, run: RunSnapshot, open_plan: OpenPlan, steps: StepStarter | None
+        self,
+        context: EngineContext,
+        *,
+        home: str,
+        run: RunSnapshot,
+        open_plan: OpenPlan,
+        steps: StepStarter | None,
+        trace: Trace,
     ) -> None:
-        """`home` is this process's address, to which tickets of the run report.
+        """`home` is this process's address, to which tickets of the run report, and `trace` is the span of the run,
+        which they name.
 
         `steps` is the dispatcher of this process, which begins steps in the entry that queues them; without it all
         steps are left to their tickets.
@@ -269,14 +277,13 @@ class RunWriter:
         self.epoch = run.epoch
         """The epoch under which this writer writes: that of its lease, once it has been taken."""
         self._steps = steps
+        self._trace = trace
         self.released = False
         """True if the run waits for its caller, and nobody drives it."""
         self._cached_contents = dict(run.contents)
         """Brief contents, by ref, from which the next steps are composed."""
         self.answer: Mapping[str, bytes] = {}
         """Contents, by ref, of the latest end of a step that was committed here: the reply is among them."""
-        self.trace = NO_TRACE
-        """The span of the run, which its tickets name."""
         self.on_folded: OnFolded = _ignore_events
         """Is called with events in the order of their numbers, as soon as they are folded."""
         self.on_step_end: Callable[[], None] = _do_nothing
@@ -472,7 +479,7 @@ class RunWriter:
 
     async def _enqueue(self, outbox: Sequence[Outbox]) -> None:
         if outbox:
-            await enqueue(self._context, self.state, outbox, self.trace)
+            await enqueue(self._context, self.state, outbox, self._trace)
 
     # -- deciding
 

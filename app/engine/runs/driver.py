@@ -22,7 +22,7 @@ is sent to the gateways that follow the run as soon as it is folded; they find i
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 
@@ -36,7 +36,7 @@ from app.core.pool.catalog import Catalog, Tier
 from app.core.run import drafts
 from app.core.run.events import CallFinished, Event, Kind
 from app.core.run.fold import apply_facts
-from app.core.run.identifiers import NO_TRACE, Trace
+from app.core.run.identifiers import Trace
 from app.core.run.progress import Finish, Propose, decide_end_again
 from app.core.run.recording import Recording
 from app.core.run.state import CALLER, DRIVER_LOST, FALLBACK, REPLAY, Proposal, RunState, StepState
@@ -78,20 +78,25 @@ class Driver:
         task: Task,
         conductor: Policy,
         steps: StepStarter | None,
+        span: Span,
     ) -> None:
-        """`home` is the address of this process; `steps` is its dispatcher, as `RunWriter` takes it."""
+        """`home` is the address of this process; `steps` is its dispatcher, as `RunWriter` takes it. `span` is that of
+        the present turn in this engine, which the owner of this driver ends."""
         self._context = context
         self._home = home
         self.inbox: Mailbox[Message] = Mailbox(INBOX)
-        self._planner = Planner(context, task=task, salt=run.salt, conductor=conductor, send=self.inbox.push)
-        self.writer = RunWriter(context, home=home, run=run, open_plan=self._planner.open, steps=steps)
+        self.span = span
+        self._planner = Planner(
+            context, task=task, salt=run.salt, conductor=conductor, send=self.inbox.push, trace=span.trace
+        )
+        self.writer = RunWriter(
+            context, home=home, run=run, open_plan=self._planner.open, steps=steps, trace=span.trace
+        )
         self.writer.on_folded = self._publish_events
         self.writer.on_step_end = self._wake
         self.commit_step_end = self.writer.commit_step_end
         """Commits the entry that ends a step of this process together with what follows from it."""
         self._steps = steps
-        self.span = Span(NO_TRACE)
-        """The span of the present turn in this engine; see `use_span`."""
         self.planning: Propose | None = None
         """A proposal that was opened with the run's lease, and waits for `drive` to begin."""
         self._listening: dict[str, float] = {}
@@ -114,11 +119,6 @@ class Driver:
     def trace(self) -> Trace:
         """Return the span of the run, whose trace its plans and steps continue."""
         return self.span.trace
-
-    def use_span(self, span: Span) -> None:
-        """Put what this driver does into a span, which its owner ends."""
-        self.span = span
-        self.writer.trace = self._planner.trace = span.trace
 
     async def begin(self, entry: Entry) -> None:
         """Commit the entry that begins to drive the run, with all that follows; see `RunWriter.begin`."""
@@ -335,18 +335,17 @@ def _places(step: StepState, proposal: Proposal) -> list[int]:
 
 # -- drivers of runs that exist already
 
-MakeDriver = Callable[[RunSnapshot, Task, Policy], Driver]
 
-
-async def take_over(context: EngineContext, make: MakeDriver, run: RunSnapshot) -> Driver:
-    """Return a driver for a run that exists already. `NotFound` if its contents were erased."""
+async def read_task_and_policy(context: EngineContext, run: RunSnapshot) -> tuple[Task, Policy]:
+    """Return the task of a run that exists already, and the policy that plans it. `NotFound` if its contents were
+    erased."""
     catalog, state, contents = context.catalog(), run.state, run.contents
     tier = context.tier_of(state.admitted)
     if tier is None:
         raise KeyError(state.admitted.tier)
     task = await task_of(context.store, state.run, state.admitted.task, contents)
     policy = await _policy(context.store, catalog, tier, state, contents)
-    return make(run, task, policy or context.conductor(tier))
+    return task, policy or context.conductor(tier)
 
 
 async def _policy(

@@ -45,7 +45,7 @@ from app.core.records import content_ref, copy_with, record
 from app.core.run import drafts, visibility
 from app.core.run.caller_view import unspent_amount
 from app.core.run.events import Fact, StepSkipped
-from app.core.run.identifiers import NO_TRACE
+from app.core.run.identifiers import Trace
 from app.core.run.progress import Propose, may_nest
 from app.core.run.recipients import EMBEDDING_TEMPLATE
 from app.core.run.recording import RecordedPlan, places
@@ -105,9 +105,11 @@ class Planner:
         salt: bytes,
         conductor: Policy,
         send: Callable[[PlannerMessage], object],
+        trace: Trace,
     ) -> None:
-        """`send` is called with each message. The function that journals calls comes with each proposal and is not
-        kept: a driver that refers to itself could be freed by the garbage collector only."""
+        """`send` is called with each message, and `trace` is the span of the run, to which plans belong. The function
+        that journals calls comes with each proposal and is not kept: a driver that refers to itself could be freed by
+        the garbage collector only."""
         self._context = context
         self._task = task
         self._salt = salt
@@ -120,9 +122,8 @@ class Planner:
         self._state: RunState | None = None
         self._until = 0.0
         """The time by which its plan must be made, in seconds since 1970."""
-        self.trace = NO_TRACE
-        """The span of the run, to which plans belong."""
-        self._span = NO_TRACE
+        self._trace = trace
+        self._call_parent = trace
         """The span to which the next call of a conductor belongs."""
         self.call = ""
         """The latest planning call."""
@@ -397,8 +398,8 @@ class Planner:
             "baton.plan.mode": command.mode,
             "baton.round": command.round,
         }
-        span = self._context.tracing.start(SPAN_PLAN, self.trace, named)
-        self._span = span.trace
+        span = self._context.tracing.start(SPAN_PLAN, self._trace, named)
+        self._call_parent = span.trace
         try:
             brief = self._brief(state, command, conductor)
             if not self._means.has_time_to_plan(state, brief.workers):
@@ -419,7 +420,7 @@ class Planner:
         except BatonError as caught:
             error = caught
         finally:
-            self._span = self.trace
+            self._call_parent = self._trace
             error_code = ""
             if error is not None:
                 error_code = error.public_code or "error"
@@ -565,7 +566,7 @@ class Planner:
             access=self._access_of_planner(state),
             number=state.proposal_count,
             salt=self._salt,
-            trace=self._span or self.trace,
+            trace=self._call_parent,
             purpose=self._purpose(state, brief, question.template, version),
         )
         time = CallTime(self._until, spare=True, tier_seconds=tier_seconds(catalog, state))

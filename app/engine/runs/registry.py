@@ -27,7 +27,7 @@ from app.engine.commit.run_writer import RunSnapshot, run_ticket
 from app.engine.context import EngineContext, WaitingRuns
 from app.engine.runs import replays, tool_results
 from app.engine.runs.admission import JournalAdvance, Owner
-from app.engine.runs.driver import Driver, has_begun, interrupted_steps, take_over, tickets_of_resumed_steps
+from app.engine.runs.driver import Driver, has_begun, interrupted_steps, read_task_and_policy, tickets_of_resumed_steps
 from app.engine.runs.planning import PlannerMessage
 from app.engine.runs.recovery import HeldRun, Recovery, hand_back
 from app.engine.runs.tool_results import NextTurn, Resumption, WaitingRun
@@ -42,7 +42,7 @@ from app.errors import (
     StoreUnavailable,
     WorkerUnavailable,
 )
-from app.network.tracing import end_run_span, start_run_span
+from app.network.tracing import Span, end_run_span, start_run_span
 from app.stepqueue.protocol import (
     AGAIN,
     DISPATCHERS,
@@ -148,21 +148,22 @@ class Drivers:
             raise ValueError("only an admission makes a new run")
         until = self._context.now() + self._context.lease
         entry = copy_with(entry, new=copy_with(entry.new, driver=self._home, lease_until=until))
-        driver = self._driver(RunSnapshot(copy_with(state, seq=0), salt, epoch=1), task, conductor)
-        driver.use_span(start_run_span(self._context.tracing, state, taken_over=False))
-        await self._begin(driver, entry)
+        run = RunSnapshot(copy_with(state, seq=0), salt, epoch=1)
+        span = start_run_span(self._context.tracing, state, taken_over=False)
+        await self._begin(self._driver(run, task, conductor, span), entry)
 
     async def resume(self, next_turn: NextTurn, resumption: Resumption) -> None:
         """Commit a run's next turn and drive it from there; raises what `Store.append` raises."""
         waiting_run = resumption.waiting_run
         run = RunSnapshot(waiting_run.state, waiting_run.salt, waiting_run.epoch)
-        driver = await take_over(self._context, self._driver, run)
+        task, policy = await read_task_and_policy(self._context, run)
         lease = Lease(self._home, self._context.now() + self._context.lease, next_turn.deadline)
         tier = waiting_run.state.admitted.tier
         rows = tuple(Outbox(step, tier, self._home, next_turn.turn) for step in next_turn.steps)
         turn = apply_facts(waiting_run.state, next_turn.entry.events)
-        driver.use_span(start_run_span(self._context.tracing, turn, taken_over=False))
-        await self._begin(driver, copy_with(next_turn.entry, lease=lease, outbox=rows))
+        span = start_run_span(self._context.tracing, turn, taken_over=False)
+        entry = copy_with(next_turn.entry, lease=lease, outbox=rows)
+        await self._begin(self._driver(run, task, policy, span), entry)
 
     async def take(self, run: str, events: tuple[Event, ...] = ()) -> bool:
         """Take a run that nobody drives, if that is still so. False if this process takes no runs, so that the run's
@@ -250,18 +251,22 @@ class Drivers:
                 return self.sweep_soon()
         if snapshot.state.replied or run in self._drivers:
             return  # its caller has the reply, or it was taken here meanwhile
-        await self._lease(await take_over(self._context, self._driver, snapshot), snapshot.epoch)
+        await self._lease(snapshot)
 
-    async def _lease(self, driver: Driver, epoch: int) -> None:
-        """Take the run's lease, in one entry with all that follows from its state."""
-        now, state = self._context.now(), driver.state
+    async def _lease(self, run: RunSnapshot) -> Driver:
+        """Take the lease of a run that exists already, in one entry with all that follows from its state. Returns the
+        driver that goes on with the run."""
+        task, policy = await read_task_and_policy(self._context, run)
+        now, state = self._context.now(), run.state
         lease = Lease(self._home, now + self._context.lease, state.turn.until if state.replied else state.turn.deadline)
         rows = tickets_of_resumed_steps(state, self._home)
         was_begun = has_begun(state)
-        driver.use_span(start_run_span(self._context.tracing, state, taken_over=was_begun))
-        await self._begin(driver, Entry(state.run, now, epoch=epoch, lease=lease, seq=state.seq, outbox=rows))
+        span = start_run_span(self._context.tracing, state, taken_over=was_begun)
+        driver = self._driver(run, task, policy, span)
+        await self._begin(driver, Entry(state.run, now, epoch=run.epoch, lease=lease, seq=state.seq, outbox=rows))
         if not was_begun:
-            self._context.tracing.record_wait(driver.trace, state.turn.at, now, {"baton.run": state.run})
+            self._context.tracing.record_wait(span.trace, state.turn.at, now, {"baton.run": state.run})
+        return driver
 
     async def _take_over(self, state: RunState, salt: bytes, epoch: int) -> None:
         """Go on with a run whose engine is gone: its row is ours already, and the claims of that engine have lapsed.
@@ -271,9 +276,8 @@ class Drivers:
         """
         lapses = self._context.monotonic() + self._context.lease
         while True:
-            driver = await take_over(self._context, self._driver, RunSnapshot(state, salt, epoch))
             try:
-                await self._lease(driver, epoch)
+                driver = await self._lease(RunSnapshot(state, salt, epoch))
                 break
             except Conflict as conflict:
                 if conflict.public_code != MOVED or self._context.monotonic() >= lapses:
@@ -290,11 +294,9 @@ class Drivers:
             of_run = copy_with(run_ticket(driver.state), driver=self._home, version=AGAIN, trace=driver.trace)
             await self._context.queue.enqueue([copy_with(of_run, step=n) for n in steps])
 
-    def _driver(self, run: RunSnapshot, task: Task, conductor: Policy) -> Driver:
-        steps = self.dispatcher
-        if self.spread:
-            steps = None
-        return Driver(self._context, home=self._home, run=run, task=task, conductor=conductor, steps=steps)
+    def _driver(self, run: RunSnapshot, task: Task, policy: Policy, span: Span) -> Driver:
+        steps = None if self.spread else self.dispatcher
+        return Driver(self._context, home=self._home, run=run, task=task, conductor=policy, steps=steps, span=span)
 
     async def _begin(self, driver: Driver, entry: Entry) -> None:
         """Commit the entry that takes the run's lease, and drive the run."""
