@@ -46,7 +46,6 @@ from app.store.protocol import (
     MOVED,
     AppendResult,
     Entry,
-    Journal,
     Lease,
     Ledger,
     Outbox,
@@ -103,55 +102,36 @@ async def retry_until_deadline(store: Store, call: Callable[[], Awaitable[T]], s
     return await retry(call, lambda: retries.database(left=seconds_left, sleep=sleep))
 
 
-class RetryingStore:
-    """The store as a run's writer uses it: calls are tried again while the database is away.
+async def append_exactly_once(store: Store, entry: Entry, after: int, seconds_left: Left) -> AppendResult:
+    """Commit an entry of at least one event exactly once, tried again while the database is away.
 
-    `seconds_left` says for how long.
+    `after` is the number of the last event that was known before. A try that went unanswered may have been committed,
+    so the entry is looked for in the journal before each further try. Raises `StoreUnavailable` when there are no
+    `seconds_left`.
     """
+    is_first_try = True
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    async def append_once() -> AppendResult:
+        nonlocal is_first_try
+        if not is_first_try:
+            committed = await _find_committed(store, entry, after)
+            if committed is not None:
+                return committed
+        is_first_try = False
+        return await store.append(entry)
 
-    async def append(self, entry: Entry, after: int, seconds_left: Left, within: float = inf) -> AppendResult:
-        """Commit an entry of at least one event exactly once, and within so many seconds.
+    return await retry_until_deadline(store, append_once, seconds_left)
 
-        `after` is the number of the last event that was known before. A try that went unanswered may have been
-        committed, so the entry is looked for in the journal before each further try.
-        """
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + within
-        is_first_try = True
 
-        async def append_once() -> AppendResult:
-            nonlocal is_first_try
-            if not is_first_try:
-                committed = await self._find_committed(entry, after)
-                if committed is not None:
-                    return committed
-            is_first_try = False
-            return await self._store.append(entry)
-
-        return await retry_until_deadline(
-            self._store, append_once, lambda: min(seconds_left(), give_up_at - loop.time())
-        )
-
-    async def _find_committed(self, entry: Entry, after: int) -> AppendResult | None:
-        """Find the events of an entry in the journal; None if they are not there."""
-        journaled = (await self._store.journal(entry.run, after=after)).events
-        wanted = [_drafted_values(draft, entry.at) for draft in entry.events]
-        for start in range(len(journaled) - len(wanted) + 1):
-            events = journaled[start : start + len(wanted)]
-            if [_journaled_values(event) for event in events] == wanted:
-                return AppendResult(events)
-        return None
-
-    async def journal(self, run: str, after: int, seconds_left: Left) -> Journal:
-        """The journal of a run, from the event after `after` on."""
-        return await retry_until_deadline(self._store, partial(self._store.journal, run, after=after), seconds_left)
-
-    async def contents(self, run: str, refs: Sequence[str], seconds_left: Left) -> dict[str, bytes]:
-        """The bodies, by ref, that are still stored."""
-        return dict(await retry_until_deadline(self._store, partial(self._store.contents, run, refs), seconds_left))
+async def _find_committed(store: Store, entry: Entry, after: int) -> AppendResult | None:
+    """Find the events of an entry in the journal; None if they are not there."""
+    journaled = (await store.journal(entry.run, after=after)).events
+    wanted = [_drafted_values(draft, entry.at) for draft in entry.events]
+    for start in range(len(journaled) - len(wanted) + 1):
+        events = journaled[start : start + len(wanted)]
+        if [_journaled_values(event) for event in events] == wanted:
+            return AppendResult(events)
+    return None
 
 
 def _drafted_values(draft: Fact, at: float) -> tuple[str, float, object]:
@@ -268,7 +248,7 @@ class RunWriter:
         self._context = context
         self._home = home
         self._open_plan = open_plan
-        self._store = RetryingStore(context.store)
+        self._store = context.store
         self._lock = asyncio.Lock()
         self._events_after_gap: dict[int, Event] = {}
         """Events that were received before those which precede them, by number."""
@@ -358,7 +338,7 @@ class RunWriter:
         an event that came before is not known here, the entry is committed alone: a call that was paid for is never
         lost with the lease.
         """
-        if not self._context.store.healthy:  # the step waits for the database longer than the lock may be held
+        if not self._store.healthy:  # the step waits for the database longer than the lock may be held
             raise StoreUnavailable
         outbox: Sequence[Outbox] = ()
         async with self._lock:
@@ -374,7 +354,7 @@ class RunWriter:
                     appended = await self._commit(fenced, consequences)
                     outbox = consequences.outbox
                 except (LeaseLost, RunEnded):
-                    appended = await self._context.store.append(entry)
+                    appended = await self._store.append(entry)
                 except Conflict:
                     appended = await self._append_alone(entry)
         await self._enqueue(outbox)
@@ -382,7 +362,7 @@ class RunWriter:
         return appended
 
     async def _append_alone(self, entry: Entry) -> AppendResult:
-        appended = await self._context.store.append(entry)
+        appended = await self._store.append(entry)
         await self.receive(appended.events)
         return appended
 
@@ -452,7 +432,7 @@ class RunWriter:
             self.state.run, self._context.now(), epoch=self.epoch, lease=Lease("", until, until), seq=self.state.seq
         )
         try:
-            await self._context.store.append(entry)
+            await self._store.append(entry)
             self.released = True
         except Conflict:
             await self.catch_up()
@@ -475,7 +455,8 @@ class RunWriter:
 
     async def read_answer(self, refs: Sequence[str]) -> None:
         """Read the contents of which the run's answer consists."""
-        self.answer = await self._store.contents(self.state.run, refs, self.seconds_to_wait)
+        read = partial(self._store.contents, self.state.run, refs)
+        self.answer = await retry_until_deadline(self._store, read, self.seconds_to_wait)
 
     async def _enqueue(self, outbox: Sequence[Outbox]) -> None:
         if outbox:
@@ -578,7 +559,7 @@ class RunWriter:
             if appended is None:
                 return AppendResult(())
         else:  # the start of a run or a turn does not wait, and a step's end is retried by its dispatcher
-            appended = await self._context.store.append(complete)
+            appended = await self._store.append(complete)
         if entry.lease is not None:
             self.epoch += 1
         self._cache(complete.contents)
@@ -600,8 +581,13 @@ class RunWriter:
 
     async def _append_unless_ended(self, entry: Entry, within: float) -> AppendResult | None:
         """Append, waiting for the database; None if others have ended the run, so that nothing is needed any more."""
+        give_up_at = self._context.monotonic() + within
+
+        def seconds_left() -> float:
+            return min(self.seconds_to_wait(), give_up_at - self._context.monotonic())
+
         try:
-            return await self._store.append(entry, self.state.seq, self.seconds_to_wait, within)
+            return await append_exactly_once(self._store, entry, self.state.seq, seconds_left)
         except RunOverBudget:  # a `RunEnded`, but the run has not ended yet
             raise
         except RunEnded:
@@ -645,7 +631,8 @@ class RunWriter:
     async def catch_up(self) -> None:
         """Fold what the journal has beyond the state."""
         self._events_after_gap.clear()
-        journal = await self._store.journal(self.state.run, self.state.seq, self.seconds_to_wait)
+        read = partial(self._store.journal, self.state.run, after=self.state.seq)
+        journal = await retry_until_deadline(self._store, read, self.seconds_to_wait)
         folded = []
         for event in journal.events:
             if event.seq == self.state.seq + 1:
