@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from app.conductor.protocol import Policy
-from app.core.message.chat import Message, Task, Text, ToolCall, Usage, message_to_json
+from app.core.message.chat import Message, Task, Text, ToolCall, ToolDelta, Usage, message_to_json
 from app.core.records import content_ref
 from app.core.run.caller_view import Position
 from app.core.run.events import (
@@ -344,6 +344,20 @@ async def test_a_turn_that_begins_while_somebody_joins_the_one_before_is_followe
         assert follower.state.turn.number == 1
         assert len(follower.audience) == 1
         here.followers.forget(follower)
+
+
+async def test_text_of_an_earlier_turn_that_comes_late_is_sent_to_nobody() -> None:
+    """The engine that executed the earlier turn's step stood still after its commit; others went on with the run."""
+    async with gateway() as here:
+        here.store.committed = (*BEFORE, *FIRST_TURN, *SECOND_TURN)
+        caller = await here.join()
+        await here.receive(Delta(RUN, 1, "call_1", 0, "Mal sehen.", calls=(ToolDelta(0, "id", "look", "{}"),)))
+        await here.receive(WORDS)
+        assert caller.words == "Vier mal "
+        end = journal_events(finish_call("call_2", "ok"), DONE, SUCCESS, after=SECOND_TURN[-1].seq)
+        here.store.committed += end
+        await here.receive(CommittedEvents(RUN, end, contents=((OUTPUT, ANSWER),)))
+    assert (caller.words, caller.error) == (ANSWER, None)
 
 
 async def test_a_follower_reads_on_for_itself_and_not_for_its_successor() -> None:

@@ -345,7 +345,8 @@ class Follower:
             if len(self._early_deltas) < MOST_EARLY_DELTAS:
                 self._early_deltas.append(message)
             return False
-        if not call.failed:  # else its engine does not know yet that it has lost the step
+        # An engine that has lost the step may not know that yet, and text of an earlier turn may be late.
+        if not call.failed and call.turn == self.state.turn.number:
             self._pass_on(message)
         return True
 
