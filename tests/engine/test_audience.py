@@ -180,10 +180,11 @@ def test_a_caller_may_have_heard_part_of_the_end(behind: int) -> None:
     assert ear.hear_to_end() == ("", "unknown_event" if behind > DONE else None)
 
 
-def test_the_error_says_where_the_answer_is() -> None:
-    message = module.answer_changed(RUN).message
+@pytest.mark.parametrize(("state", "said"), [("succeeded", "has succeeded"), ("awaiting_tool", "waits for the")])
+def test_the_error_says_where_the_answer_is(state: str, said: str) -> None:
+    message = module.answer_changed(replace(WHOLE, state=state)).message
     assert f"GET /v1/runs/{RUN}/stream" in message
-    assert "has succeeded" in message
+    assert said in message
     assert "Idempotency-Key" in message
 
 

@@ -241,7 +241,7 @@ class Audience:
 
     def _end(self, listener: Listener, ended: TurnEnd) -> None:
         at, answer = caller_view.end_position(ended.state), ended.answer
-        error = ended.error or self._objection(listener, at, answer)
+        error = ended.error or self._objection(listener, ended.state, answer)
         tokens = ended.logprobs or ()
         rest = tokens[listener.tokens_sent(tokens) :]
         calls = unsent_deltas(ended.calls, self._calls[: listener.call_pieces])
@@ -251,10 +251,12 @@ class Audience:
             ended = TurnEnd(ended.state, "", "stop", ended.bill, error)
         listener.mailbox.push(ended)
 
-    def _objection(self, listener: Listener, at: Position, answer: str) -> BatonError | None:
-        """The error of a listener whose text cannot be continued to the answer; None if it can."""
+    def _objection(self, listener: Listener, state: RunState, answer: str) -> BatonError | None:
+        """The error of a listener whose text cannot be continued to the answer of a turn that has ended in that state;
+        None if it can."""
+        at = caller_view.end_position(state)
         if listener.call_pieces and listener.attempt != at.attempt:
-            return answer_changed(self._run)
+            return answer_changed(state)
         if not listener.chars:
             return None
         received = listener.replaced_text
@@ -265,10 +267,10 @@ class Audience:
                 return caller_view.unknown_event_error()
             if received is None or answer.startswith(received):
                 return None
-            return answer_changed(self._run)
+            return answer_changed(state)
         if received is not None and answer.startswith(received):
             return None
-        return answer_changed(self._run)
+        return answer_changed(state)
 
 
 def step_event(event: Event) -> StepEvent | None:
@@ -283,12 +285,15 @@ def step_event(event: Event) -> StepEvent | None:
     return StepEvent(event.kind.value, public)
 
 
-def answer_changed(run: str) -> RunEnded:
-    """The error of a caller whose stream cannot be completed."""
+def answer_changed(state: RunState) -> RunEnded:
+    """The error of a caller whose stream cannot be completed, of a turn that has ended in that state."""
+    run, outcome = state.run, "has succeeded"
+    if state.state == "awaiting_tool":
+        outcome = "waits for the results of the tool calls of that one"
     return RunEnded(
         "The answer changed while it was streamed: the attempt that was streamed was lost, and another one gave the "
-        f"answer. Run {run} has succeeded; its answer is at GET /v1/runs/{run}/stream, from the start, and comes to "
-        "a caller that sends the request again with its Idempotency-Key.",
+        f"answer. Run {run} {outcome}; its answer is at GET /v1/runs/{run}/stream, from the start, and comes to a "
+        "caller that sends the request again with its Idempotency-Key.",
         code="answer_changed",
     )
 
