@@ -3,6 +3,8 @@
 Each caller has one conversation after another: a run of one step, a chain, a fan-out, a loop of tools, or a background
 response. It knows the public HTTP API only. Where a connection breaks, or a gateway answers that it is not ready, it
 sends the same request with the same `Idempotency-Key` to the next gateway, as every client behind a load balancer may.
+So it does where a stream ends with `answer_changed`, as that error says: an attempt is lost if its engine stands still
+for longer than a lease, and another one calls the same tool under another id, while the stream has the first one.
 """
 
 import json
@@ -32,6 +34,8 @@ TURNS: Final = ("one", "two", "three")
 """The words that the results of a loop of tools bring, one a turn."""
 AWAY: Final = (429, 503)
 """Statuses after which nothing was begun, and a caller asks again."""
+CHANGED: Final = "answer_changed"
+"""The error of a stream that has sent what is not part of the answer."""
 REQUEST_SECONDS: Final = 60.0
 TOOL: Final = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 UNFINISHED: Final = ("queued", "in_progress")
@@ -92,7 +96,7 @@ class Client:
     turn: int = 0
     answers: list[AnsweredRequest] = field(default_factory=list)
     resent: Counter[str] = field(default_factory=Counter)
-    """How often a request had to be sent again, by the error of its connection or the whole of its reply."""
+    """How often a request had to be sent again, by the error of its connection or stream, or the whole of its reply."""
     asking: str = ""
     """The gateway that has not answered it yet."""
 
@@ -126,7 +130,16 @@ class Client:
             return None
         if reply.status_code != httpx.codes.OK:
             raise WrongAnswer(f"{method} {path}: {reply.status_code} {reply.text}")
+        if has_changed(reply.text):
+            self.resent[CHANGED] += 1
+            return None
         return reply.text
+
+
+def has_changed(reply: str) -> bool:
+    """Return True if that is a stream whose last event is the error of an answer that has changed."""
+    last = reply.rstrip().rpartition("\n")[2].removeprefix("data: ")
+    return last.startswith('{"error":') and json.loads(last)["error"]["code"] == CHANGED
 
 
 def completion(client: Client, key: str, *, stream: bool, **body: Any) -> str:
