@@ -25,7 +25,7 @@ from tests.stubs.control import StubControl, stub_process
 
 VERBS: Final = ("gateway", "dispatcher")
 AUDIT_SECONDS: Final = 600.0
-"""How long the audit may take, of all runs of a long load on a busy machine."""
+"""How long a command may take that reads all runs of a long load, such as the audit, on a busy machine."""
 NEW_SETTINGS: Final = ("BATON_DRAIN_SECONDS",)
 """Settings that release 0.1.0 does not know, and so refuses."""
 

@@ -19,14 +19,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.fleet import PRESENT, VERBS, Fleet, Release, fleet, unpack_release
+from tests.faults.fleet import AUDIT_SECONDS, PRESENT, VERBS, Fleet, Release, fleet, unpack_release
 from tests.faults.mixed_load import MixedLoad, run_mixed_load
 from tests.faults.points import case
 from tests.harness.processes import environment, run_command
 from tests.harness.waiting import wait_until
 from tests.integration.installation import execute
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 RELEASES = {
     "0.1.0": "7090575c3f742f0e7a0399a836bf9378e3cdc6cd",
     "0.2.0": "aae0464d1cc294d04677a47170f75e31ec4748ee",
@@ -111,7 +111,7 @@ def earlier_runs_have_ended(scene: Fleet) -> bool:
 
 def complete_ledger(scene: Fleet) -> None:
     """Derive the rows and the outcomes of disclosures that processes of an earlier release did not write."""
-    result = run_command(scene.folder, scene.environ, "disclosures", "rebuild", within=60)
+    result = run_command(scene.folder, scene.environ, "disclosures", "rebuild", within=AUDIT_SECONDS)
     assert result.returncode == 0, result.stderr
 
 
