@@ -149,6 +149,12 @@ FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
     "both max_tokens": (chat_body(max_tokens=1, max_completion_tokens=1), "max_tokens"),
     "five stops": (chat_body(stop=["a"] * 5), "stop"),
     "empty stop": (chat_body(stop=""), "stop"),
+    "seed of more than 64 bits": (chat_body(seed=10**30), "seed"),
+    "a schema with a number of more than 64 bits": (
+        by_schema({"type": "object", "properties": {"n": {"enum": [1, -(10**30)]}}}),
+        "response_format.json_schema.schema.properties.n.enum[1]",
+    ),
+    "a number of more than 64 bits under a strange name": (chat_body(metadata={f"{CANARY} ": 10**30}), "metadata"),
     "seed is a float": (chat_body(seed=1.5), "seed"),
     "penalty": (chat_body(presence_penalty=3), "presence_penalty"),
     "stream is a number": (chat_body(stream=1), "stream"),

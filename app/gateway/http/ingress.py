@@ -22,6 +22,7 @@ seconds under the hash of the whole key, so that a revocation takes effect withi
 import asyncio
 import hashlib
 import hmac
+import re
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -60,6 +61,9 @@ from app.store.protocol.admin_events import Via
 INTEGER_BOUND = 1 << 63
 WHITE_SPACE: Final = b" \t\r\n"
 NUMBER = (float, int)
+FIELD_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+"""A key of a body that may be repeated in a message, because it looks like the name of a field."""
+MOST_PARAM_CHARS: Final = 256
 YIELD_ABOVE = 1 << 18
 """Bytes of a body from which the event loop gets a turn between the passes over it."""
 ESCAPED_COLON = b"\\u003"
@@ -328,14 +332,59 @@ def _check_values(root: object, bounds: Bounds, *, may_have_nul: bool) -> tuple[
                 deeper += value.values()
             elif type(value) is list:
                 deeper += value
-            elif isinstance(value, NUMBER) and not -INTEGER_BOUND <= value < INTEGER_BOUND:
-                message = f"A number in the body is not between -{INTEGER_BOUND} and {INTEGER_BOUND - 1} (64 bits)."
-                raise InvalidRequest(message, code="invalid_json")
+            elif _is_too_large(value):
+                raise _number_error(root, bounds.depth)
         level = deeper
     if level:
         raise InvalidRequest(f"The body is nested deeper than {bounds.depth} levels.", code="invalid_json")
     names = _check_names(objects, bounds, may_have_nul=may_have_nul)
     return len(names), colons + "".join(names).count(":")
+
+
+def _is_too_large(value: object) -> bool:
+    return isinstance(value, NUMBER) and not -INTEGER_BOUND <= value < INTEGER_BOUND
+
+
+def _number_error(root: object, depth: int) -> InvalidRequest:
+    """Return the refusal of a body that has a number of more than 64 bits within so many levels."""
+    param = _param_of(_path_to_number(root, depth) or [])
+    place = f" at '{param}'" if param else ""
+    return InvalidRequest(
+        f"The number{place} in the body is not between -{INTEGER_BOUND} and {INTEGER_BOUND - 1} (64 bits).",
+        param=param or None,
+        code="invalid_json",
+    )
+
+
+def _path_to_number(value: object, depth: int) -> list[str | int] | None:
+    """Return the names and places that lead to the first number of more than 64 bits; None if there is none."""
+    if _is_too_large(value):
+        return []
+    entries: Iterable[tuple[str | int, object]] = ()
+    if isinstance(value, dict):
+        entries = value.items()
+    elif isinstance(value, list):
+        entries = enumerate(value)
+    if depth == 0:
+        return None
+    for name, entry in entries:
+        path = _path_to_number(entry, depth - 1)
+        if path is not None:
+            return [name, *path]
+    return None
+
+
+def _param_of(path: Iterable[str | int]) -> str:
+    """Return a path as callers write it, up to the first name that does not look like one."""
+    param = ""
+    for entry in path:
+        if isinstance(entry, int):
+            param = f"{param}[{entry}]"
+        elif not FIELD_NAME.fullmatch(entry):
+            break
+        else:
+            param = f"{param}.{entry}" if param else entry
+    return param[:MOST_PARAM_CHARS]
 
 
 def _check_names(objects: list[dict[str, object]], bounds: Bounds, *, may_have_nul: bool) -> list[str]:

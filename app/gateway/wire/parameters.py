@@ -15,7 +15,6 @@ The options of a run that every wire format has stand at the end: the tier, the 
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import ROUND_FLOOR, Decimal
@@ -31,6 +30,7 @@ from app.core.pool.policy import Overrides
 from app.core.records import record
 from app.engine.runs.admission import Order
 from app.errors import InvalidRequest, NotFound, PlanRejected
+from app.gateway.http.ingress import FIELD_NAME, MOST_PARAM_CHARS
 from app.gateway.wire.invalid_values import RANGES, TYPES, choose_fault, sentence
 from app.gateway.wire.unsupported_routes import NOT_OFFERED
 from app.store.protocol import KeyRow
@@ -47,7 +47,6 @@ Includable = Literal[
     "message.output_text.logprobs",
 ]
 """The values of `include` on `/v1/responses`."""
-NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 QUERY_FAULT: Final = "query_parameter"
 """The kind of the errors that the readers of `query.py` raise, whose texts are sentences already."""
 LENGTHS: Final = {
@@ -254,7 +253,7 @@ def check_names(fields: Mapping[str, object], table: Mapping[str, Parameter]) ->
     """Raise `InvalidRequest` for a field that is not in the table."""
     for name in fields:
         if name not in table:
-            raise unknown_parameter(name if NAME.fullmatch(name) else None)
+            raise unknown_parameter(name if FIELD_NAME.fullmatch(name) else None)
 
 
 def collect_ignored_names(fields: Mapping[str, object], table: Mapping[str, Parameter]) -> tuple[str, ...]:
@@ -405,11 +404,11 @@ def _path(fault: Mapping[str, Any], body: object) -> tuple[str, object]:
             is_missing_field = last and fault["type"] == "missing"
             if entry not in value and not is_missing_field:
                 continue
-            if not NAME.fullmatch(entry):
+            if not FIELD_NAME.fullmatch(entry):
                 break
             path = f"{path}.{entry}" if path else entry
             value = value.get(entry)
-    return path[:256], value
+    return path[:MOST_PARAM_CHARS], value
 
 
 INTRODUCTION: Final = """\
