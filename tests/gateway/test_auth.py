@@ -10,7 +10,7 @@ import pytest
 
 from app.errors import ConfigInvalid, StoreUnavailable, Unauthorized
 from app.gateway.http.api_keys import adopt, digest, mint, new_secret, pepper_mark
-from app.gateway.http.ingress import NO_KEY
+from app.gateway.http.ingress import NO_BEARER, NO_KEY, TWO_KEYS
 from app.gateway.openapi.docs_page import ASSETS
 from tests.harness.stand_ins import (
     APPROVED_RUN,
@@ -221,19 +221,23 @@ async def test_another_tenants_run_is_not_there(gateway: GatewayStandIn, method:
 
 
 @pytest.mark.parametrize(
-    "headers",
+    ("headers", "message"),
     [
-        [("x-api-key", "good"), ("x-api-key", "bad")],
-        [("authorization", "Bearer good"), ("x-api-key", "bad")],
-        [("authorization", "Basic good"), ("x-api-key", "good")],
-        [("authorization", "good")],
+        ([("x-api-key", "good"), ("x-api-key", "bad")], TWO_KEYS),
+        ([("authorization", "Bearer good"), ("x-api-key", "bad")], TWO_KEYS),
+        ([("authorization", "Basic good"), ("x-api-key", "good")], NO_BEARER),
+        ([("authorization", "Basic good")], NO_BEARER),
+        ([("authorization", "good")], NO_BEARER),
     ],
 )
-async def test_headers_that_disagree_are_nobody(gateway: GatewayStandIn, headers: list[tuple[str, str]]) -> None:
+async def test_headers_that_disagree_are_nobody(
+    gateway: GatewayStandIn, headers: list[tuple[str, str]], message: str
+) -> None:
     good = f"bt_caller_{SECRET}"
     raw_headers = [(name, value.replace("good", good)) for name, value in headers]
     async with gateway.client() as client:
-        assert (await client.get("/v1/models", headers=raw_headers)).status_code == 401
+        reply = await client.get("/v1/models", headers=raw_headers)
+    assert (reply.status_code, reply.json()["error"]["message"]) == (401, message)
 
 
 @pytest.mark.parametrize(

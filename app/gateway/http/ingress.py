@@ -510,9 +510,13 @@ LEAST_PAUSE_SECONDS = 0.2
 
 
 NO_KEY: Final = (
-    "You didn't provide an API key, or two different ones; send one Baton key as `Authorization: Bearer bt_...` or as "
-    "`x-api-key`."
+    "You didn't provide an API key; send a Baton key as `Authorization: Bearer bt_...` or as `x-api-key: bt_...`."
 )
+NO_BEARER: Final = (
+    "The Authorization header does not begin with `Bearer`; send your Baton key as `Authorization: Bearer bt_...`, or "
+    "as `x-api-key: bt_...` without an Authorization header."
+)
+TWO_KEYS: Final = "The headers have two different API keys; send one of them."
 BEARER: Final = HTTPBearer(
     scheme_name="bearer",
     auto_error=False,
@@ -566,25 +570,46 @@ class Caller:
         return permits(self.key.scopes, scope, all_tenants=self.key.all_tenants)
 
 
-def find_api_key(connection: HTTPConnection) -> str | None:
-    """Return the key in a request's headers, whichever spelling it uses; None if there is none or if two disagree. A
-    header without a key counts as none, such as that of a client which was given an empty one."""
-    keys: set[str] = set()
+OTHER_SCHEME: Final = ""
+"""Stands for the credentials of an Authorization header that is no Bearer: no key, and not that of the other header
+either."""
+
+
+def _credentials(connection: HTTPConnection) -> set[str]:
+    """Return the keys in a request's headers, whichever spelling they use, and `OTHER_SCHEME`. A header without a key
+    counts as none, such as that of a client which was given an empty one."""
+    credentials: set[str] = set()
     for name, value in connection.scope["headers"]:
         text = value.decode("latin-1").strip()
         if name == b"authorization" and text:
             scheme, _, token = text.partition(" ")
             text = token.strip()
             if scheme.lower() != "bearer":
-                keys.add("")  # no key, and not that of the other header either
+                credentials.add(OTHER_SCHEME)
                 continue
         elif name != b"x-api-key":
             continue
         if text:
-            keys.add(text)
-    if len(keys) != 1:
+            credentials.add(text)
+    return credentials
+
+
+def find_api_key(connection: HTTPConnection) -> str | None:
+    """Return the key in a request's headers; None if there is none or if two disagree."""
+    credentials = _credentials(connection)
+    if len(credentials) != 1 or OTHER_SCHEME in credentials:
         return None
-    return keys.pop()
+    return credentials.pop()
+
+
+def _no_key_error(connection: HTTPConnection) -> Unauthorized:
+    """Return the refusal of a request in whose headers `find_api_key` finds no key."""
+    credentials = _credentials(connection)
+    if OTHER_SCHEME in credentials:
+        return Unauthorized(NO_BEARER)
+    if credentials:
+        return Unauthorized(TWO_KEYS)
+    return Unauthorized(NO_KEY)
 
 
 def _mark(key: str | None) -> bytes:
@@ -629,7 +654,10 @@ class Keys:
     ) -> Caller:
         """Return the caller of a request, if its key has every one of `scopes`; raises `Unauthorized` or
         `Forbidden`."""
-        caller = Caller(await self._row(find_api_key(request)))
+        key = find_api_key(request)
+        if key is None:  # nothing is looked up
+            raise _no_key_error(request)
+        caller = Caller(await self._row(key))
         request.scope["baton.log"].key = caller.key
         if not all(caller.may(scope) for scope in scopes.scopes):
             raise Forbidden()
@@ -659,10 +687,8 @@ class Keys:
             seconds = min(seconds, row.expires_at - self._context.now())
         return max(seconds, LEAST_PAUSE_SECONDS)
 
-    async def _row(self, key: str | None) -> KeyRow:
-        """Return a key's row, if it may be used now. Without a key nothing is looked up."""
-        if not key:
-            raise Unauthorized(NO_KEY)
+    async def _row(self, key: str) -> KeyRow:
+        """Return a key's row, if it may be used now."""
         public, secret = "", ""
         parts = KEY_FORMAT.fullmatch(key)
         if parts is not None:
