@@ -193,13 +193,19 @@ def _head(route: APIRoute) -> APIRoute:
 def _refuse_unrouted(scope: Scope, error: HTTPException, routes: Sequence[APIRoute]) -> Response:
     """Return the reply to a request that the router refuses."""
     if error.status_code == 404:
-        return _refuse(scope, 404, unsupported_routes.advice(scope["path"]), "unknown_url")
+        meant_route = _find_route(unsupported_routes.meant_path(scope["path"]), routes)
+        return _refuse(scope, 404, unsupported_routes.advice(scope["path"], meant_route), "unknown_url")
     if error.status_code == 405:
         allow = {"allow": ", ".join(_allowed_methods(scope["path"], routes))}
         if scope["method"] == "OPTIONS":
             return Response(status_code=204, headers=allow)
         return _refuse(scope, 405, "This route does not take that method.", "method_not_allowed", allow)
     return _refuse(scope, error.status_code, "The request cannot be served.", "invalid_request", error.headers)
+
+
+def _find_route(path: str, routes: Sequence[APIRoute]) -> str | None:
+    """Return the path of the route that serves `path`, as it was declared; None if there is none."""
+    return next((route.path for route in routes if route.path_regex.match(path)), None)
 
 
 def _allowed_methods(path: str, routes: Sequence[APIRoute]) -> list[str]:

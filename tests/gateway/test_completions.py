@@ -160,3 +160,22 @@ async def test_a_stored_completion_is_not_offered_and_the_reply_names_the_run(
     async with gateway.client(key) as client:
         reply = await client.get("/v1/chat/completions/chatcmpl-run_mine")
     assert (reply.status_code, "GET /v1/runs/{id}" in reply.json()["error"]["message"]) == (404, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/v1//chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/openai/v1/chat/completions", "/v1/chat/completions"),
+        (f"/v1/responses/{CANARY}/", "/v1/responses/{response}"),
+    ],
+)
+async def test_a_path_that_is_almost_a_route_is_told_of_it(gateway: GatewayStandIn, path: str, meant: str) -> None:
+    async with gateway.client() as client:
+        reply = await client.post(f"http://baton{path}", json={})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (404, "unknown_url")
+    assert f"Did you mean {meant}?" in error["message"]
+    assert CANARY not in error["message"]

@@ -39,8 +39,20 @@ BATCHES: Final = "send the requests one by one to /v1/messages"
 COMPLETE: Final = "Anthropic has deprecated it in favour of /v1/messages, which Baton has"
 
 
-def advice(path: str) -> str:
-    """Return the message of a 404; nothing of `path` occurs in it."""
+VERSION: Final = "v1"
+
+
+def meant_path(path: str) -> str:
+    """Return a path as it was probably meant: without empty segments, and with one `v1`, at its beginning."""
+    segments = [segment for segment in path.split("/") if segment]
+    while VERSION in segments[1:]:
+        del segments[: segments.index(VERSION, 1)]
+    return "/" + "/".join(segments)
+
+
+def advice(path: str, meant_route: str | None) -> str:
+    """Return the message of a 404; nothing of `path` occurs in it. `meant_route` is the route at `meant_path`, if there
+    is one."""
     first, _, rest = path.strip("/").partition("/")
     family, _, rest = rest.partition("/")
     if first == "v1" and family == "messages" and rest.partition("/")[0] == "batches":
@@ -51,6 +63,11 @@ def advice(path: str) -> str:
         return f"Baton does not offer this API: {NOT_OFFERED[family]}."
     if first == "v1" and family == "chat" and rest.startswith("completions/"):
         return "Baton keeps no chat completions: GET /v1/runs/{id} explains the run of one, by the id of either."
+    if meant_route is not None:
+        return (
+            f"There is no such route. Did you mean {meant_route}? A path has no slash at its end, no two slashes in a "
+            "row, and nothing before its /v1."
+        )
     if first in ("chat", "completions", "models", "responses", "messages", "runs", *NOT_OFFERED):
         return "There is no such route; the API is under /v1: let the client's base URL end with it."
     return "There is no such route; the API is under /v1, and GET /openapi.json describes it."
