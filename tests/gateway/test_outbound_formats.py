@@ -250,3 +250,12 @@ async def test_files_that_cannot_be_had_are_refused_by_name(
             assert says in error["message"], error
             assert error["param"].startswith(("messages[0].content[0]", "input[0].content[0]"))
     assert gateway.runs.orders == []
+
+
+async def test_an_image_by_the_id_of_a_file_is_refused_by_name(gateway: GatewayStandIn, key: str) -> None:
+    image = {"type": "input_image", "file_id": "file-1", "detail": "auto"}
+    request_body = {"model": "baton-mini", "input": [{"role": "user", "content": [image]}]}
+    async with gateway.client(key) as client:
+        error = (await client.post("/v1/responses", json=request_body)).json()["error"]
+    assert (error["param"], error["code"]) == ("input[0].content[0]", "unsupported_parameter")
+    assert "keeps no files: send `image_url`" in error["message"]

@@ -17,7 +17,7 @@ from app.gateway.responses.compaction_item import CompactionItem
 from app.gateway.responses.tool_search import Execution, ToolSearch
 from app.gateway.responses.tools import MOST_TOOLS, AnyTool, FunctionName, Loadable, flat, functions, names_of
 from app.gateway.wire import custom_tools
-from app.gateway.wire.documents import FILE, file_parts
+from app.gateway.wire.documents import FILE, file_parts, unsupported_error
 from app.gateway.wire.parameters import PartOptions, WireModel, labels_on
 
 CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:|-]{1,256}$")]
@@ -42,12 +42,12 @@ class InputText(WireModel):
 
 
 class InputImage(WireModel):
-    """An image inline or by reference."""
+    """An image inline or by reference. Images by the id of a file are refused by name."""
 
     type: Literal["input_image"]
-    image_url: Annotated[str, StringConstraints(pattern=IMAGE)]
+    image_url: Annotated[str, StringConstraints(pattern=IMAGE)] | None = None
     detail: Literal["auto", "low", "high", "original"] | None = None
-    file_id: None = None
+    file_id: str | None = None
     baton: PartOptions | None = None
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
@@ -320,9 +320,17 @@ def _convert_parts(parts: Sequence[AnyPart], where: str) -> tuple[Part, ...]:
     message_parts: list[Part] = []
     for at, part in enumerate(parts):
         if isinstance(part, InputImage):
-            message_parts.append(Image(part.image_url, part.detail))
+            message_parts.append(_image(part, f"{where}[{at}]"))
         elif isinstance(part, InputFile):
             message_parts += file_parts(part.file_data, part.filename, f"{where}[{at}]")
         else:
             message_parts.append(Text(part.refusal if isinstance(part, Refused) else part.text))
     return tuple(message_parts)
+
+
+def _image(part: InputImage, param: str) -> Image:
+    if part.image_url is None or part.file_id is not None:
+        raise unsupported_error(
+            param, "Baton keeps no files: send `image_url`, which is a data: URL in base64 or the image's address"
+        )
+    return Image(part.image_url, part.detail)
