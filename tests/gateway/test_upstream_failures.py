@@ -9,8 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
+from app.core.run.caller_view import answer_changed_error
 from app.errors import (
     BatonError,
+    Conflict,
     Overloaded,
     OverQuota,
     RunExpired,
@@ -21,6 +23,7 @@ from app.errors import (
     WorkerTimeout,
 )
 from app.gateway.http.fault import headers_of
+from app.store.protocol.idempotency import TAKEN
 from tests.conformance.upstream_failures import INBOUND, KINDS, receive_reply
 from tests.harness.in_process import client_of, pool_text, running_service
 from tests.harness.stand_ins import chat_body
@@ -124,13 +127,24 @@ async def _await_end(client: httpx.AsyncClient, response: str) -> dict[str, Any]
     return body
 
 
-@pytest.mark.parametrize("error", [RunOverBudget, RunExpired, WorkerTimeout, RunOutOfQuota])
-def test_what_is_not_worth_sending_again_says_so(error: type[BatonError]) -> None:
-    assert headers_of(error())["x-should-retry"] == "false"
+@pytest.mark.parametrize(
+    "error",
+    [
+        RunOverBudget(),
+        RunExpired(),
+        WorkerTimeout(),
+        RunOutOfQuota(),
+        Conflict(code="idempotency_key_reuse"),
+        answer_changed_error("run_1"),
+    ],
+)
+def test_what_is_not_worth_sending_again_says_so(error: BatonError) -> None:
+    assert headers_of(error)["x-should-retry"] == "false"
 
 
 @pytest.mark.parametrize(
-    "error", [RunRateLimited(), RunFailed(), OverQuota(limit="requests", retry_after=1.0), Overloaded()]
+    "error",
+    [RunRateLimited(), RunFailed(), OverQuota(limit="requests", retry_after=1.0), Overloaded(), Conflict(code=TAKEN)],
 )
 def test_what_may_pass_leaves_it_to_the_client(error: BatonError) -> None:
     assert "x-should-retry" not in headers_of(error)

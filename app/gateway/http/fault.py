@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from starlette.responses import Response
@@ -11,6 +11,9 @@ from app.errors import BatonError, InvalidRequest, PlanRejected, RunOutOfQuota, 
 
 MESSAGE_CHARS = 2_000
 """The most characters of a message; even if each took six bytes when escaped, few are, and a body stays below 4 KiB."""
+
+LASTING_CONFLICTS: Final = frozenset({"idempotency_key_reuse", "answer_changed"})
+"""Codes of conflicts that stay, however often a client sends the same request again."""
 
 
 def describe(error: BatonError) -> dict[str, Any]:
@@ -38,8 +41,9 @@ def headers_of(error: BatonError) -> dict[str, str]:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after or 1)))
     if isinstance(error, UnsupportedMedia):
         headers["accept-encoding"] = "gzip, deflate"
-    if error.status == 504 or isinstance(error, RunOverBudget | RunOutOfQuota):
-        # Clients send such a request again by themselves, which costs once more and cannot help.
+    is_hopeless = error.status == 409 and error.public_code in LASTING_CONFLICTS
+    if is_hopeless or error.status == 504 or isinstance(error, RunOverBudget | RunOutOfQuota):
+        # Clients send such a request again by themselves, which cannot help, and may cost once more.
         headers["x-should-retry"] = "false"
     return headers
 
