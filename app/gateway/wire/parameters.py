@@ -105,8 +105,9 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     ),
     # Tools and formats of the answer.
     "tools": _honour(
-        "At most 128 functions and custom tools. The grammar of a custom tool is described to the worker in words; no "
-        "decoder enforces it. Only workers with `tools` may take part."
+        "At most 128 functions and custom tools. `strict` is passed to workers whose provider decodes by schemas; "
+        "Baton itself checks that arguments are a JSON object, and not against the schema. The grammar of a custom "
+        "tool is described to the worker in words; no decoder enforces it. Only workers with `tools` may take part."
     ),
     "tool_choice": _honour("`none`, `auto`, `required`, a tool, or `allowed_tools`. Binds the answering step."),
     "parallel_tool_calls": _honour("`false`: at most one call of each step in a reply."),
@@ -141,7 +142,9 @@ SHARED: Final = (
     *("frequency_penalty", "logit_bias", "user", "baton"),
 )
 COMPLETIONS: Final[Mapping[str, Parameter]] = {
-    "prompt": _honour("One text, which becomes the user's message. Lists of tokens are refused."),
+    "prompt": _honour(
+        "One text, or a list of one text, which becomes the user's message. Several texts, and tokens, are refused."
+    ),
     **{name: PARAMETERS[name] for name in SHARED},
     "n": PARAMETERS["n"],
     "best_of": _refuse("A run gives one answer.", 1),
@@ -161,12 +164,12 @@ RESPONSES: Final[Mapping[str, Parameter]] = {
     "instructions": _honour("A message before the conversation; not carried over to the next response."),
     "previous_response_id": _honour("Goes on with that response's conversation, or its waiting run."),
     "tools": _honour(
-        "At most 128 functions, also in namespaces, and custom tools. The grammar of a custom tool is described to the "
-        "worker in words; no decoder enforces it. Workers see a `tool_search` with `execution: client` as a function, "
-        "and get a deferred tool once a search has returned it. Without `execution: client` they get deferred tools at "
-        "once, and the reply shows a search for each that is called. A `web_search` that states its "
-        "`external_web_access`, as Codex's does, is left out and noted (with `BATON_WEB_SEARCH=refuse`, a 400 if it is "
-        "true). Other hosted tools are refused."
+        "At most 128 functions, also in namespaces, and custom tools. `strict` has the effect that it has in a chat "
+        "completion. The grammar of a custom tool is described to the worker in words; no decoder enforces it. Workers "
+        "see a `tool_search` with `execution: client` as a function, and get a deferred tool once a search has "
+        "returned it. Without `execution: client` they get deferred tools at once, and the reply shows a search for "
+        "each that is called. A `web_search` that states its `external_web_access`, as Codex's does, is left out and "
+        "noted (with `BATON_WEB_SEARCH=refuse`, a 400 if it is true). Other hosted tools are refused."
     ),
     "tool_choice": PARAMETERS["tool_choice"],
     "parallel_tool_calls": PARAMETERS["parallel_tool_calls"],
