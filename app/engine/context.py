@@ -1,6 +1,5 @@
 """The dependencies that every part of the engine works with: one record, made in `wiring.py` and passed to each; and
-three things that several parts make of it: leadership, the memory of waiting runs, and what this process has slept
-through.
+what several parts need beside it: leadership, the memory of waiting runs, and a watch for standstills of this process.
 
 Runs that wait for their callers are remembered for those who take part in their next turns. A prefix of a journal never
 changes, so what is kept can be behind but not wrong.

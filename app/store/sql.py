@@ -161,7 +161,7 @@ class SqlStore(Administration):
         self._row_cache = row_cache
         self._server_changes = 0
         self.on_signal: Callable[[Signal], None] = lambda _signal: None
-        """Is called with what is to be counted of budgets: soft limits that were reached, and overruns."""
+        """Called with what is to be counted of budgets: soft limits that were reached, and overruns."""
         self.writer = GroupCommit(
             runner, statements, self._add_committed, patience, availability, row_cache, self._forward_signal
         )

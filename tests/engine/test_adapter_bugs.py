@@ -15,7 +15,7 @@ from app.providers.protocol import Deadlines, Request
 from tests.harness.in_process import Outcome, events, finish, order
 
 Reading = AsyncIterator[list[Piece]]
-BROKE = "A provider's adapter failed by a bug; the call counts as malformed, and the step goes on."
+BROKE = "A provider's adapter failed because of a bug; the call counts as malformed, and the step goes on."
 
 
 @pytest.fixture

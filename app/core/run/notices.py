@@ -32,7 +32,7 @@ KEEP = 3 * 86_400.0
 KEEP_FAILED = 30 * 86_400.0
 """Seconds for which a notice is kept that was given up."""
 SHORTEST, LONGEST = 5.0, 4 * 3_600.0
-"""Seconds between two tries, on the average: at first, and at last."""
+"""Seconds between two tries, on average: at first, and at last."""
 
 
 @record(frozen=True, slots=True)

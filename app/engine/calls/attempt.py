@@ -100,7 +100,7 @@ of the time that is left, so that the answer is written in time; it has ended by
 SPARE_TOKENS, DECODED_CHARS = 256, 2_048
 """Bounds of tokens with log-probabilities: so many more than were asked for, and so many characters each."""
 TOKEN_CHARS, SPARE_CHARS = 64, 65_536
-"""No honest answer has more characters a token than the one, give or take the other: what goes on beyond is cut off."""
+"""A reply may have so many characters for each token of its bound, and so many more; a longer one is refused."""
 TOOL_FAULT, FORM_FAULT = "tool_call_malformed", "answer_off_form"
 """Codes of errors that say nothing bad of the worker's health: the caller's tools or schema may be to blame as well."""
 
@@ -299,7 +299,7 @@ class Times:
 class PlannedCall:
     """A provider call that is to be made for `step` of a run, or for its plan where that is None.
 
-    `number` counts the attempts of the step from 1; `purpose` is what else belongs into the intent; `extra` says that
+    `number` counts the attempts of the step from 1; `purpose` is what else belongs in the intent; `extra` says that
     the choice of the worker counts as an extra attempt. `trace` is the span of which the call is a part.
     """
 
@@ -516,7 +516,7 @@ class Attempt:
         being cancelled."""
         self._context.telemetry.log(
             logging.ERROR,
-            "A provider's adapter failed by a bug; the call counts as malformed, and the step goes on.",
+            "A provider's adapter failed because of a bug; the call counts as malformed, and the step goes on.",
             bug,
             call=self.call,
             worker=self.worker.name,

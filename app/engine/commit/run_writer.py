@@ -265,9 +265,9 @@ class RunWriter:
         self.answer: Mapping[str, bytes] = {}
         """Contents, by ref, of the latest end of a step that was committed here: the reply is among them."""
         self.on_folded: OnFolded = _ignore_events
-        """Is called with events in the order of their numbers, as soon as they are folded."""
+        """Called with events in the order of their numbers, as soon as they are folded."""
         self.on_step_end: Callable[[], None] = _do_nothing
-        """Is called once the end of a step was committed here, for the driver to look at the state."""
+        """Called once the end of a step is committed here, so that the driver looks at the state."""
 
     def seconds_to_wait(self) -> float:
         """Seconds for which a write of this run waits for the database, if that is away."""

@@ -570,7 +570,7 @@ class Followers:
         except Exception as bug:
             self._context.telemetry.log(
                 logging.ERROR,
-                "A follower failed by a bug; its callers get an error, and the run goes on.",
+                "A follower failed because of a bug; its callers get an error, and the run goes on.",
                 bug,
                 run=run,
             )

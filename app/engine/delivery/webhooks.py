@@ -32,7 +32,7 @@ DELIVERY_SECONDS = 15.0
 CLAIM_SECONDS = 2 * DELIVERY_SECONDS
 """Time for which one process owns a notice; what the delivery leaves of them is for the database."""
 POLL_SECONDS = 1.0
-"""Time between two queries for notices, on the average."""
+"""Time between two queries for notices, on average."""
 GRACE_SECONDS = 2.0
 """Time that deliveries on the wire get when the process stops."""
 COUNT_SECONDS = 15.0
@@ -146,7 +146,10 @@ class Webhooks:
             )
         except Exception as error:
             self._context.telemetry.log(
-                logging.ERROR, "The delivery of a webhook failed by a bug; it is tried again.", error, run=notice.run
+                logging.ERROR,
+                "The delivery of a webhook failed because of a bug; it is tried again.",
+                error,
+                run=notice.run,
             )
 
     async def _post(self, client: httpx.AsyncClient, target: Target, notice: Notice) -> DeliveryResult:

@@ -351,14 +351,17 @@ class Drivers:
             error_code = error.public_code or "lost"
             telemetry.log(
                 logging.WARNING,
-                "This engine cannot go on with a run; it is left to the next one.",
+                "This engine cannot go on with a run; the run is left to the next engine.",
                 run=run,
                 error=error.code,
             )
         except* Exception as group:
             error_code = "bug"
             telemetry.log(
-                logging.ERROR, "A driver failed by a bug; the run is left to the next engine.", _first(group), run=run
+                logging.ERROR,
+                "A driver failed because of a bug; the run is left to the next engine.",
+                _first(group),
+                run=run,
             )
         finally:
             end_run_span(driver.span, driver.state, error_code)
@@ -433,7 +436,7 @@ class Drivers:
 
     async def _watch_for_ever(self) -> None:
         """While the queue is unavailable no messages are sent: one query finds all drivers whose journal has moved. A
-        run that was taken over is looked at once more, in case that a message was sent to its former engine."""
+        run that was taken over is looked at once more, in case a message was sent to its former engine."""
         before: list[str] = []
         while self._group is not None:
             await asyncio.sleep(WATCH_SECONDS)

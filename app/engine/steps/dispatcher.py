@@ -33,7 +33,7 @@ TakeRun = Callable[[str], Awaitable[bool]]
 IDLE_WAIT_SECONDS = 1.0
 """Seconds that the queue waits for a ticket before it answers that there is none."""
 POLL_SECONDS = 0.2
-"""Seconds between two polls of the outbox while the queue is unavailable, on the average."""
+"""Seconds between two polls of the outbox while the queue is unavailable, on average."""
 PLAN_LOOK_SECONDS = 0.05
 """Seconds between two polls, during the shut-down, for plans that are still being made."""
 MISSED_TICKET_SECONDS = 0.5

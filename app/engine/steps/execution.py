@@ -156,9 +156,7 @@ class Execution:
             return
         due, state = claimed
         lost_calls, deliveries = self._outcomes_of_lost_calls(state, state.steps[due.step]), _deliveries(due)
-        if self._has_nothing_to_do(
-            state
-        ):  # the step is not needed any more: only calls of a lost dispatcher are closed
+        if self._has_nothing_to_do(state):  # only the calls of a lost dispatcher get their outcomes
             await self._append(self._entry(lost_calls, move=Move(due.step, "finish", claim=self._work.claim)))
         elif deliveries >= MOST_DELIVERIES:
             self._log.begin(state, due.step)
