@@ -262,7 +262,7 @@ class Trainer:
         choice.
 
         The rollout has read whole tasks, the loss reads them with words hidden: what came of knowing all is to be done
-        knowing less. (Hiding the same words in both was tried; `deploy/docs/learning.md` has the figures.)
+        knowing less. (Hiding the same words in both was tried; `deploy/docs/rehearsal.md` has the figures.)
         """
         plans, advantages, counts = self._as_tensors(groups)
         longest = int((plans != 0).sum(-1).max()) + 1

@@ -78,7 +78,7 @@ RECORDS = (
     "log_tiles",
     "log_state",
 )
-"""The tables of record, as deploy/docs/audit.md lists them."""
+"""The tables of record, as deploy/docs/transparency.md lists them."""
 KNOWING_SHARE = 0.3
 """The share of random tampers that are those of somebody who knows what to do."""
 Tamper = Callable[[Connection, random.Random], str]

@@ -108,7 +108,7 @@ def test_the_second_prompt_is_the_first_with_the_plan_and_a_sign() -> None:
 
 
 def test_the_pages_command_is_a_command() -> None:
-    page = (Path(__file__).parents[2] / "deploy" / "docs" / "learning.md").read_text().partition("### Learned")[2]
+    page = (Path(__file__).parents[2] / "deploy" / "docs" / "rehearsal.md").read_text().partition("### Learned")[2]
     line = page.partition("```sh\n")[2].partition("\n")[0]
     options = parse(shlex.split(line)[1:])
     assert (options.backend, options.rounds, options.checkpoint) == ("builtin", 2, "trained/seed-0")

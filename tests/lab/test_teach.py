@@ -177,7 +177,7 @@ def test_a_module_that_needs_an_extra_is_refused_with_its_name(monkeypatch: pyte
 
 def test_the_commands_of_the_page_are_understood() -> None:
     """They are run by `make test-vllm`, with a smaller model."""
-    page = (ROOT / "deploy" / "docs" / "learning.md").read_text().partition("## Real weights")[2].partition("\n## ")[0]
+    page = (ROOT / "deploy" / "docs" / "training.md").read_text().partition("## Real weights")[2].partition("\n## ")[0]
     lines = [line for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
     commands = [shlex.split(line, comments=True)[1:] for line in lines]
     assert {words[0] for words in commands} == {"grade", "rollouts", "train"}

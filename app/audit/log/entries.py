@@ -1,4 +1,4 @@
-"""The entries of the log, and commitments to rows, written anew after deploy/docs/audit.md."""
+"""The entries of the log, and commitments to rows, written anew after deploy/docs/transparency.md."""
 
 import base64
 import hashlib

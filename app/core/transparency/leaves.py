@@ -1,4 +1,6 @@
-"""The entries of Baton's log, one for each state of something that auditors rely on: its layout is in `docs/audit.md`.
+"""The entries of Baton's log, one for each state of something that auditors rely on.
+
+deploy/docs/transparency.md has the layout.
 
 An entry is JSON without spaces and with sorted keys. It holds ids, times and hashes only, and stays for good:
 

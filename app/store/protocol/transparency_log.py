@@ -1,4 +1,4 @@
-"""The transparency log: sealing what was committed, and reading the log. `docs/audit.md` has its layout."""
+"""The transparency log: sealing what was committed, and reading the log. deploy/docs/transparency.md has its layout."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
