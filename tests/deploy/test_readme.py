@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from io import StringIO
 from pathlib import Path
+from shutil import which
 from typing import Final
 
 import pytest
@@ -233,9 +234,24 @@ def test_every_command_for_this_machine_works(terminal: Terminal, run: str) -> N
         assert words in output
 
 
-def test_the_last_request_of_the_first_steps_is_answered(terminal: Terminal) -> None:
-    reply = json.loads(terminal.paste("bash", "-ec", text=blocks("sh", START)[-1]))
-    assert "391" in reply["choices"][0]["message"]["content"]
+@pytest.mark.skipif(which("sqlite3") is None, reason="sqlite3 is not installed (Debian package: sqlite3)")
+def test_the_commands_of_the_first_day_work(terminal: Terminal) -> None:
+    """Each block of the section in its order; the commands of Baton in this process."""
+    _, _, section = START.partition("## The first day")
+    output = ""
+    for block in blocks("sh", section):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line)
+            output += terminal.type(*words[1:]) if words[0] == "baton" else terminal.paste("bash", "-ec", text=line)
+    for words_of_output in (
+        "The answer is 391.",
+        "Cost: ",
+        "default/user/ann@example.com/day",
+        "Nothing that was sealed is altered or missing.",
+        "The content of 1 run is erased",
+    ):
+        assert words_of_output in output
+    assert (terminal.folder / "backup" / "pepper").exists()
 
 
 def test_a_plan_is_made_edited_and_executed(terminal: Terminal) -> None:

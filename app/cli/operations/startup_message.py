@@ -77,4 +77,5 @@ def _requests(url: str, key: str | None) -> list[str]:
 
 
 def _after(program: str) -> str:
-    return f"Then: `{program} runs show last` says why it was routed so. Ctrl-C stops.\n"
+    show, explain = f"`{program} runs show last`", f"`{program} runs explain last`"
+    return f"Then {show} shows what was done, and {explain} says why. Ctrl-C stops.\n"
