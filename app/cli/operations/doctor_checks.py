@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,7 +25,7 @@ from app.errors import (
     WorkerTruncated,
 )
 from app.gateway.http.api_keys import is_any_key_accepted
-from app.process.config import Configuration, describe, log_witnesses
+from app.process.config import Configuration, Settings, describe, log_witnesses
 from app.process.wiring import Runtime
 from app.providers.protocol import Request
 from app.store.sqlkit import revisions
@@ -67,37 +67,43 @@ def check_settings(config: Configuration) -> list[Verdict]:
     catalog = config.catalog
     workers, providers = count(len(catalog.workers), "worker"), count(len(catalog.providers), "provider")
     size = f"{workers} at {providers}, tiers {', '.join(catalog.tiers)}"
-    verdicts = [
+    return [
         Verdict("settings", "ok", f"{len(config.settings.given)} set by the environment"),
         Verdict("pool", "ok", f"{config.origin}: {size}"),
+        _check_log_export(config.settings),
+        Verdict("retention", "ok", periods.retention_text(config.settings)),
+        *_check_rehearsal(catalog),
+        *_check_prices(catalog),
+        *(Verdict("note", "ok", note) for note in config.notes),
     ]
-    if config.settings.log_export:
-        confirmations = [witness.name for witness in log_witnesses(config.settings)]
-        if config.settings.log_timestamp_url:
-            confirmations.append("a time-stamp authority")
-        words = f"checkpoints are written to {config.settings.log_export}"
-        if confirmations:
-            words += f", confirmed by {', '.join(confirmations)}"
-        verdicts.append(Verdict("log export", "ok", words))
-    else:
+
+
+def _check_log_export(settings: Settings) -> Verdict:
+    if not settings.log_export:
         words = "no checkpoint is held outside of the database, so a log that was made anew would pass"
-        verdicts.append(Verdict("log export", "skip", words, "set BATON_LOG_EXPORT to a folder elsewhere, or a bucket"))
-    verdicts.append(Verdict("retention", "ok", periods.retention_text(config.settings)))
+        return Verdict("log export", "skip", words, "set BATON_LOG_EXPORT to a folder elsewhere, or a bucket")
+    confirmations = [witness.name for witness in log_witnesses(settings)]
+    if settings.log_timestamp_url:
+        confirmations.append("a time-stamp authority")
+    words = f"checkpoints are written to {settings.log_export}"
+    if confirmations:
+        words += f", confirmed by {', '.join(confirmations)}"
+    return Verdict("log export", "ok", words)
+
+
+def _check_rehearsal(catalog: Catalog) -> Iterator[Verdict]:
     if catalog.rehearsal:
-        verdicts.append(
-            Verdict(
-                "pool",
-                "ok",
-                "REHEARSAL: all workers are simulated; no language model is behind any answer",
-                "for real answers set a provider key such as OPENAI_API_KEY or ANTHROPIC_API_KEY, or BATON_POOL",
-            )
-        )
+        words = "REHEARSAL: all workers are simulated; no language model is behind any answer"
+        remedy = "for real answers set a provider key such as OPENAI_API_KEY or ANTHROPIC_API_KEY, or BATON_POOL"
+        yield Verdict("pool", "ok", words, remedy)
+
+
+def _check_prices(catalog: Catalog) -> Iterator[Verdict]:
     names = [worker.name for worker in catalog.workers.values() if not worker.priced]
     if names:
         words = f"no price is known of {', '.join(names)}: not called for a request, key or tenant that has a budget"
         remedy = "write `price` in the pool file; price = { input = 0, output = 0 } says that a worker is free"
-        verdicts.append(Verdict("prices", "skip", words, remedy))
-    return verdicts + [Verdict("note", "ok", note) for note in config.notes]
+        yield Verdict("prices", "skip", words, remedy)
 
 
 async def check_schema(config: Configuration) -> list[Verdict]:
