@@ -83,7 +83,7 @@ def _print(figures: Mapping[str, Any], names: Mapping[str, str]) -> None:
     if figures["threshold"] is not None:
         console.print(f"The threshold is {figures['threshold']:g}.", markup=False)
     sources = ", ".join(f"{name} ({terminal.count(number, 'run')})" for name, number in figures["sources"].items())
-    console.print(f"It goes by: {terminal.clean(sources) or 'nothing yet'}.", markup=False, soft_wrap=True)
+    console.print(f"The verdicts come from: {terminal.clean(sources) or 'none yet'}.", markup=False, soft_wrap=True)
     _print_rows(console, "Cost of a successful query", _group_rows(figures["groups"], names))
     _print_rows(console, "All of them", _group_rows([{"by": "all", "group": "", **total}], names))
     if total["runs"]:
@@ -140,7 +140,8 @@ def _print_dearest(console: Console, dearest: Mapping[str, Any]) -> None:
     share = "-"
     if dearest["share_of_cost"] is not None:
         share = f"{dearest['share_of_cost']:.1%}"
-    words = f"The dearest {dearest['share_of_runs']:.0%} ({dearest['runs']:,} runs) make up {share} of the cost"
+    runs = terminal.count(dearest["runs"], "run")
+    words = f"The dearest {dearest['share_of_runs']:.0%} ({runs}) cost {share} of the total"
     console.print(f"\n{words}; each costs {_dollars(dearest['from_cost_usd'])} or more.", markup=False)
     rows: list[dict[str, str]] = []
     for feature in dearest["features"]:
@@ -159,12 +160,13 @@ def _print_alternatives(console: Console, figures: Mapping[str, Any]) -> None:
     lists, cheapest = figures["access_lists"], figures["cheapest"]
     console.print(
         f"\nAccess lists spared {lists['spared_tokens']:,} tokens, {lists['share_spared']:.1%} of what the calls of "
-        f"steps would have read ({lists['calls_not_measured']:,} calls could not be measured).",
+        f"steps would have read ({terminal.count(lists['calls_not_measured'], 'call')} could not be measured).",
         markup=False,
         soft_wrap=True,
     )
+    runs = terminal.count(cheapest["runs"], "run")
     console.print(
-        f"The steps of {cheapest['runs']:,} runs cost {_dollars(cheapest['cost_usd'])}; with the cheapest worker of "
+        f"The steps of {runs} cost {_dollars(cheapest['cost_usd'])}; with the cheapest worker of "
         f"each run's pool the same tokens would have cost {_dollars(cheapest['cheapest_cost_usd'])}.",
         markup=False,
         soft_wrap=True,

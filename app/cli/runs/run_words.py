@@ -70,9 +70,7 @@ def _basis(forecast: Record) -> str:
     """Return what an estimate rests on."""
     if forecast["basis"] == "prices":
         return "prices and usual sizes"
-    runs = f"{forecast['runs']} past runs"
-    if forecast["runs"] == 1:
-        runs = "1 past run"
+    runs = count(forecast["runs"], "past run")
     unknown = [step["worker"] for step in forecast["steps"] if step["basis"] == "prices"]
     if not unknown:
         return runs
