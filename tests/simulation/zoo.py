@@ -66,7 +66,6 @@ ERASURES = {"caller.erases": 0.9}
 LATE_WORDS = {"caller.erases": 1.0, "freeze at worker.received": 0.6, "worker.slow": 0.9}
 LOST_RINGS = {"queue.ring.lost": 0.9}
 DRAINS = {"process.drained": 0.5, "worker.slow": 0.3}
-DEAF = {"queue.tell.lost": 0.9}
 LEFT, TAKEN_UP = "oracle.who_stops_leaves_nothing_behind", "oracle.what_is_given_up_is_taken_up"
 
 
