@@ -171,14 +171,14 @@ def _not_found_page(pages: Pages) -> Callable[[Request, Exception], Any]:
         if request.method == "GET" and getattr(error, "status_code", 404) == 405:
             # The address of a button, to which a sign-in or a reload leads back: its page is the one above it.
             return RedirectResponse(request.url.path.rpartition("/")[0], 303, HEADERS)
-        return pages.error_page(request, 404, "The console has no page of this address.")
+        return pages.error_page(request, 404, "The console has no page at this address.")
 
     return show_not_found_page
 
 
 def _crash_page(pages: Pages) -> Callable[[Request, Exception], Any]:
     async def show_crash_page(request: Request, _error: Exception) -> Response:
-        message = "The console has a fault, which the service's log names. The API is not concerned."
+        message = "The page failed because of a bug; the service's log has the cause. The API is not affected."
         return pages.error_page(request, 500, message)
 
     return show_crash_page

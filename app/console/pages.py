@@ -161,7 +161,7 @@ async def form_lists(request: Request, most: int = FORM_BYTES) -> dict[str, list
         async with asyncio.timeout(FORM_SECONDS):
             body = await _form_body(request, most)
     except TimeoutError:
-        message = f"The form has not come within {FORM_SECONDS:.0f} seconds."
+        message = f"The form did not arrive within {FORM_SECONDS:.0f} seconds."
         raise ApiError(408, {"error": {"code": "timeout", "message": message}}) from None
     try:
         pairs = parse_qsl(body, keep_blank_values=True, max_num_fields=FORM_FIELDS)

@@ -527,7 +527,7 @@ def test_wrong_keys_are_refused_in_words(tmp_path: Path) -> None:
     assert "unknown scope" in baton(tmp_path, "keys", "add", "x", "--scope", "root").err
     assert "no such tier" in baton(tmp_path, "keys", "add", "x", "--tier", "root").err
     assert baton(tmp_path, "migrate").status == 0
-    assert "no key of that id" in baton(tmp_path, "keys", "revoke", "abcd").err
+    assert "no key with this id" in baton(tmp_path, "keys", "revoke", "abcd").err
 
 
 # -- plan, doctor, config, migrate

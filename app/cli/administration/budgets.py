@@ -88,7 +88,7 @@ async def _remove(settings: Settings, args: Arguments, _now: float) -> None:
 async def _find_budget(store: Store, budget_id: str) -> Budget:
     budget = await store.budget(budget_id)
     if budget is None:
-        raise NotFound("There is no budget of that id; `baton budgets ls` lists them.")
+        raise NotFound("There is no budget with this id; `baton budgets ls` lists them.")
     return budget
 
 

@@ -56,7 +56,7 @@ def find_key(rows: Sequence[KeyRow], name: str, now: float) -> KeyRow:
     if not matches:
         matches = namesakes
     if not matches:
-        raise NotFound("There is no key of that id or name; `baton keys ls` lists them.")
+        raise NotFound("There is no key with this id or name; `baton keys ls` lists them.")
     if len(matches) > 1:
         ids = ", ".join([row.id for row in matches])
         raise NotFound(f"{len(matches)} keys are called {name}; give the id of one: {ids}.")

@@ -85,7 +85,7 @@ def _select_messages(messages: Sequence[FailedNotice], ids: Sequence[str]) -> Se
     by_id = {message.notice.id: message for message in messages}
     unknown = sorted(set(ids) - set(by_id))
     if unknown:
-        raise NotFound(f"No message of the id {unknown[0]} was given up; `baton webhooks failed` lists them.")
+        raise NotFound(f"No message with the id {unknown[0]} was given up; `baton webhooks failed` lists them.")
     if ids:
         return [by_id[name] for name in ids]
     return messages

@@ -53,7 +53,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         print(f"baton: {error.message}", file=sys.stderr)
         return UNREADABLE
     if not check.keys:
-        report.notes.append("The keys are those that the log itself names; --key compares with one that you know.")
+        report.notes.append("Signatures were checked by the keys that the log itself names; give yours with --key.")
     if not check.held_checkpoints:
         report.notes.append("No checkpoint from outside was given (--checkpoint), so a log that was made anew passes.")
     with streams.readers_may_leave():

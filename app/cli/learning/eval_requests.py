@@ -91,7 +91,7 @@ async def carry_out(
     except BaseExceptionGroup as failures:
         raise _find_expected_error(failures) from None
     if is_over_budget:
-        raise OursError("The money of --usd is spent; the rows so far are kept, and a larger one goes on from them.")
+        raise OursError("The money of --usd is spent. The rows are kept; a larger --usd goes on from them.")
 
 
 def _find_expected_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:

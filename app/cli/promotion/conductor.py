@@ -122,9 +122,8 @@ def _deploy(config: Configuration, args: Arguments) -> int:
         terminal.print_json({"conductor": args.conductor, "version": card.name, "checked": json.loads(note)})
         return 0
     console = terminal.stdout()
-    console.print(
-        f"{card.name} is loaded and fit: {version_changes.name_signers_in_findings(note)}", markup=False, soft_wrap=True
-    )
+    findings = version_changes.name_signers_in_findings(note)
+    console.print(f"{card.name} is loaded and checked: {findings}", markup=False, soft_wrap=True)
     console.print(f"next: baton conductor shadow {args.conductor} {card.name}", markup=False, soft_wrap=True)
     return 0
 

@@ -21,7 +21,7 @@ FIELDS: Final = (
     forms.Field(
         "name",
         "Name",
-        hint="The key's id or name, the user or the team; * for each without an own one; empty for the tenant.",
+        hint="The key's id or name, the user or the team; * for each without its own budget; empty: the tenant.",
     ),
     forms.Field("tenant", "Tenant", hint="Empty: your own."),
     forms.Field("period", "Period", "select", choices=[(period, period) for period in ("hour", "day", "month")]),

@@ -86,7 +86,7 @@ class Vector:
 
     def event(self, data: bytes, pieces: list[Piece]) -> None:
         """Raise WorkerMalformed: nothing is streamed in this format."""
-        raise malformed_reply(self._sender, "a stream for a vector")
+        raise malformed_reply(self._sender, "a stream in place of a vector")
 
     def read_whole(self, body: bytes, pieces: list[Piece]) -> None:
         """Parse the reply."""
@@ -102,7 +102,7 @@ class Vector:
         if not isinstance(vector, list) or len(vector) != self._dimensions:
             raise malformed_reply(self._sender, "a vector of another size")
         if not all(type(number) in (int, float) and math.isfinite(number) for number in vector):
-            raise malformed_reply(self._sender, "a vector of something else than numbers")
+            raise malformed_reply(self._sender, "a vector whose entries are not numbers")
         try:
             return [round(number, DIGITS) for number in sketch_embedding(vector)]
         except (ValueError, OverflowError):
