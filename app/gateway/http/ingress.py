@@ -22,7 +22,6 @@ seconds under the hash of the whole key, so that a revocation takes effect withi
 import asyncio
 import hashlib
 import hmac
-import re
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -55,15 +54,13 @@ from app.errors import (
 )
 from app.gateway.http.api_keys import digest, pepper_mark
 from app.gateway.http.context import Bounds, GatewayContext, PendingBodies
+from app.gateway.http.field_names import FIELD_NAME, MOST_PARAM_CHARS
 from app.store.protocol import Actor, KeyRow
 from app.store.protocol.admin_events import Via
 
 INTEGER_BOUND = 1 << 63
 WHITE_SPACE: Final = b" \t\r\n"
 NUMBER = (float, int)
-FIELD_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-"""A key of a body that may be repeated in a message, because it looks like the name of a field."""
-MOST_PARAM_CHARS: Final = 256
 YIELD_ABOVE = 1 << 18
 """Bytes of a body from which the event loop gets a turn between the passes over it."""
 ESCAPED_COLON = b"\\u003"

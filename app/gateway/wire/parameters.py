@@ -30,7 +30,7 @@ from app.core.pool.policy import Overrides
 from app.core.records import record
 from app.engine.runs.admission import Order
 from app.errors import InvalidRequest, NotFound, PlanRejected
-from app.gateway.http.ingress import FIELD_NAME, MOST_PARAM_CHARS
+from app.gateway.http.field_names import FIELD_NAME, MOST_PARAM_CHARS
 from app.gateway.wire.invalid_values import RANGES, TYPES, choose_fault, sentence
 from app.gateway.wire.unsupported_routes import NOT_OFFERED
 from app.store.protocol import KeyRow
