@@ -344,6 +344,8 @@ class TurnToFollow:
     number: int | None = None
     once: str | None = None
     """The id of the record of an `Idempotency-Key`."""
+    needs_whole_text: bool = False
+    """True if the wire format needs the text from its start, although it sends nothing up to `after` again."""
 
 
 class Idempotency:
@@ -362,11 +364,11 @@ class Idempotency:
         body: Mapping[str, object],
         order: Callable[[], Order],
         *,
-        at: Callable[[int], Position] = caller_view.read_position,
+        needs_whole_text: bool = False,
         once: IdempotencyRecord | None = None,
     ) -> OpenTurn:
-        """Begin a run, or follow the one that this request began before. `order` is called only in the first case, and
-        `at` only in the second: it gives the position of a stream that goes on behind an event of that number.
+        """Begin a run, or follow the one that this request began before. `order` is called only in the first case;
+        `needs_whole_text` counts only in the second (see `TurnToFollow`).
 
         The record is that of the request's `Idempotency-Key`, unless the route makes one of its own (`once`).
 
@@ -389,25 +391,19 @@ class Idempotency:
                     raise
                 earlier = await self._store(caller).find_idempotency_record(once.id, self._context.now())
         record = _require_same_request(once, earlier)
-        turn = await self.follow(request, caller, TurnToFollow(record.run, after, once=record.id), at=at)
+        target = TurnToFollow(record.run, after, once=record.id, needs_whole_text=needs_whole_text)
+        turn = await self.follow(request, caller, target)
         request.scope["baton.headers"].append(REPLAYED)
         return turn
 
-    async def follow(
-        self,
-        request: Request,
-        caller: Caller,
-        target: TurnToFollow,
-        *,
-        at: Callable[[int], Position] = caller_view.read_position,
-    ) -> OpenTurn:
-        """Follow a turn of a run that exists. `at` gives the position of a stream that goes on behind an event."""
+    async def follow(self, request: Request, caller: Caller, target: TurnToFollow) -> OpenTurn:
+        """Follow a turn of a run that exists."""
         headers = request.scope["baton.headers"]
         permit = await self._admission.enter(caller.key, headers)
         try:
             position = Position()
-            if target.after is not None:
-                position = at(target.after)
+            if target.after is not None and not target.needs_whole_text:
+                position = caller_view.read_position(target.after)
             followed = await self._context.runs.attach(
                 target.run, position, turn=target.number, once=target.once, tenant=caller.tenant
             )

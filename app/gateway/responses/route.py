@@ -88,7 +88,7 @@ def _add_create_route(router: APIRouter, context: GatewayContext, keys: Keys, id
         def order() -> Order:
             return _order(context, response_request, ignored, before, caller)
 
-        turn = await idempotency.begin(request, caller, body, order, at=_from_the_start)
+        turn = await idempotency.begin(request, caller, body, order, needs_whole_text=True)
         streams, background = response_request.stream, response_request.background
         return await reply_to_turn(context, request, turn, streams=streams, background=background)
 
@@ -433,12 +433,6 @@ async def _find_previous_response(
         )
     store = context.store.of_tenant(caller.tenant)
     return replace(earlier, messages=await conversation(store, earlier))
-
-
-def _from_the_start(_after: int) -> Position:
-    """Return the start of the run: the events behind the text repeat all of it, so their writer must have received
-    it."""
-    return Position()
 
 
 def _check(state: RunState, after: int | None) -> None:
