@@ -1,6 +1,6 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's format over the same runs as every other.
 
-Everything that `chat.py` promises holds here; errors of these routes have Anthropic's shape (`fault.py`).
+Everything that `chat/route.py` promises holds here; errors of these routes have Anthropic's shape (`reply.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from app.core.message.chat import labels_of
 from app.core.pool import policy
 from app.engine.runs.admission import Order
-from app.gateway.anthropic import reply as reply
+from app.gateway.anthropic import reply
 from app.gateway.anthropic.request import (
     MessagesRequest,
     TokenCountRequest,
