@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import orjson
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -26,8 +26,7 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Direct, Keys, json_body
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import operations, response_replies
-from app.gateway.responses import compaction, items
-from app.gateway.responses import reply as reply
+from app.gateway.responses import compaction, items, reply
 from app.gateway.responses.history import StoredResponse, conversation, subject
 from app.gateway.responses.references import resolve_references
 from app.gateway.responses.request import (
@@ -190,9 +189,6 @@ def _add_count_route(router: APIRouter, context: GatewayContext, keys: Keys, ide
 def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
     reader = Annotated[Caller, keys.needs("runs:read")]
 
-    async def find_stored(response: ResponseId, caller: reader) -> StoredResponse:
-        return await _find_stored(context, response, caller)
-
     @router.get(
         "/{response}",
         operation_id="get_response",
@@ -224,11 +220,10 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, ide
         responses=operations.replies(*operations.READING),
     )
     async def list_response_input_items(
-        stored_response: Annotated[StoredResponse, Depends(find_stored)],
-        filters: Annotated[query.ItemFilters, Query()],
-        caller: reader,
+        response: ResponseId, filters: Annotated[query.ItemFilters, Query()], caller: reader
     ) -> Response:
         """Newest first, unless `order=asc`."""
+        stored_response = await _find_stored(context, response, caller)
         store = context.store.of_tenant(caller.tenant)
         return _json(orjson.dumps(await items.page(store, stored_response.subject, filters)))
 
@@ -262,7 +257,8 @@ def _add_end_routes(router: APIRouter, context: GatewayContext, keys: Keys, idem
             store = context.store.of_tenant(caller.tenant)
             row = await store.run(stored_response.subject.state.run)
             await cancel.stop(store, context.queue, row, context.now())
-            return _json(await _render_stored_response(context, response, caller))
+            stopped_response = await _find_stored(context, response, caller)
+            return _json(reply.render_response(stopped_response.subject, stopped_response.end))
 
         return await idempotency.reply(request, caller, body, stop, has_content=True)
 
@@ -405,11 +401,6 @@ async def _of_tenant(context: GatewayContext, response: str, caller: Caller) -> 
         return StoredResponse(await subject(store, state), end), row
     except NotFound:
         raise NotFound(NOT_FOUND_MESSAGE) from None
-
-
-async def _render_stored_response(context: GatewayContext, response: str, caller: Caller) -> bytes:
-    stored_response = await _find_stored(context, response, caller)
-    return reply.render_response(stored_response.subject, stored_response.end)
 
 
 async def _find_previous_response(
