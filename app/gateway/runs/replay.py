@@ -5,7 +5,6 @@ A replay sends the content of a run to workers once more, so it needs what readi
 admitted like any other run, so the labels, rules, prices, budgets and limits of today apply.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -41,7 +40,6 @@ from app.store.protocol import ContentReads, Journal, RunRow, TenantStore
 
 WAIT_SECONDS = 600.0
 """The longest time for which a reply may wait for the end of a replay."""
-PAUSE_SECONDS = 0.05
 
 
 class ReplayRequest(WireModel):
@@ -132,19 +130,6 @@ async def order(
         capped=is_capped(replay_request.budget, caller.key.max_usd),
     )
     return replays.as_replay(new_order, earlier, changes, catalog)
-
-
-async def wait_for_end(store: TenantStore, run: str, seconds: float) -> RunRow:
-    """Return the row of a run once it has ended, or as it is when the time is over."""
-    row = await store.run(run)
-    try:
-        async with asyncio.timeout(seconds):
-            while row.ended_at is None:
-                await asyncio.sleep(PAUSE_SECONDS)
-                row = await store.run(run)
-    except TimeoutError:
-        pass
-    return row
 
 
 # -- comparison

@@ -469,7 +469,8 @@ def _add_replay_routes(router: APIRouter, context: GatewayContext, keys: Keys, i
         order = await replay.order(context, run.store, run.row, caller, replay_request)
         turn = await idempotency.begin(request, caller, body, lambda: order)
         try:
-            row = await replay.wait_for_end(run.store, turn.run.run, replay_request.wait)
+            row = await run.store.run(turn.run.run)
+            row = await cancel.wait_until_ended(run.store, row, replay_request.wait)
         finally:
             context.runs.leave(turn.run)
             turn.permit.release()
