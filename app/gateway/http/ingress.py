@@ -566,6 +566,11 @@ class Caller:
         """Return True if the key carries `scope`; `admin` carries every one (`core/roles.py`)."""
         return permits(self.key.scopes, scope, all_tenants=self.key.all_tenants)
 
+    def may_read_content(self, key: str) -> bool:
+        """Return True if this caller may read the content of a run that the `key` of this id began: it is the same key,
+        or it carries `audit:read`. Whether the caller sees the run's tenant is another question."""
+        return key == self.key.id or self.may("audit:read")
+
 
 OTHER_SCHEME: Final = ""
 """Stands for the credentials of an Authorization header that is no Bearer: no key, and not that of the other header

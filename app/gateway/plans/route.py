@@ -335,7 +335,7 @@ def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[Vi
         whole, row = await revisions.find(store, plan)
         if not caller.sees(row.tenant):
             raise NotFound()
-        if row.key != caller.key.id and not caller.may("audit:read"):
+        if not caller.may_read_content(row.key):
             raise Forbidden()
         await reads.note_foreign(context, caller, row, "plan")
         return VisiblePlan(whole, row, store, caller)

@@ -375,7 +375,7 @@ async def _find_stored(context: GatewayContext, response: str, caller: Caller) -
     """Return a response that this caller may read: one that its key began, or with `audit:read` any of its tenant's.
     `NotFound`."""
     stored_response, row = await _of_tenant(context, response, caller)
-    if row.key != caller.key.id and not caller.may("audit:read"):
+    if not caller.may_read_content(row.key):
         raise NotFound(NOT_FOUND_MESSAGE)
     await reads.note_foreign(context, caller, row, "response")
     return stored_response

@@ -17,7 +17,7 @@ from app.core.rating.feedback import Feedback
 from app.engine.runs import replays
 from app.engine.runs.admission import Order
 from app.engine.runs.replays import Changes
-from app.errors import Forbidden, InvalidRequest
+from app.errors import InvalidRequest
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller
 from app.gateway.runs import views
@@ -69,17 +69,6 @@ class ReplayRequest(WireModel):
 def read_request(body: Mapping[str, Any]) -> ReplayRequest:
     """Return the request; raises `InvalidRequest` naming the field."""
     return read_fields(ReplayRequest, drop_nulls(body))
-
-
-def check(row: RunRow, caller: Caller) -> None:
-    """Raise `Forbidden` unless the caller may read the run's content."""
-    if not may_read(row, caller):
-        raise Forbidden()
-
-
-def may_read(row: RunRow, caller: Caller) -> bool:
-    """Return True if this key may read the content of a run: it began it, or has `audit:read`."""
-    return row.key == caller.key.id or caller.may("audit:read")
 
 
 async def order(

@@ -464,7 +464,8 @@ def _add_replay_routes(router: APIRouter, context: GatewayContext, keys: Keys, i
         The reply has the new run as it is when `wait` is over. `GET /v1/runs/{id}/compare/{other}` compares both.
         """
         replay_request = replay.read_request(body)
-        replay.check(run.row, caller)
+        if not run.may_read:
+            raise Forbidden()
         await reads.note_foreign(context, caller, run.row, "replay")
         order = await replay.order(context, run.store, run.row, caller, replay_request)
         turn = await idempotency.begin(request, caller, body, lambda: order)
@@ -489,7 +490,7 @@ def _add_replay_routes(router: APIRouter, context: GatewayContext, keys: Keys, i
         Whether answers and outputs are equal is told to those who may read the content of both runs.
         """
         second = await visible(other, caller)
-        reads_both = replay.may_read(run.row, caller) and replay.may_read(second.row, caller)
+        reads_both = run.may_read and second.may_read
         if reads_both:
             for row in (run.row, second.row):
                 await reads.note_foreign(context, caller, row, "comparison")
@@ -514,7 +515,7 @@ def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[Vi
             raise await _absent(store, caller, name) from None
         if not caller.sees(row.tenant):
             raise NotFound()
-        return VisibleRun(row, store, replay.may_read(row, caller), caller)
+        return VisibleRun(row, store, caller.may_read_content(row.key), caller)
 
     return visible
 
