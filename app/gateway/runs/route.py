@@ -19,6 +19,8 @@ from pydantic import WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.core.rating.alignment import SideBySide
+from app.core.rating.comparison import Comparison
 from app.core.records import record
 from app.core.run import graph, timeline
 from app.core.run.events import Event, Kind
@@ -161,15 +163,8 @@ def _add_align_route(router: APIRouter, context: GatewayContext, keys: Keys) -> 
     ) -> Response:
         """The steps of two runs side by side: those with the same subtask, then those of the same worker, then those at
         the same place. Subtasks and outputs are compared for those who may read the content of both runs."""
-        runs = [await visible(name, caller) for name in (options.a, options.b)]
-        reads_both = all(run.may_read for run in runs)
-        if reads_both:
-            for run in runs:
-                await reads.note_foreign(context, caller, run.row, "comparison")
-        first, second = runs
-        journals = await first.store.journal(first.row.id), await second.store.journal(second.row.id)
-        ratings = await first.store.feedback(first.row.id), await second.store.feedback(second.row.id)
-        return _json((await views.align(first.store, journals, ratings, reads=reads_both)).to_json())
+        first, second = await visible(options.a, caller), await visible(options.b, caller)
+        return await _compare(context, first, second, views.align)
 
 
 def _add_follow_route(router: APIRouter, context: GatewayContext, keys: Keys, streams: OpenStreams) -> None:
@@ -489,14 +484,7 @@ def _add_replay_routes(router: APIRouter, context: GatewayContext, keys: Keys, i
 
         Whether answers and outputs are equal is told to those who may read the content of both runs.
         """
-        second = await visible(other, caller)
-        reads_both = run.may_read and second.may_read
-        if reads_both:
-            for row in (run.row, second.row):
-                await reads.note_foreign(context, caller, row, "comparison")
-        journals = await run.store.journal(run.row.id), await second.store.journal(second.row.id)
-        ratings = await run.store.feedback(run.row.id), await second.store.feedback(second.row.id)
-        return _json((await replay.compare_with_replay(run.store, journals, ratings, reads=reads_both)).to_json())
+        return await _compare(context, run, await visible(other, caller), replay.compare_with_replay)
 
 
 def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[VisibleRun]]:
@@ -556,6 +544,23 @@ async def _read_step_parts(
     read_run = explanation.ReadRun(run.row, journal, state, run_record)
     explained = await explanation.explain_read(run.store, context.store, read_run, content=run.may_read)
     return {"step": step, "explanation": explained}
+
+
+async def _compare(
+    context: GatewayContext,
+    first: VisibleRun,
+    second: VisibleRun,
+    compare: Callable[..., Awaitable[Comparison | SideBySide]],
+) -> Response:
+    """Return the reply of a comparison of two runs: `compare` gets the store, the journals, the ratings, and whether
+    the caller reads the content of both, which is logged."""
+    reads_both = first.may_read and second.may_read
+    if reads_both:
+        for run in (first, second):
+            await reads.note_foreign(context, run.caller, run.row, "comparison")
+    journals = await first.store.journal(first.row.id), await second.store.journal(second.row.id)
+    ratings = await first.store.feedback(first.row.id), await second.store.feedback(second.row.id)
+    return _json((await compare(first.store, journals, ratings, reads=reads_both)).to_json())
 
 
 def _json(value: Mapping[str, Any]) -> Response:
