@@ -4,7 +4,7 @@ A plan is shown with what it would disclose and cost. Its instructions are conte
 `audit:read` are shown them. A decision names the digest of what was shown, so that nobody approves something else.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import orjson
@@ -18,7 +18,7 @@ from app.core.rating.forecast import History
 from app.core.records import copy_with
 from app.core.run.approvals import find_decision
 from app.core.run.caller_view import dollars
-from app.core.run.events import RunApproved, RunAwaitingApproval, RunRefused, facts_with_times
+from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, facts_with_times
 from app.core.run.fold import fold
 from app.core.run.identifiers import run_of_reply
 from app.core.run.state import Proposal, RunState, StepState
@@ -30,7 +30,7 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.openapi import operations, run_replies
 from app.gateway.runs import forecasts
-from app.gateway.runs import reads as readings
+from app.gateway.runs import reads as read_log
 from app.gateway.runs.forecasts import Histories
 from app.gateway.runs.identity import key_names
 from app.gateway.wire import query
@@ -42,6 +42,8 @@ SCHEMAS: Final[operations.Schemas] = {
 }
 EXAMPLE: Final = {"decision": "approve", "digest": "9f86d081884c7d65" * 4, "reason": "Within the project's budget."}
 WAITING: Final = "awaiting_approval"
+TimedDecision = tuple[float, RunApproved | RunRefused]
+"""The decision on a plan, with its time."""
 RunId = Annotated[str, Path(alias="approval", description="The id of the run that asks.", examples=["run_01jd9k2v7c"])]
 
 
@@ -212,7 +214,7 @@ async def _approval_for(
     if approval is None:
         return None
     if may_read:
-        await readings.note_foreign(context, caller, row, "approval", mark(approval))
+        await read_log.note_foreign(context, caller, row, "approval", mark(approval))
     return approval | {
         "key_name": (await key_names(context.store.administration_of(caller.tenant), [row.key]))[row.key]
     }
@@ -232,22 +234,15 @@ async def approval_of(store: TenantStore, row: RunRow, *, reads: bool, own: bool
     question, terms = state.approval_question, state.admitted.approval
     if question is None or terms is None:
         return None
-    requests = facts_with_times(journal.events, RunAwaitingApproval)
-    asked_at = next(at for at, fact in requests if fact.digest == question.digest)
-    worst_case_usd = None
-    if question.price is not None:
-        worst_case_usd = dollars(question.price)
     proposal = _proposal(state, question.proposal)
-    steps = state.steps_of(proposal)
     decision = find_decision(journal.events, question.digest)
-    refs: list[str] = []
-    if reads:
-        refs += [step.subtask for step in steps if step.subtask]
-    if (reads or own) and decision is not None and decision[1].reason:
-        refs.append(decision[1].reason)
+    refs = _list_shown_refs(state.steps_of(proposal), decision, reads=reads, own=own)
     texts: Mapping[str, bytes] = {}
     if refs and journal.salt:
         texts = await store.contents(row.id, refs)
+    worst_case_usd = None
+    if question.price is not None:
+        worst_case_usd = dollars(question.price)
     return {
         "object": "approval",
         "run": row.id,
@@ -262,7 +257,7 @@ async def approval_of(store: TenantStore, row: RunRow, *, reads: bool, own: bool
         "task": state.admitted.task,
         "catalog": question.catalog,
         "reasons": list(question.reasons),
-        "asked_at": asked_at,
+        "asked_at": _asked_at(journal.events, question.digest),
         "expires_at": question.until,
         "on_expiry": terms.on_expiry,
         "four_eyes": terms.four_eyes,
@@ -277,7 +272,24 @@ async def approval_of(store: TenantStore, row: RunRow, *, reads: bool, own: bool
     }
 
 
-def _status(state: RunState, decision: tuple[float, RunApproved | RunRefused] | None) -> str:
+def _asked_at(events: Sequence[Event], digest: str) -> float:
+    """Return the time at which the question of this digest was asked."""
+    return next(at for at, fact in facts_with_times(events, RunAwaitingApproval) if fact.digest == digest)
+
+
+def _list_shown_refs(
+    steps: Sequence[StepState], decision: TimedDecision | None, *, reads: bool, own: bool
+) -> list[str]:
+    """Return the refs of the texts that the caller is shown; see `approval_of`."""
+    refs: list[str] = []
+    if reads:
+        refs += [step.subtask for step in steps if step.subtask]
+    if (reads or own) and decision is not None and decision[1].reason:
+        refs.append(decision[1].reason)
+    return refs
+
+
+def _status(state: RunState, decision: TimedDecision | None) -> str:
     if decision is not None:
         if isinstance(decision[1], RunApproved):
             return "approved"
@@ -316,9 +328,7 @@ def _step(step: StepState, texts: Mapping[str, bytes]) -> dict[str, Any]:
     }
 
 
-def _decision_to_json(
-    decision: tuple[float, RunApproved | RunRefused] | None, texts: Mapping[str, bytes]
-) -> dict[str, Any] | None:
+def _decision_to_json(decision: TimedDecision | None, texts: Mapping[str, bytes]) -> dict[str, Any] | None:
     if decision is None:
         return None
     at, fact = decision
