@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from app.core.plan.arms import tier_of
+from app.core.pool.catalog import Tier
 from app.core.pool.policy import Overrides, unknown_names
 from app.core.rating.comparison import Comparison, RunFigures, Same, compare, compare_unreadable, figures
 from app.core.rating.feedback import Feedback
@@ -78,37 +79,17 @@ async def order(
     none."""
     earlier = await replays.read_run(store, await store.journal(row.id))
     admitted, catalog = earlier.state.admitted, context.catalog()
-    model = replay_request.model or row.model
     tier = resolve_tier(catalog, caller.key, replay_request.model or row.tier)
     if replay_request.model is None:
         tier = tier_of(catalog, row.tier, row.model, admitted.served_by) or tier
     effort = nearest_effort(tier, replay_request.effort or admitted.effort or None)
-    pool = replay_request.pool or WHOLE_POOL
-    anew = replay_request.model is not None or replay_request.version is not None
-    conducts = anew and replay_request.plan is None and replay_request.worker is None
-    changes = Changes(
-        replay_request.plan,
-        replay_request.worker,
-        replay_request.from_step,
-        conducts=conducts,
-        version=replay_request.version or "",
-    )
-    if replay_request.worker is not None and replay_request.worker not in tier.pool:
-        raise InvalidRequest(
-            f"The worker is not in the pool of {tier.name}; it has {', '.join(tier.pool)}.", param="worker"
-        )
-    overrides = Overrides(frozenset(pool.allow), frozenset(pool.deny), pool.pin)
-    if unknown_names(tier, overrides):
-        raise InvalidRequest(
-            f"`pool` names a worker that is not in the pool of {tier.name}; it has {', '.join(tier.pool)}.",
-            param="pool",
-        )
+    overrides = _check_workers(replay_request, tier)
     if replay_request.version is not None:
         await replays.check_version(context.store, tier, replay_request.version)
     new_order = Order(
         task=earlier.task,
         tier=tier,
-        model=model,
+        model=replay_request.model or row.model,
         effort=effort,
         limits=narrow_limits(tier.efforts[effort], replay_request.budget, caller.key.max_usd),
         tenant=row.tenant,
@@ -118,7 +99,37 @@ async def order(
         explore=replay_request.explore,
         capped=is_capped(replay_request.budget, caller.key.max_usd),
     )
-    return replays.as_replay(new_order, earlier, changes, catalog)
+    return replays.as_replay(new_order, earlier, _changes(replay_request), catalog)
+
+
+def _check_workers(replay_request: ReplayRequest, tier: Tier) -> Overrides:
+    """Return the choice of workers. Raises `InvalidRequest` for a worker that is not in the tier's pool."""
+    if replay_request.worker is not None and replay_request.worker not in tier.pool:
+        raise InvalidRequest(
+            f"The worker is not in the pool of {tier.name}; it has {', '.join(tier.pool)}.", param="worker"
+        )
+    pool = replay_request.pool or WHOLE_POOL
+    overrides = Overrides(frozenset(pool.allow), frozenset(pool.deny), pool.pin)
+    if unknown_names(tier, overrides):
+        raise InvalidRequest(
+            f"`pool` names a worker that is not in the pool of {tier.name}; it has {', '.join(tier.pool)}.",
+            param="pool",
+        )
+    return overrides
+
+
+def _changes(replay_request: ReplayRequest) -> Changes:
+    """Return the changes against the run. A conductor plans anew where a tier or a version of one is named, unless the
+    request says what is carried out."""
+    names_conductor = replay_request.model is not None or replay_request.version is not None
+    says_plan = replay_request.plan is not None or replay_request.worker is not None
+    return Changes(
+        replay_request.plan,
+        replay_request.worker,
+        replay_request.from_step,
+        conducts=names_conductor and not says_plan,
+        version=replay_request.version or "",
+    )
 
 
 # -- comparison
