@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from app.core.roles import role_of
+from app.errors import InvalidRequest
 from app.gateway.http.ingress import Caller, Keys
 from app.gateway.openapi import operations, replies
 from app.store.protocol import KeyQuery
@@ -21,6 +22,13 @@ async def key_names(store: KeyStore, ids: Iterable[str]) -> dict[str, str | None
         return {}
     names = {row.id: row.name for row in await store.keys(KeyQuery(ids=key_ids))}
     return {id_: names.get(id_) for id_ in key_ids}
+
+
+def check_tenant(caller: Caller, tenant: str | None) -> None:
+    """Raise `InvalidRequest` for the parameter `tenant` of a request that asks for the runs of another tenant than the
+    caller may see."""
+    if tenant is not None and not caller.sees(tenant):
+        raise InvalidRequest("Only a key of all tenants sees another tenant's runs.", param="tenant")
 
 
 def routes(keys: Keys, prefix: str) -> APIRouter:

@@ -18,11 +18,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.pool.conductor_versions import VersionsInForce, versions_in_force
-from app.errors import InvalidRequest, Overloaded, StoreUnavailable
+from app.errors import Overloaded, StoreUnavailable
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys
 from app.gateway.openapi import operations, overview_replies
 from app.gateway.runs import stored_overview
+from app.gateway.runs.identity import check_tenant
 from app.gateway.runs.open_streams import OpenStream, OpenStreams
 from app.gateway.wire import query
 
@@ -59,7 +60,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
     )
     async def get_overview(filters: Annotated[query.OverviewFilters, Query()], caller: reader) -> Response:
         """Over the runs of the key's tenant; of a key of all tenants, over those of every tenant."""
-        _check_tenant(filters.tenant, caller)
+        check_tenant(caller, filters.tenant)
         async with turns.turn(caller.tenant):
             overview = await _overview(context, filters, caller)
         return Response(orjson.dumps(overview), media_type="application/json")
@@ -78,7 +79,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         """The overview of the period up to now, and again when runs have changed: ten seconds after the one before at
         the earliest. Streams of the same figures share their making. A stream ends within five seconds of its key's
         revocation."""
-        _check_tenant(filters.tenant, caller)
+        check_tenant(caller, filters.tenant)
         if request.method == "HEAD":  # which would wait for a stream's end, and for no body
             return Response(media_type="text/event-stream")
         overview_filters = query.OverviewFilters(period=filters.period, tenant=filters.tenant)
@@ -93,11 +94,6 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         return streams.begin(request, caller, _follow_overview(context, followed, number, first), seconds)
 
     return router
-
-
-def _check_tenant(tenant: str | None, caller: Caller) -> None:
-    if tenant is not None and not caller.sees(tenant):
-        raise InvalidRequest("Only a key of all tenants sees another tenant's runs.", param="tenant")
 
 
 class _Turns:

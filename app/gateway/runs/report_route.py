@@ -16,8 +16,9 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys
 from app.gateway.openapi import operations, report_replies
 from app.gateway.runs import reports
+from app.gateway.runs.identity import check_tenant
 from app.gateway.wire import query
-from app.store.protocol import METADATA_TAG, RunQuery
+from app.store.protocol import RunQuery
 
 MOST_RUNS: Final = 20_000
 """The most runs of one report."""
@@ -66,8 +67,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
 
 def _check(filters: query.ReportFilters, caller: Caller) -> None:
     """Raise `InvalidRequest` for another tenant, and `Forbidden` for groups that need another scope."""
-    if filters.tenant is not None and not caller.sees(filters.tenant):
-        raise InvalidRequest("Only a key of all tenants sees another tenant's runs.", param="tenant")
+    check_tenant(caller, filters.tenant)
     if any(name == "user" or name.startswith(METADATA) for name in filters.by) and not caller.may("audit:read"):
         raise Forbidden()
 
@@ -79,7 +79,6 @@ async def _figures(context: GatewayContext, filters: query.ReportFilters, caller
         until = now
     if since is None:
         since = until - PERIOD_SECONDS
-    tags = (("worker", filters.worker), ("label", filters.label), (METADATA_TAG, filters.metadata))
     run_query = RunQuery(
         tenant=caller.tenant or filters.tenant,
         tier=filters.tier,
@@ -89,7 +88,7 @@ async def _figures(context: GatewayContext, filters: query.ReportFilters, caller
         topology=filters.topology,
         model=filters.model,
         user=filters.user,
-        tags=tuple([(name, value) for name, value in tags if value is not None]),
+        tags=query.tags_of(filters),
     )
     try:
         zone = reports.zone_of(filters.time_zone)

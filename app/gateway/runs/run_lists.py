@@ -21,10 +21,10 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys
 from app.gateway.openapi import operations, run_replies
 from app.gateway.runs import audit
-from app.gateway.runs.identity import key_names
+from app.gateway.runs.identity import check_tenant, key_names
 from app.gateway.runs.open_streams import SCOPE, OpenStream, OpenStreams
 from app.gateway.wire import query
-from app.store.protocol import METADATA_TAG, Place, RatingFilter, RunQuery, RunRow, TenantStore
+from app.store.protocol import Place, RatingFilter, RunQuery, RunRow, TenantStore
 
 SCHEMAS: Final[operations.Schemas] = {"RunListEvent": lambda: operations.event_schema(run_replies.RunListEvent)}
 MOST_COUNTED: Final = 10_000
@@ -196,20 +196,25 @@ async def _find_place(
     return _cursor(filters, row)[:2]
 
 
+async def _find_requested_place(context: GatewayContext, filters: query.RunFilters, caller: Caller) -> Place | None:
+    """Return the place that `after` or `before` names; None where the page is the first one. Raises
+    `InvalidRequest`."""
+    if filters.after is not None and filters.before is not None:
+        raise InvalidRequest("Send 'after' or 'before', not both.", param="before", code="invalid_value")
+    if filters.after is not None:
+        return await _find_place(context, filters, caller, "after", filters.after)
+    if filters.before is not None:
+        return await _find_place(context, filters, caller, "before", filters.before)
+    return None
+
+
 async def _run_query(context: GatewayContext, filters: query.RunFilters, caller: Caller) -> RunQuery:
     """Return the store's query for one row more than a page has, which shows whether another page follows. Its place is
     that of `after` or of `before`."""
-    if filters.tenant is not None and not caller.sees(filters.tenant):
-        raise InvalidRequest("Only a key of all tenants sees another tenant's runs.", param="tenant")
+    check_tenant(caller, filters.tenant)
     if filters.queue is not None and caller.tenant is not None:
         raise InvalidRequest("Only a key of all tenants sees the queue, which all of them share.", param="queue")
-    if filters.after is not None and filters.before is not None:
-        raise InvalidRequest("Send 'after' or 'before', not both.", param="before", code="invalid_value")
-    place = None
-    for name, value in (("after", filters.after), ("before", filters.before)):
-        if value is not None:
-            place = await _find_place(context, filters, caller, name, value)
-    tags = (("worker", filters.worker), ("label", filters.label), (METADATA_TAG, filters.metadata))
+    place = await _find_requested_place(context, filters, caller)
     untaken_at = None
     if filters.queue is not None:
         untaken_at = context.now()
@@ -238,7 +243,7 @@ async def _run_query(context: GatewayContext, filters: query.RunFilters, caller:
         untaken_at=untaken_at,
         origin_kind=origin_kind,
         origin_run=filters.origin_run,
-        tags=tuple((name, value) for name, value in tags if value is not None),
+        tags=query.tags_of(filters),
         before=place,
         request_id=filters.request_id,
         trace_id=filters.trace_id,

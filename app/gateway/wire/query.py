@@ -25,7 +25,7 @@ from app.core.run.identifiers import REPLY_ID, run_of_reply
 from app.core.run.recipients import RecipientKind
 from app.gateway.openapi.replies import RunState
 from app.gateway.wire.parameters import Includable
-from app.store.protocol import RunSort, SeenDataFilter
+from app.store.protocol import METADATA_TAG, RunSort, SeenDataFilter
 
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 PAGE: Final = 100
@@ -195,6 +195,12 @@ class RunAttributes(Parameters):
     """Runs whose request had this field in its metadata: FIELD=VALUE."""
     tenant: Text | None = None
     """Runs of this tenant; only a key of all tenants may ask for another one than its own."""
+
+
+def tags_of(attributes: RunAttributes) -> tuple[tuple[str, str], ...]:
+    """Return the tags that the store's query for these runs needs."""
+    tags = (("worker", attributes.worker), ("label", attributes.label), (METADATA_TAG, attributes.metadata))
+    return tuple([(name, value) for name, value in tags if value is not None])
 
 
 class RunFilters(RunAttributes):
