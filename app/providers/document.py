@@ -4,13 +4,12 @@ NaN, infinities and numbers beyond a double are refused with the document; lone 
 U+FFFD (Gemini has been seen to cut a pair in two), so that every string handed on can be encoded; NUL is text like any
 other.
 
-Tools in the wire formats stand here too: definitions, choices, arguments, and calls that are streamed, with what all
-readers share: a call gets its number when it begins, and is held back until its name has come. Sources: openai-openapi
-2.3.0; Anthropic's tool use reference; Gemini's function calling reference.
+Tool calls are read here too, in the same way for all formats: a call gets its number when it begins, and is held back
+until its name has come.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -19,15 +18,10 @@ from app.core.message.chat import (
     ChosenToken,
     Finish,
     LikelyToken,
-    Message,
     Piece,
-    Tool,
-    Toolbox,
-    ToolCall,
     ToolDelta,
     Usage,
 )
-from app.core.message.response_format import is_closed
 from app.providers.faults import malformed_reply
 
 TOKENS = 100_000_000
@@ -168,9 +162,10 @@ def _repair_json(data: bytes, sender: str) -> Any:
         raise malformed_reply(sender, "no JSON") from None
 
 
-# -- tools
+# -- tool calls
 
 EMPTY_SCHEMA: Mapping[str, Any] = {"type": "object", "properties": {}}
+"""The schema of a tool without arguments."""
 
 
 class StreamedCalls:
@@ -237,105 +232,3 @@ def arguments_object(arguments: str) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     return {"arguments": value}
-
-
-def tools_for_openai(toolbox: Toolbox, *, strict: bool) -> dict[str, Any]:
-    """Return `tools`, `tool_choice` and `parallel_tool_calls`; `strict` says that the endpoint constrains decoding.
-
-    OpenAI refuses a strict tool that has optional arguments, so such a tool is offered without `strict`.
-    """
-    if not toolbox.tools:
-        return {}
-    tools = [{"type": "function", "function": _function(tool, strict)} for tool in toolbox.tools]
-    body: dict[str, Any] = {"tools": tools}
-    if toolbox.choice == "named":
-        body["tool_choice"] = {"type": "function", "function": {"name": toolbox.named}}
-    elif toolbox.choice != "auto":
-        body["tool_choice"] = toolbox.choice
-    if toolbox.parallel:
-        return body
-    return body | {"parallel_tool_calls": False}
-
-
-def _function(tool: Tool, strict: bool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description:
-        function["description"] = tool.description
-    if tool.parameters is not None:
-        function["parameters"] = tool.parameters
-    if strict and tool.strict and is_closed(tool.parameters or {}):
-        function["strict"] = True
-    return function
-
-
-def openai_calls(calls: Iterable[ToolCall], id_of: Callable[[str], str]) -> list[dict[str, Any]]:
-    """Return `tool_calls` of an assistant message; `id_of` converts an id to one that the endpoint accepts."""
-    return [
-        {"id": id_of(call.id), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in calls
-    ]
-
-
-def tools_for_anthropic(
-    toolbox: Toolbox, messages: Iterable[Message], strict: Callable[[Any], Any] | None
-) -> dict[str, Any]:
-    """Return `tools` and `tool_choice`; `strict` converts a schema to one that the endpoint can constrain decoding to.
-
-    A conversation that has calls but offers no tools needs their definitions all the same: they are made from the
-    names, and may not be called.
-    """
-    if not toolbox.tools:
-        earlier: dict[str, dict[str, Any]] = {}
-        for message in messages:
-            for call in message.calls:
-                earlier[call.name] = {"name": call.name, "input_schema": EMPTY_SCHEMA}
-        if not earlier:
-            return {}
-        return {"tools": list(earlier.values()), "tool_choice": {"type": "none"}}
-    kinds = {"auto": "auto", "none": "none", "required": "any", "named": "tool"}
-    choice: dict[str, Any] = {"type": kinds[toolbox.choice]}
-    if toolbox.choice == "named":
-        choice["name"] = toolbox.named
-    if not toolbox.parallel and toolbox.choice != "none":
-        choice["disable_parallel_tool_use"] = True
-    body: dict[str, Any] = {"tools": [_anthropic_tool(tool, strict) for tool in toolbox.tools]}
-    if choice == {"type": "auto"}:
-        return body
-    return body | {"tool_choice": choice}
-
-
-def _anthropic_tool(tool: Tool, strict: Callable[[Any], Any] | None) -> dict[str, Any]:
-    definition: dict[str, Any] = {"name": tool.name}
-    if tool.description:
-        definition["description"] = tool.description
-    schema = {"type": "object", **(tool.parameters or EMPTY_SCHEMA)}
-    if strict is None or not tool.strict:
-        return definition | {"input_schema": schema}
-    return definition | {"input_schema": strict(schema), "strict": True}
-
-
-def tools_for_gemini(toolbox: Toolbox) -> dict[str, Any]:
-    """Return `tools` and `toolConfig`; the format cannot ask for one call at a time."""
-    if not toolbox.tools:
-        return {}
-    body: dict[str, Any] = {"tools": [{"functionDeclarations": [_declaration(tool) for tool in toolbox.tools]}]}
-    if toolbox.choice == "auto":
-        return body
-    config: dict[str, Any] = {"mode": "NONE" if toolbox.choice == "none" else "ANY"}
-    if toolbox.choice == "named":
-        config["allowedFunctionNames"] = [gemini_name(toolbox.named)]
-    return body | {"toolConfig": {"functionCallingConfig": config}}
-
-
-def _declaration(tool: Tool) -> dict[str, Any]:
-    declaration: dict[str, Any] = {"name": gemini_name(tool.name), "description": tool.description or tool.name}
-    if tool.parameters is not None:
-        declaration["parametersJsonSchema"] = tool.parameters
-    return declaration
-
-
-def gemini_name(name: str) -> str:
-    """Return a name as Gemini accepts it: it begins with a letter or an underscore."""
-    if re.match(r"[A-Za-z_]", name):
-        return name
-    return f"_{name}"

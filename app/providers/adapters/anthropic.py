@@ -15,13 +15,26 @@ a worker may name its own), `ignore`.
 """
 
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
 import orjson
 
-from app.core.message.chat import Document, End, Finish, Part, Piece, Sampling, Text, Usage, Words
+from app.core.message.chat import (
+    Document,
+    End,
+    Finish,
+    Message,
+    Part,
+    Piece,
+    Sampling,
+    Text,
+    Tool,
+    Toolbox,
+    Usage,
+    Words,
+)
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTruncated
 from app.providers import document, options
@@ -95,7 +108,7 @@ class AnthropicProvider:
         body["messages"] = _messages(conversation.turns)
         body |= _sampling(request.sampling, self.unsupported | request.worker.drops)
         strict = _drop_unsupported_keywords if self._spec.structured else None
-        body |= document.tools_for_anthropic(request.toolbox, request.messages, strict)
+        body |= _tools(request.toolbox, request.messages, strict)
         if request.form is not None and request.form.schema is not None and self._spec.structured:
             body["output_config"] = {
                 "format": {"type": "json_schema", "schema": _drop_unsupported_keywords(request.form.schema)}
@@ -201,6 +214,42 @@ def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]
     if sampling.stop and not unsupported & {"stop", "stop_sequences"}:
         fields["stop_sequences"] = sampling.stop
     return fields
+
+
+def _tools(toolbox: Toolbox, messages: Iterable[Message], strict: Callable[[Any], Any] | None) -> dict[str, Any]:
+    """Return `tools` and `tool_choice`; `strict` converts a schema to one that the endpoint can constrain decoding to.
+
+    A conversation that has calls but offers no tools needs their definitions all the same: they are made from the
+    names, and may not be called.
+    """
+    if not toolbox.tools:
+        earlier: dict[str, dict[str, Any]] = {}
+        for message in messages:
+            for call in message.calls:
+                earlier[call.name] = {"name": call.name, "input_schema": document.EMPTY_SCHEMA}
+        if not earlier:
+            return {}
+        return {"tools": list(earlier.values()), "tool_choice": {"type": "none"}}
+    kinds = {"auto": "auto", "none": "none", "required": "any", "named": "tool"}
+    choice: dict[str, Any] = {"type": kinds[toolbox.choice]}
+    if toolbox.choice == "named":
+        choice["name"] = toolbox.named
+    if not toolbox.parallel and toolbox.choice != "none":
+        choice["disable_parallel_tool_use"] = True
+    body: dict[str, Any] = {"tools": [_tool(tool, strict) for tool in toolbox.tools]}
+    if choice == {"type": "auto"}:
+        return body
+    return body | {"tool_choice": choice}
+
+
+def _tool(tool: Tool, strict: Callable[[Any], Any] | None) -> dict[str, Any]:
+    definition: dict[str, Any] = {"name": tool.name}
+    if tool.description:
+        definition["description"] = tool.description
+    schema = {"type": "object", **(tool.parameters or document.EMPTY_SCHEMA)}
+    if strict is None or not tool.strict:
+        return definition | {"input_schema": schema}
+    return definition | {"input_schema": strict(schema), "strict": True}
 
 
 def _drop_unsupported_keywords(schema: object) -> Any:

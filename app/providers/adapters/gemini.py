@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import orjson
 
-from app.core.message.chat import End, Finish, Part, Piece, Sampling, Text, Usage, Words
+from app.core.message.chat import End, Finish, Part, Piece, Sampling, Text, Tool, Toolbox, Usage, Words
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerMalformed, WorkerTruncated
 from app.providers import document, options
@@ -89,7 +89,7 @@ class GeminiProvider:
             if request.form.schema is not None:
                 config["responseJsonSchema"] = request.form.schema
         body["generationConfig"] = config
-        body |= document.tools_for_gemini(request.toolbox)
+        body |= _tools(request.toolbox)
         return orjson.dumps(body, default=dict)
 
     def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
@@ -98,7 +98,7 @@ class GeminiProvider:
         streams = self._spec.streams and request.live
         verb = "streamGenerateContent?alt=sse" if streams else "generateContent"
         path = f"/{_resource(request.worker.model)}:{verb}"
-        names = {document.gemini_name(tool.name): tool.name for tool in request.toolbox.tools}
+        names = {_tool_name(tool.name): tool.name for tool in request.toolbox.tools}
         provider_request = ProviderRequest(path, body, deadlines, sender, streams=streams, headers=request.headers)
         return exchange(self._endpoint, provider_request, Candidate(sender, names))
 
@@ -127,7 +127,7 @@ def _parts(part_of_turn: TurnPart, needs_signatures: bool) -> list[dict[str, Any
 
 def _call(made_call: PlacedCall, needs_signatures: bool) -> dict[str, Any]:
     call = {
-        "name": document.gemini_name(made_call.call.name),
+        "name": _tool_name(made_call.call.name),
         "args": document.arguments_object(made_call.call.arguments),
     }
     part: dict[str, Any] = {"functionCall": call | _id_field(made_call)}
@@ -142,7 +142,7 @@ def _call(made_call: PlacedCall, needs_signatures: bool) -> dict[str, Any]:
 def _result(result: Result) -> list[dict[str, Any]]:
     """Return the result of a call: its text, then its images, each as a part of its own."""
     text = "".join(part.text for part in result.parts if isinstance(part, Text))
-    response = {"name": document.gemini_name(result.called.call.name), **_id_field(result.called)}
+    response = {"name": _tool_name(result.called.call.name), **_id_field(result.called)}
     response["response"] = {"error" if result.failed else "output": text}
     images = [_part(part) for part in result.parts if not isinstance(part, Text)]
     return [{"functionResponse": response}, *images]
@@ -193,6 +193,33 @@ def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]
         if value is not None and name not in unsupported:
             config[gemini_name] = value
     return config
+
+
+def _tools(toolbox: Toolbox) -> dict[str, Any]:
+    """Return `tools` and `toolConfig`; the format cannot ask for one call at a time."""
+    if not toolbox.tools:
+        return {}
+    body: dict[str, Any] = {"tools": [{"functionDeclarations": [_declaration(tool) for tool in toolbox.tools]}]}
+    if toolbox.choice == "auto":
+        return body
+    config: dict[str, Any] = {"mode": "NONE" if toolbox.choice == "none" else "ANY"}
+    if toolbox.choice == "named":
+        config["allowedFunctionNames"] = [_tool_name(toolbox.named)]
+    return body | {"toolConfig": {"functionCallingConfig": config}}
+
+
+def _declaration(tool: Tool) -> dict[str, Any]:
+    declaration: dict[str, Any] = {"name": _tool_name(tool.name), "description": tool.description or tool.name}
+    if tool.parameters is not None:
+        declaration["parametersJsonSchema"] = tool.parameters
+    return declaration
+
+
+def _tool_name(name: str) -> str:
+    """Return a name as Gemini accepts it: it begins with a letter or an underscore."""
+    if re.match(r"[A-Za-z_]", name):
+        return name
+    return f"_{name}"
 
 
 class Candidate:

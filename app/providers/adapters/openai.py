@@ -30,9 +30,12 @@ from app.core.message.chat import (
     Piece,
     Sampling,
     Text,
+    Tool,
+    Toolbox,
     Usage,
     Words,
 )
+from app.core.message.response_format import is_closed
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.core.records import record
 from app.errors import WorkerTruncated, WorkerUnavailable
@@ -42,7 +45,6 @@ from app.providers.document import (
     StreamedCalls,
     label,
     object_or_empty,
-    openai_calls,
     parse,
     rows,
     tokens,
@@ -112,7 +114,7 @@ class OpenAIProvider:
         spec = self._spec
         body: dict[str, Any] = {"model": request.worker.model, "messages": self._messages.render(request.messages)}
         body |= _sampling(request.sampling, self._max_tokens_field, self.unsupported | request.worker.drops)
-        body |= document.tools_for_openai(request.toolbox, strict=spec.structured)
+        body |= _tools(request.toolbox, strict=spec.structured)
         if request.form is not None and spec.structured:
             body["response_format"] = _response_format(request.form)
         if request.logprobs is not None:
@@ -135,6 +137,35 @@ class OpenAIProvider:
     async def close(self) -> None:
         """Close all connections."""
         await self._endpoint.close()
+
+
+def _tools(toolbox: Toolbox, *, strict: bool) -> dict[str, Any]:
+    """Return `tools`, `tool_choice` and `parallel_tool_calls`; `strict` says that the endpoint constrains decoding.
+
+    OpenAI refuses a strict tool that has optional arguments, so such a tool is offered without `strict`.
+    """
+    if not toolbox.tools:
+        return {}
+    tools = [{"type": "function", "function": _function(tool, strict)} for tool in toolbox.tools]
+    body: dict[str, Any] = {"tools": tools}
+    if toolbox.choice == "named":
+        body["tool_choice"] = {"type": "function", "function": {"name": toolbox.named}}
+    elif toolbox.choice != "auto":
+        body["tool_choice"] = toolbox.choice
+    if toolbox.parallel:
+        return body
+    return body | {"parallel_tool_calls": False}
+
+
+def _function(tool: Tool, strict: bool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description:
+        function["description"] = tool.description
+    if tool.parameters is not None:
+        function["parameters"] = tool.parameters
+    if strict and tool.strict and is_closed(tool.parameters or {}):
+        function["strict"] = True
+    return function
 
 
 def _response_format(form: Form) -> dict[str, Any]:
@@ -210,7 +241,10 @@ class MessageFormat:
         return rendered
 
     def _calls(self, message: Message) -> dict[str, Any]:
-        calls = openai_calls(message.calls, self._id)
+        calls = [
+            {"id": self._id(call.id), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.calls
+        ]
         if not self.returns_reasoning or message.keepsake is None:
             return {"tool_calls": calls}
         for call, extra in zip(calls, message.keepsake.get("extra_content", ()), strict=False):
