@@ -26,6 +26,10 @@ from app.providers.faults import malformed_reply
 
 TOKENS = 100_000_000
 """Above any context window; a count beyond it is a fault, not a bill."""
+MOST_LOGPROBS = 20
+"""The most alternatives of a token that OpenAI's two formats let be asked for."""
+DOCUMENT_NAME = "document.pdf"
+"""The file name of a PDF that has none; OpenAI's two formats want one."""
 _ESCAPES = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
 )
@@ -115,6 +119,14 @@ def usage(
         reasoning=min(count(reasoning) or 0, output_count),
         written=min(count(stored) or 0, input_count - cached_tokens),
     )
+
+
+def usage_detail(counts: Mapping[str, Any], name: str, field: str) -> object:
+    """Return one count of the details of a usage, which stand in an object of this `name`; None where it is absent."""
+    details = counts.get(name)
+    if not isinstance(details, dict):
+        return None
+    return details.get(field)
 
 
 def tokens(value: object, sender: str) -> list[ChosenToken]:

@@ -39,7 +39,7 @@ from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTruncated
 from app.providers import document, options
 from app.providers.authentication import key_headers
-from app.providers.document import StreamedCalls, count, label, object_or_empty, parse, rows, usage, words
+from app.providers.document import StreamedCalls, count, label, object_or_empty, parse, rows, usage, usage_detail, words
 from app.providers.eventstream import MessageReader
 from app.providers.faults import error_in_reply, fault, malformed_reply
 from app.providers.http import Endpoint, ProviderRequest, exchange
@@ -407,16 +407,11 @@ class Reply:
         counts = self._counts
         cached_tokens = counts.get("cache_read_input_tokens", 0)
         cache_writes = counts.get("cache_creation_input_tokens", 0)
-        uncached_count, cached_count, stored_count = (
-            count(counts.get("input_tokens")),
-            count(cached_tokens or 0),
-            count(cache_writes or 0),
-        )
-        read = None
+        uncached_count = count(counts.get("input_tokens"))
+        cached_count = count(cached_tokens or 0)
+        stored_count = count(cache_writes or 0)
+        input_tokens = None
         if uncached_count is not None and cached_count is not None and stored_count is not None:
-            read = uncached_count + cached_count + stored_count
-        details = counts.get("output_tokens_details")
-        thinking = None
-        if isinstance(details, dict):
-            thinking = details.get("thinking_tokens")
-        return usage(read, counts.get("output_tokens"), cached_tokens, thinking, stored=cache_writes)
+            input_tokens = uncached_count + cached_count + stored_count
+        thinking = usage_detail(counts, "output_tokens_details", "thinking_tokens")
+        return usage(input_tokens, counts.get("output_tokens"), cached_tokens, thinking, stored=cache_writes)

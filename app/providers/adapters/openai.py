@@ -42,6 +42,8 @@ from app.errors import WorkerTruncated, WorkerUnavailable
 from app.providers import document, options
 from app.providers.authentication import key_headers
 from app.providers.document import (
+    DOCUMENT_NAME,
+    MOST_LOGPROBS,
     StreamedCalls,
     label,
     object_or_empty,
@@ -49,6 +51,7 @@ from app.providers.document import (
     rows,
     tokens,
     usage,
+    usage_detail,
     words,
 )
 from app.providers.faults import error_in_reply, fault, malformed_reply
@@ -66,7 +69,6 @@ OPTIONS = {
     "logprobs": ("true", "false"),
 }
 """The last two say what a conductor may rely on: schemas with `prefixItems`, and log-probabilities with a schema."""
-MOST_LOGPROBS = 20
 FINISH: dict[str, Finish] = {
     "stop": "stop",
     "eos": "stop",
@@ -82,8 +84,6 @@ BROKEN_OFF = frozenset(("abort", "error", "insufficient_system_resource"))
 LONGEST_ID = 40
 PICTURES = "Images that the tools returned:"
 FILES = "Files that the tools returned:"
-DOCUMENT_NAME = "document.pdf"
-"""The file name of a PDF that has none; the API wants one."""
 BASE_62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
@@ -454,8 +454,8 @@ def _usage(value: object) -> Usage | None:
     if not isinstance(value, dict):
         return None
     prompt, completion = value.get("prompt_tokens"), value.get("completion_tokens")
-    reasoning = _details(value, "completion_tokens_details").get("reasoning_tokens")
-    cached = _details(value, "prompt_tokens_details").get("cached_tokens")
+    reasoning = usage_detail(value, "completion_tokens_details", "reasoning_tokens")
+    cached = usage_detail(value, "prompt_tokens_details", "cached_tokens")
     if cached is None:
         cached = value.get("prompt_cache_hit_tokens")
     if cached is None:
@@ -470,13 +470,6 @@ def _sum(first: object, other: object) -> int | None:
     if isinstance(first, int) and isinstance(other, int):
         return first + other
     return None
-
-
-def _details(value: dict[str, Any], name: str) -> dict[str, Any]:
-    details = value.get(name)
-    if isinstance(details, dict):
-        return details
-    return {}
 
 
 class Reasoning:

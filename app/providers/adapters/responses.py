@@ -39,7 +39,19 @@ from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTruncated, WorkerUnavailable
 from app.providers import document, options
 from app.providers.authentication import key_headers
-from app.providers.document import StreamedCalls, label, object_or_empty, parse, rows, tokens, usage, words
+from app.providers.document import (
+    DOCUMENT_NAME,
+    MOST_LOGPROBS,
+    StreamedCalls,
+    label,
+    object_or_empty,
+    parse,
+    rows,
+    tokens,
+    usage,
+    usage_detail,
+    words,
+)
 from app.providers.faults import error_in_reply, fault, malformed_reply
 from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
@@ -48,10 +60,7 @@ BASE_URL = "https://api.openai.com/v1"
 OPTIONS = {"reasoning": ("return", "drop")}
 LEAST_TOKENS = 16
 """The smallest `max_output_tokens` that the API takes."""
-MOST_LOGPROBS = 20
 LONGEST_ID = 64
-DOCUMENT_NAME = "document.pdf"
-"""The file name of a PDF that has none; the API wants one."""
 WITHOUT_REASONING = re.compile(r"(?:^|[/:])(?:gpt-[34]|chatgpt-|gpt-5(?:\.\d+)?-chat)")
 """Models that refuse `include: ["reasoning.encrypted_content"]`, because they do not reason."""
 ENDS = {f"response.{status}": status for status in ("completed", "incomplete", "failed")}
@@ -361,13 +370,6 @@ class Response:
 def _usage(value: object) -> Usage | None:
     if not isinstance(value, dict):
         return None
-    cached = _detail(value, "input_tokens_details", "cached_tokens")
-    reasoning = _detail(value, "output_tokens_details", "reasoning_tokens")
+    cached = usage_detail(value, "input_tokens_details", "cached_tokens")
+    reasoning = usage_detail(value, "output_tokens_details", "reasoning_tokens")
     return usage(value.get("input_tokens"), value.get("output_tokens"), cached, reasoning)
-
-
-def _detail(value: Mapping[str, Any], name: str, field: str) -> object:
-    details = value.get(name)
-    if not isinstance(details, dict):
-        return None
-    return details.get(field)
