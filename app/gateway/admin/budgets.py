@@ -11,8 +11,9 @@ from app.errors import Forbidden, InvalidRequest, NotFound
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext, administration
 from app.gateway.admin.requests import AccountFilters, BudgetFilters, BudgetRequest, read
-from app.gateway.admin.responses import as_json, as_page
+from app.gateway.admin.responses import as_page
 from app.gateway.http.ingress import Caller, Keys, json_body
+from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations
 from app.store.protocol import KeyQuery, TenantAdministration
 
@@ -64,7 +65,7 @@ def _add_read_routes(router: APIRouter, context: AdminContext, keys: Keys) -> No
         rows = [asdict(row) for row in windows]
         for row in rows:
             row |= {name: row[name] / MILLION for name in ("held", "spent", "overrun")}
-        return as_json(_to_json(budget) | {"windows": rows})
+        return json_reply(_to_json(budget) | {"windows": rows})
 
 
 def _add_write_routes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
@@ -100,7 +101,7 @@ def _add_write_routes(router: APIRouter, context: AdminContext, keys: Keys) -> N
             raise InvalidRequest(f"The budget is not valid: {'; '.join(reasons)}.", code="invalid_value")
         _check_rights(caller, budget)
         await store.set_budget(budget, by=caller.actor)
-        return as_json(_to_json(await _visible_budget(context, caller, budget.id)))
+        return json_reply(_to_json(await _visible_budget(context, caller, budget.id)))
 
     @router.delete(
         "/{budget:path}",
@@ -114,7 +115,7 @@ def _add_write_routes(router: APIRouter, context: AdminContext, keys: Keys) -> N
         budget = await _visible_budget(context, caller, budget_id)
         _check_rights(caller, budget)
         removed = await administration(context, caller).remove_budget(budget.id, by=caller.actor)
-        return as_json({"id": budget.id, "removed": removed})
+        return json_reply({"id": budget.id, "removed": removed})
 
 
 async def _name(store: TenantAdministration, tenant: str, budget_request: BudgetRequest, now: float) -> str:

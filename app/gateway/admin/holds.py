@@ -11,9 +11,10 @@ from app.errors import InvalidRequest
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext, administration
 from app.gateway.admin.requests import HoldFilters, HoldRequest, NoFields, read
-from app.gateway.admin.responses import as_json, as_page, positions
+from app.gateway.admin.responses import as_page, positions
 from app.gateway.http.admission import Idempotency
 from app.gateway.http.ingress import Caller, Keys, json_body
+from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations
 from app.store.protocol import Hold, HoldQuery
 
@@ -82,7 +83,7 @@ def _add_change_routes(router: APIRouter, context: AdminContext, keys: Keys, ide
         )
 
         async def place() -> Response:
-            return as_json(_to_json(await context.gateway.store.place_hold(hold, by=caller.actor)))
+            return json_reply(_to_json(await context.gateway.store.place_hold(hold, by=caller.actor)))
 
         return await idempotency.reply(request, caller, body, place)
 
@@ -103,7 +104,7 @@ def _add_change_routes(router: APIRouter, context: AdminContext, keys: Keys, ide
         released it."""
         read(NoFields, body)
         released = await context.gateway.store.release_hold(hold, context.gateway.now(), by=caller.actor)
-        return as_json(_to_json(released))
+        return json_reply(_to_json(released))
 
 
 def _to_json(hold: Hold) -> dict[str, Any]:

@@ -16,10 +16,11 @@ from app.errors import ConfigInvalid, Conflict, Forbidden, InvalidRequest, NotFo
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext, administration
 from app.gateway.admin.requests import KeyFilters, KeyRequest, NoFields, RotateRequest, read
-from app.gateway.admin.responses import as_json, as_page, positions
+from app.gateway.admin.responses import as_page, positions
 from app.gateway.http.admission import idempotency_record
 from app.gateway.http.api_keys import is_in_force, key_to_json, mint, new_secret, pepper_mark
 from app.gateway.http.ingress import Caller, Keys, json_body
+from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations
 from app.store.protocol import IdempotencyRecord, KeyQuery, KeyRow, TenantAdministration
 
@@ -70,7 +71,7 @@ def _add_read_routes(router: APIRouter, context: AdminContext, keys: Keys) -> No
     )
     async def get_key(key: KeyId, caller: reader) -> Any:
         """One key, never its secret."""
-        return as_json(key_reply(await _visible_key(context, caller, key), context.gateway.now()))
+        return json_reply(key_reply(await _visible_key(context, caller, key), context.gateway.now()))
 
 
 def _add_write_routes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
@@ -96,11 +97,11 @@ def _add_write_routes(router: APIRouter, context: AdminContext, keys: Keys) -> N
         if earlier is None:
             await _check_name(store, row, now)
             if await store.add_key(row, by=caller.actor):
-                return as_json(key_reply(row, now) | {"key": key})
+                return json_reply(key_reply(row, now) | {"key": key})
             earlier = await store.key(row.id)
         if earlier is None or _requested_fields(earlier) != _requested_fields(row):
             raise Conflict()
-        return as_json(key_reply(earlier, now) | {"key": None})
+        return json_reply(key_reply(earlier, now) | {"key": None})
 
     @router.post(
         "/{key}/rotate",
@@ -125,12 +126,12 @@ def _add_write_routes(router: APIRouter, context: AdminContext, keys: Keys) -> N
         if not is_in_force(row, now):
             raise _not_in_force_error()
         if not await _is_first(context, caller, idempotency_record(request, caller, body)):
-            return as_json(key_reply(row, now) | {"key": None})
+            return json_reply(key_reply(row, now) | {"key": None})
         secret, digest = new_secret(row, context.gateway.pepper)
         mark = pepper_mark(context.gateway.pepper)
         if not await store.rotate_key(row.id, digest, now + overlap, mark, by=caller.actor):
             raise _not_in_force_error()
-        return as_json(key_reply(await store.key(row.id) or row, now) | {"key": secret})
+        return json_reply(key_reply(await store.key(row.id) or row, now) | {"key": secret})
 
 
 def _not_in_force_error() -> Conflict:
@@ -173,7 +174,7 @@ def _add_revoke_route(router: APIRouter, context: AdminContext, keys: Keys) -> N
             raise Forbidden("The key has scopes or tenants that the one who asks has not.")
         store = administration(context, caller)
         await store.revoke_key(row.id, context.gateway.now(), by=caller.actor)
-        return as_json(key_reply(await store.key(row.id) or row, context.gateway.now()))
+        return json_reply(key_reply(await store.key(row.id) or row, context.gateway.now()))
 
 
 def key_reply(row: KeyRow, now: float) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from app.errors import Forbidden, InvalidRequest, Unauthorized
 from app.gateway.admin import replies
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import API_KEY, BEARER, Caller, Keys
+from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations
 from app.store.protocol import KeyRow
 
@@ -217,7 +218,7 @@ def rules(keys: Keys, people: People | None) -> APIRouter:
             for grant in people.grants:
                 if caller.key.all_tenants or grant.tenant == caller.key.tenant:
                     body["grants"].append(asdict(grant))
-        return Response(orjson.dumps(body), headers={"cache-control": "no-store"}, media_type="application/json")
+        return json_reply(body)
 
     return router
 
@@ -279,7 +280,7 @@ def _add_logout_route(router: APIRouter, access: Access, people: People) -> None
     )
     async def log_out(caller: Annotated[Caller, access.needs()]) -> Response:
         """Removes the session's cookie."""
-        reply = Response(orjson.dumps({"ended": True}), media_type="application/json")
+        reply = json_reply({"ended": True})
         reply.delete_cookie(SESSION, path="/", secure=people.secure, httponly=True, samesite="lax")
         return reply
 

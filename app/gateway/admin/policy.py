@@ -20,8 +20,8 @@ from app.errors import ConfigInvalid, InvalidRequest, NotFound, Overloaded
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext
 from app.gateway.admin.requests import PoolRequest, TrialRequest, read
-from app.gateway.admin.responses import as_json
 from app.gateway.http.ingress import Caller, Keys, json_body
+from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations
 from app.store.protocol import RunQuery, TenantStore
 
@@ -77,7 +77,7 @@ def _add_read_route(router: APIRouter, context: AdminContext, keys: Keys) -> Non
         catalog = context.gateway.catalog()
         rules = [_rule(catalog, rule) for rule in catalog.rules]
         labels = list(labels_of(catalog))
-        return as_json({"object": "policy", "catalog": catalog.digest, "labels": labels, "rules": rules})
+        return json_reply({"object": "policy", "catalog": catalog.digest, "labels": labels, "rules": rules})
 
 
 def _rule(catalog: Catalog, rule: Rule) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _add_check_route(router: APIRouter, context: AdminContext, keys: Keys, turn:
     ) -> Any:
         """For each tier and each set of labels that matters the recipients, as `baton policy check` prints them."""
         text = read(PoolRequest, body).pool
-        return as_json({"object": "policy.table"} | await turn.do(lambda: _table(context.read_pool(text))))
+        return json_reply({"object": "policy.table"} | await turn.do(lambda: _table(context.read_pool(text))))
 
 
 def _table(catalog: Catalog) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _add_difference_route(router: APIRouter, context: AdminContext, keys: Keys, 
         text, old = read(PoolRequest, body).pool, context.gateway.catalog()
         widened_cells = await turn.do(lambda: _compare(old, context.read_pool(text)))
         witnesses = [policy_table.witness_to_json(widening) for widening in widened_cells]
-        return as_json({"object": "policy.difference", "widens": bool(widened_cells), "witnesses": witnesses})
+        return json_reply({"object": "policy.difference", "widens": bool(widened_cells), "witnesses": witnesses})
 
 
 def _compare(old: Catalog, new: Catalog) -> list[Widening]:
@@ -167,7 +167,7 @@ def _add_trial_route(router: APIRouter, context: AdminContext, keys: Keys, turn:
         query = RunQuery(tenant=caller.tenant, since=context.gateway.now() - trial_request.since_seconds, limit=PAGE)
         runs, refused_runs = await _try_on_runs(store, new, query)
         refused = [run.as_json() for run in refused_runs]
-        return as_json({"object": "policy.trial", "runs": runs, "all": runs < MOST_RUNS, "refused": refused})
+        return json_reply({"object": "policy.trial", "runs": runs, "all": runs < MOST_RUNS, "refused": refused})
 
 
 async def _try_on_runs(store: TenantStore, catalog: Catalog, query: RunQuery) -> tuple[int, list[RefusedRun]]:

@@ -28,10 +28,11 @@ from app.gateway.admin.requests import (
     TierPromotionRequest,
     read,
 )
-from app.gateway.admin.responses import as_json, page
+from app.gateway.admin.responses import page
 from app.gateway.http.admission import Idempotency
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys, json_body
+from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations
 from app.gateway.wire.parameters import WireModel
 
@@ -133,7 +134,9 @@ def _add_conductor_routes(router: APIRouter, context: AdminContext, keys: Keys) 
         if conductor not in versions.conductor_names(gateway.catalog()):
             raise NotFound("No tier of the pool file has this conductor.")
         tiers = await _judge_tiers(gateway, versions.RequestedChange(conductor, "promoted", filters.version))
-        return as_json({"object": "conductor.evidence", "name": conductor, "version": filters.version, "tiers": tiers})
+        return json_reply(
+            {"object": "conductor.evidence", "name": conductor, "version": filters.version, "tiers": tiers}
+        )
 
 
 async def _judge_tiers(gateway: GatewayContext, change: versions.RequestedChange) -> list[dict[str, Any]]:
@@ -173,7 +176,7 @@ def _add_tier_routes(router: APIRouter, context: AdminContext, keys: Keys) -> No
         _check_tier(catalog, tier)
         subject = subject_named(catalog, filters.subject)
         tiers = await _judge_tiers(context.gateway, versions.RequestedChange(f"{TIER}{tier}", "promoted", subject))
-        return as_json({"object": "tier.evidence", "name": tier, "subject": subject, "tiers": tiers})
+        return json_reply({"object": "tier.evidence", "name": tier, "subject": subject, "tiers": tiers})
 
 
 def _check_tier(catalog: Catalog, tier: str) -> None:
@@ -230,7 +233,7 @@ def _add_conductor_change(
         async def change() -> Response:
             await _make_change(context, check, "version", getattr(change_request, "force", None), caller)
             in_force = versions_in_force(await store.changes())
-            return as_json(_conductor_to_json(conductor, in_force.get(conductor, VersionsInForce())))
+            return json_reply(_conductor_to_json(conductor, in_force.get(conductor, VersionsInForce())))
 
         return await idempotency.reply(request, caller, body, change)
 
@@ -269,7 +272,7 @@ def _add_tier_change(
 
         async def change() -> Response:
             await _make_change(context, check, "tier", getattr(change_request, "force", None), caller)
-            return as_json(_tier_to_json(catalog, tier, versions_in_force(await store.changes())))
+            return json_reply(_tier_to_json(catalog, tier, versions_in_force(await store.changes())))
 
         return await idempotency.reply(request, caller, body, change)
 

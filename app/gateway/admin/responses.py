@@ -1,18 +1,13 @@
-"""Replies of the admin API: JSON, and pages of lists."""
+"""Pages of lists of the admin API."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import orjson
 from starlette.responses import Response
 
 from app.errors import InvalidRequest, NotFound
-
-
-def as_json(body: Mapping[str, Any]) -> Response:
-    """Return a reply with a JSON object. No cache may keep it."""
-    return Response(orjson.dumps(dict(body)), headers={"cache-control": "no-store"}, media_type="application/json")
+from app.gateway.http.json_reply import json_reply
 
 
 def as_page(entries: Sequence[Mapping[str, Any]], field: str, limit: int) -> Response:
@@ -36,4 +31,4 @@ def page(entries: Sequence[Mapping[str, Any]], field: str, *, has_more: bool) ->
     next_position = None
     if has_more:
         next_position = str(entries[-1][field])
-    return as_json({"object": "list", "data": list(entries), "has_more": has_more, "next": next_position})
+    return json_reply({"object": "list", "data": list(entries), "has_more": has_more, "next": next_position})

@@ -18,8 +18,9 @@ from app.gateway.admin.requests import (
     TenantRequest,
     read,
 )
-from app.gateway.admin.responses import as_json, as_page, page
+from app.gateway.admin.responses import as_page, page
 from app.gateway.http.ingress import Caller, Keys, json_body
+from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations
 from app.store.protocol import AdminEvent, AdminEventQuery, SpendQuery, TenantRow
 
@@ -69,7 +70,7 @@ def _add_list_routes(router: APIRouter, context: AdminContext, keys: Keys) -> No
         """A tenant that was created already is shown as it is."""
         name = read(TenantRequest, body).name
         await context.gateway.store.add_tenant(name, context.gateway.now(), by=caller.actor)
-        return as_json(_to_json(await _find_tenant(context, name)))
+        return json_reply(_to_json(await _find_tenant(context, name)))
 
 
 def _add_switch_routes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
@@ -100,7 +101,7 @@ def _add_switch_route(router: APIRouter, context: AdminContext, keys: Keys, verb
         now = context.gateway.now()
         if not await context.gateway.store.switch_tenant(tenant, now, enabled=verb == "enable", by=caller.actor):
             raise NotFound("There is no such tenant.")
-        return as_json(_to_json(await _find_tenant(context, tenant)))
+        return json_reply(_to_json(await _find_tenant(context, tenant)))
 
 
 def _add_change_log_route(router: APIRouter, context: AdminContext, keys: Keys) -> None:
@@ -166,7 +167,7 @@ def _add_spending_route(router: APIRouter, context: AdminContext, keys: Keys) ->
         for row in await administration(context, caller).spending(query):
             dollars = {"usd": row.usd / MILLION, "held_usd": row.held / MILLION}
             rows.append({"tenant": row.tenant, "key": row.key, "runs": row.runs, **dollars, "tokens": row.tokens})
-        return as_json({"object": "spending", "since": since, "until": until, "by": filters.by, "data": rows})
+        return json_reply({"object": "spending", "since": since, "until": until, "by": filters.by, "data": rows})
 
 
 async def _find_tenant(context: AdminContext, name: str) -> TenantRow:

@@ -6,7 +6,6 @@ Everything that `chat/route.py` promises holds here; errors of these routes have
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,6 +27,7 @@ from app.gateway.anthropic.request import (
 from app.gateway.http.admission import Idempotency, OpenTurn
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Direct, Keys, json_body
+from app.gateway.http.json_reply import json_reply
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import message_replies, operations
 from app.gateway.wire.parameters import RequestOptions, order_of, resolve_tier
@@ -67,7 +67,7 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
             resolve_tier(context.catalog(), caller.key, message_request.model)
             task = task_of(message_request)
             likely = policy.estimate_usage(task.messages, "").input + policy.tool_bytes(task.toolbox) // 4
-            return Response(orjson.dumps({"input_tokens": likely}), media_type="application/json")
+            return json_reply({"input_tokens": likely})
 
         return await idempotency.reply(request, caller, body, count)
 

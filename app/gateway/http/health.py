@@ -15,6 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from app.errors import BatonError
 from app.gateway.http.context import GatewayContext
+from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations, replies
 
 CHECK_TIMEOUT = 3.0
@@ -60,7 +61,7 @@ def routes(context: GatewayContext) -> APIRouter:
             body = {"status": "not_ready", "checks": checks}
             return Response(orjson.dumps(body), 503, {"retry-after": "1"}, "application/json")
         status = "ready" if set(checks.values()) == {"ok"} else "degraded"
-        return Response(orjson.dumps({"status": status, "checks": checks}), media_type="application/json")
+        return json_reply({"status": status, "checks": checks})
 
     return router
 

@@ -7,7 +7,6 @@ A plan's texts are its author's: another key of the tenant needs `audit:read` to
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
-import orjson
 from fastapi import APIRouter, Depends, Path, Query
 from pydantic import BeforeValidator, Field
 from starlette.requests import Request
@@ -26,6 +25,7 @@ from app.gateway.chat.route import completion
 from app.gateway.http.admission import Idempotency, OpenTurn
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys, json_body
+from app.gateway.http.json_reply import json_reply
 from app.gateway.http.sse import collect
 from app.gateway.openapi import chat_replies, message_replies, operations, plan_replies, response_replies
 from app.gateway.plans import orders, reply, requests, revisions
@@ -179,7 +179,7 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, his
         rows = await context.store.of_tenant(caller.tenant).runs(run_query)
         page = rows[: filters.limit]
         names = await key_names(context.store.administration_of(caller.tenant), [row.key for row in page])
-        return _json(_list_page(page, names, has_more=len(rows) > filters.limit))
+        return json_reply(_list_page(page, names, has_more=len(rows) > filters.limit))
 
     @router.get(
         "/{plan}",
@@ -275,7 +275,7 @@ def _add_delete_route(router: APIRouter, context: GatewayContext, keys: Keys) ->
             if revision.row is not None:
                 await cancel.stop_with_copies(target.store, context.queue, revision.row, context.now())
             await target.store.erase(revision.state.run)
-        return _json({"id": target.plan.id, "object": "plan", "deleted": True})
+        return json_reply({"id": target.plan.id, "object": "plan", "deleted": True})
 
 
 def _add_run_route(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
@@ -367,7 +367,7 @@ async def _plan_reply(
     names = await key_names(context.store.administration_of(caller.tenant), authors)
     for entry in data["revisions"]:
         entry["author_name"] = names[entry["author"]]
-    return _json(data)
+    return json_reply(data)
 
 
 def _number(body: Mapping[str, object]) -> int | None:
@@ -376,7 +376,3 @@ def _number(body: Mapping[str, object]) -> int | None:
     if isinstance(number, int) and not isinstance(number, bool):
         return number
     return None
-
-
-def _json(value: Mapping[str, Any]) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
-import orjson
 from pydantic import Field
 
 from app.core.message.chat import Message, Task, Text
@@ -84,7 +83,7 @@ def _with_new_ids(messages: Iterable[Message]) -> list[Message]:
     return renumbered
 
 
-def compaction_reply(subject: Subject, end: TurnEnd) -> bytes:
+def compaction_reply(subject: Subject, end: TurnEnd) -> dict[str, Any]:
     """Return a `response.compaction`: the user's messages, and the item that stands for everything else."""
     run, conversation = subject.state.run, subject.task.messages[:-1]
     labels = sorted(subject.state.admitted.labels)
@@ -92,13 +91,11 @@ def compaction_reply(subject: Subject, end: TurnEnd) -> bytes:
     user_messages = [message for message in conversation if message.role == "user" and not is_notes(message)]
     output = [message_item(f"{run}_in{place}", message) | marks for place, message in enumerate(user_messages)]
     output.append({"id": f"cmp_{run}", "type": "compaction", "encrypted_content": encode_notes(end.answer)} | marks)
-    return orjson.dumps(
-        {
-            "id": format_reply_id(FORMAT, run, 0),
-            "object": "response.compaction",
-            "created_at": int(subject.state.turn.at),
-            "output": output,
-            "usage": usage_of(end.bill),
-            "baton": extension(end),
-        }
-    )
+    return {
+        "id": format_reply_id(FORMAT, run, 0),
+        "object": "response.compaction",
+        "created_at": int(subject.state.turn.at),
+        "output": output,
+        "usage": usage_of(end.bill),
+        "baton": extension(end),
+    }

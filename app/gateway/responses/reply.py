@@ -72,13 +72,8 @@ class Subject:
         return self.task.messages[0].text
 
 
-def render_response(subject: Subject, end: TurnEnd | None) -> bytes:
+def render_response(subject: Subject, end: TurnEnd | None) -> dict[str, Any]:
     """Return the response object: as it ended, or, with None, under way."""
-    return orjson.dumps(document(subject, end))
-
-
-def document(subject: Subject, end: TurnEnd | None) -> dict[str, Any]:
-    """Return the response object as JSON values."""
     state, wire = subject.state, subject.state.turn.wire
     status = status_of(subject, end)
     turn, echoed = state.turn.number, subject.turn_task.echoed
@@ -286,7 +281,7 @@ class Events:
 
     def opening(self) -> bytes:
         """Return the events that the response exists, and that it is in progress."""
-        under_way = document(self._subject, None) | {"status": "in_progress"}
+        under_way = render_response(self._subject, None) | {"status": "in_progress"}
         created = self._event("response.created", 0, response=under_way)
         return created + self._event("response.in_progress", IN_PROGRESS, response=under_way)
 
@@ -313,11 +308,11 @@ class Events:
         approved."""
         if end.state.state == "awaiting_approval":
             number = max(self._after, IN_PROGRESS)
-            response = document(self._subject_at(end), end)
+            response = render_response(self._subject_at(end), end)
             queued = {"type": "response.queued", "sequence_number": number, "response": response}
             return b"event: response.queued\ndata: %s\n\n" % orjson.dumps(queued)
         frames = b""
-        response = document(self._subject_at(end), end)
+        response = render_response(self._subject_at(end), end)
         if not self._has_message and not end.calls:
             frames += self._begin_message()
         for call in end.calls[len(self._calls) :]:
@@ -335,7 +330,7 @@ class Events:
         run was sent, so its end comes behind any event that the caller names."""
         if end.state.ended and end.state.state != "succeeded":
             number = max(self._at, self._after - self._base) + 1
-            return self._event("response.failed", number, response=document(self._subject_at(end), end))
+            return self._event("response.failed", number, response=render_response(self._subject_at(end), end))
         return self._error_event(error)  # the stream alone is broken: it can be resumed
 
     def _error_event(self, error: BatonError) -> bytes:

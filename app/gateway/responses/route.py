@@ -8,7 +8,6 @@ conversation is that of the response before and what came of it.
 from dataclasses import replace
 from typing import Annotated, Any, Final
 
-import orjson
 from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,6 +23,7 @@ from app.errors import CallerError, Conflict, InvalidRequest, NotFound
 from app.gateway.http.admission import Idempotency, OpenTurn, TurnToFollow, last_event
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Direct, Keys, json_body
+from app.gateway.http.json_reply import json_reply
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import operations, response_replies
 from app.gateway.responses import compaction, items, reply
@@ -137,7 +137,7 @@ def _add_compact_route(router: APIRouter, context: GatewayContext, keys: Keys, i
 
         turn = await idempotency.begin(request, caller, body, order)
         end = await collect(context, turn, request.receive)
-        return _json(compaction.compaction_reply(await subject(context.store, end.state), end))
+        return json_reply(compaction.compaction_reply(await subject(context.store, end.state), end))
 
     router.add_api_route(
         "/compact",
@@ -181,7 +181,7 @@ def _add_count_route(router: APIRouter, context: GatewayContext, keys: Keys, ide
                 history, loaded_tools = before.messages, _collect_loaded_tools(before)
             task = task_of(resolved_request, history, loaded_tools)
             likely = policy.estimate_usage(task.messages, "").input + policy.tool_bytes(task.toolbox) // 4
-            return _json(orjson.dumps({"object": "response.input_tokens", "input_tokens": likely}))
+            return json_reply({"object": "response.input_tokens", "input_tokens": likely})
 
         return await idempotency.reply(request, caller, body, count)
 
@@ -203,7 +203,7 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, ide
         """Return the response as it stands, or stream it again. `Last-Event-ID` counts before `starting_after`."""
         stored_response = await _find_stored(context, response, caller)
         if not options.stream:
-            return _json(reply.render_response(stored_response.subject, stored_response.end))
+            return json_reply(reply.render_response(stored_response.subject, stored_response.end))
         after = last_event(request)
         if after is None:
             after = options.starting_after
@@ -225,7 +225,7 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, ide
         """Newest first, unless `order=asc`."""
         stored_response = await _find_stored(context, response, caller)
         store = context.store.of_tenant(caller.tenant)
-        return _json(orjson.dumps(await items.page(store, stored_response.subject, filters)))
+        return json_reply(await items.page(store, stored_response.subject, filters))
 
 
 def _add_end_routes(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
@@ -258,7 +258,7 @@ def _add_end_routes(router: APIRouter, context: GatewayContext, keys: Keys, idem
             row = await store.run(stored_response.subject.state.run)
             await cancel.stop(store, context.queue, row, context.now())
             stopped_response = await _find_stored(context, response, caller)
-            return _json(reply.render_response(stopped_response.subject, stopped_response.end))
+            return json_reply(reply.render_response(stopped_response.subject, stopped_response.end))
 
         return await idempotency.reply(request, caller, body, stop, has_content=True)
 
@@ -278,11 +278,7 @@ def _add_end_routes(router: APIRouter, context: GatewayContext, keys: Keys, idem
         await cancel.stop_with_copies(store, context.queue, row, context.now())
         if not await store.erase(row.id):  # it was pruned just now
             raise NotFound(NOT_FOUND_MESSAGE)
-        return _json(orjson.dumps({"id": response, "object": "response", "deleted": True}))
-
-
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+        return json_reply({"id": response, "object": "response", "deleted": True})
 
 
 def _order(
@@ -358,9 +354,9 @@ async def reply_to_turn(
     if background:
         context.runs.leave(turn.run)
         turn.permit.release()
-        return _json(reply.render_response(source, None))
+        return json_reply(reply.render_response(source, None))
     end = await collect(context, turn, request.receive)
-    return _json(reply.render_response(await subject(context.store, end.state), end))
+    return json_reply(reply.render_response(await subject(context.store, end.state), end))
 
 
 async def _resolve_references(

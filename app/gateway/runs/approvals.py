@@ -7,7 +7,6 @@ A plan is shown with what it would disclose and cost. Its instructions are conte
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
-import orjson
 from fastapi import APIRouter, Path, Query
 from pydantic import Field, StringConstraints
 from starlette.requests import Request
@@ -28,6 +27,7 @@ from app.errors import NotFound
 from app.gateway.http.admission import Idempotency
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys, json_body
+from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations, run_replies
 from app.gateway.runs import forecasts
 from app.gateway.runs import reads as read_log
@@ -96,7 +96,7 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, his
         next_page = None
         if has_more:
             next_page = query.as_cursor(query.Cursor(rows[-1].created_at, rows[-1].id))
-        return _json({"object": "list", "data": approvals, "has_more": has_more, "next": next_page})
+        return json_reply({"object": "list", "data": approvals, "has_more": has_more, "next": next_page})
 
     @router.get(
         "/{approval}",
@@ -107,7 +107,7 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, his
     )
     async def get_approval(run: RunId, caller: reader) -> Response:
         """The latest plan of the run that needed an approval, with its likely cost and time while it waits."""
-        return _json(await _read_approval(context, histories, run, caller))
+        return json_reply(await _read_approval(context, histories, run, caller))
 
 
 def _add_decide_route(
@@ -133,7 +133,7 @@ def _add_decide_route(
 
         async def decide() -> Response:
             await context.runs.decide(name, caller.tenant, _decision(approval_request, caller))
-            return _json(await _read_approval(context, histories, name, caller))
+            return json_reply(await _read_approval(context, histories, name, caller))
 
         if idempotency is None:
             return await decide()
@@ -353,7 +353,3 @@ def _text(texts: Mapping[str, bytes], ref: str) -> str | None:
     if text is None:
         return None
     return text.decode()
-
-
-def _json(value: Mapping[str, Any]) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")

@@ -19,6 +19,7 @@ from app.core.run.recipients import Recipient
 from app.errors import InvalidRequest
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys
+from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import disclosure_replies, operations
 from app.gateway.runs.identity import key_names
 from app.gateway.runs.reports import csv_cell
@@ -130,7 +131,7 @@ def _page_reply(
             "has_more": next_page is not None,
             "next": next_page,
         }
-        return Response(orjson.dumps(page), media_type="application/json")
+        return json_reply(page)
     headers = {}
     if next_page is not None:
         parameters = [(name, value) for name, value in request.query_params.multi_items() if name != "after"]

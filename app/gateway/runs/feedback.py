@@ -7,7 +7,6 @@ the run has ended, and as often as somebody changes their mind, up to the bound 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import orjson
 from pydantic import Field, StringConstraints
 from starlette.responses import Response
 
@@ -15,6 +14,7 @@ from app.core.rating.feedback import Feedback
 from app.errors import Conflict, InvalidRequest
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller
+from app.gateway.http.json_reply import json_reply
 from app.gateway.runs import audit
 from app.gateway.wire.parameters import Label, WireModel, drop_nulls, read_fields
 from app.store.protocol import IdempotencyRecord, RunRow
@@ -66,9 +66,7 @@ async def take(
     )
     stored = await context.store.of_tenant(caller.tenant).rate(feedback)
     context.telemetry.count("baton_feedback_total", row.tier, stored.kind)
-    return Response(
-        orjson.dumps({"object": "run.feedback", "run": row.id, **audit.rating(stored)}), media_type="application/json"
-    )
+    return json_reply({"object": "run.feedback", "run": row.id, **audit.rating(stored)})
 
 
 def _read_request(body: Mapping[str, Any]) -> FeedbackRequest:

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from typing import Annotated
 
-import orjson
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from app.core.roles import role_of
 from app.errors import InvalidRequest
 from app.gateway.http.ingress import Caller, Keys
+from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations, replies
 from app.store.protocol import KeyQuery
 from app.store.protocol import Keys as KeyStore
@@ -56,6 +56,6 @@ def routes(keys: Keys, prefix: str) -> APIRouter:
             "expires_at": key.expires_at,
             "csrf_token": caller.csrf_token,
         }
-        return Response(orjson.dumps(body), media_type="application/json")
+        return json_reply(body)
 
     return router

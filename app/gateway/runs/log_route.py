@@ -7,7 +7,6 @@ are for keys of all tenants.
 from base64 import b64encode
 from typing import Annotated, Any, Final
 
-import orjson
 from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
 
@@ -16,6 +15,7 @@ from app.core.transparency.tiles import WIDTH, Tile, bundle, parse_tile
 from app.errors import Forbidden, NotFound
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys
+from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations, overview_replies
 from app.gateway.runs import log_check
 from app.gateway.wire import query
@@ -70,8 +70,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         if filters.size is not None and filters.root is not None:
             earlier = filters.size, bytes.fromhex(filters.root)
         report = await log_check.check(context.store.log, earlier)
-        headers = {"cache-control": "no-store"}
-        return Response(orjson.dumps(report), media_type="application/json", headers=headers)
+        return json_reply(report)
 
     @router.get(
         "/tile/{tile:path}",

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
-import orjson
 from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,6 +18,7 @@ from app.core.pool.serving import serve_tier
 from app.errors import InvalidRequest
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys
+from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import message_replies, model_replies, operations, replies
 from app.gateway.wire import query
 from app.gateway.wire.parameters import resolve_tier
@@ -63,7 +63,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         page |= {"first_id": None, "last_id": None, "has_more": has_more}
         if names:
             page |= {"first_id": names[0], "last_id": names[-1]}
-        return Response(orjson.dumps(page), media_type="application/json")
+        return json_reply(page)
 
     @router.get(
         "/{model:path}",
@@ -82,7 +82,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         catalog = context.catalog()
         resolve_tier(catalog, caller.key, model)
         description = _description(request)(catalog, _serving_tier(context, catalog, model), model, created)
-        return Response(orjson.dumps(description), media_type="application/json")
+        return json_reply(description)
 
     return router
 

@@ -21,6 +21,7 @@ from app.core.pool.conductor_versions import VersionsInForce, versions_in_force
 from app.errors import Overloaded, StoreUnavailable
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys
+from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations, overview_replies
 from app.gateway.runs import stored_overview
 from app.gateway.runs.identity import check_tenant
@@ -63,7 +64,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         check_tenant(caller, filters.tenant)
         async with turns.turn(caller.tenant):
             overview = await _overview(context, filters, caller)
-        return Response(orjson.dumps(overview), media_type="application/json")
+        return json_reply(overview)
 
     @router.get(
         "/live",

@@ -6,7 +6,6 @@ A report reads many runs, so it is bounded in runs and in time, and a process ma
 import asyncio
 from typing import Annotated, Any, Final
 
-import orjson
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
@@ -14,6 +13,7 @@ from app.core.rating.economics import METADATA, ReportOptions, TooManyGroups
 from app.errors import ConfigInvalid, Forbidden, InvalidRequest, Overloaded
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys
+from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations, report_replies
 from app.gateway.runs import reports
 from app.gateway.runs.identity import check_tenant
@@ -110,7 +110,7 @@ async def _figures(context: GatewayContext, filters: query.ReportFilters, caller
 async def _report_reply(figures: dict[str, Any], filters: query.ReportFilters) -> Response:
     """Return the figures in the form that was asked for."""
     if filters.format == "json":
-        return Response(orjson.dumps(figures), media_type="application/json")
+        return json_reply(figures)
     rows = reports.table(figures, filters.part)
     name = {"content-disposition": f'attachment; filename="report-{filters.part}.{filters.format}"'}
     if filters.format == "csv":

@@ -9,11 +9,10 @@ is absent (404). Everything is read from the journal, and lists from the rows th
 goes on after the last row that was seen, so that new runs shift nothing.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
-import orjson
 from fastapi import APIRouter, Depends, Path, Query
 from pydantic import WithJsonSchema
 from starlette.requests import Request
@@ -33,6 +32,7 @@ from app.gateway.chat import route
 from app.gateway.http.admission import Idempotency, TurnToFollow, idempotency_record, last_event
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys, json_body
+from app.gateway.http.json_reply import json_reply
 from app.gateway.http.sse import EventStream
 from app.gateway.openapi import explanation_replies, operations, run_replies, view_replies
 from app.gateway.runs import (
@@ -113,7 +113,7 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> 
         """The run's plan, calls, money and ratings, without any content. The ids of tool calls that wait for results
         are shown to the key that began the run, and to keys with `audit:read`; to others they are null."""
         journal = await run.store.journal(run.row.id)
-        return _json(await _record_of(run, journal, fold(journal.events)))
+        return json_reply(await _record_of(run, journal, fold(journal.events)))
 
     @router.get(
         "/{run}/events",
@@ -133,7 +133,7 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> 
         next_page = None
         if has_more:
             next_page = str(data[-1]["seq"])
-        return _json(_page(data, "seq", has_more, next_page))
+        return json_reply(_page(data, "seq", has_more, next_page))
 
     @router.get(
         "/{run}/proof",
@@ -145,7 +145,7 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> 
     async def prove_run(run: audited) -> Response:
         """The entries about the run, each with the hashes that lead from it to the root of the signed checkpoint."""
         proof = await context.store.log.proof(run.row.id)
-        return _json(log_route.proof_of_run(run.row.id, run.row.seq, proof))
+        return json_reply(log_route.proof_of_run(run.row.id, run.row.seq, proof))
 
 
 def _add_align_route(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
@@ -226,7 +226,7 @@ def _add_view_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> 
         content = run.may_read and options.words
         if content:
             await reads.note_foreign(context, run.caller, run.row, "graph")
-        return _json(await views.with_words(run.store, run_graph, content=content))
+        return json_reply(await views.with_words(run.store, run_graph, content=content))
 
     @router.get(
         "/{run}/timeline",
@@ -238,7 +238,7 @@ def _add_view_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> 
     async def get_run_timeline(run: visible, options: Annotated[query.InstantOptions, Query()]) -> Response:
         """Spans on one axis, nested in each other: waits, plans, steps, attempts and their phases, with the money and
         the tokens of each. There is no content in it."""
-        return _json(timeline.timeline(await at_instant(run, options)).to_json())
+        return json_reply(timeline.timeline(await at_instant(run, options)).to_json())
 
     @router.get(
         "/{run}/state",
@@ -250,7 +250,7 @@ def _add_view_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> 
     async def get_run_state(run: visible, options: Annotated[query.InstantOptions, Query()]) -> Response:
         """The exact state after an event, or some seconds after the admission: the fold of the journal up to then.
         There is no content in it."""
-        return _json(snapshot(await at_instant(run, options)))
+        return json_reply(snapshot(await at_instant(run, options)))
 
 
 def _add_all_views_route(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
@@ -283,7 +283,7 @@ def _add_all_views_route(router: APIRouter, context: GatewayContext, keys: Keys)
         if options.step is not None and options.step in at.state.steps:
             step_parts = await _read_step_parts(context, run, journal, state, run_record, options.step)
         administration = context.store.administration_of(run.caller.tenant)
-        return _json(
+        return json_reply(
             {
                 "object": "run.views",
                 "run": run_record,
@@ -314,7 +314,7 @@ def _add_content_routes(router: APIRouter, context: GatewayContext, keys: Keys) 
         shown to the key that began the run, and to keys with `audit:read`."""
         if run.may_read:
             await reads.note_foreign(context, run.caller, run.row, "reasons")
-        return _json(await explanation.explain(run.store, context.store, run.row, content=run.may_read))
+        return json_reply(await explanation.explain(run.store, context.store, run.row, content=run.may_read))
 
     @router.get(
         "/{run}/steps/{n}",
@@ -331,7 +331,7 @@ def _add_content_routes(router: APIRouter, context: GatewayContext, keys: Keys) 
             raise NotFound("The run has no step of that number.")
         step = await audit.step_in_full(run.store, state, journal.events, int(n))
         await reads.note(context, run.caller, run.row, f"step:{int(n)}")
-        return _json(step)
+        return json_reply(step)
 
 
 def _add_stream_route(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
@@ -408,7 +408,7 @@ def _add_action_routes(router: APIRouter, context: GatewayContext, keys: Keys, i
         await cancel.stop_with_copies(run.store, context.queue, run.row, context.now())
         if not await run.store.erase(run.row.id):  # it was pruned just now
             raise NotFound()
-        return _json({"id": run.row.id, "object": "run", "erased": True})
+        return json_reply({"id": run.row.id, "object": "run", "erased": True})
 
     @router.post(
         "/{run}/feedback",
@@ -470,7 +470,7 @@ def _add_replay_routes(router: APIRouter, context: GatewayContext, keys: Keys, i
         finally:
             context.runs.leave(turn.run)
             turn.permit.release()
-        return _json(audit.summary(row))
+        return json_reply(audit.summary(row))
 
     @router.get(
         "/{run}/compare/{other}",
@@ -560,11 +560,7 @@ async def _compare(
             await reads.note_foreign(context, run.caller, run.row, "comparison")
     journals = await first.store.journal(first.row.id), await second.store.journal(second.row.id)
     ratings = await first.store.feedback(first.row.id), await second.store.feedback(second.row.id)
-    return _json((await compare(first.store, journals, ratings, reads=reads_both)).to_json())
-
-
-def _json(value: Mapping[str, Any]) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")
+    return json_reply((await compare(first.store, journals, ratings, reads=reads_both)).to_json())
 
 
 def _page(data: list[dict[str, Any]], key: str, has_more: bool, next_page: str | None) -> dict[str, Any]:
@@ -592,4 +588,4 @@ def _event(event: Event, hidden: Collection[str]) -> dict[str, Any]:
 
 async def _cancel(context: GatewayContext, run: VisibleRun) -> Response:
     """Ask for a run's end, wait for it a little, and show the run as lists do: `state` says what became of it."""
-    return _json(audit.summary(await cancel.stop(run.store, context.queue, run.row, context.now())))
+    return json_reply(audit.summary(await cancel.stop(run.store, context.queue, run.row, context.now())))

@@ -19,6 +19,7 @@ from app.core.run.kinds import OriginKind
 from app.errors import InvalidRequest, NotFound, StoreUnavailable
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys
+from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations, run_replies
 from app.gateway.runs import audit
 from app.gateway.runs.identity import check_tenant, key_names
@@ -29,7 +30,6 @@ from app.store.protocol import Place, RatingFilter, RunQuery, RunRow, TenantStor
 SCHEMAS: Final[operations.Schemas] = {"RunListEvent": lambda: operations.event_schema(run_replies.RunListEvent)}
 MOST_COUNTED: Final = 10_000
 """The highest count of a list's runs: to count them the database reads each of them."""
-JSON: Final = "application/json"
 PING: Final = b": ping\n"
 Summary = dict[str, Any]
 
@@ -50,7 +50,7 @@ def add_routes(router: APIRouter, context: GatewayContext, keys: Keys, streams: 
     async def list_runs(filters: Annotated[query.RunFilters, Query()], caller: reader) -> Response:
         """The runs of the key's tenant; of a key made with `--all-tenants`, those of every tenant."""
         run_query = await _run_query(context, filters, caller)
-        return Response(orjson.dumps(await _page(context, caller.tenant, filters, run_query)), media_type=JSON)
+        return json_reply(await _page(context, caller.tenant, filters, run_query))
 
     @router.get(
         "/live",

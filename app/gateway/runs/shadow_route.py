@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Final
 
-import orjson
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
@@ -14,6 +13,7 @@ from app.engine.conductors import trials
 from app.errors import InvalidRequest, NotFound, Overloaded
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys
+from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations, report_replies
 from app.gateway.wire import query
 
@@ -63,7 +63,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
                 f"The report was not ready within {REPORT_SECONDS:.0f} seconds; choose a shorter period.",
                 retry_after=REPORT_SECONDS,
             ) from None
-        return Response(orjson.dumps(figures), media_type="application/json")
+        return json_reply(figures)
 
     return router
 
