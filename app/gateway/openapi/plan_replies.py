@@ -17,9 +17,9 @@ class PlanSummary(Reply):
     model: str
     state: RunState
     author: str
+    """The id of the API key that asked for it."""
     author_name: str | None
     """The name of the key; null if it is not in the database."""
-    """The id of the API key that asked for it."""
     created_at: float
     topology: str | None
     steps: int
@@ -44,9 +44,9 @@ class PlanRevision(Reply):
     revision: int
     run: str
     author: str
+    """The id of the API key that made it."""
     author_name: str | None
     """The name of the key; null if it is not in the database."""
-    """The id of the API key that made it."""
     created_at: float
     conductor: str
     """The planner of this revision; `caller` for one that was sent as a plan or as edits."""
