@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import TypeAdapter
 
 from app.audit.log.findings import Finding
 from app.core.pool.budgets import Budget
@@ -19,6 +20,7 @@ from app.core.roles import ROLES
 from app.core.run import notices
 from app.core.run.events import Kind
 from app.gateway.http.api_keys import mint
+from app.gateway.openapi.response_replies import ResponseEvent
 from app.process.wiring import Runtime
 from app.store.archive import open_archive
 from app.store.protocol import CONTENT_READ, AdminEventQuery
@@ -339,6 +341,10 @@ async def test_streams_end_with_the_state_and_go_on_behind_the_same_event(
     anthropic = {"model": "baton-mini", "max_tokens": 99, "messages": QUESTION["messages"]}
     message = (await caller.post("/v1/messages", json=anthropic)).json()
     assert (message["stop_reason"], message["baton"]["state"]) == ("end_turn", "awaiting_approval")
+    response = (await caller.post("/v1/responses", json={"model": "baton-mini", "input": "?", "stream": True})).text
+    last = response.rstrip().splitlines()[-1].removeprefix("data: ")
+    assert json.loads(last)["type"] == "response.queued"
+    TypeAdapter(ResponseEvent).validate_json(last)  # it is as described
 
 
 async def test_a_response_is_queued_until_it_is_approved(

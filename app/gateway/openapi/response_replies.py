@@ -281,10 +281,12 @@ class ResponseEventBase(Reply):
 
 
 class ResponseStateEvent(ResponseEventBase):
-    """The response was created, is in progress, or is over."""
+    """The response was created, is in progress, waits for an approval of its plan (`response.queued`, which ends the
+    stream for now), or is over."""
 
     type: Literal[
         "response.created",
+        "response.queued",
         "response.in_progress",
         "response.completed",
         "response.incomplete",
