@@ -26,7 +26,8 @@ EXTRAS: Mapping[str, tuple[str, str]] = {
 }
 """The module that each kind of authentication needs, and the extra that installs it."""
 FRESH = 60.0
-"""Seconds for which a token is used before its library is asked again; both replace one minutes before its end."""
+"""Seconds for which a token is used before its library is asked again; both libraries replace a token some minutes
+before it expires."""
 AZURE_SCOPE = "https://cognitiveservices.azure.com/.default"
 GOOGLE_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 AWS_SERVICE = "bedrock"

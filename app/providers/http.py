@@ -66,7 +66,7 @@ class EventReader:
     """An incremental parser of server-sent events: it takes the bytes of each read, cut anywhere, and returns the data
     of the events that they complete.
 
-    Source: WHATWG HTML, "Server-sent events". Only the `data` lines are parsed, because the three wire formats need no
+    Source: WHATWG HTML, "Server-sent events". Only the `data` lines are parsed, because the wire formats need no
     other: the event's name, where there is one, is repeated inside the data. A lone carriage return, which none of them
     sends, does not end a line here. An event that the stream breaks off before its blank line is dropped, as the
     standard demands.
@@ -193,8 +193,8 @@ class Endpoint:
         self._auth = authentication(spec)
         self._query = f"api-version={spec.api_version}" if spec.api_version else ""
         self._urls: dict[str, httpx.URL] = {}
-        # The connections have no bound of their own: calls are bounded by the slots of dispatchers and drivers, and one
-        # that waited here for a connection would be taken for one whose worker does not answer.
+        # The connections have no bound of their own: calls are bounded by the slots of engines, and one that waited
+        # here for a connection would be taken for one whose worker does not answer.
         self._client = async_client(headers={}, route=spec.route, proxy_credentials=proxy_credentials)
 
     def __repr__(self) -> str:

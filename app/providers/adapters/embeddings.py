@@ -33,7 +33,7 @@ class EmbeddingsProvider:
     """One endpoint for embeddings."""
 
     def __init__(self, spec: ProviderSpec, key: str | None, proxy_credentials: str | None = None) -> None:
-        """Opens nothing yet; raises ConfigInvalid."""
+        """Open nothing yet; raises ConfigInvalid."""
         options.check(spec, OPTIONS)
         secrets = key_headers(spec, key, "authorization", "Bearer ")
         self._endpoint = Endpoint(spec, spec.base_url, {}, secrets, proxy_credentials)
