@@ -38,22 +38,23 @@ T = TypeVar("T")
 def routes(context: AdminContext, keys: Keys) -> APIRouter:
     """Return the routes of the policy."""
     router = APIRouter(prefix="/admin/v1/policy", tags=["policy"])
-    turn = Turn()
+    reader = PoolFileReader()
     _add_read_route(router, context, keys)
-    _add_check_route(router, context, keys, turn)
-    _add_difference_route(router, context, keys, turn)
-    _add_trial_route(router, context, keys, turn)
+    _add_check_route(router, context, keys, reader)
+    _add_difference_route(router, context, keys, reader)
+    _add_trial_route(router, context, keys, reader)
     return router
 
 
-class Turn:
-    """Work on pool files, one after the other, and off the event loop."""
+class PoolFileReader:
+    """Works on pool files, one after the other, and off the event loop."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
-    async def do(self, work: Callable[[], T]) -> T:
-        """Do it on a thread. Raises `Overloaded` while other work goes on, and `InvalidRequest` for a faulty file."""
+    async def run(self, work: Callable[[], T]) -> T:
+        """Return the result of `work`, which runs on a thread. Raises `Overloaded` while other work goes on, and
+        `InvalidRequest` for a faulty file."""
         if self._lock.locked():
             raise Overloaded("Another pool file is being looked at; try again shortly.", retry_after=1.0)
         async with self._lock:
@@ -92,7 +93,7 @@ def _rules_of(worker: Worker) -> frozenset[str]:
     return frozenset(bar.rule for bar in worker.bars)
 
 
-def _add_check_route(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn) -> None:
+def _add_check_route(router: APIRouter, context: AdminContext, keys: Keys, reader: PoolFileReader) -> None:
     @router.post(
         "/check",
         operation_id="check_policy",
@@ -107,7 +108,7 @@ def _add_check_route(router: APIRouter, context: AdminContext, keys: Keys, turn:
     ) -> Any:
         """For each tier and each set of labels that matters the recipients, as `baton policy check` prints them."""
         text = read(PoolRequest, body).pool
-        return json_reply({"object": "policy.table"} | await turn.do(lambda: _table(context.read_pool(text))))
+        return json_reply({"object": "policy.table"} | await reader.run(lambda: _table(context.read_pool(text))))
 
 
 def _table(catalog: Catalog) -> dict[str, Any]:
@@ -118,7 +119,7 @@ def _table(catalog: Catalog) -> dict[str, Any]:
     return policy_table.table(catalog)
 
 
-def _add_difference_route(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn) -> None:
+def _add_difference_route(router: APIRouter, context: AdminContext, keys: Keys, reader: PoolFileReader) -> None:
     @router.post(
         "/diff",
         operation_id="compare_policy",
@@ -134,7 +135,7 @@ def _add_difference_route(router: APIRouter, context: AdminContext, keys: Keys, 
         """Proves that the file shows nothing to anybody who does not see it now, or gives a witness for each tier and
         recipient, as `baton policy diff` does."""
         text, old = read(PoolRequest, body).pool, context.gateway.catalog()
-        widened_cells = await turn.do(lambda: _compare(old, context.read_pool(text)))
+        widened_cells = await reader.run(lambda: _compare(old, context.read_pool(text)))
         witnesses = [policy_table.witness_to_json(widening) for widening in widened_cells]
         return json_reply({"object": "policy.difference", "widens": bool(widened_cells), "witnesses": witnesses})
 
@@ -147,7 +148,7 @@ def _compare(old: Catalog, new: Catalog) -> list[Widening]:
     return list(widenings(old, new))
 
 
-def _add_trial_route(router: APIRouter, context: AdminContext, keys: Keys, turn: Turn) -> None:
+def _add_trial_route(router: APIRouter, context: AdminContext, keys: Keys, reader: PoolFileReader) -> None:
     @router.post(
         "/try",
         operation_id="try_policy",
@@ -162,7 +163,7 @@ def _add_trial_route(router: APIRouter, context: AdminContext, keys: Keys, turn:
     ) -> Any:
         """The newest runs of the caller's tenant, at most a thousand, with calls that the file would have refused."""
         trial_request = read(TrialRequest, body)
-        new = await turn.do(lambda: context.read_pool(trial_request.pool))
+        new = await reader.run(lambda: context.read_pool(trial_request.pool))
         store = context.gateway.store.of_tenant(caller.tenant)
         query = RunQuery(tenant=caller.tenant, since=context.gateway.now() - trial_request.since_seconds, limit=PAGE)
         runs, refused_runs = await _try_on_runs(store, new, query)

@@ -144,7 +144,7 @@ def describe(catalog: Catalog, tier: Tier, name: str, created: int) -> dict[str,
     }
 
 
-def describe_to_anthropic(catalog: Catalog, tier: Tier, name: str, created: int) -> dict[str, Any]:
+def describe_for_anthropic(catalog: Catalog, tier: Tier, name: str, created: int) -> dict[str, Any]:
     """Return a model as Anthropic's model object."""
     model = describe(catalog, tier, name, created)
     at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -195,7 +195,7 @@ def _supports(supported: bool, **parts: bool) -> dict[str, Any]:
 
 def _description(request: Request) -> Callable[[Catalog, Tier, str, int], dict[str, Any]]:
     if "anthropic-version" in request.headers:
-        return describe_to_anthropic
+        return describe_for_anthropic
     return describe
 
 

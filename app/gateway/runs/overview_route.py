@@ -49,7 +49,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
     """Return the route of the overview."""
     router = APIRouter(prefix="/v1/overview", tags=["runs"])
     reader = Annotated[Caller, keys.needs("runs:read")]
-    turns, streams = _Turns(), OpenStreams(context, keys)
+    limit, streams = _MakingLimit(), OpenStreams(context, keys)
     shared: WeakValueDictionary[object, _SharedOverview] = WeakValueDictionary()
 
     @router.get(
@@ -62,7 +62,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
     async def get_overview(filters: Annotated[query.OverviewFilters, Query()], caller: reader) -> Response:
         """Over the runs of the key's tenant; of a key of all tenants, over those of every tenant."""
         check_tenant(caller, filters.tenant)
-        async with turns.turn(caller.tenant):
+        async with limit.slot(caller.tenant):
             overview = await _overview(context, filters, caller)
         return json_reply(overview)
 
@@ -87,7 +87,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         key = (caller.tenant, filters.tenant, filters.period, tuple(_hidden(caller).items()))
         followed = shared.get(key)
         if followed is None:
-            followed = shared[key] = _SharedOverview(context, turns, overview_filters, caller)
+            followed = shared[key] = _SharedOverview(context, limit, overview_filters, caller)
         number, first = await followed.at(0)
         seconds = None
         if filters.seconds is not None:
@@ -97,7 +97,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
     return router
 
 
-class _Turns:
+class _MakingLimit:
     """Lets two overviews at a time be made, and one of each tenant, so that none waits for many of another."""
 
     def __init__(self) -> None:
@@ -106,8 +106,8 @@ class _Turns:
         self._waiting: Counter[str | None] = Counter()
 
     @asynccontextmanager
-    async def turn(self, tenant: str | None) -> AsyncIterator[None]:
-        """Wait for a turn of the tenant's, and hold it.
+    async def slot(self, tenant: str | None) -> AsyncIterator[None]:
+        """Wait until an overview of the tenant may be made, and hold the slot.
 
         Raises `Overloaded` after `READY_SECONDS`, or at once if the tenant has too many overviews that wait."""
         if self._waiting[tenant] >= MOST_WAITING:
@@ -128,9 +128,11 @@ class _Turns:
 class _SharedOverview:
     """An overview that some streams follow. It is made once for all of them, every `REFRESH_SECONDS` at most."""
 
-    def __init__(self, context: GatewayContext, turns: _Turns, filters: query.OverviewFilters, caller: Caller) -> None:
+    def __init__(
+        self, context: GatewayContext, limit: _MakingLimit, filters: query.OverviewFilters, caller: Caller
+    ) -> None:
         self._context = context
-        self._turns = turns
+        self._limit = limit
         self._filters = filters
         self._caller = caller
         self._making = asyncio.Lock()
@@ -157,7 +159,7 @@ class _SharedOverview:
     async def _make(self) -> None:
         await asyncio.sleep(max(self._read_at + REFRESH_SECONDS - self._context.tick(), 0.0))
         latest = self._context.runs.changes.number
-        async with self._turns.turn(self._caller.tenant):
+        async with self._limit.slot(self._caller.tenant):
             self._overview = await _overview(self._context, self._filters, self._caller)
         self._number, self._read_at = latest, self._context.tick()
 
@@ -165,8 +167,7 @@ class _SharedOverview:
 async def _follow_overview(
     context: GatewayContext, shared: _SharedOverview, number: int, last: Json
 ) -> AsyncGenerator[bytes]:
-    """Yield the frames of a stream: the overview that is `sent` first, made after change `number`, and each later
-    one."""
+    """Yield the frames of a stream: at first the overview `last`, made after change `number`, then each later one."""
     yield b"event: overview\ndata: %b\n\n" % orjson.dumps(last)
     while True:
         latest = await context.runs.changes.after(number, context.ping)

@@ -11,7 +11,8 @@ from app.store.protocol import RunRow
 
 
 async def note(context: GatewayContext, caller: Caller, row: RunRow, part: str, digest: str = "") -> None:
-    """Log that a caller reads a part of a run: once only for what is `shown`, if that is given."""
+    """Log that a caller reads a part of a run. With a `digest` of what it reads, a repeated reading of the same is not
+    logged again."""
     administration = context.store.administration_of(caller.tenant)
     await administration.note_read(row.id, row.tenant, part, by=caller.actor, digest=digest)
 

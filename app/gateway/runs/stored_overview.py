@@ -106,6 +106,7 @@ async def budgets(store: Budgets, now: float, tenant: str | None) -> Json:
 
 
 async def queue(store: Store, now: float) -> Json:
+    """Return the number of tickets and runs that no engine has taken, and how long the oldest has waited."""
     backlog = await store.backlog(now, MOST_QUEUED)
     since = backlog.oldest_since
     waits = None
@@ -115,6 +116,8 @@ async def queue(store: Store, now: float) -> Json:
 
 
 async def log(store: Store) -> Json:
+    """Return the state of the transparency log; the root is null before the first checkpoint, and for one that cannot
+    be read."""
     state = await store.log.state()
     root = None
     if state.checkpoint is not None:
