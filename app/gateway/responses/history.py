@@ -78,11 +78,14 @@ def _with_caller_ids(use: Exchange, message: Message) -> list[ToolCall]:
 
 
 def _result_messages(results: Iterable[str]) -> list[Message]:
-    """Results by step; what the user said along with them stands in every share and once here."""
-    messages = [message_from_json(message) for text in results if text for message in orjson.loads(text)]
-    tools = [message for message in messages if message.call_id]
+    """Return the results by step, then what the user said along with them, which is stored with the results of every
+    step, once."""
+    tool_messages: list[Message] = []
     user_messages: list[Message] = []
-    for message in messages:
-        if not message.call_id and message not in user_messages:
-            user_messages.append(message)
-    return [*tools, *user_messages]
+    for text in filter(None, results):
+        for message in map(message_from_json, orjson.loads(text)):
+            if message.call_id:
+                tool_messages.append(message)
+            elif message not in user_messages:
+                user_messages.append(message)
+    return [*tool_messages, *user_messages]

@@ -20,7 +20,9 @@ async def page(store: ContentReads, subject: Subject, filters: ItemFilters) -> d
     kinds = {call.id: kind_of(box, call.name) for entry in messages for call in entry.calls}
     if subject.state.turn.number:
         messages = messages[1:]  # the calls are the reply's, not the request's
-    all_items = [item for entry in enumerate(messages) for item in _items(subject, *entry, kinds)]
+    all_items: list[dict[str, Any]] = []
+    for place, message in enumerate(messages):
+        all_items += _items(subject, place, message, kinds)
     if filters.order == "desc":
         all_items.reverse()
     if filters.after is not None:

@@ -40,10 +40,12 @@ async def resolve_references(
             f"At most {MOST_REFERENCES} items may be references.", param="input", code="array_above_max_length"
         )
     responses: dict[str, StoredResponse] = {}
-    items = [
-        await _find_item(store, item.id, place, responses, find_response) if isinstance(item, ItemReference) else item
-        for place, item in enumerate(request.input)
-    ]
+    items: list[AnyItem] = []
+    for place, item in enumerate(request.input):
+        if isinstance(item, ItemReference):
+            items.append(await _find_item(store, item.id, place, responses, find_response))
+        else:
+            items.append(item)
     return request.model_copy(update={"input": items})
 
 
@@ -51,32 +53,38 @@ async def _find_item(
     store: TenantStore, item_id: str, place: int, responses: dict[str, StoredResponse], find_response: FindResponse
 ) -> AnyItem:
     """Return a message of an output, a call of one, or the search before it."""
+    call, name = None, item_id.replace("msg_", "resp_", 1)
     try:
-        call = item_id.partition("_")[2] if item_id.startswith(CALLS) else None
-        response = await _response_of_call(store, call) if call is not None else item_id.replace("msg_", "resp_", 1)
-        if response not in responses:
-            responses[response] = await find_response(response)
-        end, labels = responses[response].end, PartOptions.model_construct(labels=sorted(responses[response].labels))
-        if end is not None and call is None and end.answer:
-            part = OutputText(type="output_text", text=end.answer)
-            return MessageItem(type="message", role="assistant", content=[part], baton=labels)
-        for tool_call in end.calls if end is not None else ():
-            if tool_call.id == call:
-                stored_item = _rebuild_item(
-                    item_id,
-                    tool_call,
-                    hosted_search_items(responses[response].subject.turn_task.toolbox, tool_call, ()),
-                )
-                if isinstance(stored_item, CallItem):
-                    return stored_item.model_copy(update={"baton": labels})
-                return stored_item
-        raise NotFound()
+        if item_id.startswith(CALLS):
+            call = item_id.partition("_")[2]
+            name = await _response_of_call(store, call)
+        if name not in responses:
+            responses[name] = await find_response(name)
+        return _item_of(responses[name], item_id, call)
     except NotFound:
         raise NotFound(
             f"There is no stored item of the id in input[{place}], or this key may not see it; send the item itself.",
             param=f"input[{place}].id",
             code="item_not_found",
         ) from None
+
+
+def _item_of(response: StoredResponse, item_id: str, call: str | None) -> AnyItem:
+    """Return the item of a response that goes by the id of this call, or, without one, its message; `NotFound`."""
+    labels = PartOptions.model_construct(labels=sorted(response.labels))
+    if response.end is None:
+        raise NotFound()
+    if call is None and response.end.answer:
+        part = OutputText(type="output_text", text=response.end.answer)
+        return MessageItem(type="message", role="assistant", content=[part], baton=labels)
+    for tool_call in response.end.calls:
+        if tool_call.id == call:
+            search = hosted_search_items(response.subject.turn_task.toolbox, tool_call, ())
+            stored_item = _rebuild_item(item_id, tool_call, search)
+            if isinstance(stored_item, CallItem):
+                return stored_item.model_copy(update={"baton": labels})
+            return stored_item
+    raise NotFound()
 
 
 def _rebuild_item(item_id: str, call: ToolCall, search: list[dict[str, Any]]) -> AnyItem:

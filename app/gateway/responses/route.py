@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core.message.chat import Message, Tool, labels_of
+from app.core.message.chat import Task, labels_of
 from app.core.pool import policy
 from app.core.run import caller_view
 from app.core.run.caller_view import Position
@@ -175,11 +175,7 @@ def _add_count_route(router: APIRouter, context: GatewayContext, keys: Keys, ide
                 resolve_tier(context.catalog(), caller.key, response_request.model)
             before = await _find_previous_response(context, response_request, caller)
             resolved_request = await _resolve_references(context, response_request, caller)
-            history: tuple[Message, ...] = ()
-            loaded_tools: list[Tool] = []
-            if before is not None:
-                history, loaded_tools = before.messages, _collect_loaded_tools(before)
-            task = task_of(resolved_request, history, loaded_tools)
+            task = _task(resolved_request, before)
             likely = policy.estimate_usage(task.messages, "").input + policy.tool_bytes(task.toolbox) // 4
             return json_reply({"object": "response.input_tokens", "input_tokens": likely})
 
@@ -288,10 +284,6 @@ def _order(
     before: StoredResponse | None,
     caller: Caller,
 ) -> Order:
-    history: tuple[Message, ...] = ()
-    loaded_tools: list[Tool] = []
-    if before is not None:
-        history, loaded_tools = before.messages, _collect_loaded_tools(before)
     reasoning = response_request.reasoning
     wire: dict[str, Any] = {
         "format": "responses",
@@ -306,14 +298,13 @@ def _order(
         wire["previous"] = response_request.previous_response_id
     if reasoning is not None:
         wire |= {"effort": reasoning.effort, "summary": reasoning.summary}
-    task = task_of(response_request, history, loaded_tools)
+    task = _task(response_request, before)
     tier = resolve_tier(context.catalog(), caller.key, response_request.model)
     options = RequestOptions(
         model=response_request.model,
         effort=reasoning.effort if reasoning is not None else None,
         extension=response_request.baton,
-        streams=response_request.stream
-        or response_request.background,  # a background one may be streamed from any time on
+        streams=response_request.stream or response_request.background,  # which may be streamed at any time
         ignored=ignored,
         wire=wire,
         on_messages=labels_of(task.messages),
@@ -325,10 +316,12 @@ def _order(
     return order
 
 
-def _collect_loaded_tools(before: StoredResponse) -> list[Tool]:
-    """Return the tools that a response leaves on offer."""
+def _task(response_request: ResponsesRequest, before: StoredResponse | None) -> Task:
+    """Return the task of a request, with the conversation and the tools on offer that the response before leaves."""
+    if before is None:
+        return task_of(response_request, ())
     calls = before.end.calls if before.end is not None else ()
-    return tools_loaded_after(before.subject.turn_task.toolbox, calls)
+    return task_of(response_request, before.messages, tools_loaded_after(before.subject.turn_task.toolbox, calls))
 
 
 async def to_order(context: GatewayContext, caller: Caller, body: dict[str, Any]) -> Order:
