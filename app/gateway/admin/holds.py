@@ -25,7 +25,8 @@ def routes(context: AdminContext, keys: Keys, idempotency: Idempotency) -> APIRo
     """Return the routes of legal holds."""
     router = APIRouter(prefix="/admin/v1/holds", tags=["holds"])
     _add_list_route(router, context, keys)
-    _add_change_routes(router, context, keys, idempotency)
+    _add_place_route(router, context, keys, idempotency)
+    _add_release_route(router, context, keys)
     return router
 
 
@@ -51,7 +52,7 @@ def _add_list_route(router: APIRouter, context: AdminContext, keys: Keys) -> Non
         return as_page([_to_json(hold) for hold in holds], "id", filters.limit)
 
 
-def _add_change_routes(router: APIRouter, context: AdminContext, keys: Keys, idempotency: Idempotency) -> None:
+def _add_place_route(router: APIRouter, context: AdminContext, keys: Keys, idempotency: Idempotency) -> None:
     writer = Annotated[Caller, keys.needs("holds:write")]
 
     @router.post(
@@ -87,6 +88,8 @@ def _add_change_routes(router: APIRouter, context: AdminContext, keys: Keys, ide
 
         return await idempotency.reply(request, caller, body, place)
 
+
+def _add_release_route(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     @router.post(
         "/{hold}/release",
         operation_id="release_hold",
@@ -97,7 +100,7 @@ def _add_change_routes(router: APIRouter, context: AdminContext, keys: Keys, ide
     )
     async def release_hold(
         hold: HoldId,
-        caller: writer,
+        caller: Annotated[Caller, keys.needs("holds:write")],
         body: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=True)],
     ) -> Any:
         """Release a hold: what no other hold covers may be erased again. It stays in the list, with the one who

@@ -35,7 +35,8 @@ def routes(context: AdminContext, keys: Keys) -> APIRouter:
     """Return the routes of keys."""
     router = APIRouter(prefix="/admin/v1/keys", tags=["keys"])
     _add_read_routes(router, context, keys)
-    _add_write_routes(router, context, keys)
+    _add_create_route(router, context, keys)
+    _add_rotate_route(router, context, keys)
     _add_revoke_route(router, context, keys)
     return router
 
@@ -74,7 +75,7 @@ def _add_read_routes(router: APIRouter, context: AdminContext, keys: Keys) -> No
         return json_reply(key_reply(await _visible_key(context, caller, key), context.gateway.now()))
 
 
-def _add_write_routes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+def _add_create_route(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     writer = Annotated[Caller, keys.needs("keys:write")]
     request_body = Annotated[dict[str, object], json_body(context.gateway.bounds)]
 
@@ -103,6 +104,8 @@ def _add_write_routes(router: APIRouter, context: AdminContext, keys: Keys) -> N
             raise Conflict()
         return json_reply(key_reply(earlier, now) | {"key": None})
 
+
+def _add_rotate_route(router: APIRouter, context: AdminContext, keys: Keys) -> None:
     @router.post(
         "/{key}/rotate",
         operation_id="rotate_key",
@@ -114,7 +117,7 @@ def _add_write_routes(router: APIRouter, context: AdminContext, keys: Keys) -> N
     async def rotate_key(
         request: Request,
         key: KeyId,
-        caller: writer,
+        caller: Annotated[Caller, keys.needs("keys:write")],
         body: Annotated[dict[str, object], json_body(context.gateway.bounds, optional=True)],
     ) -> Any:
         """Both secrets work until the overlap is over; gateways follow within five seconds. With an `Idempotency-Key`

@@ -69,7 +69,8 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
     _add_compact_route(router, context, keys, idempotency)
     _add_count_route(router, context, keys, idempotency)
     _add_read_routes(router, context, keys, idempotency)
-    _add_end_routes(router, context, keys, idempotency)
+    _add_cancel_route(router, context, keys, idempotency)
+    _add_delete_route(router, context, keys)
     return router
 
 
@@ -224,9 +225,7 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, ide
         return json_reply(await items.page(store, stored_response.subject, filters))
 
 
-def _add_end_routes(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
-    writer = Annotated[Caller, keys.needs("runs:write")]
-
+def _add_cancel_route(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
     @router.post(
         "/{response}/cancel",
         operation_id="cancel_response",
@@ -236,7 +235,7 @@ def _add_end_routes(router: APIRouter, context: GatewayContext, keys: Keys, idem
         openapi_extra=operations.body("CancelRequest", required=False),
     )
     async def cancel_response(
-        caller: writer,
+        caller: Annotated[Caller, keys.needs("runs:write")],
         body: Annotated[dict[str, object], json_body(context.bounds, optional=True)],
         response: ResponseId,
         request: Request,
@@ -258,6 +257,8 @@ def _add_end_routes(router: APIRouter, context: GatewayContext, keys: Keys, idem
 
         return await idempotency.reply(request, caller, body, stop, has_content=True)
 
+
+def _add_delete_route(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
     @router.delete(
         "/{response}",
         operation_id="delete_response",
@@ -265,7 +266,7 @@ def _add_end_routes(router: APIRouter, context: GatewayContext, keys: Keys, idem
         response_model=response_replies.DeletedResponse,
         responses=operations.replies(*operations.READING, 409),
     )
-    async def delete_response(response: ResponseId, caller: writer) -> Response:
+    async def delete_response(response: ResponseId, caller: Annotated[Caller, keys.needs("runs:write")]) -> Response:
         """Its run is cancelled if it goes on; the journal keeps what is no content. A legal hold forbids it (409)."""
         # Whoever may erase a run may delete its response, so the key need not have begun it.
         stored_response, _ = await _of_tenant(context, response, caller)

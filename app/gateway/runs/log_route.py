@@ -38,6 +38,12 @@ TilePath = Annotated[
 def routes(context: GatewayContext, keys: Keys) -> APIRouter:
     """Return the routes of the log."""
     router = APIRouter(prefix="/v1/log", tags=["log"])
+    _add_checkpoint_routes(router, context, keys)
+    _add_tile_route(router, context, keys)
+    return router
+
+
+def _add_checkpoint_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
     reader = Annotated[Caller, keys.needs("audit:read")]
 
     @router.get(
@@ -72,6 +78,8 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         report = await log_check.check(context.store.log, earlier)
         return json_reply(report)
 
+
+def _add_tile_route(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
     @router.get(
         "/tile/{tile:path}",
         operation_id="get_log_tile",
@@ -79,7 +87,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         response_class=Response,
         responses=operations.replies(*operations.READING, files=(BYTES,)),
     )
-    async def get_log_tile(path: TilePath, caller: reader) -> Response:
+    async def get_log_tile(path: TilePath, caller: Annotated[Caller, keys.needs("audit:read")]) -> Response:
         """`LEVEL/NUMBER` has up to 256 hashes of 32 bytes. `entries/NUMBER`, for keys of all tenants, has up to 256
         entries, each behind its length in two bytes."""
         tile = parse_tile(f"tile/{path}")
@@ -88,8 +96,6 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         if tile.level is None and caller.tenant is not None:
             raise Forbidden("Only a key of all tenants may read the entries of the log.")
         return Response(await _body(context.store.log, tile), media_type=BYTES, headers={"cache-control": IMMUTABLE})
-
-    return router
 
 
 async def _body(log: TransparencyLog, tile: Tile) -> bytes:

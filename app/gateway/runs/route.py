@@ -92,8 +92,10 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
     _add_all_views_route(router, context, keys)
     _add_content_routes(router, context, keys)
     _add_stream_route(router, context, keys, idempotency)
-    _add_action_routes(router, context, keys, idempotency)
-    _add_replay_routes(router, context, keys, idempotency)
+    _add_end_routes(router, context, keys, idempotency)
+    _add_rate_route(router, context, keys, idempotency)
+    _add_replay_route(router, context, keys, idempotency)
+    _add_compare_route(router, context, keys)
     return router
 
 
@@ -370,8 +372,8 @@ def _add_stream_route(router: APIRouter, context: GatewayContext, keys: Keys, id
         return route.stream(context, turn)
 
 
-def _add_action_routes(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
-    """The routes that change something about a run."""
+def _add_end_routes(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+    """The routes that end a run, or what is stored of it."""
     writer = Annotated[Caller, keys.needs("runs:write")]
     visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:write")))]
 
@@ -410,6 +412,10 @@ def _add_action_routes(router: APIRouter, context: GatewayContext, keys: Keys, i
             raise NotFound()
         return json_reply({"id": run.row.id, "object": "run", "erased": True})
 
+
+def _add_rate_route(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+    visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:write")))]
+
     @router.post(
         "/{run}/feedback",
         operation_id="rate_run",
@@ -419,7 +425,7 @@ def _add_action_routes(router: APIRouter, context: GatewayContext, keys: Keys, i
         openapi_extra=operations.body("FeedbackRequest", example={"score": 0.9, "label": "correct"}),
     )
     async def rate_run(
-        caller: writer,
+        caller: Annotated[Caller, keys.needs("runs:write")],
         body: Annotated[dict[str, object], json_body(context.bounds)],
         run: visible,
         request: Request,
@@ -432,12 +438,9 @@ def _add_action_routes(router: APIRouter, context: GatewayContext, keys: Keys, i
         )
 
 
-def _add_replay_routes(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
-    reader = Annotated[Caller, keys.needs("runs:read")]
+def _add_replay_route(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
     writer = Annotated[Caller, keys.needs("runs:write", "runs:read")]
-    audited = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:read")))]
-    replayed = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:write", "runs:read")))]
-    visible = _visible(context, keys.needs("runs:read"))
+    visible = Annotated[VisibleRun, Depends(_visible(context, keys.needs("runs:write", "runs:read")))]
 
     @router.post(
         "/{run}/replay",
@@ -451,7 +454,7 @@ def _add_replay_routes(router: APIRouter, context: GatewayContext, keys: Keys, i
     async def replay_run(
         caller: writer,
         body: Annotated[dict[str, object], json_body(context.bounds, optional=True)],
-        run: replayed,
+        run: visible,
         request: Request,
     ) -> Response:
         """A run of its own, under the same plan or with changes. The key must have begun the run, or have `audit:read`.
@@ -472,6 +475,10 @@ def _add_replay_routes(router: APIRouter, context: GatewayContext, keys: Keys, i
             turn.permit.release()
         return json_reply(audit.summary(row))
 
+
+def _add_compare_route(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
+    visible = _visible(context, keys.needs("runs:read"))
+
     @router.get(
         "/{run}/compare/{other}",
         operation_id="compare_runs",
@@ -479,7 +486,11 @@ def _add_replay_routes(router: APIRouter, context: GatewayContext, keys: Keys, i
         response_model=run_replies.RunComparison,
         responses=operations.replies(*operations.READING),
     )
-    async def compare_runs(run: audited, other: OtherRun, caller: reader) -> Response:
+    async def compare_runs(
+        run: Annotated[VisibleRun, Depends(visible)],
+        other: OtherRun,
+        caller: Annotated[Caller, keys.needs("runs:read")],
+    ) -> Response:
         """Cost, time, tokens, scores, steps, and who saw what in one run and not in the other.
 
         Whether answers and outputs are equal is told to those who may read the content of both runs.
