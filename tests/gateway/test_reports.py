@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from app.gateway.openapi.report_replies import Report
-from app.gateway.runs import report_route
+from app.gateway.runs import report_route, reports
 from app.process.wiring import Runtime
 from tests.harness.in_process import ask, client_of, finish, order, pool_text, running_service, script_answers
 from tests.harness.stand_ins import GatewayStandIn
@@ -56,7 +56,7 @@ async def test_a_report_that_would_be_too_large_says_what_helps(
         error = (await got(client, "", 400)).json()["error"]
         assert (error["code"], error["param"]) == ("report_too_large", "since")
         assert "a shorter period or a filter" in error["message"]
-        monkeypatch.setattr(report_route, "REPORT_SECONDS", 0.0)
+        monkeypatch.setattr(reports, "REPORT_SECONDS", 0.0)
         assert (await got(client, "", 503)).json()["error"]["code"] == "overloaded"
 
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from app.core.rating.economics import METADATA, ReportOptions, TooManyGroups
-from app.errors import ConfigInvalid, Forbidden, InvalidRequest, Overloaded
+from app.errors import ConfigInvalid, Forbidden, InvalidRequest
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys
 from app.gateway.http.json_reply import json_reply
@@ -22,10 +22,6 @@ from app.store.protocol import RunQuery
 
 MOST_RUNS: Final = 20_000
 """The most runs of one report."""
-REPORT_SECONDS: Final = 30.0
-"""The longest time until a report is ready, the wait for the report before it included."""
-PERIOD_SECONDS: Final = 7 * 86_400.0
-"""The period that a report is about if the request does not say since when."""
 PARQUET: Final = "application/vnd.apache.parquet"
 TOO_LARGE: Final = (
     f"The report would be about more than {MOST_RUNS:,} runs; choose a shorter period or a filter, or use "
@@ -52,14 +48,8 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         To group by `user` or by `metadata.FIELD`, which callers wrote, the key needs the scope `audit:read` too.
         """
         _check(filters, caller)
-        try:
-            async with asyncio.timeout(REPORT_SECONDS), one_at_a_time:
-                figures = await _figures(context, filters, caller)
-        except TimeoutError:
-            raise Overloaded(
-                f"The report was not ready within {REPORT_SECONDS:.0f} seconds; choose a shorter period or a filter.",
-                retry_after=REPORT_SECONDS,
-            ) from None
+        async with reports.in_time(one_at_a_time, "choose a shorter period or a filter"):
+            figures = await _figures(context, filters, caller)
         return await _report_reply(figures, filters)
 
     return router
@@ -78,7 +68,7 @@ async def _figures(context: GatewayContext, filters: query.ReportFilters, caller
     if until is None:
         until = now
     if since is None:
-        since = until - PERIOD_SECONDS
+        since = until - reports.PERIOD_SECONDS
     run_query = RunQuery(
         tenant=caller.tenant or filters.tenant,
         tier=filters.tier,

@@ -8,7 +8,8 @@ import asyncio
 import csv
 import io
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, tzinfo
 from pathlib import Path
@@ -19,7 +20,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from app.core.pool.catalog import Price
 from app.core.pool.snapshot import restore_catalog
 from app.core.rating.economics import MOST_GROUPS, JournaledRun, Report, ReportOptions, TooManyGroups
-from app.errors import ConfigInvalid
+from app.errors import ConfigInvalid, Overloaded
 from app.store.protocol import Reports, RunQuery, TenantStore
 
 Part = Literal["summary", "groups", "dearest", "failures"]
@@ -48,6 +49,10 @@ COLUMNS: Final[Mapping[Part, Mapping[str, str]]] = {
     },
 }
 """The columns of each part with their types in SQL."""
+REPORT_SECONDS: Final = 30.0
+"""The longest time until a report is ready, the wait for the report before it included."""
+PERIOD_SECONDS: Final = 7 * 86_400.0
+"""The period that a report is about if the request does not say since when."""
 FORMULAS: Final = ("=", "+", "-", "@", "\t", "\r")
 """Beginnings of texts that spreadsheets take for formulas."""
 
@@ -129,6 +134,18 @@ def _prices(snapshot: bytes | None) -> dict[str, Price] | None:
 def too_many_groups(error: TooManyGroups) -> str:
     """Return the advice to a caller whose grouping has too many groups."""
     return f"'{error}' has more than {MOST_GROUPS:,} groups; choose a shorter period, a filter or another grouping"
+
+
+@asynccontextmanager
+async def in_time(slot: asyncio.Semaphore, remedy: str) -> AsyncIterator[None]:
+    """Wait for the `slot` of a report, and hold it. Raises `Overloaded`, with what the caller can do, where the report
+    is not ready within `REPORT_SECONDS`."""
+    try:
+        async with asyncio.timeout(REPORT_SECONDS), slot:
+            yield
+    except TimeoutError:
+        message = f"The report was not ready within {REPORT_SECONDS:.0f} seconds; {remedy}."
+        raise Overloaded(message, retry_after=REPORT_SECONDS) from None
 
 
 # -- tables

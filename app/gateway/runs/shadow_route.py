@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Annotated, Final
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response
@@ -10,17 +10,13 @@ from starlette.responses import Response
 from app.core.pool.catalog import Catalog, Tier
 from app.core.rating.shadows import notes_from_json, policy_of
 from app.engine.conductors import trials
-from app.errors import InvalidRequest, NotFound, Overloaded
+from app.errors import InvalidRequest, NotFound
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys
 from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations, report_replies
+from app.gateway.runs import reports
 from app.gateway.wire import query
-
-REPORT_SECONDS: Final = 30.0
-"""The longest time until a report is ready, the wait for the report before it included."""
-PERIOD_SECONDS: Final = 7 * 86_400.0
-"""The period that a report is about if the request does not say since when."""
 
 
 def routes(context: GatewayContext, keys: Keys) -> APIRouter:
@@ -44,7 +40,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         if until is None:
             until = context.now()
         if since is None:
-            since = until - PERIOD_SECONDS
+            since = until - reports.PERIOD_SECONDS
         if since >= until:
             raise InvalidRequest("Invalid value for 'since': it must be earlier than 'until'.", param="since")
         sample_notes: Mapping[str, int] | None = None
@@ -53,16 +49,10 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
             sample_notes = {}
             if notes is not None:
                 sample_notes = notes_from_json(notes.body).since(since)
-        try:
-            async with asyncio.timeout(REPORT_SECONDS), one_at_a_time:
-                runs = context.store.of_tenant(caller.tenant)
-                definitions = trials.PresentDefinitions(context.store, catalog)
-                figures = await trials.report(runs, definitions, tier, since, until, sample_notes)
-        except TimeoutError:
-            raise Overloaded(
-                f"The report was not ready within {REPORT_SECONDS:.0f} seconds; choose a shorter period.",
-                retry_after=REPORT_SECONDS,
-            ) from None
+        async with reports.in_time(one_at_a_time, "choose a shorter period"):
+            runs = context.store.of_tenant(caller.tenant)
+            definitions = trials.PresentDefinitions(context.store, catalog)
+            figures = await trials.report(runs, definitions, tier, since, until, sample_notes)
         return json_reply(figures)
 
     return router
