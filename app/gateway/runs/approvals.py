@@ -32,7 +32,7 @@ from app.gateway.openapi import operations, run_replies
 from app.gateway.runs import forecasts
 from app.gateway.runs import reads as read_log
 from app.gateway.runs.forecasts import Histories
-from app.gateway.runs.identity import key_names
+from app.gateway.runs.identity import key_name
 from app.gateway.wire import query
 from app.gateway.wire.parameters import WireModel, WorkerName, drop_nulls, read_fields
 from app.store.protocol import APPROVAL_TAG, ASKED, RunQuery, RunRow, TenantStore
@@ -128,12 +128,12 @@ def _add_decide_route(
     ) -> Response:
         """Approve or refuse a plan. A decision may be sent again; another one, or one on another plan, is a 409 that
         says why."""
-        name = await _visible(context, run, caller)
+        row = await _visible_run(context, run, caller)
         approval_request = read_fields(ApprovalRequest, drop_nulls(body))
 
         async def decide() -> Response:
-            await context.runs.decide(name, caller.tenant, _decision(approval_request, caller))
-            return json_reply(await _read_approval(context, histories, name, caller))
+            await context.runs.decide(row.id, caller.tenant, _decision(approval_request, caller))
+            return json_reply(await _read_approval(context, histories, row.id, caller))
 
         if idempotency is None:
             return await decide()
@@ -168,21 +168,19 @@ def _decision(approval_request: ApprovalRequest, caller: Caller) -> Decision:
     )
 
 
-async def _visible(context: GatewayContext, run: str, caller: Caller) -> str:
-    """Return the id of a run that the caller may see; `NotFound`."""
+async def _visible_run(context: GatewayContext, run: str, caller: Caller) -> RunRow:
+    """Return the row of a run that the caller may see; `NotFound`."""
     if not query.RUN_ID.fullmatch(run):
         raise NotFound()
-    name = run_of_reply(run)
-    row = await context.store.of_tenant(caller.tenant).run(name)
+    row = await context.store.of_tenant(caller.tenant).run(run_of_reply(run))
     if not caller.sees(row.tenant):
         raise NotFound()
-    return name
+    return row
 
 
 async def _read_approval(context: GatewayContext, histories: Histories, run: str, caller: Caller) -> dict[str, Any]:
-    name = await _visible(context, run, caller)
+    row = await _visible_run(context, run, caller)
     store = context.store.of_tenant(caller.tenant)
-    row = await store.run(name)
     approval = await _approval_for(context, store, row, caller)
     if approval is None:
         raise NotFound("No plan of this run has needed an approval.", code="approval_not_requested")
@@ -215,9 +213,7 @@ async def _approval_for(
         return None
     if may_read:
         await read_log.note_foreign(context, caller, row, "approval", mark(approval))
-    return approval | {
-        "key_name": (await key_names(context.store.administration_of(caller.tenant), [row.key]))[row.key]
-    }
+    return approval | {"key_name": await key_name(context.store.administration_of(caller.tenant), row.key)}
 
 
 def mark(approval: Mapping[str, Any]) -> str:

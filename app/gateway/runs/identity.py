@@ -24,6 +24,11 @@ async def key_names(store: KeyStore, ids: Iterable[str]) -> dict[str, str | None
     return {id_: names.get(id_) for id_ in key_ids}
 
 
+async def key_name(store: KeyStore, id_: str) -> str | None:
+    """Return the name of a key; None if it is not in the database."""
+    return (await key_names(store, [id_]))[id_]
+
+
 def check_tenant(caller: Caller, tenant: str | None) -> None:
     """Raise `InvalidRequest` for the parameter `tenant` of a request that asks for the runs of another tenant than the
     caller may see."""

@@ -48,7 +48,7 @@ from app.gateway.runs import (
     run_lists,
     views,
 )
-from app.gateway.runs.identity import key_names
+from app.gateway.runs.identity import key_name
 from app.gateway.runs.open_streams import OpenStream, OpenStreams
 from app.gateway.wire import query
 from app.store.protocol import Journal, RunRow, TenantStore
@@ -289,7 +289,7 @@ def _add_all_views_route(router: APIRouter, context: GatewayContext, keys: Keys)
             {
                 "object": "run.views",
                 "run": run_record,
-                "key_name": (await key_names(administration, [run.row.key]))[run.row.key],
+                "key_name": await key_name(administration, run.row.key),
                 "state": snapshot(at),
                 "graph": await views.with_words(run.store, graph.graph(at), content=content),
                 "timeline": timeline.timeline(at).to_json(),
