@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -198,6 +199,20 @@ def docstrings_are_sentences(module: Module) -> Iterator[str]:
         yield f"{module.path}, {fragment}"
 
 
+def fields_have_one_description(module: Module) -> Iterator[str]:
+    """No text stands behind another one: each describes the field before it, and the second would describe nothing."""
+    for node in (module.tree, *module.of(ast.ClassDef)):
+        for first, second in pairwise(node.body):
+            if _is_text(first) and _is_text(second):
+                yield f"{module.path}:{second.lineno}: a description behind another one"
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Constant):
+        return False
+    return isinstance(statement.value.value, str)
+
+
 def _last_name(function: ast.expr) -> str:
     """The name behind the last dot of what is called; empty if it has none."""
     if isinstance(function, ast.Attribute):
@@ -215,6 +230,7 @@ EVERYWHERE: Final[tuple[Rule, ...]] = (
 IN_APP: Final[tuple[Rule, ...]] = (
     conditional_expressions_are_flat,
     docstrings_are_sentences,
+    fields_have_one_description,
     imports_stand_at_the_top,
     tasks_have_owners,
     modules_hold_no_state,
@@ -233,6 +249,7 @@ VIOLATIONS: Final[tuple[tuple[Rule, str, str], ...]] = (
     (comprehensions_are_flat, "tests/x.py", "x = any(a for a in y if all(b for b in a))\n"),
     (conditional_expressions_are_flat, "app/x.py", "x = a if b else c if d else e\n"),
     (docstrings_are_sentences, "app/x.py", "def f():\n 'Whether it is.'\n"),
+    (fields_have_one_description, "app/x.py", "class A:\n a: int\n b: int\n 'Of b.'\n 'Of a.'\n"),
     (imports_stand_at_the_top, "app/x.py", "def f():\n import json\n"),
     (imports_stand_at_the_top, "app/x.py", "class A:\n async def f(self):\n  from os import path\n"),
     (tasks_have_owners, "app/x.py", "import asyncio\nasync def f(): asyncio.create_task(g())\n"),
