@@ -1,17 +1,13 @@
 """Tasks about the calendar: how they are drawn, and how they are worked out from their text."""
 
 from calendar import day_name, month_name
-from collections.abc import Mapping
 from datetime import date, timedelta
 from random import Random
 
 from app.providers.rehearsal.dates import all_dates
+from app.providers.rehearsal.worked_task import Slots, WorkedTask
 
 DATE = rf"\d{{1,2}} (?:{'|'.join(month_name[1:])}) \d{{4}}"
-
-Slots = Mapping[str, str]
-Worked = tuple[str, str, int]
-"""The answer, a slip, the level."""
 
 
 def draw_two(random: Random, level: int) -> Slots:
@@ -27,7 +23,7 @@ def draw_two(random: Random, level: int) -> Slots:
     return {"a": _spell(first), "b": _spell(second)}
 
 
-def count_days_between(slots: Slots) -> Worked:
+def count_days_between(slots: Slots) -> WorkedTask:
     """Return the days from the first to the second."""
     first, second = _date(slots["a"]), _date(slots["b"])
     days = (second - first).days
@@ -41,7 +37,7 @@ def draw_one(random: Random, level: int) -> Slots:
     return {"a": _spell(date(year, random.randint(1, 12), random.randint(1, 28)))}
 
 
-def weekday(slots: Slots) -> Worked:
+def weekday(slots: Slots) -> WorkedTask:
     """Return the day of the week."""
     day = _date(slots["a"])
     level = 2 if day.year < 1800 else int(day.year < 2000)
@@ -54,7 +50,7 @@ def draw_away(random: Random, level: int) -> Slots:
     return {"n": str(days), "a": _spell(date(random.randint(2001, 2040), random.randint(1, 12), random.randint(1, 28)))}
 
 
-def add_days(slots: Slots) -> Worked:
+def add_days(slots: Slots) -> WorkedTask:
     """Return the date so many days later."""
     days = int(slots["n"])
     if days > 10_000:

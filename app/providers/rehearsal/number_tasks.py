@@ -2,18 +2,14 @@
 
 import math
 import re
-from collections.abc import Mapping
 from random import Random
 
 from app.providers.rehearsal.expression import evaluate
 from app.providers.rehearsal.numbers import solve_linear_equations
+from app.providers.rehearsal.worked_task import Slots, WorkedTask
 
 NUMBER = r"\d{1,5}"
 STEP = re.compile(r"multiply it by (\d+)|add (\d+)|subtract (\d+)")
-
-Slots = Mapping[str, str]
-WorkedTask = tuple[str, str, int]
-"""The answer, a slip, the level."""
 
 
 def draw_sum(random: Random, level: int) -> Slots:

@@ -12,12 +12,11 @@ from functools import cache
 from random import Random
 
 from app.providers.rehearsal import calendar_tasks, number_tasks, word_tasks
+from app.providers.rehearsal.worked_task import Slots, WorkedTask
 
 DOMAINS = ("numbers", "equations", "words", "calendar")
 LEVELS = 3
 """Easy, medium, hard."""
-
-Slots = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Family:
     name: str
     domain: str
     draw: Callable[[Random, int], Slots]
-    work: Callable[[Slots], tuple[str, str, int]]
+    work: Callable[[Slots], WorkedTask]
     slots: Mapping[str, str]
     """The pattern of each slot's text."""
     phrasings: tuple[str, ...]

@@ -1,8 +1,9 @@
 """Tasks about words: how they are drawn, and how they are worked out from their text."""
 
 import re
-from collections.abc import Mapping
 from random import Random
+
+from app.providers.rehearsal.worked_task import Slots, WorkedTask
 
 WORDS = tuple(
     re.findall(
@@ -16,10 +17,6 @@ WORDS = tuple(
 LIST = r"[a-z]+(?:, [a-z]+)*"
 SIZES = ((3, 4), (6, 7), (9, 11))
 
-Slots = Mapping[str, str]
-Worked = tuple[str, str, int]
-"""The answer, a slip, the level."""
-
 
 def draw_list(random: Random, level: int) -> Slots:
     """Return a few words, or many; neither sorted nor the same from both ends."""
@@ -32,19 +29,19 @@ def draw_count(random: Random, level: int) -> Slots:
     return {"l": random.choice("aeilnort"), **draw_list(random, level)}
 
 
-def sort(slots: Slots) -> Worked:
+def sort(slots: Slots) -> WorkedTask:
     """Return the words in alphabetical order."""
     words = sorted(slots["w"].split(", "))
     return ", ".join(words), ", ".join(_swap_last_two(words)), _level(words)
 
 
-def reverse(slots: Slots) -> Worked:
+def reverse(slots: Slots) -> WorkedTask:
     """Return the words from last to first."""
     words = slots["w"].split(", ")[::-1]
     return ", ".join(words), ", ".join(_swap_last_two(words)), _level(words)
 
 
-def count(slots: Slots) -> Worked:
+def count(slots: Slots) -> WorkedTask:
     """Return the number of times that the letter occurs."""
     result = slots["w"].count(slots["l"])
     return str(result), str(result + 1), _level(slots["w"].split(", "))
