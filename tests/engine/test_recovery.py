@@ -206,15 +206,16 @@ async def test_a_run_of_newer_code_waits_and_is_ended_by_anybody_when_its_time_i
 
 
 @pytest.mark.parametrize("change", ["kind = 'plan.dreamt'", "body = '[]'"], ids=["kind", "body"])
-async def test_a_run_that_nobody_can_read_gives_its_budgets_back_what_its_planning_calls_hold(
-    stub: ProviderStub, tmp_path: Path, change: str
+@pytest.mark.parametrize(("tier", "worker"), [("baton-ultra", "planner"), ("baton-mini", "alpha")])
+async def test_a_run_that_nobody_can_read_gives_its_budgets_back_what_its_calls_hold(
+    stub: ProviderStub, tmp_path: Path, tier: str, worker: str, change: str
 ) -> None:
     budget = Budget("tenant", "tenant", "", "day", 10**6)
-    stub.script("planner", Hang())
+    stub.script(worker, Hang())
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
         await runtime.context.store.set_budget(budget)
-        run = (await runtime.runs.start(order(runtime, "baton-ultra"))).run
-        await stub.wait_for(1, "planner")
+        run = (await runtime.runs.start(order(runtime, tier))).run
+        await stub.wait_for(1, worker)
         (before,) = await runtime.context.store.budget_use(budget.id, 10)
         (tmp_path / "left").mkdir()
         with closing(sqlite3.connect(tmp_path / "left" / "baton.db")) as left, left:  # as a process that is killed
@@ -223,7 +224,13 @@ async def test_a_run_that_nobody_can_read_gives_its_budgets_back_what_its_planni
             left.execute(f"UPDATE events SET {change} WHERE kind = 'plan.opened'")
             left.execute("UPDATE runs SET deadline = 0, lease_until = 0")
     async with running_service(tmp_path / "left", pool_text(stub), SETTINGS, audits=False) as heir:
-        row = await at_its_end(heir, run)
+        await at_its_end(heir, run)
+
+        async def has_no_ticket() -> bool:
+            return await heir.context.store.find_ticket(run, 0) is None
+
+        await until(has_no_ticket)
+        row = await heir.context.store.run(run)
         (use,) = await heir.context.store.budget_use(budget.id, 10)
         events_at_end = await heir.context.store.call_events(run)
     assert before.held > 0

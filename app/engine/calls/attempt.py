@@ -46,7 +46,7 @@ from app.core.pool import policy
 from app.core.pool.breaker import Verdict
 from app.core.pool.catalog import Amount, Catalog, Deadlines
 from app.core.records import content_ref, copy_with, record, trim_capacity
-from app.core.run.events import CallFinished, CallIntended, PassedOver
+from app.core.run.events import CallFinished, CallIntended, Event, Kind, PassedOver
 from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.state import Call, RunState
 from app.core.run.visibility import DisclosureFacts
@@ -773,3 +773,19 @@ def outcomes_of_lost_calls(calls: Sequence[Call]) -> tuple[tuple[CallFinished, .
         outcomes.append(outcome_of_lost_call(call))
         held += Ledger(call.usd_held, call.tokens_held)
     return tuple(outcomes), held
+
+
+def read_open_calls(events: Sequence[Event], step: int | None) -> tuple[Call, ...]:
+    """Return the calls of a step, or those for plans (None), that have no outcome, given the events of a run's calls.
+
+    For a journal that this process cannot fold: only fields are read that every release writes.
+    """
+    calls: dict[str, Call] = {}
+    for event in events:
+        body = event.body
+        if event.kind is Kind.CALL_FINISHED:
+            calls.pop(body["call"], None)
+        elif body["n"] == step:
+            held = {"usd_held": body["usd_held"], "tokens_held": body["tokens_held"]}
+            calls[body["call"]] = Call(body["call"], step, body["worker"], sees_user=True, **held)
+    return tuple(calls.values())

@@ -10,16 +10,16 @@ is past its deadline any engine ends it, even without understanding its journal.
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 from app.core.message.chat import Usage
 from app.core.records import record
-from app.core.run.events import Event, Fact, Kind, RunExpired
+from app.core.run.events import Fact, Kind, RunExpired
 from app.core.run.fold import apply_facts, fold
 from app.core.run.progress import Finish, give_up
-from app.core.run.state import Call, RunState
-from app.engine.calls.attempt import outcomes_of_lost_calls
+from app.core.run.state import RunState
+from app.engine.calls.attempt import outcomes_of_lost_calls, read_open_calls
 from app.engine.commit.run_writer import ending, projection, run_ticket, ticket_of_row
 from app.engine.context import EngineContext
 from app.engine.delivery.messages import outcome_label
@@ -179,7 +179,8 @@ class Recovery:
     async def _expire(self, row: RunRow) -> None:
         """End a run whose journal has events that this process does not know. Its planning calls are `unknown` as in
         `_end`, so that no budget keeps what was held for them."""
-        outcomes, held = outcomes_of_lost_calls(_open_planning_calls(await self._context.store.call_events(row.id)))
+        open_calls = read_open_calls(await self._context.store.call_events(row.id), step=None)
+        outcomes, held = outcomes_of_lost_calls(open_calls)
         spent = row.spent + held
         expired = RunExpired(
             usd=spent.usd,
@@ -233,20 +234,6 @@ async def hand_back(context: EngineContext, home: str, drivers: Mapping[str, Dri
         if epochs:
             given_up = await context.store.renew_leases(home, epochs, context.now() - GIVEN_UP_SECONDS)
             await context.queue.enqueue([run_ticket(drivers[run].state) for run in given_up])
-
-
-def _open_planning_calls(events: Sequence[Event]) -> tuple[Call, ...]:
-    """Return the planning calls without an outcome, given the events of a run's calls. Only fields are read that every
-    release writes."""
-    calls: dict[str, Call] = {}
-    for event in events:
-        body = event.body
-        if event.kind is Kind.CALL_FINISHED:
-            calls.pop(body["call"], None)
-        elif body["n"] is None:
-            held = {"usd_held": body["usd_held"], "tokens_held": body["tokens_held"]}
-            calls[body["call"]] = Call(body["call"], None, body["worker"], sees_user=True, **held)
-    return tuple(calls.values())
 
 
 def _without_content(late: bool) -> Finish:

@@ -37,7 +37,15 @@ from app.core.run.kinds import AFTER_THE_END
 from app.core.run.share import share
 from app.core.run.state import Call, RunState, StepState
 from app.core.run.visibility import find_readers
-from app.engine.calls.attempt import Attempt, CallTime, PlannedCall, Purpose, outcomes_of_lost_calls, tier_seconds
+from app.engine.calls.attempt import (
+    Attempt,
+    CallTime,
+    PlannedCall,
+    Purpose,
+    outcomes_of_lost_calls,
+    read_open_calls,
+    tier_seconds,
+)
 from app.engine.calls.step_request import NOTHING, Candidates, is_long, view_of_step
 from app.engine.commit.colocation import LocalRuns
 from app.engine.context import EngineContext
@@ -182,12 +190,26 @@ class Execution:
                 return None
             if self._is_postponed(due):
                 return None
-            state = await self._read_state(None)
             self._version = due.version
+            try:
+                state = await self._read_state(None)
+            except (KeyError, TypeError, ValueError):
+                if (await self._context.store.run(due.run)).ended_at is None:
+                    raise
+                await self._finish_unread(due)
+                return None
             with suppress(LeaseLost):
                 await self._append(self._entry(()))
                 return due, state
         return None
+
+    async def _finish_unread(self, due: TicketRow) -> None:
+        """Finish a step of a run that has ended, whose journal has events that this process does not know. Its calls
+        are `unknown`, so that no budget keeps what was held for them, and its ticket does not come back for ever."""
+        await self._append(self._entry(()))
+        open_calls = read_open_calls(await self._context.store.call_events(due.run), due.step)
+        outcomes, _ = outcomes_of_lost_calls(open_calls)
+        await self._append(self._entry(outcomes, move=Move(due.step, "finish", claim=self._work.claim)))
 
     def _is_postponed(self, due: TicketRow) -> bool:
         """Return whether the step is left to a later delivery, because this engine works on another one that is given
