@@ -5,6 +5,7 @@ import json
 from app.audit.report import Report
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.run.events import Kind
+from app.gateway.runs.audit import render_run
 from app.process.wiring import Runtime
 from tests.harness.audited import audit_report
 from tests.harness.in_process import events, finish, limits_with, order, plan, plan_text
@@ -52,6 +53,10 @@ async def test_a_conductor_that_is_shown_parts_of_a_long_message(stub: ProviderS
         ("plan-2-parts", len(text) - 6_000),
         ("step-1", 0),
     ]
+    store, name = runtime.context.store, followed_run.run
+    shown = render_run(await store.run(name), await store.journal(name))
+    attempts = (*shown["proposals"][0]["attempts"], *shown["steps"][0]["attempts"])
+    assert [attempt["left_out"] for attempt in attempts] == [len(text) - 6_000, 0]
     await clean(runtime, calls=2)
 
 

@@ -52,3 +52,11 @@ def test_an_estimate_says_what_it_rests_on() -> None:
     assert run_words.estimate(forecast).endswith("from prices and usual sizes; at most $0.40")
     forecast |= {"unpriced": ["sage"]}
     assert run_words.estimate(forecast).endswith("at most $0.40, without sage, whose price is not known")
+
+
+def test_a_planning_call_says_how_much_of_the_conversation_it_was_not_shown() -> None:
+    usage = {"input": 1, "output": 1, "cached": 0, "reasoning": 0, "estimated": False}
+    call = {"worker": "planner", "outcome": "ok", "usage": usage, "cost_usd": 0.0, "seconds": 1.0, "passed_over": []}
+    assert "not shown" not in run_words.attempt(call | {"left_out": 0})
+    words = "12,345 characters of the conversation not shown to it"
+    assert words in run_words.attempt(call | {"left_out": 12_345}).split(" · ")

@@ -126,6 +126,8 @@ def _peculiarities(record: Record) -> list[str]:
         parts.append(f"ended by {record['finish']}")
     if record.get("wanted_tokens"):
         parts.append(f"cut to {record['max_tokens']:,} output tokens by the budget")
+    if record.get("left_out"):
+        parts.append(f"{record['left_out']:,} characters of the conversation not shown to it")
     if record.get("out_of_time"):
         parts.append("cut off because the time was over")
     if record.get("refused"):

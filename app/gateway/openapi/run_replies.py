@@ -154,6 +154,8 @@ class Attempt(Reply):
     """The most output tokens of the call."""
     wanted_tokens: int | None
     """The output tokens that it would have got if the budget had paid for them; null: it had them."""
+    left_out: int
+    """Of a planning call: the characters of the conversation that the conductor was not shown."""
     passed_over: list[Any]
     """Workers that were not called, each with the reason."""
     despite: Any

@@ -266,6 +266,7 @@ def _attempt(at: float, intent: CallIntended, finished: Mapping[str, CallFinishe
         "held": {"usd": dollars(intent.usd_held), "tokens": intent.tokens_held},
         "max_tokens": intent.max_tokens,
         "wanted_tokens": intent.wanted_tokens or None,
+        "left_out": intent.left_out,
         "passed_over": _list_passed_over(intent.passed_over),
         "despite": intent.despite or None,
         "outcome": None,
