@@ -66,6 +66,7 @@ async def call_admin(client: httpx.AsyncClient, method: str, path: str, **more: 
     """Send a request that must succeed, and return the reply."""
     reply = await client.request(method, f"/admin/v1{path}", **more)
     assert reply.status_code == 200, reply.text
+    assert reply.headers["cache-control"] == "no-store"  # it may have a secret in it
     body: dict[str, Any] = reply.json()
     return body
 
