@@ -169,3 +169,15 @@ def test_a_clock_that_was_ahead_locks_nobody_out() -> None:
     assert key.ask(NOW + 1e6).refusal is None
     assert key.ask(NOW).refusal is not None
     assert key.ask(NOW + WINDOW_SECONDS).refusal is None
+
+
+def test_what_gateways_with_different_clocks_reserve_is_given_back() -> None:
+    key = Key(tpm=1_000)
+    assert key.ask(NOW + 0.10, run="a", tokens=400).refusal is None, "a gateway whose clock is ahead"
+    assert key.ask(NOW + 0.05, run="b", tokens=400).refusal is None, "and another one, ahead by less"
+    assert key.ask(NOW, run="c", tokens=100).refusal is None
+    key.end("a", 10, NOW + 1)
+    key.end("b", 20, NOW + 1)
+    reply = key.ask(NOW + 2, run="d", tokens=500)
+    assert reply.refusal is None
+    assert reply.figures[0].remaining == 1_000 - 10 - 20 - 100 - 500

@@ -169,6 +169,8 @@ class Window:
             if used > claim.tokens and limits.tpm is not None:
                 _count(self.tokens, at, used - claim.tokens, limits.tpm)
         self.tokens = _current(self.tokens, now)
+        for claim in self.claims.values():
+            claim.slot = min(claim.slot, now)  # its slot is opened now as well: see `_current`
 
     def refusal(self, name: str, limits: RateLimits, request: RateRequest, now: float) -> Refusal | None:
         """Return the limit beyond which this request would be, if any."""
@@ -303,13 +305,14 @@ def _over(claim: Claim, runs: Mapping[str, RunUse], now: float) -> tuple[int, fl
 
 
 def _current(slots: list[Slot], now: float) -> list[Slot]:
-    """Return the slots that still count. A clock that was ahead once must not make them count for longer than they
-    would."""
+    """Return the slots that still count. Those that a clock opened which was ahead become one that is opened now, so
+    that they do not count for longer than they would."""
     current = [slot for slot in slots if slot.expires > now and slot.amount > 0]
-    for slot in current:
-        if slot.opened > now:
-            slot.opened, slot.expires = now, slot.expires - (slot.opened - now)
-    return current
+    ahead = [slot for slot in current if slot.opened >= now]
+    if not ahead:
+        return current
+    expires = max([slot.expires - (slot.opened - now) for slot in ahead])
+    return [*(slot for slot in current if slot.opened < now), Slot(now, expires, _total(ahead))]
 
 
 def _count(slots: list[Slot], now: float, amount: int, limit: int) -> float:
