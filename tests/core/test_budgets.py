@@ -34,6 +34,14 @@ def test_a_window_is_that_of_the_clocks_of_its_zone(
     assert (window_at.start, window_at.end) == (seconds(*start), seconds(*end))
 
 
+@pytest.mark.parametrize("period", ["hour", "day", "month"])
+def test_the_last_fraction_of_a_second_belongs_to_the_window_that_it_ends(period: Period) -> None:
+    """A time of so many digits is rounded up to the next second when it is made a date."""
+    at = seconds(2026, 12, 1, 0) - 0.0000002
+    assert window(period, "Europe/Berlin", at) == window(period, "Europe/Berlin", at - 1)
+    assert window(period, "Europe/Berlin", at).end == seconds(2026, 12, 1, 0)
+
+
 def test_a_day_on_which_the_clocks_are_changed_has_another_length() -> None:
     hours = [
         (window_at.end - window_at.start) / 3600

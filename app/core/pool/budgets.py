@@ -103,10 +103,11 @@ def window(period: Period, zone: str, at: float) -> Window:
     An hour is always 3,600 seconds and begins with one of the zone's standard time, so that hours follow each other
     where clocks are changed by half an hour; a day has an hour more or less where the clocks are changed.
     """
-    local = datetime.fromtimestamp(at, ZoneInfo(zone))
+    second = int(at)
+    local = datetime.fromtimestamp(second, ZoneInfo(zone))
     if period == "hour":
         standard = local - (local.dst() or timedelta())
-        start = int(at) - standard.minute * 60 - standard.second
+        start = second - standard.minute * 60 - standard.second
         return Window(start, start + HOUR_SECONDS)
     day = local.replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
     if period == "day":
