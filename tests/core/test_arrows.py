@@ -138,6 +138,12 @@ def test_steps_take_every_legal_arrow_and_no_other() -> None:
     assert arrows_taken == arrows_allowed
 
 
+def test_results_for_a_step_that_has_called_no_tool_are_refused() -> None:
+    state = in_state(step="done")
+    done = replace(state.steps[0], exchanges=())
+    assert after(replace(state, steps={0: done}), DRAFTS[Kind.STEP_RESULTS]) is None
+
+
 def test_other_kinds_leave_a_step_alone() -> None:
     for kind, start in product(set(Kind) - set(STEP_KINDS), STEP_ARROWS):
         came = after(in_state(step=start, proposal="open"), DRAFTS[kind])

@@ -305,7 +305,8 @@ def _on_step_awaiting(state: RunState, fact: StepAwaitingTool) -> Changes:
 
 def _on_step_results(state: RunState, fact: StepToolResults) -> Changes:
     step = state.steps[fact.n]
-    if state.state != "running" or (not step.settled and step.state != "awaiting_tool"):
+    has_called = bool(step.exchanges)
+    if state.state != "running" or not has_called or (not step.settled and step.state != "awaiting_tool"):
         raise ValueError(f"step {step.n} waits for no results")
     answered = copy_with(step.exchanges[-1], results=fact.results, labels=fact.labels)
     return _set_step(state, step.n, state="running", exchanges=(*step.exchanges[:-1], answered))
