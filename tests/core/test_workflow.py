@@ -39,9 +39,9 @@ def test_every_acyclic_graph_has_one(inputs_drawn: list[set[int]]) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.booleans(), st.lists(st.integers(0, 9)), st.integers(0, 5))
-def test_an_access_list_comes_back_as_it_was(user: bool, steps: list[int], base: int) -> None:
-    access = Access(user, tuple(steps))
+@given(st.booleans(), st.lists(st.integers(0, 9)), st.booleans(), st.integers(0, 5))
+def test_an_access_list_comes_back_as_it_was(user: bool, steps: list[int], previous: bool, base: int) -> None:
+    access = Access(user, tuple(steps), previous)
     assert access_from_list(access.as_list()) == access
     assert access.shift(base).steps == tuple(n + base for n in steps)
     assert access.shift(base).user == user

@@ -68,7 +68,8 @@ class Access:
 
 def access_from_list(entries: Sequence[str | int]) -> Access:
     """Return the inverse of `Access.as_list`; trusts its input."""
-    return Access("user" in entries, tuple(entry for entry in entries if isinstance(entry, int)))
+    steps = tuple(entry for entry in entries if isinstance(entry, int))
+    return Access("user" in entries, steps, PREVIOUS in entries)
 
 
 @record(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dataclasses import field
 from typing import Any
 
 from app.core.message.chat import Message, message_from_json, message_to_json
-from app.core.plan.workflow import Access, Step
+from app.core.plan.workflow import Access, Step, access_from_list
 from app.core.records import copy_with, record
 from app.core.run.events import Event, PlanStep, facts
 from app.core.run.state import Proposal, RunState, StepState
@@ -267,7 +267,5 @@ def _step_to_json(step: Step) -> dict[str, Any]:
 
 
 def _step_from_json(value: Mapping[str, Any]) -> Step:
-    entries = value["access"]
-    positions = tuple([entry for entry in entries if isinstance(entry, int)])
-    access = Access("user" in entries, positions, "previous" in entries)
+    access = access_from_list(value["access"])
     return Step(value["worker"], value["subtask"], access, answers=value["answers"], tools=value["tools"])
