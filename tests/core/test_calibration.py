@@ -6,7 +6,14 @@ import pytest
 
 from app.core.pool.catalog import CalibrationResult, Card, Catalog, Worker
 from app.core.pool.snapshot import restore_catalog, seal_catalog, snapshot
-from app.core.rating.calibration import Rate, Trial, add_measurements, of_worker, rates
+from app.core.rating.calibration import (
+    Rate,
+    Trial,
+    add_measurements,
+    are_indistinguishable,
+    of_worker,
+    rates,
+)
 
 LUNA = Worker("luna", "openai", "gpt-6-luna", card=Card(strengths=("general",)))
 CATALOG = seal_catalog(Catalog({}, {"luna": LUNA, "sol": replace(LUNA, name="sol", model="sol")}, {}, {}, ""))
@@ -65,3 +72,9 @@ def test_cards_say_what_was_measured_and_nothing_else_changes() -> None:
     assert restore_catalog(snapshot(measured_catalog)) == measured_catalog, (
         "an auditor finds the cards as they were shown"
     )
+
+
+def test_workers_that_were_not_tried_are_not_told_apart_and_are_no_fault() -> None:
+    assert not are_indistinguishable({"luna": [], "sol": []})
+    assert not are_indistinguishable({"luna": [trial("sum-0-0", 1.0)], "sol": []})
+    assert are_indistinguishable({"luna": [trial("sum-0-0", 1.0)], "sol": [trial("sum-0-0", 1.0, worker="sol")]})

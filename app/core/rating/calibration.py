@@ -106,11 +106,12 @@ def _with_rates(worker: Worker, trials: Sequence[Trial]) -> Worker:
 def are_indistinguishable(trials: Mapping[str, Sequence[Trial]]) -> bool:
     """Return True if trials of two workers or more tell none of them apart: in no domain, and not in all of them
     together, do the intervals of two pass rates lie apart."""
-    if len(trials) < 2:
+    tried = [own for own in trials.values() if own]
+    if len(tried) < 2:
         return False
-    groups: list[list[Rate]] = [[rates(own, lambda trial: "")[""] for own in trials.values() if own]]
-    for domain in {trial.domain for own in trials.values() for trial in own}:
-        found = [rates(own, lambda trial: trial.domain).get(domain) for own in trials.values()]
+    groups: list[list[Rate]] = [[rates(own, lambda trial: "")[""] for own in tried]]
+    for domain in {trial.domain for own in tried for trial in own}:
+        found = [rates(own, lambda trial: trial.domain).get(domain) for own in tried]
         groups.append([rate for rate in found if rate is not None])
     return not any(_lie_apart(group) for group in groups)
 
