@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 from redis.asyncio import Redis
 
-from app.stepqueue.live import BURST, PACE
+from app.stepqueue import live
+from app.stepqueue.live import BURST
 from app.stepqueue.protocol import Live, Stop, Ticket
 from app.stepqueue.redis import RedisQueue
 from tests.harness import servers
@@ -18,6 +19,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("patient_redis")]
 TIERS = ("ultra", "mini")
 PAUSE = 0.001
 """Seconds between two messages of a gateway that keeps talking."""
+PACE = 0.03
+"""Seconds between two publishes: more than in the service, so that a busy machine is told from a message that waits."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,10 @@ async def test_tellers_share_publishes_and_what_was_told_last_is_heard_before_th
     assert messages == [Stop("run", step) for step in range(500)]
 
 
-async def test_who_keeps_talking_is_published_at_a_pace(server: servers.Server) -> None:
+async def test_who_keeps_talking_is_published_at_a_pace(
+    server: servers.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "PACE", PACE)
     messages: list[Live] = []
     teller, hearer = RedisQueue(server.url, TIERS), RedisQueue(server.url, TIERS)
     async with hearer, hearer.subscribe("a", messages.append), teller, Redis.from_url(server.url) as client:
