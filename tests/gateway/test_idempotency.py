@@ -17,7 +17,7 @@ from tests.harness.callers import CALLER_SCOPES, add_key, client_over_socket, po
 from tests.harness.in_process import await_ended_row, events, kinds, pool_text, running_service
 from tests.harness.stand_ins import GatewayStandIn, api_routes, chat_body
 from tests.harness.waiting import until
-from tests.stubs import Fail, ProviderStub, Reply
+from tests.stubs import Fail, ProviderStub, Reply, Stall
 
 
 async def await_end(runtime: Runtime, run: str) -> RunRow:
@@ -191,15 +191,15 @@ async def test_what_becomes_of_a_run_whose_client_leaves(
 
 
 async def test_a_replay_takes_no_place_of_its_key(stub: ProviderStub, runtime: Runtime) -> None:
-    stub.script("alpha", Reply(first_delay=0.5))
+    answer = asyncio.Event()
+    stub.script("alpha", Reply(fault=Stall(seconds=answer)))
     async with client_over_socket(runtime, await add_key(runtime, concurrency=1)) as client:
         first = asyncio.create_task(post_chat(client, chat_body(), "one"))
         await stub.wait_for(1)
-        again, other = await asyncio.gather(
-            post_chat(client, chat_body(), "one"), post_chat(client, chat_body(), "two")
-        )
-        assert again.content == (await first).content
-        assert other.status_code == 429
+        again = asyncio.create_task(post_chat(client, chat_body(), "one"))
+        assert (await post_chat(client, chat_body(), "two")).status_code == 429
+        answer.set()
+        assert (await again).content == (await first).content
         assert (await post_chat(client, chat_body(), "two")).status_code == 200
 
 
