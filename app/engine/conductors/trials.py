@@ -37,8 +37,8 @@ from app.core.run.kinds import TERMINAL
 from app.core.run.state import CALLER, REPLAY
 from app.store.protocol import ContentReads, RunQuery, RunRow, Store
 
-OF_VERSION: Final = "conductor "
-"""What the name of a subject begins with that is a version of the tier's own conductor."""
+VERSION_SUBJECT_PREFIX: Final = "conductor "
+"""The name of a subject begins with this if the subject is a version of the tier's own conductor."""
 PAGE: Final = 50
 """Runs that are read at a time: their figures take some milliseconds, in which nothing else goes on."""
 MOST_PAIRS: Final = 2_000
@@ -135,7 +135,7 @@ def _subject(tier: str, admitted: RunAdmitted) -> str:
     if admitted.tier != tier:
         return f"tier {admitted.tier}"
     if admitted.tried_version:
-        return f"{OF_VERSION}{admitted.tried_version}"
+        return f"{VERSION_SUBJECT_PREFIX}{admitted.tried_version}"
     return f"worker {admitted.pool[0]}"
 
 
@@ -233,7 +233,7 @@ def subject_of(conductor: str, version: str) -> str:
     """Return the name under which shadows try a version, or what is to serve a tier."""
     if tier_in(conductor):
         return version
-    return f"{OF_VERSION}{version}"
+    return f"{VERSION_SUBJECT_PREFIX}{version}"
 
 
 def canary_of(history: tuple[HistoryEntry, ...]) -> Candidate | None:
@@ -302,7 +302,7 @@ def _definition(catalog: Catalog, tier: str, subject: str) -> tuple[object, ...]
     """Return what decides how a tier's runs are served by a subject, or by a version of its conductor; None if the pool
     file does not have it."""
     own = catalog.tiers.get(tier)
-    served = definition_of(catalog, tier, "" if subject.startswith(OF_VERSION) else subject)
+    served = definition_of(catalog, tier, "" if subject.startswith(VERSION_SUBJECT_PREFIX) else subject)
     if own is None or served is None:
         return None
     names = {*served.pool, served.fallback, *served.conductor.workers}
