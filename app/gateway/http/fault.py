@@ -41,8 +41,8 @@ def headers_of(error: BatonError) -> dict[str, str]:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after or 1)))
     if isinstance(error, UnsupportedMedia):
         headers["accept-encoding"] = "gzip, deflate"
-    is_hopeless = error.status == 409 and error.public_code in LASTING_CONFLICTS
-    if is_hopeless or error.status == 504 or isinstance(error, RunOverBudget | RunOutOfQuota):
+    stays_refused = error.status == 409 and error.public_code in LASTING_CONFLICTS
+    if stays_refused or error.status == 504 or isinstance(error, RunOverBudget | RunOutOfQuota):
         # Clients send such a request again by themselves, which cannot help, and may cost once more.
         headers["x-should-retry"] = "false"
     return headers
