@@ -38,6 +38,16 @@ from app.core.pool.rules import SOURCES, Match, Reading
 from app.core.records import record
 
 NO_PRICE = "its price is not known, and a budget applies; write `price` in the pool file"
+NOT_CLEARED = "not cleared for"
+"""The beginning of the reason of a worker that may not read a label."""
+EXCLUDED_BY_RULE = "excluded by the rule"
+"""The beginning of the reason of a worker that a rule of the pool file excludes."""
+EJECTED = "ejected"
+"""The beginning of the reason of a worker that is left out because its calls fail."""
+UNPAID = "over_budget"
+"""The reason of a worker for whose answer, however short it is cut, the run's money does not suffice."""
+NOT_APPROVED = "not_approved"
+"""The reason of a worker that no approval names."""
 NO_LOGPROBS = "tells no log-probabilities"
 PINNED = "another worker is pinned by the request"
 NOT_ALLOWED = "not in the request's allow list"
@@ -46,6 +56,18 @@ REFUSALS: Mapping[str, str] = {name: f"takes no {name}" for name in SAMPLING}
 """The reason of a worker that refuses a sampling parameter, by parameter."""
 BLAMED: Mapping[str, str] = {NO_LOGPROBS: "logprobs", **{reason: name for name, reason in REFUSALS.items()}}
 """The parameter that a reason is about."""
+DECIDED_BY: Mapping[str, str] = {
+    NOT_CLEARED: "clearance",
+    EXCLUDED_BY_RULE: "rule",
+    PINNED: "caller",
+    NOT_ALLOWED: "caller",
+    DENIED: "caller",
+    EJECTED: "health",
+    NO_PRICE: "budget",
+    UNPAID: "budget",
+    NOT_APPROVED: "approval",
+}
+"""Beginnings of reasons, each with who or what decides so."""
 ENOUGH = 2
 """Workers that a run keeps although they are ejected: one to call, and one to take over from it."""
 
@@ -122,7 +144,7 @@ def exclude_ejected(choice: Eligible, ejected: Mapping[str, str]) -> Eligible:
     workers = tuple(worker for worker in choice.workers if worker.name not in reasons)
     excluded = dict(choice.excluded)
     for name, reason in reasons.items():
-        excluded[name] = f"ejected: {reason}"
+        excluded[name] = f"{EJECTED}: {reason}"
     return Eligible(workers, excluded)
 
 
@@ -175,9 +197,17 @@ def exclusion(worker: Worker, reading: Reading) -> str:
         return ""
     missing = [label for label in reading.labels - worker.card.clearance if not _is_granted(worker.card, label)]
     if missing:
-        return f"not cleared for {', '.join(sorted(missing))}"
+        return f"{NOT_CLEARED} {', '.join(sorted(missing))}"
     labels = reading.labels | reading.sources
-    return next(f"excluded by the rule {bar.rule}" for bar in worker.bars if bar.labels <= labels)
+    return next(f"{EXCLUDED_BY_RULE} {bar.rule}" for bar in worker.bars if bar.labels <= labels)
+
+
+def decided_by(reason: str) -> str:
+    """Return who or what decided that a worker is left out for this reason; empty where its own abilities did."""
+    for beginning, decider in DECIDED_BY.items():
+        if reason.startswith(beginning):
+            return decider
+    return ""
 
 
 def _is_granted(card: Card, label: str) -> bool:

@@ -18,13 +18,12 @@ from typing import Any
 
 from app.core.plan.digest import digest
 from app.core.pool.catalog import ApprovalTerms, Catalog, Worker
+from app.core.pool.policy import NOT_APPROVED
 from app.core.records import record
 from app.core.run.events import Event, RunApproved, RunAwaitingApproval, RunRefused, facts_with_times
 
 PRICE, FURTHER = "price", "further_plan"
 """Reasons: the plan may cost more than its run may without an approval; an earlier plan of the run needed one."""
-NOT_APPROVED = "not_approved"
-"""The reason for which a worker is not called that no approval names."""
 EXPIRED, REFUSED = "approval_expired", "approval_refused"
 """The errors of runs whose plan was not approved in time, or was refused."""
 

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 
 from app.core.message.chat import Usage, sum_usages, usage_to_json
 from app.core.pool.catalog import MILLION
+from app.core.pool.policy import decided_by
 from app.core.records import copy_with, record
 from app.core.run.events import (
     CallFinished,
@@ -36,8 +37,8 @@ from app.core.run.withheld import find_decider, find_withheld
 
 CALLER: Final = "caller"
 """The node of the caller's words."""
-BY_POLICY: Final[Mapping[str, str]] = {"not cleared for": "clearance", "excluded by the rule": "rule"}
-"""Beginnings of the reasons for which a worker may not read something, each with what decided so."""
+BY_POLICY: Final = ("clearance", "rule")
+"""What decides that a worker may not read something."""
 
 NodeKind = Literal["caller", "plan", "step"]
 What = Literal["conversation", "subtask", "output", "task", "tool_results", "answer"]
@@ -462,15 +463,7 @@ def _by_policy(index: _Index, step: StepState) -> Iterator[Edge]:
     if step.access.user:
         sources.insert(0, (CALLER, "conversation"))
     for worker, reason in dict.fromkeys(passed_over):
-        by = _policy_of(reason)
-        if by:
+        by = decided_by(reason)
+        if by in BY_POLICY:
             for source, what in sources:
                 yield Edge(source, node, "withheld", what, reason="policy", by=by, detail=reason, worker=worker)
-
-
-def _policy_of(reason: str) -> str:
-    """Return the part of the policy for which a worker was passed over; empty if it was for another reason."""
-    for beginning, by in BY_POLICY.items():
-        if reason.startswith(beginning):
-            return by
-    return ""

@@ -31,6 +31,7 @@ from app.core.message.response_format import (
 )
 from app.core.pool.breaker import NO_TIME, SHORTEST_ANSWER_SECONDS, Place
 from app.core.pool.catalog import SPARED, Limits, ProviderSpec, Worker
+from app.core.pool.policy import UNPAID
 from app.core.records import copy_with, record
 from app.core.run.progress import gives_answer, parent_of
 from app.core.run.state import RunState, StepState
@@ -275,8 +276,6 @@ BACKOFF_SECONDS, MOST_BACKOFF_SECONDS = 0.25, 8.0
 """The first retry waits a random time below the one, each later one below twice as much, up to the other."""
 ONLY_WORKER_BACKOFF_SECONDS = 30.0
 """Time that is waited for the only worker there is, if it asks for them."""
-UNPAID = "over_budget"
-"""The reason for which a worker is passed over whose answer the run cannot pay, however short it is cut."""
 WAIT_FOR_OTHERS_SECONDS, LOOK_SECONDS = 30.0, 0.2
 """Seconds to wait in all for what the first replacements find, and between two looks."""
 

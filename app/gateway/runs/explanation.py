@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import MILLION, Worker
+from app.core.pool.policy import EJECTED, decided_by
 from app.core.pool.snapshot import restore_catalog
 from app.core.rating.economics import CHEAPEST, compare_with_cheapest
 from app.core.records import record
-from app.core.run.approvals import NOT_APPROVED
 from app.core.run.caller_view import dollars
 from app.core.run.events import (
     Event,
@@ -33,19 +33,6 @@ from app.gateway.runs import audit, explanation_words
 from app.store.protocol import Journal, Reports, RunRow, TenantStore
 
 Data = dict[str, Any]
-EXCLUDED_BY: Final = (
-    ("not cleared for", "clearance"),
-    ("excluded by the rule", "rule"),
-    ("another worker is pinned", "caller"),
-    ("not in the request's allow list", "caller"),
-    ("in the request's deny list", "caller"),
-    ("ejected", "health"),
-    ("its price is not known", "budget"),
-    ("over_budget", "budget"),
-    (NOT_APPROVED, "approval"),
-)
-"""Beginnings of the reasons for which a worker is left out, each with who or what decided so. Other reasons are its
-abilities, or its failures where it is passed over for a call."""
 DIGITS: Final = 6
 """Decimal places of probabilities and scores, in the data as in the words."""
 MOST_ALTERNATIVES: Final = 8
@@ -302,17 +289,12 @@ def _list_excluded(run: _ExplainedRun) -> list[Data]:
     rows = [_describe_exclusion(name, reason, None) for name, reason in run.state.admitted.excluded.items()]
     for fact in facts(run.events, PlanOpened):
         for name, reason in (fact.ejected or {}).items():
-            rows.append(_describe_exclusion(name, f"ejected: {reason}", fact.proposal))
+            rows.append(_describe_exclusion(name, f"{EJECTED}: {reason}", fact.proposal))
     return rows
 
 
 def _describe_exclusion(worker: str, reason: str, proposal: int | None, otherwise: str = "ability") -> Data:
-    excluded_by = otherwise
-    for beginning, cause in EXCLUDED_BY:
-        if reason.startswith(beginning):
-            excluded_by = cause
-            break
-    return {"worker": worker, "reason": reason, "by": excluded_by, "proposal": proposal}
+    return {"worker": worker, "reason": reason, "by": decided_by(reason) or otherwise, "proposal": proposal}
 
 
 def _approval(run: _ExplainedRun, question: RunAwaitingApproval) -> Data:
