@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
+from app.console.admin.change_words import change_facts
 from app.process.config import Settings, read
 from app.store.protocol import AdminEvent, AdminEventQuery
 
@@ -18,7 +19,8 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     table = terminal.table("at", "who", "via", "change", "target", "tenant", "fields")
     for change in changes:
         at = terminal.second(change.at)
-        cells = (at, change.actor, change.via, change.action, change.target, change.tenant, describe_changes(change))
+        facts = change_facts(asdict(change))
+        cells = (at, change.actor, change.via, change.action, change.target, change.tenant, facts)
         terminal.add_row(table, cells)
     if_none = "Nothing was changed."
     if args.target:
@@ -51,20 +53,3 @@ def read_changes(
 async def _read(settings: Settings, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
     async with storage.open_configured_store(settings) as store:
         return await store.admin_events(query)
-
-
-def describe_changes(event: AdminEvent) -> str:
-    """Return the fields that a change has altered; of what is new, all that have a value."""
-    after = event.after or {}
-    if event.before is None:
-        return ", ".join(f"{name}: {value}" for name, value in after.items() if value and "digest" not in name)
-    texts: list[str] = []
-    for name, value in after.items():
-        earlier = event.before.get(name)
-        if value == earlier:
-            continue
-        if "digest" in name:
-            texts.append(name)
-        else:
-            texts.append(f"{name}: {earlier} -> {value}")
-    return ", ".join(texts)
