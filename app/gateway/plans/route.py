@@ -25,7 +25,7 @@ from app.gateway.chat.route import completion
 from app.gateway.http.admission import Idempotency, OpenTurn
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys, json_body
-from app.gateway.http.json_reply import json_reply
+from app.gateway.http.json_reply import json_reply, list_page
 from app.gateway.http.sse import collect
 from app.gateway.openapi import chat_replies, message_replies, operations, plan_replies, response_replies
 from app.gateway.plans import orders, reply, requests, revisions
@@ -202,12 +202,10 @@ def _list_page(rows: Sequence[RunRow], names: Mapping[str, str | None], *, has_m
     for row in rows:
         if not row.erased:
             data.append(reply.summary(row) | {"author_name": names[row.key]})
-    page = {"object": "list", "data": data, "first_id": None, "last_id": None, "has_more": has_more, "next": None}
-    if data:
-        page |= {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
+    next_page = None
     if has_more:
-        page["next"] = query.as_cursor(query.Cursor(rows[-1].created_at, rows[-1].id))
-    return page
+        next_page = query.as_cursor(query.Cursor(rows[-1].created_at, rows[-1].id))
+    return list_page(data, has_more=has_more) | {"next": next_page}
 
 
 def _add_revise_route(

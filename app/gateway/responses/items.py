@@ -5,6 +5,7 @@ from typing import Any
 
 from app.core.message.chat import Document, Image, Message
 from app.errors import InvalidRequest
+from app.gateway.http.json_reply import list_page
 from app.gateway.responses.history import read_exchange
 from app.gateway.responses.reply import Subject
 from app.gateway.responses.tool_search import find_loading_call
@@ -31,16 +32,7 @@ async def page(store: ContentReads, subject: Subject, filters: ItemFilters) -> d
             raise InvalidRequest("after must be the id of an item of this list.", param="after", code="invalid_value")
         all_items = all_items[ids.index(filters.after) + 1 :]
     data = all_items[: filters.limit]
-    first_id, last_id = None, None
-    if data:
-        first_id, last_id = data[0]["id"], data[-1]["id"]
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": first_id,
-        "last_id": last_id,
-        "has_more": len(data) < len(all_items),
-    }
+    return list_page(data, has_more=len(data) < len(all_items))
 
 
 async def _messages_of_request(store: ContentReads, subject: Subject) -> list[Message]:

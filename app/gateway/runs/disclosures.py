@@ -19,7 +19,7 @@ from app.core.run.recipients import Recipient
 from app.errors import InvalidRequest
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys
-from app.gateway.http.json_reply import json_reply
+from app.gateway.http.json_reply import json_reply, list_page
 from app.gateway.openapi import disclosure_replies, operations
 from app.gateway.runs.identity import key_names
 from app.gateway.runs.reports import csv_cell
@@ -120,18 +120,7 @@ def _page_reply(
     """Return a page of the list; `names` are those of the keys, which the list has in JSON only."""
     if form == "json":
         data = [render_disclosure(row) | {"key_name": names[row.key]} for row in rows]
-        first_id, last_id = None, None
-        if data:
-            first_id, last_id = data[0]["id"], data[-1]["id"]
-        page = {
-            "object": "list",
-            "data": data,
-            "first_id": first_id,
-            "last_id": last_id,
-            "has_more": next_page is not None,
-            "next": next_page,
-        }
-        return json_reply(page)
+        return json_reply(list_page(data, has_more=next_page is not None) | {"next": next_page})
     headers = {}
     if next_page is not None:
         parameters = [(name, value) for name, value in request.query_params.multi_items() if name != "after"]

@@ -32,7 +32,7 @@ from app.gateway.chat import route
 from app.gateway.http.admission import Idempotency, TurnToFollow, idempotency_record, last_event
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys, json_body
-from app.gateway.http.json_reply import json_reply
+from app.gateway.http.json_reply import json_reply, list_page
 from app.gateway.http.sse import EventStream
 from app.gateway.openapi import explanation_replies, operations, run_replies, view_replies
 from app.gateway.runs import (
@@ -135,7 +135,7 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> 
         next_page = None
         if has_more:
             next_page = str(data[-1]["seq"])
-        return json_reply(_page(data, "seq", has_more, next_page))
+        return json_reply(list_page(data, has_more=has_more, key="seq") | {"next": next_page})
 
     @router.get(
         "/{run}/proof",
@@ -572,14 +572,6 @@ async def _compare(
     journals = await first.store.journal(first.row.id), await second.store.journal(second.row.id)
     ratings = await first.store.feedback(first.row.id), await second.store.feedback(second.row.id)
     return json_reply((await compare(first.store, journals, ratings, reads=reads_both)).to_json())
-
-
-def _page(data: list[dict[str, Any]], key: str, has_more: bool, next_page: str | None) -> dict[str, Any]:
-    """Return a list object; `key` is the field that names an entry."""
-    ends: dict[str, str | None] = {"first_id": None, "last_id": None}
-    if data:
-        ends = {"first_id": str(data[0][key]), "last_id": str(data[-1][key])}
-    return {"object": "list", "data": data, **ends, "has_more": has_more, "next": next_page}
 
 
 async def _hidden_ids(run: VisibleRun, events: Sequence[Event]) -> Collection[str]:

@@ -19,7 +19,7 @@ from app.core.run.kinds import OriginKind
 from app.errors import InvalidRequest, NotFound, StoreUnavailable
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys
-from app.gateway.http.json_reply import json_reply
+from app.gateway.http.json_reply import json_reply, list_page
 from app.gateway.openapi import operations, run_replies
 from app.gateway.runs import audit
 from app.gateway.runs.identity import check_tenant, key_names
@@ -82,23 +82,15 @@ async def _page(
 ) -> dict[str, Any]:
     """Return a page of the list, as JSON has it."""
     rows, has_more, has_previous = await _read_rows(context.store.of_tenant(tenant), filters, run_query)
-    reply: dict[str, Any] = {
-        "object": "list",
-        "data": await _summaries(context, tenant, filters, rows),
-        "first_id": None,
-        "last_id": None,
-        "has_more": has_more,
-        "next": None,
-        "previous": None,
-    }
+    reply = list_page(await _summaries(context, tenant, filters, rows), has_more=has_more)
+    reply |= {"next": None, "previous": None}
     first = None
     if rows:
         first = _cursor(filters, rows[0])
-        reply |= {"first_id": rows[0].id, "last_id": rows[-1].id}
-        if has_more:
-            reply["next"] = query.as_cursor(_cursor(filters, rows[-1]))
-        if has_previous:
-            reply["previous"] = query.as_cursor(first)
+    if has_more:
+        reply["next"] = query.as_cursor(_cursor(filters, rows[-1]))
+    if has_previous:
+        reply["previous"] = query.as_cursor(_cursor(filters, rows[0]))
     if "count" in filters.include:
         reply["count"] = await _count(context, tenant, run_query, first)
     return reply
