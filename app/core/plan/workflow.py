@@ -420,7 +420,8 @@ class PlanReader:
         if len(self._text) > MAX_PLAN_CHARS:
             self._reasons.append(f"the plan is longer than {MAX_PLAN_CHARS} characters")
         if not self._started and not self._reasons:
-            return list(read_lists(self._text, self._resolve, self._max_steps, self._further))
+            plan = read_lists(self._text, self._further)
+            return list(read_plan(plan, self._resolve, self._max_steps, self._further))
         if self._started and not self._closed:
             self._reasons.append("the plan breaks off before its list of steps is closed")
         elif self._started and not self._ends(self._text[self._at :].lstrip()):
@@ -539,28 +540,35 @@ _LABELS: Mapping[str, re.Pattern[str]] = {
 }
 
 
-def read_lists(text: str, resolve: Resolve, max_steps: int, further: bool = False) -> tuple[Step, ...]:
-    """Read the published Conductor format: three lists of equal length, access `[]` (the user only) or `["all"]`.
+def read_lists(text: str, further: bool = False) -> dict[str, Any]:
+    """Return the plan of a text with the three lists, in Baton's own form, which is yet to be checked. Raises
+    `PlanRejected`.
 
-    Source: arXiv 2512.04388. `"all"` means the user and every earlier step, in a further round also the previous
-    answer; numbers of earlier steps are read too. Three empty lists are the empty plan.
+    In a further round `"all"` means the previous answer, too. Three empty lists are the empty plan.
     """
-    body = text[:MAX_PLAN_CHARS].rpartition("</think>")[2].replace("“", '"').replace("”", '"')
+    body = text.rpartition("</think>")[2].replace("“", '"').replace("”", '"')
     lists = {label: _list_after(pattern, body) for label, pattern in _LABELS.items()}
     missing = [label for label, values in lists.items() if values is None]
     if missing:
         raise PlanRejected([f"no plan found: neither a steps object nor the list {', '.join(missing)}"])
     models, subtasks, access = (lists[label] or [] for label in _LABELS)
-    if not len(models) == len(subtasks) == len(access):
-        raise PlanRejected([f"the lists differ in length: {len(models)}, {len(subtasks)}, {len(access)}"])
-    entries = []
-    for place, (worker, subtask, access_value) in enumerate(zip(models, subtasks, access, strict=True)):
-        step_access = convert_published_access(access_value, place, further)
-        entries.append({"worker": worker, "subtask": subtask, "access": step_access})
-    return read_plan({"steps": entries}, resolve, max_steps, further)
+    return _join_lists(models, subtasks, access, further)
 
 
-def convert_published_access(access_value: object, place: int, further: bool) -> object:
+def _join_lists(
+    workers: Sequence[object], subtasks: Sequence[object], access: Sequence[object], further: bool
+) -> dict[str, Any]:
+    """Return a plan in Baton's own form. Raises `PlanRejected` if the lists are not equally long."""
+    if not len(workers) == len(subtasks) == len(access):
+        raise PlanRejected([f"the lists differ in length: {len(workers)}, {len(subtasks)}, {len(access)}"])
+    steps = []
+    for place, (worker, subtask, access_value) in enumerate(zip(workers, subtasks, access, strict=True)):
+        step_access = _convert_access(access_value, place, further)
+        steps.append({"worker": worker, "subtask": subtask, "access": step_access})
+    return {"steps": steps}
+
+
+def _convert_access(access_value: object, place: int, further: bool) -> object:
     """Return the access list of the step at this place in Baton's own form, as the published one writes it."""
     if access_value in ("all", ["all"]):
         return Access(True, tuple(range(place)), previous=further).as_list()
@@ -639,20 +647,11 @@ def from_lists(value: Mapping[str, Any], pool: Sequence[str]) -> dict[str, Any]:
     if reasons:
         raise PlanRejected(reasons)
     ids, subtasks, access = (value[name] for name in LISTS)
-    if not len(ids) == len(subtasks) == len(access):
-        raise PlanRejected([f"the lists differ in length: {len(ids)}, {len(subtasks)}, {len(access)}"])
-    steps = []
-    for place, (model, subtask, access_value) in enumerate(zip(ids, subtasks, access, strict=True)):
-        steps.append(
-            {
-                "worker": _resolve_model_id(model, models, place, reasons),
-                "subtask": subtask,
-                "access": convert_published_access(access_value, place, further=False),
-            }
-        )
+    workers = [_resolve_model_id(model, models, place, reasons) for place, model in enumerate(ids)]
+    plan = _join_lists(workers, subtasks, access, further=False)
     if reasons:
         raise PlanRejected(reasons)
-    return {"steps": steps}
+    return plan
 
 
 def _resolve_model_id(model: object, models: Sequence[Any], place: int, reasons: list[str]) -> object:
