@@ -13,7 +13,7 @@ from app.conductor.prompt import ALTERNATIVES
 from app.conductor.protocol import Ask, Brief, Question, Rationale
 from app.conductor.styles import Style
 from app.core.message.chat import ChosenToken, Piece, Words
-from app.core.plan import workflow
+from app.core.plan import proposals
 from app.core.plan.workflow import CONDUCTOR, Step
 
 LABEL = '"worker"'
@@ -42,7 +42,7 @@ class ModelConductor:
         if brief.nests:
             names.append(CONDUCTOR)
         reasoned = self._style.gives_reasons and brief.reasons
-        reader = workflow.PlanReader(workflow.by_ordinal(names), brief.limits.steps, brief.round > 1, reasoned)
+        reader = proposals.PlanReader(proposals.by_ordinal(names), brief.limits.steps, brief.round > 1, reasoned)
         probabilities = WorkerProbabilities()
         question = Question(
             self._worker,

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.core.message.chat import Document, Image, Message, Text, Toolbox
-from app.core.plan.workflow import CONDUCTOR, REASON_CHARS
+from app.core.plan.proposals import REASON_CHARS
+from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import MILLION, Worker
 
 TEMPLATE, FURTHER = "plan-1", "further-1"

@@ -12,7 +12,7 @@ from typing import Any
 from app.conductor import cards, compact, prompt
 from app.conductor.protocol import Brief
 from app.core.message.chat import Message
-from app.core.plan import workflow
+from app.core.plan import proposals
 from app.core.records import record
 
 
@@ -35,7 +35,7 @@ class Style:
 
     def schema(self, brief: Brief, *, positional: bool) -> dict[str, Any]:
         """Return the JSON schema of a plan for this brief."""
-        return workflow.schema(
+        return proposals.schema(
             len(brief.workers) + brief.nests,
             brief.limits.steps,
             self.subtask_chars,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from app.conductor.prompt import SUBTASK_CHARS, TEMPLATE, TOOLS
 from app.conductor.protocol import Brief
 from app.core.message.chat import Message, Task, Text
-from app.core.plan.workflow import PlanReader, by_ordinal
+from app.core.plan.proposals import PlanReader, by_ordinal
 from app.core.pool.catalog import Limits
 from app.errors import PlanRejected
 from app.lab import manifest, reward, training_record

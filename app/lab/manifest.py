@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from app.conductor.styles import STYLES
-from app.core.plan.workflow import SCHEMA
+from app.core.plan.proposals import SCHEMA
 from app.core.transparency.notes import Signer
 from app.core.transparency.version_signatures import TrustedSigners, sign_version
 from app.errors import ConfigInvalid

@@ -17,7 +17,8 @@ from typing import Any, Self
 
 import httpx
 
-from app.core.plan.workflow import PlanReader, Step, by_ordinal
+from app.core.plan.proposals import PlanReader, by_ordinal
+from app.core.plan.workflow import Step
 from app.errors import ConfigInvalid, PlanRejected
 from app.lab.grading import Grader, UnitTests
 from app.lab.reward import Verdict

@@ -3,7 +3,7 @@
     roles .... a role is one token, whose subtask is always the same; a card's strengths are one token
     words .... a subtask is written word by word, any word after any other, up to `MOST` of them; so are cards
 
-Either way a plan's tokens, joined, are the JSON that `workflow.py` reads. A grammar is a table: from each state the
+Either way a plan's tokens, joined, are the JSON that `proposals.py` reads. A grammar is a table: from each state the
 legal tokens, and to which state each leads. Mask, rollout and loss all go by it.
 """
 

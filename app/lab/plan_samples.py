@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from app.core.plan.workflow import PlanReader, by_ordinal
+from app.core.plan.proposals import PlanReader, by_ordinal
 from app.errors import PlanRejected
 from app.lab import prompt
 from app.lab.lessons import Lesson

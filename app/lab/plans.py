@@ -1,6 +1,6 @@
 """Plans as a small conductor writes them: worker, role and access list of each step, one token each.
 
-The tokens of a plan, joined, are its text in the form that `plan/workflow.py` reads: a model that emits them speaks the
+The tokens of a plan, joined, are its text in the form that `proposals.py` reads: a model that emits them speaks the
 published grammar. `legal` is that grammar: after any prefix, exactly the tokens with which some valid plan goes on.
 """
 

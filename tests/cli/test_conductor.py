@@ -14,7 +14,7 @@ import pytest
 
 from app.__main__ import main
 from app.cli.commands import parse
-from app.core.plan.workflow import schema
+from app.core.plan.proposals import schema
 from app.core.transparency.notes import Signer, sign
 from app.core.transparency.version_signatures import TrustedSigners, sign_version
 from app.lab import manifest

@@ -27,7 +27,8 @@ from app.core.message.chat import (
     Usage,
     Words,
 )
-from app.core.plan.workflow import Access, Step, by_name, read_plan
+from app.core.plan.proposals import by_name, read_plan
+from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import Card, ConductorSpec, Limits, Price, Worker
 from app.errors import PlanRejected, WorkerUnavailable
 

@@ -17,7 +17,7 @@ from app.conductor.prompt import messages as prompt
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.core.message.chat import ChosenToken, End, Form, Message, Piece, Sampling, Task, Text, Words
 from app.core.message.response_format import Flaw, add_form_instructions, faults
-from app.core.plan import workflow
+from app.core.plan import proposals
 from app.core.plan.workflow import Step, Workflow
 from app.core.pool.catalog import Deadlines, Limits, ProviderSpec, Worker
 from app.core.run.visibility import EarlierStep, compose
@@ -413,11 +413,11 @@ def brief(question: str, steps: int = 5) -> Brief:
 async def propose_plan(of: Brief, *, positional: bool = True) -> tuple[list[Step], list[float | None]]:
     """Return the plan that the model conductor would read from the rehearsal conductor's stream."""
     names = [worker.name for worker in of.workers]
-    schema = workflow.schema(len(names), of.limits.steps, 600, positional, further=of.round > 1)
+    schema = proposals.schema(len(names), of.limits.steps, 600, positional, further=of.round > 1)
     pieces_of_plan = await pieces(
         RehearsalProvider(spec()), request(CONDUCTOR, prompt(of), form=Form(schema, strict=True), logprobs=5)
     )
-    reader = workflow.PlanReader(workflow.by_ordinal(names), of.limits.steps, of.round > 1)
+    reader = proposals.PlanReader(proposals.by_ordinal(names), of.limits.steps, of.round > 1)
     probabilities = WorkerProbabilities()
     probabilities.add(pieces_of_plan)
     steps = [*reader.feed(text(pieces_of_plan)), *reader.finish()]
@@ -428,9 +428,9 @@ async def propose_plan(of: Brief, *, positional: bool = True) -> tuple[list[Step
 async def test_the_conductor_gives_reasons_where_the_schema_asks_for_them() -> None:
     brief_of_question = brief(HARD[0][0])
     names = [worker.name for worker in brief_of_question.workers]
-    form = Form(workflow.schema(len(names), brief_of_question.limits.steps, 600, reasons=True), strict=True)
+    form = Form(proposals.schema(len(names), brief_of_question.limits.steps, 600, reasons=True), strict=True)
     plan_text = text(await pieces(RehearsalProvider(spec()), request(CONDUCTOR, prompt(brief_of_question), form=form)))
-    reader = workflow.PlanReader(workflow.by_ordinal(names), brief_of_question.limits.steps, reasoned=True)
+    reader = proposals.PlanReader(proposals.by_ordinal(names), brief_of_question.limits.steps, reasoned=True)
     steps = [*reader.feed(plan_text), *reader.finish()]
     assert steps
     assert all(step.why for step in steps)

@@ -7,7 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from app.core.plan.workflow import PlanReader, Step, by_ordinal
+from app.core.plan.proposals import PlanReader, by_ordinal
+from app.core.plan.workflow import Step
 
 NAMES = ("ada", "bob", "cyd")
 ODDITIES = (

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from app.core.plan import workflow
+from app.core.plan import proposals
 from app.core.plan.workflow import Access, Step
 from app.errors import PlanRejected
 from tests.core.plans import NAMES, lists, mutant, read, step, text_of, values_of_schema
@@ -40,14 +40,14 @@ def accept_or_none(call: Callable[[], Sequence[Step]]) -> Sequence[Step] | None:
 
 def read_given_plan(value: Any, most: int = 5) -> tuple[Step, ...]:
     """A caller's plan."""
-    return workflow.read_plan(value, workflow.by_name(NAMES), most)
+    return proposals.read_plan(value, proposals.by_name(NAMES), most)
 
 
 # -- the schema
 
 
 def test_the_worker_comes_first_and_nothing_else_is_permitted() -> None:
-    schema = workflow.schema(3, 2, 600)
+    schema = proposals.schema(3, 2, 600)
     assert schema["required"] == ["steps"]
     places = schema["properties"]["steps"]["prefixItems"]
     assert len(places) == schema["properties"]["steps"]["maxItems"] == 2
@@ -58,14 +58,14 @@ def test_the_worker_comes_first_and_nothing_else_is_permitted() -> None:
 
 
 def test_a_server_without_prefix_items_gets_one_schema_for_all_places() -> None:
-    steps = workflow.schema(3, 2, 600, positional=False)["properties"]["steps"]
+    steps = proposals.schema(3, 2, 600, positional=False)["properties"]["steps"]
     assert set(steps) == {"type", "items"}
     assert steps["items"]["properties"]["access"] == {"type": "array", "items": {"enum": ["user", 0]}}
 
 
 def test_where_tools_are_offered_each_step_says_whether_it_may_call_them() -> None:
     for positional in (True, False):
-        steps = workflow.schema(3, 2, 600, positional, tools=True)["properties"]["steps"]
+        steps = proposals.schema(3, 2, 600, positional, tools=True)["properties"]["steps"]
         place = steps["prefixItems"][1] if positional else steps["items"]
         assert list(place["properties"]) == place["required"] == ["worker", "subtask", "access", "tools"]
     tooled = [entry | {"tools": place == 0} for place, entry in enumerate(json.loads(TWO)["steps"])]
@@ -76,7 +76,7 @@ def test_where_tools_are_offered_each_step_says_whether_it_may_call_them() -> No
 
 
 def test_enumerations_of_access_lists_stay_small() -> None:
-    schema = workflow.schema(1, 8, 10)
+    schema = proposals.schema(1, 8, 10)
     assert len(json.dumps(schema)) < 20_000
     last = schema["properties"]["steps"]["prefixItems"][7]["properties"]["access"]
     assert last["maxItems"] == 8
@@ -86,8 +86,8 @@ def test_enumerations_of_access_lists_stay_small() -> None:
 @given(st.data())
 def test_every_plan_that_the_schema_permits_is_accepted(data: st.DataObject) -> None:
     most = data.draw(st.integers(1, 8))
-    value = data.draw(values_of_schema(workflow.schema(len(NAMES), most, 30)))
-    steps = workflow.read_plan(value, workflow.by_ordinal(NAMES), most)
+    value = data.draw(values_of_schema(proposals.schema(len(NAMES), most, 30)))
+    steps = proposals.read_plan(value, proposals.by_ordinal(NAMES), most)
     assert read(json.dumps(value), most=most) == list(steps)
     assert [step.answers for step in steps] == [False] * (len(steps) - 1) + [True]
     assert all(n < place for place, step in enumerate(steps) for n in step.access.steps)
@@ -96,10 +96,10 @@ def test_every_plan_that_the_schema_permits_is_accepted(data: st.DataObject) -> 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_what_a_flat_schema_lets_through_is_accepted_or_rejected(data: st.DataObject) -> None:
-    value = data.draw(values_of_schema(workflow.schema(len(NAMES), 4, 30, positional=False)))
-    ordinal = workflow.by_ordinal(NAMES)
+    value = data.draw(values_of_schema(proposals.schema(len(NAMES), 4, 30, positional=False)))
+    ordinal = proposals.by_ordinal(NAMES)
     steps = accept_or_none(lambda: read(json.dumps(value), most=4))
-    assert steps == accept_or_none(lambda: list(workflow.read_plan(value, ordinal, 4)))
+    assert steps == accept_or_none(lambda: list(proposals.read_plan(value, ordinal, 4)))
 
 
 # -- the reader
@@ -126,7 +126,7 @@ REASONED = (
 
 
 def test_reasons_come_behind_the_steps_and_hold_nothing_up() -> None:
-    reader = workflow.PlanReader(workflow.by_ordinal(NAMES), 5, reasoned=True)
+    reader = proposals.PlanReader(proposals.by_ordinal(NAMES), 5, reasoned=True)
     given_at = {at: got for at, char in enumerate(REASONED) if (got := reader.feed(char))}
     assert list(given_at) == [REASONED.index("}, {") + 1, REASONED.rindex("]")]
     first, last = [steps[0] for steps in given_at.values()]
@@ -134,13 +134,13 @@ def test_reasons_come_behind_the_steps_and_hold_nothing_up() -> None:
     assert (last.why, last.why_withheld, last.answers) == ("Cheap.", "It needs the plan alone.", True)
     assert reader.finish() == []
     assert reader.why == 'Two steps, since "plan first" helps.'
-    Draft202012Validator(workflow.schema(3, 2, 600, reasons=True)).validate(json.loads(REASONED))
+    Draft202012Validator(proposals.schema(3, 2, 600, reasons=True)).validate(json.loads(REASONED))
 
 
 @pytest.mark.parametrize(
     ("spoilt", "why"),
     [
-        (REASONED.replace("Cheap.", "x" * 5_000), "x" * workflow.MAX_REASON_CHARS),
+        (REASONED.replace("Cheap.", "x" * 5_000), "x" * proposals.MAX_REASON_CHARS),
         (REASONED.replace('"Cheap."', "7"), ""),
         (REASONED.replace("Cheap.", "a\\u0000b"), ""),
         (REASONED.replace('"why": "Cheap.", ', ""), ""),
@@ -149,7 +149,7 @@ def test_reasons_come_behind_the_steps_and_hold_nothing_up() -> None:
     ],
 )
 def test_a_reason_is_cut_or_dropped_and_never_rejects_a_plan(spoilt: str, why: str) -> None:
-    reader = workflow.PlanReader(workflow.by_ordinal(NAMES), 5, reasoned=True)
+    reader = proposals.PlanReader(proposals.by_ordinal(NAMES), 5, reasoned=True)
     steps = reader.feed(spoilt)
     assert reader.finish() == []
     assert [step.worker for step in steps] == [NAMES[0], NAMES[2]]
@@ -157,19 +157,19 @@ def test_a_reason_is_cut_or_dropped_and_never_rejects_a_plan(spoilt: str, why: s
 
 
 def test_reasons_that_nobody_asked_for_are_unknown_fields() -> None:
-    reader = workflow.PlanReader(workflow.by_ordinal(NAMES), 5)
+    reader = proposals.PlanReader(proposals.by_ordinal(NAMES), 5)
     assert reader.feed(REASONED) == []
     with pytest.raises(PlanRejected) as rejected:
         reader.finish()
     assert {reason.partition(": ")[2] for reason in rejected.value.reasons} == {"unknown field", ""}
-    other = workflow.PlanReader(workflow.by_ordinal(NAMES), 5, reasoned=True)
+    other = proposals.PlanReader(proposals.by_ordinal(NAMES), 5, reasoned=True)
     other.feed(REASONED.replace('"shape"', '"steps"'))
     with pytest.raises(PlanRejected):
         other.finish()
 
 
 def test_a_step_is_given_at_the_comma_or_bracket_behind_it() -> None:
-    reader = workflow.PlanReader(workflow.by_ordinal(NAMES), 5)
+    reader = proposals.PlanReader(proposals.by_ordinal(NAMES), 5)
     given_at = {at: got for at, char in enumerate(TWO) if (got := reader.feed(char))}
     comma, bracket = TWO.index("}, {") + 1, TWO.rindex("]")
     assert given_at == {comma: TWO_STEPS[:1], bracket: TWO_STEPS[1:]}
@@ -242,7 +242,7 @@ def test_other_text_is_rejected(text: str, reason: str) -> None:
 
 
 def test_no_step_is_given_behind_an_invalid_one() -> None:
-    reader = workflow.PlanReader(workflow.by_ordinal(NAMES), 5)
+    reader = proposals.PlanReader(proposals.by_ordinal(NAMES), 5)
     assert reader.feed(text_of(step(9), step(0), step(1, access=(7,)))) == []
     assert len(reasons_of(reader.finish)) == 2
 
@@ -300,7 +300,7 @@ def test_access_is_sorted_and_listed_once() -> None:
 
 
 def test_ordinals_and_names_do_not_mix() -> None:
-    ordinal, name = workflow.by_ordinal(NAMES), workflow.by_name(NAMES)
+    ordinal, name = proposals.by_ordinal(NAMES), proposals.by_name(NAMES)
     assert [ordinal(value) for value in (0, 2, 3, -1, True, 1.0, "ada", None)] == ["ada", "cyd", *[None] * 6]
     assert [name(value) for value in ("ada", "eve", 0, None, ["ada"])] == ["ada", *[None] * 4]
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from app.core.plan.edits import Edit, apply_edits
-from app.core.plan.workflow import by_name, from_lists, read_plan, to_lists
+from app.core.plan.proposals import by_name, read_plan
+from app.core.plan.published_format import from_lists, to_lists
 from app.errors import PlanRejected
 
 POOL = ("a", "b", "c")

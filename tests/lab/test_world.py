@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from app.core.plan import workflow as core_plan
+from app.core.plan import proposals
 from app.lab import search
 from app.lab.outcome import bill, outcome, right
 from app.lab.plans import (
@@ -247,7 +247,7 @@ def test_whatever_the_grammar_lets_through_the_plan_parser_takes() -> None:
         tokens = to_tokens(plan)
         assert len(tokens) <= LONGEST
         assert from_tokens(tokens) == plan
-        reader = core_plan.PlanReader(core_plan.by_ordinal(names), STEPS)
+        reader = proposals.PlanReader(proposals.by_ordinal(names), STEPS)
         steps = reader.feed(to_text(tokens)) + reader.finish()
         assert tuple(steps) == to_workflow(plan, names).steps
 

@@ -9,7 +9,7 @@ import pytest
 
 from app.core.message.chat import Message, Text
 from app.core.plan import pricing
-from app.core.plan.workflow import schema
+from app.core.plan.proposals import schema
 from app.core.pool.catalog import Limits
 from app.lab.world2 import constants, tasks
 from app.lab.world2.execution import role_of

@@ -10,7 +10,7 @@ from app.conductor.protocol import Brief
 from app.conductor.styles import STYLES
 from app.core.message.chat import Message, Text
 from app.core.message.chat import Task as Request
-from app.core.plan.workflow import by_ordinal, read_plan
+from app.core.plan.proposals import by_ordinal, read_plan
 from app.core.pool import catalog
 from app.core.pool.catalog import Catalog, Limits
 from app.core.rating.calibration import Trial, add_measurements

@@ -1,6 +1,6 @@
 """A plan schema as a conductor's server gets it, and a checker that shares nothing with it.
 
-`workflow.py` builds the product's schema. This one is written by hand, because it asks a question about vLLM and not
+`proposals.py` builds the product's schema. This one is written by hand, because it asks a question about vLLM and not
 about Baton: which words of JSON Schema does the grammar really enforce? A random model samples whatever is permitted,
 so each answer is a test: duplicates in `access` came up at once when it was an array of an enum, and `uniqueItems` is
 refused.

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from app.core.plan.workflow import REASON_CHARS
+from app.core.plan.proposals import REASON_CHARS
 from tests.conformance.test_rehearsal import EASY
 from tests.harness.processes import KEY, Caller, environment, open_caller, running_process
 from tests.vllm.cable import cable

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from app.__main__ import main
-from app.core.plan.workflow import by_ordinal, read_plan
+from app.core.plan.proposals import by_ordinal, read_plan
 from app.engine.conductors.versions import LOOK_SECONDS
 from app.lab import manifest
 from app.lab.evaluate import draw_exam

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from app.core.plan import workflow as core_plan
+from app.core.plan import proposals
 from app.lab import manifest
 from app.lab.evaluate import draw_exam
 from app.lab.lessons import Lesson, Split
@@ -117,7 +117,7 @@ def reference(results: list[ConductedTask]) -> list[Plan]:
     plans = []
     for text, result in zip(json.loads(process.stdout), results, strict=True):
         names = [NAMES[place] for place in result.order]
-        steps = core_plan.read_plan(json.loads(text), core_plan.by_ordinal(names), STEPS)
+        steps = proposals.read_plan(json.loads(text), proposals.by_ordinal(names), STEPS)
         plans.append(
             tuple(
                 PlanStep(NAMES.index(step.worker), ROLES[step.subtask], step.access.user, step.access.steps)

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from app.__main__ import main
-from app.core.plan.workflow import PlanReader, by_ordinal
+from app.core.plan.proposals import PlanReader, by_ordinal
 from app.errors import PlanRejected
 from app.lab import chat_export, manifest, world_file
 from app.lab.rollouts import Rollout, from_lines

@@ -16,7 +16,7 @@ from pathlib import Path
 from app.cli import terminal
 from app.cli.arguments import Arguments
 from app.conductor.styles import STYLES, Style
-from app.core.plan import workflow as core_plan
+from app.core.plan import proposals
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Tier
 from app.engine.conductors.versions import refuse_or_warn
@@ -168,13 +168,13 @@ def golden_result(server: Management, card: Manifest, golden: Sequence[GoldenPro
 
 
 def _plan_of(server: Management, model: str, prompt: GoldenPrompt, style: Style) -> tuple[Step, ...] | None:
-    schema = core_plan.schema(prompt.workers, prompt.steps, style.subtask_chars)
+    schema = proposals.schema(prompt.workers, prompt.steps, style.subtask_chars)
     return read(server.plan(model, prompt.messages, schema, style.answer_tokens(prompt.steps)), prompt)
 
 
 def read(text: str, prompt: GoldenPrompt) -> tuple[Step, ...] | None:
     """Return the plan of a text, or None if it is not a valid plan."""
-    reader = core_plan.PlanReader(core_plan.by_ordinal([str(n) for n in range(prompt.workers)]), prompt.steps)
+    reader = proposals.PlanReader(proposals.by_ordinal([str(n) for n in range(prompt.workers)]), prompt.steps)
     try:
         return (*reader.feed(text), *reader.finish())
     except PlanRejected:

@@ -14,7 +14,7 @@ import orjson
 
 from app.audit.audited_run import AuditedRun, Call, Proposal, read_run
 from app.audit.request_rebuilding import RebuildError, UnknownTemplate, rebuild_request, text_of
-from app.core.plan import workflow as core_plan
+from app.core.plan import proposals
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Catalog
 from app.core.pool.snapshot import restore_catalog
@@ -106,7 +106,7 @@ def compare(server: Management, version: str, case: Case, comparison: PlanCompar
 
 
 def _plan(text: str, names: tuple[str, ...], limit: int) -> tuple[Step, ...] | None:
-    reader = core_plan.PlanReader(core_plan.by_ordinal(names), limit)
+    reader = proposals.PlanReader(proposals.by_ordinal(names), limit)
     try:
         return (*reader.feed(text), *reader.finish())
     except PlanRejected:

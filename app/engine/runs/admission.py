@@ -12,8 +12,9 @@ from app.conductor.protocol import FixedPlanConductor, Policy
 from app.conductor.recorded import RecordedConductor
 from app.core.message.chat import Task, TaskParts, task_bytes, task_parts
 from app.core.plan.arms import is_arm, steps_needed
+from app.core.plan.proposals import by_name, read_plan
 from app.core.plan.workflow import CONDUCTOR as ITSELF
-from app.core.plan.workflow import Step, by_name, read_plan
+from app.core.plan.workflow import Step
 from app.core.pool.budgets import TEAM_FIELD, USER_FIELD, Scope
 from app.core.pool.catalog import Catalog, Limits, Tier, Worker
 from app.core.pool.policy import (

@@ -31,7 +31,8 @@ import orjson
 from app.conductor.protocol import FixedPlanConductor, Policy
 from app.conductor.recorded import RecordedConductor
 from app.core.message.chat import Task
-from app.core.plan.workflow import Step, by_name, read_plan
+from app.core.plan.proposals import by_name, read_plan
+from app.core.plan.workflow import Step
 from app.core.pool.catalog import Catalog, Tier
 from app.core.run import drafts
 from app.core.run.events import CallFinished, Event, Kind

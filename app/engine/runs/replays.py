@@ -12,7 +12,8 @@ from typing import Any
 import orjson
 
 from app.core.message.chat import Task, message_from_json, message_to_json, task_from_json
-from app.core.plan.workflow import CONDUCTOR, Step, by_name, read_plan
+from app.core.plan.proposals import by_name, read_plan
+from app.core.plan.workflow import CONDUCTOR, Step
 from app.core.pool.catalog import LIMITS, REQUESTED, Catalog, Limits, Tier
 from app.core.pool.conductor_versions import VersionsInForce, versions_in_force
 from app.core.pool.policy import DENIED

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, StringConstraints
 
 from app.core.plan.edits import Edit, apply_edits
-from app.core.plan.workflow import MAX_SUBTASK_CHARS, from_lists, is_published
+from app.core.plan.proposals import MAX_SUBTASK_CHARS
+from app.core.plan.published_format import from_lists, is_published
 from app.errors import InvalidRequest, PlanRejected
 from app.gateway.chat.request import StreamOptions
 from app.gateway.wire.parameters import WireModel, WorkerName, drop_nulls, read_fields

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from app.core.plan.digest import plan_digest
-from app.core.plan.workflow import Access, Step, to_lists
+from app.core.plan.published_format import to_lists
+from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import Limits
 from app.core.records import copy_with, record
 from app.core.run.fold import fold

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from app.core.message.chat import Task
 from app.core.plan.arms import tier_for
-from app.core.plan.workflow import from_lists, is_published
+from app.core.plan.published_format import from_lists, is_published
 from app.core.pool.catalog import LIMITS, MILLION, Catalog, Limit, Limits, Tier
 from app.core.pool.policy import Overrides
 from app.core.records import record

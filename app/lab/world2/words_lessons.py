@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.conductor import cards
-from app.core.plan import workflow
+from app.core.plan import proposals
 from app.core.pool import catalog
 from app.errors import PlanRejected
 from app.lab.world2.constants import DOMAINS, constants
@@ -225,7 +225,7 @@ def parse_plan(text: str, order: Sequence[int]) -> Plan | None:
     """Return the plan that a text states, over places of the pool; None if it is none of `shapes.catalogue`."""
     names = [str(place) for place in order]
     try:
-        steps = workflow.read_plan(json.loads(text), workflow.by_ordinal(names), MOST_STEPS)
+        steps = proposals.read_plan(json.loads(text), proposals.by_ordinal(names), MOST_STEPS)
     except (ValueError, PlanRejected):
         return None
     shape_steps = []

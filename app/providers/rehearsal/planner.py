@@ -2,7 +2,7 @@
 
 Easy questions get one step. Hard ones get plan, solve and check, or two independent solvers and a judge, as far as the
 step limit allows. Questions like those of world 2 get the plan that a learned policy holds for best (`policy.py`).
-What it emits is a plan as `core/plan/workflow.py` defines it; it knows the workers by ordinal only. Shown
+What it emits is a plan as `core/plan/proposals.py` defines it; it knows the workers by ordinal only. Shown
 the answer of a round it sees most faults there are, as its mind is made, and has a faulty answer solved anew and
 compared.
 """
