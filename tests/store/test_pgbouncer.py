@@ -15,7 +15,8 @@ from app.errors import ConfigInvalid, Conflict, LeaseLost, NotFound
 from app.store.archive import open_archive
 from app.store.protocol import Entry, IdempotencyRecord, KeyRow, Outbox, RunQuery, TicketClaim
 from app.store.sql import SqlStore, open_store
-from app.store.sqlkit.migrate import is_current, migrate
+from app.store.sqlkit.migrate import migrate
+from app.store.sqlkit.revisions import status
 from app.store.sqlkit.runner import parse_url
 from tests.conformance.entries import SALT, admission_entry, move_entry, note, queue_entry, take
 from tests.harness import servers
@@ -62,9 +63,9 @@ async def stores(bouncer_url: str) -> AsyncIterator[list[SqlStore]]:
 @pytest.mark.parametrize("pooling", ["transaction"], indirect=True)
 def test_the_schema_is_made_through_it(postgres_url: str, pooling: str) -> None:
     with bouncer(postgres_url, pooling) as url:
-        assert not is_current(url)
+        assert not status(url).is_current
         migrate(url)
-        assert is_current(url)
+        assert status(url).is_current
 
 
 async def test_what_is_done_for_callers_of_two_tenants_does_not_mix(stores: list[SqlStore]) -> None:
@@ -146,7 +147,7 @@ async def test_leases_claims_and_fences_hold(stores: list[SqlStore]) -> None:
 
 async def test_the_archive_and_the_schema_are_read(stores: list[SqlStore], bouncer_url: str) -> None:
     await stores[0].append(admission_entry("run"))
-    assert await asyncio.to_thread(is_current, bouncer_url)
+    assert (await asyncio.to_thread(status, bouncer_url)).is_current
     async with open_archive(bouncer_url) as archive:
         assert [record.row["id"] async for record in archive.records()] == ["run"]
 

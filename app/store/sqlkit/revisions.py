@@ -1,6 +1,7 @@
 """The revision of a database's schema, compared with this program's, and the reason why a database cannot be used.
 
-Nothing here writes but `change`, and no SQLite file is created. Alembic is imported when it is first used.
+Nothing here writes but `change`, and no SQLite file is created. Alembic is imported when it is first used, which is for
+a database that has not this program's schema.
 """
 
 import asyncio
@@ -19,9 +20,10 @@ from sqlalchemy.pool import NullPool
 
 from app.core.records import record
 from app.errors import ConfigInvalid, StoreUnavailable
-from app.store.sqlkit.migrate import ONE_AT_A_TIME, alembic_config, reason
+from app.store.sqlkit.migrate import ONE_AT_A_TIME, alembic_config, newest, reason, revision
 from app.store.sqlkit.postgres import pools_transactions, postgres_engine, share_server_connections
 from app.store.sqlkit.row_security import RowSecurity, state
+from app.store.sqlkit.runner import parse_url
 
 CONNECT_SECONDS = 5.0
 
@@ -52,7 +54,7 @@ class Status:
 
 def exists(url: str) -> bool:
     """Return False for an SQLite file that does not exist; True for every other URL."""
-    parsed = _parse(url)
+    parsed = parse_url(url)
     return parsed.get_backend_name() != "sqlite" or Path(parsed.database or "").is_file()
 
 
@@ -64,7 +66,9 @@ def status(url: str) -> Status:
     try:
         current = _current(url)
     except (OSError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, sqlite3.Error) as error:
-        raise StoreUnavailable(f"The database cannot be used: {reason(error, _parse(url))}.") from error
+        raise StoreUnavailable(f"The database cannot be used: {reason(error, parse_url(url))}.") from error
+    if current == newest():
+        return Status(current, current, ())
     revisions = _all_revisions(url)
     names = [revision.id for revision in revisions]
     if current is None:
@@ -77,7 +81,7 @@ def status(url: str) -> Status:
 def count_connections(url: str) -> int:
     """Return the number of connections that processes of Baton have to a Postgres; 0 for SQLite. Must not be called on
     a thread with a running loop."""
-    parsed = _parse(url)
+    parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         return 0
     return asyncio.run(_count_connections(parsed))
@@ -86,7 +90,7 @@ def count_connections(url: str) -> int:
 def row_security(url: str) -> RowSecurity:
     """Return the state of row-level security for reads that are made for callers; none is in force on SQLite. Must not
     be called on a thread with a running loop."""
-    parsed = _parse(url)
+    parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         return RowSecurity("", "SQLite has none")
     return asyncio.run(_row_security(parsed))
@@ -107,7 +111,7 @@ def has_undeclared_pooling(url: str) -> bool:
 
     Raises `StoreUnavailable` with the reason if the database cannot be reached or refuses.
     """
-    parsed = _parse(url)
+    parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite" or pools_transactions(parsed):
         return False
     try:
@@ -126,7 +130,7 @@ def change(url: str, work: Callable[[Connection], None]) -> None:
 
     Raises `StoreUnavailable` with the reason if the database cannot be reached or refuses.
     """
-    parsed = _parse(url)
+    parsed = parse_url(url)
     try:
         asyncio.run(_change(parsed, work))
     except (OSError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
@@ -206,31 +210,20 @@ def _all_revisions(url: str) -> Sequence[Revision]:
 
 
 def _current(url: str) -> str | None:
-    parsed = _parse(url)
+    parsed = parse_url(url)
     if parsed.get_backend_name() != "sqlite":
         return asyncio.run(_current_on_postgres(parsed))
     if not exists(url):
         return None
     engine = create_engine(parsed, poolclass=NullPool, hide_parameters=True)
     with engine.connect() as connection:
-        return _revision(connection)
+        return revision(connection)
 
 
 async def _current_on_postgres(url: URL) -> str | None:
     engine = postgres_engine(url, poolclass=NullPool, connect_args={"timeout": CONNECT_SECONDS})
     try:
         async with asyncio.timeout(2 * CONNECT_SECONDS), engine.connect() as connection:
-            return await connection.run_sync(_revision)
+            return await connection.run_sync(revision)
     finally:
         await engine.dispose()
-
-
-def _revision(connection: Connection) -> str | None:
-    context: Any = resolve_name("alembic.migration:MigrationContext").configure(connection)
-    number: str | None = context.get_current_revision()
-    return number
-
-
-def _parse(url: str) -> URL:
-    parsed: URL = alembic_config(url).attributes["url"]
-    return parsed
