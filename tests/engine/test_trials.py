@@ -201,6 +201,9 @@ async def test_a_shadow_of_what_was_live_before_is_no_evidence(promoted_at: floa
     judgements = await watch.gate(cast("Store", journal), CATALOG, wanted)
     assert watch.may_be_promoted(judgements) is holds
     assert [judgement.source for judgement in judgements] == (["shadow"] if holds else ["none"])
+    store = cast("Store", journal)
+    (reported,) = (await report(store, PresentDefinitions(store, CATALOG), OWN, 0.0, NOW, None))["candidates"]
+    assert (reported["pairs"], reported["left_out"], reported["promotable"]) == (3, 0 if holds else 3, holds)
 
 
 SUBJECT = Tier("next", ("b",), ConductorSpec("model", worker="planner"), "b", {"medium": Limits()})
@@ -248,7 +251,7 @@ async def test_what_the_pool_file_has_defined_otherwise_is_no_evidence(
     wanted = RequestedChange("tier own", "promoted", "tier next")
     (judgement,) = await watch.gate(cast("Store", journal), POOL, wanted)
     assert watch.may_be_promoted([judgement]) is counts
-    left_out = "own: 20 comparisons are left out, because the pool file has changed what was compared"
+    left_out = "own: 20 comparisons are left out, because what is live or the pool file has changed what was compared"
     assert (left_out in watch.refusals([judgement])) is (source == "shadow" and not counts)
     shown_by_admin = TierEvidence.model_validate(judgement.decision() | {"promotable": counts})
     assert shown_by_admin.left_out == (20 if source == "shadow" and not counts else 0)

@@ -92,6 +92,15 @@ def latest_change_of_live(history: Sequence[HistoryEntry]) -> HistoryEntry | Non
     return latest
 
 
+def live_since(changes: Sequence[Change], conductor: str) -> float:
+    """Return when the conductor's live version, or for `tier NAME` what serves the tier, last became another one; 0 if
+    it is the pool file's own. What was compared with an earlier one speaks neither for nor against the present one."""
+    latest = latest_change_of_live(history_of(changes, conductor))
+    if latest is None:
+        return 0.0
+    return latest.change.at
+
+
 def _after(now: VersionsInForce, change: Change) -> VersionsInForce:
     version = change.version
     match change.kind:

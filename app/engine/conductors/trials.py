@@ -14,8 +14,15 @@ from typing import Any, Final, Protocol
 from app.core.plan.arms import is_arm
 from app.core.pool.budgets import shadow_budget
 from app.core.pool.catalog import Catalog, Tier
-from app.core.pool.conductor_versions import HistoryEntry, VersionsInForce, choose_version, latest_change_of_live
-from app.core.pool.serving import definition_of, tier_in
+from app.core.pool.conductor_versions import (
+    Change,
+    HistoryEntry,
+    VersionsInForce,
+    choose_version,
+    latest_change_of_live,
+    live_since,
+)
+from app.core.pool.serving import TIER, definition_of, tier_in
 from app.core.pool.snapshot import restore_catalog
 from app.core.rating.economics import JournaledRun
 from app.core.rating.promotion import (
@@ -268,6 +275,10 @@ class PresentDefinitions:
         self._catalog = catalog
         self._known: dict[tuple[str, str, str], bool] = {}
 
+    async def changes(self) -> Sequence[Change]:
+        """Return all changes of what is live."""
+        return await self._store.changes()
+
     async def served(self, tier: str, run: ComparedRun, subject: str = "") -> bool:
         """Return True if the run was served so. `subject` is what it tried as a shadow of the tier. False also where
         the pool file of that time is not stored, or not one that this release can read."""
@@ -456,9 +467,12 @@ async def report(
     counts: dict[str, int] | None = None
     if drawn is not None:
         counts = dict(sorted(drawn.items()))
+    changes = await definitions.changes()
     candidates = []
     for name in sorted(by_subject):
         evidence = await definitions.unchanged_pairs(tier.name, name, by_subject[name].pairs)
+        since_change = live_since(changes, _conductor_of(tier, name))
+        evidence = [pair for pair in evidence if pair.live.admitted_at >= since_change]
         candidates.append(_report_on_candidate(tier, by_subject[name], evidence))
     return {
         "object": "shadow_report",
@@ -470,6 +484,13 @@ async def report(
         "definitions": dict(DEFINITIONS),
         "candidates": candidates,
     }
+
+
+def _conductor_of(tier: Tier, subject: str) -> str:
+    """Return what a promotion of the subject would change: the tier's conductor, or what serves the tier."""
+    if subject.startswith(VERSION_SUBJECT_PREFIX):
+        return tier.conductor.worker or ""
+    return f"{TIER}{tier.name}"
 
 
 def _report_on_candidate(tier: Tier, shadows: SubjectShadows, evidence: Sequence[ShadowedRun]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import orjson
 
 from app.core.pool.catalog import Catalog, Tier
-from app.core.pool.conductor_versions import VersionsInForce, history_of, latest_change_of_live, versions_in_force
+from app.core.pool.conductor_versions import VersionsInForce, history_of, live_since, versions_in_force
 from app.core.pool.serving import TIER, definition_of, tier_in
 from app.core.rating.promotion import Condition, breaches, conditions, is_promotable
 from app.engine.conductors import versions
@@ -70,10 +70,7 @@ async def gate(store: Store, catalog: Catalog, wanted: RequestedChange) -> tuple
         return ()
     history = history_of(changes, wanted.conductor)
     now = await store.clock()
-    since = now - EVIDENCE_SECONDS
-    latest = latest_change_of_live(history)
-    if latest is not None:  # what was compared with something else that was live then speaks neither for nor against it
-        since = max(since, latest.change.at)
+    since = max(now - EVIDENCE_SECONDS, live_since(changes, wanted.conductor))
     subject = subject_of(wanted.conductor, wanted.version)
     judgements = []
     for tier in tiers:
@@ -97,7 +94,7 @@ def refusals(judgements: Sequence[Judgement]) -> list[str]:
 
 def left_out_words(count: int) -> str:
     """Return how many comparisons with shadows are no evidence any more, and why."""
-    return f"{count} comparisons are left out, because the pool file has changed what was compared"
+    return f"{count} comparisons are left out, because what is live or the pool file has changed what was compared"
 
 
 def _explanation(condition: Condition) -> str:

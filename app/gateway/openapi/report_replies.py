@@ -171,7 +171,8 @@ class ShadowCandidate(Reply):
     subject: str
     pairs: int
     left_out: int
-    """Pairs by which no condition is judged, because the pool file has changed what served one of the two runs."""
+    """Pairs by which no condition is judged, because another version is live since, or the pool file has
+    changed what served one of the two runs."""
     plans: int
     """Shadows that were only planned, which are in no pair."""
     valid_plans: int
