@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.failed_journals import keep_journals
 from tests.faults.scene import Scene
 
 HERE = Path(__file__).parent
@@ -39,6 +40,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.faults_ci)
         for point in points:
             item.user_properties.append((POINT, point.args))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Keep the journals of a failed test: those of a scene that others share are emptied for the next one."""
+    report = yield
+    scene = getattr(item, "funcargs", {}).get("system")
+    if isinstance(scene, Scene) and report.when == "call" and report.failed:
+        kept = keep_journals(scene.folder, scene.environ, scene.database, item.name)
+        report.sections.append(("journals", kept))
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

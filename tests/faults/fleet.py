@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from tests.faults.failed_journals import journals_kept_on_failure
 from tests.faults.mixed_load import Client, all_runs, script
 from tests.harness import servers
 from tests.harness.processes import ROOT, Process, run_command
@@ -151,4 +152,5 @@ def fleet(folder: Path, *, postgres: Sequence[str] = (), run_seconds: int = RUN_
         script(stub)
         new_fleet = Fleet(folder, stub, settings(folder, stub, database.url, redis.url, run_seconds), database)
         stack.callback(new_fleet.kill)
-        yield new_fleet
+        with journals_kept_on_failure(folder, new_fleet.environ, database.url):
+            yield new_fleet

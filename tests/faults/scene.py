@@ -18,6 +18,7 @@ import httpx
 import openai
 
 from tests.faults.crash_points import ObeyedOrder, Orders
+from tests.faults.failed_journals import journals_kept_on_failure
 from tests.faults.network_proxy import NetworkProxy, Pass, run_proxy
 from tests.harness import servers
 from tests.harness.processes import KEY, Caller, Process, environment, open_caller, run_command
@@ -292,7 +293,8 @@ def scene(
             migrated = run_command(folder, environ, "migrate")
             assert migrated.returncode == 0, migrated.stderr
             new_scene.reset()
-        yield new_scene
+        with journals_kept_on_failure(folder, environ, database.url):
+            yield new_scene
 
 
 def _port(url: str) -> int:
