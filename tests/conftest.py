@@ -41,14 +41,14 @@ from app.store.sqlkit.log_statements import LogStatements
 from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import ADMIN_EVENTS, FORMS, LOG_STATE, METADATA
-from tests.harness import fork_server, prepared_postgres, processes, servers
+from tests.harness import fork_server, prepared_databases, processes, servers
 from tests.harness.waiting import PATIENCE_SECONDS
 
 pytest_plugins = ["tests.harness.fixtures"]
 settings.register_profile("tests", deadline=None, max_examples=50)
 settings.load_profile("tests")  # hypothesis would else fail an example that takes 0.2 s, as on a busy machine
-PREPARED_POSTGRES: Final = pytest.StashKey[tuple[Path, subprocess.Popen[bytes]]]()
-"""The folder of `tests/harness/prepared_postgres.py`, and the process that makes it."""
+PREPARED_DATABASES: Final = pytest.StashKey[tuple[Path, subprocess.Popen[bytes]]]()
+"""The folder of `tests/harness/prepared_databases.py`, and the process that fills it."""
 
 LONGEST_FILES: Final = (
     *("cli/test_commands.py", "deploy/test_readme.py", "simulation/test_seeds.py", "store/test_migrations.py"),
@@ -115,15 +115,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     fork_server.preload(processes.environment(Path()))
     if "BATON_TEST_DATABASE_URL" not in os.environ:
-        folder = session.config._tmp_path_factory.mktemp("postgres") / "data"  # type: ignore[attr-defined]
-        session.config.stash[PREPARED_POSTGRES] = folder, prepared_postgres.start(folder)
+        folder = session.config._tmp_path_factory.mktemp("databases")  # type: ignore[attr-defined]
+        session.config.stash[PREPARED_DATABASES] = folder, prepared_databases.start(folder)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Wait for what workers will copy. Where it could not be made, the first test that needs it says why."""
-    _, maker = session.config.stash.get(PREPARED_POSTGRES, (None, None))
+    _, maker = session.config.stash.get(PREPARED_DATABASES, (None, None))
     if maker is not None and maker.wait():
-        del session.config.stash[PREPARED_POSTGRES]
+        del session.config.stash[PREPARED_DATABASES]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -212,9 +212,10 @@ def shared_templates() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def make_schema(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], None]:
+def make_schema(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], None]:
     """Migrate as the service does, but copy a migrated file for each new SQLite database: a third of the work."""
-    migrated_file = tmp_path_factory.mktemp("schema") / "baton.db"
+    folder, _ = request.config.stash.get(PREPARED_DATABASES, (None, None))
+    migrated_file = (folder or tmp_path_factory.mktemp("schema")) / prepared_databases.SQLITE_FILE
     lock = threading.Lock()
 
     def schema(url: str) -> None:
@@ -223,7 +224,7 @@ def make_schema(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Non
         with lock:
             if parsed.get_backend_name() == "sqlite" and not path.exists():
                 if not migrated_file.exists():
-                    migrate(f"sqlite:///{migrated_file}")
+                    prepared_databases.make_sqlite(migrated_file)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(migrated_file, path)
                 return
@@ -283,11 +284,12 @@ def shared_schema_and_statements(make_schema: Callable[[str], None]) -> Iterator
 @pytest.fixture(scope="session")
 def postgres_data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with a database that has the schema, to be copied."""
-    folder, _ = request.config.stash.get(PREPARED_POSTGRES, (None, None))
-    if folder is None:
-        folder = tmp_path_factory.mktemp("postgres") / "data"
-        prepared_postgres.make(folder)
-    return folder
+    folder, _ = request.config.stash.get(PREPARED_DATABASES, (None, None))
+    if folder is not None:
+        return folder / prepared_databases.POSTGRES_DATA
+    data = tmp_path_factory.mktemp("postgres") / prepared_databases.POSTGRES_DATA
+    prepared_databases.make_postgres(data)
+    return data
 
 
 @pytest.fixture(scope="session")
@@ -344,7 +346,7 @@ async def _database_like(template: str, server_url: str) -> AsyncIterator[str]:
 def migrated_template(postgres_server_url: str) -> Iterator[str]:
     """The name of a database with the schema in it, which nobody connects to: to copy it is a tenth of migrating."""
     if "BATON_TEST_DATABASE_URL" not in os.environ:
-        yield prepared_postgres.TEMPLATE
+        yield prepared_databases.TEMPLATE
         return
     server, name = make_url(postgres_server_url), f"baton_test_{uuid.uuid4().hex}"
     asyncio.run(_execute(server, f'CREATE DATABASE "{name}" TEMPLATE template0'))

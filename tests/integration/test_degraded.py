@@ -18,7 +18,7 @@ from redis import Redis
 from sqlalchemy.engine import make_url
 
 from app.store.writing.group_commit import DECIDE_SECONDS
-from tests.harness import prepared_postgres, servers
+from tests.harness import prepared_databases, servers
 from tests.harness.processes import KEY, Caller, Process, open_caller
 from tests.harness.waiting import PATIENCE_SECONDS, fastest_in_thread, wait_until
 from tests.integration.installation import WORKERS, Installation, launch, settings
@@ -58,7 +58,7 @@ def shared_installation(
     tmp_path_factory: pytest.TempPathFactory, stub: StubControl, redis: servers.Server, postgres: servers.Server
 ) -> Iterator[Installation]:
     folder = tmp_path_factory.mktemp("house")
-    database = make_url(postgres.url).set(database=prepared_postgres.TEMPLATE).render_as_string(hide_password=False)
+    database = make_url(postgres.url).set(database=prepared_databases.TEMPLATE).render_as_string(hide_password=False)
     environ = settings(folder, stub, database, redis.url) | {"BATON_LEASE_SECONDS": str(LEASE)}
     pool = folder / "pool.toml"
     pool.write_text(pool.read_text().replace("probe = 0", "probe = 1.5"))
