@@ -12,10 +12,10 @@ files: the fork holds the writing end of a pipe until then, and the server waits
 comes when the fork dies early. `subprocess.Popen` gives its caller the same guarantee. The id of a fork stays its own
 until somebody has asked for its exit status, because only such a request reaps it.
 
-The README's examples and the first start are started as a user would, in interpreters of their own. So is
-every process whose environment an import may read (see `may_fork`), and every process on systems other than Linux,
-whose libraries do not survive a fork. Forks share one hash seed; `tests/integration/test_operator.py` has processes
-that do not share it and work together.
+The service of the README's examples is started as a user would, in an interpreter of its own. So is every process
+whose environment an import may read (see `may_fork`), and every process on systems other than Linux, whose libraries do
+not survive a fork. Forks share one hash seed; `tests/integration/test_operator.py` has two processes that do not share
+it and work together.
 """
 
 import atexit
@@ -39,8 +39,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-READ_BY_COMMANDS: Final = re.compile(r"BATON_\w+|STUB_KEY")
-"""Variables that only `app.cli` reads, when it runs. Any other variable may matter to the interpreter or an import."""
+READ_LATE: Final = re.compile(r"BATON_\w+|STUB_KEY|OTEL_(BSP|EXPORTER_OTLP)_\w+")
+"""Variables that only `app.cli` reads, when it runs, and the exporters, which a process imports once it has started.
+
+Any other variable may matter to the interpreter or an import.
+"""
 PRELOADED: Final = (
     "alembic.command",
     "app.cli.operations.serve",
@@ -110,7 +113,7 @@ def read_early(environ: Mapping[str, str]) -> dict[str, str]:
 
     Every variable counts as one of these unless it is known to be read later.
     """
-    return {name: value for name, value in sorted(environ.items()) if not READ_BY_COMMANDS.fullmatch(name)}
+    return {name: value for name, value in sorted(environ.items()) if not READ_LATE.fullmatch(name)}
 
 
 @cache

@@ -34,6 +34,8 @@ if what == "describe":
         "threads": threading.active_count(), "flags": str(sys.flags), "umask": os.umask(0o22),
     }
     print(json.dumps(description))
+if what == "exporters":
+    print(*(name for name in sys.modules if name.startswith(("opentelemetry.exporter", "opentelemetry.sdk.trace"))))
 print("\\nBaton is here", flush=True)
 if what == "exit":
     sys.exit(3)
@@ -195,7 +197,7 @@ def test_an_answer_that_nobody_stayed_for_is_skipped(server: ForkServer, folder:
         {"LD_PRELOAD": "a.so"},
         {"PYTHONHASHSEED": "0"},
         {"PYTHONPATH": "elsewhere"},
-        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"},
+        {"OTEL_PROPAGATORS": "baggage"},
         {"HTTPS_PROXY": "http://127.0.0.1:1"},
         {"TZ": "Asia/Tokyo"},
     ],
@@ -206,7 +208,13 @@ def test_a_variable_that_an_import_may_read_forbids_a_fork(folder: Path, more: d
     assert not may_fork({name: value for name, value in usual.items() if name != "PATH"}, usual)
 
 
-def test_a_variable_that_commands_read_permits_a_fork(folder: Path) -> None:
+def test_a_variable_that_is_read_late_permits_a_fork(folder: Path) -> None:
     usual = environment(folder)
-    late = environment(folder / "other", BATON_PORT="1", STUB_KEY="x")
+    late = environment(folder / "other", BATON_PORT="1", STUB_KEY="x", OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1")
     assert may_fork(late, usual) == (sys.platform == "linux")
+
+
+def test_a_fork_has_not_imported_what_reads_the_variables_of_exporters(probe: Callable[..., Process]) -> None:
+    process = probe("exporters")
+    assert process.wait_for_exit() == 0, process.log
+    assert process.output.splitlines()[0] == ""

@@ -1,6 +1,6 @@
 """An operator over Postgres and Redis: doctor, migrate, doctor, two processes, an answer and its explanation.
 
-Both processes have an interpreter, and so a hash seed, of their own.
+The gateway has an interpreter, and so a hash seed, of its own, which the engine does not share.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ def play(folder: Path, environ: dict[str, str]) -> None:
     assert re.findall(r"^ok\s+(schema|database|redis)", checked.out, re.MULTILINE) == ["schema", "database", "redis"]
     with ExitStack() as stack:
         own = environment(folder, **environ)
-        gateway, engine = (Process(verb, folder, own, forked=False) for verb in ("gateway", "dispatcher"))
+        gateway, engine = Process("gateway", folder, own, forked=False), Process("dispatcher", folder, own)
         for process in (gateway, engine):
             stack.callback(process.kill)
             process.start(wait=False)

@@ -1,6 +1,7 @@
 """`make run` on a fresh machine, and what a newcomer then does: no key, no file, no database, no setting.
 
 One process over an empty data folder, asked by the official client; each answer is explained by `baton runs show`.
+`tests/deploy/test_readme.py` has such a start in an interpreter of its own.
 """
 
 import re
@@ -29,7 +30,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def service(environ: dict[str, str]) -> Iterator[Process]:
     """The whole service in one process."""
-    with running_process("serve", Path(environ["BATON_DATA_DIR"]).parent, environ, forked=False) as process:
+    with running_process("serve", Path(environ["BATON_DATA_DIR"]).parent, environ) as process:
         yield process
 
 
@@ -92,7 +93,6 @@ def test_the_first_key_is_shown_once_and_restarts_keep_it_and_the_runs(
         _, reply = caller.ask_whole("baton-mini", "2+2")
         before = caller.read("/v1/runs")["data"]
     assert service.stop() == 0
-    service.forked = True  # only the first start is a newcomer's
     service.start()
     assert "bt_" not in service.output
     with open_caller(service.url, key) as caller:
