@@ -217,51 +217,24 @@ def _needed_modalities(messages: Sequence[Message]) -> set[str]:
 
 def begin_turn(context: EngineContext, order: Order, resumption: Resumption, gateway: str) -> NextTurn:
     """Return the turn that the request begins, and that `gateway` follows. How to decode, and the tools, are as the
-    request says. No engine drives the run yet.
-
-    A process of 0.1.0 may take a run over that 0.1.0 has admitted. It queues no step that has tool results, because its
-    gateways write the tickets of these steps with the results, and would wait for the tickets until the run expires. So
-    this entry has them, too; an engine of a later release that takes the run leaves them as they are.
-    """
+    request says. No engine drives the run yet."""
     state, now = resumption.state, context.now()
     parts = task_parts(replace(order.task, messages=(), user=None, metadata={}))
     request = (content_ref(resumption.waiting_run.salt, parts.whole), parts.whole)
     once = ""
-    on_disconnect = order.on_disconnect or "cancel"
     if order.once is not None:
         once = order.once.id
-        on_disconnect = order.on_disconnect or "finish"
     stored_once = None
     if len(parts.whole) > BRIEF:
         stored_once = split_content(context, order, request[0], parts)
-    turn = Turn(
-        number=state.turn.number + 1,
-        deadline=now + min(order.limits.seconds, state.admitted.limits.seconds),
-        streams=order.streams,
-        request=request[0],
-        at=now,
-        on_disconnect=on_disconnect,
-        wire=order.wire,
-        gateway=gateway,
-        request_id=order.request_id,
-        trace=order.trace,
-    )
-    resumed = drafts.run_resumed(turn, once)
-    results = []
-    for n, (ref, _) in resumption.shares.items():
-        ids, labels = state.steps[n].exchanges[-1].ids, resumption.labels.get(n, frozenset())
-        results.append(StepToolResults(n, ref, ids, labels, order.origin_run))
-    tickets: list[Outbox] = []
-    if state.admitted.is_from_0_1_0:
-        tier = state.admitted.tier
-        tickets = [Outbox(n, tier, gateway, turn.number, announced=False) for n in resumption.shares]
+    turn = _next_turn(order, state, request[0], gateway, now)
     entry = Entry(
         run=state.run,
         at=now,
-        events=(resumed, *results),
+        events=(drafts.run_resumed(turn, once), *_results(order, resumption)),
         epoch=resumption.waiting_run.epoch,
         contents=(request, *resumption.shares.values()),
-        outbox=tuple(tickets),
+        outbox=_early_tickets(resumption, turn),
         tags=(*_label_tags(resumption), *request_tags(order)),
         shared=stored_once,
         once=order.once,
@@ -271,6 +244,49 @@ def begin_turn(context: EngineContext, order: Order, resumption: Resumption, gat
         seq=state.seq,
     )
     return NextTurn(turn.number, turn.deadline, entry, tuple(resumption.shares))
+
+
+def _next_turn(order: Order, state: RunState, request: str, gateway: str, now: float) -> Turn:
+    """Return the run's next turn. A run that a request with an idempotency key continues goes on without its caller,
+    who can ask again, unless the request says otherwise."""
+    if order.once is None:
+        on_disconnect = order.on_disconnect or "cancel"
+    else:
+        on_disconnect = order.on_disconnect or "finish"
+    return Turn(
+        number=state.turn.number + 1,
+        deadline=now + min(order.limits.seconds, state.admitted.limits.seconds),
+        streams=order.streams,
+        request=request,
+        at=now,
+        on_disconnect=on_disconnect,
+        wire=order.wire,
+        gateway=gateway,
+        request_id=order.request_id,
+        trace=order.trace,
+    )
+
+
+def _results(order: Order, resumption: Resumption) -> list[StepToolResults]:
+    """Return the facts that each waiting step has the results of its calls."""
+    results = []
+    for n, (ref, _) in resumption.shares.items():
+        ids, labels = resumption.state.steps[n].exchanges[-1].ids, resumption.labels.get(n, frozenset())
+        results.append(StepToolResults(n, ref, ids, labels, order.origin_run))
+    return results
+
+
+def _early_tickets(resumption: Resumption, turn: Turn) -> tuple[Outbox, ...]:
+    """Return the tickets of the steps that have results, where 0.1.0 has admitted the run; else none.
+
+    A process of 0.1.0 may take such a run over. It queues no step that has tool results, because its gateways write the
+    tickets of these steps with the results, and would wait for the tickets until the run expires. An engine of a later
+    release that takes the run leaves them as they are.
+    """
+    admitted = resumption.state.admitted
+    if not admitted.is_from_0_1_0:
+        return ()
+    return tuple([Outbox(n, admitted.tier, turn.gateway, turn.number, announced=False) for n in resumption.shares])
 
 
 def _label_tags(resumption: Resumption) -> list[tuple[str, str]]:
