@@ -4,6 +4,7 @@ Reading the command line imports nothing of the service, and carries nothing out
 """
 
 from collections.abc import Sequence
+from functools import cache
 
 import click
 
@@ -25,8 +26,9 @@ with examples. Exit status: 0 fine, 1 it could not be done or the answer is no, 
 is wrong."""
 
 
+@cache
 def command_line() -> Group:
-    """Return the whole command line."""
+    """Return the whole command line, which is declared once: that takes longer than reading a line with it."""
     root = Group("baton", help=DESCRIPTION, context_settings={"help_option_names": ["-h", "--help"]})
     click.version_option(package_name="baton", prog_name="baton", message="%(prog)s %(version)s")(root)
     for room in (operations, administration, runs, plans, retention, audit, learning, promotion):
