@@ -19,7 +19,7 @@ from functools import cached_property
 from math import sqrt
 from typing import Literal
 
-from app.core.message.chat import Usage, usage_from_json
+from app.core.message.chat import Usage, sum_usages, usage_from_json
 from app.core.plan.workflow import topology
 from app.core.pool.catalog import Limits, Worker
 from app.core.pool.policy import worst_case
@@ -199,7 +199,7 @@ class _Run:
         """Return the usage, text length and seconds of each step, in the order of their numbers."""
         found = []
         for step in self._in_order():
-            usage = _sum_usages(step.usages)
+            usage = sum_usages(step.usages)
             seconds = max((step.ended or 0.0) - (step.began or 0.0), 0.0)
             size = step.bytes if len(step.usages) == 1 else 0
             found.append(ExecutedStep(step.worker, size, usage, step.chars, seconds))
@@ -215,16 +215,6 @@ class _Run:
 
 def _inputs(planned: Json) -> tuple[int, ...]:
     return tuple([n for n in planned["access"] if isinstance(n, int)])
-
-
-def _sum_usages(usages: Sequence[Usage]) -> Usage:
-    return Usage(
-        input=sum(usage.input for usage in usages),
-        cached=sum(usage.cached for usage in usages),
-        output=sum(usage.output for usage in usages),
-        reasoning=sum(usage.reasoning for usage in usages),
-        written=sum(usage.written for usage in usages),
-    )
 
 
 class History:
