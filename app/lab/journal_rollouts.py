@@ -15,14 +15,14 @@ import orjson
 
 from app.conductor.protocol import Brief
 from app.core.message.chat import Task, task_from_json
-from app.core.plan.workflow import Step
+from app.core.plan.workflow import Step, critical_path_seconds
 from app.core.pool.catalog import MILLION, Catalog
 from app.core.rating.feedback import Feedback
 from app.core.run.events import CallIntended, Event, Kind, PlanOpened, PlanStep, facts
 from app.core.run.fold import fold
 from app.core.run.state import Proposal, RunState
 from app.core.run.visibility import labels_in_run
-from app.lab.rollouts import Rollout, conductor_prompt, critical_path_seconds, plan_json, split, turns_of
+from app.lab.rollouts import Rollout, conductor_prompt, plan_json, split, turns_of
 from app.store.archive import Record
 
 YES = frozenset({"yes", "true", "1"})
@@ -215,10 +215,9 @@ def _seconds(state: RunState, proposal: Proposal) -> float:
     for call in state.calls.values():
         if call.step is not None:
             spent[call.step] += call.seconds
-    path = []
-    for step in state.steps_of_round(proposal.round):
-        path.append((step.access.shift(-proposal.base).steps, spent[step.n]))
-    return critical_path_seconds(path)
+    steps = state.steps_of_round(proposal.round)
+    inputs = [step.access.shift(-proposal.base).steps for step in steps]
+    return critical_path_seconds(inputs, [spent[step.n] for step in steps])
 
 
 def _product(odds: Sequence[float | None]) -> float | None:

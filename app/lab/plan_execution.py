@@ -18,11 +18,11 @@ from typing import Any, Self
 import httpx
 
 from app.core.plan.proposals import PlanReader, by_ordinal
-from app.core.plan.workflow import Step
+from app.core.plan.workflow import Step, critical_path_seconds
 from app.errors import ConfigInvalid, PlanRejected
 from app.lab.grading import Grader, UnitTests
 from app.lab.reward import Verdict
-from app.lab.rollouts import RIGHT, critical_path_seconds
+from app.lab.rollouts import RIGHT
 from app.lab.training_questions import Question
 from app.lab.training_record import digest
 from app.network.http_client import async_client
@@ -187,10 +187,8 @@ async def _read_reply(reply: httpx.Response, question: Question, steps: tuple[St
     answer = document["choices"][0]["message"]["content"] or ""
     grade = await asyncio.to_thread(question.rule.grader.grade, answer)  # unit tests take seconds
     verdict: Verdict = "right" if grade.score >= RIGHT else "wrong"
-    timed = []
-    for step, step_report in zip(steps, report["steps"], strict=True):
-        timed.append((step.access.steps, float(step_report["seconds"])))
-    seconds = critical_path_seconds(timed)
+    spent = [float(step_report["seconds"]) for step_report in report["steps"]]
+    seconds = critical_path_seconds([step.access.steps for step in steps], spent)
     return PlanResult(verdict, float(report["cost_usd"]), seconds, report["run"], len(steps))
 
 

@@ -99,15 +99,6 @@ def plan_json(steps: Sequence[Step], workers: Sequence[str]) -> str:
     return json.dumps({"steps": entries}, ensure_ascii=False, separators=(",", ":"))
 
 
-def critical_path_seconds(steps: Iterable[tuple[Sequence[int], float]]) -> float:
-    """Return the seconds of the longest path through steps, each given as its inputs and its own seconds."""
-    ends: list[float] = []
-    for inputs, seconds in steps:
-        begin = max([ends[n] for n in inputs], default=0.0)
-        ends.append(begin + seconds)
-    return max(ends, default=0.0)
-
-
 def split(conversation: Turns, held_out: float) -> Split:
     """Return the side of a conversation, by a hash of how it begins: a share of `held_out` is not used for training."""
     roles = [turn["role"] for turn in conversation]

@@ -6,7 +6,7 @@ import pytest
 
 from app.core.pool.catalog import Limits, Price, Worker
 from app.core.rating.economics import JournaledRun
-from app.core.rating.forecast import Forecast, History, PlannedStep, forecast, longest
+from app.core.rating.forecast import Forecast, History, PlannedStep, forecast
 from app.core.run.kinds import Kind
 from tests.harness.stand_ins import PLAN_RUN, TEXTS, journal_of
 
@@ -96,11 +96,6 @@ def test_input_tokens_follow_the_bytes_of_what_is_sent() -> None:
 
 def test_what_was_only_planned_is_no_example() -> None:
     assert History([past(PLAN_RUN)]).runs == 0
-
-
-def test_steps_side_by_side_take_the_time_of_the_longest() -> None:
-    assert longest([(), (), (0, 1)], [3.0, 5.0, 1.0]) == 6.0
-    assert longest([(), (0,), (1,)], [3.0, 5.0, 1.0]) == 9.0
 
 
 def test_the_output_is_never_more_than_the_limit() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.plan.workflow import Access, Step, Workflow, access_from_list, topology
+from app.core.plan.workflow import Access, Step, Workflow, access_from_list, critical_path_seconds, topology
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,13 @@ from app.core.plan.workflow import Access, Step, Workflow, access_from_list, top
 def test_access_lists_draw_a_shape(inputs: list[tuple[int, ...]], shape: str) -> None:
     assert topology(inputs) == shape
     assert Workflow(tuple(Step("ada", access=Access(True, steps_read)) for steps_read in inputs)).topology == shape
+
+
+def test_steps_side_by_side_take_the_time_of_the_longest() -> None:
+    assert critical_path_seconds([(), (), (0, 1)], [3.0, 5.0, 1.0]) == 6.0
+    assert critical_path_seconds([(), (0,), (1,)], [3.0, 5.0, 1.0]) == 9.0
+    assert critical_path_seconds([(), (), (0, 1), (0,)], [2.0, 3.0, 1.0, 0.5]) == 4.0
+    assert critical_path_seconds([], []) == 0.0
 
 
 @settings(max_examples=40, deadline=None)

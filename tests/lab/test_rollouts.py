@@ -21,7 +21,6 @@ from app.lab.journal_rollouts import RolloutFilter, score_of
 from app.lab.rollouts import (
     Rollout,
     advantage_weighted,
-    critical_path_seconds,
     effective_count,
     from_lines,
     right_examples,
@@ -175,10 +174,6 @@ def test_rules_come_before_what_callers_say_and_signs_say_nothing() -> None:
     assert score_of([feedback("implicit", None)]) == (None, "")
     assert score_of([feedback("explicit", 0.0), feedback("explicit", 1.0)])[0] == 1.0
     assert score_of([feedback("explicit", 0.0), feedback("grader", 1.0), feedback("grader", 0.5, "other")])[0] == 0.75
-
-
-def test_seconds_follow_the_critical_path() -> None:
-    assert critical_path_seconds([((), 2.0), ((), 3.0), ((0, 1), 1.0), ((0,), 0.5)]) == 4.0
 
 
 def make_rollout(question: str, score: float | None, usd: float = 0.0) -> Rollout:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from app.core.message.chat import Task, message_to_json
-from app.core.plan.workflow import CONDUCTOR, Step
+from app.core.plan.workflow import CONDUCTOR, Step, critical_path_seconds
 from app.core.pool.catalog import Amount, Limits, Worker
 from app.core.pool.policy import input_bound, tool_bytes, worst_case
 
@@ -108,9 +108,6 @@ def plan_seconds(steps: Sequence[tuple[str, Sequence[int]]], paces: Mapping[str,
     Each step is given as its worker and the earlier steps that it reads, counted from 0; `paces` are the seconds of a
     call of each worker. A step of a worker that is not among them takes no time.
     """
-    ends: list[float] = []
-    for worker, inputs in steps:
-        begins = max([ends[n] for n in inputs], default=0.0)
-        ends.append(begins + paces.get(worker, 0.0))
-    total = sum([paces.get(worker, 0.0) for worker, _ in steps])
-    return max(max(ends, default=0.0), total / max(fan_out, 1))
+    seconds = [paces.get(worker, 0.0) for worker, _ in steps]
+    along_path = critical_path_seconds([inputs for _, inputs in steps], seconds)
+    return max(along_path, sum(seconds) / max(fan_out, 1))

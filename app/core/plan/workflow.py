@@ -110,7 +110,7 @@ def topology(inputs: Sequence[Sequence[int]]) -> Topology:
     last = len(inputs) - 1
     if all(not step_inputs for step_inputs in inputs[:last]) and len(inputs[last]) == last and last > 1:
         return "fan-out"
-    depths = _depths(inputs)
+    depths = step_depths(inputs)
     if max(depths) == last:
         return "chain"
     layers: list[list[int]] = [[] for _ in range(max(depths) + 1)]
@@ -125,11 +125,17 @@ def topology(inputs: Sequence[Sequence[int]]) -> Topology:
     return "debate"
 
 
-def _depths(inputs: Sequence[Sequence[int]]) -> list[int]:
+def step_depths(inputs: Sequence[Sequence[int]]) -> list[int]:
+    """Return the number of steps before each step on the longest path to it, in a graph as in `topology`."""
     depths: list[int] = []
     for step_inputs in inputs:
-        if step_inputs:
-            depths.append(1 + max(depths[n] for n in step_inputs))
-        else:
-            depths.append(0)
+        depths.append(max([1 + depths[n] for n in step_inputs], default=0))
     return depths
+
+
+def critical_path_seconds(inputs: Sequence[Sequence[int]], seconds: Sequence[float]) -> float:
+    """Return the seconds of the longest path through a graph as in `topology` whose steps take these `seconds`."""
+    ends: list[float] = []
+    for step_inputs, own in zip(inputs, seconds, strict=True):
+        ends.append(max([ends[n] for n in step_inputs], default=0.0) + own)
+    return max(ends, default=0.0)

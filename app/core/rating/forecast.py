@@ -20,7 +20,7 @@ from math import sqrt
 from typing import Literal
 
 from app.core.message.chat import Usage, sum_usages, usage_from_json
-from app.core.plan.workflow import topology
+from app.core.plan.workflow import critical_path_seconds, step_depths, topology
 from app.core.pool.catalog import Limits, Worker
 from app.core.pool.policy import worst_case
 from app.core.rating.economics import JournaledRun
@@ -209,8 +209,8 @@ class _Run:
         """Return the seconds that Baton added to each step of the longest path."""
         first = min([step.began or 0.0 for step in self.steps.values()])
         whole = self.ended - (self.began if self.instant else first)
-        path = longest(shape, [step.seconds for step in steps])
-        return max(whole - path, 0.0) / (1 + max(_levels(shape)))
+        path = critical_path_seconds(shape, [step.seconds for step in steps])
+        return max(whole - path, 0.0) / (1 + max(step_depths(shape)))
 
 
 def _inputs(planned: Json) -> tuple[int, ...]:
@@ -314,22 +314,6 @@ def _fit_input_tokens(steps: Sequence[ExecutedStep]) -> Callable[[float], float]
 # -- a plan
 
 
-def longest(shape: Sequence[Sequence[int]], seconds: Sequence[float]) -> float:
-    """Return the seconds of the longest path through a plan."""
-    ends: list[float] = []
-    for place, inputs in enumerate(shape):
-        ends.append(max([ends[n] for n in inputs], default=0.0) + seconds[place])
-    return max(ends, default=0.0)
-
-
-def _levels(shape: Sequence[Sequence[int]]) -> list[int]:
-    """Return the number of steps before each step on its longest path."""
-    found: list[int] = []
-    for inputs in shape:
-        found.append(max([1 + found[n] for n in inputs], default=0))
-    return found
-
-
 @dataclass(slots=True)
 class _Drawn:
     """The cost, seconds and tokens of one step in each draw."""
@@ -412,12 +396,12 @@ def _add_draw(sample: _Drawn, step: PlannedStep, past: ExecutedStep, tokens: flo
 
 
 def _times(shape: Sequence[Sequence[int]], drawn: Sequence[_Drawn], overheads: Sequence[float]) -> list[float]:
-    levels = 1 + max(_levels(shape))
+    levels = 1 + max(step_depths(shape))
     found = []
     for draw in range(DRAWS):
         overhead = overheads[int(_evenly_spread(draw, len(shape)) * len(overheads))]
         seconds = [sample.seconds[draw] for sample in drawn]
-        found.append(longest(shape, seconds) + levels * overhead)
+        found.append(critical_path_seconds(shape, seconds) + levels * overhead)
     return found
 
 
