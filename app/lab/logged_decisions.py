@@ -24,7 +24,7 @@ from app.core.message.chat import Message
 from app.core.plan.templates import ACCEPT, MODEL, arm_named, arms, list_follow_up_arms
 from app.core.pool.catalog import SelectorSpec, Worker
 from app.core.rating.features import Features
-from app.core.rating.feedback import Feedback
+from app.core.rating.feedback import Feedback, latest_scores
 from app.core.rating.posterior import Posterior, estimates
 from app.core.run.events import Event, Kind, PlanAccepted, PlanOpened, PlanStep, facts
 from app.lab.offpolicy import Policy
@@ -190,13 +190,11 @@ def worth(ratings: Sequence[Feedback], usd: int, spec: SelectorSpec | None) -> f
 def score(ratings: Sequence[Feedback]) -> float | None:
     """Return the rating of a run: the mean of each source's latest score; None if nobody has rated it. What callers did
     without saying anything has no score."""
-    latest: dict[tuple[str, str], float] = {}
-    for rating in sorted(ratings, key=lambda rating: (rating.at, rating.id)):
-        if rating.score is not None and rating.kind != "implicit":
-            latest[rating.kind, rating.source] = rating.score
-    if not latest:
+    latest = latest_scores(ratings)
+    given = [*latest.get("explicit", {}).values(), *latest.get("grader", {}).values()]
+    if not given:
         return None
-    return sum(latest.values()) / len(latest)
+    return sum(given) / len(given)
 
 
 def conversation(messages: Sequence[Message]) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from app.core.message.chat import Usage, sum_usages
 from app.core.plan.workflow import Access
 from app.core.pool.catalog import MILLION
-from app.core.rating.feedback import Feedback, FeedbackKind
+from app.core.rating.feedback import Feedback, FeedbackKind, latest_scores
 from app.core.records import record
 from app.core.run.caller_view import bill
 from app.core.run.events import CallIntended, Event, PlanStep, facts
@@ -178,19 +178,10 @@ def figures(events: Sequence[Event], ratings: Iterable[Feedback] = ()) -> RunFig
         seconds=max(state.replied_at - events[0].at, 0.0) if state.replied_at else 0.0,
         usage=split.total,
         calls=len(state.calls),
-        scores=scores(ratings),
+        scores={kind: fmean(by_source.values()) for kind, by_source in latest_scores(ratings).items()},
         steps=_steps(state, events, at),
         disclosures=frozenset([_disclosure(intent, at) for intent in facts(events, CallIntended)]),
     )
-
-
-def scores(ratings: Iterable[Feedback]) -> Mapping[FeedbackKind, float]:
-    """Return the mean of the latest score from each source, by kind of rating. Signs have no score."""
-    latest: dict[FeedbackKind, dict[str, float]] = {}
-    for rating in sorted(ratings, key=lambda rating: (rating.at, rating.id)):
-        if rating.score is not None:
-            latest.setdefault(rating.kind, {})[rating.source] = rating.score
-    return {kind: fmean(of.values()) for kind, of in latest.items()}
 
 
 def _steps(state: RunState, events: Sequence[Event], at: Mapping[int, str]) -> Mapping[str, StepFigures]:

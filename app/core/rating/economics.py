@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from app.core.message.chat import Usage, usage_from_json
 from app.core.pool.catalog import MILLION, Price
-from app.core.rating.feedback import Feedback, FeedbackKind, sign
+from app.core.rating.feedback import Feedback, FeedbackKind, latest_scores, sign
 from app.core.records import record
 from app.core.run.events import Event, Json
 from app.core.run.kinds import TERMINAL, Kind
@@ -235,11 +235,7 @@ def sources(run: JournaledRun, request: ReportOptions) -> Collection[str]:
 
 def _scores(run: JournaledRun, kind: FeedbackKind) -> Mapping[str, float]:
     """Return the latest score of each source of this kind."""
-    latest: dict[str, float] = {}
-    for rating in sorted(run.ratings, key=lambda rating: (rating.at, rating.id)):
-        if rating.kind == kind and rating.score is not None:
-            latest[rating.source] = rating.score
-    return latest
+    return latest_scores(run.ratings).get(kind, {})
 
 
 def _signs(run: JournaledRun) -> Collection[str]:

@@ -6,7 +6,7 @@ callers did: those are signs, not judgements, and have no score.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from app.core.message.chat import Message
@@ -45,6 +45,15 @@ def identify(rating: Feedback, rule: str = "") -> Feedback:
     parts = (rating.run, rating.kind, rating.source, rating.version, rule)
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return copy_with(rating, id=f"fb_{digest[:32]}")
+
+
+def latest_scores(ratings: Iterable[Feedback]) -> Mapping[FeedbackKind, Mapping[str, float]]:
+    """Return the latest score from each source, by kind of rating. Signs have no score."""
+    latest: dict[FeedbackKind, dict[str, float]] = {}
+    for rating in sorted(ratings, key=lambda rating: (rating.at, rating.id)):
+        if rating.score is not None:
+            latest.setdefault(rating.kind, {})[rating.source] = rating.score
+    return latest
 
 
 def sign(events: Sequence[Event]) -> str:
