@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from statistics import fmean
 
 import orjson
 
@@ -96,25 +97,22 @@ def rollout(
 
 
 def score_of(ratings: Sequence[Feedback]) -> tuple[float | None, str]:
-    """Return a run's score and who gave it: the mean of the graders' scores, else the caller's last explicit rating.
-    Implicit signals do not count."""
-    scores: list[float] = []
-    names: set[str] = set()
-    last: tuple[float, str] | None = None
+    """Return a run's score and who gave it: the mean of the latest score of each grader, else the caller's last
+    explicit rating. `ratings` are in the order of their times. Implicit signals do not count."""
+    by_grader: dict[str, tuple[float, str]] = {}
+    by_caller: tuple[float | None, str] = (None, "")
     for rating in ratings:
         name = f"{rating.kind} {rating.source} {rating.version}".strip()
         if rating.score is None:
             continue
         if rating.kind == "grader":
-            scores.append(rating.score)
-            names.add(name)
+            by_grader[rating.source] = (rating.score, name)
         elif rating.kind == "explicit":
-            last = (rating.score, name)
-    if scores:
-        return sum(scores) / len(scores), ", ".join(sorted(names))
-    if last is not None:
-        return last
-    return None, ""
+            by_caller = (rating.score, name)
+    if not by_grader:
+        return by_caller
+    scores, names = zip(*by_grader.values(), strict=True)
+    return fmean(scores), ", ".join(sorted(names))
 
 
 def _fold_record(record: Record) -> tuple[RunState, tuple[Event, ...]]:

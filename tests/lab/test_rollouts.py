@@ -168,12 +168,13 @@ def test_all_runs_of_a_conversation_are_on_one_side() -> None:
 
 
 def test_rules_come_before_what_callers_say_and_signs_say_nothing() -> None:
-    def feedback(kind: Any, score: float | None, source: str = "s") -> Feedback:
-        return Feedback("f", "r", "t", "", 1.0, kind, source, "1", score=score)
+    def feedback(kind: Any, score: float | None, source: str = "s", version: str = "1") -> Feedback:
+        return Feedback("f", "r", "t", "", 1.0, kind, source, version, score=score)
 
     assert score_of([feedback("implicit", None)]) == (None, "")
     assert score_of([feedback("explicit", 0.0), feedback("explicit", 1.0)])[0] == 1.0
     assert score_of([feedback("explicit", 0.0), feedback("grader", 1.0), feedback("grader", 0.5, "other")])[0] == 0.75
+    assert score_of([feedback("grader", 0.0), feedback("grader", 1.0, version="2")]) == (1.0, "grader s 2")
 
 
 def make_rollout(question: str, score: float | None, usd: float = 0.0) -> Rollout:
