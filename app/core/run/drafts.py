@@ -25,11 +25,10 @@ from app.core.run.events import (
     StepFailed,
     StepSkipped,
 )
-from app.core.run.progress import Await, Conclude, DropPlan, Finish, Propose, Skip, access_in_run
+from app.core.run.progress import OVER_BUDGET, Await, Conclude, DropPlan, Finish, Propose, Skip, access_in_run
 from app.core.run.recording import KeptOutput
 from app.core.run.state import Proposal, RunState, StepState, Turn
 
-OVER_BUDGET = "run_over_budget"
 MOST_REASONS = 50
 """Reasons that are kept of a rejected plan."""
 
