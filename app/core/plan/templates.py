@@ -34,6 +34,7 @@ REASON = "Solve the task step by step, by the plan if there is one. Give the com
 CHECK = "Check the last answer against the task, correct it if it is wrong, and give the complete final answer."
 WEIGH = "Weigh the answers against each other and give one complete final answer."
 MODEL = "model"
+"""The arm that leaves the plan to the tier's model."""
 ACCEPT, RECHECK, REDO = "accept", "recheck", "redo"
 ANSWERED = "answered"
 """The part of an arm of a further round that looks at the answer of the round before."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from app.core.plan.templates import MODEL
 from app.core.records import record
 from app.core.run.events import Event, PlanOpened, facts
 from app.core.run.state import Proposal, RunState, StepState
@@ -17,8 +18,6 @@ DECIDERS: Final[Mapping[str, str]] = {
     "replay": "repeated_plan",
 }
 """The one who decided a plan, by the name of the proposal's conductor."""
-MODEL_ARM: Final = "model"
-"""The choice by which a selector leaves the plan to the tier's model."""
 OUTER_STEP: Final = "outer_step"
 """The step around a nested one, which did not see the words either."""
 
@@ -38,7 +37,7 @@ class Withheld:
 def find_decider(proposal: Proposal, events: Sequence[Event]) -> str:
     """Return who decided a plan. A selector that lets a model plan has decided nothing else."""
     if proposal.conductor == "selector" and proposal.mode != "fallback":
-        by_model = proposal.mode == "repair" or selector_choice(events) == MODEL_ARM
+        by_model = proposal.mode == "repair" or selector_choice(events) == MODEL
         return "conductor" if by_model else "selector"
     return DECIDERS.get(proposal.conductor, proposal.conductor)
 
