@@ -22,9 +22,9 @@ from app.core.pool.breaker import Verdict
 from app.core.pool.catalog import ApprovalTerms, Limits
 from app.core.records import record
 from app.core.run.identifiers import Trace
+from app.core.run.kinds import COPIES, Mode, OnDisconnect, OriginKind
 from app.core.run.kinds import TERMINAL as TERMINAL
 from app.core.run.kinds import Kind as Kind
-from app.core.run.kinds import Mode, OnDisconnect, OriginKind
 
 # -- a fact and its JSON, by the fields of its record
 
@@ -272,7 +272,7 @@ class RunAdmitted(Fact):
     def tried_version(self) -> str:
         """Return the version of the conductor that this run tries as a shadow or a replay, whichever is in force; empty
         in other runs."""
-        if self.origin_kind not in ("shadow", "replay"):
+        if self.origin_kind not in COPIES:
             return ""
         return str(self.wire.get("conductor", ""))
 

@@ -8,8 +8,6 @@ from app.core.run.events import CallIntended
 RecipientKind = Literal["worker", "conductor", "embedder", "shadow"]
 EMBEDDING_TEMPLATE = "features-1"
 """The template of a call for an embedding: what the caller said last."""
-SHADOW_ORIGIN = "shadow"
-"""The `origin` of calls of runs that shadow another one."""
 
 
 @record(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import orjson
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, or_, select, tuple_, update
 
 from app.core.run.events import CallFinished, CallIntended, Event, Fact, Kind
-from app.core.run.recipients import EMBEDDING_TEMPLATE, SHADOW_ORIGIN, RecipientKind, steps_seen_by_recipient
+from app.core.run.recipients import EMBEDDING_TEMPLATE, RecipientKind, steps_seen_by_recipient
 from app.store.protocol import ERASED_TAGS, USER_TAG
 from app.store.protocol.disclosures import (
     Disclosure,
@@ -40,7 +40,7 @@ busy machine derives fewer rows in one transaction instead of none."""
 
 def recipient_kind(fact: CallIntended) -> RecipientKind:
     """Return the kind of recipient that a call has."""
-    if fact.origin == SHADOW_ORIGIN:
+    if fact.origin == "shadow":
         return "shadow"
     if fact.n is not None:
         return "worker"
