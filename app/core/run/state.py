@@ -19,7 +19,7 @@ from app.core.run.kinds import ENDED, REPLIED, WAITING, Mode, OnDisconnect
 
 RATE_LIMITED = "worker_rate_limited"
 FALLBACK = "fallback"
-"""The mode of a proposal that nobody conducted, and its conductor's name where no conductor may read the task."""
+"""The conductor's name where one worker answers alone: no conductor may read the task, or none gave a usable plan."""
 CALLER = "caller"
 """The conductor's name where the request brought its own plan."""
 NO_RESULTS = "tool_results_missing"
@@ -316,7 +316,7 @@ class RunState:
     def is_last_round(self) -> bool:
         """Return True if no other round may follow, so that the answer of the present one is the run's."""
         last = self.proposal
-        return last is None or last.round >= self.admitted.limits.rounds or last.mode == FALLBACK
+        return last is None or last.round >= self.admitted.limits.rounds or last.mode == "fallback"
 
     def steps_of_round(self, number: int) -> tuple[StepState, ...]:
         """Return the steps of a round's workflow; none before it is accepted."""
@@ -373,9 +373,9 @@ class RunState:
         last = self.proposal
         if self.end is not None and self.end.stopped:
             return True
-        if last is not None and FALLBACK in (last.mode, last.conductor):
+        if last is not None and (last.mode == "fallback" or last.conductor == FALLBACK):
             return True
-        if any(tries[-1].mode == FALLBACK for tries in self.nested.values()):
+        if any(tries[-1].mode == "fallback" for tries in self.nested.values()):
             return True
         if any(call.out_of_time for call in self.calls.values()):
             return True

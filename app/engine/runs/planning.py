@@ -155,7 +155,7 @@ class Planner:
             names.append(CONDUCTOR)
         planned_by = state.admitted.conductor
         if command.mode == "fallback":
-            planned_by = "fallback"
+            planned_by = FALLBACK
         is_instant = conductor.instant
         if recorded is not None:
             is_instant = recorded.instant
