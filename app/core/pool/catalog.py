@@ -573,6 +573,10 @@ class PromotionSpec:
     """Hours after a promotion for which it is watched, and rolled back once a condition is breached."""
 
 
+OnExpiry = Literal["refuse", "fallback-plan"]
+"""The two ends of a wait for an approval: the run ends, or it goes on with a plan that needs none."""
+
+
 @record(frozen=True, slots=True)
 class ApprovalRule:
     """The rule by which plans of a tier need an approval: `[tiers.NAME.approval]`. Money is in micro-dollars."""
@@ -583,12 +587,10 @@ class ApprovalRule:
     providers: tuple[str, ...] = ()
     labels: frozenset[str] = frozenset()
     seconds: float = 86_400.0
-    on_expiry: Literal["refuse", "fallback-plan"] = "refuse"
+    on_expiry: OnExpiry = "refuse"
     four_eyes: bool = True
 
 
-OnExpiry = Literal["refuse", "fallback-plan"]
-"""The two ends of a wait for an approval: the run ends, or it goes on with a plan that needs none."""
 REQUESTED, TIER = "requested", "tier"
 """The reasons for which every plan of a run needs an approval: its request asks for it, or its tier does."""
 

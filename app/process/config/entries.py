@@ -25,6 +25,7 @@ from app.core.pool.catalog import (
     Evaluation,
     Limit,
     Limits,
+    OnExpiry,
     Price,
     PromotionSpec,
     ProviderSpec,
@@ -545,7 +546,7 @@ class ApprovalEntry(Entry):
     providers: Names = []
     labels: Names = []
     seconds: Annotated[Number, Field(gt=0, le=2_592_000, allow_inf_nan=False)] = 86_400.0
-    on_expiry: Literal["refuse", "fallback-plan"] = "refuse"
+    on_expiry: OnExpiry = "refuse"
     four_eyes: bool = True
 
     def core(self) -> ApprovalRule:
