@@ -445,7 +445,4 @@ def _with_disclosure(state: RunState, fact: CallIntended, catalogs: Mapping[str,
 
 def _conductor_of(state: RunState, step: StepState) -> str:
     """Return the kind of conductor that made the proposal of a step."""
-    for proposal in state.proposals:
-        if proposal.number == step.proposal:
-            return proposal.conductor
     return next(proposal.conductor for proposal in state.all_proposals if proposal.number == step.proposal)
