@@ -71,9 +71,15 @@ class Auditor:
         earlier = await EarlierExport.read(against, run=run, since=since)
         pools, history = await self._read_pools_and_versions(source)
         async for record in source.records(run=run, since=since):
-            if self._is_recent(record) and not self._is_clean(record, pools, history):
+            of_run = Report()
+            audited = self.check(record, pools, history, of_run)
+            if not of_run.is_clean and self._is_recent(record):
                 pools, history = await self._read_pools_and_versions(source)
-            self.check(record, pools, history, report, journal_sums, reused_outputs)
+                of_run = Report()
+                audited = self.check(record, pools, history, of_run)
+            report.include(of_run)
+            if audited is not None:
+                _add_up(audited, report, journal_sums, reused_outputs)
             for violation in earlier.compare(record):
                 report.add(violation)
         for violation in await reused_outputs.compare(source, report, self.now):
@@ -90,11 +96,6 @@ class Auditor:
     def _is_recent(self, record: Record) -> bool:
         """Return True for a run that may name a pool or a version which came after these were read."""
         return bool(record.events) and record.events[-1].at > self.now - CLOCK_SECONDS
-
-    def _is_clean(self, record: Record, pools: Pools, history: VersionHistory) -> bool:
-        report = Report()
-        self.check(record, pools, history, report)
-        return report.is_clean
 
     async def _check_all(
         self, source: Source, report: Report, journal_sums: JournalSums, before: Mapping[str, AccountSums]
@@ -116,42 +117,40 @@ class Auditor:
         for violation in journal_sums.compare(before, after, removed=removed, pruned=report.pruned > 0):
             report.add(violation)
 
-    def check(
-        self,
-        record: Record,
-        pools: Pools,
-        history: VersionHistory,
-        report: Report,
-        journal_sums: JournalSums | None = None,
-        reused_outputs: ReusedOutputs | None = None,
-    ) -> None:
-        """Check one run and add its violations to the report. What it says of other runs goes to `reused_outputs`."""
+    def check(self, record: Record, pools: Pools, history: VersionHistory, report: Report) -> AuditedRun | None:
+        """Check one run and add its violations to the report. Return the run, if it can be compared with others."""
         report.runs += 1
         report.events += len(record.events)
         try:
             run = read_run(record, self.now, self.allows_pending)
         except WRONG_TYPE_ERRORS as error:
             report.add(_describe_wrong_type(str(record.row["id"]), "reading its events", error))
-            return
+            return None
         report.calls += len(run.calls)
         for flaw in run.flaws:
             report.add(flaw)
         if not run.has_admission:
-            return
+            return None
         try:
             report.pending += count_pending(run)
-            if journal_sums is not None:
-                journal_sums.add(run)
-            if reused_outputs is not None:
-                reused_outputs.add(run)
         except WRONG_TYPE_ERRORS as error:
-            report.add(_describe_wrong_type(str(record.row["id"]), "adding up", error))
+            report.add(_describe_wrong_type(run.id, "counting what is pending", error))
         for rule in RULES:
             _apply(rule, run, report)
         _apply(check_conductor_text, run, report, report)
         _apply(check_requests, run, report, pools, report)
         _apply(check_versions, run, report, history, report)
         _apply(check_disclosures, run, report, pools, report)
+        return run
+
+
+def _add_up(run: AuditedRun, report: Report, journal_sums: JournalSums, reused_outputs: ReusedOutputs) -> None:
+    """Note what a run says of accounts and of other runs."""
+    try:
+        journal_sums.add(run)
+        reused_outputs.add(run)
+    except WRONG_TYPE_ERRORS as error:
+        report.add(_describe_wrong_type(run.id, "adding up", error))
 
 
 def _apply(rule: Callable[..., Iterator[Violation]], run: AuditedRun, report: Report, *arguments: Any) -> None:

@@ -48,6 +48,12 @@ class Report:
         if len(self.violations) < MAX_KEPT_VIOLATIONS:
             self.violations.append(violation)
 
+    def include(self, other: "Report") -> None:
+        """Add the findings of another report."""
+        for name in ("runs", "events", "calls", "rebuilt_requests", "unverifiable", "pruned", "pending", "rules"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.violations += other.violations[: MAX_KEPT_VIOLATIONS - len(self.violations)]
+
     @property
     def is_clean(self) -> bool:
         """Return True if no rule was broken."""
