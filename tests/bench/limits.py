@@ -1,7 +1,7 @@
 """Measure what a request of a limited key costs its gateway, and how many requests one key can have.
 
 `python -m tests.bench.limits` counts requests of one key under all three limits at three gateways over one Postgres
-with fsync, and beside it the same number of requests by a script in Redis, which was the alternative.
+with fsync, and as many requests by a script in Redis, which was the alternative.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 
 from app.core.pool.rates import RateLimits, RateRequest
 from app.gateway.http.admission import RateLimiter
-from app.gateway.http.context import GatewayContext
+from app.gateway.http.context import GatewayContext, Rates
 from app.store.sql import open_store
 from app.store.sqlkit.migrate import migrate
 from tests.harness import servers
@@ -36,7 +36,7 @@ Count = Callable[[str], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RequestCost:
     """The cost of requests: milliseconds each, requests per second, and CPU of this process for each."""
 
     median: float
@@ -45,7 +45,7 @@ class Found:
     cpu: float
 
 
-async def measure_limiter(counts: Sequence[Count], callers: int) -> Found:
+async def measure_limiter(counts: Sequence[Count], callers: int) -> RequestCost:
     """Count requests for a while, with so many callers at each gateway."""
     took: list[float] = []
     began, cpu = time.perf_counter(), time.process_time()
@@ -62,16 +62,17 @@ async def measure_limiter(counts: Sequence[Count], callers: int) -> Found:
     await asyncio.gather(*jobs)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     took.sort()
-    return Found(took[len(took) // 2], took[len(took) * 99 // 100], len(took) / seconds, 1000 * cpu / len(took))
+    return RequestCost(took[len(took) // 2], took[len(took) * 99 // 100], len(took) / seconds, 1000 * cpu / len(took))
 
 
-async def in_database(url: str, callers: int) -> Found:
-    """Return the limiter of the service. No run is open: each is given up before the next request."""
+async def in_database(url: str, callers: int) -> RequestCost:
+    """Measure the limiter of the service over a migrated database. The requests begin no runs, so none is open."""
     async with AsyncExitStack() as stack:
         counts: list[Count] = []
         for _ in range(GATEWAYS if callers > 1 else 1):
             store = await stack.enter_async_context(open_store(url))
-            limiter = RateLimiter(cast(GatewayContext, SimpleNamespace(store=store, now=time.time)))
+            context = SimpleNamespace(store=store, now=time.time, rates=Rates())
+            limiter = RateLimiter(cast(GatewayContext, context))
             counts.append(_count_with(limiter))
         return await measure_limiter(counts, callers)
 
@@ -83,8 +84,8 @@ def _count_with(limiter: RateLimiter) -> Count:
     return count
 
 
-async def in_redis(url: str, callers: int) -> Found:
-    """Return a sliding window in a sorted set."""
+async def in_redis(url: str, callers: int) -> RequestCost:
+    """Measure a script in Redis that keeps a sliding window in a sorted set."""
     clients: list[Any] = [Redis.from_url(url) for _ in range(GATEWAYS if callers > 1 else 1)]
     scripts = [client.register_script(SCRIPT) for client in clients]
 

@@ -1,13 +1,17 @@
-"""The tools that measure the queue seam and the floor of the stack."""
+"""The tools that measure the queue seam, the rate limiter and the floor of the stack."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
 
 from app.stepqueue.memory import MemoryQueue
 from tests.harness import servers
 
+from . import limits
 from .hop import TIERS, echo, hops
 from .scenarios import queue_hop
 from .stack import Batcher, Write, part
@@ -24,6 +28,15 @@ async def test_hops_over_a_queue_in_memory() -> None:
 def test_hop_over_redis() -> None:
     with servers.redis() as server:
         assert queue_hop(server.url, count=50) > 0
+
+
+async def test_the_limiter_of_the_service_is_measured(
+    embedded_database: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SECONDS", 0.05)
+    cost = await limits.in_database(f"sqlite:///{tmp_path / 'baton.db'}", callers=2)
+    assert cost.a_second > 0
+    assert cost.median <= cost.p99
 
 
 async def test_what_meets_shares_one_round_trip() -> None:
