@@ -27,12 +27,12 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
 {{- end -}}
 {{- end -}}
 
-{{/* The annotations of pods: a pool file that has changed starts them anew, since its checksum stands here. Takes (list root component). */}}
+{{/* The annotations of pods. A changed pool file starts gateways and engines anew, because its checksum is one of them. Takes (list root component). */}}
 {{- define "baton.podAnnotations" -}}
 {{- $root := index . 0 -}}
 {{- $own := index $root.Values (index . 1) -}}
 {{- $all := merge (dict) $own.podAnnotations $root.Values.podAnnotations -}}
-{{- if $root.Values.pool.text -}}
+{{- if and $root.Values.pool.text (ne (index . 1) "migrate") -}}
 {{- $all = set $all "checksum/pool" (sha256sum $root.Values.pool.text) -}}
 {{- end -}}
 {{- with $all }}
@@ -41,7 +41,7 @@ annotations:
 {{- end -}}
 {{- end -}}
 
-{{/* What every pod has in common. Takes (list root component). */}}
+{{/* What every pod has in common. The migration has no pool file: it needs none, and it runs before the ConfigMap of a first release exists. Takes (list root component). */}}
 {{- define "baton.podSpec" -}}
 {{- $root := index . 0 -}}
 {{- $own := index $root.Values (index . 1) -}}
@@ -88,8 +88,8 @@ topologySpreadConstraints:
 volumes:
   - {name: data, emptyDir: {}}
   - {name: tmp, emptyDir: {}}
-  {{- with include "baton.poolConfigMap" $root }}
-  - {name: pool, configMap: {name: {{ . | quote }}}}
+  {{- if and (ne (index . 1) "migrate") (include "baton.poolConfigMap" $root) }}
+  - {name: pool, configMap: {name: {{ include "baton.poolConfigMap" $root | quote }}}}
   {{- end }}
   {{- with $root.Values.extraVolumes }}
   {{- toYaml . | nindent 2 }}
@@ -114,7 +114,7 @@ securityContext:
 volumeMounts:
   - {name: data, mountPath: /var/lib/baton}
   - {name: tmp, mountPath: /tmp}
-  {{- if include "baton.poolConfigMap" $root }}
+  {{- if and (ne (index . 1) "migrate") (include "baton.poolConfigMap" $root) }}
   - {name: pool, mountPath: /etc/baton, readOnly: true}
   {{- end }}
   {{- with $root.Values.extraVolumeMounts }}

@@ -44,6 +44,12 @@ EVERYTHING: Document = {
         "podAnnotations": {"sidecar": "none"},
     },
     "dispatcher": {"autoscaling": {"enabled": True, "prometheus": "http://prometheus:9090"}},
+    "podAnnotations": {"cluster": "north"},
+    "migrate": {
+        "nodeSelector": {"disk": "none"},
+        "tolerations": [{"key": "spot", "operator": "Exists"}],
+        "podAnnotations": {"sidecar": "none"},
+    },
     "service": {"type": "LoadBalancer", "annotations": {"scheme": "internal"}},
     "admin": {"enabled": True, "url": "https://admin.example"},
     "ingress": {"enabled": True, "className": "nginx", "host": "baton.example", "tlsSecret": "tls"},
@@ -146,6 +152,15 @@ def test_the_migration_reads_the_secrets_and_files_of_the_others(everything: Obj
     assert job["envFrom"] == gateway["envFrom"]
     assert [mount for mount in gateway["volumeMounts"] if mount["name"] != "pool"] == job["volumeMounts"]
     assert all(variable in job["env"] for variable in EVERYTHING["extraEnv"])
+
+
+def test_the_migration_runs_where_and_as_the_others_do(everything: Objects) -> None:
+    """A service account may have the secret of the registry, and nodes may admit only what tolerates their taints."""
+    gateway, job = pod(everything["Deployment", "plan-gateway"]), pod(everything["Job", "plan-migrate"])
+    for field in ("serviceAccountName", "priorityClassName", "imagePullSecrets", "nodeSelector", "tolerations"):
+        assert job[field] == gateway[field], field
+    annotations = everything["Job", "plan-migrate"]["spec"]["template"]["metadata"]["annotations"]
+    assert annotations == {"cluster": "north", "sidecar": "none"}
 
 
 def test_every_process_has_what_the_settings_of_logins_need(everything: Objects) -> None:
