@@ -174,7 +174,7 @@ def _answering_calls(state: RunState, n: int) -> list[Call]:
     """Return the calls that gave, or were to give, the answers of the rounds up to that of step `n`; its own come last.
     What is nested in a step gives its answer in one."""
     steps: list[StepState] = []
-    for number in range(1, _round_of(state, n)):
+    for number in range(1, state.find_proposal(state.steps[n].proposal).round):
         workflow = state.steps_of_round(number)
         if workflow:
             steps.append(workflow[-1])
@@ -186,12 +186,6 @@ def _answering_calls(state: RunState, n: int) -> list[Call]:
     for step in steps:
         calls += [call for call in state.calls.values() if call.step == step.n or call.id == step.call]
     return calls
-
-
-def _round_of(state: RunState, n: int) -> int:
-    """Return the number of the round that a step of the run's own workflows belongs to."""
-    number = state.steps[n].proposal
-    return next(proposal.round for proposal in state.proposals if proposal.number == number)
 
 
 def answering_step_of(state: RunState) -> StepState | None:

@@ -360,7 +360,7 @@ def _on_refused(state: RunState, fact: RunRefused) -> Changes:
 def _on_approval_expired(state: RunState, fact: RunApprovalExpired) -> Changes:
     """Drop the plan. A first round begins anew; what has answered or runs already stays as it is."""
     question = _check_approval_question(state, fact.proposal, None)
-    dropped = next(proposal for proposal in state.all_proposals if proposal.number == question.proposal)
+    dropped = state.find_proposal(question.proposal)
     dropped = copy_with(dropped, state="rejected", reasons=(approvals.EXPIRED,), topology="")
     is_first_round = dropped.round == 1 and dropped.parent is None
     next_state = "admitted" if is_first_round else "running"

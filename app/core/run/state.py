@@ -420,6 +420,10 @@ class RunState:
             proposals += tries
         return tuple(sorted(proposals, key=lambda proposal: proposal.number))
 
+    def find_proposal(self, number: int) -> Proposal:
+        """Return the proposal of this number, for a workflow of the run's own or a nested one."""
+        return next(proposal for proposal in self.all_proposals if proposal.number == number)
+
 
 def answer_of(steps: Sequence[StepState]) -> Answer | None:
     """Return the answer of a workflow; None if its answering step is not done.

@@ -377,7 +377,7 @@ class DisclosureFacts:
 def disclosure_to_step(state: RunState, step: StepState, labels: frozenset[str]) -> DisclosureFacts:
     """Return the facts of a call for a step whose inputs are settled, with the labels of what the step reads."""
     return DisclosureFacts(
-        planned_by=_conductor_of(state, step),
+        planned_by=state.find_proposal(step.proposal).conductor,
         labels=labels,
         unseen=steps_without_output(state, step.access.steps),
         results=any(use.results for use in step.exchanges),
@@ -441,8 +441,3 @@ def _with_disclosure(state: RunState, fact: CallIntended, catalogs: Mapping[str,
         origin=disclosure.origin,
         region=region,
     )
-
-
-def _conductor_of(state: RunState, step: StepState) -> str:
-    """Return the kind of conductor that made the proposal of a step."""
-    return next(proposal.conductor for proposal in state.all_proposals if proposal.number == step.proposal)

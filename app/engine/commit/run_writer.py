@@ -185,7 +185,7 @@ class Consequences:
         state, terms = self.state, self.state.admitted.approval
         until = now + (terms.seconds if terms is not None else 0.0)
         self.lease = Lease("", until, until)
-        proposal = next(proposal for proposal in state.all_proposals if proposal.number == command.proposal)
+        proposal = state.find_proposal(command.proposal)
         seconds_left = max(state.turn.deadline - now, 0.0)
         return drafts.run_awaiting_approval(state, proposal, until, seconds_left, catalog, notifies=notifies)
 

@@ -194,12 +194,8 @@ async def estimate(catalog: Catalog, store: TenantStore, row: RunRow, history: H
     state = fold((await store.journal(row.id)).events)
     if state.approval_question is None:
         return None
-    proposal = _proposal(state, state.approval_question.proposal)
+    proposal = state.find_proposal(state.approval_question.proposal)
     return forecasts.estimate(await forecasts.of_proposal(catalog, store, state, proposal, history))
-
-
-def _proposal(state: RunState, number: int) -> Proposal:
-    return next(proposal for proposal in state.all_proposals if proposal.number == number)
 
 
 async def _approval_for(
@@ -230,7 +226,7 @@ async def approval_of(store: TenantStore, row: RunRow, *, reads: bool, own: bool
     question, terms = state.approval_question, state.admitted.approval
     if question is None or terms is None:
         return None
-    proposal = _proposal(state, question.proposal)
+    proposal = state.find_proposal(question.proposal)
     decision = find_decision(journal.events, question.digest)
     refs = _list_shown_refs(state.steps_of(proposal), decision, reads=reads, own=own)
     texts: Mapping[str, bytes] = {}

@@ -159,10 +159,6 @@ class _ExplainedRun:
         opened = self.openings.get(proposal)
         return opened is not None and opened.reasons
 
-    def proposal(self, number: int) -> Proposal:
-        """Return the proposal of this number."""
-        return next(proposal for proposal in self.state.all_proposals if proposal.number == number)
-
 
 def _refs(events: Sequence[Event]) -> set[str]:
     refs = {fact.why for fact in facts(events, PlanAccepted)}
@@ -337,7 +333,7 @@ def _steps(run: _ExplainedRun) -> list[Data]:
 
 def _step(run: _ExplainedRun, step: StepState, record: Data) -> Data:
     planned = run.plan_steps[step.n]
-    proposal = run.proposal(step.proposal)
+    proposal = run.state.find_proposal(step.proposal)
     asks_reasons = run.asks_reasons(step.proposal)
     by = find_decider(proposal, run.events)
     attempts = record["attempts"]
@@ -375,7 +371,7 @@ def _describe_seen(run: _ExplainedRun, step: StepState) -> Data:
 
 
 def _describe_withheld(run: _ExplainedRun, step: StepState, by: str) -> Data:
-    proposal = run.proposal(step.proposal)
+    proposal = run.state.find_proposal(step.proposal)
     siblings = [planned for planned in run.steps if planned.proposal == step.proposal]
     hidden = find_withheld(run.state, step, proposal, by, siblings)
     return {"user": hidden.user, "steps": list(hidden.steps), "by": hidden.by or None}
