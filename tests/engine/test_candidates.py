@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from app.core.pool.breaker import ENOUGH_SUCCESSES
-from app.core.pool.catalog import SPARED, Worker
+from app.core.pool.catalog import SILENT_SHARE, Worker
 from app.engine.calls.step_request import BACKOFF_SECONDS, Candidates
 from app.engine.worker_health import Health
 from app.errors import (
@@ -101,7 +101,7 @@ def test_a_worker_gets_all_of_the_time_if_no_other_could_answer_in_the_rest_of_i
         health.note_own_call(f"call {number}", BOB, "good", 1_000.0 - 5.0, None)
     candidates = Candidates(health, [ADA, BOB], 4, 0)
     assert not candidates.can_replace(ADA, 9.0), "5 s are more than the share that ada leaves"
-    assert candidates.can_replace(ADA, 5.1 / (1 - SPARED))
+    assert candidates.can_replace(ADA, 5.1 / (1 - SILENT_SHARE))
     assert candidates.can_replace(BOB, 9.0)
     assert not Candidates(health, [ADA, BOB], 1, 0).can_replace(BOB, 9.0), "there is one attempt"
 

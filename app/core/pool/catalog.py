@@ -16,15 +16,15 @@ from app.core.records import record
 WireFormat = Literal["openai", "responses", "anthropic", "gemini", "rehearsal", "embeddings"]
 Auth = Literal["key", "api-key", "azure", "aws", "google"]
 MILLION = 1_000_000
-FIRST = 120.0
+FIRST_BYTE_SECONDS = 120.0
 """Seconds to the first byte, where the pool file does not say otherwise."""
 PATIENCE_SHARE, PATIENCE_SECONDS = 1 / 9, 10.0
 """The share of a tier's time, and the least seconds, for which a worker may be silent while there is another one."""
 TOKENS_A_SECOND = 25.0
 """The speed at which a worker is expected to write a reply that comes in one piece, if its card does not say."""
-FAIR = 0.25
-"""The share of its own deadline that a worker must have been granted before being late speaks against it."""
-SPARED = 0.6
+FAIR_SHARE = 0.25
+"""The least share of a worker's own deadline that a call must have been granted before being late counts against it."""
+SILENT_SHARE = 0.6
 """The share of a run's time that a worker may be silent for, where another could still take over."""
 
 
@@ -134,7 +134,7 @@ class Deadlines:
     takes."""
 
     connect: float = 5.0
-    first: float = FIRST
+    first: float = FIRST_BYTE_SECONDS
     gap: float = 60.0
     total: float = 1_800.0
     exact: bool = False
@@ -149,7 +149,11 @@ class Deadlines:
         They are a ninth of those, so 20 s of 180 s; then the `writing` of a reply that comes in one piece. A `first`
         that the pool file sets is taken as it is.
         """
-        first = self.first if self.first != FIRST else min(max(seconds * PATIENCE_SHARE, PATIENCE_SECONDS), FIRST)
+        first = (
+            self.first
+            if self.first != FIRST_BYTE_SECONDS
+            else min(max(seconds * PATIENCE_SHARE, PATIENCE_SECONDS), FIRST_BYTE_SECONDS)
+        )
         return first + writing
 
     def within(self, remaining_seconds: float, *, live: bool, spare: bool, patience: float = inf) -> "Deadlines":
@@ -159,7 +163,7 @@ class Deadlines:
         A reply that is not `live` says nothing until it is complete, so its first byte may take as long as all of it.
         """
         own = self.first if live else self.total
-        first = min(own, remaining_seconds * SPARED) if spare else min(own, remaining_seconds)
+        first = min(own, remaining_seconds * SILENT_SHARE) if spare else min(own, remaining_seconds)
         exact = spare and patience < first
         if exact:
             first = patience
@@ -179,9 +183,11 @@ class Deadlines:
         talking. `seconds` is what the call took, `silence` how long nothing had come at its end, `patience` as in
         `within`.
         """
-        if call_deadlines.first < min(FAIR * self.first, patience):
+        if call_deadlines.first < min(FAIR_SHARE * self.first, patience):
             return False
-        return not (call_deadlines.total <= seconds and call_deadlines.total < self.total and silence < FAIR * self.gap)
+        return not (
+            call_deadlines.total <= seconds and call_deadlines.total < self.total and silence < FAIR_SHARE * self.gap
+        )
 
 
 @record(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from app.core.message.response_format import (
     json_mode_suffices,
 )
 from app.core.pool.breaker import NO_TIME, SHORTEST_ANSWER_SECONDS, Place
-from app.core.pool.catalog import SPARED, Limits, ProviderSpec, Worker
+from app.core.pool.catalog import SILENT_SHARE, Limits, ProviderSpec, Worker
 from app.core.pool.policy import UNPAID
 from app.core.records import copy_with, record
 from app.core.run.progress import gives_answer, parent_of
@@ -315,7 +315,7 @@ class Candidates:
         left, and answer in the rest of them."""
         if not self.spare:
             return False
-        rest_seconds = seconds_left * (1 - SPARED)
+        rest_seconds = seconds_left * (1 - SILENT_SHARE)
         for other in self._workers:
             if other.name != worker.name and self._health.least_answer_seconds(other) <= rest_seconds:
                 return True
