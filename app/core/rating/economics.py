@@ -20,7 +20,8 @@ from app.core.run.events import Event, Json
 from app.core.run.kinds import TERMINAL, Kind
 
 Success = Literal["feedback", "graders", "signals"]
-KINDS: Mapping[str, FeedbackKind] = {"feedback": "explicit", "graders": "grader"}
+RATING_KINDS: Mapping[str, FeedbackKind] = {"feedback": "explicit", "graders": "grader"}
+"""The kind of ratings that a success is judged by; `signals` are no ratings."""
 DEFINITIONS: Mapping[Success, str] = {
     "feedback": "The mean of the latest score from each source of callers' feedback is at least the threshold; a run "
     "without such a score has no verdict.",
@@ -29,16 +30,18 @@ DEFINITIONS: Mapping[Success, str] = {
     "signals": "The run has an answer, and its caller neither stopped it nor asked the same again (`baton grade "
     "--signs`); a run that ended without an answer for another reason has no verdict.",
 }
-SPARED = (
+SPARED_METHOD = (
     "For each call of a step that succeeded: the output tokens, without reasoning, of the earlier steps of the same "
     "plan that were done and are not in its access list; and, where `user` is not in it and the plan is not nested, "
     "the input tokens of the run's first such call whose access list was `user` alone."
 )
-CHEAPEST = (
+"""How a report measures the tokens that access lists kept out of calls."""
+CHEAPEST_METHOD = (
     "For each run: the least that the calls of its steps would have cost at the price of one worker of its pool, with "
     "the tokens that they had, cached ones included, by the pool's snapshot at its admission; planning is left out."
 )
-READ = frozenset(
+"""How a report finds the least cost of a run's calls."""
+REPORTED_KINDS = frozenset(
     {
         Kind.ADMITTED,
         Kind.PLAN_OPENED,
@@ -55,19 +58,20 @@ READ = frozenset(
     }
 )
 """The kinds of events that a report needs."""
-HARMLESS = ("ok", "cancelled")
+OUTCOMES_WITHOUT_FAILURE = ("ok", "cancelled")
 """The outcomes of calls that are no failures."""
 GROUPINGS = ("tier", "tenant", "key", "user", "worker", "topology", "week")
 METADATA = "metadata."
 """The beginning of a grouping by a field of the requests' metadata."""
 DEAREST_PERCENT = 20
+"""The share of all runs that count as the dearest."""
 MOST_GROUPS = 10_000
 """The most groups of one grouping."""
 MOST_CLUSTERS = 1_000
 """The most clusters of failures that are shown."""
 EXAMPLES = 3
 """The most runs that are named as examples of a cluster."""
-STEPS_SHOWN = 5
+COUNTED_TO = 5
 """The number of steps, rounds or failed calls from which on runs have the same feature."""
 Prices = Mapping[str, Price]
 """The prices of a pool's workers by their names."""
@@ -79,7 +83,7 @@ class TooManyGroups(Exception):
 
 @record(frozen=True, slots=True)
 class JournaledRun:
-    """A run as a report reads it. `events` has at least the events of the kinds in `READ`, in their order."""
+    """A run as a report reads it. `events` has at least the events of the kinds in `REPORTED_KINDS`, in their order."""
 
     id: str
     tenant: str
@@ -220,7 +224,7 @@ def verdict(run: JournaledRun, request: ReportOptions) -> bool | None:
     if request.success == "signals":
         answered = True if run.state == "succeeded" else None
         return False if _signs(run) else answered
-    scores = _scores(run, KINDS[request.success])
+    scores = _scores(run, RATING_KINDS[request.success])
     if not scores:
         return None
     return sum(scores.values()) / len(scores) >= request.threshold
@@ -230,7 +234,7 @@ def sources(run: JournaledRun, request: ReportOptions) -> Collection[str]:
     """Return the names of the sources that a verdict goes by: those of scores, or the signs in what the caller did."""
     if request.success == "signals":
         return _signs(run)
-    return _scores(run, KINDS[request.success])
+    return _scores(run, RATING_KINDS[request.success])
 
 
 def _scores(run: JournaledRun, kind: FeedbackKind) -> Mapping[str, float]:
@@ -245,13 +249,15 @@ def _signs(run: JournaledRun) -> Collection[str]:
 
 
 def _up_to(number: int) -> str:
-    if number >= STEPS_SHOWN:
-        return f"{STEPS_SHOWN} or more"
+    if number >= COUNTED_TO:
+        return f"{COUNTED_TO} or more"
     return str(number)
 
 
 def _features(run: JournaledRun, account: _RunAccount) -> tuple[tuple[str, str], ...]:
-    failed = [call for call in account.step_calls if call.outcome and call.outcome["outcome"] not in HARMLESS]
+    failed = [
+        call for call in account.step_calls if call.outcome and call.outcome["outcome"] not in OUTCOMES_WITHOUT_FAILURE
+    ]
     return (
         ("tier", run.tier),
         ("topology", run.topology or "none"),
@@ -387,7 +393,7 @@ class _AccessLists:
     def to_json(self) -> dict[str, Any]:
         spared = self.outputs + self.conversations
         return {
-            "method": SPARED,
+            "method": SPARED_METHOD,
             "calls": self.calls,
             "input_tokens": self.input,
             "spared_tokens": spared,
@@ -433,7 +439,7 @@ class _Cheapest:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "method": CHEAPEST,
+            "method": CHEAPEST_METHOD,
             "runs": self.runs,
             "runs_without_prices": self.unpriced,
             "cost_usd": self.usd / MILLION,
@@ -445,8 +451,8 @@ class _Cheapest:
 
 @record(frozen=True, slots=True)
 class CheapestComparison:
-    """The cost of the calls of a run's steps, and the least that they would have cost (`CHEAPEST`), in micro-dollars,
-    with the worker at whose price that is."""
+    """The cost of the calls of a run's steps, and the least that they would have cost (`CHEAPEST_METHOD`), in
+    micro-dollars, with the worker at whose price that is."""
 
     usd: int
     least: int
@@ -532,7 +538,7 @@ class _Failures:
 def _failure(run: JournaledRun, account: _RunAccount, kind: Kind, body: Json) -> _Failure | None:
     """Return the failure that an event stands for, if it does for one. A call that was cancelled is none."""
     topology = run.topology or "none"
-    if kind is Kind.CALL_FINISHED and body["outcome"] not in HARMLESS:
+    if kind is Kind.CALL_FINISHED and body["outcome"] not in OUTCOMES_WITHOUT_FAILURE:
         call = account.calls.get(body["call"])
         cause = str(body.get("error") or body["outcome"])
         shape = (topology, account.position(body["n"]), call.worker if call is not None else "")
@@ -602,7 +608,7 @@ class Report:
         failures, left_out = self._failures.list_largest()
         return {
             "success": self._wanted.success,
-            "threshold": self._wanted.threshold if self._wanted.success in KINDS else None,
+            "threshold": self._wanted.threshold if self._wanted.success in RATING_KINDS else None,
             "definition": DEFINITIONS[self._wanted.success],
             "sources": dict(sorted(self._sources.items())),
             "left_out": {

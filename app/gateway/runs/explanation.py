@@ -12,7 +12,7 @@ from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import MILLION, Worker
 from app.core.pool.policy import EJECTED, decided_by
 from app.core.pool.snapshot import restore_catalog
-from app.core.rating.economics import CHEAPEST, compare_with_cheapest
+from app.core.rating.economics import CHEAPEST_METHOD, compare_with_cheapest
 from app.core.records import record
 from app.core.run.caller_view import dollars
 from app.core.run.events import (
@@ -414,7 +414,7 @@ def _cost(run: _ExplainedRun) -> Data:
         "cheapest_usd": None,
         "difference_usd": None,
         "dearer": None,
-        "method": CHEAPEST,
+        "method": CHEAPEST_METHOD,
     }
     cheapest = compare_with_cheapest(run.state.admitted.pool, run.events, prices)
     if cheapest is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import orjson
 from sqlalchemy import Connection, bindparam, select
 
-from app.core.rating.economics import READ, JournaledRun
+from app.core.rating.economics import REPORTED_KINDS, JournaledRun
 from app.core.rating.feedback import Feedback
 from app.core.records import copy_with
 from app.core.run.events import Event, Kind
@@ -46,7 +46,7 @@ def journaled_runs(conn: Connection, query: RunQuery) -> tuple[JournaledRun, ...
 
 def _events(conn: Connection, names: Sequence[str]) -> Mapping[str, list[Event]]:
     events_by_run: defaultdict[str, list[Event]] = defaultdict(list)
-    conditions = (EVENTS.c.run.in_(names), EVENTS.c.kind.in_(sorted(kind.value for kind in READ)))
+    conditions = (EVENTS.c.run.in_(names), EVENTS.c.kind.in_(sorted(kind.value for kind in REPORTED_KINDS)))
     columns = (EVENTS.c.run, EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
     for run, seq, kind, at, body in conn.execute(
         select(*columns).where(*conditions).order_by(EVENTS.c.run, EVENTS.c.seq)
