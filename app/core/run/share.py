@@ -10,8 +10,8 @@ from app.core.plan.pricing import FRAME_BYTES, SUBTASK_BYTES, least_price, step_
 from app.core.pool.catalog import Amount, Worker
 from app.core.run.state import RunState, StepState
 
-WIDE = 2
-"""Bytes that are reckoned for each character of an answer that is there."""
+BYTES_A_CHARACTER = 2
+"""Bytes that are reckoned for each character of an earlier output."""
 
 
 def share(
@@ -53,7 +53,7 @@ def _amount_for_step(state: RunState, step: StepState, workers: Mapping[str, Wor
     size = question if step.access.user or step.inherits else 0
     for n in step.access.steps:
         earlier = state.steps[n]
-        size += WIDE * earlier.chars + SUBTASK_BYTES if earlier.settled else step_bytes_at_floor(floor)
+        size += BYTES_A_CHARACTER * earlier.chars + SUBTASK_BYTES if earlier.settled else step_bytes_at_floor(floor)
     if step.subtask or step.access.steps:
         size += SUBTASK_BYTES + FRAME_BYTES
     return least_price(worker, size, floor)
