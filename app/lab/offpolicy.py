@@ -29,8 +29,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from app.core.rating.intervals import LEAST as LEAST_VALUES
-from app.core.rating.intervals import half_width, sample_size
+from app.core.rating.intervals import LEAST_VALUES, NORMAL_QUANTILE, half_width, sample_size
 
 VERSION = "offpolicy-2"
 CAP = 20.0
@@ -45,8 +44,6 @@ SELECTION = 2.0
 """The factor between the odds of being rated under which `ahead` is bounded."""
 MOST_SELECTION = 20.0
 """The largest factor that is looked for."""
-WIDE = 1.96
-"""Standard errors to either end of a 95 % interval."""
 
 Policy = Mapping[str, float]
 """The probability of each arm in one decision; arms that are left out have none."""
@@ -261,13 +258,13 @@ class Log:
 def mean(values: Sequence[float], doubt: float = 0.0) -> Estimate:
     """Return the mean of at least one value, with the normal interval; `doubt` is a standard error of another kind."""
     value, error = _mean_and_error(values)
-    margin = WIDE * math.hypot(error, doubt)
+    margin = NORMAL_QUANTILE * math.hypot(error, doubt)
     return Estimate(value, value - margin, value + margin)
 
 
 def anytime_estimate(values: Sequence[float], clusters: Sequence[int], doubt: float = 0.0) -> Estimate:
     """Return the mean of values with the interval that holds at all times; `doubt` is a standard error of another kind.
-    The interval is infinite for fewer clusters than `intervals.LEAST`."""
+    The interval is infinite for fewer clusters than `intervals.LEAST_VALUES`."""
     value = fmean(values)
     count = max(clusters) + 1
     width = half_width(count)
@@ -386,7 +383,7 @@ def _self_normalised_mean(weights: Sequence[float], rewards: Sequence[float]) ->
         return Estimate(0.0, -math.inf, math.inf)
     value = _dot(weights, rewards) / total
     squared_residuals = [(w * (r - value)) ** 2 for w, r in zip(weights, rewards, strict=True)]
-    margin = WIDE * math.sqrt(sum(squared_residuals)) / total
+    margin = NORMAL_QUANTILE * math.sqrt(sum(squared_residuals)) / total
     return Estimate(value, value - margin, value + margin)
 
 

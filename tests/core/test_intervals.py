@@ -4,7 +4,7 @@ import math
 from random import Random
 
 from app.core.rating.intervals import (
-    LEAST,
+    LEAST_VALUES,
     by_cluster,
     half_width,
     mean,
@@ -46,7 +46,7 @@ def test_pairs_that_agree_do_not_make_an_interval_of_no_width() -> None:
 
 
 def test_nothing_is_claimed_of_few_costs() -> None:
-    assert mean([1.0] * (LEAST - 1)).high == math.inf
+    assert mean([1.0] * (LEAST_VALUES - 1)).high == math.inf
     assert ratio([1.0] * 3, [2.0] * 3).high == math.inf  # type: ignore[union-attr]
     assert ratio([0.0] * 3, [1.0] * 3) is None
     assert ratio_apart([0.0] * 3, [1.0] * 3) is None
@@ -73,6 +73,6 @@ def test_the_number_of_values_that_a_margin_needs() -> None:
     enough = sample_size(1.0, 0.1)
     assert enough is not None
     assert half_width(enough) <= 0.1 < half_width(enough - 1)
-    assert sample_size(0.0, 0.1) == LEAST
+    assert sample_size(0.0, 0.1) == LEAST_VALUES
     assert sample_size(1.0, 0.0) is None
     assert sample_size(1.0, 1e-9) is None

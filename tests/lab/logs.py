@@ -18,9 +18,9 @@ from statistics import mean, stdev
 from typing import Any
 from zlib import crc32
 
-from app.core.rating.intervals import half_width
+from app.core.rating.intervals import NORMAL_QUANTILE, half_width
 from app.lab import offpolicy
-from app.lab.offpolicy import WIDE, Estimate, Log, LoggedOutcome, Model, Policy, Report
+from app.lab.offpolicy import Estimate, Log, LoggedOutcome, Model, Policy, Report
 from app.lab.outcome import outcome
 from app.lab.plans import Plan, PlanStep
 from app.lab.world import Setting, standard_pool
@@ -230,7 +230,7 @@ def shares_held_at_all_looks(repeats: int, looks: Sequence[int], seed: int = 0) 
 def _of_one_look(report: Report) -> Estimate:
     """The advantage with the normal interval."""
     half = (report.ahead.high - report.ahead.low) / 2
-    wide = half * WIDE / (half_width(report.clusters) * math.sqrt(report.clusters))
+    wide = half * NORMAL_QUANTILE / (half_width(report.clusters) * math.sqrt(report.clusters))
     return Estimate(report.ahead.value, report.ahead.value - wide, report.ahead.value + wide)
 
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from app.core.pool.catalog import CalibrationResult, Catalog, Worker
 from app.core.pool.snapshot import seal_catalog
+from app.core.rating.intervals import NORMAL_QUANTILE
 from app.core.records import record
 
 SOURCE = "calibration"
 """The source of such ratings among the ratings of runs."""
-WIDE = 1.96
 
 
 @record(frozen=True, slots=True)
@@ -66,9 +66,10 @@ class Rate:
         """Return the ends of the interval, which are 0 and 1 before the first trial."""
         if not self.tried:
             return (0.0, 1.0)
-        square = WIDE * WIDE / self.tried
+        square = NORMAL_QUANTILE * NORMAL_QUANTILE / self.tried
         centre = (self.value + square / 2) / (1 + square)
-        half = WIDE / (1 + square) * math.sqrt(self.value * (1 - self.value) / self.tried + square / self.tried / 4)
+        deviation = math.sqrt(self.value * (1 - self.value) / self.tried + square / self.tried / 4)
+        half = NORMAL_QUANTILE / (1 + square) * deviation
         return (max(0.0, centre - half), min(1.0, centre + half))
 
 

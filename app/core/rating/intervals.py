@@ -4,7 +4,7 @@ soon as one allows it (confidence sequences). Each holds the truth with probabil
 bounded ..... the mean of values within a known range: the empirical Bernstein sequence with predictable weights of
               Waudby-Smith and Ramdas (2024, theorem 2), which holds for any number of values
 mean ........ the mean of values without bounds, such as costs: the asymptotic sequence of Waudby-Smith, Arbour, Sinha,
-              Kennedy and Ramdas (2021), which holds approximately, so that it is infinite below `LEAST` values
+              Kennedy and Ramdas (2021), which holds approximately, so that it is infinite below `LEAST_VALUES` values
 ratio ....... the relative difference of two means of the same pairs, by Fieller's theorem on that sequence
 apart ....... the difference, or relative difference, of two means of different runs: both hold with 0.975
 
@@ -20,11 +20,13 @@ from app.core.records import record
 
 LEVEL = 0.05
 """The probability of an interval that does not hold."""
-LEAST = 20
+LEAST_VALUES = 20
 """Values below which the asymptotic intervals are infinite."""
+NORMAL_QUANTILE = 1.96
+"""Standard deviations from the mean to either end of a 95 % interval of a normal distribution."""
 TUNED_FOR = 300
 """The number of values at which the asymptotic sequence is narrowest."""
-BOLDEST = 0.5
+LARGEST_WEIGHT = 0.5
 """The largest weight of a value in the empirical Bernstein sequence."""
 MOST_NEEDED = 10_000_000
 """The most values that `sample_size` reports: nobody waits for more."""
@@ -59,7 +61,7 @@ def mean_of_bounded(values: Sequence[float], low: float, high: float, level: flo
     lower, upper = 0.0, 1.0
     for count, value in enumerate([(value - low) / scale for value in values], start=1):
         before = total / count
-        weight = min(math.sqrt(2 * log_level / (squares * math.log(count + 1))), BOLDEST)
+        weight = min(math.sqrt(2 * log_level / (squares * math.log(count + 1))), LARGEST_WEIGHT)
         weights += weight
         weighted += weight * value
         spent += (value - before) ** 2 * (-math.log1p(-weight) - weight)
@@ -72,7 +74,7 @@ def mean_of_bounded(values: Sequence[float], low: float, high: float, level: flo
 
 def half_width(count: int, level: float = LEVEL) -> float:
     """Return half of the width of the asymptotic sequence after so many values, in standard deviations."""
-    if count < LEAST:
+    if count < LEAST_VALUES:
         return math.inf
     tuning = (-2 * math.log(level) + math.log(-2 * math.log(level) + 1)) / TUNED_FOR
     scaled = count * tuning + 1
@@ -139,14 +141,14 @@ def sample_size(spread: float, margin: float, width: float = 0.0) -> int | None:
     of one; None if it is more than `MOST_NEEDED`.
 
     `width` is that of the range of bounded values. Their interval is not shorter than so many of them allow even where
-    all are equal, because each has the weight `BOLDEST` at most.
+    all are equal, because each has the weight `LARGEST_WEIGHT` at most.
     """
     if margin <= 0:
         return None
-    least = math.ceil(width * math.log(2 / LEVEL) / (BOLDEST * margin))
+    least = math.ceil(width * math.log(2 / LEVEL) / (LARGEST_WEIGHT * margin))
     if least > MOST_NEEDED:
         return None
-    low, high = LEAST, LEAST
+    low, high = LEAST_VALUES, LEAST_VALUES
     while half_width(high) * spread > margin:
         low, high = high, high * 2
         if high > MOST_NEEDED:
