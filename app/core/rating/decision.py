@@ -145,4 +145,4 @@ def draw_arm(candidates: Mapping[str, float], luck: float) -> str:
         luck -= probability
         if luck < 0:
             return name
-    return max(candidates, key=lambda name: candidates[name])  # rounding has left a crumb
+    return max(candidates, key=lambda name: candidates[name])  # rounding has left their sum a little below 1

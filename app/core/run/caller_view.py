@@ -368,7 +368,7 @@ def already_answered_error() -> InvalidRequest:
 
 
 def _all_open_steps_see_user(state: RunState) -> bool:
-    """Return true if every step that is not settled waits for results and may see what the user says now."""
+    """Return whether every step that is not settled waits for results and may see what the user says now."""
     open_steps = [step for step in state.current_steps if not step.settled]
     return all(step.state == "awaiting_tool" and step.access.user for step in open_steps)
 

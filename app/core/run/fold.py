@@ -318,7 +318,7 @@ def _on_awaiting(state: RunState, fact: RunAwaitingTool) -> Changes:
 
 def _on_resumed(state: RunState, fact: RunResumed) -> Changes:
     if state.state != "awaiting_tool":
-        raise ValueError("the run waits for nothing")
+        raise ValueError("the run waits for no tool results")
     turn = Turn(
         number=state.turn.number + 1,
         deadline=fact.deadline,

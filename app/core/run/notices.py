@@ -75,7 +75,7 @@ def _of_turn(name: str, turn: int) -> str:
 
 
 def needs_notice(wire: Mapping[str, Any]) -> bool:
-    """Return true if the end of a turn is sent to the webhook: it is a background turn, for which no connection is
+    """Return whether the end of a turn is sent to the webhook: it is a background turn, for which no connection is
     open."""
     return wire.get("format") == "responses" and bool(wire.get("background"))
 

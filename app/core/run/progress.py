@@ -434,7 +434,7 @@ def parent_of(state: RunState, step: StepState) -> StepState | None:
 
 
 def gives_answer(state: RunState, step: StepState) -> bool:
-    """Return true if the output of the step becomes the answer of its round: it answers, and so does every step around
+    """Return whether the output of the step becomes the answer of its round: it answers, and so does every step around
     it."""
     if not step.answers:
         return False
@@ -453,7 +453,7 @@ def nesting_depth(state: RunState, parent: int | None) -> int:
 
 
 def may_nest(state: RunState, parent: int | None) -> bool:
-    """Return true if a plan for `parent` (None: for the run itself) may name the conductor."""
+    """Return whether a plan for `parent` (None: for the run itself) may name the conductor."""
     return nesting_depth(state, parent) < state.admitted.limits.depth
 
 
