@@ -1,11 +1,13 @@
 """Rules of the pool file: decisions, and proofs about a change, against an evaluator that shares no code."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
+from app.core.pool.catalog import ConductorSpec, ShadowSpec
 from app.core.pool.policy import exclusion
-from app.core.pool.policy_change import MOST_LABELS, widenings
+from app.core.pool.policy_change import MOST_LABELS, recipients, widenings
 from app.core.pool.rules import Match, Reading, Rule
 from app.core.pool.snapshot import restore_catalog, snapshot
 from app.errors import ConfigInvalid
@@ -31,6 +33,27 @@ def test_every_widening_has_a_true_witness(seed: int) -> None:
 def test_no_widening_is_invented(seed: int) -> None:
     for old, new in policies.changes(random.Random(f"narrowings {seed}"), 20, widen=False):
         assert list(widenings(old, new)) == []
+
+
+@pytest.mark.parametrize("conducts", [True, False])
+def test_a_shadow_shows_requests_to_those_who_carry_it_out(conducts: bool) -> None:
+    old = policies.pool(random.Random("shadows"), workers=2)
+    model = ConductorSpec("model", worker="w1") if conducts else ConductorSpec("fixed")
+    mini = replace(old.tiers["mini"], pool=("w0",), fallback="w0", conductor=ConductorSpec("fixed"))
+    ultra = replace(mini, name="ultra", pool=("w1",), fallback="w1", conductor=model)
+    old = replace(old, tiers={"mini": mini, "ultra": ultra})
+
+    def shown(shadow: ShadowSpec) -> list[tuple[str, str, str]]:
+        new = replace(old, tiers={"mini": replace(mini, shadow=shadow), "ultra": ultra})
+        assert list(widenings(new, old)) == list(widenings(new, new)) == []
+        assert {(who.role, who.worker) for who in recipients(new, new.tiers["mini"])} >= {("worker", "w0")}
+        return [(found.tier, found.recipient.role, found.recipient.worker) for found in widenings(old, new)]
+
+    conducting = [("mini", "conductor", "w1")] if conducts else []
+    assert shown(ShadowSpec(0.1, worker="w1")) == [("mini", "worker", "w1")]
+    assert shown(ShadowSpec(0.1, tier="ultra")) == [("mini", "worker", "w1"), *conducting]
+    assert shown(ShadowSpec(0.1, tier="ultra", mode="plan")) == conducting
+    assert shown(ShadowSpec(0.1, conductor="w0-2")) == []
 
 
 def test_more_labels_are_never_shown_to_more_workers() -> None:

@@ -4,17 +4,20 @@ The space is finite and is enumerated: every set of the labels that either file 
 recipient. Labels that neither file names need no enumeration, because nobody is cleared for them. Where a file names
 sources (`rules.py`), every set of those is enumerated as well.
 
+The recipients of a tier are those of its own runs, and those who carry out the shadows of these runs.
+
 Two things are compared: what a recipient may read itself, and what it may be shown of that which others make of a
 conversation with these labels. So a new worker that declassifies labels is a widening if it brings anybody to see what
 is derived from them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 
 from app.core.pool.catalog import Catalog, Tier, Worker
 from app.core.pool.policy import exclusion
 from app.core.pool.rules import CALLER, CONDUCTOR, SOURCES, STEP, Reading
+from app.core.pool.serving import definition
 from app.core.records import record
 from app.errors import ConfigInvalid
 
@@ -61,6 +64,27 @@ def labels_of(*catalogs: Catalog) -> tuple[str, ...]:
 
 def recipients(catalog: Catalog, tier: Tier) -> Mapping[Recipient, Worker]:
     """Return everybody who may be shown the tier's requests, each in its role."""
+    everybody: dict[Recipient, Worker] = {}
+    for group in _groups_of_recipients(catalog, tier):
+        everybody.update(group)
+    return everybody
+
+
+def _groups_of_recipients(catalog: Catalog, tier: Tier) -> list[Mapping[Recipient, Worker]]:
+    """Return the recipients of the tier's own runs, and those of the shadows of these runs where it has a shadow. What
+    the ones write is not shown to the others."""
+    groups = [_recipients_of(catalog, tier)]
+    shadow = tier.shadow
+    subject = definition(catalog, tier, shadow.subject) if shadow is not None else None
+    if shadow is None or subject is None:  # a version of the tier's own conductor is no further recipient
+        return groups
+    group = _recipients_of(catalog, subject)
+    if shadow.mode == "plan":
+        group = {recipient: worker for recipient, worker in group.items() if recipient.role != "worker"}
+    return [*groups, group]
+
+
+def _recipients_of(catalog: Catalog, tier: Tier) -> Mapping[Recipient, Worker]:
     conductor = tier.conductor
     roles = [("worker", name) for name in (*tier.pool, tier.fallback)]
     if conductor.worker is not None:
@@ -93,29 +117,20 @@ def widenings(old: Catalog, new: Catalog) -> Iterator[Widening]:
     """Yield one witness, with as few labels as possible, for each tier and recipient that is shown more.
 
     If nothing is yielded, it is proved that nobody is shown more. A tier that the old file does not have is compared
-    with all of the old file's tiers together. Raises `ConfigInvalid` for more than `MOST_LABELS` labels.
+    with all of the old file's tiers. Raises `ConfigInvalid` for more than `MOST_LABELS` labels.
     """
     bits = Bits(labels_of(old, new))
-    readers_by_old_tier = {name: _readers(bits, old, tier) for name, tier in old.tiers.items()}
+    readers_by_old_tier = {name: _groups_of_readers(bits, old, tier) for name, tier in old.tiers.items()}
+    all_old_readers = list(chain.from_iterable(readers_by_old_tier.values()))
     derives = _derives(old) or _derives(new)
     for name, tier in new.tiers.items():
-        old_readers = list(readers_by_old_tier.values())
-        if name in readers_by_old_tier:
-            old_readers = [readers_by_old_tier[name]]
-        readers = _readers(bits, new, tier)
-        if any(_same(readers, earlier) for earlier in old_readers):
-            continue
-        unwitnessed: list[Recipient] = []
-        for recipient, permissions in readers.items():
-            earlier_permissions = _permissions_of(recipient, old_readers)
-            witness = _witness(bits, recipient.role, permissions, earlier_permissions)
-            if witness is not None:
-                reason = _reason(earlier_permissions, bits.reading(witness))
-                yield Widening(name, recipient, bits.names(witness), reason)
-            elif recipient.role == "worker" and derives:
-                unwitnessed.append(recipient)
-        if unwitnessed:
-            yield from _find_widenings_of_derived(bits, name, unwitnessed, readers, old_readers)
+        old_readers = readers_by_old_tier.get(name, all_old_readers)
+        witnessed: set[Recipient] = set()
+        for readers in _groups_of_readers(bits, new, tier):
+            for widening in _find_widenings(bits, name, readers, old_readers, derives=derives):
+                if widening.recipient not in witnessed:
+                    witnessed.add(widening.recipient)
+                    yield widening
 
 
 class Bits:
@@ -170,9 +185,14 @@ class Permissions:
 Readers = Mapping[Recipient, Permissions]
 
 
-def _readers(bits: Bits, catalog: Catalog, tier: Tier) -> Readers:
+def _groups_of_readers(bits: Bits, catalog: Catalog, tier: Tier) -> list[Readers]:
+    """Return the permissions of everybody in each of the tier's groups of recipients."""
+    return [_readers(bits, group) for group in _groups_of_recipients(catalog, tier)]
+
+
+def _readers(bits: Bits, group: Mapping[Recipient, Worker]) -> Readers:
     readers: dict[Recipient, Permissions] = {}
-    for recipient, worker in recipients(catalog, tier).items():
+    for recipient, worker in group.items():
         uncleared = bits.labels & ~bits.of(worker.card.cleared)
         bars = tuple([bits.of(bar.labels) for bar in worker.bars])
         inherited = bits.labels & ~bits.of(worker.declassifies)
@@ -205,6 +225,25 @@ def _derives(catalog: Catalog) -> bool:
     return any(not rule.labels.isdisjoint(SOURCES) for rule in catalog.rules)
 
 
+def _find_widenings(
+    bits: Bits, tier: str, readers: Readers, old_readers: Sequence[Readers], *, derives: bool
+) -> Iterator[Widening]:
+    """Yield a witness for each of these recipients of a tier that is shown more than any of the old ones."""
+    if any(_same(readers, earlier) for earlier in old_readers):
+        return
+    unwitnessed: list[Recipient] = []
+    for recipient, permissions in readers.items():
+        earlier_permissions = _permissions_of(recipient, old_readers)
+        witness = _witness(bits, recipient.role, permissions, earlier_permissions)
+        if witness is not None:
+            reason = _reason(earlier_permissions, bits.reading(witness))
+            yield Widening(tier, recipient, bits.names(witness), reason)
+        elif recipient.role == "worker" and derives:
+            unwitnessed.append(recipient)
+    if unwitnessed:
+        yield from _find_widenings_of_derived(bits, tier, unwitnessed, readers, old_readers)
+
+
 def _witness(bits: Bits, role: str, permissions: Permissions, earlier_permissions: Sequence[Permissions]) -> int | None:
     """Return the smallest set of labels and sources that a recipient may read now and might not read before; None if
     there is none. Conductors and embedders always read the conversation."""
@@ -223,25 +262,25 @@ def _find_widenings_of_derived(
     remaining = list(recipients)
     for labels in _subsets(bits.labels):
         derivations = _derivations(bits, readers, labels)
-        old_derivations: set[int] = set()
-        for earlier_readers in old_readers:
-            old_derivations.update(_derivations(bits, earlier_readers, labels))
+        old_derivations = [_derivations(bits, earlier_readers, labels) for earlier_readers in old_readers]
         for recipient in tuple(remaining):
-            earlier_permissions = _permissions_of(recipient, old_readers)
-            readable = _first_readable(derivations, [readers[recipient]])
-            if readable is None or _first_readable(old_derivations, earlier_permissions) is not None:
+            readable = _first_readable(derivations, readers, recipient)
+            pairs = zip(old_derivations, old_readers, strict=True)
+            readable_before = [_first_readable(texts, earlier, recipient) for texts, earlier in pairs]
+            if readable is None or any(bit_set is not None for bit_set in readable_before):
                 continue
             remaining.remove(recipient)
+            earlier_permissions = _permissions_of(recipient, old_readers)
             reason = _reason(earlier_permissions, bits.reading(labels | bits.of({CALLER})))
             through = tuple([author.worker.name for author in derivations[readable]])
             yield Widening(tier, recipient, bits.names(labels), reason or "nothing of it was shown to it", through)
 
 
-def _first_readable(bit_sets: Iterable[int], permissions: Sequence[Permissions]) -> int | None:
-    """Return the first of these sets that any of the permissions lets its holder read; None if there is none."""
-    for bit_set in bit_sets:
-        if any(holder.may_read(bit_set) for holder in permissions):
-            return bit_set
+def _first_readable(bit_sets: Iterable[int], readers: Readers, recipient: Recipient) -> int | None:
+    """Return the first of these sets that a recipient may read; None if there is none, or if it is none of these
+    readers."""
+    if recipient in readers:
+        return next((bit_set for bit_set in bit_sets if readers[recipient].may_read(bit_set)), None)
     return None
 
 
