@@ -33,7 +33,7 @@ INCOMPLETE = "an outcome of some model is missing"
 LEAST_ROWS = 20
 """The least number of prompts that can be split into training and held-out ones."""
 FORMATS = (
-    'give "prompt" with "outcomes", or "prompt" with "model" and "score" (deploy/docs/learning.md has the formats)'
+    'give "prompt" with "outcomes", or "prompt" with "model" and "score" (deploy/docs/offpolicy.md has the formats)'
 )
 MOST_CHARS = 1 << 24
 """The length of the longest field of a CSV file that is read."""

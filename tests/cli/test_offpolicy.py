@@ -20,8 +20,8 @@ from tests.deploy.test_readme import blocks
 from tests.harness.in_process import finish, order, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 
-LEARNING = (Path(__file__).resolve().parents[2] / "deploy" / "docs" / "learning.md").read_text()
-[DOCUMENTED] = [block for block in blocks("sh", LEARNING) if "offpolicy" in block]
+GUIDE = (Path(__file__).resolve().parents[2] / "deploy" / "docs" / "offpolicy.md").read_text()
+[DOCUMENTED] = [block for block in blocks("sh", GUIDE) if "offpolicy" in block]
 RUNS = 12
 DRAWN = Reply(
     chunks=('{"steps": [{"worker": ', "1", ', "subtask": "Solve.", "access": ["user"]}]}'), logprob=math.log(0.5)

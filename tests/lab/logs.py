@@ -2,7 +2,7 @@
 
 The arms are plans over the standard pool. The log's policy is greedy for what 1,000 earlier decisions taught it, in 70
 of 100 decisions, and draws any arm in the others.
-`python -m tests.lab.logs` prints a table for `deploy/docs/learning.md`, and `python -m tests.lab.logs --looks --repeats
+`python -m tests.lab.logs` prints a table for `deploy/docs/offpolicy.md`, and `python -m tests.lab.logs --looks --repeats
 200` says how often the intervals that hold at all times do.
 """
 

@@ -4,7 +4,7 @@
 
 `present` is the service's own setting (`app/core/rating/posterior.py`). Printed are APGR on recorded outcomes after
 2,000 ratings, mean and worst over the seeds, and how much of the way from the best single worker to the searched
-optimum the selector has come in the rehearsal world. It prints a table for `deploy/docs/learning.md`.
+optimum the selector has come in the rehearsal world. It prints a table for `deploy/docs/offpolicy.md`.
 """
 
 import argparse
