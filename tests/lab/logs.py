@@ -2,8 +2,8 @@
 
 The arms are plans over the standard pool. The log's policy is greedy for what 1,000 earlier decisions taught it, in 70
 of 100 decisions, and draws any arm in the others.
-`python -m tests.lab.logs` prints a table for `deploy/docs/offpolicy.md`, and `python -m tests.lab.logs --looks --repeats
-200` says how often the intervals that hold at all times do.
+`python -m tests.lab.logs` prints a table for `deploy/docs/offpolicy.md`. With `--looks --repeats 200` it prints how
+often the intervals that are to hold at all times do hold.
 """
 
 import argparse
