@@ -15,9 +15,9 @@ from app.core.pool.catalog import Catalog, ConductorSpec, Worker
 from app.core.run.events import Kind
 from app.engine.conductors import probe
 from app.engine.conductors.probe import LOOK_SECONDS, conductors
-from app.gateway.app import create_app
 from app.process.wiring import Runtime
 from tests.harness.in_process import Outcome, events, finish, limits_with, order, plan_text, pool_text, running_service
+from tests.harness.prepared_apps import app_over
 from tests.harness.waiting import assert_stays, until
 from tests.stubs import Drop, Fail, Hang, ProviderStub, ReceivedRequest, Reply, Stall, Truncate
 
@@ -73,9 +73,9 @@ async def run(runtime: Runtime) -> Outcome:
 
 
 async def readiness(runtime: Runtime) -> tuple[int, dict[str, Any]]:
-    transport = httpx.ASGITransport(create_app(runtime.gateway))
-    async with httpx.AsyncClient(transport=transport, base_url="http://baton") as client:
-        reply = await client.get("/readyz")
+    with app_over(runtime.gateway) as app:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://baton") as client:
+            reply = await client.get("/readyz")
     return reply.status_code, reply.json()
 
 

@@ -18,13 +18,13 @@ import pytest
 
 from app.engine.calls.attempt import Attempt
 from app.engine.delivery.messages import Mailbox
-from app.gateway.app import create_app
 from app.gateway.http.connection import Connection
 from app.process.wiring import Runtime
 from app.store.protocol import TicketClaim
 from app.store.sql import SqlStore
 from tests.harness.callers import add_key
 from tests.harness.in_process import finish, order, plan, pool_text, running_service
+from tests.harness.prepared_apps import lent_app
 from tests.harness.stand_ins import chat_body, serving
 from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.stubs import Hang, ProviderStub
@@ -83,7 +83,7 @@ async def test_an_idle_stream_holds_little(tmp_path: Path, traced: None) -> None
         request_body = orjson.dumps(chat_body(stream=True, baton={"plan": plan(("alpha", "one", ["user"]))}))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: baton\r\nauthorization: Bearer {key}\r\n"
         request = f"{head}content-length: {len(request_body)}\r\n\r\n".encode() + request_body
-        async with serving(create_app(runtime.gateway), runtime.gateway) as url:
+        async with serving(lent_app(runtime.gateway), runtime.gateway) as url:
             with ExitStack() as stack:
                 slopes = [await _slope(stack, url, request) for _ in range(3)]
                 assert min(slopes) < BOUND, slopes  # a table of all streams may have grown in one of them

@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from app.gateway.app import create_app
 from app.process.wiring import Runtime
 from app.telemetry import JsonLines
 from tests.gateway.test_connection import Line
 from tests.harness.conversations import look_call, tool_call_reply
 from tests.harness.in_process import client_of, plan, pool_text, running_service
+from tests.harness.prepared_apps import lent_app
 from tests.harness.stand_ins import GatewayStandIn, chat_body, serving
 from tests.harness.waiting import until
 from tests.stubs import Fail, Hang, ProviderStub, Reply
@@ -138,7 +138,7 @@ async def test_a_client_that_leaves_has_its_line(
     stub: ProviderStub, service: Runtime, caller: httpx.AsyncClient, lines: Lines
 ) -> None:
     stub.always("alpha", Hang())
-    async with serving(create_app(service.gateway), service.gateway) as url:
+    async with serving(lent_app(service.gateway), service.gateway) as url:
         async with httpx.AsyncClient(base_url=url, headers=caller.headers) as client:
             for stream in (True, False):
                 asking = asyncio.create_task(complete(client, f"stream-{stream}", stream=stream))

@@ -11,12 +11,12 @@ import httpx
 
 from app.core.pool.rates import RateLimits, RateReply, RateRequest
 from app.core.records import copy_with
-from app.gateway.app import create_app
 from app.gateway.http.admission import MOST_COUNTED_TOGETHER, Headers, RateLimiter
 from app.gateway.http.api_keys import mint
 from app.gateway.http.context import Rates
 from app.process.wiring import Runtime
 from tests.harness.in_process import ask, pool_text, running_service
+from tests.harness.prepared_apps import lent_app
 from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.stubs import Hang, ProviderStub
 
@@ -37,7 +37,7 @@ async def gateways(
 
 
 def _client(runtime: Runtime, key: str) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(create_app(runtime.gateway), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(lent_app(runtime.gateway), raise_app_exceptions=False)
     headers = {"authorization": f"Bearer {key}"}
     return httpx.AsyncClient(transport=transport, base_url="http://b", headers=headers, timeout=PATIENCE_SECONDS)
 
@@ -101,7 +101,7 @@ async def test_a_user_is_limited_by_either_of_the_names_that_requests_have_for_o
 ) -> None:
     async with gateways(tmp_path, stub) as ((user, _), clients):
         limited = copy_with(user.gateway, rates=Rates(user=RateLimits(rpm=1)))
-        transport = httpx.ASGITransport(create_app(limited), raise_app_exceptions=False)
+        transport = httpx.ASGITransport(lent_app(limited), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://b", headers=clients[0].headers) as client:
             user_fields = [{"safety_identifier": "ann"}, {"safety_identifier": "ann"}, {"user": "ann"}, {"user": "bob"}]
             replies = [await ask(client, **user) for user in user_fields]
@@ -149,7 +149,7 @@ async def test_a_key_that_was_revoked_at_one_gateway_ends_at_the_other_within_fi
         ticks = second.gateway.tick()
         headers = dict(clients[1].headers)
         late = copy_with(second.gateway, tick=lambda: ticks)
-        transport = httpx.ASGITransport(create_app(late), raise_app_exceptions=False)
+        transport = httpx.ASGITransport(lent_app(late), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://b", headers=headers) as client:
             assert (await client.get("/v1/models")).status_code == 200
             (row,) = [row for row in await first.gateway.store.keys() if row.name == "limited"]

@@ -14,11 +14,11 @@ from app.core.roles import ROLES
 from app.gateway.admin.context import AdminContext
 from app.gateway.admin.people import People, Provider
 from app.gateway.administration import create_admin
-from app.gateway.app import create_app
 from app.gateway.http.api_keys import mint
 from app.process.config import read_catalog_text
 from app.store.protocol import Store
 from app.store.sql import open_store
+from tests.harness.prepared_apps import lent_app
 from tests.harness.stand_ins import CATALOG, PEPPER, GatewayStandIn
 
 CONDUCTED = replace(
@@ -72,7 +72,7 @@ class AdminStandIn:
 
     def gateway_app(self) -> FastAPI:
         """Return one more gateway over the same database, with a cache of keys of its own."""
-        return create_app(self.gateway)
+        return lent_app(self.gateway)
 
 
 @asynccontextmanager

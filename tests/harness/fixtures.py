@@ -13,9 +13,16 @@ import pytest
 
 from app.process import wiring
 from tests.harness.in_process import client_of, pool_text, running_service
-from tests.harness.prepared_apps import app_over
+from tests.harness.prepared_apps import app_over, take_back
 from tests.harness.stand_ins import APPROVED_RUN, PLAN_RUN, GatewayStandIn, row_of, shelve_content
 from tests.stubs import ProviderStub
+
+
+@pytest.fixture(autouse=True)
+def _lent_apps() -> Iterator[None]:
+    """Take back the applications that were lent to the test."""
+    yield
+    take_back()
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ from app.gateway.runs.forecasts import Histories
 
 FREE: dict[Hashable, list["PreparedApp"]] = defaultdict(list)
 """The applications that serve nobody now, by that part of the context which their routes were made with."""
+LENT: list["PreparedApp"] = []
+"""The applications that were lent to the present test."""
 
 
 @dataclass
@@ -35,7 +37,8 @@ class PreparedApp:
     admission: Admission
     histories: Histories
     bounds: Bounds
-    """Those that its routes were made with."""
+    origins: frozenset[str]
+    """Both as its routes were made with."""
 
     def serve(self, context: GatewayContext) -> None:
         """Begin as a new application over that context would."""
@@ -45,10 +48,11 @@ class PreparedApp:
         self.forget()
 
     def leave(self) -> None:
-        """Let everything of the test be freed."""
+        """Let everything of the test be freed, and be free for another one."""
         self.forget()
         for field in fields(GatewayContext):
             setattr(self.context, field.name, None)
+        FREE[self.bounds, self.origins].append(self)
 
     def forget(self) -> None:
         """Forget all keys, counters and histories."""
@@ -60,14 +64,31 @@ class PreparedApp:
 @contextmanager
 def app_over(context: GatewayContext) -> Iterator[FastAPI]:
     """`create_app(context)`, for as long as this is open. The context does not change meanwhile."""
-    free = FREE[context.bounds, context.origins]
-    prepared = free.pop() if free else _prepare(context)
-    prepared.serve(context)
+    prepared = _serving(context)
     try:
         yield prepared.app
     finally:
         prepared.leave()
-        free.append(prepared)
+
+
+def lent_app(context: GatewayContext) -> FastAPI:
+    """`create_app(context)`, until the present test has ended. The context does not change meanwhile."""
+    prepared = _serving(context)
+    LENT.append(prepared)
+    return prepared.app
+
+
+def take_back() -> None:
+    """End what was lent to a test."""
+    while LENT:
+        LENT.pop().leave()
+
+
+def _serving(context: GatewayContext) -> PreparedApp:
+    free = FREE[context.bounds, context.origins]
+    prepared = free.pop() if free else _prepare(context)
+    prepared.serve(context)
+    return prepared
 
 
 def _prepare(context: GatewayContext) -> PreparedApp:
@@ -78,4 +99,4 @@ def _prepare(context: GatewayContext) -> PreparedApp:
         patch.setattr(gateway_app, "Admission", lambda _context: admission)
         for routes in (plan_routes, approvals):
             patch.setattr(routes, "Histories", lambda _context: histories)
-        return PreparedApp(gateway_app.create_app(own), own, keys, admission, histories, own.bounds)
+        return PreparedApp(gateway_app.create_app(own), own, keys, admission, histories, own.bounds, own.origins)

@@ -28,7 +28,6 @@ from app.engine.runs.admission import Order
 from app.engine.runs.approvals import Decision
 from app.engine.runs.client import RunClient
 from app.errors import BatonError, NotFound, RunCancelled
-from app.gateway.app import create_app
 from app.gateway.http.api_keys import adopt
 from app.gateway.http.connection import connection
 from app.gateway.http.context import GatewayContext
@@ -55,6 +54,7 @@ from app.store.protocol import (
     Store,
 )
 from app.telemetry import Telemetry
+from tests.harness.prepared_apps import lent_app
 from tests.harness.raw_facts import fact_from_json
 
 PEPPER = b"pepper"
@@ -514,8 +514,8 @@ class GatewayStandIn:
 
     @cached_property
     def app(self) -> FastAPI:
-        """The application, made when it is first asked for, unless it was set before."""
-        return create_app(self.context)
+        """The application, lent to the present test when it is first asked for, unless it was set before."""
+        return lent_app(self.context)
 
     def _list_replay(self, run: str, order: Order) -> None:
         if order.origin_kind:

@@ -21,12 +21,12 @@ from starlette.routing import Route
 from app.console.app import Console
 from app.core.roles import ROLES
 from app.engine.sealer import Sealer
-from app.gateway.app import create_app
 from app.gateway.http.api_keys import mint
 from app.process.administration import admin_app
 from app.process.wiring import Runtime
 from app.store.protocol import HoldQuery, KeyQuery, RunRow
 from tests.harness.console import ORIGIN, SAME_ORIGIN, sign_in
+from tests.harness.prepared_apps import lent_app
 from tests.harness.stand_ins import api_routes
 from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.isolation.admin_requests import ADMIN_REQUESTS
@@ -105,7 +105,7 @@ async def play(
     """
     stub.always("*", Mirror("mirror"))
     chance = random.Random(seed)
-    app, admin = create_app(runtime.gateway), admin_app(runtime, has_engine=True)
+    app, admin = lent_app(runtime.gateway), admin_app(runtime, has_engine=True)
     routes = [*routes_of(app), *routes_of(admin, "/admin/v1/")]
     requests = [(route, EVERY_REQUEST[route]) for route in routes]
     report = Report()

@@ -12,7 +12,6 @@ import pytest
 
 from app.core.pool.catalog import Limits, Price
 from app.errors import ConfigInvalid, WorkerUnavailable
-from app.gateway.app import create_app
 from app.gateway.http.api_keys import mint
 from app.lab import world_file
 from app.lab.grading import grader
@@ -23,6 +22,7 @@ from app.lab.training_questions import Question, Rule, draw_questions, draw_rule
 from app.lab.world import Weights, profiles
 from app.process.wiring import Runtime
 from tests.harness.in_process import running_service
+from tests.harness.prepared_apps import lent_app
 from tests.lab.test_rollouts import make_rollout
 
 EMBER = {"subtask": "Solve the task step by step. Give the final answer.", "access": ["user"]}
@@ -45,7 +45,7 @@ def draw_batch(runtime: Runtime, count: int = 40, **changes: Any) -> list[Questi
 async def place(runtime: Runtime) -> tuple[Place, httpx.ASGITransport]:
     key, row = mint(runtime.gateway.pepper, tenant="acme", name="trainer", scopes=["runs:write"], now=0.0)
     assert await runtime.gateway.store.add_key(row)
-    return Place("http://baton", key, world_file.TIER), httpx.ASGITransport(create_app(runtime.gateway))
+    return Place("http://baton", key, world_file.TIER), httpx.ASGITransport(lent_app(runtime.gateway))
 
 
 def plan(question: Question, worker: str) -> str:
