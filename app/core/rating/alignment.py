@@ -10,14 +10,13 @@ from typing import Any, Final, Literal
 
 from app.core.pool.catalog import MILLION
 from app.core.rating.comparison import (
-    METRICS,
     USER,
     RunFigures,
     Same,
     StepFigures,
+    compare_answers,
     compare_unreadable,
-    in_unit,
-    metric_json_name,
+    differences_to_json,
     same_text,
 )
 from app.core.records import record
@@ -106,16 +105,11 @@ class SideBySide:
 
     def to_json(self) -> dict[str, Any]:
         """Return both runs in plain JSON values."""
-        found = {}
-        for name in METRICS:
-            before, after = self.first.metric(name), self.second.metric(name)
-            known = before is not None and after is not None
-            found[metric_json_name(name)] = in_unit(name, after - before) if known else None  # type: ignore[operator]
         return {
             "object": "run.side_by_side",
             "first": self.first.to_json(),
             "second": self.second.to_json(),
-            "difference": found,
+            "difference": differences_to_json(self.first, self.second),
             "same_answer": self.same_answer,
             "steps": [pair.to_json() for pair in self.pairs],
         }
@@ -140,10 +134,7 @@ def side_by_side(
             pairs.append(AlignedSteps((place, step), None, "alone", same_output=None))
     alone = [(place, step) for place, step in second.steps.items() if place not in moved]
     pairs += [AlignedSteps(None, step, "alone", same_output=None) for step in alone]
-    answers = None
-    if first.answer and second.answer:
-        answers = same(first.answer, second.answer)
-    return SideBySide(first, second, answers, tuple(pairs))
+    return SideBySide(first, second, compare_answers(first, second, same), tuple(pairs))
 
 
 def _pair(

@@ -265,10 +265,7 @@ class Comparison:
 
     def difference(self, metric: str) -> float | None:
         """Return the second run's figure less the first one's; None if one of them is not known."""
-        before, after = self.first.metric(metric), self.second.metric(metric)
-        if before is not None and after is not None:
-            return after - before
-        return None
+        return difference(self.first, self.second, metric)
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison in plain JSON values."""
@@ -276,7 +273,7 @@ class Comparison:
             "object": "run.comparison",
             "first": self.first.to_json(),
             "second": self.second.to_json(),
-            "difference": {metric_json_name(name): in_unit(name, self.difference(name)) for name in METRICS},
+            "difference": differences_to_json(self.first, self.second),
             "same_answer": self.same_answer,
             "steps": [step.to_json() for step in self.steps],
             "disclosures": {
@@ -291,10 +288,27 @@ def compare(first: RunFigures, second: RunFigures, same: Same = compare_unreadab
     """Compare two runs; `same` says of two refs whether their texts are equal."""
     all_places = sorted(first.steps.keys() | second.steps.keys(), key=_numbers)
     aligned = tuple([_align_step(place, first.steps.get(place), second.steps.get(place), same) for place in all_places])
-    answers = None
+    return Comparison(first, second, compare_answers(first, second, same), aligned)
+
+
+def compare_answers(first: RunFigures, second: RunFigures, same: Same) -> bool | None:
+    """Return whether two runs have the same answer; None where one of them has none, or where that is not known."""
     if first.answer and second.answer:
-        answers = same(first.answer, second.answer)
-    return Comparison(first, second, answers, aligned)
+        return same(first.answer, second.answer)
+    return None
+
+
+def difference(first: RunFigures, second: RunFigures, metric: str) -> float | None:
+    """Return the second run's figure less the first one's; None if one of them is not known."""
+    before, after = first.metric(metric), second.metric(metric)
+    if before is not None and after is not None:
+        return after - before
+    return None
+
+
+def differences_to_json(first: RunFigures, second: RunFigures) -> dict[str, float | None]:
+    """Return the difference of each metric by its name in JSON."""
+    return {metric_json_name(name): in_unit(name, difference(first, second, name)) for name in METRICS}
 
 
 def _align_step(place: str, before: StepFigures | None, after: StepFigures | None, same: Same) -> AlignedStep:
