@@ -27,15 +27,15 @@ MOST_CHARS = 4_000
 there."""
 SKETCH = 64
 """Numbers of an embedding, however many it had."""
-SOURCES = 1 << 20
+EMBEDDING_MODELS = 1 << 20
 """Places for the embeddings of so many models: what was learned of one says nothing of another."""
 _WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s]")
 _NUMBER = re.compile(r"\d+")
 COUNTED = 5
 """The number of counts."""
-SHAPED = 0.5
+SHAPE_WEIGHT = 0.5
 """The weight of the shape of a number, where a word has 1."""
-LONG = 4
+LONG_NUMBER_DIGITS = 4
 """The number of digits from which on the first two are a feature, too."""
 
 
@@ -129,8 +129,8 @@ def words(text: str) -> tuple[tuple[int, float], ...]:
 
 def _shapes(number: str) -> dict[str, float]:
     """Return the features of a number: that it is one, and its shapes."""
-    heads = (1, 2) if len(number) >= LONG else (1,)
-    shapes = {number[:head] + "#" * (len(number) - head): SHAPED for head in heads}
+    heads = (1, 2) if len(number) >= LONG_NUMBER_DIGITS else (1,)
+    shapes = {number[:head] + "#" * (len(number) - head): SHAPE_WEIGHT for head in heads}
     return shapes | {"0": 1.0}
 
 
@@ -139,7 +139,7 @@ def sketch_embedding(vector: Sequence[float]) -> tuple[float, ...]:
     hash, so that inner products stay what they were on average (a count sketch). Raises ValueError for one without
     length."""
     found = [0.0] * SKETCH
-    for (place, sign), value in zip(_hands(len(vector)), vector, strict=True):
+    for (place, sign), value in zip(_signed_places(len(vector)), vector, strict=True):
         found[place] += sign * value
     length = math.sqrt(sum(value * value for value in found))
     if not 0 < length < math.inf:
@@ -148,7 +148,8 @@ def sketch_embedding(vector: Sequence[float]) -> tuple[float, ...]:
 
 
 @lru_cache(8)
-def _hands(count: int) -> tuple[tuple[int, int], ...]:
+def _signed_places(count: int) -> tuple[tuple[int, int], ...]:
+    """Return, for each number of an embedding, the place that it is added to, and its sign."""
     hashed = [hashlib.blake2b(str(n).encode(), digest_size=2).digest() for n in range(count)]
     return tuple((place % SKETCH, 1 if bits & 1 else -1) for place, bits in hashed)
 
@@ -156,5 +157,5 @@ def _hands(count: int) -> tuple[tuple[int, int], ...]:
 def sketch_to_features(sketch: Sequence[float], model: str) -> tuple[tuple[int, float], ...]:
     """Return a sketch as features: in places of its model's own."""
     bits = int.from_bytes(hashlib.blake2b(model.encode(), digest_size=8).digest(), "big")
-    first = bits % SOURCES * SKETCH
+    first = bits % EMBEDDING_MODELS * SKETCH
     return tuple((first + n, value) for n, value in enumerate(sketch) if value)
