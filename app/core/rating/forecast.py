@@ -34,17 +34,18 @@ role (answering or not, reading others or not), in any role; steps of other work
 enough; or prices and cards."""
 ENOUGH = 5
 """Past steps that suffice for one of these."""
-NEAREST = 25
+MOST_DRAWN_FROM = 25
 """The most past steps that are drawn from: those whose requests were nearest in size, because long answers go with long
 questions."""
-KEPT = 200
+MOST_KEPT = 200
 """The most past steps that are kept under one key: the newest."""
 DRAWS = 251
+"""The number of draws from which the quantiles are taken."""
 OUTPUT_TOKENS = 400
 """Output tokens of a usual step of which nothing is known."""
-LEAST, MOST = 0.25, 2.5
+LEAST_FACTOR, MOST_FACTOR = 0.25, 2.5
 """The range of factors around them."""
-FIRST_SECONDS, SPEED = 0.6, 60.0
+FIRST_WORD_SECONDS, TOKENS_A_SECOND = 0.6, 60.0
 """Seconds until a usual worker begins to answer, and the output tokens a second of one whose card does not say."""
 STEP_SECONDS = 0.02
 """Seconds that Baton adds to each step of a path, where no history says it."""
@@ -236,12 +237,12 @@ class History:
             return
         self.runs += 1
         steps = run.past()
-        self._all += steps[: max(KEPT - len(self._all), 0)]
+        self._all += steps[: max(MOST_KEPT - len(self._all), 0)]
         for place, step in enumerate(steps):
             for _, key in keys(step.worker, shape, place):
-                if len(self._steps[key]) < KEPT:
+                if len(self._steps[key]) < MOST_KEPT:
                     self._steps[key].append(step)
-        if len(self._overheads) < KEPT:
+        if len(self._overheads) < MOST_KEPT:
             self._overheads.append(run.overhead(shape, steps))
 
     @cached_property
@@ -255,7 +256,7 @@ class History:
         """Return the past steps that are most like this one, whose request will have about so many bytes; and in what
         they are alike. They are in the order of their output."""
         basis, found = self._alike(worker, shape, place)
-        nearest = sorted(found, key=lambda call: abs(call.bytes - size))[:NEAREST]
+        nearest = sorted(found, key=lambda call: abs(call.bytes - size))[:MOST_DRAWN_FROM]
         return basis, sorted(nearest, key=lambda call: (call.usage.output, call.seconds))
 
     def _alike(self, worker: str, shape: Sequence[Sequence[int]], place: int) -> tuple[Basis, Sequence[ExecutedStep]]:
@@ -375,8 +376,8 @@ _ROOTS = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67
 def _usual(step: PlannedStep, share: float) -> ExecutedStep:
     """Return a step as one of which nothing is known is expected to be; `share`, from 0 to 1, says how long its answer
     is."""
-    output = min(int(OUTPUT_TOKENS * (LEAST + share * (MOST - LEAST) * share)), step.most_tokens)
-    seconds = FIRST_SECONDS + output / (step.worker.card.speed or SPEED)
+    output = min(int(OUTPUT_TOKENS * (LEAST_FACTOR + share * (MOST_FACTOR - LEAST_FACTOR) * share)), step.most_tokens)
+    seconds = FIRST_WORD_SECONDS + output / (step.worker.card.speed or TOKENS_A_SECOND)
     return ExecutedStep(step.worker.name, 0, Usage(output=output), int(output * BYTES_A_TOKEN), seconds)
 
 
