@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.core.run.events import TERMINAL, Kind
-from app.core.run.notices import KEEP_FAILED, FailedNotice, Notice
+from app.core.run.notices import KEPT_FAILED_SECONDS, FailedNotice, Notice
 from app.errors import LeaseLost, RunEnded
 from app.store.protocol import AppendResult, Entry, Lease, Store
 from tests.conformance.entries import Opener, admission_entry, gather_outcomes, note
@@ -126,7 +126,7 @@ async def test_a_notice_that_is_given_up_is_kept_and_sent_again_when_asked_for(s
     await store.append(admission_with_notice("later"))
     await store.append(event("later", Kind.SUCCEEDED))
     (later,) = await take_notices(store)
-    assert await store.fail_notice(later, 32.0 + KEEP_FAILED, "timeout")
+    assert await store.fail_notice(later, 32.0 + KEPT_FAILED_SECONDS, "timeout")
     assert [notice.notice.run for notice in await store.failed_notices(10)] == ["later"], "the other is too old"
 
 

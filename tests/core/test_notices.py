@@ -8,8 +8,8 @@ from openai import InvalidWebhookSignatureError, OpenAI
 
 from app.core.run.events import TERMINAL, Kind, RunFailed, RunSucceeded
 from app.core.run.notices import (
-    KEEP,
-    LONGEST,
+    LONGEST_PAUSE_SECONDS,
+    TRIED_SECONDS,
     Notice,
     headers,
     needs_notice,
@@ -135,8 +135,8 @@ def test_pauses_grow_until_three_days_are_over() -> None:
         now = again
     assert pauses[:4] == [5, 10, 20, 40]
     assert pauses == sorted(pauses)
-    assert pauses[-1] == LONGEST
-    assert KEEP - LONGEST < sum(pauses) <= KEEP
+    assert pauses[-1] == LONGEST_PAUSE_SECONDS
+    assert TRIED_SECONDS - LONGEST_PAUSE_SECONDS < sum(pauses) <= TRIED_SECONDS
     assert 20 < len(pauses) < 40
 
 
@@ -150,5 +150,5 @@ def test_pauses_are_spread_and_heed_the_receiver_within_bounds() -> None:
     assert 29.9 < pause(3, 0.999) < 30.0
     assert pause(1, 0.5, wait_seconds=120.0) == 120.0
     assert pause(1, 0.5, wait_seconds=1.0) == 5.0
-    assert pause(1, 0.5, wait_seconds=1e9) == LONGEST
-    assert pause(10_000, 0.5) == LONGEST
+    assert pause(1, 0.5, wait_seconds=1e9) == LONGEST_PAUSE_SECONDS
+    assert pause(10_000, 0.5) == LONGEST_PAUSE_SECONDS

@@ -93,7 +93,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhooks, "COUNT_SECONDS", 0.02)
     monkeypatch.setattr(webhooks, "CLAIM_SECONDS", 4.0)
     monkeypatch.setattr(webhooks, "DELIVERY_SECONDS", 1.0)
-    monkeypatch.setattr(notices, "SHORTEST", 0.05)
+    monkeypatch.setattr(notices, "SHORTEST_PAUSE_SECONDS", 0.05)
 
 
 @asynccontextmanager
@@ -267,7 +267,7 @@ async def test_after_three_days_it_is_given_up(
         await run_of(runtime)
         await until(lambda: outcomes(runtime)[1] >= 1)
     with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
-        database.execute("UPDATE notices SET at = at - ?, due = 0", (notices.KEEP,))
+        database.execute("UPDATE notices SET at = at - ?, due = 0", (notices.TRIED_SECONDS,))
     database.close()
     receiver.answers = [503]
     async with run_house(stub, receiver, tmp_path) as runtime:
@@ -375,7 +375,7 @@ async def test_without_a_webhook_nothing_is_kept_and_old_notices_are_forgotten(
         await run_of(runtime)
         assert await runtime.context.store.count_pending_notices(9) == 1
         with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
-            database.execute("UPDATE notices SET at = at - ?, due = 0", (notices.KEEP,))
+            database.execute("UPDATE notices SET at = at - ?, due = 0", (notices.TRIED_SECONDS,))
         database.close()
         await none_left(runtime)
     assert receiver.came == []

@@ -27,11 +27,11 @@ SOFT_LIMIT = "budget.soft_limit"
 """The word of a notice that a budget has reached its soft limit."""
 APPROVAL_REQUESTED = "approval.requested"
 """The word of a notice that a plan waits for an approval."""
-KEEP = 3 * 86_400.0
+TRIED_SECONDS = 3 * 86_400.0
 """Seconds for which a delivery is tried."""
-KEEP_FAILED = 30 * 86_400.0
+KEPT_FAILED_SECONDS = 30 * 86_400.0
 """Seconds for which a notice is kept that was given up."""
-SHORTEST, LONGEST = 5.0, 4 * 3_600.0
+SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 4 * 3_600.0
 """Seconds between two tries, on average: at first, and at last."""
 
 
@@ -187,8 +187,8 @@ def next_try(notice: Notice, now: float, chance: float, retry_after: float = 0.0
     The pause doubles from 5 s to 4 h, half of it more or less by `chance` (in [0, 1)), so that tries do not come in
     step; `retry_after` is the receiver's Retry-After in seconds, of which at most the longest pause is granted.
     """
-    pause = min(SHORTEST * 2.0 ** min(notice.tries - 1, 30), LONGEST) * (0.5 + chance)
-    again = now + max(pause, min(retry_after, LONGEST))
-    if again <= notice.at + KEEP:
+    pause = min(SHORTEST_PAUSE_SECONDS * 2.0 ** min(notice.tries - 1, 30), LONGEST_PAUSE_SECONDS) * (0.5 + chance)
+    again = now + max(pause, min(retry_after, LONGEST_PAUSE_SECONDS))
+    if again <= notice.at + TRIED_SECONDS:
         return again
     return None

@@ -195,7 +195,7 @@ class Webhooks:
     async def _forget_until(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
             with suppress(StoreUnavailable):
-                await self._context.store.forget_notices(self._context.now() - notices.KEEP, MOST_FORGOTTEN)
+                await self._context.store.forget_notices(self._context.now() - notices.TRIED_SECONDS, MOST_FORGOTTEN)
             await _until(stopping, FORGET_SECONDS * (0.5 + self._context.random()))
 
 

@@ -19,7 +19,7 @@ class Notices(Protocol):
         ...
 
     async def fail_notice(self, notice: Notice, at: float, reason: str) -> bool:
-        """Give a notice up: it is not taken any more, and is kept for `KEEP_FAILED` seconds. False if it is gone."""
+        """Give a notice up: it is not taken any more, and is kept for `KEPT_FAILED_SECONDS`. False if it is gone."""
         ...
 
     async def failed_notices(self, limit: int) -> tuple[FailedNotice, ...]:

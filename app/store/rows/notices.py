@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, Connection, Select, delete, func, literal, select, tuple_, update
 
-from app.core.run.notices import KEEP_FAILED, FailedNotice, Notice
+from app.core.run.notices import KEPT_FAILED_SECONDS, FailedNotice, Notice
 from app.store.sqlkit.tables import NOTICES
 
 NEVER = 1e11
@@ -38,7 +38,7 @@ def fail(conn: Connection, notice: Notice, at: float, reason: str) -> bool:
     It is never due again: processes of a release that does not know the mark do not take it either.
     """
     row = NOTICES.c
-    conn.execute(delete(NOTICES).where(row.failed_at < at - KEEP_FAILED))
+    conn.execute(delete(NOTICES).where(row.failed_at < at - KEPT_FAILED_SECONDS))
     changes = {"failed_at": at, "reason": reason, "due": NEVER}
     return bool(conn.execute(update(NOTICES).where(*_same(notice)).values(changes)).rowcount)
 
