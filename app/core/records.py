@@ -1,5 +1,5 @@
-"""Records, which nobody assigns to once they are made, and bytes that are held for long, with their address: all by the
-thousand."""
+"""Records that are made and copied quickly, and the bytes of contents: how they are held for long, and by which ref
+they are named. All of it is done thousands of times a second."""
 
 import hashlib
 from collections.abc import Callable

@@ -117,8 +117,8 @@ def _fix_conductor(tier: Tier, spec: ConductorSpec, pool: tuple[str, ...]) -> Ti
 
 
 def _use_model_as_conductor(catalog: Catalog, tier: Tier, worker: str) -> Tier | None:
-    """The model conducts as it does for the tier whose conductor it is, if there is one, else as this tier's own does.
-    It reads the task, so it is not just any worker."""
+    """Return the tier with this model as its conductor: it conducts as it does for the tier whose conductor it is, if
+    there is one, else as this tier's own does. It reads the task, so it is not just any worker."""
     own = tier.conductor
     if worker not in {*tier.pool, own.worker, *catalog.evaluation.conductors}:
         return None

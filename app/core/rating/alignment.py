@@ -140,7 +140,7 @@ def side_by_side(
 def _pair(
     first: tuple[str, StepFigures], other: tuple[str, StepFigures], by: Alignment, moved: Mapping[str, str], same: Same
 ) -> AlignedSteps:
-    """Two aligned steps. `moved` has the places of the second run's steps in the first run."""
+    """Return two aligned steps. `moved` has the places of the second run's steps in the first run."""
     here = {place: place if place == USER else moved.get(place, "") for place in other[1].access}
     lost = tuple(sorted(set(first[1].access) - set(here.values())))
     gained = tuple(sorted([place for place, as_first in here.items() if as_first not in first[1].access]))

@@ -74,7 +74,7 @@ class Rate:
 
 
 def rates(trials: Iterable[Trial], by: Callable[[Trial], str]) -> dict[str, Rate]:
-    """Pass rates of trials in the groups that `by` names, in the order in which they first come."""
+    """Return the pass rates of trials in the groups that `by` names, in the order in which they first come."""
     found: dict[str, Rate] = {}
     for trial in trials:
         known = found.get(by(trial), Rate(0.0, 0))

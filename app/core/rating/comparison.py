@@ -368,7 +368,7 @@ class PairedDifference:
     """The second run's figure less the first one's, pair by pair, for intervals."""
 
     def to_json(self) -> dict[str, Any]:
-        """The means and counts in plain JSON values."""
+        """Return the means and counts in plain JSON values."""
         return {
             "metric": metric_json_name(self.metric),
             "pairs": self.pairs,

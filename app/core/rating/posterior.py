@@ -143,7 +143,7 @@ class Posterior:
     """The number of changes of workers that were found."""
 
     def to_json(self) -> bytes:
-        """Canonical: equal posteriors are equal bytes."""
+        """Return the posterior as canonical JSON: equal posteriors are equal bytes."""
         plain = {
             "version": VERSION,
             "weights": _weights_to_json(self.weights),

@@ -119,7 +119,7 @@ class Figure:
     """The standard deviation of one user's difference; of a relative figure, as a share of the live mean."""
 
     def to_json(self) -> dict[str, Any]:
-        """The figure in plain JSON values; infinite ends are null."""
+        """Return the figure in plain JSON values; infinite ends are null."""
         return {
             "name": self.name,
             "count": self.count,
@@ -152,7 +152,7 @@ class Evidence:
     """By name: `success`, `agreement`, `answered`, `degraded`, `cost_usd`, `seconds`, `recipients`."""
 
     def to_json(self) -> dict[str, Any]:
-        """The evidence in plain JSON values."""
+        """Return the evidence in plain JSON values."""
         shown = [figure.to_json() for figure in self.figures.values()]
         return {"method": self.method, "count": self.count, "figures": shown}
 
@@ -380,7 +380,7 @@ class Condition:
     """About how many pairs decide it, if the difference stays what it is; None where that is not known."""
 
     def to_json(self) -> dict[str, Any]:
-        """The condition in plain JSON values."""
+        """Return the condition in plain JSON values."""
         return {
             "name": self.name,
             "limit": self.limit,

@@ -97,7 +97,7 @@ class ShadowNotes:
 
 
 def notes_from_json(body: bytes) -> ShadowNotes:
-    """The inverse of `ShadowNotes.to_json`."""
+    """Return the inverse of `ShadowNotes.to_json`."""
     value: dict[str, Any] = orjson.loads(body)
     return ShadowNotes(value["mark"], frozenset(value["seen"]), tuple(value["waiting"]), value["counts"])
 

@@ -363,7 +363,7 @@ class RunState:
 
     @property
     def open_planning_calls(self) -> tuple[Call, ...]:
-        """Open calls that were made for a plan."""
+        """Return the open calls that were made for a plan."""
         return tuple(call for call in self.open_calls if call.step is None)
 
     @property

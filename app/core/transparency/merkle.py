@@ -21,10 +21,12 @@ Node = Callable[[int, int], bytes]
 
 
 def leaf_hash(entry: bytes) -> bytes:
+    """Return the hash of the leaf of an entry."""
     return sha256(LEAF + entry).digest()
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
+    """Return the hash of the node above these two."""
     return sha256(NODE + left + right).digest()
 
 
@@ -61,6 +63,7 @@ class Frontier:
         self.size = size
 
     def root(self) -> bytes:
+        """Return the root of the whole tree."""
         if not self.hashes:
             return EMPTY_ROOT
         digest = self.hashes[-1]
