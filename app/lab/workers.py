@@ -6,12 +6,12 @@ question comes to, and whose hand an answer has been through shows in its words.
 under the same seed gets the same answer.
 """
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from app.core.message.chat import Message
+from app.core.sampling import draw
 from app.lab import world
 from app.lab.subtask_wording import role_of, shift
 from app.lab.world import OUTPUT, PER_LEVEL, QUESTION, TRAITS, Profile
@@ -110,8 +110,8 @@ def _hands(text: str) -> tuple[str, ...]:
 
 
 def _answer(worker: Profile, problem: Problem, role: str, steps: Sequence[_EarlierStep], seed: str) -> str:
-    trait = TRAITS[_dice(f"trait|{problem.text}") < 0.5]
-    luck = _dice(f"{seed}|{worker.name}|{role}|{problem.text}|{steps}")
+    trait = TRAITS[draw(f"trait|{problem.text}") < 0.5]
+    luck = draw(f"{seed}|{worker.name}|{role}|{problem.text}|{steps}")
     answers = [step for step in steps if step.answer]
     if role == "plan":
         domain = problem.domain
@@ -164,7 +164,3 @@ def _combine(
 def _say(worker: Profile, before: Sequence[str], answer: str) -> str:
     hands = ", then ".join(dict.fromkeys([*before, HANDS[worker.name]]))
     return f"{hands.capitalize()}: the answer is {answer}."
-
-
-def _dice(text: str) -> float:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") / 2**56

@@ -12,12 +12,12 @@ A rollback names what it was to undo. It changes nothing if that is neither the 
 or an operator and the watch over promotions, undo the same thing once.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from app.core.records import record
+from app.core.sampling import draw
 
 ChangeKind = Literal["loaded", "shadowed", "canary", "promoted", "rolled_back", "unloaded"]
 
@@ -154,11 +154,6 @@ def choose_version(versions: Mapping[str, VersionsInForce], conductor: str, run:
     now = versions.get(conductor)
     if now is None:
         return ""
-    if now.canary and _place(f"{now.canary}|{run}") < now.share:
+    if now.canary and draw(f"{now.canary}|{run}") < now.share:
         return now.canary
     return now.live
-
-
-def _place(text: str) -> float:
-    """Return a number in [0, 1) that the text determines."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") / 2**56

@@ -13,6 +13,7 @@ from typing import Any, Final
 import orjson
 
 from app.core.records import record
+from app.core.sampling import draw
 
 Reason = str
 """`started`, or one of `REASONS`."""
@@ -48,17 +49,14 @@ DAYS_KEPT = 35
 
 def is_sampled(run: str, share: float) -> bool:
     """Return True for this share of all runs. The id of a run decides."""
-    return int.from_bytes(_digest("sample", run)[:7], "big") / 2**56 < share
+    return draw(f"sample|{run}") < share
 
 
 def shadow_id(run: str) -> str:
     """Return the id of the shadow of a run. It sorts as the run's own, and there can be no other one."""
     prefix, _, rest = run.partition("_")
-    return f"{prefix}_{rest[:11]}{_digest('shadow', run).hex()[:20]}"
-
-
-def _digest(purpose: str, run: str) -> bytes:
-    return hashlib.sha256(f"{purpose}|{run}".encode()).digest()
+    digest = hashlib.sha256(f"shadow|{run}".encode()).hexdigest()
+    return f"{prefix}_{rest[:11]}{digest[:20]}"
 
 
 @record(frozen=True, slots=True)

@@ -5,13 +5,13 @@ and the seed: the same call always gets the same answer. A worker knows only its
 question nor an earlier step says so.
 """
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from app.core.message.chat import Message
+from app.core.sampling import draw
 from app.providers.rehearsal.families import PLANS, solve
 from app.providers.rehearsal.problem import Problem, plain
 
@@ -109,11 +109,6 @@ def find_final_answer(answer: str) -> str | None:
     return last.removesuffix(".")
 
 
-def draw_from_text(text: str) -> float:
-    """Return a number from 0 to below 1 that depends on nothing but the text."""
-    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:7], "big") / 2**56
-
-
 def _decide(mind: Mind, problem: Problem, answers: Sequence[str], dice_prefix: str) -> str:
     """Solve, follow a plan, check one earlier answer, or weigh several."""
     stated = [answer for answer in map(find_final_answer, answers) if answer is not None]
@@ -122,17 +117,17 @@ def _decide(mind: Mind, problem: Problem, answers: Sequence[str], dice_prefix: s
         skill += PLAN_HELPS * (1 - skill)
     if stated:
         skill = max(skill + CHECK_HELPS * (1 - skill), mind.checks)
-    right = draw_from_text(f"{dice_prefix}|solve") < skill
+    right = draw(f"{dice_prefix}|solve") < skill
     own = problem.answer
     if not right:
-        own = problem.wrong[int(draw_from_text(f"{dice_prefix}|slip") * len(problem.wrong))]
+        own = problem.wrong[int(draw(f"{dice_prefix}|slip") * len(problem.wrong))]
     if not stated or right:
         return own
     votes = Counter(map(plain, stated)).most_common()
     if len(votes) > 1 and votes[0][1] == votes[1][1] and plain(own) in dict(votes):
         return own
     most_common = next(answer for answer in stated if plain(answer) == votes[0][0])
-    if draw_from_text(f"{dice_prefix}|trust") < TRUST:
+    if draw(f"{dice_prefix}|trust") < TRUST:
         return most_common
     return own
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.core.message.chat import Message
+from app.core.sampling import draw
 from app.providers.rehearsal import policy
 from app.providers.rehearsal.families import solve
-from app.providers.rehearsal.minds import draw_from_text, find_final_answer
+from app.providers.rehearsal.minds import find_final_answer
 from app.providers.rehearsal.problem import Problem, plain
 
 QUESTION = re.compile(r"<question>\n?(.*)\n?</question>", re.DOTALL)
@@ -132,7 +133,7 @@ def _another_round(problem: Problem | None, answer: str, cards: Mapping[int, str
     stated = find_final_answer(answer) or answer
     if problem is None or plain(stated) == plain(problem.answer):
         return []
-    if draw_from_text(f"eye|{problem.family}|{problem.answer}|{plain(stated)}") >= EYE:
+    if draw(f"eye|{problem.family}|{problem.answer}|{plain(stated)}") >= EYE:
         return []
     solver = _rank(cards, problem.family)
     if limit == 1:
