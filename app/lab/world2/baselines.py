@@ -209,7 +209,7 @@ def list_fixed_policies() -> list[Policy]:
 
 
 def domain_plans(seed: int) -> list[Policy]:
-    """Return the policies of one constant plan for each domain; the best of them is the mark to beat."""
+    """Return the policies of one constant plan for each domain; the best of them is the reference to beat."""
     return [
         ByGroup("plan by domain (regular expressions)", lambda training: texts.by_regex),
         ByGroup("plan by domain (naive Bayes)", texts.naive_bayes),

@@ -103,8 +103,8 @@ THOMPSON_SAMPLES = 10
 THRIFT = 0.25
 """By how much more than its price a dollar counts where a thrifty policy chooses. What a plan costs is known, but what
 its answer is worth is only believed, and of thousands of plans those that look best are often dear ones of which too
-much is believed. Of 0.1 to 0.3 it is the least at which plans cost at least 2 % less than the mark's on all kinds of
-validation tasks."""
+much is believed. Of 0.1 to 0.3 it is the least at which plans cost at least 2 % less than the reference's on all kinds
+of validation tasks."""
 
 
 @dataclass(frozen=True, slots=True)

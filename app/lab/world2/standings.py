@@ -2,8 +2,8 @@
 
 A seed draws its own tasks, pools and training. Every pool of a split meets the same test tasks, so the bootstrap draws
 tasks *and* pools again, both with replacement and independently of each other; over all seeds it draws seeds as well.
-The mark is the plan by domain that does best on the split's test tasks, by any classifier: it is chosen after the fact,
-in its favour. The gap is the optimum less the mark. Seeds are published worst first.
+The reference is the plan by domain that does best on the split's test tasks, by any classifier: it is chosen after the
+fact, in its favour. The gap is the optimum less the reference. Seeds are published worst first.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -73,7 +73,7 @@ class SeedResults:
     splits: dict[Name, dict[str, Figures]] = field(default_factory=dict)
 
     def gap(self, split: Name) -> Matrix:
-        """Return the optimum less the mark, by pool and task."""
+        """Return the optimum less the reference, by pool and task."""
         figures = self.splits[split]
         return figures[OPTIMUM].reward - figures[best_domain_plan(figures)].reward
 
@@ -94,7 +94,7 @@ class PolicyGroup:
 
 
 def baseline_group() -> PolicyGroup:
-    """Return the policies that are given exact rewards, the mark and the optimum among them."""
+    """Return the policies that are given exact rewards, the reference and the optimum among them."""
 
     def make(settings: Sequence[Setting], seed: int) -> Sequence[Policy]:
         constant = [*list_fixed_policies(), *domain_plans(seed), true_domain_plans(), NearestOutcomes()]
@@ -241,7 +241,7 @@ def report(results: Sequence[SeedResults], sizes: Sizes) -> str:
     lines = [
         f"{len(results)} seeds (worst first), {sizes.pools} pools and {sizes.tested} test tasks for each split and "
         f"seed; {sizes.training} training and {sizes.validation} validation tasks; constants {figures.FROZEN[:12]}. "
-        "The mark is the best plan by domain; differences have 95 % intervals over seeds, pools and tasks.",
+        "The reference is the best plan by domain; differences have 95 % intervals over seeds, pools and tasks.",
     ]
     for split in SPLITS:
         lines += ["", f"### {split.capitalize()}", "", *_split_table(results, split)]
@@ -256,7 +256,7 @@ def report(results: Sequence[SeedResults], sizes: Sizes) -> str:
 
 def _split_table(results: Sequence[SeedResults], split: Name) -> list[str]:
     lines = [
-        "| policy | reward | worst seed | less the mark | share of the gap | accuracy | m$ |",
+        "| policy | reward | worst seed | less the reference | share of the gap | accuracy | m$ |",
         "|---|---|---|---|---|---|---|",
     ]
     gap = float(np.mean([result.gap(split).mean() for result in results]))
@@ -271,11 +271,11 @@ def _policy_line(name: str, seeds: Sequence[Mapping[str, Figures]], gap: float) 
     rewards, accuracies, dollars = [], [], []
     leads: list[Matrix] = []
     for by_policy in seeds:
-        own, mark = by_policy[name], by_policy[best_domain_plan(by_policy)]
+        own, reference = by_policy[name], by_policy[best_domain_plan(by_policy)]
         rewards.append(float(own.reward.mean()))
         accuracies.append(own.right.mean())
         dollars.append(own.usd.mean())
-        leads.append(own.reward - mark.reward)
+        leads.append(own.reward - reference.reward)
     random = np.random.default_rng(1)
     draws = bootstrap_seeds([bootstrap_pools_and_tasks(lead, random) for lead in leads], random)
     less = float(np.mean([lead.mean() for lead in leads]))
