@@ -291,13 +291,14 @@ def test_the_value_of_a_policy_over_two_rounds_is_found() -> None:
     """As it is not if the second decision is left out: then the log's own second choices are taken for the policy's."""
     random = Random(2026)
     whole, one_round, holding = [], [], 0
-    for _ in range(20):
+    repeats = 8
+    for _ in range(repeats):
         rows = two_rounds(2_000, random)
         report = escalating(rows)
         whole.append(report.dr.value)
         holding += report.dr.holds(ESCALATED)
         blind = Log([replace(row, further=None) for row in rows]).report([{"cheap": 1.0}] * len(rows))
         one_round.append(blind.dr.value)
-    assert sum(whole) / 20 == pytest.approx(ESCALATED, abs=0.02)
-    assert holding >= 19
-    assert sum(one_round) / 20 < ESCALATED - 0.15
+    assert sum(whole) / repeats == pytest.approx(ESCALATED, abs=0.02)
+    assert holding >= repeats - 1
+    assert sum(one_round) / repeats < ESCALATED - 0.15
