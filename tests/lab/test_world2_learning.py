@@ -242,7 +242,10 @@ def test_what_learns_without_a_model_gets_better_by_verdicts(learn: object, tria
         ("learned", policy.best),
         ("chance", lambda case: policy.copy().sample_plan(case, Random(0))),
     ):
-        got = [float(case.rewards.table(plans(case).shape, case.task)[plans(case).workers]) for case in trial.held_out]
+        got = []
+        for case in trial.held_out:
+            plan = plans(case)
+            got.append(float(case.rewards.table(plan.shape, case.task)[plan.workers]))
         reached[name] = np.mean(got)
     assert reached["learned"] > reached["chance"]
 
