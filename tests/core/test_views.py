@@ -14,7 +14,9 @@ from app.core.run.graph import Edge, Graph, graph
 from app.core.run.instant import Instant, instant, snapshot
 from app.core.run.layout import Place, layout
 from app.core.run.recipients import steps_seen_by_recipient
+from app.core.run.state import Proposal
 from app.core.run.timeline import WITHOUT_MONEY, Span, timeline
+from app.core.run.withheld import find_decider
 from tests.core.play import Play, admission, intent, outcome, step_done, step_failed
 
 RUNS = 20
@@ -95,6 +97,19 @@ def test_what_is_left_off_the_access_list_is_withheld_by_whoever_planned() -> No
         ("caller", "withheld", "not_listed", "caller"),
         ("step:0", "withheld", "not_listed", "caller"),
     ]
+
+
+def test_the_choice_of_a_later_round_decides_nothing_about_an_earlier_plan() -> None:
+    events: list[Event] = []
+    proposals: list[Proposal] = []
+    for number, action in enumerate(["model", "accept", "answer ada"]):
+        decided = {"action": action}
+        opened = PlanOpened(number, number, "first", "selector", round=number + 1, instant=False, decision=decided)
+        events += time_facts(opened)
+        proposals.append(Proposal(number, number, "first", "selector"))
+    assert [find_decider(proposal, events) for proposal in proposals] == ["conductor", "selector", "selector"]
+    repaired = Proposal(1, 0, "repair", "selector")
+    assert find_decider(repaired, events[:1]) == "conductor"
 
 
 def test_an_output_without_words_is_withheld_because_there_is_none() -> None:

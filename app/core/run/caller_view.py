@@ -233,7 +233,7 @@ def check_position(state: RunState, at: Position) -> None:
 
 
 def unknown_event_error() -> InvalidRequest:
-    """Return an event number that was never given out."""
+    """Return the error for an event number that was never given out."""
     return InvalidRequest(
         "No event of this run's stream has that number; send the number of the last event that you received, or none "
         "to hear the stream from its start.",

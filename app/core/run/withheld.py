@@ -37,17 +37,17 @@ class Withheld:
 def find_decider(proposal: Proposal, events: Sequence[Event]) -> str:
     """Return who decided a plan. A selector that lets a model plan has decided nothing else."""
     if proposal.conductor == "selector" and proposal.mode != "fallback":
-        by_model = proposal.mode == "repair" or selector_choice(events) == MODEL
+        by_model = proposal.mode == "repair" or _selector_choice(events, proposal.number) == MODEL
         return "conductor" if by_model else "selector"
     return DECIDERS.get(proposal.conductor, proposal.conductor)
 
 
-def selector_choice(events: Sequence[Event]) -> str | None:
-    """Return the latest choice of a selector; None if there was none."""
-    decisions = [fact.decision for fact in facts(events, PlanOpened) if fact.decision]
-    if not decisions:
-        return None
-    return str(decisions[-1]["action"])
+def _selector_choice(events: Sequence[Event], number: int) -> str | None:
+    """Return the choice of a selector for the proposal of this number; None if it made none."""
+    for opened in facts(events, PlanOpened):
+        if opened.proposal == number and opened.decision:
+            return str(opened.decision["action"])
+    return None
 
 
 def find_withheld(
