@@ -1,4 +1,4 @@
-"""Runs, events, contents, the outbox, tags, keys, and the row of the readiness probe.
+"""Add runs, events, contents, the outbox, tags, keys, and the row of the readiness probe.
 
 Revision ID: 0001
 Revises:

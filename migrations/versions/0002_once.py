@@ -1,4 +1,4 @@
-"""Claims of requests that are carried out once.
+"""Add claims of idempotency keys, so that a request is carried out once.
 
 Revision ID: 0002
 Revises: 0001

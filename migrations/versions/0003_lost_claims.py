@@ -1,4 +1,4 @@
-"""Count how often a ticket's dispatcher was lost, so that a step that kills its dispatchers can be given up.
+"""Count how often the engine of a ticket was lost, so that a step that kills its engines can be given up.
 
 Revision ID: 0003
 Revises: 0002

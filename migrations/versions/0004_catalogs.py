@@ -1,4 +1,4 @@
-"""Pools as they were when runs were admitted under them, so that an audit works after the pool file has changed.
+"""Store pools as they were when runs were admitted, so that an audit works after the pool file has changed.
 
 Revision ID: 0004
 Revises: 0003

@@ -1,4 +1,4 @@
-"""A key's rate in tokens.
+"""Add a key's limit of tokens a minute.
 
 Revision ID: 0005
 Revises: 0004

@@ -1,4 +1,4 @@
-"""Notices for the operator's webhook.
+"""Add messages for the operator's webhook.
 
 Revision ID: 0006
 Revises: 0005

@@ -1,7 +1,7 @@
-"""Leases and claims are prolonged in place: no index has their times any more.
+"""Renew leases and claims without a change of any index: the indexes of their times are replaced by others.
 
-The index of open runs is built while nobody reads or writes: less than a second for each million runs in the table.
-Processes of the version before go on as they were: their questions are answered through the new indexes.
+Nobody reads or writes the tables while the index of open runs is built, which takes less than a second for each million
+runs. Processes of the previous version go on as before, because the new indexes answer their queries.
 
 Revision ID: 0011
 Revises: 0010
@@ -39,13 +39,13 @@ def downgrade() -> None:
 
 
 def lock_both() -> None:
-    """At once, and in the order of every entry: whoever has read a row in order to write it must be done with that."""
+    """Lock both tables in one statement, in the order in which every commit locks them, after all commits under way."""
     if op.get_context().dialect.name == "postgresql":
         op.execute("LOCK TABLE runs, tickets IN ACCESS EXCLUSIVE MODE")
 
 
 def keep_room(runs: str, tickets: str) -> None:
-    """For pages that are yet to be written."""
+    """Set or reset the fill factor of pages written from now on: free room keeps updated rows in their page."""
     if op.get_context().dialect.name == "postgresql":
         op.execute(f"ALTER TABLE runs {runs}")
         op.execute(f"ALTER TABLE tickets {tickets}")

@@ -1,9 +1,9 @@
-"""Every run's row counts its changes, so that a writer can tell whether it knows the latest.
+"""Count the changes of every run's row, so that a writer can tell whether it knows the latest one.
 
-This version expands: a column with a default, and a trigger on the table. Processes of 0.1 neither read the column nor
-raise it; the trigger raises it for every update of theirs that a writer has to know of, which is every one but the
-renewal of a lease. Whoever raises it himself, as 0.2 does, is left alone. 0.3 may drop the trigger and its function:
-no process of 0.1 shares a database with one of 0.3.
+This version expands: a column with a default, and a trigger on the table. Processes of 0.1 neither read nor raise the
+column. The trigger raises it for each of their updates, except for the renewal of a lease, which no other writer has to
+know of. It leaves alone an update that raises the column itself, as those of 0.2 and later do. From 0.3 on a later
+version may drop the trigger and its function, because no process of 0.1 shares a database with one of 0.3.
 
 Revision ID: 0012
 Revises: 0011

@@ -1,4 +1,4 @@
-"""Keys that reach the runs of every tenant.
+"""Add keys that reach the runs of every tenant.
 
 Revision ID: 0013
 Revises: 0012

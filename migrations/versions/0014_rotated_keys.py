@@ -1,4 +1,4 @@
-"""A second secret of a key that is being rotated.
+"""Add the earlier secret of a key that is being rotated.
 
 This version expands: both columns may be null, and processes of earlier releases neither read nor write them. Such a
 process knows the new secret alone.

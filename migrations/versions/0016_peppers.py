@@ -1,4 +1,4 @@
-"""The pepper under which an API key is hashed, by its mark, so that peppers can be rotated.
+"""Note the pepper under which an API key is hashed, so that peppers can be rotated.
 
 This version expands: the column may be null, and processes of earlier releases neither read nor write it.
 

@@ -1,8 +1,9 @@
-"""Texts that several runs of a conversation have, and the contents that are made of them.
+"""Store once the texts that several runs of a conversation share, and compose contents of them.
 
-This version expands: new tables, and a column that may be null. Processes of 0.2 neither read nor write them, so they
-could not read a content that is stored in parts. `forms` therefore says from when on processes of this release store
-any: at once in an empty database, else a day after this version, which is the time for a rolling update.
+This version expands: new tables, and a column that may be null. Processes of 0.2 do not know them, so they could not
+read a content that is composed of texts. The table `forms` therefore has the time from which on processes of this
+release store such contents: at once in an empty database, else a day after this version ran, which is the time for a
+rolling update.
 
 Revision ID: 0017
 Revises: 0016
@@ -74,7 +75,7 @@ def downgrade() -> None:
 
 
 def make_contents_whole(conn: sa.Connection) -> None:
-    """Store all contents as processes of 0.2 read them. SQL alone, without a database, would lose those in parts."""
+    """Store all contents whole, as processes of 0.2 read them. `baton migrate --sql` cannot do that."""
     theirs = SHARED_CONTENTS.c.run
     while names := conn.execute(sa.select(theirs).distinct().limit(RUNS_AT_ONCE)).scalars().all():
         for run, bodies in texts.of_runs(conn, names, plain).items():

@@ -1,4 +1,4 @@
-"""The server on which the database was last, so that a failover or a restore begins a new generation of fences.
+"""Note the server of the database, so that a failover or a restore begins a new generation of fences.
 
 This version expands: the column may be null, and processes of earlier releases neither read nor write it.
 

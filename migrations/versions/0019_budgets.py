@@ -1,4 +1,4 @@
-"""Budgets over several runs, the holds and the windows of their accounts, and notices that were given up.
+"""Add budgets over several runs, with their holds and windows, and keep webhook messages that were given up.
 
 This version expands: new tables, and columns that may be null. Processes of earlier releases neither read nor write
 them, so budgets hold only once no such process is left.

@@ -1,4 +1,4 @@
-"""Indexes for lists of runs by cost, and for erasing the tags with callers' words.
+"""Add indexes for lists of runs by cost, and for erasing the tags with callers' words.
 
 This version expands: processes of earlier releases keep the indexes up to date and never read them. Postgres lets
 nobody write to a table while it builds an index. Where that takes too long, build them before by `CREATE INDEX

@@ -1,8 +1,8 @@
-"""Tenants, and the log of changes to keys, tenants and conductors with their authors.
+"""Add tenants, and the log of changes to keys, tenants and conductors with their authors.
 
-This version expands: new tables, which processes of earlier releases neither read nor write. `forms` says from when on
-every key has its making in the log: from the beginning in an empty database, else a day after this version, which is
-the time for a rolling update. A trigger refuses to alter or delete a logged change.
+This version expands: new tables, which processes of earlier releases neither read nor write. The table `forms` has
+the time from which on the log has the creation of every key: from the beginning in an empty database, else a day after
+this version ran, which is the time for a rolling update. A trigger refuses to alter or delete a logged change.
 
 Revision ID: 0021
 Revises: 0020

@@ -1,4 +1,4 @@
-"""Row-level security for reads that are made for callers, and the tenants of texts and of idempotency claims.
+"""Add row-level security for reads made for callers, and the tenants of texts and idempotency claims.
 
 This version expands: two columns that may be null, which processes of earlier releases neither read nor write, and
 policies that concern no role but the readers' (`app/store/sqlkit/row_security.py` makes it after the last version). All

@@ -1,4 +1,4 @@
-"""The windows of rate limits, which hold over all gateways.
+"""Add the windows of rate limits, which hold over all gateways.
 
 This version expands: processes of earlier releases neither read nor write the table, and count for themselves.
 

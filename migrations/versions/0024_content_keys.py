@@ -1,4 +1,4 @@
-"""The keys under which contents of tenants are encrypted.
+"""Add the keys under which contents of tenants are encrypted.
 
 This version expands: a new table, which processes of earlier releases neither read nor write. They cannot read contents
 that are encrypted, so master keys are to be set once every process has this release.

@@ -1,4 +1,4 @@
-"""The run from which a run follows, and how.
+"""Note the run from which a run follows, and how.
 
 This version expands: columns that may be null. Processes of earlier releases begin no runs that follow from others.
 

@@ -1,4 +1,4 @@
-"""Legal holds.
+"""Add legal holds.
 
 This version expands: a new table, which processes of earlier releases neither read nor write. They erase and prune as
 if there were no holds, so all processes are to be updated before the first hold is placed.

@@ -1,4 +1,4 @@
-"""The ledger of disclosures: who was sent what in each call.
+"""Add the ledger of disclosures: who was sent what in each call.
 
 This version expands: a new table, which processes of earlier releases neither read nor write. The calls that they make
 have no rows in it until `baton disclosures rebuild` derives them.

@@ -1,4 +1,4 @@
-"""The transparency log, and triggers that queue whatever is to be sealed in it.
+"""Add the transparency log, and triggers that queue whatever is to be sealed in it.
 
 This version expands: new tables, and triggers by which writes of earlier releases are queued as well. No existing table
 is rewritten. Rows of small tables from before this version are queued here, runs by the engine that seals.

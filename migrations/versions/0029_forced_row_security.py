@@ -1,4 +1,4 @@
-"""Row-level security that binds the owner of the tables as well, in transactions that name a tenant.
+"""Bind the owner of the tables to row-level security, in transactions that name a tenant.
 
 Until this version only a role of readers was bound. Now every transaction in which `baton.tenant` is set sees and
 writes the rows of that tenant alone, whatever its role, so that reads for callers are kept apart on servers where

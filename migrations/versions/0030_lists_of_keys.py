@@ -1,4 +1,4 @@
-"""Indexes for lists of API keys that are read page by page.
+"""Add indexes for lists of API keys that are read page by page.
 
 This version expands: two indexes.
 

@@ -1,4 +1,4 @@
-"""The date of the erasure of a run's content, and what erased it.
+"""Note when and by what a run's content was erased.
 
 This version expands: columns that may be null. Of runs that were erased before, and of those that a process of an
 earlier release erases, both stay null.

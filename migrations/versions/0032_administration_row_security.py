@@ -1,4 +1,4 @@
-"""Row-level security for the tables of the administration: keys, tenants, budgets, changes, holds and content keys.
+"""Add row-level security for keys, tenants, budgets, changes, holds and content keys.
 
 From this version on, a transaction in which `baton.tenant` is set sees and writes the rows of that tenant alone in
 these tables as well, as migration 0029 did it for runs. A transaction without it is not restricted.

@@ -1,9 +1,10 @@
-"""Slices of budgets' accounts, each with an amount in escrow.
+"""Add slices of budgets' accounts, each with an amount in escrow.
 
 This version expands: columns that may be null or have a default. A process of an earlier release sees what is in escrow
 as held in the account's own row, so it never spends it; it settles a hold in the slice in which that was made.
 
-The way down brings the slices home: the rows of accounts are again all that there is.
+The downgrade adds the amounts of all slices to the rows of their accounts, moves the holds there, and deletes the
+slices.
 
 Revision ID: 0033
 Revises: 0032
