@@ -5,6 +5,7 @@ Rows are returned as they are stored, and nothing is checked: that is the audito
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
@@ -12,6 +13,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
+    Select,
     Table,
     Text,
     and_,
@@ -185,22 +187,15 @@ class SealedRows:
         if run is not None:
             tables = TABLES_BY_RUN
         for table in tables:
-            allowed_types = {}
-            stored_types = {}
-            conditions = []
-            for column in table.columns:
-                allowed_types[column.name] = (*_SQLITE_TYPES[column.type.python_type], "null")
-                stored_types[column.name] = _stored_type(column)
-                conditions.append(stored_types[column.name].not_in(allowed_types[column.name]))
-            keys = [cast(key, Text) for key in table.primary_key.columns]
-            mistyped = select(*keys, *stored_types.values()).where(or_(*conditions)).limit(ROWS)
+            mistyped = _rows_with_mistyped_values(table)
             if run is not None:
                 mistyped = mistyped.where((table.c.id if table is RUNS else table.c.run) == run)
             for row in self._conn.execute(mistyped):
-                key = " ".join([str(value) for value in row[: len(keys)]])
-                for name, stored_type in zip(stored_types, row[len(keys) :], strict=True):
-                    if stored_type not in allowed_types[name]:
-                        yield table.name, key, str(name), str(stored_type)
+                types_of_values = row[-len(table.columns) :]
+                key = " ".join([str(value) for value in row[: -len(table.columns)]])
+                for column, stored_type in zip(table.columns, types_of_values, strict=True):
+                    if stored_type not in _allowed_types(column):
+                        yield table.name, key, str(column.name), str(stored_type)
 
     def clock(self) -> float:
         """Return the time by the clock of the database, in seconds since 1970."""
@@ -478,6 +473,23 @@ def _log_row(row: Mapping[Any, Any]) -> LogRow:
         salt=bytes(salt) if salt is not None else None,
         frontier=bytes(frontier) if frontier is not None else None,
     )
+
+
+@cache
+def _rows_with_mistyped_values(table: Table) -> Select[*tuple[Any, ...]]:
+    """Select the primary key and the type of each value of the rows that have a value of a type which its column does
+    not have. It is built once for each table, because that takes longer than reading a small one."""
+    keys = [cast(key, Text) for key in table.primary_key.columns]
+    stored_types = [_stored_type(column) for column in table.columns]
+    conditions = []
+    for column, stored_type in zip(table.columns, stored_types, strict=True):
+        conditions.append(stored_type.not_in(_allowed_types(column)))
+    return select(*keys, *stored_types).where(or_(*conditions)).limit(ROWS)
+
+
+def _allowed_types(column: Column[Any]) -> tuple[str, ...]:
+    """Return SQLite's names of the types that the values of a column may have."""
+    return (*_SQLITE_TYPES[column.type.python_type], "null")
 
 
 def _stored_type(column: Column[Any]) -> ColumnElement[str]:
