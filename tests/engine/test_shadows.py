@@ -13,7 +13,7 @@ from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.pool.budgets import Budget, shadow_budget
 from app.core.pool.policy import Overrides
 from app.core.rating.economics import ReportOptions
-from app.core.rating.evidence import TOLD, PolicyState, find_features_ref
+from app.core.rating.evidence import ARM_KINDS, PolicyState, find_features_ref
 from app.core.rating.feedback import Feedback
 from app.core.rating.shadows import notes_from_json, policy_of, shadow_id
 from app.core.run.kinds import Kind
@@ -315,7 +315,7 @@ async def test_nobody_is_billed_for_a_shadow_and_nothing_is_learned_from_it(tmp_
             await shadows.look()
             row = await shadow_of(runtime, run)
             rating = Feedback("rating", row.id, "tenant", "key", 1.0, "grader", "exact", "1", 1.0)
-            assert await store.find_rated_runs([rating], TOLD, find_features_ref) == ()
+            assert await store.find_rated_runs([rating], ARM_KINDS, find_features_ref) == ()
             (use,) = await store.budget_use("tenant/tenant/-/day", 1)
             (spent,) = await store.spending(SpendQuery(since=0.0, until=row.created_at + 1, tenant="tenant"))
             assert (use.spent, spent.usd, spent.runs) == (live, live, 1)

@@ -26,8 +26,8 @@ from app.core.rating.posterior import Rating
 from app.core.records import record
 from app.core.run.events import CallIntended, Event, Kind, PlanAccepted, PlanOpened, PlanStep, facts
 
-TOLD = (Kind.PLAN_OPENED, Kind.PLAN_STEP, Kind.PLAN_ACCEPTED, Kind.CALL_INTENDED)
-"""The events from which the arm that was played is read."""
+ARM_KINDS = (Kind.PLAN_OPENED, Kind.PLAN_STEP, Kind.PLAN_ACCEPTED, Kind.CALL_INTENDED)
+"""The kinds of events from which the arm that was played is read."""
 
 
 @record(frozen=True, slots=True)

@@ -315,7 +315,7 @@ class RatingReader:
         """The runs of the tier that these ratings are about."""
         if not ratings:
             return []
-        rated = await self._context.store.find_rated_runs(ratings, evidence.TOLD, evidence.find_features_ref)
+        rated = await self._context.store.find_rated_runs(ratings, evidence.ARM_KINDS, evidence.find_features_ref)
         return [rated_run for rated_run in rated if _learning_tier(rated_run) == tier.name]
 
     async def _own_part(self, tier: str, tenant: str) -> Posterior:
