@@ -13,7 +13,7 @@ from app.core.run.fold import fold
 from app.core.run.graph import Edge, Graph, graph
 from app.core.run.instant import Instant, instant, snapshot
 from app.core.run.layout import Place, layout
-from app.core.run.recipients import steps_seen_by_recipient
+from app.core.run.recipients import EMBEDDING_TEMPLATE, steps_seen_by_recipient
 from app.core.run.state import Proposal
 from app.core.run.timeline import WITHOUT_MONEY, Span, timeline
 from app.core.run.withheld import find_decider
@@ -110,6 +110,17 @@ def test_the_choice_of_a_later_round_decides_nothing_about_an_earlier_plan() -> 
     assert [find_decider(proposal, events) for proposal in proposals] == ["conductor", "selector", "selector"]
     repaired = Proposal(1, 0, "repair", "selector")
     assert find_decider(repaired, events[:1]) == "conductor"
+
+
+def test_the_embedding_that_a_selector_looks_at_belongs_to_the_plan_that_follows() -> None:
+    admitted, *planned = plan_facts(step(0, "user"), conductor="selector")
+    call = replace(intent("c0", None, worker="eye"), template=EMBEDDING_TEMPLATE, attempt=0)  # type: ignore[type-var]
+    whole = graph(instant(time_facts(admitted, call, outcome("c0", None, usd=3), *planned), 0.0))
+    plan = next(node for node in whole.nodes if node.id == "plan:0")
+    assert ([attempt.worker for attempt in plan.attempts], plan.usd, plan.worker) == (["eye"], 3, "")
+    assert [(edge.source, edge.what, edge.sent) for edge in edges(whole, "plan:0")] == [
+        ("caller", "conversation", True)
+    ]
 
 
 def test_an_output_without_words_is_withheld_because_there_is_none() -> None:

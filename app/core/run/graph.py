@@ -31,7 +31,7 @@ from app.core.run.events import (
 )
 from app.core.run.instant import Instant, instant_to_json, round_seconds
 from app.core.run.layout import Place, layout
-from app.core.run.recipients import steps_seen_by_recipient
+from app.core.run.recipients import EMBEDDING_TEMPLATE, steps_seen_by_recipient
 from app.core.run.state import Proposal, RunState, StepState
 from app.core.run.withheld import find_decider, find_withheld
 
@@ -251,7 +251,7 @@ def _index(at: Instant) -> _Index:
     attempts: dict[str, list[Attempt]] = {}
     outcomes = {outcome.call: (time, outcome) for time, outcome in facts_with_times(at.events, CallFinished)}
     for time, intent in facts_with_times(at.events, CallIntended):
-        node = step_node(intent.n) if intent.n is not None else plan_node(intent.attempt - 1)
+        node = _node_of_call(intent)
         intents.setdefault(node, []).append(intent)
         attempt = _attempt(at.admitted_at, time, intent, outcomes.get(intent.call))
         attempts.setdefault(node, []).append(attempt)
@@ -265,6 +265,15 @@ def _index(at: Instant) -> _Index:
         attempts=attempts,
         failures={fact.n: fact for fact in facts(at.events, StepFailed)},
     )
+
+
+def _node_of_call(intent: CallIntended) -> str:
+    """Return the node that a call was made for. An embedding is asked for before the plan that it is for is opened."""
+    if intent.n is not None:
+        return step_node(intent.n)
+    if intent.template == EMBEDDING_TEMPLATE:
+        return plan_node(intent.attempt)
+    return plan_node(intent.attempt - 1)
 
 
 def _attempt(
@@ -333,15 +342,16 @@ def _node(index: _Index, event: Event) -> Node:
 
 def _plan(index: _Index, fact: PlanOpened, seq: int) -> Node:
     proposal = index.proposals[fact.proposal]
-    calls = index.attempts.get(plan_node(fact.proposal), ())
+    node = plan_node(fact.proposal)
+    planning = [call for call in index.intents.get(node, ()) if call.template != EMBEDDING_TEMPLATE]
     state: str = proposal.state
     if _awaits_approval(index.state, fact.proposal):
         state = "awaiting_approval"
     worker = ""
-    if calls:
-        worker = calls[-1].worker
+    if planning:
+        worker = planning[-1].worker
     return Node(
-        id=plan_node(fact.proposal),
+        id=node,
         kind="plan",
         number=fact.proposal,
         state=state,
@@ -354,7 +364,7 @@ def _plan(index: _Index, fact: PlanOpened, seq: int) -> Node:
         seq=seq,
         replaced=proposal.state == "rejected",
         error="; ".join(proposal.reasons),
-        attempts=tuple(calls),
+        attempts=tuple(index.attempts.get(node, ())),
     )
 
 
