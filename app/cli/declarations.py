@@ -33,6 +33,10 @@ class Command(click.Command):
         self.module = module
         self.examples = examples
 
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """Return the first sentence of the description, which click would cut off at `limit` characters."""
+        return first_sentence(self)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the words of the command line, and refuse one that is not UTF-8, because no database stores it, and an
         option or argument that is given as an empty text.
@@ -99,8 +103,18 @@ def title(parameter: click.Parameter) -> str:
     return getattr(parameter, "section", "") or "Options"
 
 
+def first_sentence(command: click.Command) -> str:
+    """Return the first sentence of a command's description, on one line."""
+    text = " ".join((command.help or "").split())
+    return text[: text.find(". ") + 1] or text
+
+
 class Group(click.Group):
     """A group of commands in the order in which they were defined."""
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """Return the first sentence of the description, which click would cut off at `limit` characters."""
+        return first_sentence(self)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands, in order of definition."""
@@ -280,9 +294,9 @@ def consent_options(section: str = "") -> Decorator[Any]:
             "--consent",
             metavar="LABEL",
             section=section,
-            help="Only runs with this label, or with it as a yes in their metadata.",
+            help="Only runs with this label, or whose metadata has it with the value yes, true or 1.",
         ),
-        flag("--everybody", section=section, help="All callers have agreed."),
+        flag("--everybody", section=section, help="Take all runs, because all callers have agreed to training."),
         repeatable("--without", metavar="LABEL", section=section, help="Leave out runs with this label."),
         option(
             "--held-out",

@@ -80,6 +80,15 @@ def test_the_help_names_every_scope() -> None:
     assert all(scope in text for scope in SCOPES)
 
 
+def test_lists_of_commands_show_whole_sentences() -> None:
+    for group in (ROOT_COMMAND, ROOT_COMMAND.commands["runs"]):
+        text = " ".join(group.get_help(click.Context(group, info_name="baton")).split())
+        assert "..." not in text.replace("[ARGS]...", "")
+    assert " Answer HTTP requests, while engines (`baton dispatcher`) carry out the runs. " in (
+        " ".join(ROOT_COMMAND.get_help(click.Context(ROOT_COMMAND, info_name="baton")).split())
+    )
+
+
 def test_the_reference_is_current() -> None:
     page = (ROOT / "deploy" / "docs" / "commands.md").read_text()
     assert page == reference.document() + "\n", "run: python -m app.cli.commands > deploy/docs/commands.md"

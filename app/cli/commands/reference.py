@@ -1,11 +1,11 @@
 """The reference of all commands as a page of Markdown, made from their definitions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import click
 
 from app.cli.commands import command_line
-from app.cli.declarations import Command, title
+from app.cli.declarations import Command, first_sentence, title
 
 HEAD = """# Commands
 
@@ -22,8 +22,11 @@ Shell completion: `eval "$(baton completion bash)"` in `~/.bashrc`; `zsh` and `f
 def document() -> str:
     """Return the page."""
     root = command_line()
-    pages = "\n".join(_page(command, ctx) for command, ctx in commands(root, click.Context(root, info_name="baton")))
-    return f"{HEAD}\n{pages}".rstrip()
+    ctx = click.Context(root, info_name="baton")
+    parts = [HEAD, *_index(root, ctx), ""]
+    for command, inner in commands(root, ctx):
+        parts.append(_page(command, inner))
+    return "\n".join(parts).rstrip()
 
 
 def commands(group: click.Group, ctx: click.Context) -> Iterator[tuple[Command, click.Context]]:
@@ -39,6 +42,19 @@ def commands(group: click.Group, ctx: click.Context) -> Iterator[tuple[Command, 
             yield command, below
 
 
+def _index(root: click.Group, ctx: click.Context) -> list[str]:
+    """Return a table of all commands with links: a row for each command, and one for each group."""
+    lines = ["| command | what it does |", "|---|---|"]
+    for name in root.list_commands(ctx):
+        command = root.commands[name]
+        link = f"[`baton {name}`](#baton-{name})"
+        if isinstance(command, click.Group):
+            links = [f"[`{inner}`](#baton-{name}-{inner})" for inner in command.list_commands(ctx)]
+            link = f"`baton {name}` {', '.join(links)}"
+        lines.append(f"| {link} | {_cell(first_sentence(command))} |")
+    return lines
+
+
 def _page(command: Command, ctx: click.Context) -> str:
     lines = [f"## {ctx.command_path}", ""]
     for paragraph in (command.help or "").split("\n\n"):
@@ -51,17 +67,27 @@ def _page(command: Command, ctx: click.Context) -> str:
 
 
 def _table(command: Command, ctx: click.Context) -> list[str]:
-    rows = []
+    """Return the tables of arguments and options: one for those without a section, then one for each section."""
+    rows_by_section: dict[str, list[str]] = {"": []}
     for parameter in command.params:
         name, meaning = parameter.get_help_record(ctx) or ("", "")
         section = title(parameter)
-        where = ""
-        if section not in ("Arguments", "Options"):
-            where = f" ({section})"
-        rows.append(f"| `{_cell(name)}` | {_cell(meaning)}{where} |")
+        if section in ("Arguments", "Options"):
+            section = ""
+        rows_by_section.setdefault(section, []).append(f"| `{_cell(name)}` | {_cell(meaning)} |")
+    lines: list[str] = []
+    for section, rows in rows_by_section.items():
+        lines += _section(section, rows)
+    return lines
+
+
+def _section(name: str, rows: Sequence[str]) -> list[str]:
     if not rows:
         return []
-    return ["| argument or option | meaning |", "|---|---|", *rows, ""]
+    heading: list[str] = []
+    if name:
+        heading = [f"{name}:", ""]
+    return [*heading, "| argument or option | meaning |", "|---|---|", *rows, ""]
 
 
 def _cell(text: str) -> str:

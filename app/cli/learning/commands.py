@@ -81,8 +81,8 @@ def _calibrate(root: Group) -> None:
         help="Tasks of each of 12 families at each of 3 levels.",
     )
     @option("--tokens", type=COUNT, default=2_048, help="The most output tokens of one answer.")
-    @option("--usd", type=DOLLARS, help="Stop before more than so many dollars could be spent.")
-    @option("--concurrency", type=COUNT, default=4, help="Tasks that are worked on at one time.")
+    @option("--usd", type=DOLLARS, help="Stop before more than this could be spent.")
+    @option("--concurrency", type=COUNT, default=4, help="The tasks at one time.")
     @flag("--again", help="Also give tasks that were given before (default: only the rest).")
     @flag("--yes", help="Do not ask before money is spent.")
     @flag("--show", help="Only show what is known; ask nobody.")
@@ -167,11 +167,11 @@ def _eval(root: Group) -> None:
     )
     @option("--against", metavar="ARM", help="The reference (default: the tier as it is, else the first).")
     @option("--repeats", type=COUNT, default=3, help="Repetitions of each task for each arm; averaged within the task.")
-    @option("--limit", type=COUNT, help="Only the first so many tasks.")
+    @option("--limit", type=COUNT, help="The number of tasks, from the first one on (default: all).")
     @option("--out", default="evaluation", help="The folder for rows, table and plot; rows there are kept.")
     @repeatable("--with", "beside", metavar="DIR", help="A folder of rows to compare as well.")
     @flag("--report", help="Send no request, only report.")
-    @option("--usd", type=DOLLARS, help="Begin nothing more once the rows have cost so many dollars.")
+    @option("--usd", type=DOLLARS, help="Send no further request once the rows have cost this much.")
     @option("--concurrency", type=COUNT, default=8, help="Requests at one time.")
     @option("--temperature", type=float, help="The temperature of every request.")
     @option("--effort", help="The effort of every request: minimal, low, medium, high, ...")
@@ -234,8 +234,8 @@ def _train(root: Group) -> None:
     def train() -> None:
         """Train a conductor, or continue an interrupted training. Needs torch.
 
-        A small one is trained from scratch in the rehearsal world and compared with baselines on tasks that it has
-        not seen; or any chat model is trained.
+        The backend `builtin` trains a small one from scratch in the rehearsal world, and compares it with baselines on
+        tasks that it has not seen. The others train any chat model.
         """
 
 

@@ -66,7 +66,9 @@ def _database(root: Group) -> None:
         "baton restored --log engine-1.log --log engine-2.log",
         "baton restored --keep-open --json",
     )
-    @repeatable("--log", "logs", metavar="FILE", help="A log of an engine: tells what it did after the restore point.")
+    @repeatable(
+        "--log", "logs", metavar="FILE", help="The log of an engine, which shows what it did after the restore point."
+    )
     @flag("--keep-open", help="Let engines go on with the runs that are open, and do again what they had done.")
     @flag("--dry-run", help="Only print what would be done.")
     @AS_JSON

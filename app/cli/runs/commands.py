@@ -121,7 +121,9 @@ def _define_looks(runs: Group) -> None:
     @flag("--full", help="Print whole texts instead of excerpts.")
     @VIEW
     @option("--at", type=COUNT, metavar="SEQ", help="The graph, timeline or state as it was after this event.")
-    @option("--seconds", type=Finite(min=0), help="The graph, timeline or state as it was so long after the admission.")
+    @option(
+        "--seconds", type=Finite(min=0), help="The graph, timeline or state as it was this long after the admission."
+    )
     @AS_JSON
     def show() -> None:
         """Explain one run: why it was routed so, and what each worker saw and answered."""
@@ -155,7 +157,7 @@ def _define_explain(runs: Group) -> None:
 def _define_diff(runs: Group) -> None:
     @runs.add("diff", "runs.replay", "baton runs diff run_0199 last")
     @argument("run", "A run's id, a prefix of one, the id of a reply, or last.")
-    @argument("other", "Another one.")
+    @argument("other", "The run to compare it with: its id, a prefix, the id of a reply, or last.")
     @AS_JSON
     def diff() -> None:
         """Compare two runs: answers, steps, cost, time, tokens, scores, and who saw what in one of them only."""
