@@ -9,6 +9,7 @@ import jsonschema_rs
 import pytest
 from jsonschema import Draft202012Validator
 
+from app.core.pool.catalog import LIMITS, Limit
 from app.gateway.wire.parameters import COMPLETIONS, PARAMETERS, RESPONSES
 from tests.harness.in_process import plan
 from tests.harness.stand_ins import GatewayStandIn, api_routes
@@ -75,6 +76,16 @@ def test_requests_are_described_by_the_tables_of_parameters(document: dict[str, 
     assert set(schemas["ResponsesRequest"]["properties"]) == set(RESPONSES)
     for schema in schemas.values():
         jsonschema_rs.meta.validate(schema)
+
+
+@pytest.mark.parametrize("limit", LIMITS.values(), ids=lambda limit: limit.name)
+def test_each_limit_is_described_for_tiers_and_budgets(limit: Limit, document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    assert schemas["TierLimits"]["properties"][limit.name]["description"] == limit.about
+    assert limit.name in schemas["TierLimits"]["required"]
+    budgets = [schema["properties"] for name, schema in schemas.items() if name.endswith(".Budget")]
+    assert len(budgets) >= 3, "one for each wire format"
+    assert all((limit.name in budget) == (limit.budget is not None) for budget in budgets)
 
 
 async def test_real_replies_are_as_described(
