@@ -40,8 +40,9 @@ from app.errors import Conflict, InvalidRequest
 class Bill:
     """The present turn's usage as its caller sees it, and the whole run's.
 
-    `visible` follows OpenAI's identity; `visible + orchestration = turn`, exactly. The turns of a run add up to
-    `total`, and `turn` is `total` where no tools were called. Money is in micro-dollars.
+    `visible` follows OpenAI's identity; `visible + orchestration = turn`, exactly, in all counts but `Usage.written`,
+    which neither of the two has. The turns of a run add up to `total`, and `turn` is `total` where no tools were
+    called. Money is in micro-dollars.
     """
 
     visible: Usage
