@@ -20,6 +20,7 @@ from math import sqrt
 from typing import Literal
 
 from app.core.message.chat import Usage, sum_usages, usage_from_json
+from app.core.plan.pricing import BYTES_A_TOKEN
 from app.core.plan.workflow import critical_path_seconds, step_depths, topology
 from app.core.pool.catalog import Limits, Worker
 from app.core.pool.policy import worst_case
@@ -49,10 +50,10 @@ FIRST_WORD_SECONDS, TOKENS_A_SECOND = 0.6, 60.0
 """Seconds until a usual worker begins to answer, and the output tokens a second of one whose card does not say."""
 STEP_SECONDS = 0.02
 """Seconds that Baton adds to each step of a path, where no history says it."""
-BYTES_A_TOKEN = 4.0
 FITTED = 8
 """Past steps from which on a worker's tokens are fitted to the bytes of its requests."""
 QUANTILES = (0.1, 0.5, 0.9)
+"""Those of a `Spread`."""
 
 
 @record(frozen=True, slots=True)
