@@ -132,6 +132,7 @@ class Toolbox:
 
 
 NO_TOOLS = Toolbox()
+"""A toolbox without tools."""
 
 
 @record(frozen=True, slots=True)

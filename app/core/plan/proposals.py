@@ -26,7 +26,9 @@ from app.errors import PlanRejected
 SCHEMA = "steps-1"
 """The name of the form of plans; what was trained to write another one is not put into service."""
 MAX_PLAN_CHARS = 64_000
+"""Characters of the text of a plan; a longer one is rejected."""
 MAX_SUBTASK_CHARS = 4_000
+"""Characters of one subtask; a plan with a longer one is rejected."""
 REASON_CHARS = 200
 """Characters that the schema allows for one reason."""
 MAX_REASON_CHARS = 400
@@ -34,7 +36,9 @@ MAX_REASON_CHARS = 400
 SUBSETS_BELOW = 6
 """Entries of access lists that are enumerated; beyond, 2^n subsets would make the grammar large."""
 FIELDS = frozenset({"worker", "subtask", "access"})
+"""The fields that each step has."""
 OPTIONAL = frozenset({"tools"})
+"""Further fields that a step may have, beside those of the reasons."""
 WHY, WITHHELD, SHAPE = "why", "withheld", "shape"
 """The fields of the reasons: why this worker, why no more access; and, behind the steps, why this shape."""
 

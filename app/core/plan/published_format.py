@@ -19,7 +19,9 @@ from app.core.plan.workflow import Access, Step
 from app.errors import PlanRejected
 
 LISTS = ("model_id", "subtasks", "access_list")
+"""The fields of the three lists."""
 MODELS = "models"
+"""The field of the names of the workers, which may be missing."""
 _LABELS: Mapping[str, re.Pattern[str]] = {
     "model_id": re.compile(r"model[_ ]ids?\W{0,4}[:=]", re.IGNORECASE),
     "subtasks": re.compile(r"subtasks?\W{0,4}[:=]", re.IGNORECASE),

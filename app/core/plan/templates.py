@@ -36,6 +36,7 @@ WEIGH = "Weigh the answers against each other and give one complete final answer
 MODEL = "model"
 """The arm that leaves the plan to the tier's model."""
 ACCEPT, RECHECK, REDO = "accept", "recheck", "redo"
+"""The arms of a further round, by the beginnings of their names."""
 ANSWERED = "answered"
 """The part of an arm of a further round that looks at the answer of the round before."""
 MOST = 256

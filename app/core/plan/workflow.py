@@ -14,8 +14,10 @@ from app.core.records import record
 Topology = Literal["single", "chain", "fan-out", "tree", "debate"]
 CONDUCTOR = "@conductor"
 """The worker of a step that the conductor itself takes: it opens a workflow for it. No worker can have this name."""
-FINAL = re.compile(r"(?P<sentence>[^.;:!?]*)final answer", re.IGNORECASE)
+FINAL_ANSWER = re.compile(r"(?P<sentence>[^.;:!?]*)final answer", re.IGNORECASE)
+"""Where a subtask speaks of the final answer, with what stands before that in the same part of a sentence."""
 DENIAL = re.compile(r"\b(?:not|no|never|without|don't)\b", re.IGNORECASE)
+"""Words before it by which the subtask says that it does not want the final answer."""
 PREVIOUS = "previous"
 """The entry of an access list by which the plan of a further round names the answer of the round before."""
 
@@ -79,7 +81,7 @@ def asks_for_answer(subtask: str) -> bool:
     subtask is the task itself."""
     if not subtask:
         return True
-    match = FINAL.search(subtask)
+    match = FINAL_ANSWER.search(subtask)
     if match is None:
         return False
     denial = DENIAL.search(subtask, match.start("sentence"), match.end())

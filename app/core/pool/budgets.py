@@ -32,8 +32,10 @@ USER_FIELD = "user_id"
 LONGEST_NAME = 256
 """Characters of the name of a budget; a longer user or team has the budget of everybody."""
 MOST_SLICES = 64
+"""The most slices of an account."""
 HOUR_SECONDS = 3_600
 HASH_DIGITS = 16
+"""Hexadecimal digits of a name that is hashed in the id of an account."""
 NOBODY = "-"
 """Stands in ids for an empty name."""
 SLICE = "+"

@@ -252,6 +252,7 @@ def _find_missing_ability(worker: Worker, needs: Needs) -> str | None:
 
 
 PER_MESSAGE = 16
+"""Tokens of the frame of one message, and of one tool call."""
 PER_IMAGE = 6_000
 """Above what the three wire formats bill for the largest image at high detail."""
 PER_PAGE = 6_000

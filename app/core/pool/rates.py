@@ -21,6 +21,7 @@ import orjson
 from app.core.records import record
 
 WINDOW_SECONDS = 60.0
+"""The seconds for which what was counted stays in a window."""
 SLOT_SECONDS = 1.0
 """Requests within this many seconds are kept as one figure, so that a window has 61 of them at most."""
 CLAIM_SECONDS = 30.0

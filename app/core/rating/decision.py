@@ -28,6 +28,7 @@ from app.core.rating.posterior import Estimate
 from app.core.records import record
 
 DRAWS = 64
+"""Draws from the posterior of which each arm wins some."""
 RARE = 2.5
 """Deviations; an arm that would need more luck to be worth what the best is worth on a bad day is not drawn for."""
 LAYER = "selector"

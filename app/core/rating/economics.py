@@ -30,6 +30,7 @@ DEFINITIONS: Mapping[Success, str] = {
     "signals": "The run has an answer, and its caller neither stopped it nor asked the same again (`baton grade "
     "--signs`); a run that ended without an answer for another reason has no verdict.",
 }
+"""What counts as a success, in the words of a report."""
 SPARED_METHOD = (
     "For each call of a step that succeeded: the output tokens, without reasoning, of the earlier steps of the same "
     "plan that were done and are not in its access list; and, where `user` is not in it and the plan is not nested, "
@@ -61,6 +62,7 @@ REPORTED_KINDS = frozenset(
 OUTCOMES_WITHOUT_FAILURE = ("ok", "cancelled")
 """The outcomes of calls that are no failures."""
 GROUPINGS = ("tier", "tenant", "key", "user", "worker", "topology", "week")
+"""The names of groupings; those by metadata come on top."""
 METADATA = "metadata."
 """The beginning of a grouping by a field of the requests' metadata."""
 DEAREST_PERCENT = 20

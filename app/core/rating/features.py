@@ -22,6 +22,7 @@ from app.core.records import record
 
 VERSION = "words-2"
 WIDTH = 1024
+"""The number of places of words."""
 MOST_CHARS = 4_000
 """Characters that are read from the beginning of a text, and as many from its end: what it asks for usually stands
 there."""

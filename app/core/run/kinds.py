@@ -74,7 +74,9 @@ TERMINAL: Mapping[Kind, str] = {
     Kind.EXPIRED: "expired",
     Kind.OVER_BUDGET: "over_budget",
 }
+"""The kinds of events that end a run, each with the state in which the run is then."""
 ENDED: frozenset[str] = frozenset(TERMINAL.values())
+"""The states of a run that has ended."""
 WAITING: frozenset[str] = frozenset({"awaiting_tool", "awaiting_approval"})
 """The states of a run that somebody outside has to move: nobody drives it."""
 REPLIED: frozenset[str] = ENDED | WAITING
@@ -99,6 +101,7 @@ STEP_ARROWS: Mapping[str, frozenset[str]] = {
     "skipped": frozenset(),
 }
 OUTCOMES: frozenset[str] = frozenset({"ok", "error", "truncated", "cancelled", "unknown"})
+"""The outcomes of an attempt."""
 
 AFTER_THE_END: frozenset[Kind] = frozenset({Kind.CALL_FINISHED})
 """The kinds that may still be written once a run has ended: the outcome of a call that was in flight, so that no intent

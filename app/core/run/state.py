@@ -18,6 +18,7 @@ from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.kinds import ENDED, REPLIED, WAITING, Mode, OnDisconnect
 
 RATE_LIMITED = "worker_rate_limited"
+"""The error of a call that its provider refused because of a rate limit."""
 FALLBACK = "fallback"
 """The conductor's name where one worker answers alone: no conductor may read the task, or none gave a usable plan."""
 CALLER = "caller"
