@@ -29,6 +29,15 @@ def test_every_public_route_is_described(gateway: GatewayStandIn, document: dict
     assert not [path for path in document["paths"] if "admin" in path]
 
 
+async def test_the_root_names_the_api(gateway: GatewayStandIn) -> None:
+    async with gateway.client() as client:
+        reply = await client.get("/")
+        body = reply.json()
+        assert (reply.status_code, body["name"], reply.headers["vary"]) == (200, "Baton", "Accept")
+        for path in (body["docs"], body["openapi"]):
+            assert (await client.get(path)).status_code == 200
+
+
 def test_every_operation_is_named_explained_and_typed(document: dict[str, Any]) -> None:
     operations_of_document = [*operations(document)]
     assert len({operation["operationId"] for _, operation in operations_of_document}) == len(operations_of_document)
