@@ -44,7 +44,7 @@ COMMAND_SECONDS = 600.0
 
 
 @dataclass(slots=True)
-class Found:
+class ErasureOutcome:
     """The places where a user's word was found, each with how often; none may be left."""
 
     erased: int
@@ -179,7 +179,7 @@ def command(environ: Mapping[str, str], *words: str) -> str:
     return out.getvalue()
 
 
-async def erase_one_of_two_users(folder: Path, url: str, runs: int) -> Found:
+async def erase_one_of_two_users(folder: Path, url: str, runs: int) -> ErasureOutcome:
     """Carry out the runs, erase one user's, and look for their words in the rows, the export and the log."""
     log, log_of_command = folder / "service.log", folder / "command.log"
     environ = processes.environment(folder, BATON_DATABASE_URL=url, BATON_PEPPER="p" * 32)
@@ -199,7 +199,7 @@ async def erase_one_of_two_users(folder: Path, url: str, runs: int) -> Found:
     places = await asyncio.to_thread(rows_with, url, ANN)
     places |= {"export": await asyncio.to_thread(in_export, folder, environ, ANN)}
     places |= {path.name: path.read_bytes().count(ANN.encode()) for path in (log, log_of_command)}
-    return Found(
+    return ErasureOutcome(
         erased=report.unverifiable["erased"],
         places={name: count for name, count in places.items() if count},
         unverifiable=dict(report.unverifiable),
@@ -211,12 +211,12 @@ async def erase_one_of_two_users(folder: Path, url: str, runs: int) -> Found:
     )
 
 
-def _in_sqlite(folder: Path, runs: int) -> Found:
+def _in_sqlite(folder: Path, runs: int) -> ErasureOutcome:
     (folder / "data").mkdir()
     return asyncio.run(erase_one_of_two_users(folder, f"sqlite:///{folder}/data/baton.db", runs))
 
 
-def _in_postgres(folder: Path, runs: int) -> Found:
+def _in_postgres(folder: Path, runs: int) -> ErasureOutcome:
     with servers.postgres(settings=["autovacuum=off"]) as server:
         migrate(server.url)
         result = asyncio.run(erase_one_of_two_users(folder, server.url, runs))

@@ -1,8 +1,9 @@
-"""The queue hop: a ticket rung here until another process has it, and until its answer is heard here again.
+"""Measure a hop over the queue: the time until another process has a ticket, and until its answer has arrived here.
 
 `python -m tests.bench.hop --redis URL` prints JSON: the percentiles of the hop in milliseconds, and under `round_trip`
-those of the way there and back. One ticket at a time. The other process is this file with `--echo`; it does what a
-dispatcher does for a step without work: take, tell the driver, done. Both read the machine's one monotonic clock.
+those of the way there and back. There is one ticket at a time. The other process is this file with `--echo`; it does
+what an engine does for a step without work: it takes the ticket, sends the driver an event, and acknowledges. Both read
+the machine's one monotonic clock.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from app.core.run.timeline import timeline
 from app.store.protocol import Journal
 from tests.core.play import admission, intent, outcome, step_done
 from tests.harness.console import signed_in_client
-from tests.harness.stand_ins import GatewayStandIn, row_of, shelve_content
+from tests.harness.stand_ins import GatewayStandIn, row_of, store_contents
 
 REPEATS = 9
 USED = Usage(input=1_000, cached=0, output=200)
@@ -89,7 +89,7 @@ def views(stored: list[tuple[Kind, dict[str, Any]]]) -> None:
 async def pages(stored: list[tuple[Kind, dict[str, Any]]]) -> None:
     """Measure the console's pages of the run."""
     gateway = GatewayStandIn()
-    shelve_content(gateway.store)
+    store_contents(gateway.store)
     gateway.store.rows = [row_of("run", "acme", key="owner", state="running")]
 
     async def read(_run: str, upto: int | None = None, after: int = 0) -> Journal:

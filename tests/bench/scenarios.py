@@ -17,7 +17,7 @@ from .load import Load, Report, run
 from .processes import DidNotStart, cpu_seconds, run_to_end
 from .stalls import longest_stall
 from .subject import SATURATED_SLOTS, Target, Tree, fan_out, one_step, one_two_one
-from .talk import TURNS, Lost, turns
+from .tool_loop import TURNS, NoToolCall, measure_turns
 
 LEVELS = 3
 """Steps on the critical path of 1-2-1."""
@@ -104,16 +104,16 @@ def workflow_cpu(target: Target, effort: Effort, runs: int = 64) -> float:
 def tool_turn_added(target: Target, direct: Target, effort: Effort, *, stream: bool) -> float:
     """Added ms of a turn that brings back a tool's result and calls the next tool, over a 20 ms worker, p50."""
     try:
-        floor = statistics.median(turns(direct, "caller", effort.seconds / 2, stream=stream))
-        return statistics.median(turns(target, "caller", effort.seconds, stream=stream)) - floor
-    except Lost as problem:
+        floor = statistics.median(measure_turns(direct, "caller", effort.seconds / 2, stream=stream))
+        return statistics.median(measure_turns(target, "caller", effort.seconds, stream=stream)) - floor
+    except NoToolCall as problem:
         raise ScenarioError(f"{target.name}: {problem}") from problem
 
 
 def tool_turn_cpu(target: Target, effort: Effort) -> float:
     """CPU ms of a turn that brings back a tool's result and calls the next tool; the few first turns count as well."""
     before = cpu_seconds(target.processes)
-    times = turns(target, "caller", effort.seconds, stream=False)
+    times = measure_turns(target, "caller", effort.seconds, stream=False)
     return (cpu_seconds(target.processes) - before) * 1000 / (len(times) * (TURNS + 1) / TURNS)
 
 

@@ -86,7 +86,7 @@ async def flood(store: SqlStore, name: str, seconds: float, rate: float) -> int:
     return written * EVENTS
 
 
-async def seal_until_told(url: str) -> None:
+async def seal_until_input_ends(url: str) -> None:
     """Seal as an engine does, until standard input ends."""
     async with open_store(url, connections=2) as store:
         parts: Any = SimpleNamespace(store=store, telemetry=Telemetry(), salt=lambda: os.urandom(16), now=time.time)
@@ -195,7 +195,7 @@ def main() -> int:
     parser.add_argument("--seal", metavar="URL", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.seal:
-        asyncio.run(seal_until_told(options.seal))
+        asyncio.run(seal_until_input_ends(options.seal))
         return 0
     with servers.postgres(fsync=True) as server:
         migrate(server.url)

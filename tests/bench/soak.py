@@ -1,6 +1,6 @@
 """Many runs and streams at once, for minutes; then more than fits.
 
-    load       RUNS runs of three steps at a time beside STREAMS slow streams, for SECONDS; they arrive one after the
+    load       RUNS runs of three steps at a time, with STREAMS slow streams, for SECONDS; they arrive one after the
                other, as fast as they end, since a thousand that begin in one moment would end in one, too. The runs
                that count begin when all streams are open, and end before the first stream does. How long a worker takes
                for a step (STEP) says how many steps there are a second
@@ -93,7 +93,7 @@ def _unacknowledged(url: str) -> int:
 
 
 @contextmanager
-def _house(setup: str, *, fsync: bool, **environ: str) -> Iterator[Runtime]:
+def _service(setup: str, *, fsync: bool, **environ: str) -> Iterator[Runtime]:
     with ExitStack() as stack:
         workers = stack.enter_context(upstream())
         database = queue = None
@@ -206,10 +206,10 @@ def main() -> None:
     print(f"{chosen.setup}: {size}; load of the machine {os.getloadavg()[0]:.1f}")
     rows: list[Row] = []
     if "load" in (chosen.part or ("load",)):
-        with _house(chosen.setup, fsync=chosen.fsync) as runtime:
+        with _service(chosen.setup, fsync=chosen.fsync) as runtime:
             rows += _load(runtime, chosen.runs, chosen.streams, chosen.seconds, each)
     if "overload" in (chosen.part or ("overload",)):
-        with _house(chosen.setup, fsync=chosen.fsync, BATON_CONCURRENT_RUNS=str(HELD_RUNS)) as runtime:
+        with _service(chosen.setup, fsync=chosen.fsync, BATON_CONCURRENT_RUNS=str(HELD_RUNS)) as runtime:
             rows += _overload(runtime, min(chosen.seconds, 20.0))
     print(render_table(rows))
     raise SystemExit(any(row.verdict == "MISSED" for row in rows))

@@ -74,7 +74,7 @@ WRITES = {
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One commit as Baton writes it, beside the rows of the run and its steps, and the message that follows."""
+    """One commit as Baton writes it: its rows besides those of the run and its steps, and the message that follows."""
 
     events: int
     contents: int = 0

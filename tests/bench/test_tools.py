@@ -16,7 +16,7 @@ from tests.harness import servers
 from tests.harness.waiting import PATIENCE_SECONDS, wait_until
 from tests.simulation.fleet import Demand, demand
 
-from . import commits, scaleout, talk
+from . import commits, scaleout, tool_loop
 from . import load as generator
 from .figures import Figure, Subject, measure_subjects
 from .held import hold_streams
@@ -77,15 +77,15 @@ def test_runs_as_a_process_and_measures_cpu(workers: RunningProcess) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_a_talk_goes_on_with_every_call_and_times_what_brings_a_result(
+def test_a_tool_loop_goes_on_with_every_call_and_times_what_brings_a_result(
     workers: RunningProcess, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    monkeypatch.setattr(talk, "TURNS", 3)
-    times = talk.turns(Target("direct", workers.url, (workers,)), "caller", 0.01, stream=stream)
+    monkeypatch.setattr(tool_loop, "TURNS", 3)
+    times = tool_loop.measure_turns(Target("direct", workers.url, (workers,)), "caller", 0.01, stream=stream)
     assert len(times) == 3
     assert min(times) >= 19
-    with pytest.raises(talk.Lost):
-        talk.turns(Target("direct", workers.url, (workers,)), "fast", 0.01, stream=stream)
+    with pytest.raises(tool_loop.NoToolCall):
+        tool_loop.measure_turns(Target("direct", workers.url, (workers,)), "fast", 0.01, stream=stream)
 
 
 def test_bare_relays_both_ways(workers: RunningProcess) -> None:

@@ -5,8 +5,8 @@ environment), a process of the service conducts with it over the workers of worl
 HTTP, over several pools of workers that training has never met. The cards are those of the world, stored as trials of a
 calibration. Printed are: valid plans; the exact expected reward of the plans that the journal has, and of those that
 the trainer's own decoding of the same weights writes for the same prompts; answers that were right; and tokens of whole
-runs, the conductor's included. The tuned mixture of agents answers the first `--mixture` tasks through the same
-service; it is the best mixture for each pool, by exact rewards of tasks that are not asked.
+runs, the conductor's included. The tuned fixed plans answer the first `--compared` tasks through the
+same service; each is the best of its kind for a pool, by exact rewards of tasks that are not asked.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ POOLS = 8
 THREADS = 8
 SECONDS = 300.0
 CONDUCTED = "conducted"
-BESIDE = ("mixture of agents", "planner-executor-checker")
+COMPARED = ("mixture of agents", "planner-executor-checker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.words", description=main.__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tasks", type=int, default=1_000)
-    parser.add_argument("--beside", type=int, default=200, help="tasks that the tuned fixed plans answer")
+    parser.add_argument("--compared", type=int, default=200, help="tasks that the tuned fixed plans answer")
     parser.add_argument("--keep", type=Path, help="a file of what was asked, which is not asked again")
     parser.add_argument("--url", help="a vLLM that serves the folder already, with /v1")
     parser.add_argument("--seed", type=int, default=0, help="of the pools")
@@ -111,15 +111,15 @@ def _measure(options: argparse.Namespace, pools: Sequence[Pool], server: VllmSer
                 def ask(place: int) -> ServedTask:
                     return _ask(caller, place % POOLS, over[place], held_out[place], plans[place % POOLS])
 
-                return _together(ask, count, Kept(options.keep, arm))
+                return _together(ask, count, StoredTasks(options.keep, arm))
 
             outcomes = answered(CONDUCTED, len(held_out))
-            beside = {arm: answered(arm, min(options.beside, len(held_out))) for arm in BESIDE}
+            compared = {arm: answered(arm, min(options.compared, len(held_out))) for arm in COMPARED}
     trainers = _of_the_trainer(options.folder, held_out, over, outcomes)
-    print(json.dumps(report(held_out, over, outcomes, trainers, beside, fixed), indent=1))
+    print(json.dumps(report(held_out, over, outcomes, trainers, compared, fixed), indent=1))
 
 
-class Kept:
+class StoredTasks:
     """The tasks of one arm, kept in lines of a file that arms may share; without a file nothing is kept."""
 
     def __init__(self, path: Path | None, arm: str) -> None:
@@ -147,7 +147,7 @@ def report(
     over: Sequence[Pool],
     outcomes: Sequence[ServedTask],
     trainers: Sequence[Plan | None],
-    beside: Mapping[str, Sequence[ServedTask]],
+    compared: Mapping[str, Sequence[ServedTask]],
     fixed: Mapping[str, Sequence[Plan]],
 ) -> dict[str, Any]:
     """Return what was measured; intervals are of 95 %, by a bootstrap over tasks."""
@@ -155,7 +155,7 @@ def report(
     plans = [answer.plan for answer in outcomes]
     exact = _chances(held_out, over, plans, rewards_by_pool)
     arms: dict[str, Any] = {}
-    for arm, answered in beside.items():
+    for arm, answered in compared.items():
         of_all = [fixed[arm][place % POOLS] for place in range(len(held_out))]
         ahead = exact - _chances(held_out, over, of_all, rewards_by_pool)
         arms[f"tuned {arm}"] = {"exact accuracy less its, over all tasks": _interval(ahead)} | _compare_tokens(
@@ -235,7 +235,7 @@ def _chances(
 
 def tune_plans(pools: Sequence[Pool]) -> dict[str, list[Plan]]:
     """Return, for each kind of fixed plan, the best one over each pool, for tasks of training."""
-    kinds = [policy for policy in list_fixed_policies() if policy.name in BESIDE]
+    kinds = [policy for policy in list_fixed_policies() if policy.name in COMPARED]
     plans_by_policy: dict[str, list[Plan]] = {policy.name: [] for policy in kinds}
     for pool in pools:
         setting = Setting(
@@ -246,14 +246,14 @@ def tune_plans(pools: Sequence[Pool]) -> dict[str, list[Plan]]:
     return plans_by_policy
 
 
-def _together(ask: Callable[[int], ServedTask], count: int, kept_plans: Kept) -> list[ServedTask]:
+def _together(ask: Callable[[int], ServedTask], count: int, stored: StoredTasks) -> list[ServedTask]:
     """Ask what is not known, several at a time."""
 
     def ask_task(place: int) -> ServedTask:
-        if place in kept_plans.known:
-            return kept_plans.known[place]
+        if place in stored.known:
+            return stored.known[place]
         outcome = ask(place)
-        kept_plans.note(place, outcome)
+        stored.note(place, outcome)
         return outcome
 
     with ThreadPoolExecutor(THREADS) as threads:

@@ -20,7 +20,7 @@ from app.lab.world2.shapes import catalogue
 from app.lab.world2.tasks import Task
 from app.lab.world2.words_lessons import Teacher
 from app.lab.world2.workers import Pool
-from tests.bench.words import BESIDE, POOLS, bench_pools, tune_plans
+from tests.bench.words import COMPARED, POOLS, bench_pools, tune_plans
 
 PRICES = (0.0, 1e-5, 3e-5)
 
@@ -34,7 +34,7 @@ def main() -> int:
     options = parser.parse_args()
     pools, held_out = bench_pools(options.seed), service_tasks("fresh")[: options.tasks]
     figures = measure_reach(Teacher(0, options.verdicts), pools, held_out)
-    mixture = figures[f"tuned {BESIDE[0]}"]
+    mixture = figures[f"tuned {COMPARED[0]}"]
     print("| plans | accuracy | less the mixture's | tokens | in parts of the mixture's | reward |")
     print("|---|---|---|---|---|---|")
     for name, (right, tokens, reward) in figures.items():
@@ -53,7 +53,7 @@ def measure_reach(teacher: Teacher, pools: Sequence[Pool], held_out: Sequence[Ta
         every, all_rewards = all_plans(len(pools[at])), exact[at]
         tokens, rewards = tokens_of_all_plans(all_rewards, size_of(task)), rewards_of_all_plans(all_rewards, task)
         right = _right(all_rewards, task)
-        chosen = {f"tuned {arm}": every.index(fixed[arm][at]) for arm in BESIDE}
+        chosen = {f"tuned {arm}": every.index(fixed[arm][at]) for arm in COMPARED}
         theirs = rewards_of_all_plans(believed[at], teacher.task_as_read(task))
         for price in PRICES:
             paid = price * tokens

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import httpx
 
-from tests.bench.talk import read_streamed_calls
+from tests.bench.tool_loop import read_streamed_calls
 from tests.harness.processes import KEY, user_message
 from tests.harness.waiting import wait_until
 from tests.integration.installation import CHAIN, TREE, WORKERS

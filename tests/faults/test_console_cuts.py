@@ -26,7 +26,7 @@ from tests.core.play import Play
 from tests.harness.console import console_client, sign_in
 from tests.harness.playground import SCOPES, run_of_page, submit_form
 from tests.harness.prepared_apps import app_over
-from tests.harness.stand_ins import PEPPER, GatewayStandIn, row_of, shelve_content
+from tests.harness.stand_ins import PEPPER, GatewayStandIn, row_of, store_contents
 from tests.stubs import Fail, ProviderStub, Reply, Stall, plan_reply
 
 CUTS = int(os.environ.get("BATON_TEST_CUTS", "100"))
@@ -119,7 +119,7 @@ async def test_after_any_cut_the_page_equals_a_fresh_one(monkeypatch: pytest.Mon
     cuts = 0
     while cuts < CUTS:
         gateway = GatewayStandIn()
-        shelve_content(gateway.store)
+        store_contents(gateway.store)
         run = play_run(chance, gateway)
         monkeypatch.setattr(gateway.store, "journal", run.journal)
         monkeypatch.setattr(gateway.store, "last_seqs", run.last_seqs, raising=False)

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.harness.stand_ins import GatewayStandIn, row_of, shelve_content
+from tests.harness.stand_ins import GatewayStandIn, row_of, store_contents
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ def stock_gateway() -> tuple[GatewayStandIn, str]:
     """A gateway that holds a run of the key's own and one of somebody else."""
     stand_in = GatewayStandIn()
     stand_in.store.rows = [row_of("run_mine", "acme"), row_of("run_theirs", "other")]
-    shelve_content(stand_in.store)
+    store_contents(stand_in.store)
     return stand_in, stand_in.add_key()
 
 

@@ -187,7 +187,7 @@ async def test_a_step_shows_what_its_worker_saw(gateway: GatewayStandIn, key: st
 
 
 async def test_erased_content_is_said_to_be_erased(gateway: GatewayStandIn, key: str) -> None:
-    gateway.store.shelf = {}
+    gateway.store.stored_contents = {}
     step = await get(gateway, key, "/v1/runs/run_mine/steps/1")
     assert step["erased"] is True
     assert step["messages"] is step["output"] is step["subtask"] is None

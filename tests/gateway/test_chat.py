@@ -13,7 +13,7 @@ from app.engine.delivery.messages import AnswerPart, CallerMessage, Mailbox, Ste
 from app.engine.runs.admission import Order
 from app.errors import Overloaded, PlanRejected, RunFailed, StoreUnavailable
 from app.gateway.http.context import Rates
-from tests.harness.stand_ins import GatewayStandIn, chat_body, say_four, turn_end
+from tests.harness.stand_ins import GatewayStandIn, answer_four, chat_body, turn_end
 from tests.harness.waiting import until
 
 GAP_SECONDS = 0.001
@@ -331,6 +331,6 @@ async def test_a_client_that_reads_nothing_holds_no_place() -> None:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {key}\r\n"
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         await gateway.runs.stopped.wait()
-        gateway.runs.script = say_four
+        gateway.runs.script = answer_four
         assert (await post(gateway, key, chat_body())).status_code == 200
         writer.close()

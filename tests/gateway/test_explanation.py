@@ -22,7 +22,7 @@ from app.gateway.runs.explanation import ReadRun, explanation_of
 from app.store.protocol import Journal
 from tests.core.play import POOL, Play
 from tests.harness.in_process import plan
-from tests.harness.stand_ins import GatewayStandIn, row_of, shelve_content
+from tests.harness.stand_ins import GatewayStandIn, row_of, store_contents
 from tests.stubs import Fail, ProviderStub, Reply
 
 RUNS = 60
@@ -203,9 +203,9 @@ async def test_a_run_is_explained_by_the_figures_of_its_record_and_of_reports(
 async def test_only_who_may_read_an_answer_reads_the_reasons_of_its_plan(
     gateway: GatewayStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelve_content(gateway.store)
+    store_contents(gateway.store)
     gateway.store.rows = [row_of("run_mine", "acme", key="owner")]
-    gateway.store.shelf["why"] = b"Beta is good at sums."
+    gateway.store.stored_contents["why"] = b"Beta is good at sums."
     _, events = play_by_chance(1)
     written = [replace(event.fact, why="why") if isinstance(event.fact, PlanStep) else event.fact for event in events]
     whole_journal = Journal(

@@ -4,7 +4,7 @@ from app.engine.delivery.messages import CallerMessage, Mailbox
 from app.engine.runs.admission import Order
 from app.errors import InvalidRequest, OverQuota, RunOverBudget
 from app.gateway.http.connection import MOST_REASONS
-from tests.harness.stand_ins import GatewayStandIn, chat_body, say_four
+from tests.harness.stand_ins import GatewayStandIn, answer_four, chat_body
 
 
 def value(gateway: GatewayStandIn, name: str, **labels: str) -> float:
@@ -65,7 +65,7 @@ async def test_durations_are_told_apart_by_route_method_and_status(gateway: Gate
 
         async def play(order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
             gateway.ticks += 2.0
-            await say_four(order, run, line)
+            await answer_four(order, run, line)
 
         gateway.runs.script = play
         await client.post("/v1/chat/completions", json=chat_body())

@@ -27,7 +27,7 @@ from tests.harness.stand_ins import (
     api_routes,
     chat_body,
     row_of,
-    shelve_content,
+    store_contents,
 )
 
 PAGE = Path(__file__).parents[2] / "deploy" / "docs" / "security.md"
@@ -123,7 +123,7 @@ def read_documented_roles(page: str) -> dict[tuple[str, str], dict[str, bool]]:
 @pytest.mark.parametrize("role", [*ROLES, "nobody", "else"])
 async def test_each_role_gets_what_the_matrix_says(gateway: GatewayStandIn, role: str) -> None:
     """`nobody` has no key, and `else` is the owner of another tenant."""
-    shelve_content(gateway.store)
+    store_contents(gateway.store)
     gateway.store.rows = [row_of(name, "acme", key=role) for name in ("run_mine", PLAN_RUN, APPROVED_RUN)]
     key = None
     if role != "nobody":

@@ -10,7 +10,7 @@ from app.process.wiring import Runtime
 from app.store.protocol import CONTENT_READ, AdminEventQuery, Journal
 from tests.core.play import Play
 from tests.harness.in_process import client_of, plan, script_answers
-from tests.harness.stand_ins import GatewayStandIn, row_of, shelve_content
+from tests.harness.stand_ins import GatewayStandIn, row_of, store_contents
 from tests.stubs import Fail, ProviderStub
 
 ASK = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
@@ -115,7 +115,7 @@ async def test_first_words_are_shown_to_who_may_read_the_run_and_the_reading_is_
 async def test_a_key_without_the_scope_sees_no_words_and_another_tenant_sees_no_run(
     gateway: GatewayStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelve_content(gateway.store)
+    store_contents(gateway.store)
     gateway.store.rows = [row_of("run_mine", "acme", key="owner")]
     play = Play(Random(3))
     play.play()

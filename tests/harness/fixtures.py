@@ -14,7 +14,7 @@ import pytest
 from app.process import wiring
 from tests.harness.in_process import client_of, pool_text, running_service
 from tests.harness.prepared_apps import app_over, take_back
-from tests.harness.stand_ins import APPROVED_RUN, PLAN_RUN, GatewayStandIn, row_of, shelve_content
+from tests.harness.stand_ins import APPROVED_RUN, PLAN_RUN, GatewayStandIn, row_of, store_contents
 from tests.stubs import ProviderStub
 
 
@@ -31,7 +31,7 @@ def gateway() -> Iterator[GatewayStandIn]:
     stand_in = GatewayStandIn()
     stand_in.store.rows = [row_of(name, "acme") for name in ("run_mine", PLAN_RUN, APPROVED_RUN)]
     stand_in.store.rows.append(row_of("run_theirs", "other"))
-    shelve_content(stand_in.store)
+    store_contents(stand_in.store)
     with app_over(stand_in.context) as stand_in.app:
         yield stand_in
 

@@ -183,7 +183,7 @@ TOKENS_PER_RUN = 53
 Script = Callable[[Order, str, Mailbox[CallerMessage]], Awaitable[None]]
 
 
-async def say_four(_order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
+async def answer_four(_order: Order, run: str, line: Mailbox[CallerMessage]) -> None:
     """Answer "Four." in three pieces: the script of a run that has no other."""
     for text, at in (("Fo", 2), ("ur", 4), (".", 5)):
         line.put(AnswerPart(text, at=at))
@@ -204,7 +204,7 @@ class ScriptedRuns:
     """Drivers whose runs follow `script`; a cancelled run ends as cancelled."""
 
     def __init__(self) -> None:
-        self.script: Script = say_four
+        self.script: Script = answer_four
         self.orders: list[Order] = []
         self.cancelled: list[tuple[str, str]] = []
         self.stopped = asyncio.Event()
@@ -229,7 +229,7 @@ class ScriptedRuns:
         state = state_of(run)
         turn = replace(state.turn, streams=order.streams, wire=order.wire)
         line = self._lines[run] = Mailbox(1_000_000)
-        if self.script is say_four:
+        if self.script is answer_four:
             await self._play(order, run, line)
         else:
             self._tasks[run] = asyncio.create_task(self._play(order, run, line))
@@ -262,8 +262,8 @@ class ScriptedRuns:
         self._lines[run].put(turn_end(run, "", RunCancelled()))
 
 
-class ShelfLog:
-    """The log of a `ShelfStore`: one entry, about nothing."""
+class OneEntryLog:
+    """The log of a `DictionaryStore`: one entry, about nothing."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
@@ -285,10 +285,10 @@ class ShelfLog:
         return Proof(None, ())
 
 
-class ShelfLists:
-    """The lists of a `ShelfStore`."""
+class DictionaryLists:
+    """The lists of a `DictionaryStore`."""
 
-    def __init__(self, store: "ShelfStore") -> None:
+    def __init__(self, store: "DictionaryStore") -> None:
         self._store = store
 
     async def count(self, query: RunQuery, most: int) -> int:
@@ -301,7 +301,7 @@ class ShelfLists:
         return {run: RunDetails(("alpha",), is_preview=run == PLAN_RUN) for run in runs}
 
 
-class ShelfStore:
+class DictionaryStore:
     """The part of a store that the gateway reads, in dictionaries; every verb raises `fault` while it is set."""
 
     healthy = True
@@ -309,7 +309,7 @@ class ShelfStore:
     def __init__(self) -> None:
         self.key_rows: dict[str, KeyRow] = {}
         self.rows: list[RunRow] = []
-        self.shelf: dict[str, bytes] = {}
+        self.stored_contents: dict[str, bytes] = {}
         self.claims: dict[str, IdempotencyRecord] = {}
         self.ratings: dict[str, Feedback] = {}
         self.fault: Exception | None = None
@@ -318,17 +318,17 @@ class ShelfStore:
         self.uses: Mapping[str, RunUse] = {}
         self.counted = 0
         self.queries: list[RunQuery] = []
-        self.log = ShelfLog(self._check)
-        self.lists = ShelfLists(self)
+        self.log = OneEntryLog(self._check)
+        self.lists = DictionaryLists(self)
 
     def _check(self) -> None:
         if self.fault is not None:
             raise self.fault
 
-    def of_tenant(self, _tenant: str | None) -> "ShelfStore":
+    def of_tenant(self, _tenant: str | None) -> "DictionaryStore":
         return self
 
-    def administration_of(self, _tenant: str | None) -> "ShelfStore":
+    def administration_of(self, _tenant: str | None) -> "DictionaryStore":
         return self
 
     async def keys(self, query: KeyQuery) -> tuple[KeyRow, ...]:
@@ -403,7 +403,7 @@ class ShelfStore:
 
     async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         self._check()
-        return {ref: self.shelf[ref] for ref in refs if ref in self.shelf}
+        return {ref: self.stored_contents[ref] for ref in refs if ref in self.stored_contents}
 
     async def find_idempotency_record(self, claim: str, now: float) -> IdempotencyRecord | None:
         self._check()
@@ -490,7 +490,7 @@ class GatewayStandIn:
 
     def __init__(self, **changes: Any) -> None:
         self.runs = ScriptedRuns()
-        self.store = ShelfStore()
+        self.store = DictionaryStore()
         self.seconds = 1_000_000_000.0
         self.ticks = 0.0
         self.names = 0
@@ -566,9 +566,11 @@ def chat_body(text: str = "What is 2 + 2?", **more: Any) -> dict[str, Any]:
     return {"model": "baton-mini", "messages": [{"role": "user", "content": text}]} | more
 
 
-def shelve_content(store: ShelfStore) -> None:
+def store_contents(store: DictionaryStore) -> None:
     """Put the contents of `journal_of` into the store."""
-    store.shelf = {ref: text.encode() for ref, text in TEXTS.items()} | {"task": orjson.dumps(task_to_json(TASK))}
+    store.stored_contents = {ref: text.encode() for ref, text in TEXTS.items()} | {
+        "task": orjson.dumps(task_to_json(TASK))
+    }
 
 
 def api_routes(routes: list[object]) -> Iterator[APIRoute]:

@@ -135,7 +135,7 @@ class Pool:
             self._start(number)
         while self._workers:
             for key, _ in self._selector.select():
-                self._hear(key.data)
+                self._report_messages(key.data)
                 if self._session.shouldfail:
                     raise self._session.Failed(self._session.shouldfail)
         for nodeid in list(self._unfinished):
@@ -163,7 +163,7 @@ class Pool:
         worker = self._workers[pid] = Worker(pid, os.fdopen(readable, "rb", buffering=0))
         self._selector.register(readable, selectors.EVENT_READ, worker)
 
-    def _hear(self, worker: Worker) -> None:
+    def _report_messages(self, worker: Worker) -> None:
         """Report what a worker has sent."""
         try:
             for name, argument in worker.read():

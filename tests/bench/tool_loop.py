@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from .subject import QUESTION, Target
 
 TURNS = 20
-"""What a coding agent takes for a small task."""
+"""Turns that a coding agent takes for a small task."""
 RESULT = "def part(): return 42\n" * 40
 """A file of a kilobyte."""
 TOOLS = [
@@ -32,12 +32,12 @@ TOOLS = [
 ]
 
 
-class Lost(RuntimeError):
-    """A reply that is none, or calls no tool."""
+class NoToolCall(RuntimeError):
+    """A reply failed, broke off, or calls no tool."""
 
 
-def turns(target: Target, worker: str, seconds: float, *, stream: bool) -> list[float]:
-    """Return the milliseconds of each turn that brought back a result. Raises `Lost`."""
+def measure_turns(target: Target, worker: str, seconds: float, *, stream: bool) -> list[float]:
+    """Return the milliseconds of each turn that brought back a result. Raises `NoToolCall`."""
     url = urlsplit(target.address(worker))
     times: list[float] = []
     with closing(HTTPConnection(url.hostname or "", url.port, timeout=30)) as connection:
@@ -58,24 +58,24 @@ def _loop(connection: HTTPConnection, path: str, headers: dict[str, str], worker
         reply_body = reply.read()
         yield (time.perf_counter() - began) * 1000
         if reply.status != 200:
-            raise Lost(reply_body.decode(errors="replace"))
+            raise NoToolCall(reply_body.decode(errors="replace"))
         calls = (
             read_streamed_calls(reply_body)
             if stream
             else json.loads(reply_body)["choices"][0]["message"].get("tool_calls")
         )
         if not calls:
-            raise Lost(reply_body.decode(errors="replace"))
+            raise NoToolCall(reply_body.decode(errors="replace"))
         messages.append({"role": "assistant", "content": None, "tool_calls": calls})
         messages += [{"role": "tool", "tool_call_id": call["id"], "content": RESULT} for call in calls]
 
 
 def read_streamed_calls(reply_body: bytes) -> list[dict[str, Any]]:
-    """Return the calls of a streamed reply, put together. Raises `Lost` if it broke off."""
+    """Return the calls of a streamed reply, put together. Raises `NoToolCall` if it broke off."""
     calls: list[dict[str, Any]] = []
     lines = [line.removeprefix(b"data: ") for line in reply_body.split(b"\n") if line.startswith(b"data: ")]
     if not lines or lines[-1] != b"[DONE]":
-        raise Lost(reply_body.decode(errors="replace"))
+        raise NoToolCall(reply_body.decode(errors="replace"))
     for line in lines[:-1]:
         for choice in json.loads(line)["choices"]:
             for piece in choice["delta"].get("tool_calls") or ():
