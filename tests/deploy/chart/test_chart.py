@@ -259,6 +259,8 @@ def test_the_rules_are_those_of_the_repository(everything: Objects) -> None:
         ({"gateway": {"replica": 3}}, "replica"),
         ({"logLevel": "loud"}, "logLevel"),
         ({"metricsPort": 8080}, "metricsPort"),
+        ({"admin": {"enabled": True, "port": 8080}}, "port"),
+        ({"admin": {"enabled": True, "port": 9090}}, "admin.port"),
         ({"image": {"digest": "latest"}}, "digest"),
         ({"pool": {"text": "a = 1", "existingConfigMap": "pools"}}, "pool"),
         ({"ingress": {"enabled": True}}, "ingress.host"),
