@@ -1,5 +1,5 @@
-# One image, several commands: serve (default), gateway, dispatcher, migrate, keys, runs, doctor, probe.
-# Nothing is compiled: every dependency is a wheel, pinned by hash. Runs as a user without rights, on a read-only root.
+# One image for all commands of `baton` (deploy/docs/commands.md); without one it is `serve`.
+# No C is compiled: every dependency is a wheel, pinned by hash. It runs as a user without rights, on a read-only root.
 
 FROM python:3.11-slim-bookworm AS build
 # `docker buildx build --sbom=true --provenance=mode=max` lists what this stage brings as well.
@@ -13,7 +13,7 @@ RUN python -m venv /opt/venv \
 COPY pyproject.toml LICENSE ./
 COPY app ./app
 COPY migrations ./migrations
-# In place, so that the migrations stand beside the package; bytecode now, because the root is read-only later.
+# Installed in place, because the migrations lie next to the package; compiled now, because the root is read-only later.
 RUN /opt/venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation -e . \
  && /opt/venv/bin/python -m compileall -q /opt/venv/lib app migrations \
  && /opt/venv/bin/python -m pip uninstall --yes --quiet setuptools pip
