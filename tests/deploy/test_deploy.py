@@ -118,6 +118,20 @@ def test_every_command_that_is_named_is_accepted(name: str) -> None:
     assert [line for line in sorted(commands | mentions) if not is_accepted(shlex.split(line))] == []
 
 
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_module_that_is_named_can_be_run_with_its_options(name: str) -> None:
+    """The source is read: the parsers of many of these modules need libraries that only they need."""
+    wrong = []
+    for module, rest in re.findall(r"python -m ((?:app|tests)\.[\w.]+)([^`\n#>|]*)", (ROOT / name).read_text()):
+        path = ROOT / module.replace(".", "/")
+        files = [file for file in (path.with_suffix(".py"), path / "__main__.py") if file.is_file()]
+        source = "".join([file.read_text() for file in files])
+        named = re.findall(r"--[a-z][\w-]*", rest)
+        if not files or any(f'"{option}"' not in source for option in named):
+            wrong.append(f"{module}{rest}")
+    assert wrong == []
+
+
 # -- the image
 
 
