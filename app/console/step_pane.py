@@ -83,7 +83,8 @@ def _attempts(node: Data, whole: Data) -> Sequence[Data]:
         owners = whole["steps"]
     calls: dict[str, Data] = {}
     for owner in owners:
-        calls |= {call["id"]: call for call in owner["attempts"]}
+        for call in (*owner["attempts"], *owner.get("embedding_attempts", ())):
+            calls[call["id"]] = call
     attempts = []
     for attempt in node["attempts"]:
         call = calls.get(attempt["id"], {})

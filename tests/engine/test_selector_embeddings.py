@@ -96,6 +96,9 @@ async def test_an_embedding_stands_beside_the_words_and_its_call_in_the_journal(
     assert [kind for kind, _ in kinds_and_workers[2:]] == [Kind.CALL_FINISHED, Kind.PLAN_OPENED]
     assert journal[1].body["usd_held"] > 0
     assert (journal[2].body["outcome"], journal[2].body["usd"]) == ("ok", 5 * 10), "five words at ten dollars a million"
+    (proposal,) = (await client.get(f"/v1/runs/{journal[0].run}")).json()["proposals"]
+    (call,) = proposal["embedding_attempts"]
+    assert (call["worker"], call["outcome"], proposal["attempts"]) == ("eye", "ok", [])
 
 
 FAULTS: dict[Fault, str] = {

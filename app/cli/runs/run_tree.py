@@ -77,6 +77,8 @@ def _proposals(tree: Tree, run: run_words.Record, parent: int | None) -> None:
         branch = tree.add(_line(f"proposal {proposal['number']}", run_words.proposal(proposal)))
         for reason in proposal["reasons"]:
             branch.add(_line("rejected", reason))
+        for call in proposal["embedding_attempts"]:
+            branch.add(_line("embedding call", run_words.attempt(call)))
         for call in proposal["attempts"]:
             branch.add(_line("planning call", run_words.attempt(call)))
 

@@ -31,7 +31,7 @@ from app.core.run.events import (
 )
 from app.core.run.instant import Instant, instant_to_json, round_seconds
 from app.core.run.layout import Place, layout
-from app.core.run.recipients import EMBEDDING_TEMPLATE, steps_seen_by_recipient
+from app.core.run.recipients import EMBEDDING_TEMPLATE, proposal_of_call, steps_seen_by_recipient
 from app.core.run.state import Proposal, RunState, StepState
 from app.core.run.withheld import find_decider, find_withheld
 
@@ -268,12 +268,10 @@ def _index(at: Instant) -> _Index:
 
 
 def _node_of_call(intent: CallIntended) -> str:
-    """Return the node that a call was made for. An embedding is asked for before the plan that it is for is opened."""
+    """Return the node that a call was made for."""
     if intent.n is not None:
         return step_node(intent.n)
-    if intent.template == EMBEDDING_TEMPLATE:
-        return plan_node(intent.attempt)
-    return plan_node(intent.attempt - 1)
+    return plan_node(proposal_of_call(intent))
 
 
 def _attempt(

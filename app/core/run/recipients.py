@@ -50,6 +50,14 @@ class Recipient:
         return tuple(parts)
 
 
+def proposal_of_call(fact: CallIntended) -> int:
+    """Return the number of the proposal that a call was made for which is of no step. An embedding is asked for before
+    the proposal that it is for is opened, so its attempt is one less than that of the planning call."""
+    if fact.template == EMBEDDING_TEMPLATE:
+        return fact.attempt
+    return fact.attempt - 1
+
+
 def steps_seen_by_recipient(fact: CallIntended) -> tuple[int, ...]:
     """Return the steps whose outputs the recipient of a call sees. An embedder sees what the caller said, and nothing
     else."""

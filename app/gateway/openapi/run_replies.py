@@ -216,6 +216,8 @@ class Proposal(Reply):
     steps: list[int]
     probabilities: dict[str, float | None]
     attempts: list[Attempt]
+    embedding_attempts: list[Attempt]
+    """The calls for an embedding of what the caller said, at which the selector looked before it chose."""
 
 
 class KeptFrom(Reply):

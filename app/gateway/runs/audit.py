@@ -27,6 +27,7 @@ from app.core.run.events import (
 )
 from app.core.run.fold import fold
 from app.core.run.identifiers import trace_of_turn
+from app.core.run.recipients import EMBEDDING_TEMPLATE, proposal_of_call
 from app.core.run.state import Call, Proposal, RunState
 from app.core.run.visibility import LabelFlow
 from app.engine.calls.step_request import messages_of_step
@@ -172,8 +173,13 @@ def _proposal(run_facts: _RunFacts, proposal: Proposal) -> dict[str, Any]:
         decision, order = opening.decision, list(opening.order)
     plan_steps = [fact for fact in run_facts.planned.values() if fact.proposal == proposal.number]
     calls: list[dict[str, Any]] = []
+    embedding_calls: list[dict[str, Any]] = []
     for at, intent in run_facts.intents.get(None, ()):
-        if intent.attempt == proposal.number + 1:
+        if proposal_of_call(intent) != proposal.number:
+            continue
+        if intent.template == EMBEDDING_TEMPLATE:
+            embedding_calls.append(_attempt(at, intent, run_facts.finished))
+        else:
             calls.append(_attempt(at, intent, run_facts.finished))
     own_calls = [call for call in calls if call["id"] == proposal.call]
     return {
@@ -191,6 +197,7 @@ def _proposal(run_facts: _RunFacts, proposal: Proposal) -> dict[str, Any]:
         "steps": [fact.n for fact in plan_steps],
         "probabilities": {str(fact.n): fact.probability for fact in plan_steps},
         "attempts": own_calls or calls,
+        "embedding_attempts": embedding_calls,
     }
 
 
