@@ -244,7 +244,10 @@ def test_an_emptied_redis_is_no_event(installation: Installation, caller: Caller
             time.sleep(EMPTY_PAUSE)
     for answer in answers:
         run = caller.run(answer.result()[1]["baton"]["run"])
-        assert (run["state"], outcomes(run)) == ("succeeded", [["ok"]] * 3)
+        of_steps = outcomes(run)
+        # An engine that stands still for longer than its lease loses the run, whose plan is then made anew.
+        in_force = [of_steps[n] for n in run["proposals"][-1]["steps"]]
+        assert (run["state"], [attempts.count("ok") for attempts in in_force]) == ("succeeded", [1] * 3)
 
 
 def empty(redis: Redis) -> None:
