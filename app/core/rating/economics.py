@@ -30,18 +30,18 @@ DEFINITIONS: Mapping[Success, str] = {
     "signals": "The run has an answer, and its caller neither stopped it nor asked the same again (`baton grade "
     "--signs`); a run that ended without an answer for another reason has no verdict.",
 }
-"""What counts as a success, in the words of a report."""
+"""The sentence by which a report defines a success, for each kind of score."""
 SPARED_METHOD = (
     "For each call of a step that succeeded: the output tokens, without reasoning, of the earlier steps of the same "
     "plan that were done and are not in its access list; and, where `user` is not in it and the plan is not nested, "
     "the input tokens of the run's first such call whose access list was `user` alone."
 )
-"""How a report measures the tokens that access lists kept out of calls."""
+"""The sentence by which a report defines the tokens that access lists kept out of calls."""
 CHEAPEST_METHOD = (
     "For each run: the least that the calls of its steps would have cost at the price of one worker of its pool, with "
     "the tokens that they had, cached ones included, by the pool's snapshot at its admission; planning is left out."
 )
-"""How a report finds the least cost of a run's calls."""
+"""The sentence by which a report defines the least cost of a run's calls."""
 REPORTED_KINDS = frozenset(
     {
         Kind.ADMITTED,

@@ -53,7 +53,7 @@ STEP_SECONDS = 0.02
 FITTED = 8
 """Past steps from which on a worker's tokens are fitted to the bytes of its requests."""
 QUANTILES = (0.1, 0.5, 0.9)
-"""Those of a `Spread`."""
+"""The probabilities of the three quantiles in a `Spread`."""
 
 
 @record(frozen=True, slots=True)

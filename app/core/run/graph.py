@@ -38,7 +38,7 @@ from app.core.run.withheld import find_decider, find_withheld
 CALLER: Final = "caller"
 """The node of the caller's words."""
 BY_POLICY: Final = ("clearance", "rule")
-"""What decides that a worker may not read something."""
+"""The parts of the policy that can forbid a worker to read something: the clearance on its card, or a rule."""
 
 NodeKind = Literal["caller", "plan", "step"]
 What = Literal["conversation", "subtask", "output", "task", "tool_results", "answer"]

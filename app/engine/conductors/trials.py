@@ -267,8 +267,8 @@ def promotion_of(history: tuple[HistoryEntry, ...]) -> Candidate | None:
 
 
 class PresentDefinitions:
-    """Which runs were served by what the pool file in force still defines in the same way: the pool with its workers,
-    the conductor, the fallback and the limits. A run of another definition says nothing about the present one."""
+    """Tells the runs that were served by what the pool file in force still defines in the same way: the pool with its
+    workers, the conductor, the fallback and the limits. A run of another definition says nothing about the present one."""
 
     def __init__(self, store: Store, catalog: Catalog) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Which keys of a body a message may repeat, and how long the path of a field may be in one.
+"""The keys of a body that an error message may repeat, and the length of a field's path in one.
 
 Free of FastAPI, because commands that print runs read this module too.
 """
