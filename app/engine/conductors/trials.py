@@ -268,7 +268,7 @@ def promotion_of(history: tuple[HistoryEntry, ...]) -> Candidate | None:
 
 class PresentDefinitions:
     """Tells the runs that were served by what the pool file in force still defines in the same way: the pool with its
-    workers, the conductor, the fallback and the limits. A run of another definition says nothing about the present one."""
+    workers, the conductor, the fallback and the limits. A run of another definition says nothing of the present one."""
 
     def __init__(self, store: Store, catalog: Catalog) -> None:
         self._store = store
