@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.gateway.app import create_app
 from tests.harness.stand_ins import GatewayStandIn, row_of, store_contents
 
 
@@ -21,8 +22,9 @@ class FuzzTarget:
 
 
 def stock_gateway() -> tuple[GatewayStandIn, str]:
-    """A gateway that holds a run of the key's own and one of somebody else."""
+    """A gateway that holds a run of the key's own and one of somebody else, for more than one test."""
     stand_in = GatewayStandIn()
+    stand_in.app = create_app(stand_in.context)  # a lent one would be taken back after the first test
     stand_in.store.rows = [row_of("run_mine", "acme"), row_of("run_theirs", "other")]
     store_contents(stand_in.store)
     return stand_in, stand_in.add_key()
