@@ -24,8 +24,9 @@ help:  ## This list.
 # What was compiled is kept, for the many processes that tests start, and for the next time.
 run test faults fuzz simulate: export PYTHONDONTWRITEBYTECODE =
 
-# Tests wait a lot: the workers may be six times the cores. They are forks of one process, so that each costs little.
-JOBS ?= 12
+# Tests wait a lot, so there are three workers for each core, and 24 at most, because each has a Postgres of its own. With
+# six for each core the tests took longer, and those in which something must happen in time failed more often.
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN | awk '{ print ($$1 < 8 ? 3 * $$1 : 24) }')
 # What waits for processes and servers comes first, and what only computes fills the gaps at the end.
 FIRST := $(patsubst %,tests/%/,integration engine store cli process deploy stepqueue clients audit gateway)
 THEN := $(filter-out $(FIRST) tests/fuzz/ tests/__pycache__/,$(wildcard tests/*/)) $(wildcard tests/test_*.py)
