@@ -87,7 +87,7 @@ async def test_a_hang_between_two_reads(line: Line) -> None:
 
 
 async def test_an_endless_stream_ends_at_the_total_deadline(line: Line) -> None:
-    error, text = await failure(line, Reply(endless=True, gap=0.001), deadlines=replace(PATIENT, total=1.0))
+    error, text = await failure(line, Reply(endless=True, gap=0.02), deadlines=replace(PATIENT, total=4.0))
     assert type(error) is WorkerTimeout
     assert text.startswith("Hello there.")
     await line.stub.requests[0].wait_until_gone()
