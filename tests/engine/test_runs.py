@@ -91,6 +91,8 @@ async def test_a_step_that_has_ended_meanwhile_is_not_skipped(stub: ProviderStub
     assert driver is not None
     await driver.writer.append((StepSkipped(0, "plan_rejected"),))
     assert Kind.STEP_SKIPPED not in kinds(await events(runtime, followed_run.run))
+    runtime.runs.cancel(followed_run.run, "caller")
+    await finish(followed_run)
 
 
 async def test_a_rejected_plan_gets_one_repair_with_all_reasons(stub: ProviderStub, runtime: Runtime) -> None:
