@@ -93,6 +93,14 @@ class Export:
         """Return the time at which the journal was read, in seconds since 1970."""
         return float(self._head()["at"])
 
+    @property
+    def is_whole(self) -> bool | None:
+        """Return True if the file says that it has every run, False if it says that it has some, else None."""
+        stated = self._head().get("whole")
+        if isinstance(stated, bool):
+            return stated
+        return None
+
     def _head(self) -> dict[str, Any]:
         number, head = next(self._lines(), (1, {}))
         is_export = head.get("baton") == "journal" and head.get("version") in (*WITHOUT_LEDGER, VERSION)

@@ -1,6 +1,8 @@
 """Files of whole journals: `baton audit export` and the archive of pruned runs write them, and the auditor reads them.
 
-    {"baton": "journal", "version": 2, "at": ...}        the time at which it was read, in seconds since 1970
+    {"baton": "journal", "version": 3, "whole": ..., "at": ...}
+                                                         the time at which it was read, in seconds since 1970, and
+                                                         true if it has every run; releases up to 0.2 did not say so
     {"catalog": digest, "body": base64}                  every pool that was in force
     {"change": {column: value}}                          every change of a conductor's version; none in version 1
     {"run": {column: value}}                             a run's row, followed by:
@@ -91,7 +93,8 @@ async def write(source: Source, path: Path, *, now: float, run: str | None = Non
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             catalogs, changes = await source.catalogs(), await source.changes() or ()
-            file.writelines(_head(now, catalogs, changes))
+            is_whole = run is None and since is None
+            file.writelines(_head(now, catalogs, changes, is_whole=is_whole))
             async for record in source.records(run=run, since=since):
                 runs += 1
                 file.writelines(_lines(record))
@@ -123,7 +126,7 @@ class CompressedJournals:
     def __init__(self, now: float, catalogs: Mapping[str, bytes], changes: Sequence[Change]) -> None:
         self._written = BytesIO()
         self._file = gzip.GzipFile(fileobj=self._written, mode="wb", compresslevel=LEVEL, mtime=0)
-        self._file.writelines(_head(now, catalogs, changes))
+        self._file.writelines(_head(now, catalogs, changes, is_whole=False))
         self.runs = 0
 
     @property
@@ -144,8 +147,8 @@ class CompressedJournals:
         return self._written.getvalue()
 
 
-def _head(now: float, catalogs: Mapping[str, bytes], changes: Sequence[Change]) -> Iterator[bytes]:
-    yield _line({"baton": "journal", "version": VERSION, "at": now})
+def _head(now: float, catalogs: Mapping[str, bytes], changes: Sequence[Change], *, is_whole: bool) -> Iterator[bytes]:
+    yield _line({"baton": "journal", "version": VERSION, "whole": is_whole, "at": now})
     yield from _catalog_lines(catalogs, ())
     yield from _change_lines(changes, ())
 

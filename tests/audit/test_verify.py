@@ -729,6 +729,42 @@ def test_the_command_verifies_a_database_and_saved_tiles(data: Path) -> None:
     assert verify_file(lines.replace(last, last + invented)) == "surplus"
 
 
+def test_a_run_that_was_taken_out_of_an_export_or_put_into_it_is_found(data: Path) -> None:
+    """Of an export of everything; one of a part says so, and one of an earlier release does not say which it is."""
+    exported, tiles = data / "journal.jsonl", str(data / "tiles")
+    assert baton(data, "audit", "tiles", tiles).status == 0
+    assert baton(data, "audit", "export", str(exported)).status == 0
+    text = exported.read_text()
+    blocks = re.findall(r'{"run":.*\n(?:{"(?:event|content|ticket|disclosure|rating)":.*\n)*', text)
+    (pruned,) = re.findall(r'{"pruned":.*\n', text)
+    made_later = text.replace(text[: text.index("\n")], text[: text.index("\n")].replace('"at":', '"at":9'), 1)
+
+    def verify_file(text: str, *options: str) -> tuple[int, str]:
+        exported.write_text(text)
+        result = baton(data, "audit", "verify", tiles, "--journal", str(exported), *options)
+        return result.status, result.out
+
+    for removed in (blocks[0], pruned):
+        for file, options in ((text, ("--settled",)), (made_later, ())):
+            status, out = verify_file(file.replace(removed, ""), *options)
+            assert (status, "it was sealed; the file neither has it" in out) == (1, True)
+        assert verify_file(text.replace(removed, ""))[0] == 0  # the file was written right after the sealing
+    a_part = made_later.replace('"whole":true', '"whole":false').replace(blocks[0], "")
+    status, out = verify_file(a_part)
+    assert (status, "1 runs of the log are not in the file, which says that it has not all" in out) == (0, True)
+    of_before = made_later.replace('"whole":true,', "").replace(blocks[0], "")
+    status, out = verify_file(of_before)
+    assert (status, "which does not say whether it has all" in out) == (0, True)
+    assert verify_file(of_before, "--settled")[0] == 1
+    new = re.sub(r"run_[a-z]+", "run_new", blocks[0])
+    assert verify_file(text.replace(blocks[0], blocks[0] + new))[0] == 1
+    just_now = re.sub(r'"at":[0-9.]+', f'"at":{time.time()}', new)
+    assert verify_file(text.replace(blocks[0], blocks[0] + just_now))[0] == 0  # written after the tiles were saved
+    assert verify_file(text.replace(blocks[0], blocks[0] + just_now), "--settled")[0] == 1
+    of_the_future = re.sub(r'"at":[0-9.]+', f'"at":{time.time() + 3600}', new)
+    assert verify_file(text.replace(blocks[0], blocks[0] + of_the_future))[0] == 1
+
+
 def test_an_altered_bundle_is_named_offline(data: Path) -> None:
     folder = data / "tiles"
     assert baton(data, "audit", "tiles", str(folder)).status == 0

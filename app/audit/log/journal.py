@@ -4,7 +4,7 @@ The salts of the commitments to rows are in the database alone, so of a file the
 """
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
@@ -32,25 +32,27 @@ class Moments:
         return entry.at < self.exported_at - UNSEALED_SECONDS
 
     def must_be_sealed(self, at: float) -> bool:
-        """Return True if the log must have what was written at this time."""
-        return at < self.sealed_at - UNSEALED_SECONDS
+        """Return True if the log must have what was written at this time. What claims to be later than its file is not
+        taken for new."""
+        return at < self.sealed_at - UNSEALED_SECONDS or at > self.exported_at + UNSEALED_SECONDS
 
 
 async def check_journal(
-    source: Source, entries: Sequence[StoredEntry], report: Verification, *, exported_at: float, settled: bool = False
+    source: Source,
+    entries: Sequence[StoredEntry],
+    report: Verification,
+    *,
+    exported_at: float,
+    whole: bool | None,
+    settled: bool = False,
 ) -> None:
-    """Check every run of a file that was written at this time, whose log has these entries. If the copies are
-    `settled`, they were made while nothing was written, and what only one of them has is a finding."""
-    sealed_entries: dict[str, list[LogEntry]] = {}
-    moments = Moments(exported_at, 0.0)
-    for stored in entries:
-        try:
-            entry = read_entry(stored.place, stored.entry, stored.salt)
-        except LogFormatError:
-            continue
-        moments = Moments(exported_at, entry.at)
-        if entry.kind == RUN:
-            sealed_entries.setdefault(entry.id, []).append(entry)
+    """Check every run of a file that was written at this time, whose log has these entries.
+
+    `whole` is what the file says of itself: True for all runs, False for some; None if it does not say so. If the
+    copies are `settled`, they were made while nothing was written, and what only one of them has is a finding.
+    """
+    sealed_entries, sealed_at = _read_run_entries(entries)
+    moments = Moments(exported_at, sealed_at)
     if settled:
         moments = Moments(inf, inf)
     async for record in source.records():
@@ -69,8 +71,26 @@ async def check_journal(
         "Of the file, the events of runs were compared. `baton audit check FILE` derives rows and the ledger from "
         "them; keys and ratings are proven by the database alone."
     )
-    if sealed_entries:
-        report.notes.append(f"{len(sealed_entries):,} runs of the log are not in the file, which may be a part.")
+    if whole or (whole is None and settled):
+        _check_absent_runs(sealed_entries, moments, report)
+    elif sealed_entries:
+        says = "says that it has not all of them" if whole is False else "does not say whether it has all of them"
+        report.notes.append(f"{len(sealed_entries):,} runs of the log are not in the file, which {says}.")
+
+
+def _read_run_entries(entries: Sequence[StoredEntry]) -> tuple[dict[str, list[LogEntry]], float]:
+    """Return the entries about each run, and the time at which the last entry was sealed, in seconds since 1970."""
+    run_entries: dict[str, list[LogEntry]] = {}
+    sealed_at = 0.0
+    for stored in entries:
+        try:
+            entry = read_entry(stored.place, stored.entry, stored.salt)
+        except LogFormatError:
+            continue
+        sealed_at = entry.at
+        if entry.kind == RUN:
+            run_entries.setdefault(entry.id, []).append(entry)
+    return run_entries, sealed_at
 
 
 def _time_in_words(at: float) -> str:
@@ -83,7 +103,10 @@ def _time_in_words(at: float) -> str:
 def _check_run(record: Record, entries: Sequence[LogEntry], moments: Moments, report: Verification) -> None:
     thing = f"run {record.row['id']}"
     if not entries:
-        report.add(Finding("surplus", thing, "the file has the run, and it was never sealed"))
+        if not record.events or any(moments.must_be_sealed(event.at) for event in record.events):
+            report.add(Finding("surplus", thing, "the file has the run, and it was never sealed"))
+        else:
+            report.pending += 1
         return
     tree = GrowingTree()
     for entry in entries:
@@ -102,6 +125,19 @@ def _check_run(record: Record, entries: Sequence[LogEntry], moments: Moments, re
         if moments.must_be_sealed(event.at):
             words = f"the file has event {event.seq}, and it was never sealed"
             report.add(Finding("surplus", thing, words, entries[-1].place))
+        else:
+            report.pending += 1
+
+
+def _check_absent_runs(
+    sealed_entries: Mapping[str, Sequence[LogEntry]], moments: Moments, report: Verification
+) -> None:
+    """Report the runs of which the file has neither the events nor what is left after pruning. One is pending, and not
+    missing, if the file may have been written before its first entry."""
+    for name, entries in sealed_entries.items():
+        if moments.must_be_in_file(entries[0]):
+            words = "it was sealed; the file neither has it nor says that it was pruned"
+            report.add(Finding("missing", f"run {name}", words, entries[0].place))
         else:
             report.pending += 1
 

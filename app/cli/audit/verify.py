@@ -119,7 +119,9 @@ async def _verify_folder(args: Arguments, check: LogCheck) -> None:
     check.check(folder.entries(), folder.note())
     if args.journal is not None:
         export, entries = Export(Path(args.journal)), list(folder.entries())
-        await check_journal(export, entries, check.report, exported_at=export.at, settled=args.settled)
+        await check_journal(
+            export, entries, check.report, exported_at=export.at, whole=export.is_whole, settled=args.settled
+        )
 
 
 async def _verify_database(args: Arguments, environ: Mapping[str, str], check: LogCheck) -> None:
