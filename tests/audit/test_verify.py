@@ -802,6 +802,7 @@ def test_an_option_with_which_nothing_would_be_compared_is_refused(data: Path) -
         (("--key", str(file)), "has no key"),
         ((*held, "--witness", str(file)), "has no key"),
         (("--journal", str(file)), "needs the folder of saved tiles"),
+        (("--saved", str(folder)), "has no entries of a log"),
     ):
         result = baton(data, "audit", "verify", *options)
         assert (result.status, result.out) == (2, ""), options

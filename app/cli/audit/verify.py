@@ -42,7 +42,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     if args.journal is not None and args.folder is None:
         raise ConfigInvalid(["--journal: needs the folder of saved tiles with which it is compared"])
     if args.saved is not None:
-        check.saved_entries = TilesFolder(Path(args.saved)).bundle
+        check.saved_entries = _read_saved_tiles(args.saved).bundle
     began = time.monotonic()
     try:
         if args.folder is not None:
@@ -110,6 +110,15 @@ def _read_checkpoints(places: tuple[str, ...]) -> tuple[tuple[str, Checkpoint], 
             except (OSError, UnicodeDecodeError, LogFormatError) as error:
                 raise ConfigInvalid([f"--checkpoint {file}: {error}"]) from None
     return tuple(checkpoints)
+
+
+def _read_saved_tiles(place: str) -> TilesFolder:
+    """Return the saved tiles of this command. Raises `ConfigInvalid` for a folder without any, as `_read_checkpoints`
+    does."""
+    folder = TilesFolder(Path(place))
+    if not folder.bundle(0):
+        raise ConfigInvalid([f"--saved {place}: the folder has no entries of a log; `baton audit tiles` saves them"])
+    return folder
 
 
 async def _verify_folder(args: Arguments, check: LogCheck) -> None:
