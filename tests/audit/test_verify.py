@@ -16,11 +16,12 @@ import pytest
 from sqlalchemy import Connection, create_engine, insert, text
 
 from app.audit.budgets import check_windows
+from app.audit.log import verify as log_verify
 from app.audit.log.findings import Finding, Verification
 from app.audit.log.folder import TilesFolder
 from app.audit.log.rows import OTHER_REFS
 from app.audit.log.tree import Checkpoint, GrowingTree, leaf_hash, root_of
-from app.audit.log.verify import LogCheck, tiles_of
+from app.audit.log.verify import LogCheck, StoredEntry, tiles_of
 from app.core.pool.budgets import Budget
 from app.core.run.kinds import Kind
 from app.core.run.visibility import complete_disclosures
@@ -544,6 +545,37 @@ def test_an_entry_is_about_the_run_that_its_row_names(conn: Connection, subject:
     change = "UPDATE log_leaves SET subject = 'run_later' WHERE id = 'fb0'"
     findings = [(finding.rule, finding.words) for finding in find_after_change(conn, change, subject.checkpoints)]
     assert ("entry", "the columns beside the entry say something else") in findings
+
+
+LEVELS = [(0, 21), (1, 5), (2, 1), (0, 0), (1, 0)]
+"""Level and number of tiles of 87 entries, where a tile has four hashes: three of them are not full."""
+
+
+@pytest.mark.parametrize("added", [b"", b"x", bytes(32)])
+@pytest.mark.parametrize("place", LEVELS)
+def test_every_stored_tile_has_the_hashes_of_the_entries_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, place: tuple[int, int], added: bytes
+) -> None:
+    monkeypatch.setattr(log_verify, "WIDTH", 4)
+    entries = [StoredEntry(number, b'{"t": "key", "id": "k%d", "at": 1}' % number) for number in range(87)]
+    stored: dict[tuple[int, int], bytes] = {}
+    level, hashes = 0, [leaf_hash(entry.entry) for entry in entries]
+    while hashes:
+        parts = [hashes[at : at + 4] for at in range(0, len(hashes), 4)]
+        stored |= {(level, number): b"".join(part) for number, part in enumerate(parts)}
+        level, hashes = level + 1, [root_of(part) for part in parts if len(part) == 4]
+
+    def rules() -> set[str]:
+        check = LogCheck(Verification(), tiles=lambda *place: stored.get(place, b""), stored_tiles=len(stored))
+        check.check(entries, None)
+        return set(check.report.rules) - {"checkpoint"}  # there is none
+
+    assert rules() == set()
+    if added:
+        stored[place] += added
+    else:
+        stored[place] = bytes([stored[place][0] ^ 1]) + stored[place][1:]
+    assert rules()
 
 
 def test_changes_that_no_pass_would_take_are_a_finding() -> None:

@@ -8,6 +8,7 @@ the tiles of the log where they were left as they were, show the very entry.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from app.audit.log.entries import LOG_KEY, ROW, RUN, LogEntry, read_entry
@@ -172,8 +173,8 @@ class LogCheck:
         self.report.entries = tree.size
         roots[tree.size] = tree.root()
         self._report_differences(wrong, roots)
-        if self.stored_tiles is not None and self.stored_tiles != (needed := tiles_of(tree.size)):
-            self._add("tile", f"{self.stored_tiles:,} tiles are stored, and the entries have {needed:,}", tree.size)
+        if self.stored_tiles is not None:
+            self._check_extent_of_tiles(self.stored_tiles, tree.size)
         return roots
 
     def _check_entry(self, stored: StoredEntry, progress: dict[str, int]) -> None:
@@ -213,16 +214,36 @@ class LogCheck:
         """Return the places from `first` on whose hashes are not those of the log's tile."""
         if self.tiles is None or not level:
             return []
-        stored = self.tiles(0, first // WIDTH)
-        hashes = [stored[at : at + HASH_BYTES] for at in range(0, len(stored), HASH_BYTES)]
+        hashes = _split_tile(self.tiles(0, first // WIDTH))
         places = [first + at for at, digest in enumerate(level) if at >= len(hashes) or hashes[at] != digest]
-        above = b""
-        if len(level) == WIDTH:
-            above = self.tiles(1, first // WIDTH // WIDTH)
-        at = first // WIDTH % WIDTH * HASH_BYTES
-        if len(level) == WIDTH and above[at : at + HASH_BYTES] != root_of(hashes) and not places:
-            self._add("tile", f"the hash over the entries {first:,} to {first + WIDTH - 1:,} is another one", first)
+        if len(level) == WIDTH and not places:
+            self._check_tiles_above(self.tiles, first // WIDTH, hashes)
         return places
+
+    def _check_tiles_above(self, tiles: Tiles, number: int, hashes: Sequence[bytes]) -> None:
+        """Compare the root over a full tile of entries with its hash in the tile above. Where it is the last one of
+        that tile, do the same with that tile, and so on."""
+        for level in count(1):
+            above, at = _split_tile(tiles(level, number // WIDTH)), number % WIDTH
+            if above[at : at + 1] != [root_of(hashes)]:
+                size = WIDTH**level
+                first = number * size
+                self._add("tile", f"the hash over the entries {first:,} to {first + size - 1:,} is another one", first)
+            if at < WIDTH - 1:
+                return
+            number, hashes = number // WIDTH, above
+
+    def _check_extent_of_tiles(self, stored_tiles: int, size: int) -> None:
+        """As many tiles are stored as the entries have, and the last one of each level has no hash too many. (The
+        hashes of all others are compared with the tile above.)"""
+        if stored_tiles != (needed := tiles_of(size)):
+            self._add("tile", f"{stored_tiles:,} tiles are stored, and the entries have {needed:,}", size)
+        level, hashes = 0, size
+        while self.tiles is not None and hashes:
+            number, width = divmod(hashes, WIDTH)
+            if width and len(self.tiles(level, number)) > width * HASH_BYTES:
+                self._add("tile", f"the last tile of level {level} has more hashes than there are", size)
+            level, hashes = level + 1, number
 
     def _compare_saved(self, first: int, level: Sequence[bytes]) -> None:
         """Compare with the entries that were saved elsewhere."""
@@ -309,3 +330,8 @@ class LogCheck:
     def _comparable_checkpoints(self, roots: Mapping[int, bytes]) -> list[Checkpoint]:
         """Return the held checkpoints whose sizes the log has reached, so that it has a root to compare."""
         return [checkpoint for _, checkpoint in self.held_checkpoints if checkpoint.size in roots]
+
+
+def _split_tile(tile: bytes) -> list[bytes]:
+    """Return the hashes of a tile."""
+    return [tile[at : at + HASH_BYTES] for at in range(0, len(tile), HASH_BYTES)]
