@@ -85,14 +85,19 @@ def _check_record(name: str, record: Mapping[str, Any], history: Sequence[Mappin
 def _check_changes(
     administration: Administration, histories: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
 ) -> Iterator[Violation]:
-    """Each change of a conductor's version, or of what serves a tier, since the log began stands in it."""
+    """Each change of a conductor's version, or of what serves a tier, since the log began stands in it, and each that
+    stands in it is stored."""
     logged: dict[str, tuple[str, str, str]] = {}
+    stored = {change.id for change in administration.changes}
     for (kind, target), history in histories.items():
         if kind not in ("conductor", "tier"):
             continue
         for event in history:
             after = _read(event["after"]) or {}
             logged[str(after.get("change"))] = (target, event["action"], str(after.get("version")))
+            if after.get("change") not in stored:
+                words = f"the log has the change {after.get('change')} of what is in force, and it is not stored"
+                yield Violation(f"{kind} {target}", event["seq"], UNLOGGED, words)
     for change in administration.changes:
         kind, target = "conductor", change.conductor
         if tier := tier_in(change.conductor):
