@@ -26,6 +26,8 @@ MOST_LINES = (b'{"event":', b'{"content":')
 """The beginnings of most lines of a file, which are not parsed where other lines are looked for."""
 BYTES = "base64"
 GZIP = ".gz"
+MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
+"""The exceptions that are raised where a line lacks a field, or a field is of another type."""
 
 
 @dataclass(slots=True)
@@ -40,7 +42,7 @@ class _PartialRun:
     ratings: list[Mapping[str, Any]] = field(default_factory=list)
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Add one line. Raises `KeyError`, `TypeError` or `ValueError` for a line that is not part of a run."""
+        """Add one line. Raises one of `MALFORMED` for a line that is not part of a run."""
         if "event" in line:
             body = line["body"]
             coded = isinstance(body, dict) and body.keys() == {BYTES}
@@ -72,7 +74,7 @@ def _from_base64(text: str) -> bytes:
 
 
 def _decode_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of a row, with those that are bytes decoded."""
+    """Return the columns of a row, with those that are bytes decoded. Raises one of `MALFORMED`."""
     row: dict[str, Any] = {}
     for name, column in columns.items():
         if isinstance(column, dict):
@@ -80,6 +82,33 @@ def _decode_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
         else:
             row[name] = column
     return row
+
+
+def _decode_run(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of a run, or what is left of a pruned one. Raises one of `MALFORMED`."""
+    row = _decode_columns(columns)
+    if not isinstance(row["id"], str) or not isinstance(row["created_at"], int | float):
+        raise TypeError("a run has an id and the time of its admission")
+    return row
+
+
+def _decode_pruned_run(columns: Mapping[str, Any]) -> PrunedRun:
+    """Return what is left of a pruned run. Raises one of `MALFORMED`."""
+    pruned_run = PrunedRun(**_decode_run(columns))
+    if not isinstance(pruned_run.events, int) or not isinstance(pruned_run.root, bytes):
+        raise TypeError("of a pruned run the number of its events is left, and their root")
+    return pruned_run
+
+
+def _decode_change(columns: Mapping[str, Any]) -> Change:
+    """Return a change of a conductor's version. Raises one of `MALFORMED`."""
+    change = Change(**columns)
+    texts = (change.id, change.conductor, change.kind, change.version)
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("a change names itself, its conductor, its kind and its version")
+    if not isinstance(change.at, int | float) or not isinstance(change.share, int | float):
+        raise TypeError("a change has a time and a share of the runs")
+    return change
 
 
 class Export:
@@ -112,7 +141,10 @@ class Export:
         """Implements `journal_file.Source`."""
         snapshots: dict[str, bytes] = {}
         for number, line in self._lines_outside_runs("catalog"):
-            snapshots[line["catalog"]] = self._bytes(number, line)
+            try:
+                snapshots[line["catalog"]] = _from_base64(line["body"])
+            except MALFORMED:
+                raise self._fault(number, "is no line of an export") from None
         return snapshots
 
     async def changes(self) -> Sequence[Change] | None:
@@ -122,8 +154,8 @@ class Export:
         changes: list[Change] = []
         for number, line in self._lines_outside_runs("change"):
             try:
-                changes.append(Change(**line["change"]))
-            except TypeError:
+                changes.append(_decode_change(line["change"]))
+            except MALFORMED:
                 raise self._fault(number, "is no line of an export") from None
         return changes
 
@@ -147,8 +179,8 @@ class Export:
         """Implements `journal_file.Source`."""
         for number, line in self._lines_outside_runs("pruned"):
             try:
-                pruned_run = PrunedRun(**_decode_columns(line["pruned"]))
-            except (TypeError, ValueError):
+                pruned_run = _decode_pruned_run(line["pruned"])
+            except MALFORMED:
                 raise self._fault(number, "is no line of an export") from None
             if _is_selected(pruned_run.id, pruned_run.created_at, run, since):
                 yield pruned_run
@@ -168,12 +200,12 @@ class Export:
                 if "run" in line:
                     if gathered is not None:
                         yield gathered.record(has_ledger=has_ledger)
-                    gathered = _PartialRun(_decode_columns(line["run"]))
+                    gathered = _PartialRun(_decode_run(line["run"]))
                 elif "end" in line:
                     ended = number
                 elif gathered is not None and not OUTSIDE_RUNS & line.keys():
                     gathered.add(line)
-            except (KeyError, TypeError, ValueError):
+            except MALFORMED:
                 raise self._fault(number, "is no line of an export") from None
         if not ended or ended != number:
             raise self._fault(number, "is where the file breaks off; export it again")
@@ -203,12 +235,6 @@ class Export:
             raise self._fault(1, f"cannot be read: {error.strerror or type(error).__name__}") from None
         except orjson.JSONDecodeError:
             raise self._fault(number, "is no JSON; the file is damaged") from None
-
-    def _bytes(self, number: int, line: Mapping[str, Any]) -> bytes:
-        try:
-            return _from_base64(line["body"])
-        except (KeyError, TypeError, ValueError):
-            raise self._fault(number, "is no line of an export") from None
 
     def _fault(self, number: int, what: str) -> ConfigInvalid:
         return ConfigInvalid([f"{self._path}:{number}: {what}"])
