@@ -216,6 +216,17 @@ def test_an_export_replaces_a_file_and_neither_a_link_nor_a_device(desk: Desk) -
     assert (status, "it is no file" in err, pipe.is_fifo()) == (2, True, True)
 
 
+def test_an_export_of_one_run_is_logged_for_its_tenant_and_one_of_no_run_is_refused(
+    desk: Desk, journal: Journal
+) -> None:
+    row, file = journal.runs["single"].row, desk.folder / "one.jsonl"
+    assert desk("export", str(file), "--run", "run_0")[:2] == (2, "")
+    assert not file.exists()
+    assert desk("export", str(file), "--run", row["id"])[0] == 0
+    (reading,) = json.loads(desk("reads", "--json", "--tenant", row["tenant"])[1])
+    assert (reading["run"], reading["what"]) == (row["id"], "export of 1 run")
+
+
 def test_a_field_of_a_wrong_type_is_a_violation_and_stops_no_other_rule(desk: Desk, journal: Journal) -> None:
     run = journal.runs["conducted"].row["id"]
     falsified = "CAST(json_set(CAST(body AS TEXT), '$.passed_over', 1) AS BLOB)"

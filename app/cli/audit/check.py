@@ -19,11 +19,12 @@ from app.cli import event_loop, storage, streams, terminal
 from app.cli.arguments import Arguments
 from app.cli.audit import content_reads
 from app.cli.terminal import count
-from app.errors import ConfigInvalid, StoreUnavailable
+from app.errors import ConfigInvalid, NotFound, StoreUnavailable
 from app.process.config import read
 from app.providers.formats import adapter
 from app.store.archive import Archive
 from app.store.journal_file import write
+from app.store.protocol import Store
 from app.store.sealed_rows import SealedRows, in_one_snapshot
 
 MAX_PRINTED_VIOLATIONS = 200
@@ -104,15 +105,30 @@ async def _export(args: Arguments, environ: Mapping[str, str], now: float) -> in
     if args.since:
         since = now - args.since
     settings = read(environ)
-    async with storage.existing_database(settings), storage.open_journals(settings) as archive:
-        runs = await write(archive, Path(args.file), now=now, run=args.run, since=since)
+    tenant = ""
     async with storage.open_configured_store(settings) as store:
-        await content_reads.record_read(store, args.run or "", "", f"export of {count(runs, 'run')}")
+        if args.run is not None:
+            try:
+                tenant = await _find_tenant(store, args.run)
+            except NotFound:
+                print("baton: there is no such run", file=sys.stderr)
+                return UNREADABLE
+        async with storage.open_journals(settings) as archive:
+            runs = await write(archive, Path(args.file), now=now, run=args.run, since=since)
+        await content_reads.record_read(store, args.run or "", tenant, f"export of {count(runs, 'run')}")
     if args.json:
         terminal.print_json({"file": args.file, "runs": runs})
         return CLEAN
     terminal.stderr().print(f"Wrote {count(runs, 'run')} to {args.file}; it holds callers' texts.", markup=False)
     return CLEAN
+
+
+async def _find_tenant(store: Store, run: str) -> str:
+    """Return the tenant of a run that is stored, or was pruned. Raises `NotFound`."""
+    try:
+        return (await store.run(run)).tenant
+    except NotFound:
+        return (await store.pruned_run(run)).tenant
 
 
 async def _save_tiles(args: Arguments, environ: Mapping[str, str]) -> int:
