@@ -90,19 +90,25 @@ async def open_configured_store(settings: Settings) -> AsyncIterator[Store]:
 
 async def find_run(store: Store, name: str) -> RunRow:
     """Find a run by its id, a prefix of it, the id of any of its replies, or `last`. Raises `NotFound`."""
-    name = run_of_reply(name)
     if name == "last":
         newest = await store.runs(RunQuery(limit=1))
         if not newest:
             raise NotFound("There are no runs yet; send a request first.")
         return newest[0]
+    run = run_id(name)
     try:
-        return await store.run(name)
+        return await store.run(run)
     except NotFound:
-        await _raise_if_pruned(store, name)
-        if not name.startswith("run_"):
-            name = f"run_{name}"
-        return await _find_by_prefix(store, name)
+        await _raise_if_pruned(store, run)
+        return await _find_by_prefix(store, run)
+
+
+def run_id(name: str) -> str:
+    """Return the id of a run, or the beginning of one, that is named by the id of a reply or without its `run_`."""
+    run = run_of_reply(name)
+    if run.startswith("run_"):
+        return run
+    return f"run_{run}"
 
 
 async def _raise_if_pruned(store: Store, run: str) -> None:

@@ -6,6 +6,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from app.core.transparency.notes import Signer
 from app.engine.log_export import file_name
 from app.store.sql import open_store
@@ -89,6 +91,30 @@ def test_an_entry_that_was_changed_is_named(tmp_path: Path) -> None:
     result = baton(tmp_path, "runs", "proof", "run_1", **environ)
     assert result.status == 1
     assert "Entry 1 is not in the tree of the checkpoint." in result.out
+
+
+def test_a_stored_checkpoint_that_is_none_is_named_and_a_log_without_entries_has_no_key(tmp_path: Path) -> None:
+    environ = {"BATON_DATABASE_URL": f"sqlite:///{tmp_path}/baton.db"}
+    assert baton(tmp_path, "migrate", **environ).status == 0
+    assert json.loads(baton(tmp_path, "audit", "log", "--json", **environ).out)["key"] is None
+    asyncio.run(seal_one_run(tmp_path, SIGNER))
+    assert json.loads(baton(tmp_path, "audit", "log", "--json", **environ).out)["key"] == "BATON_LOG_KEY"
+    change(tmp_path / "baton.db", "UPDATE log_state SET checkpoint = 'another'")
+    for command in (("audit", "log"), ("runs", "proof", "run_1")):
+        result = baton(tmp_path, *command, **environ)
+        assert (result.status, "is not valid" in result.err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["run_1", "1", "chatcmpl-run_1", "resp_run_1"])
+def test_a_pruned_run_is_proven_by_every_name_of_it(tmp_path: Path, name: str) -> None:
+    environ = {"BATON_DATABASE_URL": f"sqlite:///{tmp_path}/baton.db"}
+    asyncio.run(seal_one_run(tmp_path, SIGNER))
+    columns = "id, tenant, state, created_at, ended_at, pruned_at, events, root, archive"
+    values = "'run_1', 'tenant', 'failed', 1, 2, 3, 1, x'00', ''"
+    change(tmp_path / "baton.db", f"INSERT INTO pruned_runs ({columns}) VALUES ({values})")
+    change(tmp_path / "baton.db", "DELETE FROM runs")
+    proof = baton(tmp_path, "runs", "proof", name, **environ)
+    assert (proof.status, "The run was pruned." in proof.out) == (0, True)
 
 
 def change(database: Path, statement: str) -> None:

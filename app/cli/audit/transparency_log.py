@@ -25,9 +25,13 @@ def run(args: Arguments, environ: Mapping[str, str], _now: Callable[[], float]) 
     settings = read(environ)
     terminal.log_to_stderr("warning")
     storage.print_database(settings)
-    if args.verb == "proof":
-        return event_loop.run(_prove(settings, args))
-    return event_loop.run(_show(settings, args))
+    try:
+        if args.verb == "proof":
+            return event_loop.run(_prove(settings, args))
+        return event_loop.run(_show(settings, args))
+    except NoteInvalid as error:
+        words = f"The checkpoint that is stored in the database is not valid: {error}"
+        raise ConfigInvalid([f"{words} `baton audit verify` says what else is altered."]) from None
 
 
 def _new_key(name: str, *, as_json: bool) -> int:
@@ -70,9 +74,11 @@ def _facts(state: LogState, checkpoint: Checkpoint | None) -> dict[str, Any]:
         origin, root = checkpoint.origin, checkpoint.root.hex()
     if state.sealed_at is not None:
         sealed_at = terminal.moment(state.sealed_at)
-    key = "BATON_LOG_KEY"
+    key = None
     if state.stored_key:
         key = "in the database"
+    elif state.verifiers:
+        key = "BATON_LOG_KEY"
     return {
         "origin": origin,
         "size": state.size,
@@ -134,7 +140,7 @@ async def _find_run(store: Store, name: str) -> tuple[str, int | None]:
     try:
         row = await storage.find_run(store, name)
     except RunPruned:
-        return name, None
+        return storage.run_id(name), None
     return row.id, row.seq
 
 
