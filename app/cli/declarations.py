@@ -178,15 +178,18 @@ def in_order(*decorators: Decorator[Any]) -> Decorator[Any]:
 
 
 class Count(click.ParamType[int]):
-    """A whole number from 1 to a million."""
+    """A whole number from 1 to `most`."""
 
     name = "number"
+
+    def __init__(self, most: int = 1_000_000) -> None:
+        self._most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number."""
         number = _number(value)
-        if not 1 <= number <= 1_000_000 or number != int(number):
-            self.fail("must be a whole number from 1", param, ctx)
+        if not 1 <= number <= self._most or number != int(number):
+            self.fail(f"must be a whole number from 1 to {self._most:,}", param, ctx)
         return int(number)
 
 

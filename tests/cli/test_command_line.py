@@ -132,7 +132,8 @@ def test_values_have_their_units_and_defaults(words: str, name: str, value: Any)
     [
         ("keys add x --usd 0", "dollars above 0"),
         ("keys add x --usd much", "dollars above 0"),
-        ("keys add x --rpm 1.5", "whole number"),
+        ("keys add x --rpm 1.5", "whole number from 1 to 1,000,000"),
+        ("runs ls --limit 1001", "whole number from 1 to 1,000"),
         ("keys add x --expires 3y", "time span"),
         ("conductor canary c v 1", "between 0 and 1"),
         ("calibrate --each 4", "'1', '2', '3'"),

@@ -199,3 +199,9 @@ def test_a_wrong_command_line_says_what_is_missing(desk: Desk, words: list[str],
     status, output = desk.say("replay", *runs, *words)
     assert status == 2
     assert word in output
+
+
+def test_filters_beside_ids_of_runs_are_refused(tmp_path: Path) -> None:
+    with redirect_stderr(StringIO()) as err:
+        status = main(["replay", "run_1", "--tier", "baton-mini"], {"BATON_DATA_DIR": str(tmp_path)})
+    assert (status, "--tier: chooses runs, and their ids are given" in err.getvalue()) == (2, True)

@@ -26,3 +26,8 @@ def test_a_class_that_cannot_be_read_is_a_fault_of_the_settings(tmp_path: Path, 
     result = baton(tmp_path, "retention", "show", BATON_RETENTION_CLASSES=text)
     assert result.status == 2
     assert "class 1" in result.err
+
+
+def test_the_database_is_named_in_which_content_is_erased(tmp_path: Path) -> None:
+    result = baton(tmp_path, "runs", "erase", "--user", "ann", "--dry-run")
+    assert result.err.startswith("database: sqlite")

@@ -20,7 +20,7 @@ STYLES: Mapping[str, str] = {"ok": "green", "fail": "bold red", "skip": "dim"}
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
-    """Run all doctor_checks. Returns 1 if one failed."""
+    """Run all checks. Returns 1 if one failed."""
     terminal.log_to_stderr("error")
     report = _Report(as_json=args.json)
     try:

@@ -27,6 +27,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         others = {"run", "ref", "user", "tenant", "before"} - {name}
         if getattr(args, name) and any(getattr(args, other) for other in others):
             raise ConfigInvalid([f"runs erase: --{name} says what to erase; leave the other options out"])
+    storage.print_database(settings)
     return event_loop.run(_erase(settings, args, now))
 
 

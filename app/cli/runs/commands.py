@@ -11,6 +11,7 @@ from app.cli.declarations import (
     POOL,
     SINCE,
     SPAN,
+    Count,
     Finite,
     Group,
     argument,
@@ -68,7 +69,7 @@ def define(root: Group) -> None:
         "baton runs ls --metadata team=search --min-cost 0.01",
         "baton runs ls --rated bad --since 7d",
     )
-    @option("--limit", type=COUNT, default=20, help="The most runs to list.")
+    @option("--limit", type=Count(1_000), default=20, help="The most runs to list, up to 1,000.")
     @filter_options("state")
     @FILTERS
     @option("--min-cost", type=DOLLARS, help="Only runs that cost this many dollars or more.")

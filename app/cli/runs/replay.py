@@ -46,6 +46,11 @@ RESAMPLES = 2_000
 TOOL_WAIT_SECONDS = 1.0
 """Seconds after which a replay that waits for tools is taken for one that has no recorded results for its calls."""
 POLL_SECONDS = 0.05
+SELECTIONS = (
+    *("since", "seed", "state", "tier", "worker", "label", "topology"),
+    *("model", "user", "metadata", "key", "tenant"),
+)
+"""Options that choose the runs to replay, in place of their ids."""
 SAME_ANSWER: Mapping[bool | None, str] = {True: "same", False: "other", None: "unknown"}
 SAME_ANSWER_SENTENCES: Mapping[bool | None, str] = {
     True: "The answers are the same.",
@@ -160,6 +165,10 @@ def _parse_configuration(args: Arguments) -> Mapping[str, str]:
         raise ConfigInvalid(["--from-step: replay one run, because steps of different runs have nothing in common"])
     if not args.run and args.since is None:
         raise ConfigInvalid(["say which runs: their ids, or --since 7d with other filters"])
+    selections = [f"--{name}" for name in SELECTIONS if getattr(args, name) is not None]
+    if args.run and selections:
+        fault = f"{', '.join(selections)}: chooses runs, and their ids are given; leave out one or the other"
+        raise ConfigInvalid([f"{fault} (a replay under another tier is --under tier=NAME)"])
     return configuration
 
 

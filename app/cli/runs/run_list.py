@@ -60,7 +60,7 @@ async def _list(settings: Settings, args: Arguments, now: float) -> None:
 
 
 def _build_sorted_query(args: Arguments, keys: Sequence[KeyRow], now: float) -> RunQuery:
-    order = {"sort": args.sort, "ascending": args.reverse, "limit": min(args.limit, 1_000)}
+    order = {"sort": args.sort, "ascending": args.reverse, "limit": args.limit}
     return replace(query_of(args, keys, now), **order)
 
 
