@@ -17,7 +17,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain
@@ -315,13 +315,20 @@ async def _announce(
     announce: Callable[[Announcement], None],
     admin: "Server | None",
 ) -> None:
+    """Announce the process once it listens. A first key that could not be made by then, because the database was away,
+    is announced when it has been: nobody could read it later."""
     for server in servers:
         await server.listening.wait()
     await asyncio.wait([key], timeout=retries.STARTUP_PAUSE)
     new_key = key.result() if key.done() else None
     url = servers[0].url if roles.gateway else None
     admin_url = admin.url if admin is not None else None
-    announce(Announcement(url, configuration.origin, configuration.catalog.rehearsal, new_key, admin_url))
+    announcement = Announcement(url, configuration.origin, configuration.catalog.rehearsal, new_key, admin_url)
+    announce(announcement)
+    if new_key is None:
+        late_key = await key
+        if late_key is not None:
+            announce(replace(announcement, key=late_key))
 
 
 class Server(uvicorn.Server):
