@@ -111,12 +111,12 @@ class Pool:
 
     def install(self, configuration: Configuration) -> None:
         """Take another configuration into force. Calls that run on the old adapters go on; those close with the
-        pool. Raises `ConfigInvalid` for a pepper that is gone, after which nothing has changed."""
+        pool. Raises `ConfigInvalid` for a provider that cannot be set up or a pepper that is gone, after which nothing
+        has changed."""
+        adapters = {name: _adapter(name, spec, configuration) for name, spec in configuration.catalog.providers.items()}
         self.peppers.install(configuration.settings)
         self._retired += self._adapters.values()
-        self._adapters = {
-            name: _adapter(name, spec, configuration) for name, spec in configuration.catalog.providers.items()
-        }
+        self._adapters = adapters
         self._conductors = {}
         rekeyed = _providers_with_new_secrets(self.configuration, configuration)
         self._set_catalog(configuration)
@@ -248,6 +248,7 @@ class Runtime:
     def install(self, configuration: Configuration) -> None:
         """Take another pool and other secrets into force. Raises `ConfigInvalid`, after which nothing has changed."""
         self.pool.install(configuration)
+        _show_rehearsal(self.context.telemetry, configuration)
         self.webhooks.sign_for(_webhook_target(configuration.settings))
 
 
@@ -260,7 +261,7 @@ async def open_runtime(configuration: Configuration, *, now: Callable[[], float]
         request_lines=settings.log_requests, step_lines=settings.log_steps, tenants=settings.metrics_tenants
     )
     telemetry.gauge("baton_build_info", 1, version("baton"), settings.revision, platform.python_version())
-    telemetry.gauge("baton_rehearsal", configuration.catalog.rehearsal)
+    _show_rehearsal(telemetry, configuration)
     ids = RandomIds()
     uniform = random.Random(ids.bytes(16)).random
     beliefs = SelectorBeliefs()
@@ -309,6 +310,11 @@ async def open_runtime(configuration: Configuration, *, now: Callable[[], float]
             )
         finally:
             await pool.close()
+
+
+def _show_rehearsal(telemetry: Telemetry, configuration: Configuration) -> None:
+    """Show in the metrics whether simulated workers answer."""
+    telemetry.gauge("baton_rehearsal", configuration.catalog.rehearsal)
 
 
 def _count_signal(telemetry: Telemetry, signal: Signal) -> None:
