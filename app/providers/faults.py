@@ -49,6 +49,7 @@ CLASSES: dict[int, type[WorkerError]] = {
     408: WorkerTimeout,
     409: WorkerUnavailable,
     410: WorkerMisconfigured,
+    424: WorkerUnavailable,
     425: WorkerUnavailable,
     429: WorkerRateLimited,
     499: WorkerUnavailable,
@@ -56,7 +57,8 @@ CLASSES: dict[int, type[WorkerError]] = {
     522: WorkerTimeout,
     524: WorkerTimeout,
 }
-"""By status; others by hundreds: 2xx malformed, 3xx misconfigured (none is followed), 4xx refused, 5xx unavailable."""
+"""By status; others by hundreds: 2xx malformed, 3xx misconfigured (none is followed), 4xx refused, 5xx unavailable. 424
+is Bedrock's answer where the model failed, which says nothing against the request."""
 
 REASONS: dict[int, FailureReason] = {
     401: "authentication",

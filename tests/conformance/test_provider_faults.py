@@ -58,6 +58,7 @@ pytestmark = pytest.mark.faults
         (408, WorkerTimeout),
         (413, WorkerRefused),
         (422, WorkerRefused),
+        (424, WorkerUnavailable),
         (429, WorkerRateLimited),
         (500, WorkerUnavailable),
         (502, WorkerUnavailable),
