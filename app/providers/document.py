@@ -84,6 +84,14 @@ def words(value: object, sender: str) -> str:
     return value
 
 
+def position(value: object, sender: str) -> object:
+    """Return the index by which the pieces of one part of a reply are told from those of others; None where it is
+    absent. Servers number their parts in several ways, so that anything may be an index but a list or an object."""
+    if isinstance(value, dict | list):
+        raise malformed_reply(sender, "a field of the wrong type")
+    return value
+
+
 def label(value: object) -> str | None:
     """Return a short name that is only reported and never relied upon, such as a model id."""
     if isinstance(value, str) and value:

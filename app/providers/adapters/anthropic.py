@@ -39,7 +39,18 @@ from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTruncated
 from app.providers import document, options
 from app.providers.authentication import key_headers
-from app.providers.document import StreamedCalls, count, label, object_or_empty, parse, rows, usage, usage_detail, words
+from app.providers.document import (
+    StreamedCalls,
+    count,
+    label,
+    object_or_empty,
+    parse,
+    position,
+    rows,
+    usage,
+    usage_detail,
+    words,
+)
 from app.providers.eventstream import MessageReader
 from app.providers.faults import error_in_reply, fault, malformed_reply
 from app.providers.http import Endpoint, ProviderRequest, exchange
@@ -300,10 +311,11 @@ class Reply:
             return
         document = parse(data, self._sender)
         kind = document.get("type")
+        index = position(document.get("index"), self._sender)
         if kind == "content_block_delta":
-            self._more(document.get("index"), object_or_empty(document.get("delta"), self._sender), pieces)
+            self._more(index, object_or_empty(document.get("delta"), self._sender), pieces)
         elif kind == "content_block_start":
-            self._begin(document.get("index"), object_or_empty(document.get("content_block"), self._sender), pieces)
+            self._begin(index, object_or_empty(document.get("content_block"), self._sender), pieces)
         elif kind == "message_start":
             self._start(object_or_empty(document.get("message"), self._sender))
         elif kind == "message_delta":

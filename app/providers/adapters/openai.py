@@ -48,6 +48,7 @@ from app.providers.document import (
     label,
     object_or_empty,
     parse,
+    position,
     rows,
     tokens,
     usage,
@@ -425,7 +426,7 @@ class Completion:
     def _call(self, call: dict[str, Any], place: int, pieces: list[Piece]) -> None:
         """Take more of one tool call; some servers leave out the index, and a whole reply has none."""
         sender = self._sender
-        index = call.get("index")
+        index = position(call.get("index"), sender)
         key = place if index is None else index
         function = object_or_empty(call.get("function"), sender)
         id_, name = words(call.get("id"), sender), words(function.get("name"), sender)
@@ -488,7 +489,10 @@ class Reasoning:
             text = message.get(name)
             if isinstance(text, str) and text:
                 self._texts.setdefault(name, []).append(text)
-        for detail in message.get("reasoning_details") or ():
+        details = message.get("reasoning_details")
+        if not isinstance(details, list):
+            return
+        for detail in details:
             if isinstance(detail, dict):
                 self._detail(detail)
 
@@ -517,7 +521,8 @@ class Reasoning:
             self._details.append(dict(detail))
             return
         for name, value in detail.items():
-            if name in ("text", "summary") and isinstance(value, str):
-                last[name] = (last.get(name) or "") + value
+            earlier = last.get(name) or ""
+            if name in ("text", "summary") and isinstance(value, str) and isinstance(earlier, str):
+                last[name] = earlier + value
             elif value is not None:
                 last[name] = value
