@@ -70,7 +70,7 @@ class Console:
         places = [*START_PLACES, *PUBLIC_PLACES, *COMMON_PLACES]
         if is_admin:
             places = [*START_PLACES, *COMMON_PLACES, *ADMIN_PLACES]
-        pages = Pages(Api(api), sessions, places)
+        pages = Pages(Api(api), sessions, places, now)
         self._api = api
         self._report = report
         self._has_people = has_people

@@ -59,10 +59,12 @@ class Place:
 
 
 class Pages:
-    """The parts that every page is made with: the API, the sessions, the navigation and the templates."""
+    """The parts that every page is made with: the API, the clock, the sessions, the navigation and the templates."""
 
-    def __init__(self, api: Api, sessions: Sessions, places: Sequence[Place]) -> None:
+    def __init__(self, api: Api, sessions: Sessions, places: Sequence[Place], now: Callable[[], float]) -> None:
+        """`now` gives seconds since 1970."""
         self.api = api
+        self.now = now
         self.sessions = sessions
         self._places = tuple(places)
         self._templates: jinja2.Environment = templating.environment()

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 
+from app.console.admin import budgets
 from app.core.pool.conductor_versions import Change
 from app.core.roles import ROLES
 from tests.harness.administration import AdminStandIn, administration
@@ -119,7 +120,7 @@ async def test_tenants_budgets_and_holds_are_managed(admin: AdminStandIn) -> Non
         await send(client, "/tenants/other/enable")
         assert re.search(r"other 0 \S+ \S+ enabled Disable", await read(client, "/tenants"))
         await send(client, "/budgets/set", scope="user", name="*", period="day", usd="2.50", soft="0.8")
-        assert "acme/user/*/day acme $2.50 a day nothing was spent yet" in await read(client, "/budgets")
+        assert "acme/user/*/day acme $2.50 a day nothing was spent in this period yet" in await read(client, "/budgets")
         assert "Warning at 80.0 %" in await read(client, "/budgets/one?id=acme/user/*/day")
         await send(client, "/budgets/remove?id=acme/user/*/day")
         assert "No budget is set" in await read(client, "/budgets")
@@ -199,3 +200,12 @@ async def test_everybody_sees_the_sections_that_their_scopes_allow(admin: AdminS
         await sign_in(client, await admin.add_key("boss"))
         assert (await client.get("/console/admin")).status_code == 404
         assert "Administration" not in (await client.get("/console/runs")).text
+
+
+def test_a_budget_shows_the_period_of_today_not_what_was_spent_in_an_earlier_one() -> None:
+    earlier = {"account": "acme", "start": 0, "end": 86_400, "held": 0.0, "spent": 2.5, "overrun": 0.0}
+    present = earlier | {"start": 86_400, "end": 172_800, "spent": 0.5}
+    budget = {"id": "acme/tenant//day", "tenant": "acme", "usd": 2.5, "period": "day", "windows": [earlier]}
+    assert "nothing was spent in this period yet" in [cell.text for cell in budgets._row(budget, 90_000.0)]
+    texts = [cell.text for cell in budgets._row(budget | {"windows": [present, earlier]}, 90_000.0)]
+    assert texts[4:7] == ["$0.50", "$0", "$2.00"]

@@ -37,7 +37,8 @@ def routes(admin: Administration) -> list[Route]:
 
     async def show_budgets(request: Request, session: Session) -> Response:
         page = await admin.api.get(session, f"{API}/budgets", **query(request, FILTERS) | {"limit": PAGE_BUDGETS})
-        rows = [_row(await _budget(admin, session, budget["id"])) for budget in page["data"]]
+        now = admin.pages.now()
+        rows = [_row(await _budget(admin, session, budget["id"]), now) for budget in page["data"]]
         table = Table(
             "Table of budgets",
             ("Budget", "Tenant", "Amount", "Account that has least left", "Spent", "Reserved", "Left", "Until (UTC)"),
@@ -99,14 +100,15 @@ def _path(budget: str) -> str:
     return f"{API}/budgets/{quote(budget, safe='/')}"
 
 
-def _row(budget: dict[str, Any]) -> list[Cell]:
-    """Return the row of a budget. It shows the account with the least left in the present period."""
+def _row(budget: dict[str, Any], now: float) -> list[Cell]:
+    """Return the row of a budget. It shows the account with the least left in the period of `now`, in seconds since
+    1970; what was spent in earlier periods is not taken from this one."""
     name = Cell(budget["id"], at("budgets", "one", id=budget["id"]))
     head = [name, Cell(budget["tenant"]), Cell(f"{usd(budget['usd'])} a {budget['period']}", kind="number")]
-    latest = max([window["start"] for window in budget["windows"]], default=None)
-    present = [window for window in budget["windows"] if window["start"] == latest]
+    present = [window for window in budget["windows"] if window["end"] > now]
     if not present:
-        return [*head, Cell("nothing was spent yet"), *[Cell(NOTHING, kind="number") for _ in range(3)], Cell(NOTHING)]
+        amounts = [Cell(NOTHING, kind="number") for _ in range(3)]
+        return [*head, Cell("nothing was spent in this period yet"), *amounts, Cell(NOTHING)]
     window = max(present, key=lambda account: float(account["spent"] + account["held"]))
     return [*head, Cell(window["account"]), *_amounts(budget, window), Cell(when(float(window["end"])))]
 
