@@ -5,6 +5,7 @@ What ran after the restore point is not in the journal any more. The evidence th
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
@@ -177,28 +178,33 @@ def _fields(line: str) -> Mapping[str, Any]:
 
 
 async def _missing(store: Store, lines: Sequence[Mapping[str, Any]]) -> tuple[MissingStep, ...]:
-    """Return the steps that cost more, by the logs, than the journal knows of; a step has one line for each of its
-    turns."""
-    costs: dict[tuple[str, int], float] = {}
-    last: dict[tuple[str, int], Mapping[str, Any]] = {}
-    for fields in lines:
-        place = (fields["run"], fields["step"])
-        costs[place] = costs.get(place, 0.0) + float(fields.get("cost_usd") or 0.0)
-        last[place] = fields
+    """Return the steps that cost more, by the logs, than the journal knows of."""
+    costs = sum_logged_costs(lines)
+    last = {(fields["run"], fields["step"]): fields for fields in lines}
     missing_steps = []
     journals: dict[str, RunState | None] = {}
     for run, step in sorted(costs):
         if run not in journals:
             journals[run] = await _state(store, run)
         state, fields = journals[run], last[run, step]
-        surplus_usd = costs[run, step] - _sum_journaled_usd(state, step)
+        surplus = costs[run, step] - _sum_journaled_cost(state, step)
         is_settled = state is not None and step in state.steps and state.steps[step].settled
-        if surplus_usd > 0 or not is_settled:
+        if surplus > 0 or not is_settled:
             worker, tenant = str(fields.get("worker", "")), str(fields.get("tenant", ""))
-            missing_steps.append(
-                MissingStep(run, step, worker, tenant, max(0.0, round(surplus_usd, 6)), state is not None)
-            )
+            usd = max(surplus, 0) / MILLION
+            missing_steps.append(MissingStep(run, step, worker, tenant, usd, known=state is not None))
     return tuple(missing_steps)
+
+
+def sum_logged_costs(lines: Sequence[Mapping[str, Any]]) -> Mapping[tuple[str, int], int]:
+    """Return the micro-dollars of each step by these lines, by run and step; a step has one line for each of its turns.
+
+    They are whole numbers, as in the journal: sums of dollars differ in their last digit from what the journal has.
+    """
+    costs: Counter[tuple[str, int]] = Counter()
+    for fields in lines:
+        costs[fields["run"], fields["step"]] += round(float(fields.get("cost_usd") or 0.0) * MILLION)
+    return costs
 
 
 async def _state(store: Store, run: str) -> RunState | None:
@@ -208,10 +214,10 @@ async def _state(store: Store, run: str) -> RunState | None:
         return None
 
 
-def _sum_journaled_usd(state: RunState | None, step: int) -> float:
-    """Return the dollars that the journal knows of for a step: open calls with what is held for them."""
+def _sum_journaled_cost(state: RunState | None, step: int) -> int:
+    """Return the micro-dollars that the journal knows of for a step: open calls with what is held for them."""
     if state is None:
-        return 0.0
+        return 0
     micro_usd = 0
     for call in state.calls.values():
         if call.step != step:
@@ -220,7 +226,7 @@ def _sum_journaled_usd(state: RunState | None, step: int) -> float:
             micro_usd += call.usd_held
         else:
             micro_usd += call.usd
-    return micro_usd / MILLION
+    return micro_usd
 
 
 async def _clear_queue(settings: Settings) -> int | None:
