@@ -1,4 +1,5 @@
-"""The options of an endpoint in the pool file: `ProviderSpec.options`, checked as a whole.
+"""The options of an endpoint in the pool file: `ProviderSpec.options`, checked as a whole, where the file is read and
+again where an adapter is made. What each option does is told by the docstring of its format's adapter.
 
 All formats know `ignore`: a comma-separated list of sampling parameters that this endpoint does not take
 (OpenAI's and Anthropic's newer models answer 400 to `temperature` and `top_p`). They are left out of the request and
@@ -7,7 +8,7 @@ named in the adapter's `unsupported`, so that the gateway can refuse them or rec
 its open objects and optional fields, as OpenAI's do and vLLM's do not. The adapters let them pass.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
 from app.core.message.chat import Sampling
@@ -18,6 +19,21 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "ignore": (),
     **dict.fromkeys(("positional", "logprobs", "open_schemas"), ("true", "false")),
 }
+OPTIONS: Mapping[WireFormat, Mapping[str, tuple[str, ...]]] = {
+    "openai": {
+        "max_tokens_field": ("max_tokens", "max_completion_tokens"),
+        "stream_options": ("send", "omit"),
+        "developer_role": ("keep", "system"),
+        "reasoning": ("return", "drop"),
+        "tool_ids": ("keep", "short"),
+    },
+    "responses": {"reasoning": ("return", "drop")},
+    "anthropic": {"anthropic_version": ()},
+    "gemini": {},
+    "embeddings": {"dimensions": (), "shortens": ("true", "false")},
+}
+"""The values of each option that a wire format has besides the shared ones; () allows any. The simulated workers, which
+are not listed, take any option."""
 WITHOUT: Mapping[WireFormat, frozenset[str]] = {
     "responses": frozenset(("stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias")),
     "anthropic": frozenset(("seed", "presence_penalty", "frequency_penalty", "logit_bias")),
@@ -27,25 +43,33 @@ WITHOUT: Mapping[WireFormat, frozenset[str]] = {
 SAMPLING = frozenset(item.name for item in fields(Sampling))
 
 
-def check(spec: ProviderSpec, options: Mapping[str, tuple[str, ...]]) -> None:
-    """Raise ConfigInvalid, with every fault, for a name or value that the adapter does not know; () allows any."""
-    options = {**SHARED, **options}
-    faults = [f"provider {spec.name}: unknown option {name!r}" for name in spec.options if name not in options]
-    for name, values in options.items():
-        if values and name in spec.options and spec.options[name] not in values:
-            faults.append(f"provider {spec.name}: option {name!r} must be one of {', '.join(values)}")
-    for name in sorted(_parse_ignored(spec) - SAMPLING):
-        faults.append(f"provider {spec.name}: option 'ignore' names {name!r}, which is no sampling parameter")
-    if "max_tokens" in _parse_ignored(spec):
-        faults.append(f"provider {spec.name}: option 'ignore' may not name max_tokens, which bounds what a call costs")
-    if faults:
-        raise ConfigInvalid(faults)
+def check(spec: ProviderSpec) -> None:
+    """Raise ConfigInvalid, with every fault, for a name or value that the provider's format does not know."""
+    problems = [f"provider {spec.name}: option {name} {what}" for name, what in faults(spec.format, spec.options)]
+    if problems:
+        raise ConfigInvalid(problems)
+
+
+def faults(wire_format: WireFormat, given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the name of each option that is wrong, and what is wrong with it, with the remedy after a semicolon."""
+    if wire_format not in OPTIONS:
+        return
+    options = {**SHARED, **OPTIONS[wire_format]}
+    for name, value in given.items():
+        if name not in options:
+            yield name, f"is unknown to the format {wire_format}; use one of {', '.join(sorted(options))}"
+        elif options[name] and value not in options[name]:
+            yield name, f"must be one of {', '.join(options[name])}; correct it"
+    for name in sorted(_parse_ignored(given) - SAMPLING):
+        yield "ignore", f"names {name}, which is no sampling parameter; remove it"
+    if "max_tokens" in _parse_ignored(given):
+        yield "ignore", "may not name max_tokens, which bounds what a call costs; remove it"
 
 
 def list_unsupported(spec: ProviderSpec) -> frozenset[str]:
     """Return the sampling parameters that this endpoint does not honour."""
-    return WITHOUT.get(spec.format, frozenset()) | _parse_ignored(spec)
+    return WITHOUT.get(spec.format, frozenset()) | _parse_ignored(spec.options)
 
 
-def _parse_ignored(spec: ProviderSpec) -> frozenset[str]:
-    return frozenset(item.strip() for item in spec.options.get("ignore", "").split(",")) - {""}
+def _parse_ignored(given: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(item.strip() for item in given.get("ignore", "").split(",")) - {""}

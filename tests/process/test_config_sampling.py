@@ -55,6 +55,18 @@ def test_a_workers_table_is_laid_over_its_providers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
+        (
+            ('anthropic_version = "2023-01-01"', 'anthropic_versoin = "2023-01-01"'),
+            "providers.near.options.anthropic_versoin: is unknown to the format anthropic; use one of",
+        ),
+        (
+            ('anthropic_version = "2023-01-01"', 'logprobs = "yes"'),
+            "providers.near.options.logprobs: must be one of true, false; correct it",
+        ),
+        (
+            ('anthropic_version = "2023-01-01"', 'ignore = "sede"'),
+            "providers.near.options.ignore: names sede, which is no sampling parameter; remove it",
+        ),
         (('seed = "refuse"', 'sede = "refuse"'), "workers.new.sampling.sede: is no sampling parameter"),
         (('seed = "refuse"', 'max_tokens = "drop"'), "workers.new.sampling.max_tokens: is no sampling parameter"),
         (('seed = "refuse"', 'seed = "take"'), "workers.new.sampling.seed: is not in the format anthropic"),

@@ -34,7 +34,8 @@ price = { input = 1, output = 1 }
 [tiers.baton-mini]
 pool = ["small"]
 """
-UNKNOWN_OPTION = REAL.replace("[workers", 'options = { reasonin = "drop" }\n\n[workers')
+UNUSABLE_KEY = REAL.replace("[workers", 'key = "NEAR_KEY"\n\n[workers')
+"""No header can carry the key of its provider."""
 
 
 @pytest.fixture
@@ -46,6 +47,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
         "BATON_DATA_DIR": str(tmp_path),
         "BATON_POOL": str(tmp_path / "pool.toml"),
         "BATON_PEPPER_FILE": str(tmp_path / "pepper"),
+        "NEAR_KEY": "sk-\N{LATIN SMALL LETTER U WITH DIAERESIS}",
     }
 
 
@@ -80,7 +82,7 @@ async def test_the_metrics_say_whether_the_pool_in_force_is_simulated(
 async def test_a_provider_that_cannot_be_set_up_leaves_all_as_it_was(runtime: Runtime, environ: dict[str, str]) -> None:
     """The pepper too, which was changed in its file with the pool file: every key would be refused."""
     peppers, catalog = runtime.gateway.peppers(), runtime.context.catalog()
-    reload(runtime, environ, UNKNOWN_OPTION, "q" * 32)
+    reload(runtime, environ, UNUSABLE_KEY, "q" * 32)
     assert runtime.gateway.peppers() == peppers
     assert runtime.context.catalog() == catalog
     assert shown_rehearsal(runtime) == 1

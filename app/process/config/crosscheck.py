@@ -24,6 +24,7 @@ from app.process.config.entries import (
     WorkerEntry,
 )
 from app.process.config.settings import did_you_mean
+from app.providers import options
 from app.providers.authentication import EXTRAS, missing_extra
 from app.providers.options import WITHOUT
 
@@ -69,6 +70,7 @@ class CheckedEntries:
 
 def check(draft: CheckedEntries) -> Iterator[Fault]:
     """Yield every fault between entries."""
+    yield from _options(draft)
     yield from _dimensions(draft)
     for name, provider in draft.providers.items():
         if provider is not None:
@@ -140,6 +142,14 @@ def _authentication(provider: ProviderEntry) -> Iterator[tuple[str, str]]:
         yield "region", 'has no effect without auth = "aws"; remove it'
     if provider.api_version and provider.format not in AUTHENTICATED["api-key"]:
         yield "api_version", f"has no effect with the format {provider.format}; remove it"
+
+
+def _options(draft: CheckedEntries) -> Iterator[Fault]:
+    """Yield options of providers that their wire format does not know."""
+    for name, entry in draft.providers.items():
+        if entry is not None:
+            for option, problem in options.faults(entry.format, entry.options):
+                yield ("providers", name, "options", option), problem
 
 
 def _dimensions(draft: CheckedEntries) -> Iterator[Fault]:

@@ -61,7 +61,6 @@ BASE_URL = "https://api.anthropic.com"
 VERSION = "2023-06-01"
 VERSIONS: Mapping[str, str] = {"aws": "bedrock-2023-05-31", "google": "vertex-2023-10-16"}
 """The version that the body of a request names at each cloud."""
-OPTIONS: dict[str, tuple[str, ...]] = {"anthropic_version": ()}
 FINISH: dict[str, Finish] = {
     "end_turn": "stop",
     "stop_sequence": "stop",
@@ -96,7 +95,7 @@ class AnthropicProvider:
 
     def __init__(self, spec: ProviderSpec, key: str | None, proxy_credentials: str | None = None) -> None:
         """Open nothing yet; raises ConfigInvalid. An empty `base_url` means Anthropic's own; `/v1` may end it."""
-        options.check(spec, OPTIONS)
+        options.check(spec)
         self._version = spec.options.get("anthropic_version", VERSIONS.get(spec.auth, VERSION))
         headers: dict[str, str] = {}
         if spec.auth not in VERSIONS:

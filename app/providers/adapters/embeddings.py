@@ -26,7 +26,6 @@ from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
 
 DIGITS = 5
-OPTIONS: Mapping[str, tuple[str, ...]] = {"dimensions": (), "shortens": ("true", "false")}
 
 
 class EmbeddingsProvider:
@@ -34,7 +33,7 @@ class EmbeddingsProvider:
 
     def __init__(self, spec: ProviderSpec, key: str | None, proxy_credentials: str | None = None) -> None:
         """Open nothing yet; raises ConfigInvalid."""
-        options.check(spec, OPTIONS)
+        options.check(spec)
         secrets = key_headers(spec, key, "authorization", "Bearer ")
         self._endpoint = Endpoint(spec, spec.base_url, {}, secrets, proxy_credentials)
         self._spec = spec

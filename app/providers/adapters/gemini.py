@@ -61,7 +61,7 @@ class GeminiProvider:
     def __init__(self, spec: ProviderSpec, key: str | None, proxy_credentials: str | None = None) -> None:
         """Open nothing yet; raises ConfigInvalid. An empty `base_url` means Google's own; a version may end it.
         At Vertex it ends with `publishers/google`."""
-        options.check(spec, {})
+        options.check(spec)
         base_url = (spec.base_url or BASE_URL).rstrip("/")
         if spec.auth != "google" and not base_url.endswith(("/v1", "/v1beta")):
             base_url += "/v1beta"

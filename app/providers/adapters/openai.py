@@ -60,16 +60,6 @@ from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
 
 BASE_URL = "https://api.openai.com/v1"
-OPTIONS = {
-    "max_tokens_field": ("max_tokens", "max_completion_tokens"),
-    "stream_options": ("send", "omit"),
-    "developer_role": ("keep", "system"),
-    "reasoning": ("return", "drop"),
-    "tool_ids": ("keep", "short"),
-    "positional": ("true", "false"),
-    "logprobs": ("true", "false"),
-}
-"""The last two say what a conductor may rely on: schemas with `prefixItems`, and log-probabilities with a schema."""
 FINISH: dict[str, Finish] = {
     "stop": "stop",
     "eos": "stop",
@@ -93,7 +83,7 @@ class OpenAIProvider:
 
     def __init__(self, spec: ProviderSpec, key: str | None, proxy_credentials: str | None = None) -> None:
         """Open nothing yet; raises ConfigInvalid. An empty `base_url` means OpenAI's own."""
-        options.check(spec, OPTIONS)
+        options.check(spec)
         secrets = key_headers(spec, key, "authorization", "Bearer ")
         self._endpoint = Endpoint(spec, spec.base_url or BASE_URL, {}, secrets, proxy_credentials)
         self._spec = spec

@@ -57,7 +57,6 @@ from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
 
 BASE_URL = "https://api.openai.com/v1"
-OPTIONS = {"reasoning": ("return", "drop")}
 LEAST_TOKENS = 16
 """The smallest `max_output_tokens` that the API takes."""
 LONGEST_ID = 64
@@ -74,7 +73,7 @@ class ResponsesProvider:
 
     def __init__(self, spec: ProviderSpec, key: str | None, proxy_credentials: str | None = None) -> None:
         """Open nothing yet; raises ConfigInvalid. An empty `base_url` means OpenAI's own."""
-        options.check(spec, OPTIONS)
+        options.check(spec)
         secrets = key_headers(spec, key, "authorization", "Bearer ")
         self._endpoint = Endpoint(spec, spec.base_url or BASE_URL, {}, secrets, proxy_credentials)
         self._spec = spec
