@@ -10,7 +10,7 @@ import asyncio
 import base64
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -19,7 +19,7 @@ from authlib.oauth2.rfc6749.parameters import prepare_grant_uri, prepare_token_r
 from authlib.oauth2.rfc7636 import create_s256_code_challenge
 from joserfc import jwt
 from joserfc.errors import BadSignatureError, InvalidKeyIdError, JoseError
-from joserfc.jwk import KeySet
+from joserfc.jwk import Key, KeySet
 
 from app.errors import Forbidden, OursError
 from app.network.http_client import async_client
@@ -127,7 +127,7 @@ class OpenIdProvider:
         keys: Any = _object(await client.get(str(metadata["jwks_uri"])))
         if not isinstance(keys.get("keys"), list):
             raise OursError("The identity provider sent no list of keys.", retry_after=1.0)
-        self._keys = KeySet.import_key_set(keys)
+        self._keys = _usable_keys(keys["keys"])
         return jwt.decode(token, self._keys, algorithms=list(ALGORITHMS))
 
     async def _discover(self, client: httpx.AsyncClient) -> Mapping[str, Any]:
@@ -163,6 +163,16 @@ def _object(reply: httpx.Response) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise OursError("The identity provider sent no JSON object.", retry_after=1.0)
     return value
+
+
+def _usable_keys(entries: list[Any]) -> KeySet:
+    """Return the keys of a provider's list that can be used here. Others, such as those on a curve that is not known,
+    are left out, as RFC 7517 (section 5) wants it: the provider may sign with one of the rest."""
+    keys: list[Key] = []
+    for entry in entries:
+        with suppress(JoseError, LookupError, TypeError, ValueError):
+            keys += KeySet.import_key_set({"keys": [entry]}).keys
+    return KeySet(keys)
 
 
 def _basic(client_id: str, secret: str) -> str:

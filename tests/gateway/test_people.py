@@ -292,6 +292,19 @@ async def test_no_token_without_the_providers_signature_is_believed() -> None:
                 await provider_at()._verify(client, token, "n")
 
 
+@pytest.mark.parametrize(
+    "other",
+    [{"kty": "EC", "crv": "P-999", "x": "AA", "y": "AA", "kid": "two"}, {"kty": "AKP"}, {"kid": "two"}, "two", None],
+    ids=str,
+)
+async def test_a_key_that_cannot_be_used_does_not_stand_in_the_way_of_the_others(other: object) -> None:
+    async with serving(keys={"keys": [other, KEY.as_dict(private=False)]}) as client:
+        assert (await provider_at()._verify(client, sign_token(KEY), "n"))["sub"] == "ann"
+    async with serving(keys={"keys": [other]}) as client:
+        with pytest.raises(Forbidden):
+            await provider_at()._verify(client, sign_token(KEY), "n")
+
+
 @pytest.mark.parametrize("kid", ["one", "two", None])
 async def test_a_new_key_of_the_provider_is_believed_at_once(kid: str | None) -> None:
     """The new key may have a name of its own, that of the key before, or none."""
