@@ -117,13 +117,15 @@ class DatabaseAvailability:
 
     async def run(self) -> None:
         """Probe the database while it is away, until `close`."""
-        while not self._closing.is_set():
-            await self._suspected.wait()
-            self._suspected.clear()
-            if not self.healthy:
-                await self._sleep(retries.DATABASE_PROBE_FIRST)
-                await retries.database_probe(stopped=self._closing.is_set, sleep=self._sleep)(self._try)
-        self.finished.set()
+        try:
+            while not self._closing.is_set():
+                await self._suspected.wait()
+                self._suspected.clear()
+                if not self.healthy:
+                    await self._sleep(retries.DATABASE_PROBE_FIRST)
+                    await retries.database_probe(stopped=self._closing.is_set, sleep=self._sleep)(self._try)
+        finally:  # also where it is cancelled because the writer of entries has failed: the store waits for this
+            self.finished.set()
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep, or return at once when this is closed."""
@@ -531,6 +533,10 @@ class JournalCache:
             self._bytes -= cached.size
 
     def _grow(self, run: str, cached: _CachedJournal, size: int) -> None:
+        """Count more bytes of a run, and evict runs until the rest is within the bounds; this one too, if it is larger
+        than the cache by itself."""
+        if self._runs.get(run) is not cached:  # it was evicted by what the same call has added before
+            return
         cached.size += size
         self._bytes += size
         self._runs.move_to_end(run)
