@@ -31,6 +31,7 @@ from app.store.protocol import (
     AppendResult,
     ContentQuery,
     Entry,
+    Hold,
     Outbox,
     PrunedRun,
     PruneQuery,
@@ -465,3 +466,16 @@ async def test_a_copy_that_is_admitted_while_a_text_is_erased_is_erased_as_well(
         erased = await erase_all(store, lambda: runs_with_text(store, tenant, text), admit_a_copy)
         assert erased.runs == 2
         assert (await store.run("copy")).erased
+
+
+@pytest.mark.parametrize("value", [b"null", b"[]", b'"text"', b'{"safety_identifier":7}'])
+async def test_an_output_that_looks_like_a_task_names_no_user(store: SqlStore, value: bytes) -> None:
+    """A worker may write what it likes, also JSON with the fields of a task and other values in them."""
+    output = b'{"messages":[],"user":"ann","echoed":' + value + b"}"
+    task = admission("bob", "bob")
+    event = Raw(Kind.ADMITTED, {"tier": "mini", "task": task.contents[0][0]})
+    await fill(store, [replace(task, events=(event,)), admission("mine")])
+    await store.append(note("bob", contents=((content_ref(SALT, output), output),)))
+    await store.place_hold(Hold("hold", "user", "ann", "", "case 12", placed_at=5.0, placed_by=""))
+    assert await runs_selected(store, ContentQuery(user="ann")) == ["mine"]
+    assert await store.find_holds_by_run(["bob", "mine"]) == {"mine": "hold"}

@@ -1,6 +1,7 @@
 """The end users of runs, as far as the content of a run names them."""
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import orjson
 from sqlalchemy import ColumnElement, Connection, bindparam, false, func, or_, select, union_all
@@ -8,7 +9,7 @@ from sqlalchemy.types import LargeBinary
 
 from app.core.message.chat import BEGINNING
 from app.store.sqlkit.sealing import MAGIC, Decrypt, place_of
-from app.store.sqlkit.tables import CONTENTS, SHARED_CONTENTS
+from app.store.sqlkit.tables import CONTENTS, EVENTS, SHARED_CONTENTS
 
 IDENTIFIER = "safety_identifier"
 """The other name, apart from `user`, by which a request names its end user."""
@@ -20,7 +21,8 @@ def of_runs(conn: Connection, users: Collection[str], runs: Sequence[str], decry
     """Return the runs among these whose task names one of the users, each with those it names. Raises `UnknownKeys`.
 
     The database looks for the bytes in which `task_to_json` names a user, so that only likely bodies are read, and
-    all that are encrypted. The tags of users are not asked: processes of earlier releases wrote none.
+    all that are encrypted. The tags of users are not asked: processes of earlier releases wrote none. An output of a
+    worker may have the same fields; it names nobody, because the run's admission names another content as the task.
     """
     if not users or not runs:
         return {}
@@ -35,15 +37,38 @@ def of_runs(conn: Connection, users: Collection[str], runs: Sequence[str], decry
     likely = select(whole.run, whole.ref, whole.body, false(), false()).where(whole.run.in_(runs), mentions(whole.body))
     has_parts = part.head.is_not(None), part.tail.is_not(None)
     in_parts = select(part.run, part.ref, part.body, *has_parts).where(part.run.in_(runs), mentions(part.body))
-    users_by_run: dict[str, set[str]] = {}
+    users_by_content: dict[tuple[str, str], set[str]] = {}
     for run, ref, stored_body, *has in conn.execute(union_all(likely, in_parts)):
         body = decrypt(place_of(run, ref), bytes(stored_body))
         if body is None:
             continue
         named_users = _users_of_task(_without_texts(body, *has)) & set(users)
         if named_users:
-            users_by_run[run] = named_users
-    return users_by_run
+            users_by_content[run, ref] = named_users
+    tasks = _tasks_of_runs(conn, {run for run, _ in users_by_content})
+    return {run: names for (run, ref), names in users_by_content.items() if tasks.get(run, ref) == ref}
+
+
+def _tasks_of_runs(conn: Connection, runs: Collection[str]) -> dict[str, str]:
+    """Return the ref of the task of each of these runs, as far as its first event is undamaged and names one."""
+    if not runs:
+        return {}
+    admissions = select(EVENTS.c.run, EVENTS.c.body).where(EVENTS.c.run.in_(sorted(runs)), EVENTS.c.seq == 1)
+    refs: dict[str, str] = {}
+    for run, body in conn.execute(admissions):
+        admission = _parse_object(body)
+        if "task" in admission:
+            refs[run] = admission["task"]
+    return refs
+
+
+def _parse_object(body: bytes) -> dict[str, Any]:
+    """Return a JSON object; an empty one for other bytes."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _patterns(users: Collection[str]) -> list[bytes]:
@@ -71,12 +96,15 @@ def _without_texts(body: bytes, has_head: bool, has_tail: bool) -> bytes:
 
 
 def _users_of_task(body: bytes) -> set[str]:
-    """Return the users whom this task names; none if it is a text that only has such words in it."""
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError:
+    """Return the users whom this content names if it is a task; none if it is a text that only has such words in it.
+
+    It may be an output of a worker's, so nothing is known of the types of its values.
+    """
+    value = _parse_object(body)
+    if "messages" not in value:
         return set()
-    if not isinstance(value, dict) or "messages" not in value:
-        return set()
-    names = (value.get("user"), value.get("echoed", {}).get(IDENTIFIER))
+    names = [value.get("user")]
+    echoed = value.get("echoed")
+    if isinstance(echoed, dict):
+        names.append(echoed.get(IDENTIFIER))
     return {user for user in names if isinstance(user, str)}
