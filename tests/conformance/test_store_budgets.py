@@ -9,11 +9,11 @@ from functools import partial
 import asyncpg
 import orjson
 import pytest
-from sqlalchemy import select
+from sqlalchemy import insert, select
 
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access
-from app.core.pool.budgets import Budget, window
+from app.core.pool.budgets import Budget, slice_of, window
 from app.core.run.events import CallFinished, CallIntended
 from app.core.run.notices import payload
 from app.errors import BudgetExhausted, NotFound
@@ -389,6 +389,25 @@ async def test_slices_of_old_windows_are_summed_up_in_their_account(
     async with open_archive(database) as archive:
         ((_, sums),) = (await archive.accounts()).items()
     assert sums == AccountSums(spent=160, overrun=0, held=1_000, holds=1_000)
+
+
+async def test_windows_of_many_users_are_brought_home_and_summed_up(store: SqlStore) -> None:
+    """A statement of Postgres has at most 32,767 parameters, and there may be more users with accounts."""
+    budget = replace(DAILY, slices=2)
+    await store.set_budget(budget)
+    users = [f"{budget.id}#{number:016}" for number in range(5_000)]
+    sliced = [{"account": user, "whole": None, "held": 10, "spent": 0, "escrow": 10} for user in users[:600]]
+    slices = [
+        {"account": slice_of(row["account"], 0), "whole": row["account"], "held": 0, "spent": 3, "escrow": 10}
+        for row in sliced
+    ]
+    plain = [{"account": user, "whole": None, "held": 0, "spent": 3, "escrow": 0} for user in users[600:]]
+    rest = {"start": 1, "budget": budget.id, "end": 2, "overrun": 0}
+    rows = [row | rest for row in (*sliced, *slices, *plain)]
+    await store._write(lambda conn: conn.execute(insert(METADATA.tables["budget_windows"]), rows))
+    assert await store.sum_up_budget_use(3.0) == 5_600
+    sums = await rows_of(store, "start", "held", "spent", "escrow")
+    assert sums == [(0, 0, 3, 0)] * 5_000
 
 
 async def test_entries_of_a_run_stay_in_order_when_one_needs_all_slices(opener: Opener) -> None:

@@ -44,14 +44,15 @@ class WindowRow:
         return self.escrow - self.spent - self.held
 
 
+AT_ONCE = 250
+"""Windows of accounts whose slices one statement looks for, and rows that one statement makes or locks. A statement of
+Postgres has at most 32,767 parameters, and one of these windows may have `MOST_SLICES`, one of these rows ten."""
 _COLUMNS = tuple([BUDGET_WINDOWS.c[name] for name in WindowRow.__dataclass_fields__])
 _INITIAL_AMOUNTS = {"held": 0, "spent": 0, "overrun": 0, "warned_at": None, "escrow": 0}
 
 
 def lock(conn: Connection, places: Collection[Place], ends: Mapping[Place, int]) -> list[WindowRow]:
     """Return the rows of these windows, locked in the order of their keys; those that are missing are made."""
-    if not places:
-        return []
     values = []
     for account, start in sorted(places):
         whole = account_of_slice(account) if SLICE in account else None
@@ -59,9 +60,12 @@ def lock(conn: Connection, places: Collection[Place], ends: Mapping[Place, int])
         place = {"account": account, "start": start, "budget": budget_id(account), "end": end, "whole": whole}
         values.append(place | _INITIAL_AMOUNTS)
     row = BUDGET_WINDOWS.c
-    insertion = insert_into(conn, BUDGET_WINDOWS).values(values)
-    upsert = insertion.on_conflict_do_update(index_elements=[row.account, row.start], set_={"held": row.held})
-    return [WindowRow(*columns) for columns in conn.execute(upsert.returning(*_COLUMNS))]
+    rows: list[WindowRow] = []
+    for first in range(0, len(values), AT_ONCE):
+        insertion = insert_into(conn, BUDGET_WINDOWS).values(values[first : first + AT_ONCE])
+        upsert = insertion.on_conflict_do_update(index_elements=[row.account, row.start], set_={"held": row.held})
+        rows += [WindowRow(*columns) for columns in conn.execute(upsert.returning(*_COLUMNS))]
+    return rows
 
 
 _MINE = (BUDGET_WINDOWS.c.account == bindparam("its_account"), BUDGET_WINDOWS.c.start == bindparam("its_start"))
@@ -82,16 +86,18 @@ def _amounts(row: WindowRow) -> dict[str, Any]:
 def slices_of(conn: Connection, places: Collection[Place]) -> list[Place]:
     """Return the slices that these windows of accounts have. No lock is taken."""
     row = BUDGET_WINDOWS.c
-    names: list[str] = []
-    for account, _ in places:
-        names += [slice_of(account, number) for number in range(MOST_SLICES)]
-    starts = {start for _, start in places}
-    slices = []
-    for name, start in conn.execute(
-        select(row.account, row.start).where(row.account.in_(names), row.start.in_(starts))
-    ):
-        if (account_of_slice(name), start) in places:
-            slices.append((name, start))
+    slices: list[Place] = []
+    in_order = sorted(places)
+    for first in range(0, len(in_order), AT_ONCE):
+        some_places = set(in_order[first : first + AT_ONCE])
+        names: list[str] = []
+        for account in {account for account, _ in some_places}:
+            names += [slice_of(account, number) for number in range(MOST_SLICES)]
+        starts = {start for _, start in some_places}
+        query = select(row.account, row.start).where(row.account.in_(names), row.start.in_(starts))
+        for name, start in conn.execute(query):
+            if (account_of_slice(name), start) in some_places:
+                slices.append((name, start))
     return slices
 
 
@@ -129,13 +135,12 @@ def bring_all_home(conn: Connection, *conditions: ColumnElement[bool]) -> None:
     account: ColumnElement[str] = row.account
     if conn.dialect.name == "postgresql":
         account = collate(row.account, "C")
-    present = (
-        select(*_COLUMNS)
-        .where(tuple_(row.account, row.start).in_(places))
-        .order_by(account, row.start)
-        .with_for_update()
-    )
-    rows = [WindowRow(*columns) for columns in conn.execute(present)]
+    in_order = sorted(places)
+    rows: list[WindowRow] = []
+    for first in range(0, len(in_order), AT_ONCE):
+        some_rows = select(*_COLUMNS).where(tuple_(row.account, row.start).in_(in_order[first : first + AT_ONCE]))
+        present = some_rows.order_by(account, row.start).with_for_update()
+        rows += [WindowRow(*columns) for columns in conn.execute(present)]
     slices = windows(rows)
     for own in rows:
         if own.whole is None:

@@ -16,8 +16,9 @@ from app.store.sqlkit.tables import BUDGET_WINDOWS, BUDGETS, NOTICES, insert_int
 
 EARLIER = 0
 """The start of the row into which an account's old windows are summed up, so that the account's sums stay."""
-AT_ONCE = 5_000
-"""Windows that are summed up in one transaction."""
+AT_ONCE = 2_000
+"""Windows that are summed up in one transaction. Each may be of another account, whose sum takes seven parameters of
+the one statement that writes all sums; a statement of Postgres has at most 32,767."""
 _REPLACED = ("usd", "zone", "soft", "slices")
 
 
