@@ -15,7 +15,7 @@ from sqlalchemy.engine import make_url
 from app.core.message.chat import Message, Task, Text, task_to_json
 from app.core.rating.feedback import Feedback
 from app.core.records import content_ref
-from app.core.run.events import Kind, RunSucceeded
+from app.core.run.events import Kind, RunAwaitingApproval, RunSucceeded
 from app.core.run.retention_classes import RunClass
 from app.engine.retention import erase_all, runs_with_text, texts_with_ref
 from app.errors import NotFound
@@ -325,6 +325,28 @@ async def test_pruning_leaves_one_row_of_a_run_and_nothing_of_any_other_table(op
                 await gone
         assert [row.id for row in await store.runs(RunQuery(tags=(("label", "phi"),)))] == ["kept"]
         assert await store.prune([left]) == []
+
+
+async def test_a_notice_of_an_approval_goes_with_its_run_even_if_it_was_given_up(store: SqlStore) -> None:
+    question = RunAwaitingApproval(
+        turn=0,
+        proposal=1,
+        digest="d",
+        plan="p",
+        until=9.0,
+        seconds=1.0,
+        reasons=("dear",),
+        price=1,
+        workers={},
+        catalog="",
+        discloses={},
+        notifies=True,
+    )
+    await fill(store, [admission("one"), Entry("one", 1.5, (question,), epoch=1), end_run("one", 2.0)])
+    (notice,) = await store.take_notices(9.0, 99.0, 10)
+    assert await store.fail_notice(notice, 9.0, "HTTP 410")
+    assert await store.prune([await find_rest_of(store, "one")]) == ["one"]
+    assert await store.failed_notices(10) == ()
 
 
 async def test_a_run_that_is_open_or_was_changed_since_it_was_read_is_not_pruned(store: SqlStore) -> None:

@@ -23,6 +23,7 @@ from sqlalchemy import (
 
 from app.core.run.events import Kind
 from app.core.run.identifiers import Trace
+from app.core.run.notices import approval_notice_name
 from app.core.run.retention_classes import RunClass
 from app.errors import NotFound
 from app.store.protocol import (
@@ -224,8 +225,11 @@ def prune(
     content.delete_bodies(conn, names, owners)
     # Their entries in the transparency log stay, and prove nothing about the rows any more.
     conn.execute(update(LOG_LEAVES).where(statements.among(LOG_LEAVES.c.subject)).values(salt=None, frontier=None), ids)
-    for table in (EVENTS, DISCLOSURES, TICKETS, NOTICES, FEEDBACK):
+    for table in (EVENTS, DISCLOSURES, TICKETS, FEEDBACK):
         conn.execute(delete(table).where(statements.among(table.c.run)), ids)
+    subjects = [*names, *map(approval_notice_name, names)]
+    notices_of_runs = delete(NOTICES).where(statements.among(NOTICES.c.run))
+    conn.execute(notices_of_runs, {"ids": statements.values(subjects)})
     conn.execute(delete(RUNS).where(statements.among(RUNS.c.id)), ids)
     return names
 
