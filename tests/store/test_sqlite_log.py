@@ -1,4 +1,4 @@
-"""SQLite's write-ahead log stays small, whatever is written; and its partial indexes are used."""
+"""SQLite's write-ahead log stays small, whatever is written; and its indexes are used."""
 
 import os
 import random
@@ -10,7 +10,7 @@ from sqlalchemy import Connection, create_engine
 
 from app.core.records import content_ref
 from app.store.protocol import RunQuery
-from app.store.rows import runs
+from app.store.rows import log_sources, runs
 from app.store.sql import open_store
 from app.store.sqlkit.runner import parse_url
 from app.store.sqlkit.sqlite import LOG_BYTES, Sqlite
@@ -76,3 +76,23 @@ def test_runs_that_failed_are_found_by_the_index_of_rare_states(
         plan = conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {statements[-1]}").all()
     engine.dispose()
     assert "runs_unhappy" in str(plan)
+
+
+def test_rows_that_are_to_be_sealed_are_found_by_their_primary_keys(
+    tmp_path: Path, make_schema: Callable[[str], None]
+) -> None:
+    url = f"sqlite:///{tmp_path}/baton.db"
+    make_schema(url)
+    statements: list[str] = []
+    engine = create_engine(url)
+    plans: dict[str, str] = {}
+    with engine.connect() as conn:
+        for kind, source in log_sources.SOURCES.items():
+            conn.connection.driver_connection.set_trace_callback(statements.append)  # type: ignore[union-attr]
+            assert log_sources.rows_of(conn, source, ["1", "2"]) == {}
+            conn.connection.driver_connection.set_trace_callback(None)  # type: ignore[union-attr]
+            plans[kind] = str(conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {statements[-1]}").all())
+    engine.dispose()
+    assert {kind for kind, plan in plans.items() if "SEARCH" not in plan} == {"trial"}, (
+        "which has a key of four columns"
+    )
