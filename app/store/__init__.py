@@ -1,1 +1,1 @@
-"""The store: the journal, its contents, the outbox and the keys, in SQLite or Postgres. `protocol.py` is the seam."""
+"""The store: the journal, its contents, the outbox and the keys, in SQLite or Postgres. `protocol/` is the seam."""

@@ -35,7 +35,7 @@ class Administration(ABC):
 
     @abstractmethod
     async def _read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
-        """Carry out work that reads, in one snapshot."""
+        """Carry out work that reads (see `Runner.read`: each of its statements sees what was committed before it)."""
 
     @abstractmethod
     async def _write(self, work: Callable[[Connection], T]) -> T:

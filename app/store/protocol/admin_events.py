@@ -1,4 +1,5 @@
-"""The log of changes to keys, tenants and conductors: who changed what, when, and from what to what."""
+"""The log of what operators change, such as keys, tenants, budgets, holds and conductors: who changed what, when, and
+from what to what."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol

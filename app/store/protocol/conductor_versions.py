@@ -10,8 +10,8 @@ class ConductorVersions(Protocol):
     """Changes are only ever added. Both verbs raise `StoreUnavailable`."""
 
     async def change(self, change: Change, *, by: Actor | None = None) -> None:
-        """Store a change, and log it in the same transaction. `by` is its author; None: the user `made.who` of a
-        command."""
+        """Store a change, and log it in the same transaction. `by` is its author; None: `change.who`, the
+        user of a command."""
         ...
 
     async def changes(self) -> tuple[Change, ...]:

@@ -3,6 +3,9 @@
 Gateways take everything that a caller names by an id from here, so that a route that lacks a check shows nothing of
 another tenant's: the statement that commits a write compares the tenant. A run of another tenant is as absent as one
 that never was. What administers a tenant is read and changed in its name likewise.
+
+Writes to runs are compared on both databases. What is read by an id is kept to the tenant by Postgres's row-level
+security (`sqlkit/row_security.py`). SQLite has none, so there it is for the route to check (deploy/docs/security.md).
 """
 
 from typing import Protocol
