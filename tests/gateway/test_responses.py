@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from openai import AsyncOpenAI
 
 from app.core.roles import ROLES
 from app.process.wiring import Runtime
@@ -265,6 +266,18 @@ async def test_a_background_response_can_be_heard_as_it_comes(stub: ProviderStub
     stream_events = await events(client, queued["id"])
     deltas = [event["delta"] for event in stream_events if event["type"] == "response.output_text.delta"]
     assert ("".join(deltas), len(deltas) > 1) == ("Four.", True)
+
+
+async def test_openais_client_reads_a_stream_with_the_events_of_steps(client: httpx.AsyncClient) -> None:
+    """It takes each blank line for an event once it has seen an id, and fails at one without data."""
+    openai = AsyncOpenAI(base_url="http://baton/v1", api_key="none", http_client=client, max_retries=0)
+    headers = {"authorization": client.headers["authorization"]}
+    extension = {"baton": {"stream_steps": True}}
+    stream = await openai.responses.create(**ASKED, stream=True, extra_headers=headers, extra_body=extension)
+    kinds = [event.type async for event in stream]
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+    text = (await client.post("/v1/responses", json=ASKED | extension | {"stream": True})).text
+    assert '\n: baton {"event":"step.done"' in text
 
 
 def number_characters(stream_events: list[dict[str, Any]]) -> list[tuple[int, str]]:

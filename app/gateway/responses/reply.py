@@ -299,8 +299,9 @@ class Events:
         return frames
 
     def step_event(self, event: StepEvent) -> bytes:
-        """Return a step's event, as a comment: clients check the types of events."""
-        return b": baton " + orjson.dumps({"event": event.kind, **event.body}) + b"\n\n"
+        """Return a step's event, as a comment: clients check the types of events. No blank line follows it: see
+        `Frames.ping`."""
+        return b": baton " + orjson.dumps({"event": event.kind, **event.body}) + b"\n"
 
     def closing(self, end: TurnEnd) -> bytes:
         """Return all events that were not sent yet, and the end. While a plan waits for an approval that is
