@@ -107,6 +107,21 @@ async def test_free_text_is_streamed_when_it_is_whole(stub: ProviderStub, client
     assert exact_events(rest.text) == events[events.index(own[1]) :]
 
 
+async def test_a_call_of_free_text_by_reference(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    """A client that sends the id of the call in its place brings the output that such a call has."""
+    stub.script("alpha", calling("agents__note", '{"input": "words"}'), Reply(chunks=("Done.",)))
+    first = await respond(client, tools=[AGENTS])
+    (call,) = first["output"]
+    items = [
+        {"role": "user", "content": "Go."},
+        {"type": "item_reference", "id": call["id"]},
+        {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "noted"},
+    ]
+    second = await respond(client, tools=[AGENTS], input=items)
+    assert second["output"][0]["content"][0]["text"] == "Done."
+    assert second["id"].startswith(first["id"])  # the same run goes on
+
+
 async def test_a_history_of_other_tools(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     """Calls that another server made: with their names as the worker is offered them."""
     items = [

@@ -1,16 +1,18 @@
 """Items of earlier responses that a request names by their ids instead of repeating them."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
-from app.core.message.chat import ToolCall, run_of
+from app.core.message.chat import Toolbox, ToolCall, run_of
 from app.core.run.notices import response_id
 from app.engine.delivery import messages as endings
 from app.errors import InvalidRequest, NotFound
 from app.gateway.responses.history import StoredResponse
 from app.gateway.responses.input import (
+    AnyCall,
     AnyItem,
     CallItem,
+    CustomCallItem,
     ItemReference,
     MessageItem,
     OutputText,
@@ -18,7 +20,8 @@ from app.gateway.responses.input import (
     SearchOutputItem,
 )
 from app.gateway.responses.request import ResponsesRequest
-from app.gateway.responses.tools import hosted_search_items
+from app.gateway.responses.tools import hosted_search_items, kind_of
+from app.gateway.wire import custom_tools
 from app.gateway.wire.parameters import PartOptions
 from app.store.protocol import TenantStore
 
@@ -79,20 +82,22 @@ def _item_of(response: StoredResponse, item_id: str, call: str | None) -> AnyIte
         return MessageItem(type="message", role="assistant", content=[part], baton=labels)
     for tool_call in response.end.calls:
         if tool_call.id == call:
-            search = hosted_search_items(response.subject.turn_task.toolbox, tool_call, ())
-            stored_item = _rebuild_item(item_id, tool_call, search)
-            if isinstance(stored_item, CallItem):
+            stored_item = _rebuild_item(item_id, tool_call, response.subject.turn_task.toolbox)
+            if isinstance(stored_item, AnyCall):
                 return stored_item.model_copy(update={"baton": labels})
             return stored_item
     raise NotFound()
 
 
-def _rebuild_item(item_id: str, call: ToolCall, search: list[dict[str, Any]]) -> AnyItem:
-    """Return a call, or a part of the hosted search before it."""
-    for item in search:
+def _rebuild_item(item_id: str, call: ToolCall, toolbox: Toolbox) -> AnyItem:
+    """Return a call, which has the name that workers know, or a part of the hosted search before it."""
+    for item in hosted_search_items(toolbox, call, ()):
         if item["id"] == item_id:
             kind = SearchCallItem if item["type"] == "tool_search_call" else SearchOutputItem
             return kind.model_validate(item)
+    if kind_of(toolbox, call.name) == "custom":
+        text = custom_tools.text_of(call.arguments)
+        return CustomCallItem(type="custom_tool_call", call_id=call.id, name=call.name, input=text)
     return CallItem(type="function_call", call_id=call.id, name=call.name, arguments=call.arguments)
 
 
