@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai.types.responses import Response
+from openai.types.responses import Response, ResponseCustomToolCall, ResponseFunctionToolCall
 
 from app.gateway.responses import tools as ours
 from app.gateway.wire import custom_tools
@@ -120,6 +120,19 @@ async def test_a_call_of_free_text_by_reference(stub: ProviderStub, client: http
     second = await respond(client, tools=[AGENTS], input=items)
     assert second["output"][0]["content"][0]["text"] == "Done."
     assert second["id"].startswith(first["id"])  # the same run goes on
+
+
+async def test_calls_as_the_client_writes_them(client: httpx.AsyncClient) -> None:
+    """`model_dump` has null for each field that is absent, and Python's name of `async`."""
+    function = ResponseFunctionToolCall(arguments="{}", call_id="1", name="spawn", type="function_call")
+    custom = ResponseCustomToolCall(call_id="2", input="words", name="note", type="custom_tool_call")
+    outputs = [
+        {"type": "function_call_output", "call_id": "1", "output": "begun"},
+        {"type": "custom_tool_call_output", "call_id": "2", "output": "noted"},
+    ]
+    for by_alias in (False, True):
+        calls = [call.model_dump(by_alias=by_alias) for call in (function, custom)]
+        await respond(client, input=[{"role": "user", "content": "Go."}, *calls, *outputs], tools=[SPAWN, FREE])
 
 
 async def test_a_history_of_other_tools(stub: ProviderStub, client: httpx.AsyncClient) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, StringConstraints, Tag
+from pydantic import AliasChoices, Discriminator, Field, StringConstraints, Tag
 
 from app.core.message.chat import Image, Message, Part, Text, Tool, ToolCall
 from app.errors import InvalidRequest
@@ -108,7 +108,10 @@ class AnyCall(WireModel):
     status: Status = None
     caller: Caller | None = None
     namespace: FunctionName | None = None
-    is_async: Annotated[Literal[False], Field(alias="async")] = False
+    is_async: Annotated[
+        Literal[False] | None, Field(alias="async", validation_alias=AliasChoices("async", "async_"))
+    ] = None
+    """`async_` is the name that OpenAI's Python client gives it in `model_dump`."""
 
 
 class CallItem(AnyCall):
