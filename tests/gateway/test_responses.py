@@ -220,6 +220,20 @@ async def test_input_items_come_in_pages(client: httpx.AsyncClient) -> None:
         assert (await client.get(path, params=query)).status_code == 400
 
 
+async def test_input_items_have_the_images_of_an_output(stub: ProviderStub, tmp_path: Path) -> None:
+    pool = pool_text(stub).replace("tools = true", 'tools = true\nmodalities = ["text", "image"]')
+    image = {"type": "input_image", "image_url": "https://example.com/a.png", "detail": "auto"}
+    items = [
+        {"role": "user", "content": "Look."},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "Here:"}, image]},
+    ]
+    async with running_service(tmp_path, pool) as runtime, client_of(runtime) as client:
+        response = await create_response(client, input=items)
+        listed = (await client.get(f"/v1/responses/{response['id']}/input_items")).json()["data"][0]
+    assert listed["output"] == [{"type": "input_text", "text": "Here:"}, image | {"file_id": None}]
+
+
 async def test_a_background_response_is_there_at_once_and_done_later(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:

@@ -228,7 +228,8 @@ class ToolOutputItem(Reply):
     id: str
     call_id: str
     status: Literal["completed"]
-    output: str
+    output: str | list[Annotated[InputText | InputImage | InputFile, Discriminator("type")]]
+    """The text, or all parts where images or files are among them."""
 
 
 InputItem = Annotated[

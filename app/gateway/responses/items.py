@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from app.core.message.chat import Document, Image, Message
+from app.core.message.chat import Document, Image, Message, Text
 from app.errors import InvalidRequest
 from app.gateway.http.json_reply import list_page
 from app.gateway.responses.history import read_exchange
@@ -75,7 +75,10 @@ def _output(subject: Subject, name: str, message: Message, kind: Kind) -> dict[s
             "tools": loaded_tools,
         }
     prefix, type_ = ("ctco", "custom_tool_call_output") if kind == "custom" else ("fco", "function_call_output")
-    return {"id": f"{prefix}_{name}", "type": type_, **fields, "output": message.text}
+    output: str | list[dict[str, Any]] = message.text
+    if not all(isinstance(part, Text) for part in message.parts):
+        output = [_part(part, message.role) for part in message.parts]
+    return {"id": f"{prefix}_{name}", "type": type_, **fields, "output": output}
 
 
 def _part(part: Any, role: str) -> dict[str, Any]:
