@@ -377,6 +377,8 @@ async def test_a_response_that_nobody_works_on_is_queued_and_can_be_cancelled(
     async with running_service(tmp_path, pool_text(stub), dispatches=False) as runtime, client_of(runtime) as client:
         queued = await create_response(client, background=True)
         assert queued["status"] == "queued"
+        head = await client.head(f"/v1/responses/{queued['id']}", params={"stream": "true"})  # no wait for its end
+        assert head.headers["content-type"].startswith("text/event-stream")
         assert (await client.get(f"/v1/responses/{queued['id']}")).json()["status"] == "queued"
         body = (await client.post(f"/v1/responses/{queued['id']}/cancel")).json()
         assert body["status"] == "cancelled"

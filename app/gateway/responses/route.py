@@ -206,6 +206,8 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, ide
             after = options.starting_after
         _check(stored_response.subject.state, after)
         state = stored_response.subject.state
+        if request.method == "HEAD":  # which would wait for the response's end, and for no body
+            return Response(media_type="text/event-stream")
         turn = await idempotency.follow(request, caller, TurnToFollow(state.run, number=state.turn.number))
         return EventStream(context, turn.run, reply.Events(stored_response.subject, after), turn.permit, turn.seconds)
 
