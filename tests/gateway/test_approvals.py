@@ -424,3 +424,15 @@ async def test_an_approval_that_lowers_the_price_is_no_falsification(
     await decide(boss, unsealed)
     await await_ended_row(store, unsealed)
     assert await verify_and_audit(settled=False) == ([], 2), "a run that is not sealed yet has spent of its budget, too"
+
+
+async def test_the_legacy_route_says_the_same_whole_and_streamed(caller: httpx.AsyncClient) -> None:
+    asked = {"model": "baton-mini", "prompt": "What is 2 + 2?"}
+    whole = (await caller.post("/v1/completions", json=asked)).json()
+    frames = (await caller.post("/v1/completions", json=asked | {"stream": True})).text.split("\n\n")
+    assert frames[-2] == "data: [DONE]"
+    chunks = [json.loads(frame.partition("data: ")[2]) for frame in frames[:-2]]
+    text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+    run = chunks[-1]["baton"]["run"]
+    assert text == whole["choices"][0]["text"].replace(whole["baton"]["run"], run)
+    assert f"GET /v1/runs/{run}/stream" in text

@@ -137,7 +137,7 @@ class TextChunks(Chunks):
         return b"id: %d\n" % part.at + self._frame(_choice(part.text, None), b"")
 
     def _chunk(self, delta: Mapping[str, object], finish: str | None, more: bytes) -> bytes:
-        return self._frame(_choice("", finish), more)
+        return self._frame(_choice(str(delta.get("content", "")), finish), more)
 
     def _frame(self, choice: Mapping[str, object], more: bytes) -> bytes:
         return self._head + b',"choices":' + orjson.dumps([choice]) + self._null + more + b"}\n\n"
