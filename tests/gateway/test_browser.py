@@ -5,7 +5,7 @@ import pytest
 
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.process.config.settings import read
-from tests.harness.stand_ins import GatewayStandIn, chat_body
+from tests.harness.stand_ins import GatewayStandIn, api_routes, chat_body
 
 PAGE = "https://app.example.com"
 PREFLIGHT = {
@@ -37,6 +37,13 @@ async def test_a_preflight_needs_no_key_and_no_store(path: str) -> None:
     assert int(reply.headers["access-control-max-age"]) > 0
     assert "x-request-id" in reply.headers
     assert stand_in.store.lookups == 0
+
+
+async def test_a_page_may_use_every_method_that_a_route_takes() -> None:
+    stand_in = open_gateway(PAGE)
+    methods = {method for route in api_routes(list(stand_in.app.routes)) for method in route.methods or ()}
+    allowed = (await preflight(stand_in, PAGE)).headers["access-control-allow-methods"].split(", ")
+    assert methods <= set(allowed)
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", PAGE + ".evil.example", "http://app.example.com", "null"])

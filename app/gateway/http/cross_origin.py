@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-METHODS: Final = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
+METHODS: Final = ("GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS")
 FIGURES: Final = ("limit", "remaining", "reset")
 EXPOSED: Final = (
     *("x-request-id", "x-baton-run", "idempotent-replayed", "retry-after", "openai-processing-ms"),
