@@ -194,15 +194,18 @@ class Export:
     def _records(self) -> Iterator[Record]:
         gathered: _PartialRun | None = None
         has_ledger = self._head()["version"] not in WITHOUT_LEDGER
-        ended = number = 0
+        runs = ended = number = 0
         for number, line in self._lines():
             try:
                 if "run" in line:
                     if gathered is not None:
                         yield gathered.record(has_ledger=has_ledger)
                     gathered = _PartialRun(_decode_run(line["run"]))
+                    runs += 1
                 elif "end" in line:
                     ended = number
+                    if line["end"] != runs:
+                        raise self._fault(number, f"says {line['end']} runs, but the file has {runs}; export it again")
                 elif gathered is not None and not OUTSIDE_RUNS & line.keys():
                     gathered.add(line)
             except MALFORMED:

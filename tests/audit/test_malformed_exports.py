@@ -78,3 +78,12 @@ async def test_a_malformed_line_is_named(tmp_path: Path, place: int, line: dict[
     write(path, (*LINES[:place], line, *LINES[place + 1 :]))
     with pytest.raises(ConfigInvalid, match=f"export.jsonl:{place + 2}: is no line of an export"):
         await read_all(Export(path))
+
+
+@pytest.mark.parametrize("said", [0, 2, "1", None])
+async def test_a_file_that_has_not_as_many_runs_as_it_says_is_refused(tmp_path: Path, said: object) -> None:
+    path = tmp_path / "journal.jsonl"
+    write(path, LINES)
+    path.write_text(path.read_text().replace('{"end": 1}', json.dumps({"end": said})))
+    with pytest.raises(ConfigInvalid, match=f":{len(LINES) + 2}: says {said} runs, but the file has 1;"):
+        await read_all(Export(path))
