@@ -78,8 +78,8 @@ def test_past_runs_are_replayed_once_and_compared(desk: Desk, tmp_path: Path) ->
     [cost] = [metric for metric in report["metrics"] if metric["metric"] == "cost_usd"]
     assert (cost["pairs"], cost["lower"]) == (RUNS, RUNS), "nobody plans again"
     assert cost["interval_95"][0] <= cost["difference"] <= cost["interval_95"][1]
-    again = desk.read("replay", "--since", "1h", *out)
-    assert (again["pairs"], again["left_out"]) == ([], {"replayed before": RUNS})
+    status, again = desk.say("replay", "--since", "1h", *out, "--json")
+    assert (status, json.loads(again)["left_out"]) == (0, {"replayed before": RUNS})
 
 
 def test_two_runs_are_compared_in_words(desk: Desk) -> None:
@@ -91,6 +91,8 @@ def test_two_runs_are_compared_in_words(desk: Desk) -> None:
     text = desk.say("runs", "diff", desk.runs[0], listed["id"])[1]
     assert "step 1.0: " in text
     assert "(conductor) saw user" in text
+    readings = desk.read("audit", "reads", "--run", desk.runs[0])
+    assert [reading["what"] for reading in readings][:2] == ["comparison", "replay"]
 
 
 def test_no_replay_begins_that_the_money_does_not_suffice_for(desk: Desk) -> None:

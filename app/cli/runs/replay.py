@@ -18,6 +18,7 @@ from rich.table import Table
 
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
+from app.cli.audit import content_reads
 from app.cli.embedded import engine
 from app.cli.runs.run_list import query_of
 from app.core.plan.arms import tier_for, tier_of
@@ -51,6 +52,8 @@ SELECTIONS = (
     *("model", "user", "metadata", "key", "tenant"),
 )
 """Options that choose the runs to replay, in place of their ids."""
+REPLAYED_BEFORE = "replayed before"
+"""The reason why a run is left out of which the file of `--out` has a replay."""
 SAME_ANSWER: Mapping[bool | None, str] = {True: "same", False: "other", None: "unknown"}
 SAME_ANSWER_SENTENCES: Mapping[bool | None, str] = {
     True: "The answers are the same.",
@@ -132,7 +135,7 @@ class Batch:
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
-    """Replay the runs, or compare two. Returns 1 if a run could not be replayed."""
+    """Replay the runs, or compare two. Returns 1 if a run could not be replayed, or none was and none had been."""
     terminal.log_to_stderr("warning")
     if args.verb == "diff":
         return _compare_two(args, environ)
@@ -147,7 +150,8 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         terminal.print_json(summed_up)
     else:
         _print(batch, differences)
-    if batch.pairs and not any(pair.refusal for pair in batch.pairs):
+    all_were_replayed_before = batch.left_out.keys() == {REPLAYED_BEFORE}
+    if all_were_replayed_before or (batch.pairs and not any(pair.refusal for pair in batch.pairs)):
         return 0
     return 1
 
@@ -190,7 +194,7 @@ async def _replay(config: Configuration, args: Arguments, under: Mapping[str, st
             rows = await _rows(runtime.context.store, args, now())
             earlier_runs = _open_results(args.out)
             waiting = [row for row in rows if row.id not in earlier_runs]
-            batch.left_out["replayed before"] = len(rows) - len(waiting)
+            batch.left_out[REPLAYED_BEFORE] = len(rows) - len(waiting)
             waiting.reverse()
             with terminal.stderr().status(f"replaying {terminal.count(len(waiting), 'run')}"):
                 async with asyncio.TaskGroup() as group:
@@ -280,6 +284,7 @@ def _append(path: Path, pair: ReplayedRun) -> None:
 async def _replay_run(batch: Batch, row: RunRow) -> ReplayedRun | None:
     """Replay one run; None if no money is left for it."""
     store = batch.runtime.context.store
+    await content_reads.record_read(store, row.id, row.tenant, "replay")
     earlier = await replays.read_run(store, await store.journal(row.id))
     order = _order(batch, row, earlier)
     if "version" in batch.under:
@@ -378,6 +383,8 @@ def _compare_two(args: Arguments, environ: Mapping[str, str]) -> int:
 async def _compare_runs(settings: Any, args: Arguments) -> Comparison:
     async with storage.open_configured_store(settings) as store:
         rows = [await storage.find_run(store, name) for name in (args.run, args.other)]
+        for row in rows:
+            await content_reads.record_read(store, row.id, row.tenant, "comparison")
         journals = await store.journal(rows[0].id), await store.journal(rows[1].id)
         ratings = await store.feedback(rows[0].id), await store.feedback(rows[1].id)
         return await replay.compare_with_replay(store, journals, ratings, reads=True)
