@@ -21,6 +21,7 @@ from app.core.run import notices
 from app.core.run.events import Kind
 from app.gateway.http.api_keys import mint
 from app.gateway.openapi.response_replies import ResponseEvent
+from app.gateway.wire.query import Cursor, as_cursor
 from app.process.wiring import Runtime
 from app.store.archive import open_archive
 from app.store.protocol import CONTENT_READ, AdminEventQuery
@@ -187,7 +188,10 @@ async def test_decided_plans_are_listed_page_by_page_and_without_content_if_none
     assert (newest["run"], newest["status"], newest["decision"]["reason"]) == (third, "refused", "Nor this.")
     page = await list_approvals(status="decided", limit=2, after=page["next"])
     assert ([approval["run"] for approval in page["data"]], page["has_more"]) == ([first], False)
-    assert (await boss.get("/v1/approvals", params={"after": "x"})).json()["error"]["param"] == "after"
+    for path in ("/v1/approvals", "/v1/plans"):
+        for cursor in ("x", as_cursor(Cursor(7, third, "cost"))):
+            refused = await boss.get(path, params={"after": cursor})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "after"), (path, cursor)
     read_count = await notes(runtime)
     [plain, *_rest] = (await list_approvals(status="all", words=False))["data"]
     assert await notes(runtime) == read_count

@@ -50,6 +50,15 @@ async def test_a_plan_is_made_and_nothing_of_it_is_executed(stub: ProviderStub, 
     assert [plan["id"] for plan in (await client.get("/v1/plans")).json()["data"]] == [body["id"]]
 
 
+async def test_plans_are_listed_page_by_page(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    script_answers(stub)
+    made = [(await make_plan(client))["id"] for _ in range(3)]
+    first = (await client.get("/v1/plans", params={"limit": 2})).json()
+    second = (await client.get("/v1/plans", params={"limit": 2, "after": first["next"]})).json()
+    assert [plan["id"] for page in (first, second) for plan in page["data"]] == made[::-1]
+    assert (first["has_more"], second["has_more"], second["next"]) == (True, False, None)
+
+
 async def test_what_runs_is_what_was_shown(stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime) -> None:
     script_answers(stub)
     plan_body = await make_plan(client)

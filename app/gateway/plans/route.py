@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Path, Query
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -78,7 +78,7 @@ class PlanFilters(query.Parameters):
     """Plans that were made before this time: seconds since 1970, or RFC 3339."""
     limit: Annotated[query.Whole, Field(ge=1, le=query.PAGE)] = 20
     """The most plans of a page."""
-    after: Annotated[query.Cursor, BeforeValidator(query.cursor)] | None = None
+    after: query.TimeCursor = None
     """`next` of the page before."""
 
 

@@ -125,6 +125,14 @@ def cursor(value: str) -> Cursor:
     return place
 
 
+def time_cursor(value: str) -> Cursor:
+    """Return the place of a cursor in a list of runs that is sorted by time."""
+    place = cursor(value)
+    if place.sort != "time":
+        raise _fault("it is a place in a list that is sorted otherwise; it must be `next` of the page before")
+    return place
+
+
 def parse_cursor(value: str) -> Cursor | str:
     """Return the place behind a run in a list of runs: a cursor's, or the id of the run itself."""
     if REPLY_ID.fullmatch(value):
@@ -147,6 +155,8 @@ def micro_dollars_at_most(value: str) -> int:
 Whole = Annotated[int, BeforeValidator(parse_whole_number)]
 EventNumber = Annotated[Whole, Field(ge=0, le=LARGEST)]
 Truth = Annotated[bool, BeforeValidator(parse_boolean)]
+TimeCursor = Annotated[Any, BeforeValidator(time_cursor), WithJsonSchema({"type": "string"})]
+"""A `Cursor`. FastAPI gives a parameter whose type is a tuple as a list, so the type is not named here."""
 Moment = Annotated[
     float,
     BeforeValidator(moment),
@@ -433,7 +443,7 @@ class ApprovalFilters(Parameters):
     """`false`: without instructions and reasons, so that no content is read."""
     limit: Annotated[Whole, Field(ge=1, le=PAGE)] = 20
     """At most so many, the newest runs first."""
-    after: Annotated[Any, BeforeValidator(cursor), WithJsonSchema({"type": "string"})] = None
+    after: TimeCursor = None
     """`next` of the page before."""
 
 
