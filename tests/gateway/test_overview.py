@@ -177,6 +177,9 @@ async def test_the_newest_checkpoint_is_checked_against_an_earlier_one(runtime: 
             reply = (await client.get("/v1/log/verify", params=earlier | wrong)).json()
             assert (reply["valid"], reply["consistent"]) == (False, False), wrong
             assert reply["faults"] == ["The earlier log is not the beginning of this one."]
+        for given, missing in (("size", "root"), ("root", "size")):
+            refused = await client.get("/v1/log/verify", params={given: earlier[given]})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, missing)
         tile = (await client.get(f"/v1/log/tile/0/000.p/{second['size']}")).content
         await runtime.gateway.store._write(
             lambda conn: conn.execute(LOG_TILES.update().values(body=tile[32:] + tile[:32]))

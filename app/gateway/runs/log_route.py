@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from app.core.transparency.merkle import HASH_BYTES
 from app.core.transparency.tiles import WIDTH, Tile, bundle, parse_tile
-from app.errors import Forbidden, NotFound
+from app.errors import Forbidden, InvalidRequest, NotFound
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys
 from app.gateway.http.json_reply import json_reply
@@ -75,6 +75,9 @@ def _add_checkpoint_routes(router: APIRouter, context: GatewayContext, keys: Key
         earlier = None
         if filters.size is not None and filters.root is not None:
             earlier = filters.size, bytes.fromhex(filters.root)
+        elif filters.size is not None or filters.root is not None:
+            missing = "size" if filters.size is None else "root"
+            raise InvalidRequest("Give the size and the root of the earlier checkpoint, or neither.", param=missing)
         report = await log_check.check(context.store.log, earlier)
         return json_reply(report)
 
