@@ -337,3 +337,14 @@ async def test_what_is_refused_is_named(client: httpx.AsyncClient) -> None:
         reply = await post_message(client, **{name: [{"name": "x"}]})
         assert (reply.status_code, name in reply.json()["error"]["message"]) == (400, True)
         assert (await post_message(client, **{name: None})).status_code == 200
+
+
+async def test_a_turn_without_content_is_left_out_and_a_conversation_without_any_is_refused(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    asked, empty = {"role": "user", "content": "Hi."}, {"role": "assistant", "content": []}
+    assert (await post_message(client, messages=[asked, empty, asked])).status_code == 200
+    assert [message["content"] for message in stub.requests[-1].json["messages"]][-2:] == ["Hi.", "Hi."]
+    refused = await post_message(client, messages=[{"role": "user", "content": []}])
+    assert (refused.status_code, "must have content" in refused.json()["error"]["message"]) == (400, True)
+    assert len(stub.requests) == 1

@@ -200,8 +200,9 @@ def task_of(request: TokenCountRequest) -> Task:
 
 
 def build_task(request: MessagesRequest) -> Task:
-    """`task_of` with the sampling parameters and the end user. Raises `InvalidRequest` for a call without its result,
-    and for a result without its call."""
+    """`task_of` with the sampling parameters and the end user. Raises `InvalidRequest` for messages without any
+    content, for a call without its result, and for a result without its call."""
+    allow(any(turn.content != [] for turn in request.messages), "messages", "at least one of them must have content")
     _check_results(request.messages)
     stop = tuple(request.stop_sequences)
     sampling = Sampling(request.temperature, request.top_p, max_tokens=request.max_tokens, stop=stop)
