@@ -134,6 +134,9 @@ async def _find_by_prefix(store: Store, prefix: str) -> RunRow:
         if len(rows) < PAGE_RUNS:
             break
         before = (rows[-1].created_at, rows[-1].id)
+    else:  # there are more, and one of them may begin like that
+        if not matches:
+            raise NotFound(f"None of the newest {MAX_SEARCHED_RUNS:,} runs begins like that; give more of the id.")
     if not matches:
         raise NotFound("There is no such run; `baton runs ls` lists the newest.")
     if len(matches) > 1:

@@ -10,9 +10,11 @@ import orjson
 import pytest
 from rich.console import Console
 
+from app.cli import storage
 from app.cli.commands import parse
 from app.cli.runs import run_list
 from app.core.run.events import Kind
+from app.errors import NotFound
 from app.process.config import read
 from app.store.protocol import Projection
 from app.store.sql import open_store
@@ -67,3 +69,18 @@ def test_a_list_at_80_columns_cuts_neither_times_nor_money(tier: str) -> None:
     assert "run_aaaaaaaaaaaaaaa 09-09 01:46" in text
     assert "$0.0001" in text
     assert text.count("…") == 1, "the mark of a run that goes on"
+
+
+async def test_a_run_that_is_searched_among_the_newest_alone_is_not_said_to_be_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "PAGE_RUNS", 1)
+    async with open_store(f"sqlite:///{tmp_path}/baton.db") as store:
+        for age, run in enumerate(("run_new", "run_newer", "run_old")):
+            await store.append(admission_entry(run, at=time.time() - age, row=Projection(state="admitted")))
+        assert (await storage.find_run(store, "run_ol")).id == "run_old"
+        monkeypatch.setattr(storage, "MAX_SEARCHED_RUNS", 2)
+        with pytest.raises(NotFound, match="None of the newest 2 runs begins like that"):
+            await storage.find_run(store, "run_ol")
+        with pytest.raises(NotFound, match="2 runs begin like that"):
+            await storage.find_run(store, "run_ne")
