@@ -374,7 +374,8 @@ def test_what_cannot_be_restored_keeps_nothing_else_from_it(bench: Bench, capsys
 
 def test_serve_prints_what_it_would_start(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     base = str(bench.folder / "base")
-    assert bench.run("serve", base, "--adapters", "--port", "8123", "--dry-run", "--flag=--enforce-eager") == 0
+    flags = ("--flag=--enforce-eager", "--flag=--x=it's")
+    assert bench.run("serve", base, "--adapters", "--port", "8123", "--dry-run", *flags) == 0
     line = capsys.readouterr().out.strip()
     card = json.loads((bench.folder / "base" / "baton.json").read_text())
     assert line == (
@@ -383,7 +384,8 @@ def test_serve_prints_what_it_would_start(bench: Bench, capsys: pytest.CaptureFi
         "--max-model-len 4096 --structured-outputs-config "
         """'{"backend":"guidance","disable_any_whitespace":true}' """
         """--default-chat-template-kwargs '{"enable_thinking": false}' """
-        "--enable-lora --max-loras 4 --max-lora-rank 32 --enforce-eager"
+        "--enable-lora --max-loras 4 --max-lora-rank 32 --enforce-eager "
+        """'--x=it'"'"'s'"""
     )
     assert bench.run("serve", str(bench.folder / "adapter"), "--dry-run") == 2
     assert "is an adapter; serve its base" in capsys.readouterr().err

@@ -7,6 +7,7 @@ unloaded.
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -94,20 +95,13 @@ def serve(args: Arguments, environ: Mapping[str, str]) -> int:
     words, variables = command(args, read_settings(environ))
     if args.dry_run:
         parts = [f"{name}={value}" for name, value in variables.items()]
-        parts += [_quote(word) for word in words]
-        print(" ".join(parts))
+        print(" ".join([*parts, shlex.join(words)]))
         return 0
     sys.stdout.flush()
     try:
         os.execvpe(words[0], words, {**environ, **variables})
     except OSError as error:
         raise ConfigInvalid([f"{words[0]}: {error.strerror}; name vLLM's interpreter with --python"]) from None
-
-
-def _quote(word: str) -> str:
-    if any(char in word for char in ' "{}'):
-        return f"'{word}'"
-    return word
 
 
 def check_fit(card: Manifest, config: Configuration, conductor: str) -> None:
