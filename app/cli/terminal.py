@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from app.core.message.hidden_characters import HIDDEN
 from app.core.pool.catalog import MILLION
 from app.telemetry import JsonLines
 
@@ -51,12 +52,13 @@ def _console(*, stderr: bool) -> Console:
 
 
 def clean(text: str) -> str:
-    """Return a text of callers or workers without control characters, so that it has no escape sequences."""
+    """Return a text of callers or workers with a mark in the place of each control character, so that it has no escape
+    sequences, and of each character that nobody would see."""
     return "".join([_visible(char) for char in text])
 
 
 def _visible(char: str) -> str:
-    if char not in "\n\t" and unicodedata.category(char).startswith("C"):
+    if char not in "\n\t" and (ord(char) in HIDDEN or unicodedata.category(char).startswith("C")):
         return "\N{REPLACEMENT CHARACTER}"
     return char
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import jinja2
 
+from app.core.message.hidden_characters import HIDDEN
 from app.core.plan.workflow import CONDUCTOR
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -20,9 +21,6 @@ CONTROL: Final = {code: chr(0x2400 + code) for code in range(32) if code not in 
 """Control characters, each with the picture that Unicode has of it."""
 DIRECTION: Final = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 """Marks that change the direction of the text behind them, which could make a text read as another."""
-HIDDEN: Final = (*range(0x80, 0xA0), 0x200B, 0x2028, 0x2029, *range(0x2060, 0x2065), 0xFEFF, *range(0xE0000, 0xE0080))
-"""Characters that nobody sees and a worker reads: further controls, spaces without a width, and tags, which can carry
-whole sentences. The joiners of emoji and of Persian words are not among them."""
 ERASURE_CAUSES: Final[Mapping[str, str]] = {
     "request": "by a request for this run",
     "retention": "because its time was over",
@@ -37,7 +35,7 @@ APPROVAL_REASONS: Final[Mapping[str, str]] = {
     "further_plan": "an earlier plan of the run needed one",
 }
 """The words for each reason why a plan needs an approval, by its name in the API."""
-VISIBLE: Final = CONTROL | {code: f"[U+{code:04X}]" for code in (*DIRECTION, *HIDDEN)}
+VISIBLE: Final = CONTROL | {code: f"[U+{code:04X}]" for code in (*DIRECTION, *sorted(HIDDEN))}
 INVISIBLE: Final = re.compile(f"[{''.join(map(chr, VISIBLE))}]")
 
 

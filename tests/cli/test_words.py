@@ -11,7 +11,8 @@ from app.cli.runs import run_words
 
 def test_texts_cannot_steer_the_terminal() -> None:
     assert "\x1b" not in terminal.clean("\x1b[2J\x1b]0;owned\x07 hello\u202e")
-    assert terminal.clean("tab\tand\nline äöü ★") == "tab\tand\nline äöü ★"
+    assert terminal.clean("tab\tand\nline äöü ★ \u2764\ufe0f") == "tab\tand\nline äöü ★ \u2764\ufe0f"
+    assert terminal.clean("a\U000e0148\ufe00\u3164") == "a\ufffd\ufffd\ufffd"
 
 
 @pytest.mark.parametrize(

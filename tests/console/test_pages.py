@@ -84,6 +84,8 @@ def test_a_template_escapes_everything_and_has_no_code_in_attributes(path: Path)
         ("a\x00b\x1b[31m\x7f", "a␀b␛[31m␡"),
         ("user\u202etxt.exe\u2066\u061c", "user[U+202E]txt.exe[U+2066][U+061C]"),
         ("a\x9bb\u200b\ufeff\u2028\U000e0041", "a[U+009B]b[U+200B][U+FEFF][U+2028][U+E0041]"),
+        ("a\U000e0148\ufe00\u00ad\u3164", "a[U+E0148][U+FE00][U+00AD][U+3164]"),
+        ("\u2764\ufe0f", "\u2764\ufe0f"),
         ("\U0001f469\u200d\U0001f4bb é", "\U0001f469\u200d\U0001f4bb é"),
         ("two\nlines\tand a tab", "two\nlines\tand a tab"),
     ],
