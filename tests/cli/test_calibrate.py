@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from app.__main__ import main
-from app.cli import event_loop, storage
+from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.cli.commands import parse
 from app.cli.learning import calibrate
-from app.core.rating.calibration import rates
+from app.core.rating.calibration import Trial, rates
 from app.core.run.events import Kind
 from app.errors import ConfigInvalid
 from app.lab.calibration_tasks import VERSION, make_built_in_tasks
@@ -247,3 +247,10 @@ async def test_conductors_are_shown_what_was_measured(stub: ProviderStub, tmp_pa
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
         prompt = stub.requests_for("planner")[0].body.decode()
     assert prompt.count("measured pass rates: calendar 0% of 9, equations ") == 1
+
+
+@pytest.mark.parametrize("family", ["[/x]", "[red] sums"])
+def test_a_name_of_a_file_is_printed_as_it_stands(family: str, capsys: pytest.CaptureFixture[str]) -> None:
+    trial = Trial("alpha", "model", "1", "task", "maths", family, 0, "?", "run_1", 1.0, 1.0, 0, 0.1)
+    terminal.print_table(calibrate._table({"alpha": [trial]}), "There is none.")
+    assert f" {family} " in capsys.readouterr().out

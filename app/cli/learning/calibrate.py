@@ -342,7 +342,8 @@ def _table(by_worker: Mapping[str, Sequence[Trial]]) -> Table:
     overall = [rates(own, lambda trial: "") for own in by_worker.values()]
     by_level = [rates(own, lambda trial: str(trial.level)) for own in by_worker.values()]
     for domain, family in sorted({(trial.domain, trial.family) for trial in trials}):
-        table.add_row(domain, family, *[_cell(worker_rates.get(family)) for worker_rates in by_family])
+        cells = [_cell(worker_rates.get(family)) for worker_rates in by_family]
+        terminal.add_row(table, (domain, family, *cells))
     table.add_row("", "all", *[_cell(worker_rates.get("")) for worker_rates in overall])
     for level in sorted({trial.level for trial in trials}):
         table.add_row("", f"level {level + 1}", *[_cell(worker_rates.get(str(level))) for worker_rates in by_level])

@@ -234,7 +234,7 @@ def _print(report: GradedRuns, *, is_stored: bool) -> None:
         mean = "-"
         if scores:
             mean = f"{sum(scores) / len(scores):.3f}"
-        table.add_row(*names, str(len(ratings)), mean)
+        terminal.add_row(table, (*names, str(len(ratings)), mean))
     console = terminal.stdout()
     terminal.print_table(table, "Nothing was found.")
     for reason, count in sorted(report.skip_counts.items()):

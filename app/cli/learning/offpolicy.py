@@ -336,7 +336,7 @@ def _table(judgements: Sequence[Judgement]) -> Table:
         report = judgement.report
         figures = (f"{report.rows}", f"{report.ess:.0f}", f"{report.covered:.0%}")
         estimates = (report.ips, report.snips, report.dr, report.ahead)
-        table.add_row(judgement.policy, *figures, *map(_in_words, estimates), report.verdict)
+        terminal.add_row(table, (judgement.policy, *figures, *map(_in_words, estimates), report.verdict))
     return table
 
 

@@ -93,7 +93,8 @@ def _full(args: Arguments, data: Dataset, open_: Routes, plan: Plan) -> None:
         table.add_column(f"{title}, mean (worst)")
     for name, figures in figures_by_policy.items():
         summary = _summary(figures)
-        table.add_row(name, *(_in_words(summary["mean"][key], summary["worst"][key]) for key in COLUMNS))
+        cells = [_in_words(summary["mean"][key], summary["worst"][key]) for key in COLUMNS]
+        terminal.add_row(table, (name, *cells))
     console = terminal.stdout()
     console.print(table)
     console.print(
@@ -149,7 +150,8 @@ def _log(args: Arguments, data: Dataset, open_: Routes, plan: Plan) -> None:
         judgement = _summarize_reports(reports)
         verdicts = ", ".join(f"{count} {verdict}" for verdict, count in judgement["verdicts"].items())
         reward = _in_words(judgement["mean"], judgement["worst"])
-        table.add_row(name, reward, f"{judgement['ahead']:+.3f}", f"{judgement['least_ess']:.0f}", verdicts)
+        figures = f"{judgement['ahead']:+.3f}", f"{judgement['least_ess']:.0f}"
+        terminal.add_row(table, (name, reward, *figures, verdicts))
     console.print(table)
     refusals: set[str] = set()
     for reports in reports_by_policy.values():

@@ -102,7 +102,7 @@ def _print_rows(console: Console, title: str, rows: Sequence[Mapping[str, str]])
         else:
             table.add_column(name)
     for row in rows[:MAX_PRINTED_ROWS]:
-        table.add_row(*map(terminal.clean, row.values()))
+        terminal.add_row(table, row.values())
     console.print()
     console.print(table)
     if len(rows) > MAX_PRINTED_ROWS:
