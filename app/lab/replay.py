@@ -73,7 +73,7 @@ class Routes:
 
     models: tuple[str, ...]
     costs: Mapping[str, float]
-    """In parts of the best model's cost."""
+    """In parts of the best model's cost; also of the models that are left out."""
     cost_weight: float
 
     def reward(self, model: str, score: float) -> float:
@@ -99,7 +99,7 @@ def routes(data: Dataset, cost_weight: float) -> Routes:
             "or give costs with --cost MODEL=DOLLARS"
         )
     by_cost = sorted(worthwhile, key=lambda model: data.costs[model])
-    relative_costs = {model: data.costs[model] / data.costs[strong] for model in by_cost}
+    relative_costs = {model: data.costs[model] / data.costs[strong] for model in data.models}
     return Routes(tuple(by_cost), relative_costs, cost_weight)
 
 
@@ -122,14 +122,19 @@ class Part:
 def split(
     data: Dataset, routing: Routes, features_of_row: dict[int, Features], plan: Plan, seed: int
 ) -> tuple[Part, Part]:
-    """Return the training and the held-out part of a seed; of few rows at least half are for training.
+    """Return the training and the held-out part of a seed; of few rows at least half are for training. There is no
+    training on rows of a log whose model is left out.
 
     `seen` keeps the features of rows, by their place, for the next seed.
     """
     order = list(range(len(data.rows)))
     Random(f"replay|{seed}").shuffle(order)
     count = min(plan.held_out, len(order) // 2)
-    held_out, training = order[:count], order[count : count + plan.ratings]
+    held_out = order[:count]
+    training = [place for place in order[count:] if not data.rows[place].outcomes.keys().isdisjoint(routing.models)]
+    training = training[: plan.ratings]
+    if not training:
+        raise RecordsRefused(f"no line to learn from is of {' or '.join(routing.models)}; give more lines of them")
     for place in (*training, *held_out):
         if place not in features_of_row:
             features_of_row[place] = features(data.rows[place].prompt)
@@ -323,17 +328,12 @@ def estimate_from_log(data: Dataset, plan: Plan) -> Mapping[str, Sequence[Report
     """Return the off-policy estimate of each policy from a log, one for each seed. Raises `RecordsRefused`."""
     routing = routes(data, plan.cost_weight)
     shares = {model: 0.0 for model in data.models}
-    routed_rows = []
     for row in data.rows:
-        model = next(iter(row.outcomes))
-        shares[model] += 1 / len(data.rows)
-        if model in routing.models:
-            routed_rows.append(row)
-    log = Dataset(routed_rows, data.models, data.costs, data.unit, data.full, data.left_out)
+        shares[next(iter(row.outcomes))] += 1 / len(data.rows)
     features_of_row: dict[int, Features] = {}
     reports: dict[str, list[Report]] = defaultdict(list)
     for seed in plan.seeds:
-        training, held_out = split(log, routing, features_of_row, plan, seed)
+        training, held_out = split(data, routing, features_of_row, plan, seed)
         bandit = Bandit(routing)
         bandit.imitate(training)
         estimators: dict[str, Estimator] = {SELECTOR: bandit.expects}
@@ -349,7 +349,10 @@ def estimate_from_log(data: Dataset, plan: Plan) -> Mapping[str, Sequence[Report
 
 
 def _make_logged_rows(routing: Routes, part: Part, shares: Mapping[str, float]) -> list[LoggedOutcome]:
-    """Return the rows as the estimators read them. One without its own propensity has the model's share of the log."""
+    """Return the rows as the estimators read them. One without its own propensity has the model's share of the log.
+
+    Rows of models that are left out stay, with a weight of 0: a propensity is a probability among all models.
+    """
     logged = []
     for row, prompt_features in zip(part.rows, part.seen, strict=True):
         model, outcome = next(iter(row.outcomes.items()))

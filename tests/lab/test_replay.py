@@ -1,12 +1,13 @@
 """The replay's figures on outcomes that can be worked out by hand, and what its learners get to know."""
 
+from collections.abc import Mapping
 from random import Random
 
 import pytest
 
 from app.core.rating.features import features
-from app.lab.recorded_outcomes import Outcome, RecordedPrompt
-from app.lab.replay import Bandit, Part, Routes, curve, judge_estimator, regret
+from app.lab.recorded_outcomes import Dataset, Outcome, RecordedPrompt, RecordsRefused
+from app.lab.replay import Bandit, Part, Plan, Routes, curve, estimate_from_log, judge_estimator, regret, split
 from app.lab.routing_baselines import BASELINES, Example
 
 TWO = Routes(("weak", "strong"), {"weak": 0.2, "strong": 1.0}, 0.5)
@@ -82,3 +83,42 @@ def test_a_baseline_learns_which_prompts_a_model_cannot_answer_from_some_of_its_
     hard, easy = estimate(features("prove theorem black")), estimate(features("name colour black"))
     assert hard["weak"] < 0.4 < 0.6 < easy["weak"]
     assert hard["strong"] > 0.6
+
+
+def make_log(counts: Mapping[str, int]) -> Dataset:
+    """A log of models a, b and x. The last one is left out, because it is dearer than b and worse."""
+    random, models = Random(0), [model for model, count in counts.items() for _ in range(count)]
+    random.shuffle(models)
+    rewards, rows = {"a": 0.5, "b": 0.8, "x": 0.6}, []
+    for number, model in enumerate(models):
+        outcome = Outcome(float(random.random() < rewards[model]))
+        rows.append(RecordedPrompt(f"{number}", f"prompt {number % 7}", {model: outcome}))
+    return Dataset(rows, ("a", "b", "x"), {"a": 0.1, "b": 1.0, "x": 3.0}, "usd", False, {})
+
+
+def test_models_that_are_left_out_of_a_log_leave_the_propensities_of_the_others_right() -> None:
+    log = make_log({"a": 240, "b": 240, "x": 720})
+    reports = estimate_from_log(log, Plan(ratings=20, held_out=600, seeds=[0], cost_weight=0.0))
+    for model in ("a", "b"):
+        (report,) = reports[f"always {model}"]
+        assert report.rows == 600, "rows of x are among them, with a weight of 0"
+        assert report.ips.value == pytest.approx(log.scores[model], abs=0.1)
+        assert report.snips.value == pytest.approx(log.scores[model], abs=0.1)
+    assert "always x" not in reports
+
+
+def test_rows_of_models_that_are_left_out_are_no_support_for_other_choices() -> None:
+    log = make_log({"a": 20, "b": 280, "x": 900})
+    (report,) = estimate_from_log(log, Plan(ratings=20, held_out=600, seeds=[0], cost_weight=0.0))["always a"]
+    assert report.covered < 0.5
+
+
+def test_a_log_with_no_line_to_learn_from_is_refused() -> None:
+    routing, refused = Routes(("a", "b"), {"a": 0.1, "b": 1.0, "x": 3.0}, 0.0), 0
+    for seed in range(40):
+        try:
+            split(make_log({"a": 1, "b": 1, "x": 40}), routing, {}, Plan(20, 21, [], 0.0), seed)
+        except RecordsRefused as error:
+            assert "no line to learn from is of a or b" in str(error)
+            refused += 1
+    assert 0 < refused < 40, "in some splits both lines are held out"
