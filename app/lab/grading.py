@@ -14,6 +14,7 @@ what follows the last "the answer is" or "answer:". Nothing that an answer says 
 run by the caller's function (`execute`), since this module runs no processes.
 """
 
+import ast
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from typing import Any, Protocol
 from app.core.message.chat import Form
 from app.core.message.response_format import faults, schema_fault
 
-VERSION = "grading-1"
+VERSION = "grading-2"
 """Names these rules with every grade; a change of what they count as right is another version."""
 MOST_CHARS = 200_000
 """Characters that a grader reads of an answer, from its end."""
@@ -206,7 +207,8 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class UnitTests:
-    """The Python code of the answer passes these tests: assertions, functions called `test...`, or test cases."""
+    """The Python code of the answer passes these tests: assertions, functions called `test...`, test cases, or classes
+    called `Test...` with methods called `test...`."""
 
     tests: str
     execute: Execute
@@ -375,11 +377,36 @@ def _tests(spec: Mapping[str, Any], execute: Execute | None) -> Grader:
     tests, seconds = spec.get("tests"), spec.get("seconds", 5)
     if not isinstance(tests, str) or not tests.strip():
         raise ValueError("a tests grader needs tests: Python code that fails for a wrong answer")
+    if not _runs_something(tests):
+        raise ValueError("the tests of a tests grader check nothing; add an assertion, or a function called test...")
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MOST_SECONDS:
         raise ValueError(f"seconds of a tests grader must be a number from above 0 to {MOST_SECONDS:.0f}")
     if execute is None:
         raise ValueError("a tests grader runs code, and nothing is run here")
     return UnitTests(tests, execute, float(seconds))
+
+
+def _runs_something(tests: str) -> bool:
+    """Return False for tests that would pass for every answer, because they only define what nothing calls.
+
+    Raises ValueError if they are no Python.
+    """
+    try:
+        statements = ast.parse(tests).body
+    except (SyntaxError, RecursionError, MemoryError):
+        raise ValueError("the tests of a tests grader are no Python") from None
+    return any(map(_is_run, statements))
+
+
+def _is_run(statement: ast.stmt) -> bool:
+    """Return True for a statement that can fail: one that is executed, or a test that is looked for by its name."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+        return statement.name.startswith("test")
+    if isinstance(statement, ast.ClassDef):
+        methods = [item.name for item in statement.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)]
+        has_tests = any([name.startswith("test") for name in methods])
+        return bool(statement.bases) or (statement.name.startswith("Test") and has_tests)
+    return any([isinstance(node, ast.Assert | ast.Call | ast.Raise) for node in ast.walk(statement)])
 
 
 def _texts(value: list[object]) -> bool:

@@ -80,7 +80,7 @@ async def test_answers_are_graded_by_the_rule_of_their_question(
     ) == (
         "grader",
         "numeric",
-        "grading-1",
+        "grading-2",
         1.0,
         "tenant",
         "",
@@ -182,5 +182,5 @@ async def test_a_person_is_told_in_a_table(
     options = parse(["grade", "--grader", '{"kind": "numeric", "expected": 6}', "--dry-run"])
     assert await asyncio.to_thread(grade.run, options, environ, lambda: 2e9) == 0
     output = capsys.readouterr().out
-    for words in ("grader", "numeric", "grading-1", "1.000", "Nothing was stored (--dry-run)."):
+    for words in ("grader", "numeric", "grading-2", "1.000", "Nothing was stored (--dry-run)."):
         assert words in output

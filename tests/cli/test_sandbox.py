@@ -11,6 +11,8 @@ from app.cli.learning import sandbox_child
 from app.cli.learning.sandbox import Sandbox
 from tests.harness.waiting import PATIENCE_SECONDS
 
+CASE = "import unittest\nclass Sums(unittest.TestCase):\n    def test_it(self):\n        "
+WRONG = "def double(x):\n    return 0\n"
 DOUBLE = "def double(x):\n    return 2 * x\n"
 
 
@@ -43,6 +45,8 @@ def walls() -> tuple[str, ...]:
             "from unittest import TestCase\nclass T(TestCase):\n    def test_it(self):\n        assert double(2) == 5",
             "a test fails",
         ),
+        (DOUBLE, "async def test_it():\n    assert double(2) == 4", "passed"),
+        (DOUBLE, "async def test_it():\n    assert double(2) == 5", "a test fails"),
         ("def double(x: return", "", "raises SyntaxError"),
         ("import os\nos._exit(0)", "assert False", "died"),
         ("class Odd(Exception): pass\nraise Odd('words of the answer')", "", "raises an error of its own"),
@@ -57,6 +61,26 @@ def test_the_verdict(walls: tuple[str, ...], code: str, tests: str, verdict: str
     if verdict == "time is up":
         seconds = 0.4
     assert Sandbox().execute(code, tests, seconds).text == verdict
+
+
+@pytest.mark.parametrize(
+    ("code", "tests"),
+    [
+        ("def test_it():\n    pass\n", "def test_it():\n    assert double(2) == 4"),
+        (f"{CASE}pass\n", f"{CASE}assert double(2) == 4"),
+        ("", "async def test_it():\n    assert double(2) == 4"),
+        ("", "class TestIt:\n    def test_it(self):\n        assert double(2) == 4"),
+        ("", "class TestIt:\n    async def test_it(self):\n        assert double(2) == 4"),
+        (
+            "",
+            "class TestIt:\n    def setup_method(self):\n        self.four = 4\n"
+            "    def test_it(self):\n        assert double(2) == self.four",
+        ),
+    ],
+)
+def test_every_test_is_run_whatever_its_form_and_the_names_of_the_answer(code: str, tests: str) -> None:
+    assert sandbox_child._verdict(DOUBLE + code, tests) == "passed"
+    assert sandbox_child._verdict(WRONG + code, tests) == "a test fails"
 
 
 def test_the_network_other_processes_and_files_are_out_of_reach(walls: tuple[str, ...], tmp_path: Path) -> None:

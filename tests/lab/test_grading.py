@@ -117,6 +117,17 @@ def test_unit_tests_get_the_code_of_the_answer_and_are_run_by_whoever_asks() -> 
     for wrong in ({"tests": " "}, {"seconds": 0}, {"seconds": 61}, {"seconds": True}):
         with pytest.raises(ValueError, match="tests grader"):
             grader(spec | wrong, execute)
+    for nothing in (
+        "def check(f):\n    assert f()",
+        "import os",
+        "class Checks:\n    def test_it(self):\n        assert 0",
+    ):
+        with pytest.raises(ValueError, match="check nothing"):
+            grader(spec | {"tests": nothing}, execute)
+    for something in ("def check(f):\n    assert f()\ncheck(f)", "async def test_it():\n    assert f()"):
+        assert grader(spec | {"tests": something}, execute).kind == "tests"
+    with pytest.raises(ValueError, match="no Python"):
+        grader(spec | {"tests": "assert ("}, execute)
     with pytest.raises(ValueError, match="nothing is run here"):
         grader(spec)
     assert set(FIELDS) == {*SPECS, "tests"}

@@ -5,6 +5,7 @@ view of other processes, no files but the standard library and its own folder, n
 memory. It prints the verdict in one line with a token that the child does not know.
 """
 
+import asyncio
 import ctypes
 import json
 import os
@@ -14,6 +15,7 @@ import struct
 import sys
 import time
 import unittest
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 NAMESPACES = 0x10000000 | 0x40000000 | 0x20000000 | 0x08000000
@@ -22,6 +24,7 @@ USER = 0x10000000
 READ_RIGHTS, DEVICE_RIGHTS = 1 | 4 | 8, 2 | 4
 """Rights of Landlock: execute, read files and list folders; write and read a file."""
 SHARED = ("/usr/lib", "/lib", "/lib64", "/usr/local/lib", "/usr/share/zoneinfo")
+MISSING = object()
 MEMORY, FILE_BYTES, OPEN_FILES = 1 << 30, 16 << 20, 64
 
 
@@ -98,9 +101,10 @@ def _verdict(code: str, tests: str) -> str:
     space: dict[str, Any] = {"__name__": "answer"}
     try:
         exec(compile(code, "answer.py", "exec"), space)
-        answer_names = set(space)
+        answer_space = dict(space)
         exec(compile(tests, "tests.py", "exec"), space)
-        return _run_tests([space[name] for name in space if name not in answer_names])
+        # A test counts as the tests' own also where the answer has defined the same name before.
+        return _run_tests([value for name, value in space.items() if answer_space.get(name, MISSING) is not value])
     except AssertionError:
         return "a test fails"
     except BaseException as error:
@@ -111,16 +115,35 @@ def _verdict(code: str, tests: str) -> str:
 
 
 def _run_tests(items: list[Any]) -> str:
-    """Run functions named `test...` and test cases; bare assertions have run already."""
+    """Run functions named `test...`, test cases, and classes named `Test...`; bare assertions have run already."""
     for item in items:
         if isinstance(item, type) and issubclass(item, unittest.TestCase):
             result = unittest.TestResult()
             unittest.defaultTestLoader.loadTestsFromTestCase(item).run(result)
             if not result.wasSuccessful():
                 return "a test fails"
+        elif isinstance(item, type) and item.__name__.startswith("Test"):
+            _run_class(item)
         elif callable(item) and getattr(item, "__name__", "").startswith("test"):
-            item()
+            _call(item)
     return "passed"
+
+
+def _run_class(tests: type) -> None:
+    """Run each method named `test...` on an object of its own, as pytest does."""
+    for name in dir(tests):
+        if name.startswith("test"):
+            held = tests()
+            if hasattr(held, "setup_method"):
+                held.setup_method()
+            _call(getattr(held, name))
+
+
+def _call(test: Callable[[], Any]) -> None:
+    """Call a test, and await it if it is a coroutine."""
+    result = test()
+    if isinstance(result, Coroutine):
+        asyncio.run(result)
 
 
 def _restrict_files(home: str) -> bool:
