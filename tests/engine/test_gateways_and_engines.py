@@ -443,3 +443,27 @@ async def test_a_late_ticket_takes_no_run_whose_driver_a_failover_has_ended(stub
         ticket = await store.find_ticket(run, 0)
         assert ticket is not None
         assert ticket.driver == (await store.run(run)).driver != ""
+
+
+async def test_who_looks_on_at_another_gateway_ends_nothing_by_leaving(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.always("alpha", Hang())
+    async with (
+        running_service(tmp_path, pool_text(stub)) as own,
+        running_service(tmp_path, pool_text(stub), dispatches=False) as other,
+    ):
+        asked: list[Runtime] = []
+        for runtime in (own, other):
+            ask = runtime.runs.cancellations.ask
+            monkeypatch.setattr(
+                runtime.runs.cancellations, "ask", lambda *words, ask=ask, at=runtime: (asked.append(at), ask(*words))
+            )
+        followed_run = await own.runs.start(order(own, "baton-mini", streams=True))
+        await stub.wait_for(1, "alpha")
+        viewer = await other.runs.attach(followed_run.run, tenant=None)
+        other.runs.leave(viewer)
+        assert asked == []
+        own.runs.leave(followed_run)
+        assert asked == [own]
+        await finish(followed_run)

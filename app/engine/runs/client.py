@@ -370,7 +370,8 @@ class RunClient:
         return FollowedRun(run, mailbox, state, replayed=True)
 
     def leave(self, followed: FollowedRun) -> None:
-        """Note that a caller is gone. If it was the last one, the run goes on or stops as its admission says."""
+        """Note that a caller is gone. If it was the last one, the run goes on or stops as its admission says; but where
+        the turn's own caller is at another gateway, that one decides."""
         follower = self._followers.follower_of(followed.run)
         if followed.replayed:  # it holds no place that is to be kept until the run has ended
             followed.mailbox.push(messages.end_with_error(followed.state, RunEnded()))
@@ -379,7 +380,8 @@ class RunClient:
         follower.audience.leave(followed.mailbox)
         if followed.replayed or not follower.state.turn.gateway:
             follower.audience.remove(followed.mailbox)
-        if not len(follower.audience) and follower.state.turn.on_disconnect == "cancel":
+        turn = follower.state.turn
+        if not len(follower.audience) and turn.on_disconnect == "cancel" and turn.gateway in ("", self._home):
             self.cancellations.ask(followed.run, "client")
         if follower.audience.empty:
             self._forget(follower)
