@@ -98,7 +98,7 @@ class Report:
     clusters: int = 0
     needed: int | None = None
     """About how many rows like these the log must have for a verdict other than `refused` and `undecided`; None if no
-    number of them is enough. It is `rows` or less if there is a verdict."""
+    number of them is enough. What `doubt` adds to the interval of `ahead` is not counted."""
     selected: tuple[float, float] = (-math.inf, math.inf)
     """The bounds of `ahead` where the odds of being rated differ by up to `SELECTION`; without sampling error."""
     selection: float = 1.0
@@ -107,7 +107,7 @@ class Report:
     @property
     def refusal(self) -> str:
         """Return the reason why there is no verdict, with the rows still needed; empty if there is one."""
-        if self.covered < LEAST_COVERED and self.ess >= LEAST:
+        if self.covered < LEAST_COVERED and self.ess and (self.needed is None or self.ess >= LEAST):
             reason = (
                 f"the log stands for {self.covered:.0%} of that policy's choices, and {LEAST_COVERED:.0%} are needed"
             )
@@ -119,8 +119,10 @@ class Report:
 
     @property
     def _missing_rows(self) -> str:
-        if self.needed is None:
+        if not self.ess:
             return "; its choices were never drawn, so that more rows do not help"
+        if self.needed is None:
+            return "; the advantage is too small for any number of rows"
         return f": about {max(self.needed - self.rows, 1)} more rows like these"
 
     @property
@@ -207,7 +209,7 @@ class Log:
             dr=anytime_estimate(estimated.corrected, self._clusters, doubt),
             ahead=ahead,
             clusters=max(self._clusters) + 1,
-            needed=_count_rows_needed(n, ess, gains, self._clusters),
+            needed=_count_rows_needed(weights, gains, self._clusters),
             selected=selection_bounds(gains, SELECTION),
             selection=_selection(gains, ahead),
         )
@@ -304,10 +306,12 @@ def _effective_size(weights: Sequence[float]) -> float:
     return total * total / squares
 
 
-def _count_rows_needed(rows: int, ess: float, gains: Sequence[float], clusters: Sequence[int]) -> int | None:
+def _count_rows_needed(weights: Sequence[float], gains: Sequence[float], clusters: Sequence[int]) -> int | None:
     """Return about how many rows like these give a verdict: enough effective ones, and an interval that is shorter than
-    the advantage."""
-    if not ess:
+    the advantage. None if no number does, as where the capped weights stand for too little of the other policy."""
+    rows, ess = len(weights), _effective_size(weights)
+    covered, error = _mean_and_error(weights)
+    if not ess or covered + 2 * error < LEAST_COVERED:
         return None
     count = max(clusters) + 1
     spread = _spread(gains, clusters)

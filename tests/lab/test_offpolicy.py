@@ -134,6 +134,17 @@ def test_beside_a_refusal_stand_the_rows_that_are_still_needed() -> None:
     assert equal.needed is None or equal.needed > 2_000
 
 
+def test_no_number_of_rows_is_promised_where_only_exploration_helps() -> None:
+    """Each weight of 100 is cut to 20, so that the log stands for a fifth of the policy's choices, however long it
+    is."""
+    for count in (10, 30, 200):
+        judgement = report_on([row("a", 0.01, 1.0)] * count + [row("b", 0.99, 0.0)] * (99 * count), A)
+        assert judgement.verdict == "refused"
+        assert judgement.needed is None
+        assert judgement.refusal.startswith("the log stands for 20% of that policy's choices, and 50% are needed")
+        assert judgement.refusal.endswith("more rows do not help, more exploration does")
+
+
 def test_ratings_that_are_missing_for_a_reason_are_bounded() -> None:
     """Both arms are as good, and right answers of the first one are rated twice as often as all others."""
     random = Random(4)
