@@ -38,14 +38,19 @@ Execute = Callable[[str, str, float], str | None]
 MOST_SECONDS = 60.0
 
 _FENCED = re.compile(r"^```[ \t]*([A-Za-z0-9]*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+MOST_INDENTATION = 8
+"""Most characters before an option's letter at the beginning of a line."""
 _QUOTES = "*`\"' \u201c\u201d\u2018\u2019"
 _BOXED = "\\boxed{"
 _HASHES = re.compile(r"^#{4}[ \t]*(\S[^\n]*)$", re.MULTILINE)
 _SAID = re.compile(r"\banswer(?: is\b\s{0,3}:?|\s?[:=])[*\s]{0,4}", re.IGNORECASE)
 _NUMBER = re.compile(
-    r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3}){1,12}|\d{1,40})(?:\.\d{1,40})?(?:[eE][-+]?\d{1,3})?(?:\s?/\s?\d{1,40})?"
+    r"(?<![\w.])[-+]?(?:(?:\d{1,3}(?:,\d{3}){1,12}|\d{1,40})(?:\.\d{1,40})?|\.\d{1,40})(?:[eE][-+]?\d{1,3})?(?:\s?/\s?\d{1,40})?"
 )
-_LETTER = re.compile(r"(?<![\w'])([A-Za-z])(?![\w'])")
+_FRACTION = re.compile(r"([-+]?)((?<!\d)\d{1,40})?\s?\\[dt]?frac\{\s?([-+]?\d{1,40})\s?\}\{\s?(\d{1,40})\s?\}")
+"""LaTeX's fractions: their sign, the whole number before them, and what is above and below the line."""
+_LETTER = re.compile(r"(?<![\w'])([A-Z](?![\w'])|[a-z](?=[).,:;]))")
+"""Letters that may be a choice; a lower-case one that stands before a word is an article."""
 _MARKED = re.compile(r"(?:\(([A-Z])\)|\*\*([A-Z])\*\*|\b(?:[Oo]ption|[Cc]hoice)\s([A-Z])\b|^\s{0,8}([A-Z])[).:])", re.M)
 
 
@@ -147,9 +152,9 @@ class Choice:
             alone = text.strip("*`()[].: \n").upper()
             if len(alone) == 1 and alone in letters:
                 return alone
-        marked = _find_marked_letters(stated or answer)
+        marked = _find_marked_letters(stated or answer, letters)
         if stated is not None and not marked:
-            marked = [letter.upper() for letter in _LETTER.findall(stated)[:1]]
+            marked = [letter.upper() for letter in _LETTER.findall(stated)]
         marked = [letter for letter in marked if letter in letters]
         if not marked:
             return None
@@ -165,12 +170,23 @@ def letters_of(options: Sequence[str]) -> str:
     return LETTERS[: len(options)]
 
 
-def _find_marked_letters(text: str) -> list[str]:
-    """Return the letters that a text marks as choices, such as `(B)`, `**B**` or `option B`."""
-    letters = []
+def _find_marked_letters(text: str, letters: str) -> list[str]:
+    """Return the letters that a text marks as choices, such as `(B)`, `**B**` or `option B`.
+
+    Where the beginnings of lines repeat all options, the first mark of each there is no choice.
+    """
+    marked: list[str] = []
+    listed: dict[str, int] = {}
     for match in _MARKED.finditer(text):
-        letters.append("".join([group for group in match.groups() if group]))
-    return letters
+        letter = "".join([group for group in match.groups() if group])
+        begin = text.rfind("\n", 0, match.start()) + 1
+        if match.start() - begin <= MOST_INDENTATION and not text[begin : match.start()].strip(" \t*-"):
+            listed.setdefault(letter, len(marked))
+        marked.append(letter)
+    if set(letters) <= set(listed):
+        places = set(listed.values())
+        return [letter for place, letter in enumerate(marked) if place not in places]
+    return marked
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +218,8 @@ class Schema:
         fenced = re.fullmatch(r"\s*```(?:json)?[ \t]*\n(.*?)\n?```\s*", answer, re.DOTALL)
         if fenced:
             document = fenced.group(1)
-        return _grade(not faults(Form(self.schema), document))
+        # Half a pair of surrogates cannot be validated.
+        return _grade(not faults(Form(self.schema), document.encode("utf-8", "replace").decode()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +280,9 @@ def conclusion(answer: str) -> str | None:
 
 
 def number_in(answer: str) -> Fraction | None:
-    """Return the number that an answer concludes with, exactly; None if there is none."""
-    text = answer[-MOST_CHARS:].replace("\u2212", "-")
+    """Return the number that an answer concludes with, exactly; None if there is none, or none that can be read."""
+    text = answer[-MOST_CHARS:].replace("\u2212", "-").replace("{,}", ",")
+    text = _FRACTION.sub(_plain_fraction, text)
     stated = conclusion(text)
     if stated is not None and "=" in stated:
         stated = stated.rpartition("=")[2]
@@ -272,6 +290,8 @@ def number_in(answer: str) -> Fraction | None:
         number = _NUMBER.search(stated)
         if number:
             return _fraction(number.group())
+        if any(map(str.isdecimal, stated)):
+            return None
     numbers = _NUMBER.findall(text)
     if not numbers:
         return None
@@ -291,6 +311,14 @@ def _find_last_box(text: str) -> str | None:
     return None
 
 
+def _plain_fraction(match: re.Match[str]) -> str:
+    """Return a fraction of LaTeX in the form 1/2."""
+    sign, whole, over, under = match.groups()
+    if whole is not None:
+        over = str(int(whole) * int(under) + int(over))
+    return f" {sign}{over}/{under}"
+
+
 def _fraction(text: str) -> Fraction | None:
     over, _, under = text.replace(",", "").replace(" ", "").partition("/")
     if not under:
@@ -308,6 +336,7 @@ def _grade(right: bool) -> Grade:
 
 def _as_json(text: str) -> str:
     """Return JSON whose field `text` is this text."""
+    text = text.encode("utf-8", "replace").decode()  # half a pair of surrogates cannot be validated
     escapes = {ord(char): f"\\u{ord(char):04x}" for char in ['"', "\\", *map(chr, range(32))]}
     return f'{{"text": "{text.translate(escapes)}"}}'
 

@@ -54,6 +54,21 @@ SPECS: dict[str, dict[str, Any]] = {
         (SPECS["choice"], "(A) is tempting, but I take (B)", True),
         (SPECS["choice"], "A capital is asked for.", False),
         (SPECS["choice"], "D", False),
+        (SPECS["numeric"] | {"expected": "1/2"}, "So \\boxed{\\frac{1}{2}}", True),
+        (SPECS["numeric"] | {"expected": 1}, "So \\boxed{\\frac{1}{2}}", False),
+        (SPECS["numeric"] | {"expected": "-5/2"}, "So \\boxed{-2\\dfrac{1}{2}}", True),
+        (SPECS["numeric"] | {"expected": 1234}, "So \\boxed{1{,}234}", True),
+        (SPECS["numeric"] | {"expected": 1}, "So \\boxed{1{,}234}", False),
+        (SPECS["numeric"] | {"expected": ".5"}, "We have 3 items. The answer is .5", True),
+        (SPECS["numeric"] | {"expected": 3}, "We have 3 items. The answer is .5", False),
+        (SPECS["numeric"] | {"expected": 3}, "We have 3 items. The answer is x2", False),
+        (SPECS["numeric"] | {"expected": 3}, "We have 3 items. The answer is as above", True),
+        (SPECS["choice"] | {"expected": "A"}, "The answer is a city on the Seine: Paris", False),
+        (SPECS["choice"], "The answer is b, since A is wrong.", True),
+        (SPECS["choice"], "The answer is, I believe, B", True),
+        (SPECS["choice"] | {"expected": "C"}, "A) London\nB) Paris\nC) Rome\nIt is in France.", False),
+        (SPECS["choice"], "A) London\nB) Paris\nC) Rome\nI take (B).", True),
+        (SPECS["choice"], "(A) London\n(B) Paris\n(C) Rome\nIn France:\nB) Paris", True),
         ({"kind": "choice", "expected": "d"}, "D.", True),
         ({"kind": "regex", "pattern": "(?i)\\byes\\b"}, "Well, YES", True),
         ({"kind": "regex", "pattern": "^yes$"}, "Well, yes", False),
@@ -143,6 +158,11 @@ def test_conclusions_and_numbers() -> None:
     assert number_in("version v2.10 of x7") is None
 
 
+@pytest.mark.parametrize("kind", sorted(SPECS))
+def test_half_a_pair_of_surrogates_breaks_no_grader(kind: str) -> None:
+    assert grader(SPECS[kind]).grade('{"x": "\ud800"}').score == 0.0
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.text(), st.sampled_from(sorted(SPECS)))
 def test_no_answer_breaks_a_grader(answer: str, kind: str) -> None:
@@ -153,7 +173,16 @@ def test_no_answer_breaks_a_grader(answer: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", sorted(SPECS))
 @pytest.mark.parametrize(
-    "answer", ["a" * 50_000 + "!", "9" * 100_000, "1," * 50_000, "1e999 " * 9_000, "answer is " * 9_000, "{" * 90_000]
+    "answer",
+    [
+        "a" * 50_000 + "!",
+        "9" * 100_000,
+        "1," * 50_000,
+        "1e999 " * 9_000,
+        "answer is " * 9_000,
+        "{" * 90_000,
+        "\n(A)" * 50_000,
+    ],
 )
 def test_long_answers_are_graded_in_bounded_time(kind: str, answer: str) -> None:
     began = time.process_time()
