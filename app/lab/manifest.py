@@ -130,7 +130,7 @@ def _earlier_manifest(folder: Path) -> tuple[Manifest | None, list[GoldenPrompt]
 
 def _golden_prompts(file: Path) -> list[GoldenPrompt]:
     """Return the golden prompts of a file, which has one on each line."""
-    lines = [line for line in file.read_text().splitlines() if line.strip()]
+    lines = [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
     return list(map(GoldenPrompt.model_validate_json, lines))
 
 

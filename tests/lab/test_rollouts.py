@@ -13,6 +13,7 @@ import pytest
 from app.cli.arguments import Arguments
 from app.cli.commands import parse
 from app.cli.learning import rollouts as command
+from app.cli.learning import task_set, train_chat
 from app.core.message.chat import Message, Task, Text
 from app.core.rating.feedback import Feedback, identify
 from app.core.run.events import Kind
@@ -214,3 +215,19 @@ def test_every_option_that_chooses_runs_reaches_the_choice() -> None:
         consent="study", everybody=False, without=["phi"], held_out=0.3, tier="t", tenant="n", rated=True
     )
     assert command.rollout_filter(options) == RolloutFilter("study", frozenset({"phi"}), 0.3, "t", "n", True)
+
+
+def test_a_task_may_have_any_separator_of_lines_that_json_leaves_as_it_is(tmp_path: Path) -> None:
+    question = "a\u2028b\u2029c\x85d"
+    line = json.dumps({"question": question, "grader": {"kind": "exact", "expected": "x"}}, ensure_ascii=False)
+    (tmp_path / "t.jsonl").write_text(f"{line}\r\n", encoding="utf-8")
+    faults: list[str] = []
+    assert [task.question for task in task_set.read(tmp_path / "t.jsonl", None, faults)] == [question]
+    assert not faults
+
+
+def test_a_rollout_may_have_any_separator_of_lines(tmp_path: Path) -> None:
+    turns = ({"role": "user", "content": "a\u2028b\u2029c\x85d"},)
+    kept = Rollout("r", 1.0, "t", "c", "train", turns, turns, "{}", ("w",), "p", 1, 0.0, 0.0)
+    (tmp_path / "r.jsonl").write_text(f"{to_line(kept)}\n{to_line(kept)}\n", encoding="utf-8")
+    assert train_chat._read(str(tmp_path / "r.jsonl"), "--warm-start") == [kept, kept]

@@ -41,7 +41,7 @@ class GradedTask:
 def read(path: Path, execute: Execute | None, faults: list[str]) -> list[GradedTask]:
     """Read the tasks of a file, and add its faults to `faults`."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError):
         faults.append(f"{path}: cannot be read; name a file of JSON lines")
         return []

@@ -129,7 +129,7 @@ def _rollouts(args: Arguments, environ: Mapping[str, str]) -> list[Rollout]:
 
 def _read(path: str, option: str) -> list[Rollout]:
     try:
-        return list(from_lines(Path(path).read_text().splitlines()))
+        return list(from_lines(Path(path).read_text(encoding="utf-8").split("\n")))
     except (OSError, ValueError) as error:
         raise ConfigInvalid([f"{option} {path}: {error}; `baton rollouts` writes such a file"]) from None
 
