@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from app.conductor.protocol import FixedPlanConductor
+from app.core.plan.workflow import Step
 from app.core.pool.budgets import Budget
 from app.core.run.events import Kind, RunCancelAsked
+from app.core.run.state import FALLBACK
 from app.engine.context import StandstillWatch
+from app.engine.runs import admission
 from app.engine.runs.recovery import is_newer
 from app.engine.runs.registry import Drivers
 from app.errors import StoreUnavailable
@@ -418,3 +422,19 @@ async def test_waiting_drivers_do_not_read_their_journals(
             runtime.runs.cancel(followed.run, "caller")
         for followed in driven:
             await finish(followed)
+
+
+async def test_a_run_of_the_fallback_whose_workers_have_left_the_pool_file_ends(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = pool_text(stub)
+    by_fallback = FixedPlanConductor((Step("alpha", answers=True),)), FALLBACK
+    async with running_service(tmp_path, pool, SETTINGS, drives=False) as gateway:
+        with monkeypatch.context() as patch:
+            patch.setattr(admission, "_tier_policy", lambda *_: by_fallback)
+            run = (await gateway.runs.start(order(gateway, "baton-mini", followed=False))).run
+    for worker in ("alpha", "beta", "gamma"):
+        pool = pool.replace(worker, f"new-{worker}")
+    async with running_service(tmp_path, pool, SETTINGS) as engine:
+        row = await at_its_end(engine, run)
+    assert (row.state, row.ended_at is not None and row.ended_at < row.deadline) == ("failed", True)

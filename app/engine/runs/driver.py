@@ -355,6 +355,7 @@ async def _policy(
     """Return the policy of a run that the tier's conductor does not plan; None if it does."""
     names = [name for name in state.admitted.pool if name in catalog.workers]
     if state.admitted.conductor == FALLBACK:
+        names = names or list(state.admitted.pool)  # one that has left the pool file fails, and says so
         worker = tier.fallback if tier.fallback in names else names[0]
         return FixedPlanConductor((Step(worker, answers=True),))
     if state.admitted.conductor == REPLAY:
