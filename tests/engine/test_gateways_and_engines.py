@@ -14,6 +14,7 @@ import pytest
 
 from app.core.run.events import Kind, RunAdmitted
 from app.engine.delivery.messages import FollowedRun
+from app.engine.runs.client import Cancellations
 from app.errors import OverQuota, QueueUnavailable, RunUndecided, StoreUnavailable
 from app.process.wiring import Runtime
 from app.stepqueue.protocol import Live
@@ -453,17 +454,19 @@ async def test_who_looks_on_at_another_gateway_ends_nothing_by_leaving(
         running_service(tmp_path, pool_text(stub)) as own,
         running_service(tmp_path, pool_text(stub), dispatches=False) as other,
     ):
-        asked: list[Runtime] = []
-        for runtime in (own, other):
-            ask = runtime.runs.cancellations.ask
-            monkeypatch.setattr(
-                runtime.runs.cancellations, "ask", lambda *words, ask=ask, at=runtime: (asked.append(at), ask(*words))
-            )
+        asked: list[str] = []
+        ask = Cancellations.ask
+
+        def ask_and_note(cancellations: Cancellations, run: str, by: str) -> None:
+            asked.append("own" if cancellations is own.runs.cancellations else "other")
+            ask(cancellations, run, by)
+
+        monkeypatch.setattr(Cancellations, "ask", ask_and_note)
         followed_run = await own.runs.start(order(own, "baton-mini", streams=True))
         await stub.wait_for(1, "alpha")
         viewer = await other.runs.attach(followed_run.run, tenant=None)
         other.runs.leave(viewer)
         assert asked == []
         own.runs.leave(followed_run)
-        assert asked == [own]
+        assert asked == ["own"]
         await finish(followed_run)

@@ -2,8 +2,10 @@
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import Connection, create_engine
@@ -62,20 +64,30 @@ async def test_what_sqlite_leaves_in_unused_parts_of_pages_is_overwritten_too(tm
     await runner.close()
 
 
+@contextmanager
+def reader_of_plans(url: str) -> Iterator[tuple[Connection, Callable[[Callable[[], object]], str]]]:
+    """A connection to a database, and a function that returns the plan of the last statement of what it carries out."""
+    statements: list[str] = []
+    engine = create_engine(url)
+
+    def plan_of(read: Callable[[], object]) -> str:
+        conn.connection.driver_connection.set_trace_callback(statements.append)  # type: ignore[union-attr]
+        assert not read()
+        conn.connection.driver_connection.set_trace_callback(None)  # type: ignore[union-attr]
+        return str(conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {statements[-1]}").all())
+
+    with engine.connect() as conn:
+        yield conn, plan_of
+    engine.dispose()
+
+
 def test_runs_that_failed_are_found_by_the_index_of_rare_states(
     tmp_path: Path, make_schema: Callable[[str], None]
 ) -> None:
     url = f"sqlite:///{tmp_path}/baton.db"
     make_schema(url)
-    statements: list[str] = []
-    engine = create_engine(url)
-    with engine.connect() as conn:
-        conn.connection.driver_connection.set_trace_callback(statements.append)  # type: ignore[union-attr]
-        assert runs.page(conn, RunQuery(state="failed")) == ()
-        conn.connection.driver_connection.set_trace_callback(None)  # type: ignore[union-attr]
-        plan = conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {statements[-1]}").all()
-    engine.dispose()
-    assert "runs_unhappy" in str(plan)
+    with reader_of_plans(url) as (conn, plan_of):
+        assert "runs_unhappy" in plan_of(lambda: runs.page(conn, RunQuery(state="failed")))
 
 
 def test_rows_that_are_to_be_sealed_are_found_by_their_primary_keys(
@@ -83,16 +95,10 @@ def test_rows_that_are_to_be_sealed_are_found_by_their_primary_keys(
 ) -> None:
     url = f"sqlite:///{tmp_path}/baton.db"
     make_schema(url)
-    statements: list[str] = []
-    engine = create_engine(url)
     plans: dict[str, str] = {}
-    with engine.connect() as conn:
+    with reader_of_plans(url) as (conn, plan_of):
         for kind, source in log_sources.SOURCES.items():
-            conn.connection.driver_connection.set_trace_callback(statements.append)  # type: ignore[union-attr]
-            assert log_sources.rows_of(conn, source, ["1", "2"]) == {}
-            conn.connection.driver_connection.set_trace_callback(None)  # type: ignore[union-attr]
-            plans[kind] = str(conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {statements[-1]}").all())
-    engine.dispose()
+            plans[kind] = plan_of(partial(log_sources.rows_of, conn, source, ["1", "2"]))
     assert {kind for kind, plan in plans.items() if "SEARCH" not in plan} == {"trial"}, (
         "which has a key of four columns"
     )
