@@ -273,6 +273,36 @@ async def test_what_speaks_against_the_command_ends_it() -> None:
         await measure_task(ADMITTED, run=httpx.Response(200, json=RUN | {"catalog": "other"}))
 
 
+async def test_an_option_that_the_service_refuses_ends_the_evaluation_and_makes_no_row() -> None:
+    refused = {"error": {"code": "invalid_value", "param": "temperature"}}
+    with pytest.raises(OursError, match="refuses temperature: invalid_value"):
+        await measure_task(httpx.Response(400, json=refused), options={"temperature": 3.0})
+    assert (await measure_task(httpx.Response(400, json=refused))).outcome == "failed", "no option of the command"
+
+
+@pytest.mark.usefixtures("embedded_database")
+@pytest.mark.parametrize("options", [("--temperature", "3"), ("--effort", "hihg")])
+async def test_the_service_names_the_option_that_it_refuses(tmp_path: Path, options: tuple[str, str]) -> None:
+    fields = evaluation._options(parse(["eval", *options]))
+    async with run_embedded_service(configure(ENVIRON), tmp_path / "inside", 1) as client:
+        reply = await client.post("/v1/chat/completions", json={"model": "baton-ultra", **HELLO, **fields})
+    assert reply.json()["error"]["param"] in fields
+
+
+@pytest.mark.parametrize("status", [408, 502, 503, 504])
+async def test_a_reply_of_a_proxy_before_a_run_begins_makes_no_row(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def at_once(_: float) -> None:
+        return
+
+    monkeypatch.setattr(eval_requests.asyncio, "sleep", at_once)
+    proxy = httpx.Response(status, text="<html>")
+    assert (await measure_task(proxy, ADMITTED)).outcome == "answered"
+    with pytest.raises(OursError, match=f"refuses new work \\(status {status}\\)"):
+        await measure_task(proxy)
+
+
 async def test_the_wall_time_of_a_run_that_was_asked_before_is_the_runs_own() -> None:
     replayed = httpx.Response(200, json=ANSWER, headers={**OF_A_RUN, "idempotent-replayed": "true"})
     assert (await measure_task(replayed)).wall == 3.0

@@ -2,7 +2,7 @@
 
 The service may be anywhere: this module is a client like any other. Every request has its own `Idempotency-Key`, so
 that one that is sent again, in this process or after a restart, gets the same run and is not paid for twice. A request
-that is refused before a run begins (rate, capacity) is sent again; the outcome of a run is final.
+that is refused before a run begins (rate, capacity, a proxy's error) is sent again; the outcome of a run is final.
 """
 
 import asyncio
@@ -20,6 +20,8 @@ from app.lab.measurements import OUTAGE_STATUS, Figures, Measure, Outcome, figur
 
 RETRY_SECONDS = 120.0
 """Seconds for which a request is sent again while the service is unreachable or refuses new work."""
+RETRIED_STATUS = (408, 429, 502, 503, 504)
+"""Of replies without a run: the service refuses new work, or a proxy in front of it does not reach it."""
 MAX_WAIT_SECONDS = 15.0
 READ_SECONDS = 30.0
 """Seconds for reading a run's journal."""
@@ -162,8 +164,8 @@ async def _final_reply(
             return None
         except httpx.TransportError:
             pass
-        if reply is not None and ("x-baton-run" in reply.headers or reply.status_code not in (429, 503)):
-            _raise_refusal(reply, arm)
+        if reply is not None and ("x-baton-run" in reply.headers or reply.status_code not in RETRIED_STATUS):
+            _raise_refusal(reply, arm, experiment.options)
             return reply
         if bench.tick() > until:
             words = "cannot be reached"
@@ -177,10 +179,17 @@ async def _final_reply(
         pause *= 2
 
 
-def _raise_refusal(reply: httpx.Response, arm: str) -> None:
-    """Raise `OursError` for a reply that shows a fault of the command and not of the arm."""
+def _raise_refusal(reply: httpx.Response, arm: str, options: Mapping[str, Any]) -> None:
+    """Raise `OursError` for a reply that shows a fault of the command and not of the arm. An option of the evaluation
+    that the service refuses is one; what an arm cannot do, such as more steps than its tier has, is none."""
     if reply.status_code in (401, 403, 404):
         raise OursError(f"The service refuses {arm}: {_code(reply)}; check the key, its tiers, and GET /v1/models.")
+    if reply.status_code in (400, 422) and "x-baton-run" not in reply.headers:
+        parameter = _error_field(reply, "param")
+        if parameter.partition(".")[0] in options:
+            raise OursError(
+                f"The service refuses {parameter}: {_code(reply)}; give another value, and another folder for --out."
+            )
 
 
 async def _figures(bench: Bench, run: str) -> tuple[Figures, float]:
@@ -196,7 +205,12 @@ async def _figures(bench: Bench, run: str) -> tuple[Figures, float]:
 
 
 def _code(reply: httpx.Response) -> str:
+    return _error_field(reply, "code") or f"status {reply.status_code}"
+
+
+def _error_field(reply: httpx.Response, name: str) -> str:
+    """Return a field of the error in a reply, at most 64 characters; empty if there is none."""
     try:
-        return str(reply.json()["error"]["code"])[:64]
+        return str(reply.json()["error"][name] or "")[:64]
     except (ValueError, KeyError, TypeError):
-        return f"status {reply.status_code}"
+        return ""
