@@ -130,6 +130,25 @@ def test_rows_of_something_else_are_refused(home: Path, capsys: pytest.CaptureFi
     assert baton(*FEW, "random", "--tier", "baton-maxi", "--out", "three") == 2
 
 
+def test_rows_of_other_options_are_not_compared(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, options in (("cold", {"temperature": 0.0}), ("hot", {"temperature": 1.0}), ("hot2", {})):
+        (home / folder).mkdir()
+        (home / folder / "rows.jsonl").write_text(json.dumps({"task": "1", "arm": folder}) + "\n")
+        (home / folder / "evaluation.json").write_text(json.dumps({"id": "1", "options": options}))
+    assert baton("--report", "--out", "cold", "--with", "hot") == 2
+    assert "rows of other options cannot be compared" in capsys.readouterr().err
+    (home / "hot2" / "evaluation.json").write_text(json.dumps({"id": "2", "options": {"temperature": 1.0}}))
+    assert baton("--report", "--out", "hot", "--with", "hot2", "--resamples", "50") == 0
+
+
+def test_a_description_that_was_cut_off_is_refused_in_words(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "evaluation").mkdir()
+    for text in ("", '{"id": "1', "[]"):
+        (home / "evaluation" / "evaluation.json").write_text(text)
+        assert baton(*FEW, "random") == 2
+        assert "evaluation.json: it does not describe an evaluation" in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_documented_commands_do_what_the_page_says(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tasks,) = re.findall(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     (home / "tasks.jsonl").write_text(tasks)

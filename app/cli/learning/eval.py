@@ -206,8 +206,10 @@ def _evaluation_id(args: Arguments, tasks: Sequence[GradedTask], tier: ServedTie
     }
     if not path.exists():
         new_record = {"id": secrets.token_hex(8), **description, "code": version("baton"), "url": args.url}
-        path.write_text(json.dumps(new_record, indent=1) + "\n", encoding="utf-8")
-    record = json.loads(path.read_text(encoding="utf-8"))
+        part = path.with_suffix(".part")  # a process that is killed leaves all of the description, or none
+        part.write_text(json.dumps(new_record, indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
+    record = _description(path)
     names = {
         "tasks": "another task set",
         "catalog": "another pool",
@@ -218,6 +220,17 @@ def _evaluation_id(args: Arguments, tasks: Sequence[GradedTask], tier: ServedTie
     if differences:
         raise ConfigInvalid([f"--out: {out} holds rows of {' and '.join(differences)}; name another folder"])
     return str(record["id"])
+
+
+def _description(path: Path) -> dict[str, Any]:
+    """Return the description of an evaluation. Raises `ConfigInvalid` for a file that holds none."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or "id" not in record:
+        raise ConfigInvalid([f"{path}: it does not describe an evaluation; name another folder"])
+    return record
 
 
 # -- reporting
@@ -258,11 +271,20 @@ def _comparable_rows(folders: Sequence[Path]) -> list[Measure]:
     """Return the rows of all folders. Raises `ConfigInvalid` if they cannot be compared."""
     rows: list[Measure] = []
     faults: list[str] = []
+    options: list[Any] = []
     for folder in folders:
         measures = by_place(folder)
         rows += measures.values()
         if not measures:
             faults.append(f"{folder}: there are no rows of an evaluation; name a folder that has rows.jsonl")
+        path = folder / "evaluation.json"
+        if path.exists():
+            record = _description(path)
+            if record.get("options") not in options:
+                options.append(record.get("options"))
+    if len(options) > 1:
+        texts = ", ".join([json.dumps(value) for value in options])
+        faults.append(f"--with: rows of other options cannot be compared: {texts}")
     faults += incompatibilities(rows)
     duplicates = len(rows) - len({row.place for row in rows})
     if duplicates:
