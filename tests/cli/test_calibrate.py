@@ -150,6 +150,10 @@ async def test_an_outage_is_no_wrong_answer_and_is_tried_again(
     assert await run(environ, "--worker", "alpha", "--each", "1", "--yes") == 0
     trials = await asyncio.to_thread(read_stored_trials, environ, capsys)
     assert len(trials) == 36
+    stub.always("alpha", Fail(status=400))
+    arguments = ("--worker", "alpha", "--each", "1", "--concurrency", "1", "--yes")
+    assert await run(environ, *arguments, "--again") == 1, "earlier trials do not stand for calls that failed"
+    assert await run(environ, *arguments) == 0
     right = [task.name for task in make_built_in_tasks(1) if task.grader.grade("46").score]
     assert [trial["task"] for trial in trials if trial["score"]] == right
 

@@ -108,6 +108,8 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         trials = event_loop.run(_read_trials(config))
     _print(args, config.catalog, trials, progress)
     measured_keys = {trial.key for trial in trials}
+    if args.again:  # trials of an earlier calibration have the same keys
+        measured_keys = {trial.key for trial in progress.trials}
     missing = any(task.key not in measured_keys for task in assignments)
     return int(missing and not args.show)
 
@@ -321,7 +323,7 @@ def _print(args: Arguments, catalog: Catalog, trials: Sequence[Trial], progress:
         console.print("Nothing was measured yet.")
     if are_indistinguishable(by_worker):
         console.print(NO_DIFFERENCE_NOTE)
-    if progress.trials:
+    if progress.trials or progress.spent:
         console.print(f"{terminal.count(len(progress.trials), 'trial')}, {terminal.dollars(progress.spent)}.")
     for name, count in sorted(progress.outages.items()):
         failures = f"{terminal.count(count, 'call')} failed"
