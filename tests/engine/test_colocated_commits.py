@@ -186,6 +186,23 @@ async def test_no_step_is_begun_that_is_to_be_stopped(
     assert [entry.outbox for entry in entries if entry.outbox] == []
 
 
+async def test_a_paid_outcome_is_kept_although_nothing_can_be_decided_upon_it(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bugs = [IndexError("a bug of whoever plans the next round")]
+
+    def decide_with_a_bug(state: RunState, now: float) -> tuple[Command, ...]:
+        if bugs and any(step.state == "done" for step in state.steps.values()):
+            raise bugs.pop()
+        return decide(state, now)
+
+    monkeypatch.setattr(run_writer, "decide", decide_with_a_bug)
+    async with run_watched_service(tmp_path, stub) as (runtime, entries):
+        outcome = await finish(await runtime.runs.start(order(runtime, "baton-mini")))
+    assert (outcome.ended.answer, len(stub.requests), bugs) == ("Hello there.", 1, [])
+    assert [draft.kind for draft in entries[1].events] == DONE
+
+
 @pytest.mark.parametrize("ended", [False, True])
 async def test_a_step_that_begins_after_its_dispatcher_is_left_to_another(
     stub: ProviderStub, tmp_path: Path, ended: bool

@@ -334,20 +334,18 @@ class RunWriter:
     async def commit_step_end(self, entry: Entry) -> AppendResult:
         """Commit the entry with which a step of this process ends, together with what follows from it.
 
-        The entry keeps its ticket's fence and gets the run's in addition. Where the run's does not hold any more, or
-        an event that came before is not known here, the entry is committed alone: a call that was paid for is never
-        lost with the lease.
+        The entry keeps its ticket's fence and gets the run's in addition. Where the run's does not hold any more, an
+        event that came before is not known here, or what follows cannot be decided because of a bug, the entry is
+        committed alone: a call that was paid for is never lost with the lease, nor made again because of the next plan.
         """
         if not self._store.healthy:  # the step waits for the database longer than the lock may be held
             raise StoreUnavailable
         outbox: Sequence[Outbox] = ()
         async with self._lock:
-            after = apply_facts_if_possible(self.state, entry.events)
-            if after is None or self.is_over:
+            consequences = await self._consequences_of_step_end(entry)
+            if consequences is None:
                 appended = await self._append_alone(entry)
             else:
-                consequences = await self._consequences_of(after, may_plan=False)
-                self._add_success(entry, consequences)
                 # It may have waited for the lock, and what follows counts from now: a wait for results, for one.
                 fenced = copy_with(entry, at=self._context.now(), epoch=self.epoch)
                 try:
@@ -360,6 +358,24 @@ class RunWriter:
         await self._enqueue(outbox)
         self.on_step_end()
         return appended
+
+    async def _consequences_of_step_end(self, entry: Entry) -> Consequences | None:
+        """What follows from the end of a step; None where the entry is to be committed alone."""
+        after = apply_facts_if_possible(self.state, entry.events)
+        if after is None or self.is_over:
+            return None
+        try:
+            consequences = await self._consequences_of(after, may_plan=False)
+            self._add_success(entry, consequences)
+            return consequences
+        except Exception as bug:  # the driver meets it again, and that costs nobody a second call
+            self._context.telemetry.log(
+                logging.ERROR,
+                "What follows from the end of a step could not be decided because of a bug; its outcome is kept.",
+                bug,
+                run=entry.run,
+            )
+            return None
 
     async def _append_alone(self, entry: Entry) -> AppendResult:
         appended = await self._store.append(entry)
