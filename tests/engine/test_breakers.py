@@ -14,7 +14,7 @@ from app.core.run.events import CallFinished, CallIntended, Kind
 from app.engine.calls.step_request import WAIT_FOR_OTHERS_SECONDS
 from app.process.wiring import Runtime
 from app.stepqueue.protocol import CommittedEvents
-from app.store.protocol import Entry, Ledger, Move
+from app.store.protocol import AppendResult, Entry, Ledger, Move
 from tests.harness.in_process import Outcome, events, finish, limits_with, order, plan, pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import Fail, Hang, ProviderStub, Reply
@@ -205,6 +205,27 @@ async def test_cancelled_runs_say_nothing_of_the_worker(stub: ProviderStub, runt
         runtime.runs.cancel(followed_run.run, "client")
         await finish(followed_run)
     assert level(runtime, "alpha") == 0
+
+
+async def test_no_outcome_is_awaited_of_a_call_that_is_stopped_before_it_was_begun(
+    stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.always("alpha", Fail(status=400))
+    append = runtime.context.store.append
+
+    async def append_as_a_stop_comes(entry: Entry) -> AppendResult:
+        appended = await append(entry)
+        if any(isinstance(fact, CallIntended) and fact.worker == "beta" for fact in entry.events):
+            runtime.dispatcher.stop(entry.run, None)
+        return appended
+
+    monkeypatch.setattr(runtime.context.store, "append", append_as_a_stop_comes)
+    followed = await runtime.runs.start(order(runtime, "baton-mini"))
+    await until(lambda: not len(runtime.dispatcher))
+    runtime.runs.cancellations.ask(followed.run, "client")
+    await finish(followed)
+    assert stub.requests_for("beta") == []
+    assert [breaker.scouts for breaker in runtime.context.health._breakers.values()] == [0, 0]
 
 
 async def test_a_callers_tiny_time_limit_says_nothing_of_the_worker(stub: ProviderStub, runtime: Runtime) -> None:

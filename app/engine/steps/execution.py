@@ -559,7 +559,8 @@ class Execution:
         self._unrecorded = attempt
         self._work.relay = relay if attempt.live else None
         try:
-            self._work.allow_interruption()
+            with attempt.abandon_on_error():  # a stop that came with the intent ends the call before it was begun
+                self._work.allow_interruption()
             async for pieces in attempt.stream():
                 if not attempt.live or attempt.reply.end is not None:  # what comes with the end is sent with it
                     continue
