@@ -33,6 +33,15 @@ def tls_context(route: Route) -> ssl.SSLContext:
     return context
 
 
+def contents(route: Route) -> tuple[bytes, ...]:
+    """Return what the files of a route hold; raises ConfigInvalid if one of them cannot be read (any more)."""
+    paths = [path for path in (route.ca, route.client_certificate, route.client_key) if path]
+    try:
+        return tuple([Path(path).read_bytes() for path in paths])
+    except OSError:
+        raise ConfigInvalid([f"{field} {what}" for field, what in faults(route)]) from None
+
+
 def faults(route: Route) -> Iterator[Fault]:
     """Yield every fault of the files of a route, each with its remedy after a semicolon."""
     paths = {"ca": route.ca, "client_certificate": route.client_certificate, "client_key": route.client_key}

@@ -23,6 +23,8 @@ from importlib.metadata import version
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
+from pydantic import SecretStr
+
 from app.conductor.fixed import FixedConductor, RandomConductor
 from app.conductor.model import ModelConductor
 from app.conductor.protocol import Policy
@@ -44,10 +46,12 @@ from app.engine.steps.dispatcher import Dispatcher
 from app.engine.worker_health import Health
 from app.errors import ConfigInvalid, WorkerMisconfigured
 from app.gateway.http.context import Bounds, GatewayContext, Rates
+from app.network import tls
 from app.network.tracing import SIGNALS, Tracing, exports
 from app.process.clock import Clock
 from app.process.config import Configuration, Settings, content_keys, endpoint_secret, pepper_file, peppers, rate_limits
 from app.process.config.secret_files import secret_text
+from app.providers.authentication import EXTRAS
 from app.providers.endpoints import Endpoints
 from app.providers.formats import adapter
 from app.providers.protocol import ClosableProvider, Provider
@@ -103,6 +107,8 @@ class Pool:
         self.health = health
         self._retired: list[ClosableProvider] = []
         self._adapters: dict[str, ClosableProvider] = {}
+        self._parts: dict[str, AdapterParts] = {}
+        """What each adapter was made of."""
         self._conductors: dict[tuple[str, ConductorSpec], Policy] = {}
         self._trials: tuple[Trial, ...] = ()
         self.peppers = Peppers(configuration.settings)
@@ -110,15 +116,24 @@ class Pool:
         self.install(configuration)
 
     def install(self, configuration: Configuration) -> None:
-        """Take another configuration into force. Calls that run on the old adapters go on; those close with the
+        """Take another configuration into force. The adapter of a provider of which nothing has changed stays, with its
+        connections and the breakers of its endpoints. Calls that run on other old adapters go on; those close with the
         pool. Raises `ConfigInvalid` for a provider that cannot be set up or a pepper that is gone, after which nothing
         has changed."""
-        adapters = {name: _adapter(name, spec, configuration) for name, spec in configuration.catalog.providers.items()}
+        adapters: dict[str, ClosableProvider] = {}
+        parts: dict[str, AdapterParts] = {}
+        rekeyed = set()
+        for name, spec in configuration.catalog.providers.items():
+            before, after = self._parts.get(name), _parts_of(name, spec, configuration)
+            is_kept = before == after and spec.auth not in EXTRAS
+            adapters[name] = self._adapters[name] if is_kept else _adapter(name, spec, configuration)
+            parts[name] = after
+            if before is not None and before.secrets != after.secrets:
+                rekeyed.add(name)
         self.peppers.install(configuration.settings)
-        self._retired += self._adapters.values()
-        self._adapters = adapters
+        self._retired += [old for name, old in self._adapters.items() if adapters.get(name) is not old]
+        self._adapters, self._parts = adapters, parts
         self._conductors = {}
-        rekeyed = _providers_with_new_secrets(self.configuration, configuration)
         self._set_catalog(configuration)
         self._watch_endpoints()
         self.health.forget_providers(rekeyed)
@@ -218,15 +233,21 @@ def _adapter(name: str, spec: ProviderSpec, configuration: Configuration) -> Clo
     return provider
 
 
-def _providers_with_new_secrets(before: Configuration, after: Configuration) -> frozenset[str]:
-    """Return the providers whose key, or whose credentials at a proxy, have changed."""
-    providers = set()
-    for provider, spec in after.catalog.providers.items():
-        names = (provider, *[endpoint_secret(provider, endpoint.name) for endpoint in spec.endpoints])
-        has_new_key = any(before.secrets.get(name) != after.secrets.get(name) for name in names)
-        if has_new_key or before.proxy_credentials.get(provider) != after.proxy_credentials.get(provider):
-            providers.add(provider)
-    return frozenset(providers)
+@dataclass(frozen=True, slots=True)
+class AdapterParts:
+    """All that an adapter is made of, apart from credentials that the library of a cloud finds by itself (`auth`)."""
+
+    spec: ProviderSpec
+    secrets: tuple[SecretStr | None, ...]
+    """Its credentials at a proxy, its key, and the keys of its endpoints."""
+    files: tuple[bytes, ...]
+    """The contents of the files of its route, which may be renewed under the same names."""
+
+
+def _parts_of(name: str, spec: ProviderSpec, configuration: Configuration) -> AdapterParts:
+    names = (name, *[endpoint_secret(name, endpoint.name) for endpoint in spec.endpoints])
+    secrets = (configuration.proxy_credentials.get(name), *map(configuration.secrets.get, names))
+    return AdapterParts(spec, secrets, tls.contents(spec.route))
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,7 +154,12 @@ async def test_a_run_goes_on_at_the_other_endpoint_and_the_journal_names_both(tm
             assert runtime.pool.health.ejected_workers(list(runtime.pool.catalog().workers.values())) == {}
             assert figures(runtime, "state") == {"east": 2, "west": 0}
             assert figures(runtime, "ejections_total", reason="rate_limited") == {"east": 1, "west": None}
-            runtime.pool.install(runtime.pool.configuration)
+            configuration = runtime.pool.configuration
+            runtime.pool.install(configuration)
+            assert figures(runtime, "state") == {"east": 2, "west": 0}
+            changed = replace(configuration.catalog.providers["near"], traceparent=False)
+            catalog = replace(configuration.catalog, providers={"near": changed})
+            runtime.pool.install(replace(configuration, catalog=catalog))
             assert figures(runtime, "state") == {"east": 0, "west": 0}
         assert [(attempt["endpoint"], attempt["outcome"]) for attempt in attempts] == [
             ("east", "error"),

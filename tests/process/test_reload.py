@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import trustme
 
 from app.process import serve
 from app.process.config import configure
@@ -86,3 +87,18 @@ async def test_a_provider_that_cannot_be_set_up_leaves_all_as_it_was(runtime: Ru
     assert runtime.gateway.peppers() == peppers
     assert runtime.context.catalog() == catalog
     assert shown_rehearsal(runtime) == 1
+
+
+async def test_a_provider_that_has_not_changed_keeps_its_adapter_and_so_its_connections(
+    runtime: Runtime, environ: dict[str, str], tmp_path: Path
+) -> None:
+    certificate = tmp_path / "ca.pem"
+    certificate.write_bytes(trustme.CA().cert_pem.bytes())
+    pool = REAL.replace("http:", "https:").replace("[workers", f'ca = "{certificate}"\n\n[workers')
+    reload(runtime, environ, pool)
+    adapter = runtime.pool.provider("near")
+    reload(runtime, environ, pool)
+    assert runtime.pool.provider("near") is adapter
+    certificate.write_bytes(trustme.CA().cert_pem.bytes())
+    reload(runtime, environ, pool)
+    assert runtime.pool.provider("near") is not adapter
