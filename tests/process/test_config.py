@@ -495,6 +495,15 @@ def test_a_webhook_needs_an_address_and_a_secret(environ: dict[str, str], fault:
     assert "hunter2" not in only_fault
 
 
+@pytest.mark.parametrize("listener", ["METRICS", "ADMIN"])
+def test_the_address_of_a_listener_needs_its_port(listener: str) -> None:
+    with pytest.raises(ConfigInvalid) as caught:
+        read({f"BATON_{listener}_HOST": "0.0.0.0"})
+    assert caught.value.faults == (
+        f"BATON_{listener}_HOST: has no effect without BATON_{listener}_PORT; set both, or none",
+    )
+
+
 def test_a_webhook_may_have_a_query_and_several_secrets() -> None:
     url, secrets = "http://hooks:8080/take?token=x", f"{WEBHOOK_SECRET} {WEBHOOK_SECRET}"
     settings = read({"BATON_WEBHOOK_URL": url, "BATON_WEBHOOK_SECRET": secrets})

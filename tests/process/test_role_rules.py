@@ -41,6 +41,7 @@ def test_the_settings_of_logins_are_read() -> None:
         ({"BATON_ADMIN_URL": ""}, "BATON_ADMIN_URL: is not set"),
         ({"BATON_OIDC_CLIENT_ID": ""}, "BATON_OIDC_CLIENT_ID: is not set"),
         ({"BATON_OIDC_ISSUER": ""}, "BATON_OIDC_CLIENT_ID: is set without BATON_OIDC_ISSUER"),
+        ({"BATON_OIDC_ISSUER": ""}, "BATON_ADMIN_URL: is set without BATON_OIDC_ISSUER"),
         ({"BATON_OIDC_ISSUER": "id.example.com"}, "BATON_OIDC_ISSUER: is not an HTTP URL"),
     ],
 )

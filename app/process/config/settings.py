@@ -653,7 +653,21 @@ def _unknown(environ: Mapping[str, str], variables_by_name: Mapping[str, str]) -
 
 
 def _incomplete(values: Mapping[str, str]) -> list[str]:
-    return [*_without_conductor(values), *_without_webhook(values), *_without_provider(values)]
+    return [
+        *_without_conductor(values),
+        *_without_webhook(values),
+        *_without_provider(values),
+        *_without_port(values),
+    ]
+
+
+def _without_port(values: Mapping[str, str]) -> list[str]:
+    faults = []
+    for listener in ("metrics", "admin"):
+        if f"{listener}_host" in values and f"{listener}_port" not in values:
+            host, port = f"{PREFIX}{listener.upper()}_HOST", f"{PREFIX}{listener.upper()}_PORT"
+            faults.append(f"{host}: has no effect without {port}; set both, or none")
+    return faults
 
 
 def _without_provider(values: Mapping[str, str]) -> list[str]:
@@ -661,7 +675,7 @@ def _without_provider(values: Mapping[str, str]) -> list[str]:
         needed = ("admin_port", "admin_url", "oidc_client_id", "oidc_roles")
         missing = [name for name in needed if name not in values]
         return [f"{PREFIX}{name.upper()}: is not set; BATON_OIDC_ISSUER needs it" for name in missing]
-    names = [name for name in ("oidc_client_id", "oidc_client_secret", "oidc_roles") if name in values]
+    names = [name for name in ("admin_url", "oidc_client_id", "oidc_client_secret", "oidc_roles") if name in values]
     return [f"{PREFIX}{name.upper()}: is set without BATON_OIDC_ISSUER; set both, or none" for name in names]
 
 
