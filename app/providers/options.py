@@ -31,9 +31,11 @@ OPTIONS: Mapping[WireFormat, Mapping[str, tuple[str, ...]]] = {
     "anthropic": {"anthropic_version": ()},
     "gemini": {},
     "embeddings": {"dimensions": (), "shortens": ("true", "false")},
+    "rehearsal": {"seed": (), "delay": (), "first_ms": (), "chunk_ms": (), "world": ("standard", "2")},
 }
-"""The values of each option that a wire format has besides the shared ones; () allows any. The simulated workers, which
-are not listed, take any option."""
+"""The values of each option that a wire format has besides the shared ones; () allows any."""
+NUMBERS = ("delay", "first_ms", "chunk_ms")
+"""The options of simulated workers that are numbers: a factor, and milliseconds."""
 WITHOUT: Mapping[WireFormat, frozenset[str]] = {
     "responses": frozenset(("stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias")),
     "anthropic": frozenset(("seed", "presence_penalty", "frequency_penalty", "logit_bias")),
@@ -52,18 +54,27 @@ def check(spec: ProviderSpec) -> None:
 
 def faults(wire_format: WireFormat, given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the name of each option that is wrong, and what is wrong with it, with the remedy after a semicolon."""
-    if wire_format not in OPTIONS:
-        return
     options = {**SHARED, **OPTIONS[wire_format]}
+    if wire_format == "rehearsal":
+        del options["ignore"]  # simulated workers ignore what they always ignore
     for name, value in given.items():
         if name not in options:
             yield name, f"is unknown to the format {wire_format}; use one of {', '.join(sorted(options))}"
         elif options[name] and value not in options[name]:
             yield name, f"must be one of {', '.join(options[name])}; correct it"
+        elif name in NUMBERS and not _is_amount(value):
+            yield name, "must be a number that is not negative; correct it"
     for name in sorted(_parse_ignored(given) - SAMPLING):
         yield "ignore", f"names {name}, which is no sampling parameter; remove it"
     if "max_tokens" in _parse_ignored(given):
         yield "ignore", "may not name max_tokens, which bounds what a call costs; remove it"
+
+
+def _is_amount(text: str) -> bool:
+    try:
+        return 0 <= float(text) < float("inf")
+    except ValueError:
+        return False
 
 
 def list_unsupported(spec: ProviderSpec) -> frozenset[str]:

@@ -93,6 +93,35 @@ def test_a_table_that_cannot_hold_is_refused(tmp_path: Path, change: tuple[str, 
     assert any(fault in line for line in caught.value.faults), caught.value.faults
 
 
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ("dealy = 0", "dealy: is unknown to the format rehearsal; use one of chunk_ms, delay, first_ms"),
+        ('ignore = "temperature"', "ignore: is unknown to the format rehearsal"),
+        ('delay = "slow"', "delay: must be a number that is not negative"),
+        ("first_ms = -1", "first_ms: must be a number that is not negative"),
+        ('world = "3"', "world: must be one of standard, 2"),
+    ],
+)
+def test_options_of_simulated_workers_are_checked(tmp_path: Path, options: str, fault: str) -> None:
+    text = f"""
+[providers.near]
+format = "rehearsal"
+options = {{ seed = "7", chunk_ms = 0.5, positional = true, {options} }}
+
+[workers.scribe]
+provider = "near"
+model = "scribe"
+
+[tiers.baton-mini]
+pool = ["scribe"]
+"""
+    with pytest.raises(ConfigInvalid) as caught:
+        load_config(tmp_path, text)
+    (only_fault,) = caught.value.faults
+    assert f"providers.near.options.{fault}" in only_fault
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_a_worker_drops_is_not_sent(name: str) -> None:
     adapter = FORMATS[name].adapter(FORMATS[name].spec(ProviderStub()), "k")
