@@ -18,6 +18,10 @@ from app.store.archive import Record
 KINDS_BY_NAME: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
 FLOOR_TOKENS = 256
 """`floor_tokens` of a run whose journal names none."""
+EMBEDS = "features-1"
+"""The template of an embedding of the caller's last message, or of the beginning and the end of a long one."""
+FALLBACK = "fallback"
+"""The name of the conductor that decides where another one did not, and the mode of its proposals."""
 APPROVAL_KINDS = frozenset({Kind.AWAITING_APPROVAL, Kind.APPROVED, Kind.REFUSED, Kind.APPROVAL_EXPIRED})
 WAIT_KINDS = APPROVAL_KINDS | {Kind.AWAITING, Kind.RESUMED}
 SETTLING_KINDS = frozenset({Kind.STEP_DONE, Kind.STEP_FAILED, Kind.STEP_SKIPPED})

@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from app.audit.audited_run import AuditedRun, Call, Step
-from app.audit.labels import EMBEDS, Labels, labels_of
+from app.audit.audited_run import EMBEDS, AuditedRun, Call, Step
+from app.audit.labels import Labels, labels_of
 from app.audit.report import Report, Violation
 from app.audit.requests import Pools
 

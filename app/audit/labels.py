@@ -7,11 +7,10 @@ results of its tool calls bring, and its output carries that, less what the jour
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from app.audit.audited_run import AuditedRun, Call, Event, Proposal, Step
+from app.audit.audited_run import EMBEDS, AuditedRun, Call, Event, Proposal, Step
 from app.audit.report import Violation
 from app.core.pool.catalog import Catalog
 
-EMBEDS = "features-1"
 FROM_CALLER, FROM_TOOL = "source:caller", "source:tool"
 FROM_CONDUCTOR, FROM_STEP = "source:conductor", "source:step"
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from app.audit.audited_run import SETTLING_KINDS, AuditedRun, Call, Event, Step
+from app.audit.audited_run import FALLBACK, SETTLING_KINDS, AuditedRun, Call, Event, Step
 from app.audit.report import Violation
 from app.core.run.kinds import AFTER_THE_END, RUN_ARROWS, TERMINAL, Kind
 
@@ -10,7 +10,6 @@ GRACE_SECONDS = 60.0
 """Seconds after its deadline within which a run must have ended (N-2)."""
 ROUNDING_SECONDS = 5.0
 """Seconds that may pass between choosing the deadline and writing the admission."""
-FALLBACK = "fallback"
 HARMLESS_SKIPS = frozenset({"run_ended", "round_over"})
 """The reasons for which a step that is not needed is skipped."""
 OVER_BUDGET = "run_over_budget"

@@ -4,14 +4,14 @@ earlier steps. The rules about nested workflows are in `nesting.py`."""
 import re
 from collections.abc import Iterator, Sequence
 
-from app.audit.audited_run import AuditedRun, Event, Proposal, Step
+from app.audit.audited_run import FALLBACK, AuditedRun, Event, Proposal, Step
 from app.audit.choices import check_decision
 from app.audit.nesting import check_nesting, conductor_if_allowed, own_inputs, steps_allowed
 from app.audit.report import Violation
 from app.core.plan.workflow import topology
 from app.core.run.kinds import Kind
 
-FIRST, REPAIR, FALLBACK = "first", "repair", "fallback"
+FIRST, REPAIR = "first", "repair"
 SINGLE_ROUND_CONDUCTORS = frozenset({"caller", FALLBACK})
 """The conductors whose runs have one round."""
 DENIALS = frozenset({"not", "no", "never", "without", "don't"})

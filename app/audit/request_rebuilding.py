@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from app.audit.audited_run import AuditedRun, Call, Proposal, Step
+from app.audit.audited_run import EMBEDS, AuditedRun, Call, Proposal, Step
 from app.conductor.prompt import ALTERNATIVES, count_left_out_chars
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.conductor.styles import STYLES
@@ -35,8 +35,6 @@ from app.core.pool.catalog import Catalog, Limits, Worker
 from app.providers.protocol import Request
 
 ERASED = "erased"
-EMBEDS = "features-1"
-"""The template of an embedding of the caller's last message, or of the beginning and the end of a long one."""
 PARTS = "-parts"
 """The end of the name of a prompt in which a message is shown in parts."""
 SEEN = 4_000

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.audit.audited_run import AuditedRun, Call, Event
+from app.audit.audited_run import EMBEDS, AuditedRun, Call, Event
 from app.audit.bodies import WHOLE_LIMITS
 from app.audit.choices import check_masked_prices
 from app.audit.contents import content_ref
@@ -18,7 +18,7 @@ from app.audit.labels import (
     labels_of,
 )
 from app.audit.report import Report, Violation
-from app.audit.request_rebuilding import EMBEDS, ERASED, RebuildError, UnknownTemplate, rebuild_request
+from app.audit.request_rebuilding import ERASED, RebuildError, UnknownTemplate, rebuild_request
 from app.core.message.chat import Text
 from app.core.plan.arms import tier_of
 from app.core.pool.catalog import MILLION, Catalog, ConductorSpec, Price, ProviderSpec, Tier, Worker
