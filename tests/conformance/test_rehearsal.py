@@ -25,7 +25,7 @@ from app.errors import WorkerTimeout
 from app.process.config import configure
 from app.providers.protocol import Request
 from app.providers.rehearsal.families import solve
-from app.providers.rehearsal.minds import minds
+from app.providers.rehearsal.minds import find_final_answer, minds
 from app.providers.rehearsal.problem import plain
 from app.providers.rehearsal.provider import RehearsalProvider
 
@@ -145,6 +145,12 @@ def test_wrong_answers_are_different(question: str) -> None:
 def test_other_texts_are_left_alone_quickly(question: str) -> None:
     begin = time.process_time()
     solve(question)
+    assert time.process_time() - begin < 0.5
+
+
+def test_an_answer_with_a_long_gap_is_read_quickly() -> None:
+    begin = time.process_time()
+    assert find_final_answer(f"The answer is a{' ' * 20_000}b. ") == f"a{' ' * 20_000}b"
     assert time.process_time() - begin < 0.5
 
 

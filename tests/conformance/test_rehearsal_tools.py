@@ -1,6 +1,7 @@
 """The rehearsal workers call the caller's tools where they fit, so that tools can be tried without any key."""
 
 import json
+import time
 
 import pytest
 
@@ -164,3 +165,27 @@ async def test_arguments_of_every_kind_are_made() -> None:
     expected = {"count": 3, "share": 7, "exact": True, "nothing": None, "list": [2.5], "inner": {"query": question}}
     expected |= {"anything": question, "things": [question], "open": {"name": question}}
     assert json.loads(call.arguments) == expected
+
+
+@pytest.mark.parametrize("filling", ["(" * 50_000, ". " * 50_000, "Ab " * 50_000], ids=["brackets", "points", "names"])
+@pytest.mark.parametrize("parameter", ["expression", "city"])
+async def test_a_long_question_does_not_hold_up_others(parameter: str, filling: str) -> None:
+    properties = {name: {"type": "string"} for name in (parameter, "note")}
+    box = Toolbox((Tool("lookup", "", {"type": "object", "properties": properties}),))
+    begin = time.process_time()
+    calls, _, _ = await turn(f"Please lookup {filling}", box=box)
+    assert time.process_time() - begin < 2
+    assert [call.name for call in calls] == ["lookup"]
+
+
+async def test_a_number_that_no_program_can_hold_is_left_out_of_arguments() -> None:
+    kinds = {"count": {"type": "integer"}, "share": {"type": "number"}}
+    box = Toolbox((Tool("order", parameters={"properties": kinds}),))
+    (call,), _, _ = await turn(f"Order {'9' * 400} of 3", box=box)
+    assert json.loads(call.arguments) == {"count": 3, "share": 0}
+
+
+async def test_a_result_with_a_number_that_no_program_can_hold_fills_a_form() -> None:
+    form = Form({"type": "object", "properties": {"value": {"type": "integer"}, "note": {"type": "string"}}})
+    _, answer, _ = await turn("What is 17 * 23?", "9" * 400, box=Toolbox((CALCULATE,)), form=form)
+    assert json.loads(answer)["value"] == 0

@@ -1,6 +1,7 @@
 """JSON of a schema's shape with an answer in it: enough to rehearse structured answers with."""
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -9,11 +10,17 @@ DEEPEST: Final = 8
 """Levels of objects and arrays, and references and alternatives in a row, that are followed."""
 MOST_VALUES: Final = 2_000
 """Values of one document: a schema that refers to itself could ask for any number."""
+NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def fill_schema(schema: Mapping[str, Any], text: str) -> str:
     """Return a document of the schema, whose strings are `text` and whose numbers the first number in it."""
     return json.dumps(_Document(schema, text).value(schema, 0))
+
+
+def find_numbers(text: str) -> list[float]:
+    """Return the numbers in a text, without those that are too large for a float, for which JSON has no word."""
+    return [number for number in map(float, NUMBER.findall(text)) if math.isfinite(number)]
 
 
 class _Document:
@@ -22,8 +29,7 @@ class _Document:
     def __init__(self, root: Mapping[str, Any], text: str) -> None:
         self._root = root
         self._text = text
-        match = re.search(r"-?\d+(?:\.\d+)?", text)
-        self._number = float(match.group()) if match else 0.0
+        self._number = next(iter(find_numbers(text)), 0.0)
         self._left = MOST_VALUES
 
     def value(self, schema: object, depth: int) -> Any:

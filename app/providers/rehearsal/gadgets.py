@@ -12,14 +12,18 @@ from typing import Any
 from app.core.message.chat import Message, Tool, Toolbox
 from app.providers.rehearsal.expression import symbols
 from app.providers.rehearsal.families import PLAIN, solve
-from app.providers.rehearsal.filled_schema import fill_schema
+from app.providers.rehearsal.filled_schema import fill_schema, find_numbers
 from app.providers.rehearsal.minds import read
 
 MOST_CALLS = 4
 WORD = re.compile(r"[a-z]{3,}")
-SUM = re.compile(r"[-+]?[\d.(][\d\s.,()+*/^-]*[\d)]")
+SIGN = r"[\d\s.,()+*/^-]"
+"""A character of a sum."""
+SIGNS_IN_A_ROW = re.compile(rf"(?<!{SIGN}){SIGN}*[\d)]")
+"""It begins only where no such character stands before: a search from each of them on would take minutes of a text of
+brackets, in which every run of the process stands still."""
+SUM = re.compile(r"[-+]?[\d.(].*[\d)]", re.DOTALL)
 ENTITY = re.compile(r"\b[A-Z][\w'-]+(?: [A-Z][\w'-]+)*")
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 QUOTED = re.compile(r"[\"']([^\"']{1,200})[\"']")
 CALCULATES = frozenset(("arithmetic", "calc", "calculate", "calculates", "calculator", "compute", "evaluate", "math"))
 EXPRESSION = frozenset(("expression", "formula", "equation", "calculation"))
@@ -106,7 +110,7 @@ def _all_arguments(tool: Tool, question: str) -> list[dict[str, Any]]:
     """Return one set of arguments, or one for each thing that is named where the tool takes one at a time."""
     properties = _schemas_of((tool.parameters or {}).get("properties", {}))
     required = [name for name in (tool.parameters or {}).get("required", properties) if name in properties]
-    numbers = NUMBER.findall(question)
+    numbers = find_numbers(question)
     base = {name: _argument(name, properties[name], question, numbers) for name in required}
     names = _proper_names(question)
     places = [name for name in required if _kind(properties[name]) == "string" and _is_entity(name, properties[name])]
@@ -126,7 +130,7 @@ def _schemas_of(properties: Mapping[str, object]) -> dict[str, Mapping[str, Any]
     return {name: _schema_of(schema) for name, schema in properties.items()}
 
 
-def _argument(name: str, schema: Mapping[str, Any], question: str, numbers: list[str]) -> Any:
+def _argument(name: str, schema: Mapping[str, Any], question: str, numbers: list[float]) -> Any:
     schema = _schema_of((schema.get("anyOf") or [schema])[0])
     if schema.get("enum"):
         for value in schema["enum"]:
@@ -135,7 +139,7 @@ def _argument(name: str, schema: Mapping[str, Any], question: str, numbers: list
         return schema["enum"][0]
     kind = _kind(schema)
     if kind in ("integer", "number"):
-        number = float(numbers.pop(0)) if numbers else 0.0
+        number = numbers.pop(0) if numbers else 0.0
         if kind == "integer" or number.is_integer():
             return int(number)
         return number
@@ -153,9 +157,9 @@ def _argument(name: str, schema: Mapping[str, Any], question: str, numbers: list
 
 def _text(name: str, schema: Mapping[str, Any], question: str) -> str:
     words = set(WORD.findall(f"{name} {schema.get('description', '')}".lower().replace("_", " ")))
-    calculation = SUM.search(symbols(question))
-    if words & EXPRESSION and calculation is not None:
-        return " ".join(calculation.group().split())
+    calculation = _find_sum(symbols(question)) if words & EXPRESSION else None
+    if calculation is not None:
+        return " ".join(calculation.split())
     quoted = QUOTED.search(question)
     if quoted is not None:
         return quoted[1]
@@ -163,6 +167,15 @@ def _text(name: str, schema: Mapping[str, Any], question: str) -> str:
     if names and name.lower() not in WHOLE:
         return names[0]
     return question.strip()
+
+
+def _find_sum(text: str) -> str | None:
+    """Return the first sum in a text; None if it has none."""
+    for signs in SIGNS_IN_A_ROW.findall(text):
+        match = SUM.search(signs)
+        if match is not None:
+            return match.group()
+    return None
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
@@ -183,8 +196,10 @@ def _is_entity(name: str, schema: Mapping[str, Any]) -> bool:
 def _proper_names(question: str) -> list[str]:
     """Return proper names: capitalised words that do not begin a sentence."""
     names: list[str] = []
+    end = 0
     for match in ENTITY.finditer(question):
-        before = question[: match.start()].rstrip()
+        before = question[max(end - 1, 0) : match.start()].rstrip()
+        end = match.end()
         if before[-1:] not in ("", ".", "!", "?", ":"):
             names.append(match.group())
     return names

@@ -21,7 +21,7 @@ STEP = re.compile(
     re.DOTALL,
 )
 SUBTASK = re.compile(r"^Your subtask:\s*", re.MULTILINE)
-FINAL = re.compile(r"the answer is:?\s+(.+?)\s*$", re.IGNORECASE | re.MULTILINE)
+FINAL = re.compile(r"the answer is:?\s+(\S.*)$", re.IGNORECASE | re.MULTILINE)
 
 TRUST, PLAN_HELPS, CHECK_HELPS = 0.85, 0.35, 0.15
 CANNOT_KNOW = "I was not shown the question, so I cannot know the answer."
@@ -106,7 +106,7 @@ def find_final_answer(answer: str) -> str | None:
     if not stated:
         return None
     last: str = stated[-1]
-    return last.removesuffix(".")
+    return last.rstrip().removesuffix(".")
 
 
 def _decide(mind: Mind, problem: Problem, answers: Sequence[str], dice_prefix: str) -> str:
