@@ -395,6 +395,7 @@ def _engine(context: EngineContext, settings: Settings, home: str) -> tuple[Driv
         grace=DRAIN_SECONDS,
         local=drivers.driver_of,
         take_run=drivers.take,
+        free_places=lambda: drivers.free_places,
         runs_being_taken=lambda: drivers.runs_being_taken,
         plans_in_progress=lambda: drivers.plans_in_progress,
     )

@@ -109,14 +109,14 @@ class MemoryQueue:
             self._lanes[self._lane(ticket)].add(ticket)
         self._changed.set()
 
-    async def take(self, slots: int, wait: float) -> list[Ticket]:
+    async def take(self, slots: int, wait: float, *, runs: bool = True) -> list[Ticket]:
         """See the seam. A new ticket wakes it in the next turn of the event loop."""
         deadline = time.monotonic() + wait
         while True:
             self._check_open()
             now = time.monotonic()
             self._return_expired(now)
-            tickets = self._take_now(slots, now)
+            tickets = self._take_now(slots, now, runs)
             if tickets or now >= deadline:
                 return tickets
             await self._pause(min(deadline, self._next_return(now)))
@@ -182,10 +182,11 @@ class MemoryQueue:
             return (whole, ticket.tier)
         return (whole, self._last)
 
-    def _take_now(self, slots: int, now: float) -> list[Ticket]:
+    def _take_now(self, slots: int, now: float, runs: bool) -> list[Ticket]:
         tickets: list[Ticket] = []
         for name, lane in self._lanes.items():
-            while lane and len(tickets) < slots:
+            is_of_runs, _ = name
+            while (runs or not is_of_runs) and lane and len(tickets) < slots:
                 ticket = replace(lane.take(), receipt=str(next(self._receipts)))
                 self._taken[ticket.receipt] = _Taken(ticket, name, now + self._lease)
                 tickets.append(ticket)

@@ -145,8 +145,9 @@ class StepQueue(Protocol):
         """Make tickets known to dispatchers. Returns when they are in the queue; never waits for a dispatcher."""
         ...
 
-    async def take(self, slots: int, wait: float) -> list[Ticket]:
-        """At most `slots` tickets, higher tiers first as configured; [] after `wait` seconds without one.
+    async def take(self, slots: int, wait: float, *, runs: bool = True) -> list[Ticket]:
+        """At most `slots` tickets, higher tiers first as configured; [] after `wait` seconds without one. Without
+        `runs`, those of whole runs are left to others.
 
         Of the tickets of a tier that wait, each tenant in turn has one taken, its oldest: with n tenants a ticket that
         is its tenant's first to wait is among the next n that are taken, however many another tenant has.

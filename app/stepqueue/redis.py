@@ -159,14 +159,14 @@ class RedisQueue:
         if tickets:
             await self._call_redis(self._streams.add, tickets)
 
-    async def take(self, slots: int, wait: float) -> list[Ticket]:
+    async def take(self, slots: int, wait: float, *, runs: bool = True) -> list[Ticket]:
         """See the seam. What was on its way to a caller that is cancelled is delivered again after a lease."""
         deadline = time.monotonic() + wait
         while True:
             seconds_left = deadline - time.monotonic()
             block = min(seconds_left, SLICE_SECONDS)
             if slots > 0:
-                tickets = await self._call_redis(self._streams.look, slots, block)
+                tickets = await self._call_redis(self._streams.look, slots, block, runs)
             else:
                 tickets = await self._call_redis(asyncio.sleep, max(0.0, block), list[Ticket]())
             if tickets or seconds_left <= 0:

@@ -231,9 +231,11 @@ class Streams:
             raise
         self._lengths.update(zip(lanes, replies[len(tickets) :], strict=True))
 
-    async def look(self, slots: int, block: float) -> list[Ticket]:
-        """Abandoned tickets if their time has come, else new ones by priority, else what comes in `block` seconds."""
-        return await self._exchange_rights(await self._with_groups(lambda: self._look(slots, block)))
+    async def look(self, slots: int, block: float, runs: bool) -> list[Ticket]:
+        """Abandoned tickets if their time has come, else new ones by priority, else what comes in `block` seconds.
+        Without `runs` nothing but steps."""
+        lanes = self._lanes if runs else list(self._by_kind.steps.values())
+        return await self._exchange_rights(await self._with_groups(lambda: self._look(lanes, slots, block)))
 
     async def claim(self, tickets: Sequence[Ticket]) -> None:
         """Set the idle time of deliveries to zero; those that are gone stay gone."""
@@ -297,26 +299,26 @@ class Streams:
                 await self._commands.call(("XGROUP", "CREATE", lane, GROUP, "0", "MKSTREAM"))
         return await command()
 
-    async def _look(self, slots: int, block: float) -> list[Ticket]:
+    async def _look(self, lanes: Sequence[str], slots: int, block: float) -> list[Ticket]:
         if time.monotonic() >= self._sweep_at:
-            expired = await self._reclaim(slots)
+            expired = await self._reclaim(lanes, slots)
             if expired:
                 return expired
         if self._crowded or block <= 0:
-            waiting = await self._by_priority(slots)
+            waiting = await self._by_priority(lanes, slots)
             self._crowded = len(waiting) == slots
             if waiting or block <= 0:
                 return waiting
-        tickets = await self._read(self._lanes, slots, block)
+        tickets = await self._read(lanes, slots, block)
         self._crowded = len(tickets) >= slots
         await self._put_back(tickets[slots:])
         return tickets[:slots]
 
-    async def _by_priority(self, slots: int) -> list[Ticket]:
+    async def _by_priority(self, lanes: Sequence[str], slots: int) -> list[Ticket]:
         """Return waiting tickets, lane by lane: of a lower one only as many as the higher ones leave room for. It costs
         a read for each lane, and so is not used while there is room for all."""
         tickets: list[Ticket] = []
-        for lane in self._lanes:
+        for lane in lanes:
             tickets += await self._read([lane], slots - len(tickets))
             if len(tickets) == slots:
                 break
@@ -337,14 +339,14 @@ class Streams:
             tickets += await self._tickets(lane, entries)
         return tickets
 
-    async def _reclaim(self, slots: int) -> list[Ticket]:
+    async def _reclaim(self, lanes: Sequence[str], slots: int) -> list[Ticket]:
         """Return tickets whose lease has expired, at most `slots`; if there are more, the next call continues from
         there.
 
         A page may be empty without being the last one: only the cursor shows the end.
         """
         expired: list[Ticket] = []
-        for lane in self._lanes:
+        for lane in lanes:
             while len(expired) < slots:
                 start = self._cursors.get(lane, START)
                 words = (lane, GROUP, self._consumer, self._lease_ms, start, "COUNT", slots - len(expired))

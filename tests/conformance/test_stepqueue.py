@@ -114,6 +114,14 @@ async def test_steps_come_before_runs_of_any_tier(queue: StepQueue) -> None:
     assert [each.run for each in await queue.take(9, 0)] == ["run-3", "run-2", "run-1"]
 
 
+async def test_who_can_drive_no_more_runs_leaves_them_to_others(queue: StepQueue) -> None:
+    whole = replace(ticket(1, "ultra"), step=WHOLE_RUN)
+    await queue.enqueue([whole, ticket(2)])
+    assert [each.run for each in await queue.take(9, 0, runs=False)] == ["run-2"]
+    assert await queue.take(9, 0, runs=False) == []
+    assert [each.run for each in await queue.take(9, 0)] == ["run-1"]
+
+
 async def test_a_taker_gets_no_more_than_it_has_room_for(queue: StepQueue) -> None:
     await queue.enqueue([ticket(number, tier) for number, tier in enumerate(TIERS * 3)])
     assert len(await queue.take(2, 0)) == 2

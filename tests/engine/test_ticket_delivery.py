@@ -9,13 +9,24 @@ from pathlib import Path
 import pytest
 
 from app.core.run.events import Kind
+from app.engine.runs.driver import Driver
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, Ticket
 from app.store.protocol import AppendResult, Entry, Journal, TicketClaim
 from app.store.sql import SqlStore
-from tests.harness.in_process import events, finish, kinds, limits_with, order, plan, pool_text, running_service
+from tests.harness.in_process import (
+    await_ended_row,
+    events,
+    finish,
+    kinds,
+    limits_with,
+    order,
+    plan,
+    pool_text,
+    running_service,
+)
 from tests.harness.raw_facts import fact_from_json
-from tests.stubs import Hang, ProviderStub
+from tests.stubs import Hang, ProviderStub, Reply
 
 DELAY_SECONDS = 0.5
 """The time for which a claim is on its way."""
@@ -129,3 +140,29 @@ async def test_a_step_of_a_run_that_is_asked_to_end_calls_nobody(
         assert (await finish(followed_run)).ended.state.state == "cancelled"
         assert Kind.CALL_INTENDED not in kinds(await events(runtime, followed_run.run))
         assert stub.requests == []
+
+
+async def test_an_engine_drives_no_more_runs_than_it_may_and_leaves_the_others_in_the_queue(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway whose engine has no place admits runs undriven, so that an engine takes their tickets."""
+    driven: list[int] = []
+    drive = Driver.drive
+
+    async def note_and_drive(self: Driver) -> None:
+        driven.append(len(runtime.drivers))
+        await drive(self)
+
+    monkeypatch.setattr(Driver, "drive", note_and_drive)
+    stub.always("alpha", Reply(header_delay=0.1))
+    async with running_service(tmp_path, pool_text(stub), {"BATON_CONCURRENT_RUNS": "2"}) as runtime:
+        runs = []
+        for _ in range(6):
+            followed_run = await runtime.runs.start(
+                order(runtime, "baton-mini", followed=False, on_disconnect="finish")
+            )
+            runtime.runs.leave(followed_run)
+            runs.append(followed_run.run)
+        rows = [await await_ended_row(runtime.context.store, run) for run in runs]
+    assert [row.state for row in rows] == ["succeeded"] * 6
+    assert (len(driven), max(driven)) == (6, 2)

@@ -71,8 +71,8 @@ class CrashingQueue:
         await self._queue.enqueue(self._repeat_messages(tickets))
         self._crashes.pass_by("ring.after", *_steps(tickets))
 
-    async def take(self, slots: int, wait: float) -> list[Ticket]:
-        tickets = await self._queue.take(slots, wait)
+    async def take(self, slots: int, wait: float, *, runs: bool = True) -> list[Ticket]:
+        tickets = await self._queue.take(slots, wait, runs=runs)
         if tickets:
             self._crashes.pass_by("take.after", *_steps(tickets))
         return tickets

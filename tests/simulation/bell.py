@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from app.errors import QueueUnavailable
-from app.stepqueue.protocol import AGAIN, Live, Ticket
+from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Live, Ticket
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.seam import Seam
 
@@ -55,7 +55,7 @@ class Server:
                 taker.set_result(None)
         self._takers.clear()
 
-    def give(self, slots: int, *, twice: bool = False) -> list[Ticket]:
+    def give(self, slots: int, runs: bool, *, twice: bool = False) -> list[Ticket]:
         """Deliver; a delivery that is neither kept nor forgotten is repeated after a lease."""
         now = self._time()
         for receipt, (ticket, until) in list(self._taken.items()):
@@ -63,14 +63,19 @@ class Server:
                 del self._taken[receipt]
                 self._waiting.append(replace(ticket, version=AGAIN))
         tickets = []
+        passed_over = []
         while self._waiting and len(tickets) < slots:
             ticket = self._waiting.popleft()
+            if ticket.step == WHOLE_RUN and not runs:
+                passed_over.append(ticket)
+                continue
             if twice:
                 self._waiting.append(ticket)
                 twice = False
             self._receipts += 1
             tickets.append(replace(ticket, receipt=str(self._receipts)))
             self._taken[tickets[-1].receipt] = (ticket, now + self._lease)
+        self._waiting.extendleft(reversed(passed_over))
         return tickets
 
     def wait(self) -> asyncio.Future[None]:
@@ -127,12 +132,12 @@ class Bell:
         if seam.hit("queue.ring.fails_but_rings"):
             raise QueueUnavailable
 
-    async def take(self, slots: int, wait: float) -> list[Ticket]:
+    async def take(self, slots: int, wait: float, *, runs: bool = True) -> list[Ticket]:
         await self._arrive("queue.take")
         seam, server = self._seam, self._server
         if seam.hit("queue.take.fails"):
             raise QueueUnavailable
-        tickets = server.give(slots, twice=seam.hit("queue.take.given_twice"))
+        tickets = server.give(slots, runs, twice=seam.hit("queue.take.given_twice"))
         if not tickets:
             with_wait = server.wait()
             try:
@@ -142,7 +147,7 @@ class Bell:
                 pass
             seam.check()
             self._check_up()
-            tickets = server.give(slots)
+            tickets = server.give(slots, runs)
         if tickets and seam.hit("queue.take.reply_lost"):
             raise QueueUnavailable
         if tickets:

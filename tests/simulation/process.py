@@ -222,6 +222,7 @@ class Process:
             grace=self.grace,
             local=drivers.driver_of,
             take_run=drivers.take,
+            free_places=lambda: drivers.free_places,
             runs_being_taken=lambda: drivers.runs_being_taken,
         )
         drivers.dispatcher = dispatcher

@@ -119,14 +119,19 @@ class Drivers:
         return self._group is not None
 
     @property
-    def room(self) -> int:
-        """Return the number of runs that may be taken now."""
+    def free_places(self) -> int:
+        """Return how many more runs may be driven here, be there slots for their steps or not."""
         if self._group is None or not self._context.clock_is_set():
             return 0
-        room = self._bound - len(self._drivers) - len(self._being_taken)
+        about_to_be_driven = sum(run not in self._drivers for run in self._being_taken)
+        return self._bound - len(self._drivers) - about_to_be_driven
+
+    @property
+    def room(self) -> int:
+        """Return the number of runs that may be taken now."""
         if self.dispatcher is not None:
-            return min(room, self.dispatcher.free_slots)
-        return room
+            return min(self.free_places, self.dispatcher.free_slots)
+        return self.free_places
 
     @property
     def has_room(self) -> bool:
@@ -166,15 +171,15 @@ class Drivers:
         await self._begin(self._driver(run, task, policy, span), entry)
 
     async def take(self, run: str, events: tuple[Event, ...] = ()) -> bool:
-        """Take a run that nobody drives, if that is still so. False if this process takes no runs, so that the run's
-        ticket must be kept for another one.
+        """Take a run that nobody drives, if that is still so. False if this process takes no runs now, so that the
+        run's ticket must be kept for another one.
 
         `events` are those that follow the state that is kept here, if one is.
         """
-        if self._group is None:
-            return False
         if run in self._drivers or run in self._being_taken:
             return True
+        if self.free_places <= 0:
+            return False
         self._being_taken.add(run)
         try:
             await self._take_now(run, events)

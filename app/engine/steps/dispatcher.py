@@ -52,18 +52,20 @@ class Dispatcher:
         grace: float,
         local: LocalRuns = lambda _run: None,
         take_run: TakeRun | None = None,
+        free_places: Callable[[], int] = lambda: 0,
         runs_being_taken: Callable[[], int] = lambda: 0,
         plans_in_progress: Callable[[], int] = lambda: 0,
     ) -> None:
         """`name` is this process's; `grace` is how many seconds running steps get after a shut-down began.
 
         `local` finds the runs that are driven in this process. `take_run` is given the tickets of runs that nobody
-        drives. `runs_being_taken` is the number of those that are just being taken; each keeps a slot.
-        `plans_in_progress` is the number of plans that are being made here. Another engine would have to make them
-        anew, so a shut-down waits for them too.
+        drives, of which this process can take `free_places` more. `runs_being_taken` is the number of those that are
+        just being taken; each keeps a slot. `plans_in_progress` is the number of plans that are being made here.
+        Another engine would have to make them anew, so a shut-down waits for them too.
         """
         self._local = local
         self._take_run = take_run
+        self._free_places = free_places
         self._runs_being_taken = runs_being_taken
         self._plans_in_progress = plans_in_progress
         self._context = context
@@ -162,8 +164,14 @@ class Dispatcher:
         if not self._context.clock_is_set():
             await asyncio.sleep(pause)
             return []
+        places = self._free_places()
+        most, wait = free, pause
+        if places > 0:
+            most = min(free, places)
+        if places > 0 and queue.healthy:  # else it looks again soon, because a place may have become free
+            wait = IDLE_WAIT_SECONDS
         try:
-            tickets = await queue.take(free, IDLE_WAIT_SECONDS if queue.healthy else pause)
+            tickets = await queue.take(most, wait, runs=places > 0)
             if tickets:
                 return tickets
         except QueueUnavailable:
