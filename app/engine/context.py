@@ -112,20 +112,17 @@ class Leadership:
     """The leadership of one engine in one kind of work, which one engine of the service does at a time."""
 
     def __init__(self, context: EngineContext, work: str, seconds: float) -> None:
-        """`seconds` is how long it lasts. It must be longer than the time between two looks of one engine."""
+        """`seconds` is how long it lasts after each `acquire`. It must be longer than the time between two of them."""
         self._context = context
         self._work = work
         self._seconds = seconds
         self._mine = context.name("turns").encode()
 
     async def acquire(self) -> bool:
-        """Take the leadership, or keep it for longer. False while another engine has it.
-
-        It is an idempotency record under the name of the work; those of requests have hashes as ids.
-        """
+        """Take the leadership, or keep it for so many seconds from now. False while another engine has it."""
         now = self._context.now()
         mine = IdempotencyRecord(self._work, self._mine, now + self._seconds)
-        return (await self._context.store.add_idempotency_record(mine, now)).fingerprint == self._mine
+        return await self._context.store.acquire_leadership(mine, now)
 
 
 T = TypeVar("T")

@@ -450,7 +450,7 @@ class RunRetention:
         self._seconds = seconds
         self._selections = event_selections(seconds, classes)
         self._claim_seconds = claim_seconds
-        self._leadership = Leadership(context, PRUNING_CLAIM, 2 * LOOK_SECONDS)
+        self._leadership = Leadership(context, PRUNING_CLAIM, PUT_SECONDS + 2 * LOOK_SECONDS)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Look again and again, until the process stops."""

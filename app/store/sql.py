@@ -450,6 +450,9 @@ class SqlStore(Administration):
     async def add_idempotency_record(self, once: IdempotencyRecord, now: float) -> IdempotencyRecord:
         return await self._write(partial(idempotency.remember, once=once, now=now))
 
+    async def acquire_leadership(self, leader: IdempotencyRecord, now: float) -> bool:
+        return await self._write(partial(idempotency.add_or_prolong, once=leader, now=now))
+
     async def forget_idempotency_records(self, now: float, limit: int) -> int:
         # There are hardly ever any, so look before a write transaction is begun.
         if not await self._read(partial(idempotency.any_lapsed, now=now)):

@@ -105,6 +105,19 @@ async def test_a_reply_is_remembered_once(opener: Opener) -> None:
         )
 
 
+async def test_a_leadership_is_prolonged_by_who_has_it_and_else_by_nobody(opener: Opener) -> None:
+    def leader(name: str, until: float) -> IdempotencyRecord:
+        return IdempotencyRecord("work", name.encode(), until)
+
+    async with opener() as first_store, opener() as second_store:
+        assert await first_store.acquire_leadership(leader("first", 6.0), 0.0)
+        assert await first_store.acquire_leadership(leader("first", 11.0), 5.0)
+        assert not await second_store.acquire_leadership(leader("second", 13.0), 7.0)
+        assert await first_store.find_idempotency_record("work", 7.0) == leader("first", 11.0)
+        assert await second_store.acquire_leadership(leader("second", 17.0), 11.0)
+        assert not await first_store.acquire_leadership(leader("first", 18.0), 12.0)
+
+
 async def test_claims_that_have_run_out_are_forgotten_in_batches(opener: Opener) -> None:
     async with opener() as first_store, opener() as second_store:
         for n in range(7):

@@ -41,6 +41,14 @@ class IdempotencyRecords(Protocol):
         """
         ...
 
+    async def acquire_leadership(self, leader: IdempotencyRecord, now: float) -> bool:
+        """Add a record apart from any entry, or prolong the one of the same fingerprint until the same time as this
+        one. Returns False, and changes nothing, while a record of another fingerprint lasts.
+
+        Its id is the name of the work that is led; those of requests are hashes.
+        """
+        ...
+
     async def forget_idempotency_records(self, now: float, limit: int) -> int:
         """Delete at most `limit` records that have run out, the oldest first. Returns the number of deleted records."""
         ...

@@ -37,6 +37,16 @@ def remember(conn: Connection, once: IdempotencyRecord, now: float) -> Idempoten
     return once
 
 
+def add_or_prolong(conn: Connection, once: IdempotencyRecord, now: float) -> bool:
+    """Add a record, or prolong an earlier one of the same fingerprint. False while one of another fingerprint lasts."""
+    lasting = remember(conn, once, now)
+    if lasting.fingerprint != once.fingerprint:
+        return False
+    if lasting.until < once.until:
+        conn.execute(update(ONCE).where(ONCE.c.id == once.id).values(until=once.until))
+    return True
+
+
 def any_lapsed(conn: Connection, now: float) -> bool:
     """Return True if any record has run out."""
     return conn.execute(select(ONCE.c.id).where(ONCE.c.until <= now).limit(1)).first() is not None
