@@ -170,6 +170,7 @@ class FollowedRun:
             "left_out": left_out,
             "calls": calls,
             "turn": turn,
+            "results": (),
             "refusal": self._refusal,
             "whole": await self._read_whole_run(),
             "why": await self._read_explanation(),

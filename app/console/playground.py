@@ -8,7 +8,7 @@ follows it like anybody else.
 
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -24,7 +24,7 @@ from app.console.pages import Pages, form_lists, redirect_to
 from app.console.request_form import FormFault, Outcome
 from app.console.session import is_https
 from app.core.console_path import PATH
-from app.core.records import record
+from app.core.records import copy_with, record
 
 PLAN_SECONDS: Final = 300.0
 """The longest that a page waits for a conductor's plan."""
@@ -44,6 +44,8 @@ class ShownRun:
     request: Any = None
     """The body that was sent. It is None if the run was begun elsewhere, and comes back in a hidden field, so that it
     may be anything."""
+    results: Sequence[str] = ()
+    """The results of tools that a person has written and the API has not taken."""
 
 
 def routes(pages: Pages) -> list[Route]:
@@ -89,23 +91,27 @@ class Playground:
             outcome = await self._rate(session, shown_run.id, action, form.get("comment", ""))
             return await self._page(request, session, fields, shown_run, outcome)
         if action == "results":
-            fields["history"] = _with_results(fields["history"], form.get("turn", ""), lists.get("result", []))
+            results = lists.get("result", [])
+            history = _with_results(fields["history"], form.get("turn", ""), results)
+            run_if_refused = copy_with(shown_run, results=results)
         else:
-            fields["history"] = ""
+            history = fields["history"] = ""
+            run_if_refused = ShownRun()
         try:
-            body = request_form.to_body(fields)
+            body = request_form.to_body({**fields, "history": history})
             key = idempotency_key(form.get("once", ""), action, body)
             if action == "preview":
                 plan = await self._make_plan(session, body, key)
                 return redirect_to(f"/plans/{path_segment(plan)}")
             run = await self._api.begin_run(session, "/v1/chat/completions", body, key)
         except FormFault as fault:
-            return await self._page(request, session, fields, ShownRun(), Outcome(fault.faults))
+            return await self._page(request, session, fields, run_if_refused, Outcome(fault.faults))
         except ApiError as error:
             if error.status == 401:
                 raise
             outcome = Outcome(refusal=request_form.refusal(error))
-            return await self._page(request, session, fields, ShownRun(), outcome)
+            return await self._page(request, session, fields, run_if_refused, outcome)
+        fields["history"] = history
         return await self._page(request, session, fields, ShownRun(run, body), Outcome())
 
     async def _make_plan(self, session: Session, body: Mapping[str, Any], key: str) -> str:
@@ -142,7 +148,7 @@ class Playground:
         if shown_run.id:
             followed_run = FollowedRun(self._pages, session, shown_run.id)
             await followed_run.read()
-            view = await followed_run.view()
+            view = {**await followed_run.view(), "results": shown_run.results}
             if not followed_run.is_over:
                 live = f"{PATH}/playground/{path_segment(shown_run.id)}?live"
         return self._pages.show(

@@ -144,6 +144,31 @@ async def test_a_call_of_a_tool_is_answered_in_a_form(stub: ProviderStub, browse
     ] * 2
 
 
+async def test_results_that_are_refused_stay_on_the_page_with_their_run(
+    stub: ProviderStub, browser: httpx.AsyncClient
+) -> None:
+    two_calls = tool_call_reply(look_call("a"), look_call("b"))
+    stub.script("alpha", two_calls, Reply(chunks=("It is 4.",)))
+    tools = '[{"name": "look", "parameters": {"type": "object"}}]'
+    page = await submit_form(browser, tools=tools)
+    run = run_of_page(page)
+    live = await live_stream(browser, run)
+    fields = {"tools": tools, "turn": hidden_value(live, "turn"), "run": run, "result": ["\nfirst <b>", "second"]}
+    for wrong in ({"usd": "much"}, {"usd": "-1"}):
+        refused = await submit_form(browser, "results", history=hidden_value(page.text, "history"), **fields, **wrong)
+        assert refused.status_code == 400
+        assert 'id="usd-fault"' in refused.text
+        assert run_of_page(refused) == run
+        assert re.findall(r'name="result"[^>]*>\n(.*?)</textarea>', refused.text, re.DOTALL) == [
+            "\nfirst &lt;b&gt;",
+            "second",
+        ]
+        assert hidden_value(refused.text, "turn") == fields["turn"]
+    taken = await submit_form(browser, "results", history=hidden_value(refused.text, "history"), **fields)
+    assert run_of_page(taken) == run
+    assert "It is 4." in section(await live_stream(browser, run), "answer")
+
+
 async def test_a_rating_is_stored_and_the_page_stays(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
     script_answers(stub)
     page = await submit_form(browser)
