@@ -21,7 +21,7 @@ from app.console.api import ApiError, ApiRequest, Session, path_segment
 from app.console.following import FollowedRun
 from app.console.live import Live
 from app.console.pages import Pages, form_lists, redirect_to
-from app.console.request_form import FormFault, Outcome
+from app.console.request_form import RATING_SOURCE, FormFault, Outcome
 from app.console.session import is_https
 from app.core.console_path import PATH
 from app.core.records import copy_with, record
@@ -122,7 +122,7 @@ class Playground:
 
     async def _rate(self, session: Session, run: str, thumbs: str, comment: str) -> Outcome:
         """Store a rating of a run."""
-        rating = {"thumbs": thumbs}
+        rating = {"thumbs": thumbs, "source": RATING_SOURCE}
         if comment.strip():
             rating["comment"] = comment
         try:

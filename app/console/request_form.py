@@ -61,6 +61,8 @@ NEXT_STEPS: Final = {
     "digest_mismatch": "Open the revision again and look at what has changed.",
 }
 """The next step after a refusal, by its code."""
+RATING_SOURCE: Final = "console"
+"""The source of ratings from every page of the console: of one source the latest rating counts."""
 
 
 class FormFault(Exception):

@@ -22,6 +22,7 @@ from app.console import drawing, step_pane
 from app.console.api import ApiError, Event, Session, path_segment
 from app.console.live import Live, Regions, changed_regions
 from app.console.pages import HEADERS, Pages, form, redirect_to
+from app.console.request_form import RATING_SOURCE
 from app.core.console_path import PATH
 from app.core.records import record
 from app.core.roles import permits
@@ -103,7 +104,7 @@ def routes(pages: Pages) -> list[Route]:
 
     async def rate(request: Request, session: Session) -> Response:
         run, fields = request.path_params["run"], await form(request)
-        body = {"thumbs": fields.get("thumbs", ""), "source": "console"}
+        body = {"thumbs": fields.get("thumbs", ""), "source": RATING_SOURCE}
         comment = fields.get("comment", "").strip()
         if comment:
             body["comment"] = comment

@@ -18,7 +18,7 @@ import pytest
 from app.console import following
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
-from tests.harness.console import page_text
+from tests.harness.console import SAME_ORIGIN, page_text
 from tests.harness.conversations import look_call, tool_call_reply
 from tests.harness.in_process import ANSWERS, plan_text, pool_text, running_service, script_answers, script_plans
 from tests.harness.playground import (
@@ -182,6 +182,18 @@ async def test_a_rating_is_stored_and_the_page_stays(stub: ProviderStub, browser
         rated = await submit_form(browser, "up", run=run, sent=forged)
         assert rated.status_code == 200, page_text(rated.text)
         assert "The same request as code" not in rated.text
+
+
+async def test_who_changes_their_mind_on_another_page_has_one_rating(
+    stub: ProviderStub, browser: httpx.AsyncClient
+) -> None:
+    script_answers(stub)
+    run = run_of_page(await submit_form(browser))
+    await live_stream(browser, run)
+    await submit_form(browser, "up", run=run)
+    await browser.post(f"/console/runs/{run}/feedback", data={"thumbs": "down"}, headers=SAME_ORIGIN)
+    compared = page_text((await browser.get(f"/console/compare?a={run}&b={run}")).text)
+    assert "Score 0.0 0.0" in compared
 
 
 FAULTS = [
