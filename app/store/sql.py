@@ -484,7 +484,7 @@ class SqlStore(Administration):
         return await self._read(partial(notices.count, most=most))
 
     async def forget_notices(self, before: float, limit: int) -> int:
-        if not await self._read(partial(notices.count, most=1)):
+        if not await self._read(lambda conn: conn.execute(notices.select_due(before, 1)).first()):
             return 0
         return await self._write(partial(notices.forget, before=before, limit=limit))
 

@@ -115,7 +115,8 @@ async def test_a_notice_that_is_given_up_is_kept_and_sent_again_when_asked_for(s
     await store.append(event("run", Kind.SUCCEEDED))
     (first,) = await take_notices(store)
     assert await store.fail_notice(first, 12.0, "HTTP 410")
-    assert (await take_notices(store, now=9e9), await store.count_pending_notices(10)) == ((), 0)
+    kept_until = 12.0 + KEPT_FAILED_SECONDS
+    assert (await take_notices(store, now=kept_until - 1), await store.count_pending_notices(10)) == ((), 0)
     assert await store.failed_notices(10) == (FailedNotice(first, 12.0, "HTTP 410"),)
     assert not await store.put_off_notice(first, 13.0)
     assert await store.resend_notices([first, replace(first, run="other")], 20.0) == 1
@@ -123,11 +124,18 @@ async def test_a_notice_that_is_given_up_is_kept_and_sent_again_when_asked_for(s
     assert await take_notices(store, now=20.0, until=30.0) == (first,)
     assert await store.resend_notices([first], 21.0) == 0, "it is being tried"
     assert await store.fail_notice(first, 31.0, "timeout")
-    await store.append(admission_with_notice("later"))
-    await store.append(event("later", Kind.SUCCEEDED))
-    (later,) = await take_notices(store)
-    assert await store.fail_notice(later, 32.0 + KEPT_FAILED_SECONDS, "timeout")
-    assert [notice.notice.run for notice in await store.failed_notices(10)] == ["later"], "the other is too old"
+    assert await take_notices(store, now=31.0 + KEPT_FAILED_SECONDS) == ()
+    assert await store.failed_notices(10) == (), "it was kept for long enough"
+
+
+async def test_notices_that_were_given_up_are_forgotten_where_there_is_no_webhook_any_more(store: Store) -> None:
+    await store.append(admission_with_notice("run"))
+    await store.append(event("run", Kind.SUCCEEDED))
+    (notice,) = await take_notices(store)
+    assert await store.fail_notice(notice, 12.0, "HTTP 410")
+    assert await store.forget_notices(12.0 + KEPT_FAILED_SECONDS, 10) == 0
+    assert await store.forget_notices(13.0 + KEPT_FAILED_SECONDS, 10) == 1
+    assert await store.failed_notices(10) == ()
 
 
 async def test_pending_notices_are_counted_up_to_a_bound_and_old_ones_forgotten(store: Store) -> None:

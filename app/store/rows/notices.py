@@ -7,9 +7,6 @@ from sqlalchemy import ColumnElement, Connection, Select, delete, func, literal,
 from app.core.run.notices import KEPT_FAILED_SECONDS, FailedNotice, Notice
 from app.store.sqlkit.tables import NOTICES
 
-NEVER = 1e11
-"""A time thousands of years from now, in seconds since 1970."""
-
 
 def select_due(now: float, limit: int) -> Select[tuple[str, int, str, float, int, str]]:
     """Return a query of the notices that may be tried, those due for longest first."""
@@ -19,7 +16,9 @@ def select_due(now: float, limit: int) -> Select[tuple[str, int, str, float, int
 
 
 def take(conn: Connection, now: float, until: float, limit: int) -> tuple[Notice, ...]:
-    """Claim notices until then, but none that another process is claiming at the moment."""
+    """Claim notices until then, but none that another process is claiming at the moment. Those that were given up
+    are due only when they have been kept for long enough, and are deleted."""
+    conn.execute(delete(NOTICES).where(NOTICES.c.failed_at <= now - KEPT_FAILED_SECONDS))
     rows = conn.execute(select_due(now, limit).with_for_update(skip_locked=True)).all()
     if rows:
         is_among = tuple_(NOTICES.c.run, NOTICES.c.turn).in_([(row.run, row.turn) for row in rows])
@@ -33,13 +32,8 @@ def close(conn: Connection, notice: Notice) -> bool:
 
 
 def fail(conn: Connection, notice: Notice, at: float, reason: str) -> bool:
-    """Mark a notice as given up, and delete those that were given up long ago. False if it is gone already.
-
-    It is never due again: processes of a release that does not know the mark do not take it either.
-    """
-    row = NOTICES.c
-    conn.execute(delete(NOTICES).where(row.failed_at < at - KEPT_FAILED_SECONDS))
-    changes = {"failed_at": at, "reason": reason, "due": NEVER}
+    """Mark a notice as given up. False if it is gone already."""
+    changes = {"failed_at": at, "reason": reason, "due": at + KEPT_FAILED_SECONDS}
     return bool(conn.execute(update(NOTICES).where(*_same(notice)).values(changes)).rowcount)
 
 
@@ -82,7 +76,7 @@ def count(conn: Connection, most: int) -> int:
 
 
 def forget(conn: Connection, before: float, limit: int) -> int:
-    """Delete at most `limit` notices of turns that ended before then. Returns their number."""
+    """Delete at most `limit` notices of turns that ended before then and that are due since. Returns their number."""
     row = NOTICES.c
     query = select(row.run, row.turn).where(row.due < before, row.at < before).limit(limit)
     keys = [tuple(key) for key in conn.execute(query.with_for_update(skip_locked=True))]
