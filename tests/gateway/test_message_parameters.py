@@ -322,11 +322,11 @@ def kinds_of(tool: type) -> tuple[str, ...]:
 async def test_tools_that_anthropic_would_run_are_refused(gateway: GatewayStandIn, key: str) -> None:
     async with gateway.client(key) as client:
         for tool, says in (
-            ({"type": "web_search_20250305", "name": "web_search"}, "tools[0].type"),
-            ({"type": "code_execution_20250825", "name": "code_execution"}, "tools[0].type"),
-            ({"type": ["custom"], "name": "add", "input_schema": {"type": "object"}}, "tools[0].type"),
-            (SHELL | {"name": "zsh"}, "tools[0].name"),
-            (SHELL | {"input_schema": {}}, "tools[0].input_schema"),
+            ({"type": "web_search_20250305", "name": "web_search"}, "tools.0.type"),
+            ({"type": "code_execution_20250825", "name": "code_execution"}, "tools.0.type"),
+            ({"type": ["custom"], "name": "add", "input_schema": {"type": "object"}}, "tools.0.type"),
+            (SHELL | {"name": "zsh"}, "tools.0.name"),
+            (SHELL | {"input_schema": {}}, "tools.0.input_schema"),
         ):
             reply = await post_message(client, tools=[tool])
             assert (reply.status_code, says in reply.json()["error"]["message"]) == (400, True), reply.text

@@ -4,6 +4,7 @@
 `usage` of a chat completion says. What Baton adds stands in `baton`.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from math import ceil
@@ -22,6 +23,8 @@ from app.gateway.chat.route import extension, words_of
 from app.gateway.http import fault
 
 RATES: Final = b"x-ratelimit-"
+PLACE: Final = re.compile(r"\[(\d+)\]")
+"""The place of an entry of a list, as the other wire formats write it."""
 STOPS: Final[Mapping[str, str]] = {
     "stop": "end_turn",
     "length": "max_tokens",
@@ -96,7 +99,10 @@ def rate_headers(headers: Sequence[tuple[bytes, bytes]], now: float) -> list[tup
 
 def describe_error(error: BatonError, request_id: str) -> dict[str, Any]:
     """Return an error in Anthropic's shape."""
-    whole = _error(error.status, fault.describe(error)["error"]["message"], request_id)
+    message = fault.describe(error)["error"]["message"]
+    if error.param is not None:  # Anthropic writes `messages.0.content` for `messages[0].content`
+        message = message.replace(error.param, PLACE.sub(r".\1", error.param))
+    whole = _error(error.status, message, request_id)
     if error.public_code == THREAD_UNSUPPORTED:
         whole["error"]["details"] = {"error_code": THREAD_UNSUPPORTED, "unsupported": [error.param]}
     return whole
