@@ -3,6 +3,7 @@
 import json
 import typing
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +205,13 @@ async def test_null_is_as_good_as_absent(gateway: GatewayStandIn, key: str) -> N
     nulls = {name: None for name in PARAMETERS if name not in ("model", "messages")}
     assert (await post(gateway, key, chat_body() | nulls)).status_code == 200
     assert gateway.runs.orders[0].ignored == ()
+
+
+async def test_a_null_inside_of_a_parameter_is_as_good_as_absent(gateway: GatewayStandIn, key: str) -> None:
+    extension = {"labels": None, "stream_steps": None, "explore": None, "shadow": None, "pool": {"allow": None}}
+    message = {"role": "user", "content": "Hi", "baton": {"labels": None}}
+    body = chat_body(stream=True) | {"messages": [message]}
+    nulls = {"stream_options": {"include_usage": None, "include_obfuscation": None}, "baton": extension}
+    assert [(await post(gateway, key, body | more)).status_code for more in ({}, nulls)] == [200, 200]
+    plain, with_nulls = gateway.runs.orders
+    assert replace(with_nulls, request_id=plain.request_id) == plain

@@ -276,7 +276,7 @@ def _messages(turn: Turn, place: int) -> Iterator[Message]:
         return
     calls: list[ToolCall] = []
     parts: list[Part] = []
-    turn_labels = frozenset(turn.baton.labels) if turn.baton is not None else frozenset()
+    turn_labels = frozenset(turn.baton.labels or ()) if turn.baton is not None else frozenset()
     labels = turn_labels
     for at, block in enumerate(turn.content):
         where = f"messages.{place}.content.{at}"

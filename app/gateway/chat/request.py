@@ -444,8 +444,8 @@ class WireMessage(WireModel):
 class StreamOptions(WireModel):
     """`include_obfuscation` is accepted and not needed."""
 
-    include_usage: bool = False
-    include_obfuscation: bool = False
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 MetadataKey = Annotated[str, StringConstraints(min_length=1, max_length=64)]

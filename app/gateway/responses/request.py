@@ -80,7 +80,7 @@ class Reasoning(WireModel):
 class StreamOptions(WireModel):
     """Accepted and not needed."""
 
-    include_obfuscation: bool = False
+    include_obfuscation: bool | None = None
 
 
 class ResponsesRequest(WireModel):

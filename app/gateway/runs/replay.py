@@ -108,8 +108,7 @@ def _check_workers(replay_request: ReplayRequest, tier: Tier) -> Overrides:
         raise InvalidRequest(
             f"The worker is not in the pool of {tier.name}; it has {', '.join(tier.pool)}.", param="worker"
         )
-    pool = replay_request.pool or WHOLE_POOL
-    overrides = Overrides(frozenset(pool.allow), frozenset(pool.deny), pool.pin)
+    overrides = (replay_request.pool or WHOLE_POOL).overrides()
     if unknown_names(tier, overrides):
         raise InvalidRequest(
             f"`pool` names a worker that is not in the pool of {tier.name}; it has {', '.join(tier.pool)}.",

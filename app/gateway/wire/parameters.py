@@ -497,7 +497,7 @@ class Budget(_Budget):  # type: ignore[misc]  # its fields are those of `NARROWE
 class PartOptions(WireModel):
     """The `baton` field of a message, of a part of one, or of a tool's result."""
 
-    labels: Annotated[list[Label], Field(max_length=64, fail_fast=True)] = Field(default_factory=list)
+    labels: Annotated[list[Label], Field(max_length=64, fail_fast=True)] | None = None
 
 
 def labels_on(*holders: BaseModel) -> frozenset[str]:
@@ -507,7 +507,7 @@ def labels_on(*holders: BaseModel) -> frozenset[str]:
         fields = holder.__dict__
         options = fields.get("baton")
         if options is not None:
-            labels = labels.union(options.labels)
+            labels = labels.union(options.labels or ())
         inner = fields.get("content") or fields.get("output") or fields.get("source")
         if inner is None or inner.__class__ is str:  # most messages are plain text
             continue
@@ -520,9 +520,13 @@ def labels_on(*holders: BaseModel) -> frozenset[str]:
 class PoolChoice(WireModel):
     """The workers of the tier's pool that may be used."""
 
-    allow: Annotated[list[WorkerName], Field(max_length=256, fail_fast=True)] = []
-    deny: Annotated[list[WorkerName], Field(max_length=256, fail_fast=True)] = []
+    allow: Annotated[list[WorkerName], Field(max_length=256, fail_fast=True)] | None = None
+    deny: Annotated[list[WorkerName], Field(max_length=256, fail_fast=True)] | None = None
     pin: WorkerName | None = None
+
+    def overrides(self) -> Overrides:
+        """Return the choice in the form in which an order has it."""
+        return Overrides(frozenset(self.allow or ()), frozenset(self.deny or ()), self.pin)
 
 
 class BatonOptions(WireModel):
@@ -530,13 +534,13 @@ class BatonOptions(WireModel):
 
     budget: Budget | None = None
     pool: PoolChoice | None = None
-    labels: Annotated[list[Label], Field(max_length=16, fail_fast=True)] = Field(default_factory=list)
+    labels: Annotated[list[Label], Field(max_length=16, fail_fast=True)] | None = None
     plan: dict[str, Any] | None = None
-    stream_steps: bool = False
+    stream_steps: bool | None = None
     on_disconnect: Literal["cancel", "finish"] | None = None
-    explore: bool = True
+    explore: bool | None = None
     """False: a selector takes what it holds for best, and leaves nothing to chance."""
-    shadow: bool = True
+    shadow: bool | None = None
     """False: the request is not tried a second time, under what its tier is compared with."""
     approval: Literal["required"] | None = None
     """`required`: no step of the run begins before somebody has approved its plan."""
@@ -582,11 +586,11 @@ def order_of(task: Task, tier: Tier, key: KeyRow, options: RequestOptions) -> Or
     effort = nearest_effort(tier, options.effort)
     extension = options.extension or NO_OPTIONS
     pool = extension.pool or WHOLE_POOL
-    streams_steps = options.streams and extension.stream_steps
+    streams_steps = options.streams and extension.stream_steps is True
     wire = dict(options.wire)
     if streams_steps:
         wire["steps"] = True
-    on_all = key.labels.union(extension.labels, options.before)
+    on_all = key.labels.union(extension.labels or (), options.before)
     return Order(
         task=task,
         tier=tier,
@@ -598,13 +602,13 @@ def order_of(task: Task, tier: Tier, key: KeyRow, options: RequestOptions) -> Or
         key=key.id,
         labels=on_all | options.on_messages,
         on_messages=options.on_messages - on_all,
-        overrides=Overrides(frozenset(pool.allow), frozenset(pool.deny), pool.pin),
+        overrides=pool.overrides(),
         plan=_parse_own_plan(extension.plan, tier),
         streams=options.streams,
         stream_steps=streams_steps,
         ignored=options.ignored,
-        explore=extension.explore,
-        shadow=extension.shadow,
+        explore=extension.explore is not False,
+        shadow=extension.shadow is not False,
         approval=extension.approval == "required",
         on_disconnect=extension.on_disconnect,
         wire=wire,
