@@ -75,9 +75,10 @@ async def test_cached_and_reasoning_tokens_are_subsets_and_reasoning_is_not_part
     assert ending(pieces).usage == Usage(100, 60, 40, 25)
 
 
-async def test_what_a_cache_wrote_is_input_too(stub: ProviderStub) -> None:
+@pytest.mark.parametrize("name", ["anthropic", "openai", "responses"])
+async def test_what_a_cache_wrote_is_input_too(stub: ProviderStub, name: str) -> None:
     stub.script("model-a", Reply(usage=Billed(input=100, cached=20, cache_write=50, output=5)))
-    async with connected(FORMATS["anthropic"], stub) as line:
+    async with connected(FORMATS[name], stub) as line:
         assert ending(await line.pieces(request())).usage == Usage(100, 20, 5, 0, written=50)
 
 

@@ -220,7 +220,11 @@ class OpenAIWire:
             "prompt_tokens": use.input,
             "completion_tokens": use.output,
             "total_tokens": use.input + use.output,
-            "prompt_tokens_details": {"cached_tokens": use.cached, "audio_tokens": 0},
+            "prompt_tokens_details": {
+                "cached_tokens": use.cached,
+                "cache_write_tokens": use.cache_write,
+                "audio_tokens": 0,
+            },
             "completion_tokens_details": {
                 "reasoning_tokens": use.reasoning,
                 "audio_tokens": 0,

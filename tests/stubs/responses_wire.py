@@ -156,7 +156,7 @@ class ResponsesWire:
         use: Usage = reply.usage
         return {
             "input_tokens": use.input,
-            "input_tokens_details": {"cached_tokens": use.cached},
+            "input_tokens_details": {"cached_tokens": use.cached, "cache_write_tokens": use.cache_write},
             "output_tokens": use.output,
             "output_tokens_details": {"reasoning_tokens": use.reasoning},
             "total_tokens": use.input + use.output,

@@ -451,10 +451,11 @@ def _usage(value: object) -> Usage | None:
         cached = value.get("prompt_cache_hit_tokens")
     if cached is None:
         cached = value.get("cached_tokens")
-    with_reasoning = usage(prompt, _sum(completion, reasoning), cached, reasoning)
+    stored = usage_detail(value, "prompt_tokens_details", "cache_write_tokens")
+    with_reasoning = usage(prompt, _sum(completion, reasoning), cached, reasoning, stored)
     if with_reasoning is not None and reasoning and value.get("total_tokens") == with_reasoning.total:
         return with_reasoning
-    return usage(prompt, completion, cached, reasoning)
+    return usage(prompt, completion, cached, reasoning, stored)
 
 
 def _sum(first: object, other: object) -> int | None:

@@ -371,4 +371,5 @@ def _usage(value: object) -> Usage | None:
         return None
     cached = usage_detail(value, "input_tokens_details", "cached_tokens")
     reasoning = usage_detail(value, "output_tokens_details", "reasoning_tokens")
-    return usage(value.get("input_tokens"), value.get("output_tokens"), cached, reasoning)
+    stored = usage_detail(value, "input_tokens_details", "cache_write_tokens")
+    return usage(value.get("input_tokens"), value.get("output_tokens"), cached, reasoning, stored)
