@@ -88,7 +88,7 @@ class Report:
     """The effective number of rows: (sum of weights)^2 over the sum of their squares."""
     covered: float
     capped: int
-    """Rows whose weight was cut to `CAP`."""
+    """Rows where `dr` cut the weight of a decision, the first or the further one, to `CAP`."""
     logged: Estimate
     ips: Estimate
     snips: Estimate
@@ -177,7 +177,7 @@ class Log:
         n = len(self._rows)
         rewards = self._rewards()
         further_target = [policy for policy in further if policy is not None]
-        full_weights, values = self._with_further_decisions(target, further_target)
+        full_weights, largest_weights, values = self._with_further_decisions(target, further_target)
         estimated = self._doubly_robust(target, values)
 
         weights: list[float] = []
@@ -189,7 +189,7 @@ class Log:
             weights.append(weight)
             weighted_rewards.append(weight * reward)
             gains.append(estimated.corrected[place] - reward)
-            if full_weights[place] > CAP:
+            if largest_weights[place] > CAP:
                 errors_of_capped_rows.append(estimated.errors[place])
 
         ess = _effective_size(weights)
@@ -227,20 +227,23 @@ class Log:
 
     def _with_further_decisions(
         self, target: Sequence[Policy], further_target: Sequence[Policy]
-    ) -> tuple[list[float], list[float]]:
-        """Return for each row the product of the weights of its decision and of its further one, and the value that the
-        first decision led to: the corrected estimate of the further one, or the reward where there was none."""
+    ) -> tuple[list[float], list[float], list[float]]:
+        """Return for each row the product of the weights of its decision and of its further one, the larger of the two,
+        and the value that the first decision led to: the corrected estimate of the further one, or the reward where
+        there was none."""
         weights = self._weights(target)
+        largest = list(weights)
         values = self._rewards()
         further_log = self._further_log
         if further_log is None:
-            return weights, values
+            return weights, largest, values
         further_weights = further_log._weights(further_target)
         further_values = further_log._doubly_robust(further_target, further_log._rewards()).corrected
         for place, weight, value in zip(self._followed_rows, further_weights, further_values, strict=True):
             weights[place] *= weight
+            largest[place] = max(largest[place], weight)
             values[place] = value
-        return weights, values
+        return weights, largest, values
 
     def _doubly_robust(self, target: Sequence[Policy], values: Sequence[float]) -> _DoublyRobust:
         """Estimate the other policy's value row by row, if each logged action led to the value in its place."""

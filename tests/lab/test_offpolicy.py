@@ -298,6 +298,17 @@ def test_a_row_with_two_decisions_is_weighed_by_both() -> None:
     assert report.ess == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("first", "second", "capped"), [(0.02, 1.0, 1), (1.0, 0.02, 1), (0.25, 1 / 6, 0)])
+def test_a_row_is_capped_if_either_of_its_decisions_is(first: float, second: float, capped: int) -> None:
+    """The probabilities of the other policy are such that the products of the weights are 10, 10 and 24."""
+    chances = {0.02: 1.0, 1.0: 0.2, 0.25: 1.0, 1 / 6: 1.0}
+    seldom = LoggedOutcome((), "cheap", first, 1.0, further=LoggedOutcome((), "keep", second, 1.0))
+    report = Log([seldom, LoggedOutcome((), "dear", 0.5, 0.0)]).report(
+        [{"cheap": chances[first]}] * 2, [{"keep": chances[second]}, None]
+    )
+    assert report.capped == capped
+
+
 def test_the_value_of_a_policy_over_two_rounds_is_found() -> None:
     """As it is not if the second decision is left out: then the log's own second choices are taken for the policy's."""
     random = Random(2026)
