@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, sub
 from random import Random
 from statistics import fmean
 
@@ -104,8 +104,14 @@ def table(measures: Sequence[Measure], arms: Sequence[str], reference: str, seed
     if not full_usd:
         full_usd = 1.0
     series |= _oracle(series, arms, len(tasks))
-    means = paired_bootstrap(series, Random(seed), resamples)
-    standings = _standings(rows, tasks, means, reference, full_usd)
+    random = Random(seed)
+    means = paired_bootstrap(series, random, resamples)
+    p_values: dict[str, float] = {}
+    for arm in arms:
+        if arm != reference:
+            differences = list(map(sub, series[f"right {arm}"], series[f"right {reference}"]))
+            p_values[arm] = p_value(differences, random, resamples)
+    standings = _standings(rows, tasks, means, reference, full_usd, holm(p_values))
     standings.sort(key=lambda standing: (-standing.accuracy.value, standing.usd))
     return Table(reference, len(tasks), len(every) - len(tasks), full_usd, resamples, tuple(standings))
 
@@ -126,45 +132,53 @@ def _oracle(series: Mapping[str, Sequence[float]], arms: Sequence[str], tasks: i
 
 
 def _standings(
-    rows: Rows, tasks: Sequence[str], means: Sequence[Mapping[str, float]], reference: str, full_usd: float
+    rows: Rows,
+    tasks: Sequence[str],
+    means: Sequence[Mapping[str, float]],
+    reference: str,
+    full_usd: float,
+    p_values: Mapping[str, float],
 ) -> list[ArmResult]:
-    """Return the standings of all arms and of the oracle; `means` are those of `paired_bootstrap`."""
+    """Return the standings of all arms and of the oracle; `means` are those of `paired_bootstrap`, the p-values are
+    corrected."""
     arms = list(rows)
     points = {arm: (means[0][f"usd {arm}"], means[0][f"right {arm}"]) for arm in arms}
     front = pareto(points)
-    differences: dict[str, list[float]] = {}
-    p_values: dict[str, float] = {}
-    for arm in arms:
-        if arm != reference:
-            differences[arm] = _differences(means, arm, reference)
-            p_values[arm] = p_value(differences[arm])
-    corrected = holm(p_values)
     standings = []
     for arm in arms:
         ahead = None
-        if arm in differences:
-            ahead = interval(differences[arm])
+        if arm != reference:
+            ahead = _ahead(means, arm, reference, len(tasks))
         compared = _Comparison(
             arm=arm,
-            accuracy=_accuracy(means, arm),
+            accuracy=_accuracy(means, arm, len(tasks)),
             ahead=ahead,
-            p=corrected.get(arm),
-            bought=_gain_at_equal_cost(arm, arms, means),
+            p=p_values.get(arm),
+            bought=_gain_at_equal_cost(arm, arms, means, len(tasks)),
             front=arm in front,
         )
         standings.append(_standing(compared, rows[arm], tasks, full_usd))
     count = sum([standing.rows for standing in standings])
-    standings.append(_oracle_standing(means, interval(_differences(means, ORACLE, reference)), count))
+    standings.append(_oracle_standing(means, _ahead(means, ORACLE, reference, len(tasks)), count, len(tasks)))
     return standings
 
 
-def _accuracy(means: Sequence[Mapping[str, float]], arm: str) -> Interval:
-    return interval([mean[f"right {arm}"] for mean in means])
+def _interval(resampled: Sequence[float], tasks: int, low: float, high: float) -> Interval:
+    """Return the interval of resampled values, which are between `low` and `high`. Over one task it is all of that
+    range, because one task says nothing of another."""
+    if tasks < 2:
+        return Interval(resampled[0], low, high)
+    return interval(resampled)
 
 
-def _differences(means: Sequence[Mapping[str, float]], arm: str, reference: str) -> list[float]:
-    """Return the accuracy of an arm less the reference's, in each resample."""
-    return [mean[f"right {arm}"] - mean[f"right {reference}"] for mean in means]
+def _accuracy(means: Sequence[Mapping[str, float]], arm: str, tasks: int) -> Interval:
+    return _interval([mean[f"right {arm}"] for mean in means], tasks, 0.0, 1.0)
+
+
+def _ahead(means: Sequence[Mapping[str, float]], arm: str, reference: str, tasks: int) -> Interval:
+    """Return the accuracy of an arm less the reference's."""
+    differences = [mean[f"right {arm}"] - mean[f"right {reference}"] for mean in means]
+    return _interval(differences, tasks, -1.0, 1.0)
 
 
 def _standing(
@@ -210,7 +224,9 @@ def _reward(row: Measure, weights: Weights) -> float:
     return row.right * weights.worth(row.usd, 0.0)
 
 
-def _gain_at_equal_cost(arm: str, arms: Sequence[str], means: Sequence[Mapping[str, float]]) -> Interval | None:
+def _gain_at_equal_cost(
+    arm: str, arms: Sequence[str], means: Sequence[Mapping[str, float]], tasks: int
+) -> Interval | None:
     """Return the accuracy that an arm has beyond what the other arms buy for its cost, in every resample where they buy
     anything; None if they buy nothing for its cost over all tasks."""
     others = [other for other in arms if other != arm]
@@ -223,16 +239,16 @@ def _gain_at_equal_cost(arm: str, arms: Sequence[str], means: Sequence[Mapping[s
         elif not gains:
             return None
     if len(gains) > 1:
-        return interval(gains)
+        return _interval(gains, tasks, -1.0, 1.0)
     return None
 
 
-def _oracle_standing(means: Sequence[Mapping[str, float]], ahead: Interval, rows: int) -> ArmResult:
+def _oracle_standing(means: Sequence[Mapping[str, float]], ahead: Interval, rows: int, tasks: int) -> ArmResult:
     """Return the standing of the oracle. It has no rows of its own, so it has only an accuracy and a cost."""
     return ArmResult(
         arm=ORACLE,
         rows=rows,
-        accuracy=_accuracy(means, ORACLE),
+        accuracy=_accuracy(means, ORACLE, tasks),
         ahead=ahead,
         p=None,
         usd=means[0][f"usd {ORACLE}"],

@@ -1,17 +1,22 @@
 """Paired statistics over tasks: every arm has answered the same ones, so tasks are drawn again and arms are not.
 
 The repeats of a task are averaged before they come here, so that a task counts once however often it was asked. An
-interval is the percentile interval of the bootstrap; a p-value is the smallest level at which that interval would
-touch nought, and `holm` makes a family of them honest.
+interval is the percentile interval of the bootstrap, which is too narrow for fewer than `FEW_TASKS`; a p-value is that
+of the sign-flip test, which holds for any number of tasks, and `holm` makes a family of them honest.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from operator import itemgetter
 from random import Random
 
 from app.core.rating.intervals import Interval as Interval
 
 RESAMPLES = 10_000
+FEW_TASKS = 20
+"""With fewer tasks the percentile interval is too narrow: over ten it holds for 91 % in place of 95 %."""
+LOWEST_BITS = bytes(number & 1 for number in range(256))
+"""Translates bytes to their lowest bits."""
 
 
 def paired_bootstrap(
@@ -36,12 +41,16 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(values[0], ordered[int(0.025 * len(ordered))], ordered[int(0.975 * len(ordered)) - 1])
 
 
-def p_value(differences: Sequence[float]) -> float:
-    """Return the two-sided p-value: twice the smaller share of resampled differences on either side of zero, at least
-    the share of one of them."""
-    resampled = differences[1:]
-    below, above = sum(difference <= 0 for difference in resampled), sum(difference >= 0 for difference in resampled)
-    return min(1.0, 2 * (min(below, above) + 1) / (len(resampled) + 1))
+def p_value(differences: Sequence[float], random: Random, times: int = RESAMPLES) -> float:
+    """Return the two-sided p-value of two arms' differences, one for each task: how often their sum is as far from zero
+    if the sign of each is drawn by lot, as it is between arms that are alike (Fisher's randomization test)."""
+    observed = sum(differences)
+    as_far = 1  # with the signs as they are
+    for _ in range(times):
+        is_positive = random.randbytes(len(differences)).translate(LOWEST_BITS)
+        drawn = 2 * sum(compress(differences, is_positive)) - observed
+        as_far += abs(drawn) >= abs(observed) - 1e-9
+    return as_far / (times + 1)
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:

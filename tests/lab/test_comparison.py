@@ -7,6 +7,7 @@ import pytest
 
 from app.lab.comparison import LAMBDAS, table
 from app.lab.measurements import Measure, figures, incompatibilities, of_json
+from app.lab.paired_statistics import Interval
 
 
 def call(seconds: float, tokens: int, outcome: str | None = "ok") -> dict[str, Any]:
@@ -90,6 +91,12 @@ def test_repeats_are_averaged_and_failures_are_wrong() -> None:
     assert (by_arm["a"].front, by_arm["b"].front, by_arm["a"].bought) == (True, True, None)
     assert by_arm["b"].bought is not None
     assert by_arm["b"].bought.value == pytest.approx(0.25)
+
+
+def test_one_task_is_no_evidence_that_an_arm_is_better() -> None:
+    by_arm = {arm.arm: arm for arm in table([row(0, "a", 0.0), row(0, "b", 1.0)], ["a", "b"], "a", 0, 400).standings}
+    better = by_arm["b"]
+    assert (better.p, better.ahead, better.accuracy) == (1.0, Interval(1.0, -1.0, 1.0), Interval(1.0, 0.0, 1.0))
 
 
 def test_a_task_that_lacks_an_arms_row_is_left_out_and_told() -> None:

@@ -28,10 +28,21 @@ def test_tasks_are_drawn_and_not_rows_of_arms() -> None:
     assert paired_bootstrap({"a": [0.5]}, Random(0), 3) == [{"a": 0.5}] * 4, "one task is no sample"
 
 
-def test_p_values() -> None:
-    assert p_value([1.0, *[1.0] * 99]) == pytest.approx(2 / 100)
-    assert p_value([0.0, *[0.0] * 99]) == 1.0
-    assert p_value([0.1, *[-1.0] * 9, *[1.0] * 90]) == pytest.approx(2 * 10 / 100)
+@pytest.mark.parametrize(
+    ("differences", "exact"),
+    [([1.0], 1.0), ([0.0] * 9, 1.0), ([1.0] * 3, 0.25), ([0.1] * 6, 2 / 64), ([3.0, -1.0, 1.0], 0.75)],
+)
+def test_a_p_value_is_that_of_all_signs(differences: list[float], exact: float) -> None:
+    assert p_value(differences, Random(1), 4_000) == pytest.approx(exact, abs=0.02)
+
+
+def test_like_arms_are_seldom_told_apart_also_over_few_tasks() -> None:
+    random = Random(4)
+    claims = 0
+    for _ in range(300):
+        differences = [random.gauss(0.0, 1.0) for _ in range(6)]
+        claims += p_value(differences, random, 200) <= 0.05
+    assert claims / 300 <= 0.07
 
 
 def test_holm_is_the_textbooks() -> None:

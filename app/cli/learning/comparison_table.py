@@ -9,7 +9,7 @@ from app.cli.learning import plot
 from app.core.plan.arms import ORACLE
 from app.core.pool.catalog import MILLION
 from app.lab.comparison import LAMBDAS, ArmResult, Table
-from app.lab.paired_statistics import Interval
+from app.lab.paired_statistics import FEW_TASKS, Interval
 
 
 def draw(table: Table) -> Group:
@@ -43,10 +43,13 @@ def _head(table: Table) -> str:
     note = ""
     if table.missing:
         note = f" ({table.missing} without a row of every arm left out)"
+    too_few = ""
+    if table.tasks < FEW_TASKS:
+        too_few = f"fewer than {FEW_TASKS} tasks: the intervals are too narrow; the p-values hold\n"
     weights = " or ".join(f"{share:g}" for share in LAMBDAS)
     return (
         f"{table.tasks} tasks{note}; 95 % intervals over tasks, paired, {table.resamples:,} resamples; "
-        f"reference: {terminal.clean(table.reference)}\n"
+        f"reference: {terminal.clean(table.reference)}\n{too_few}"
         f"reward: a right answer, less {weights} of its cost in parts of {terminal.dollars(table.full_usd * MILLION)}; "
         "failures and outages are wrong; the oracle is a ceiling that cannot be served\n"
     )
