@@ -156,7 +156,12 @@ async def test_the_command_writes_a_private_file_and_asks_for_consent(
     assert (rollout.verdict, rollout.conversation[0]["content"]) == ("wrong", "How?")
     assert path.stat().st_mode & 0o77 == 0
     assert "left out: 1, because nobody has rated it" in capsys.readouterr().out
-    assert await run_command("--consent", "study") == 1
+    written = path.read_bytes()
+    assert await run_command("--consent", "study") == 1, "no caller has agreed to that"
+    assert path.read_bytes() == written
+    output = capsys.readouterr().out
+    assert "was not written" in output
+    assert "Wrote" not in output
 
 
 def test_all_runs_of_a_conversation_are_on_one_side() -> None:

@@ -1,7 +1,8 @@
 """`baton rollouts` writes journaled runs as rollouts for training and evaluation, if their callers have agreed."""
 
+import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from app.cli import event_loop, storage, terminal
@@ -16,7 +17,8 @@ from app.process.config import Settings, read
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
-    """Write the file and print why runs were left out. Returns 1 if the file has no rollout."""
+    """Write the file and print why runs were left out. Returns 1 if there is no rollout: nothing is written then, and
+    an earlier file stays as it was."""
     terminal.log_to_stderr("warning")
     since = None
     if args.since:
@@ -24,12 +26,11 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     settings, selection = read(environ), rollout_filter(args)
     storage.print_database(settings)
     rollouts, skip_counts = event_loop.run(collect(settings, selection, since))
-    path = Path(args.file)
+    path = Path(args.file).resolve()  # so that a link to a file stays
     if path.exists() and not path.is_file():
         raise ConfigInvalid([f"{path}: cannot be written: it is no file"])
-    path.touch(mode=0o600)
-    path.chmod(0o600)
-    path.write_text("".join(f"{to_line(rollout)}\n" for rollout in rollouts))
+    if rollouts:
+        _write(path, rollouts)
     counts = Counter(rollout.split for rollout in rollouts)
     rated_count = sum(rollout.score is not None for rollout in rollouts)
     if args.json:
@@ -42,15 +43,27 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         terminal.print_json({**summary, "rated": rated_count, "left_out": dict(skip_counts.most_common())})
         return int(not rollouts)
     console = terminal.stdout()
-    console.print(
-        f"Wrote {terminal.count(len(rollouts), 'rollout')} to {path} ({counts['train']:,} to train, "
-        f"{counts['held-out']:,} held out; {rated_count:,} rated); it holds callers' texts.",
-        markup=False,
-        soft_wrap=True,
-    )
+    summary_line = f"No run fits; {path} was not written."
+    if rollouts:
+        summary_line = (
+            f"Wrote {terminal.count(len(rollouts), 'rollout')} to {path} ({counts['train']:,} to train, "
+            f"{counts['held-out']:,} held out; {rated_count:,} rated); it holds callers' texts."
+        )
+    console.print(summary_line, markup=False, soft_wrap=True)
     for reason, count in skip_counts.most_common():
         console.print(f"left out: {count:,}, because {reason}", markup=False, soft_wrap=True)
     return int(not rollouts)
+
+
+def _write(path: Path, rollouts: Iterable[Rollout]) -> None:
+    """Write a file that only its owner can read, completely or not at all."""
+    part = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.writelines(f"{to_line(rollout)}\n" for rollout in rollouts)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def rollout_filter(args: Arguments) -> RolloutFilter:
