@@ -424,17 +424,23 @@ async def test_waiting_drivers_do_not_read_their_journals(
             await finish(followed)
 
 
-async def test_a_run_of_the_fallback_whose_workers_have_left_the_pool_file_ends(
-    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("tier", "by_fallback"),
+    [("baton-mini", True), ("baton-mini", False), ("baton-again", False), ("baton-ultra", False)],
+)
+async def test_a_run_whose_workers_have_left_the_pool_file_ends_at_once(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, by_fallback: bool
 ) -> None:
     pool = pool_text(stub)
-    by_fallback = FixedPlanConductor((Step("alpha", answers=True),)), FALLBACK
+    fallback = FixedPlanConductor((Step("alpha", answers=True),)), FALLBACK
     async with running_service(tmp_path, pool, SETTINGS, drives=False) as gateway:
         with monkeypatch.context() as patch:
-            patch.setattr(admission, "_tier_policy", lambda *_: by_fallback)
-            run = (await gateway.runs.start(order(gateway, "baton-mini", followed=False))).run
+            if by_fallback:
+                patch.setattr(admission, "_tier_policy", lambda *_: fallback)
+            run = (await gateway.runs.start(order(gateway, tier, followed=False))).run
     for worker in ("alpha", "beta", "gamma"):
         pool = pool.replace(worker, f"new-{worker}")
     async with running_service(tmp_path, pool, SETTINGS) as engine:
         row = await at_its_end(engine, run)
     assert (row.state, row.ended_at is not None and row.ended_at < row.deadline) == ("failed", True)
+    assert stub.requests == []

@@ -63,6 +63,7 @@ from app.network.tracing import SPAN_PLAN
 from app.providers.protocol import Request
 from app.store.protocol import Store
 
+NO_WORKER_LEFT = "no worker of the run is left in the pool file"
 NOT_CLEARED, NOT_HERE = "not_cleared", "not_here"
 FIXED_SHAPE_CONDUCTORS = frozenset({"fixed", "random"})
 """The conductors whose plans have a shape that does not depend on the run's money."""
@@ -144,6 +145,9 @@ class Planner:
     ) -> tuple[list[Fact], list[tuple[str, bytes]]]:
         """`plan.opened`, and the whole plan if the conductor is instant; with the contents to store with them.
         Nothing at all while a chooser waits for an embedding or for the answer before: see `start`."""
+        if self._lacks_workers(state, command):
+            opened = drafts.plan_opened(command, state.admitted.conductor, [], instant=True)
+            return [opened, drafts.plan_rejected(command.number, "", [NO_WORKER_LEFT], outage=False)], []
         if self._has_to_prepare(state, command):
             return [], []
         decision, contents = self._choose(state, command)
@@ -178,6 +182,13 @@ class Planner:
                 steps.append(step)
         events, plan_contents = self._open_complete_plan(state, command, opened, steps)
         return events, contents + plan_contents
+
+    def _lacks_workers(self, state: RunState, command: Propose) -> bool:
+        """True if nobody can plan because all workers of the run have left the pool file. The fallback, and a plan that
+        was given, name workers all the same: their steps fail, and say so."""
+        if command.mode == "fallback" or isinstance(self._policy, FixedPlanConductor | RecordedConductor):
+            return False
+        return not any(name in self._context.catalog().workers for name in state.admitted.pool)
 
     def _open_complete_plan(
         self, state: RunState, command: Propose, opened: Fact, steps: Sequence[Step]
