@@ -16,7 +16,7 @@ from app.core.pool.budgets import Budget
 from app.core.run.events import Kind, RunCancelAsked
 from app.core.run.state import FALLBACK
 from app.engine.context import StandstillWatch
-from app.engine.runs import admission
+from app.engine.runs import admission, registry
 from app.engine.runs.recovery import is_newer
 from app.engine.runs.registry import Drivers
 from app.errors import StoreUnavailable
@@ -444,3 +444,17 @@ async def test_a_run_whose_workers_have_left_the_pool_file_ends_at_once(
         row = await at_its_end(engine, run)
     assert (row.state, row.ended_at is not None and row.ended_at < row.deadline) == ("failed", True)
     assert stub.requests == []
+
+
+async def test_a_run_that_a_bug_keeps_from_every_engine_ends_with_its_deadline(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await abandon_run(stub, tmp_path, "baton-ultra", seconds=1.0)
+
+    async def read_with_a_bug(*_: object) -> None:
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr(registry, "read_task_and_policy", read_with_a_bug)
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        row = await at_its_end(runtime, run)
+    assert (row.state, row.error, row.held) == ("expired", "run_expired", Ledger())

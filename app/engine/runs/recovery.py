@@ -5,7 +5,7 @@ whose engine let its lease lapse, because it died, stood still, or could not rea
 went unanswered. Such a run is taken over with a higher epoch, and the claims of its former engine lapse with it, so
 that its steps go on at once. Some runs cannot be driven here: one of a tier that this process does not know, or that
 newer code has admitted, is left to a process that can and is reported; one whose content was erased fails. Once a run
-is past its deadline any engine ends it, even without understanding its journal.
+is past its deadline any engine ends it, even without understanding its journal or being able to take it.
 """
 
 import logging
@@ -24,7 +24,7 @@ from app.engine.commit.run_writer import ending, projection, run_ticket, ticket_
 from app.engine.context import EngineContext
 from app.engine.delivery.messages import outcome_label
 from app.engine.runs.driver import Driver, has_begun
-from app.errors import NotFound, QueueUnavailable, StoreUnavailable
+from app.errors import BatonError, NotFound, QueueUnavailable, StoreUnavailable
 from app.store.protocol import Entry, LapsedRuns, Ledger, Projection, RunRow, Store
 
 RESTORED = "restored"
@@ -167,6 +167,18 @@ class Recovery:
             await self._take(state, journal.salt, row.epoch)
         except NotFound:
             await self._end(state, row, _without_content(late))
+        except BatonError:
+            raise
+        except Exception as bug:
+            if not late:
+                raise
+            self._context.telemetry.log(
+                logging.ERROR,
+                "A run past its deadline is ended, because a bug keeps it from an engine.",
+                bug,
+                run=row.id,
+            )
+            await self._end(state, row, give_up(state, Kind.EXPIRED, "run_expired"))
 
     async def _end(self, state: RunState, row: RunRow, command: Finish) -> None:
         """End a run that can be read but not driven; its planning calls are `unknown`, those of steps have tickets."""
