@@ -101,14 +101,14 @@ def test_the_end_of_a_window_that_has_begun_is_shown_after_another_zone_was_set(
 
     def shown_end() -> str:
         *_, row = baton(tmp_path, "budgets", "ls").out.splitlines()
-        return " ".join(row.split()[-2:])
+        return " ".join(row.split()[-3:])
 
     def local_time(at: float, zone: str) -> str:
-        return datetime.fromtimestamp(at, ZoneInfo(zone)).strftime("%Y-%m-%d %H:%M")
+        return datetime.fromtimestamp(at, ZoneInfo(zone)).strftime(f"%Y-%m-%d %H:%M {zone}")
 
     for zone in reversed(zones):
         set_zone(zone)
-        assert shown_end().endswith("00:00"), "the next midnight of the zone, before anything was spent"
+        assert shown_end().endswith(f"00:00 {zone}"), "the next midnight of the zone, before anything was spent"
     end = int(time.time()) + 3_600
     account = ("default/user/*/day#a", end - DAY_SECONDS, "default/user/*/day", end, 0, 0, 0)
     with closing(sqlite3.connect(tmp_path / "data" / "baton.db")) as connection, connection:

@@ -181,7 +181,8 @@ def _window_cells(budget: Budget, use: BudgetUse) -> tuple[str, ...]:
 
 
 def _local_minute(at: float, zone: str) -> str:
-    return datetime.fromtimestamp(at, UTC).astimezone(ZoneInfo(zone)).strftime("%Y-%m-%d %H:%M")
+    """Return a point in time in seconds since 1970 to the minute, in a time zone that it names."""
+    return f"{datetime.fromtimestamp(at, UTC).astimezone(ZoneInfo(zone)):%Y-%m-%d %H:%M} {zone}"
 
 
 def budget_record(budget: Budget, uses: Sequence[BudgetUse]) -> dict[str, Any]:

@@ -203,4 +203,4 @@ def _dollars(amount: float | None) -> str:
 def _moment(at: float | None) -> str:
     if at is None:
         return "now"
-    return terminal.moment(at)[:16]
+    return f"{terminal.minute(at)} UTC"
