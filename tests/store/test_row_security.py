@@ -21,7 +21,7 @@ from app.core.run.events import Kind
 from app.errors import NotFound, StoreUnavailable
 from app.store.protocol import Actor, AdminEventQuery, IdempotencyRecord, KeyRow, RunQuery
 from app.store.sql import SqlStore, open_store
-from app.store.sqlkit import revisions
+from app.store.sqlkit import audit_views, revisions
 from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.row_security import READABLE
 from app.store.sqlkit.tables import METADATA
@@ -338,3 +338,18 @@ async def test_a_role_of_auditors_reads_the_views_and_no_text(store: SqlStore, m
             await read(f"SELECT * FROM {table}")
     await store._write(lambda conn: conn.execute(text(f"DROP OWNED BY {role}")))
     await store._write(lambda conn: conn.execute(text(f"DROP ROLE {role}")))
+
+
+async def test_a_change_of_the_views_does_not_wait_for_a_long_reading_of_them(
+    owner_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All who came later would wait behind it."""
+    monkeypatch.setattr(revisions, "LOCK_SECONDS", 0.01)
+    await asyncio.to_thread(revisions.change, owner_url, lambda conn: audit_views.make(conn, None))
+    auditor = await asyncpg.connect(owner_url)
+    async with auditor.transaction():
+        await auditor.execute("SELECT count(*) FROM audit_runs")
+        with pytest.raises(StoreUnavailable, match="another transaction holds a lock"):
+            await asyncio.to_thread(revisions.change, owner_url, audit_views.drop)
+    await auditor.close()
+    await asyncio.to_thread(revisions.change, owner_url, audit_views.drop)

@@ -32,7 +32,7 @@ REASONS: Mapping[type[BaseException], str] = {
     asyncpg.InsufficientPrivilegeError: "the user {user} lacks a privilege on the database {database}",
     asyncpg.TooManyConnectionsError: "the server has no connection left",
     asyncpg.CannotConnectNowError: "the server is starting, stopping or recovering",
-    asyncpg.LockNotAvailableError: "another transaction holds a lock that a migration needs; try again",
+    asyncpg.LockNotAvailableError: "another transaction holds a lock that this change needs; try again",
     socket.gaierror: "the host name {host} is unknown",
     ConnectionRefusedError: "nothing listens on {place}",
     TimeoutError: "{place} does not answer in time",

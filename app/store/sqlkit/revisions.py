@@ -23,7 +23,7 @@ from app.errors import ConfigInvalid, StoreUnavailable
 from app.store.sqlkit.migrate import ONE_AT_A_TIME, alembic_config, newest, reason, revision
 from app.store.sqlkit.postgres import pools_transactions, postgres_engine, share_server_connections
 from app.store.sqlkit.row_security import RowSecurity, state
-from app.store.sqlkit.runner import parse_url
+from app.store.sqlkit.runner import LOCK_SECONDS, parse_url
 
 CONNECT_SECONDS = 5.0
 
@@ -128,7 +128,8 @@ async def _share_server_connections(url: URL) -> bool:
 def change(url: str, work: Callable[[Connection], None]) -> None:
     """Change a Postgres database in one transaction. Must not be called on a thread with a running loop.
 
-    Raises `StoreUnavailable` with the reason if the database cannot be reached or refuses.
+    Raises `StoreUnavailable` with the reason if the database cannot be reached or refuses, or if others hold a lock
+    that the change needs.
     """
     parsed = parse_url(url)
     try:
@@ -141,6 +142,8 @@ async def _change(url: URL, work: Callable[[Connection], None]) -> None:
     engine = postgres_engine(url, poolclass=NullPool, connect_args={"timeout": CONNECT_SECONDS})
     try:
         async with engine.begin() as connection:
+            # Whatever waits for a lock on a view makes all later statements on it wait, too.
+            await connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS * 1000:.0f}ms'"))
             await connection.run_sync(work)
     finally:
         await engine.dispose()
