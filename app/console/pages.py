@@ -73,11 +73,14 @@ class Pages:
         """Return True if the navigation of this listener has this page."""
         return any(place.path == path for place in self._places)
 
-    def route(self, path: str, page: Page, method: str = "GET") -> Route:
-        """Return the route of a page for people who are signed in."""
+    def route(self, path: str, page: Page, method: str = "GET", *, is_part: bool = False) -> Route:
+        """Return the route of a page for people who are signed in. `is_part` says that a script puts the reply into a
+        page: where there is none, the browser loads that page anew, which says why or leads to the sign-in page."""
 
         async def serve(request: Request) -> Any:
             session = self.sessions.session_of(request)
+            if session is None and is_part:
+                return _reload()
             if session is None:
                 return self.redirect_to_sign_in(request)
             if method != "GET" and not is_from_console(request):
@@ -90,6 +93,8 @@ class Pages:
                         return _event_stream("")
                 return reply
             except ApiError as error:
+                if is_part:
+                    return _reload()
                 if error.status == 401:  # the session is over: it must not stand in the way of the next one
                     leading = self.redirect_to_sign_in(request)
                     self.sessions.end(request, leading)
@@ -145,6 +150,11 @@ def address_fields(request: Request, names: Iterable[str]) -> dict[str, str]:
         if value:
             fields[name] = value
     return fields
+
+
+def _reload() -> Response:
+    """Return a reply with nothing to show, at which htmx loads the page anew."""
+    return Response(status_code=204, headers={**HEADERS, "hx-refresh": "true"})
 
 
 def _event_stream(text: str) -> Response:

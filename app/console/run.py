@@ -131,7 +131,7 @@ def routes(pages: Pages) -> list[Route]:
     return [
         pages.route("/compare", compare),
         pages.route("/runs/{run}", show_run),
-        pages.route("/runs/{run}/views", show_views),
+        pages.route("/runs/{run}/views", show_views, is_part=True),
         pages.route("/runs/{run}/live", follow),
         pages.route("/runs/{run}/explain", explain),
         pages.route("/runs/{run}/feedback", rate, "POST"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 
-from tests.browser.conftest import sign_in
+from tests.browser.conftest import KEY, sign_in
 from tests.browser.distributed import Service
 from tests.harness.waiting import wait_until
 from tests.integration.installation import TREE, WORKERS
@@ -120,6 +120,18 @@ def test_the_slider_shows_any_instant_and_plays_it_back(page: "Page", service: S
     page.get_by_role("button", name="Play in real time").click()
     expect(place).to_contain_text(f"event {last} of {last}")
     expect(nodes).to_have_count(5)
+
+
+def test_a_session_that_ends_while_a_run_is_played_back_leads_to_the_run_again(page: "Page", service: Service) -> None:
+    run = service.caller.ask_whole("baton-mini", "Who are you?")[1]["baton"]["run"]
+    page.goto(f"/console/runs/{run}?step=0")
+    page.context.clear_cookies()
+    page.get_by_label("The run at an instant").press("Home")
+    page.wait_for_url(re.compile("/console/sign-in"))
+    page.get_by_label("A key of this service").fill(KEY)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url(re.compile(f"/console/runs/{run}\\?step=0"))
+    page.get_by_role("button", name="Play in real time").wait_for()
 
 
 def test_a_replay_is_compared_with_its_origin(page: "Page", service: Service) -> None:

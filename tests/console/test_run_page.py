@@ -363,3 +363,17 @@ async def test_the_disclosures_of_all_runs_are_filtered_by_day_and_by_what_was_s
     refused = await browser.get("/console/disclosures?since=tuesday")
     assert refused.status_code == 400
     assert 'role="alert"' in refused.text
+
+
+async def test_a_picture_that_cannot_be_shown_has_the_browser_load_its_page_anew(
+    stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
+) -> None:
+    """A sign-in page or an error in place of the picture would be put into the page."""
+    script_answers(stub)
+    views = f"/console/runs/{await ask(client)}/views?t=0"
+    assert (await browser.get(views)).status_code == 200
+    refusals = [await browser.get("/console/runs/run_none/views")]
+    browser.cookies.clear()
+    refusals.append(await browser.get(views))
+    for reply in refusals:
+        assert (reply.status_code, reply.headers["hx-refresh"], reply.content) == (204, "true", b"")
