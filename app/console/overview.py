@@ -63,6 +63,7 @@ async def _overview(pages: Pages, request: Request, session: Session, verificati
         request,
         "overview.html",
         status,
+        address=f"{PATH}?{urlencode(filters)}",
         fault=fault,
         verification=verification,
         filters=filters,
@@ -95,6 +96,7 @@ def _values(pages: Pages, overview: Json, filters: Json) -> dict[str, Any]:
     """Return the values for the templates of the parts."""
     return {
         "overview": overview,
+        "verify": f"{PATH}/verify?{urlencode(filters)}",
         "has_playground": pages.has_page(f"{PATH}/playground"),
         "runs": _links(overview, filters, overview["runs_since"]),
         "calls": _links(overview, filters, overview["calls_since"]),

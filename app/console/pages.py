@@ -113,6 +113,7 @@ class Pages:
             "nonce": nonce,
             "places": self._places,
             "here": request.url.path,
+            "address": address_of(request),
             "theme": theme,
             "has_people": self.sessions.has_people,
             "is_signed_in": self.sessions.session_of(request) is not None,

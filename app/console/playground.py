@@ -20,7 +20,7 @@ from app.console import request_form, samples
 from app.console.api import ApiError, ApiRequest, Session, path_segment
 from app.console.following import FollowedRun
 from app.console.live import Live
-from app.console.pages import Pages, form_lists, redirect_to
+from app.console.pages import Pages, address_of, form_lists, redirect_to
 from app.console.request_form import RATING_SOURCE, FormFault, Outcome
 from app.console.session import is_https
 from app.core.console_path import PATH
@@ -144,17 +144,19 @@ class Playground:
         faults = dict(outcome.faults)
         if outcome.refusal is not None and outcome.refusal.field:
             faults[outcome.refusal.field] = outcome.refusal.message
-        live, view = "", None
+        live, view, address = "", None, address_of(request)
         if shown_run.id:
+            address = f"{PATH}/playground/{path_segment(shown_run.id)}"
             followed_run = FollowedRun(self._pages, session, shown_run.id)
             await followed_run.read()
             view = {**await followed_run.view(), "results": shown_run.results}
             if not followed_run.is_over:
-                live = f"{PATH}/playground/{path_segment(shown_run.id)}?live"
+                live = f"{address}?live"
         return self._pages.show(
             request,
             "playground.html",
             outcome.status,
+            address=address,
             fields=fields,
             tiers=tiers,
             efforts=_effort_levels(tiers),

@@ -20,7 +20,7 @@ from app.engine.sealer import Sealer
 from app.gateway.http.api_keys import mint
 from app.gateway.runs import overview_route
 from app.process.wiring import Runtime
-from tests.harness.console import ORIGIN, SAME_ORIGIN, console_client, page_text, sign_in
+from tests.harness.console import ORIGIN, SAME_ORIGIN, console_client, hidden_value, page_text, sign_in
 from tests.harness.in_process import app_over, ask, client_of, pool_text, running_service, script_answers
 from tests.harness.stand_ins import GatewayStandIn
 from tests.stubs import ProviderStub
@@ -67,10 +67,13 @@ async def test_every_link_of_the_overview_leads_to_runs_and_the_log_is_checked(r
             for part in (*parts, "&rated=good", "queue=untaken"):
                 assert any(part in link for link in counts), part
             form = dict(re.findall(r'<input type="hidden" name="(size|root)" value="([^"]+)">', page))
-            checked = await client.post("/console/verify", data=form, headers=SAME_ORIGIN)
+            verify = re.search(r'action="(/console/verify[^"]*)"', page)
+            assert verify is not None
+            checked = await client.post(verify[1], data=form, headers=SAME_ORIGIN)
             assert "and its root fits the log. The log that this page has shown before is its beginning" in page_text(
                 checked.text
             )
+            assert hidden_value(checked.text, "next") == "/console?period=hour", "as the choice of a theme leads back"
             wrong = await client.post("/console/verify", data=form | {"root": "0" * 64}, headers=SAME_ORIGIN)
             assert "The transparency log is not in order" in page_text(wrong.text)
 

@@ -18,12 +18,11 @@ import pytest
 from app.console import following
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
-from tests.harness.console import SAME_ORIGIN, page_text
+from tests.harness.console import SAME_ORIGIN, hidden_value, page_text
 from tests.harness.conversations import look_call, tool_call_reply
 from tests.harness.in_process import ANSWERS, plan_text, pool_text, running_service, script_answers, script_plans
 from tests.harness.playground import (
     HOSTILE,
-    hidden_value,
     live_stream,
     recording_requests,
     run_of_page,
@@ -95,6 +94,9 @@ async def test_a_run_goes_on_when_its_page_is_closed(stub: ProviderStub, browser
     page = await submit_form(browser)
     run = run_of_page(page)
     assert f'hx-sse:connect="/console/playground/{run}?live"' in page.text
+    assert hidden_value(page.text, "next") == f"/console/playground/{run}", (
+        "the choice of a theme leads back to the run"
+    )
     reading = asyncio.create_task(browser.get(f"/console/playground/{run}?live"))
     await stub.wait_for(model="alpha")
     reading.cancel()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.harness.console import SAME_ORIGIN, console_client, page_text, sign_in, signed_in_client
+from tests.harness.console import SAME_ORIGIN, console_client, hidden_value, page_text, sign_in, signed_in_client
 from tests.harness.stand_ins import GatewayStandIn
 from tests.harness.waiting import PATIENCE_SECONDS
 
@@ -138,12 +138,12 @@ async def test_signing_in_leads_to_the_console_only(gateway: GatewayStandIn, fol
     assert reply.headers["location"] == "/console"
 
 
-async def test_a_theme_is_remembered(gateway: GatewayStandIn) -> None:
+async def test_a_theme_is_remembered_and_leads_back_to_the_page_with_its_filters(gateway: GatewayStandIn) -> None:
+    address = "/console/runs?state=failed&since=2026-11-24"
     async with signed_in_client(gateway, gateway.add_key()) as client:
-        reply = await client.post(
-            "/console/theme", data={"theme": "dark", "next": "/console/runs"}, headers=SAME_ORIGIN
-        )
-        assert reply.headers["location"] == "/console/runs"
+        fields = {"theme": "dark", "next": hidden_value((await client.get(address)).text, "next")}
+        reply = await client.post("/console/theme", data=fields, headers=SAME_ORIGIN)
+        assert reply.headers["location"] == address
         assert '<html lang="en" data-theme="dark">' in (await client.get("/console/runs")).text
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from html import unescape
 from typing import Any
 
 import httpx
@@ -49,3 +50,10 @@ async def sign_in(client: httpx.AsyncClient, key: str) -> None:
 def page_text(html: str) -> str:
     """Return the text of a page as a person reads it, on one line."""
     return " ".join(re.sub(r"<[^>]*>", " ", html).split())
+
+
+def hidden_value(page: str, name: str) -> str:
+    """Return the value of a hidden field."""
+    found = re.search(rf'type="hidden" name="{name}" value="([^"]*)"', page)
+    assert found is not None, name
+    return unescape(found[1])

@@ -5,7 +5,6 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from html import unescape
 from typing import Any
 
 import httpx
@@ -65,13 +64,6 @@ def run_of_page(page: httpx.Response) -> str:
     found = re.search(r'name="run" value="(run_[^"]+)"', page.text)
     assert found is not None, page_text(page.text)
     return found[1]
-
-
-def hidden_value(page: str, name: str) -> str:
-    """Return the value of a hidden field."""
-    found = re.search(rf'type="hidden" name="{name}" value="([^"]*)"', page)
-    assert found is not None, name
-    return unescape(found[1])
 
 
 def section(html: str, name: str) -> str:

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from app.console import forms
 from app.console.api import Session
-from app.console.pages import Pages, address_of
+from app.console.pages import Pages
 from app.core.console_path import PATH
 from app.core.records import record
 from app.core.roles import permits
@@ -128,7 +128,7 @@ class Administration:
         """Return a page of a section."""
         person = await self.person(request, session)
         sections = [section for section in SECTIONS if person.may(section.scope)]
-        frame = {"sections": sections, "person": person, "address": address_of(request)}
+        frame = {"sections": sections, "person": person}
         return self.pages.show(request, f"admin/{template}", status, **frame, **values)
 
     async def show_list(self, request: Request, session: Session, page: ListPage) -> Response:
