@@ -20,6 +20,7 @@ from app.core.records import record
 from app.core.transparency.notes import NoteInvalid, parse_checkpoint, split_note
 from app.core.transparency.witnesses import Witness, cosignature_time, proof_from_tiles
 from app.engine.context import EngineContext, Leadership
+from app.engine.periodic import look_repeatedly
 from app.errors import ArchiveUnavailable, OursError
 from app.network.log_authorities import ConfirmationError, authority_client, request_cosignature, request_timestamp
 from app.store.archive_files import ArchiveFiles
@@ -86,11 +87,9 @@ class CheckpointExport:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Export again and again, until the process stops."""
-        while self._files is not None and not stopping.is_set():
-            await self.look()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await stopping.wait()
+        if self._files is not None:
+            telemetry = self._context.telemetry
+            await look_repeatedly(self.look, stopping, LOOK_SECONDS, telemetry, "The export of checkpoints")
 
     async def look(self) -> None:
         """Export the newest checkpoint, unless that was done. A failure is counted, and logged once."""

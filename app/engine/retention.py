@@ -17,9 +17,10 @@ Both go on in pages and short transactions, so that writers of other runs hardly
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Protocol
 
 import orjson
@@ -28,6 +29,7 @@ from app.core.records import copy_with, record
 from app.core.run.journal_hash import root
 from app.core.run.retention_classes import RetentionClass, Selection, content_selections, event_selections
 from app.engine.context import EngineContext, Leadership
+from app.engine.periodic import look_repeatedly
 from app.errors import ArchiveUnavailable, NotFound, OursError, StoreUnavailable
 from app.store.archive import Archive, Record, place
 from app.store.archive_files import ArchiveFiles, open_archive_files
@@ -343,20 +345,6 @@ def _pruned_run(record: Record) -> PrunedRun:
 # -- the tasks of an engine
 
 
-async def _repeat(
-    look: Callable[[], Awaitable[None]], stopping: asyncio.Event, log: Callable[[OursError], None]
-) -> None:
-    """Look again and again, until the process stops."""
-    while not stopping.is_set():
-        try:
-            await look()
-        except OursError as error:
-            log(error)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_SECONDS):
-                await stopping.wait()
-
-
 class ContentRetention:
     """The task of an engine that erases content once its time is over. One engine of the service does so at a time."""
 
@@ -376,7 +364,14 @@ class ContentRetention:
     async def run(self, stopping: asyncio.Event) -> None:
         """Look again and again, until the process stops."""
         if self._selections:
-            await _repeat(lambda: self.look(stopping), stopping, self._log_failure)
+            await look_repeatedly(
+                partial(self.look, stopping),
+                stopping,
+                LOOK_SECONDS,
+                self._context.telemetry,
+                "The erasure of content",
+                on_outage=self._log_failure,
+            )
 
     async def look(self, stopping: asyncio.Event) -> None:
         """Erase all content whose time is over, unless another engine does. Pauses as long as it works, so that the
@@ -455,7 +450,14 @@ class RunRetention:
     async def run(self, stopping: asyncio.Event) -> None:
         """Look again and again, until the process stops."""
         if self._selections:
-            await _repeat(lambda: self.look(stopping), stopping, self._log_failure)
+            await look_repeatedly(
+                partial(self.look, stopping),
+                stopping,
+                LOOK_SECONDS,
+                self._context.telemetry,
+                "The pruning of runs",
+                on_outage=self._log_failure,
+            )
 
     async def look(self, stopping: asyncio.Event) -> None:
         """Prune all runs whose time is over, unless another engine does. Pauses as long as it works. The windows of

@@ -7,10 +7,10 @@ database or an engine is away, nothing is sealed, and what was committed meanwhi
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 
 from app.core.transparency.notes import Signer
 from app.engine.context import EngineContext
+from app.engine.periodic import look_repeatedly
 from app.errors import OursError
 
 LOOK_SECONDS = 1.0
@@ -28,15 +28,13 @@ class Sealer:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Seal again and again, until the process stops."""
-        while not stopping.is_set():
-            try:
-                await self.look(stopping)
-                self._failing = False
-            except OursError as error:
-                self._report(error)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await stopping.wait()
+
+        async def look() -> None:
+            await self.look(stopping)
+            self._failing = False
+
+        telemetry = self._context.telemetry
+        await look_repeatedly(look, stopping, LOOK_SECONDS, telemetry, "Sealing", on_outage=self._report)
 
     def _report(self, error: OursError) -> None:
         """Count a failure, and log the first one of several."""

@@ -9,11 +9,12 @@ one that has a price is asked only after a real call has failed.
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 
 from app.core.message.chat import End, Message, Sampling, Text, Words
 from app.core.pool.catalog import Catalog, Deadlines, Price, Worker
 from app.engine.context import EngineContext
+from app.engine.periodic import look_repeatedly
 from app.errors import BatonError, WorkerRateLimited, WorkerRefused, WorkerTruncated
 from app.providers.protocol import Request
 
@@ -34,14 +35,14 @@ class ConductorProbe:
     async def run(self, stopping: asyncio.Event) -> None:
         """Look until `stopping` is set. Each conductor is asked on its own: a slow one keeps nobody waiting."""
         async with asyncio.TaskGroup() as group:
-            while not stopping.is_set():
+
+            async def look() -> None:
                 for worker, seconds in conductors(self._context.catalog()):
                     if worker.name not in self._being_probed and self._is_in_doubt(worker):
                         self._being_probed.add(worker.name)
                         group.create_task(self._probe(worker, seconds))
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_SECONDS):
-                        await stopping.wait()
+
+            await look_repeatedly(look, stopping, LOOK_SECONDS, self._context.telemetry, "The probe of conductors")
 
     def _is_in_doubt(self, worker: Worker) -> bool:
         health = self._context.health

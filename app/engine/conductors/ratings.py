@@ -14,7 +14,6 @@ are held in memory; the requests of others are decided by the shared posterior a
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import field, replace
 from typing import Any
 
@@ -32,6 +31,7 @@ from app.core.rating.published_posterior import LEAST_RATINGS, Beliefs, Publishe
 from app.core.rating.tenancy import fade_own_part, join_posteriors, update_own_part
 from app.core.records import record
 from app.engine.context import EngineContext
+from app.engine.periodic import look_repeatedly
 from app.errors import StoreUnavailable
 from app.store.protocol import Learning
 
@@ -172,23 +172,23 @@ class RatingReader:
         self._loaded: dict[str, LoadedRows] = {}
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Look until `stopping` is set. A failure with one tier is logged and tried again."""
-        while not stopping.is_set():
-            for tier, spec in selectors(list(self._context.catalog().tiers.values())):
-                try:
-                    await self.learn(tier, spec)
-                except StoreUnavailable:
-                    break
-                except Exception as bug:  # a rating that cannot be read must not stop the service
-                    self._context.telemetry.log(
-                        logging.ERROR,
-                        "Ratings could not be learned because of a bug; they are tried again.",
-                        bug,
-                        tier=tier.name,
-                    )
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await stopping.wait()
+        """Look until `stopping` is set."""
+        await look_repeatedly(self.look, stopping, LOOK_SECONDS, self._context.telemetry, "Learning from ratings")
+
+    async def look(self) -> None:
+        """Learn for every tier with a selector. A failure with one tier is logged and tried again."""
+        for tier, spec in selectors(list(self._context.catalog().tiers.values())):
+            try:
+                await self.learn(tier, spec)
+            except StoreUnavailable:
+                raise
+            except Exception as bug:  # a rating that cannot be read must not keep the other tiers from learning
+                self._context.telemetry.log(
+                    logging.ERROR,
+                    "Ratings could not be learned because of a bug; they are tried again.",
+                    bug,
+                    tier=tier.name,
+                )
 
     async def learn(self, tier: Tier, spec: SelectorSpec) -> None:
         """Follow the tier's posteriors, and work in what was rated since."""

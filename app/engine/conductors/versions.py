@@ -29,6 +29,7 @@ from app.core.pool.conductor_versions import (
 from app.core.pool.serving import TIER, objection, tier_in
 from app.core.records import copy_with, record
 from app.core.transparency.version_signatures import TrustedSigners
+from app.engine.periodic import look_repeatedly
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.store.protocol import Actor, ConductorVersions, Store
 from app.telemetry import Telemetry
@@ -97,11 +98,7 @@ class VersionReader:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Look until `stopping` is set."""
-        while not stopping.is_set():
-            await self.look()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await stopping.wait()
+        await look_repeatedly(self.look, stopping, LOOK_SECONDS, self._telemetry, "Reading the versions of conductors")
 
 
 @record(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import hashlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 import orjson
@@ -31,7 +30,7 @@ from app.engine.conductors.trials import (
 )
 from app.engine.conductors.versions import RequestedChange
 from app.engine.context import EngineContext, Leadership
-from app.errors import OursError
+from app.engine.periodic import look_repeatedly
 from app.store.protocol import PROCESS, Store
 
 EVERY_SECONDS = 60.0
@@ -138,19 +137,8 @@ class PromotionWatch:
         self._leadership = Leadership(context, CLAIM, CLAIM_SECONDS)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Look until `stopping` is set. A failure is logged and tried again."""
-        while not stopping.is_set():
-            try:
-                await self.look()
-            except OursError:
-                pass  # the database is away
-            except Exception as bug:
-                self._context.telemetry.log(
-                    logging.ERROR, "Promotions could not be watched because of a bug; it is tried again.", bug
-                )
-            with suppress(TimeoutError):
-                async with asyncio.timeout(EVERY_SECONDS):
-                    await stopping.wait()
+        """Look until `stopping` is set."""
+        await look_repeatedly(self.look, stopping, EVERY_SECONDS, self._context.telemetry, "The watch over promotions")
 
     async def look(self) -> None:
         """Judge each canary, and each recent promotion, once, unless another engine does."""

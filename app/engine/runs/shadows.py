@@ -17,7 +17,6 @@ nobody would answer the shadow's calls.
 import asyncio
 import hashlib
 import logging
-from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -37,6 +36,7 @@ from app.core.run.fold import state_of_admission
 from app.core.run.state import FALLBACK
 from app.engine.calls.step_request import task_of
 from app.engine.context import EngineContext, Leadership
+from app.engine.periodic import look_repeatedly
 from app.engine.runs import admission
 from app.engine.runs.admission import Order
 from app.engine.runs.registry import Drivers
@@ -75,19 +75,8 @@ class Shadows:
         """Shadows that were admitted here, and may be driven here still."""
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Look until `stopping` is set. A failure is logged and tried again."""
-        while not stopping.is_set():
-            try:
-                await self.look()
-            except OursError:
-                pass  # the database is away: the next look finds the same runs
-            except Exception as bug:
-                self._context.telemetry.log(
-                    logging.ERROR, "Shadows could not be started because of a bug; they are tried again.", bug
-                )
-            with suppress(TimeoutError):
-                async with asyncio.timeout(EVERY_SECONDS):
-                    await stopping.wait()
+        """Look until `stopping` is set. After an outage the next look finds the same runs."""
+        await look_repeatedly(self.look, stopping, EVERY_SECONDS, self._context.telemetry, "The start of shadows")
 
     async def look(self) -> None:
         """Look once at every tier that has a shadow, unless another engine does."""
