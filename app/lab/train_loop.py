@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from app.errors import ConfigInvalid
 from app.lab import prompt, reward, subtask_wording, teacher
 from app.lab.lessons import Lesson, draw_lesson
 from app.lab.outcome import outcome
@@ -63,6 +64,8 @@ class Recipe:
     """The number of times that a plan is carried out for its reward; 0 means its exact expectation."""
     remembered: str = ""
     """SHA-256 of the journaled runs that the warm start imitates in the place of drawn plans; empty: none."""
+    start: str = ""
+    """SHA-256 of the model that second rounds go on from; empty: random weights."""
 
 
 RECIPES: Mapping[str, Recipe] = {
@@ -135,6 +138,7 @@ class Trainer:
         """Return all that the next step depends on."""
         return {
             "recipe": asdict(self.recipe),
+            "reward_weights": asdict(self.weights),
             "step": self.step,
             "executed": self.executed,
             "weights": _detach_weights(self.conductor),
@@ -145,9 +149,11 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state. Raises ValueError if it is another recipe's."""
-        if state["recipe"] != asdict(self.recipe):
-            raise ValueError("the checkpoint was made by another recipe")
+        """Go on from a state. Raises `ConfigInvalid` if it is another recipe's or was rewarded otherwise."""
+        if (state["recipe"], state.get("reward_weights")) != (asdict(self.recipe), asdict(self.weights)):
+            raise ConfigInvalid(
+                ["--out: the folder holds a run of another recipe, seed, start or reward; name another folder"]
+            )
         self.step, self.executed = state["step"], state["executed"]
         self.conductor.load(state["weights"])
         self.averaged.load(state["averaged"])

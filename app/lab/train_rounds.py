@@ -301,7 +301,8 @@ def format_comparison(split: str, comparison: Mapping[str, Any]) -> str:
 
 
 def read_checkpoint(folder: Path) -> tuple[Recipe, Weights, Mapping[str, Tensor]]:
-    """Read the recipe, the reward weights and the model of a training run or of an export."""
+    """Read the recipe, the reward weights and the model of a training run or of an export; the recipe says that what
+    follows starts from that model."""
     try:
         card = json.loads((folder / "card.json").read_text())
         if (folder / "model.pt").is_file():
@@ -310,7 +311,7 @@ def read_checkpoint(folder: Path) -> tuple[Recipe, Weights, Mapping[str, Tensor]
             weights = resolve_name("app.lab.export").load_conductor(folder).weights
     except OSError as error:
         raise ConfigInvalid([f"--from: {error.filename}: {error.strerror}; `baton train` leaves one"]) from None
-    return Recipe(**card["recipe"]), Weights(**card["weights"]), weights
+    return Recipe(**{**card["recipe"], "start": card["model_sha256"]}), Weights(**card["weights"]), weights
 
 
 def run(options: Any, say: Callable[[str], None]) -> None:
@@ -333,11 +334,11 @@ def run(options: Any, say: Callable[[str], None]) -> None:
     (order.out / "report.txt").write_text("\n\n".join(paragraphs) + "\n")
     for table in paragraphs[1:]:
         say(f"\n{table}")
-    write_card(order.out, _card(order, trainer, Path(options.checkpoint), comparisons))
+    write_card(order.out, _card(order, trainer, comparisons))
 
 
-def _card(order: Order, trainer: Rounds, start: Path, comparisons: Mapping[Split, dict[str, Any]]) -> dict[str, Any]:
-    """Return the run's card; `start` is the folder of the checkpoint that it went on from."""
+def _card(order: Order, trainer: Rounds, comparisons: Mapping[Split, dict[str, Any]]) -> dict[str, Any]:
+    """Return the run's card."""
     tables = {}
     for split, comparison in comparisons.items():
         ahead = {name: asdict(advantage) for name, advantage in comparison["ahead"].items()}
@@ -346,7 +347,7 @@ def _card(order: Order, trainer: Rounds, start: Path, comparisons: Mapping[Split
         "caveat": CAVEAT,
         "backend": "builtin",
         "rounds": 2,
-        "from": json.loads((start / "card.json").read_text())["model_sha256"],
+        "from": order.recipe.start,
         "recipe": asdict(order.recipe),
         "weights": asdict(order.weights),
         "discount": DISCOUNT,

@@ -32,7 +32,7 @@ from app.lab.rollouts import Rollout  # noqa: E402
 from app.lab.train_imitation import Regressor  # noqa: E402
 from app.lab.train_loop import RECIPES, Recipe, Trainer, greedy, new_conductor  # noqa: E402
 from app.lab.train_model import Conductor, config  # noqa: E402
-from app.lab.world import Setting, Weights  # noqa: E402
+from app.lab.world import DEAR, Setting, Weights  # noqa: E402
 from tests.lab.test_journal_imitation import rollout  # noqa: E402
 from tests.lab.test_world import any_plan  # noqa: E402
 
@@ -121,8 +121,9 @@ def test_a_run_goes_on_where_it_was_interrupted() -> None:
     for name, tensor in whole.conductor.weights.items():
         assert torch.equal(tensor, parts[1].conductor.weights[name])
         assert torch.equal(whole.averaged.weights[name], parts[1].averaged.weights[name])
-    with pytest.raises(ValueError, match="another recipe"):
-        Trainer(Recipe(seed=9), Weights()).restore(parts[0].state())
+    for other in (Trainer(replace(TINY, seed=9), Weights()), Trainer(TINY, DEAR)):
+        with pytest.raises(ConfigInvalid, match="another recipe, seed, start or reward"):
+            other.restore(parts[0].state())
 
 
 @pytest.mark.timeout(180)
@@ -294,5 +295,5 @@ def test_a_run_from_the_journal_goes_on_with_policy_gradients_and_says_so(tmp_pa
     card = json.loads((tmp_path / "card.json").read_text())
     assert len(card["recipe"]["remembered"]) == 64
     assert card["plans_carried_out"] > 0, "by the policy gradients; the warm start carries out nothing"
-    with pytest.raises(ValueError, match="another recipe"):
+    with pytest.raises(ConfigInvalid, match="another recipe"):
         train.run(options, lines.append, journal_runs(runs=42))

@@ -115,6 +115,9 @@ def test_the_command_goes_on_from_a_folder_and_compares(tmp_path: Path) -> None:
     both = table["arms"][train_rounds.BOTH]
     assert table["ahead"]["reward"]["value"] == pytest.approx(both["reward"] - sum(worth) / 24)
     assert (tmp_path / "out" / "report.txt").read_text().count("two rounds are ahead of the checkpoint: reward") == 4
+    (tmp_path / "card.json").write_text(json.dumps(card | {"model_sha256": "1" * 64}))
+    with pytest.raises(ConfigInvalid, match="another recipe, seed, start or reward"):
+        train_rounds.run(options, lines.append)
     with pytest.raises(ConfigInvalid, match="--from"):
         train_rounds.run(Namespace(**{**vars(options), "checkpoint": str(tmp_path / "absent")}), lines.append)
     with pytest.raises(ConfigInvalid, match="--from"):
