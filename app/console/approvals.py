@@ -66,12 +66,12 @@ class Approvals:
         """Carry out a decision."""
         lists = await form_lists(request)
         path = f"{self._prefix}/{path_segment(request.path_params['run'])}"
+        decision = last_value(lists, "decision")
         body, faults = read_fields((MAX_USD, REPLACEMENTS), lists)
+        if decision == "refuse":  # for which neither of these counts
+            body, faults = {}, {}
         status = 400
         if not faults:
-            decision = last_value(lists, "decision")
-            if decision == "refuse":
-                body = {}
             body |= {"decision": decision, "digest": last_value(lists, "digest")}
             body["reason"] = last_value(lists, "reason").strip()
             headers = {}
@@ -106,9 +106,15 @@ class Approvals:
         faults: Mapping[str, str] | None = None,
         lists: Mapping[str, Sequence[str]] | None = None,
     ) -> Response:
+        """Return the page of a plan. `lists` are the fields of a decision that has to be corrected; who is shown
+        another plan by then has to choose anew."""
+        lists = lists or {}
         approval = await self._api.get(session, f"{self._prefix}/{path_segment(request.path_params['run'])}")
         me = await self._api.get(session, "/v1/me")
         workers = {step["worker"] for step in approval["plan"]["steps"]}
+        decision = ""
+        if last_value(lists, "digest") == approval["digest"]:
+            decision = last_value(lists, "decision")
         return self._pages.show(
             request,
             "approval.html",
@@ -118,7 +124,8 @@ class Approvals:
             is_own=approval["four_eyes"] and approval["key"] == me["id"],
             others=[name for name in approval["workers"] if name not in workers],
             faults=faults or {},
-            entries=lists or {},
+            entries=lists,
+            decision=decision,
             once=secrets.token_urlsafe(TOKEN_BYTES),
         )
 

@@ -76,10 +76,14 @@ async def test_exactly_what_was_shown_is_decided(runtime: Runtime, caller: httpx
             assert "Nothing was decided. What the run asks for now is shown below." in page_text(other.text)
             assert form["digest"] in other.text
             assert "Not on a Monday.</textarea>" in other.text
+            assert "checked" not in other.text, "another plan needs another decision"
             for amount in ("much", "1.0e999", "nan"):
                 wrong = form | {"decision": "approve", "max_usd": amount}
                 faulty = await client.post(f"/console/approvals/{run}", data=wrong, headers=SAME_ORIGIN)
                 assert (faulty.status_code, 'id="fault-max_usd">This must be a number.' in faulty.text) == (400, True)
+                assert 'value="approve" required checked' in faulty.text
+                assert "Not on a Monday.</textarea>" in faulty.text
+            form["max_usd"] = "much"  # which a refusal does not need
             for _ in range(2):  # a double click decides once
                 reply = await client.post(f"/console/approvals/{run}", data=form, headers=SAME_ORIGIN)
                 assert (reply.status_code, reply.headers["location"]) == (303, f"/console/approvals/{run}")
