@@ -9,13 +9,17 @@ import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from app.core.records import content_ref
+from app.core.run.events import Kind
 from app.errors import LegalHold, NotFound
 from app.store.protocol import USER_TAG, Actor, AdminEventQuery, ContentQuery, Hold, HoldScope, PruneQuery
-from app.store.rows import content
+from app.store.rows import content, end_users
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.runner import parse_url
-from tests.conformance.entries import Opener
+from app.store.sqlkit.sealing import place_of
+from tests.conformance.entries import SALT, Opener
 from tests.conformance.test_store_retention import admission, end_run, fill, find_rest_of, runs_selected
+from tests.harness.raw_facts import Raw
 from tests.harness.sealing import seal_all
 from tests.harness.waiting import PATIENCE_SECONDS
 
@@ -93,15 +97,29 @@ async def test_a_hold_on_a_user_of_one_tenant_leaves_the_same_name_of_another(st
     assert set(await store.find_holds_by_run(["mine", "theirs"])) == {"theirs"}
 
 
-async def test_encrypted_tasks_are_held_by_their_user(database: str) -> None:
-    master = bytes(32)
+async def test_encrypted_tasks_are_held_by_their_user(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read one after the other where they are large, and nothing else of these runs is."""
+    monkeypatch.setattr(end_users, "READ_BYTES", 1)
+    master, places = bytes(32), []
+    answer = b'{"messages": [], "user": "ann"}'
     async with (
         open_store(database, content_keys=[master]) as store,
         open_store(database, content_keys=[master]) as other,
     ):
-        await fill(store, [admission("mine"), admission("bob", "bob")])
+        mine, bob = admission("mine"), admission("bob", "bob")
+        task = Raw(Kind.ADMITTED, {"tier": "mini", "task": bob.contents[0][0]})
+        contents = (*bob.contents, (content_ref(SALT, answer), answer))
+        await fill(store, [mine, replace(bob, events=(task,), contents=contents)])
         await other.place_hold(hold("user", "ann"), by=CLERK)
-        assert await other.erase_contents(["mine", "bob"]) == 1
+
+        def decrypt(place: str, body: bytes) -> bytes | None:
+            places.append(place)
+            return store._decrypt(place, body)
+
+        runs = ["mine", "bob"]
+        assert await store._read(lambda conn: end_users.of_runs(conn, ["ann"], runs, decrypt)) == {"mine": {"ann"}}
+        assert sorted(places) == sorted(place_of(entry.run, entry.contents[0][0]) for entry in (mine, bob))
+        assert await other.erase_contents(runs) == 1
 
 
 async def test_a_hold_names_something_that_there_is(store: SqlStore) -> None:

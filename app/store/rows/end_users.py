@@ -1,10 +1,24 @@
 """The end users of runs, as far as the content of a run names them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, bindparam, false, func, or_, select, union_all
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Table,
+    and_,
+    bindparam,
+    false,
+    func,
+    or_,
+    select,
+    tuple_,
+    union_all,
+)
 from sqlalchemy.types import LargeBinary
 
 from app.core.message.chat import BEGINNING
@@ -15,30 +29,29 @@ IDENTIFIER = "safety_identifier"
 """The other name, apart from `user`, by which a request names its end user."""
 MOST_SOUGHT = 50
 """Most users whom the database itself looks for; for more, the tasks of all runs are read."""
+READ_BYTES = 4 * 2**20
+"""Most bytes of encrypted tasks that are read at a time, unless a single one has more."""
 
 
 def of_runs(conn: Connection, users: Collection[str], runs: Sequence[str], decrypt: Decrypt) -> dict[str, set[str]]:
     """Return the runs among these whose task names one of the users, each with those it names. Raises `UnknownKeys`.
 
     The database looks for the bytes in which `task_to_json` names a user, so that only likely bodies are read, and
-    all that are encrypted. The tags of users are not asked: processes of earlier releases wrote none. An output of a
-    worker may have the same fields; it names nobody, because the run's admission names another content as the task.
+    the tasks that are encrypted. The tags of users are not asked: processes of earlier releases wrote none. An
+    output of a worker may have the same fields; it names nobody, because the run's admission names another content
+    as the task.
     """
     if not users or not runs:
         return {}
     search = func.pg_catalog.position if conn.dialect.name == "postgresql" else func.instr
     patterns = _patterns(users)
 
-    def mentions(body: ColumnElement[bytes]) -> ColumnElement[bool]:
-        is_encrypted = func.substr(body, 1, len(MAGIC)) == bindparam(None, MAGIC, LargeBinary)
-        return or_(is_encrypted, *[search(body, bindparam(None, pattern, LargeBinary)) > 0 for pattern in patterns])
+    def mentions(table: Table) -> ColumnElement[bool]:
+        found = [search(table.c.body, bindparam(None, pattern, LargeBinary)) > 0 for pattern in patterns]
+        return and_(table.c.run.in_(runs), or_(*found))
 
-    whole, part = CONTENTS.c, SHARED_CONTENTS.c
-    likely = select(whole.run, whole.ref, whole.body, false(), false()).where(whole.run.in_(runs), mentions(whole.body))
-    has_parts = part.head.is_not(None), part.tail.is_not(None)
-    in_parts = select(part.run, part.ref, part.body, *has_parts).where(part.run.in_(runs), mentions(part.body))
     users_by_content: dict[tuple[str, str], set[str]] = {}
-    for run, ref, stored_body, *has in conn.execute(union_all(likely, in_parts)):
+    for run, ref, stored_body, *has in chain(_read(conn, mentions), _encrypted_tasks(conn, runs)):
         body = decrypt(place_of(run, ref), bytes(stored_body))
         if body is None:
             continue
@@ -47,6 +60,43 @@ def of_runs(conn: Connection, users: Collection[str], runs: Sequence[str], decry
             users_by_content[run, ref] = named_users
     tasks = _tasks_of_runs(conn, {run for run, _ in users_by_content})
     return {run: names for (run, ref), names in users_by_content.items() if tasks.get(run, ref) == ref}
+
+
+def _read(conn: Connection, chosen: Callable[[Table], ColumnElement[bool]]) -> Iterator[Any]:
+    """Return the chosen contents: run, ref, body, and whether its beginning and its end are stored apart."""
+    whole, part = CONTENTS.c, SHARED_CONTENTS.c
+    as_a_whole = select(whole.run, whole.ref, whole.body, false(), false()).where(chosen(CONTENTS))
+    has_parts = part.head.is_not(None), part.tail.is_not(None)
+    in_parts = select(part.run, part.ref, part.body, *has_parts).where(chosen(SHARED_CONTENTS))
+    return iter(conn.execute(union_all(as_a_whole, in_parts)))
+
+
+def _encrypted_tasks(conn: Connection, runs: Sequence[str]) -> Iterator[Any]:
+    """Yield the tasks of these runs that are encrypted, as `_read` does, at most `READ_BYTES` of them at a time."""
+    sizes: dict[tuple[str, str], int] = {}
+    for table in (CONTENTS, SHARED_CONTENTS):
+        row = table.c
+        is_encrypted = func.substr(row.body, 1, len(MAGIC)) == bindparam(None, MAGIC, LargeBinary)
+        query = select(row.run, row.ref, func.length(row.body)).where(row.run.in_(runs), is_encrypted)
+        for run, ref, size in conn.execute(query):
+            sizes[run, ref] = size
+    tasks = _tasks_of_runs(conn, {run for run, _ in sizes})
+    group: list[tuple[str, str]] = []
+    bytes_left = READ_BYTES
+    for (run, ref), size in sizes.items():
+        if tasks.get(run, ref) != ref:
+            continue
+        if group and size > bytes_left:
+            yield from _read(conn, partial(_is_among, group))
+            group, bytes_left = [], READ_BYTES
+        group.append((run, ref))
+        bytes_left -= size
+    if group:
+        yield from _read(conn, partial(_is_among, group))
+
+
+def _is_among(pairs: Collection[tuple[str, str]], table: Table) -> ColumnElement[bool]:
+    return tuple_(table.c.run, table.c.ref).in_(pairs)
 
 
 def _tasks_of_runs(conn: Connection, runs: Collection[str]) -> dict[str, str]:
