@@ -274,6 +274,8 @@ class Frontdoor:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Route the request; whatever is raised becomes a reply, unless one has begun."""
         try:
+            if "\0" in scope["path"]:  # Postgres would refuse it as a part of a name
+                raise HTTPException(404)
             await self._app(scope, receive, send)
         except ClientDisconnect:
             scope["baton.status"] = CLIENT_CLOSED

@@ -111,6 +111,10 @@ async def test_lists_are_read_page_by_page(store: Store) -> None:
     assert [row.id for row in await store.keys()] == ["k5", "k4", "k3", "k2", "k1", "k0"]
     assert [row.id for row in await store.keys(KeyQuery(after="k4", limit=2))] == ["k3", "k2"]
     assert [row.id for row in await store.keys(KeyQuery("b", in_force=True, now=1.0, after="k5", limit=2))] == ["k3"]
+    in_force = KeyQuery("b", in_force=True, now=1.0, after="k1")
+    assert [row.id for row in await store.keys(replace(in_force, in_force=None, after="k3"))] == ["k1"]
+    assert await store.keys(in_force) == (), "k1 was revoked after it had been read"
+    assert await store.holds(HoldQuery("b", in_force=True, after="h1")) == ()
     assert [row.id for row in await store.keys(KeyQuery("b", name="n3"))] == ["k3"]
     assert [row.id for row in await store.keys(KeyQuery(in_force=False))] == ["k1"]
     assert [hold.id for hold in await store.holds(HoldQuery("b", in_force=True, after="h5"))] == ["h3"]

@@ -237,6 +237,8 @@ async def test_lists_go_on_behind_what_was_seen(admin: AdminStandIn) -> None:
             assert (first["has_more"], rest["has_more"], rest["next"]) == (True, False, None)
             assert len(whole) == 5
         assert await assert_refused(client, "GET", "/keys?after=none") == (400, "invalid_value")
+        assert await assert_refused(client, "GET", "/holds?in_force=yes") == (400, "invalid_value")
+        assert await assert_refused(client, "GET", "/keys/a%00b") == (404, "unknown_url"), "no database is asked"
         assert (await call_admin(client, "GET", "/changes?tenant=other"))["data"] == []
 
 

@@ -221,7 +221,7 @@ class HoldFilters(Parameters):
 
     tenant: Text | None = None
     """Holds on runs of this tenant."""
-    in_force: bool | None = None
+    in_force: Truth | None = None
     """False: those that were released; true: the others."""
     limit: Limit = PAGE
     """The most holds of a page."""

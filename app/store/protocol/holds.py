@@ -59,7 +59,7 @@ class Holds(Protocol):
         ...
 
     async def holds(self, query: HoldQuery = EVERY_HOLD) -> tuple[Hold, ...]:
-        """Return the holds that a query chooses, the newest first. Raises `NotFound` if it chooses no hold `after`."""
+        """Return the holds of a query, the newest first. Raises `NotFound` if its tenant has no hold `after`."""
         ...
 
     async def find_holds_by_run(self, runs: Sequence[str]) -> Mapping[str, str]:

@@ -71,7 +71,7 @@ class Keys(Protocol):
         ...
 
     async def keys(self, query: KeyQuery = EVERY_KEY) -> tuple[KeyRow, ...]:
-        """Return the keys that a query chooses, the newest first. Raises `NotFound` if it chooses no key `after`."""
+        """Return the keys of a query, the newest first. Raises `NotFound` if its tenant has no key `after`."""
         ...
 
     async def add_key(self, row: KeyRow, *, by: Actor = PROCESS) -> bool:

@@ -83,15 +83,14 @@ def _fields(hold: Hold) -> dict[str, Any]:
 
 
 def page(conn: Connection, query: HoldQuery) -> tuple[Hold, ...]:
-    """Return the holds that a query chooses, the newest first. Raises `NotFound` if it chooses no hold `after`."""
-    conditions: list[ColumnElement[bool]] = []
-    if query.tenant is not None:
-        conditions.append(HOLD.tenant == query.tenant)
+    """Return the holds of a query, the newest first. Raises `NotFound` if its tenant has no hold `after`."""
+    of_tenant = [] if query.tenant is None else [HOLD.tenant == query.tenant]
+    conditions: list[ColumnElement[bool]] = [*of_tenant]
     if query.in_force is not None:
         conditions.append(IN_FORCE if query.in_force else ~IN_FORCE)
     statement = select(HOLDS).where(*conditions).order_by(HOLD.placed_at.desc(), HOLD.id.desc()).limit(query.limit)
     if query.after is not None:
-        statement = statement.where(follows(conn, HOLD.placed_at, HOLD.id, query.after, conditions))
+        statement = statement.where(follows(conn, HOLD.placed_at, HOLD.id, query.after, of_tenant))
     return tuple([Hold(**row._mapping) for row in conn.execute(statement)])
 
 

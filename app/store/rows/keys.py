@@ -26,11 +26,10 @@ def find(conn: Connection, public_id: str) -> KeyRow | None:
 
 
 def page(conn: Connection, query: KeyQuery) -> tuple[KeyRow, ...]:
-    """Return the keys that a query chooses, the newest first. Raises `NotFound` if it chooses no key `after`."""
+    """Return the keys of a query, the newest first. Raises `NotFound` if its tenant has no key `after`."""
     key = KEYS.c
-    conditions: list[ColumnElement[bool]] = []
-    if query.tenant is not None:
-        conditions.append(key.tenant == query.tenant)
+    of_tenant = [] if query.tenant is None else [key.tenant == query.tenant]
+    conditions: list[ColumnElement[bool]] = [*of_tenant]
     if query.name is not None:
         conditions.append(key.name == query.name)
     if query.ids is not None:
@@ -44,7 +43,7 @@ def page(conn: Connection, query: KeyQuery) -> tuple[KeyRow, ...]:
         conditions.append(is_accepted)
     statement = select(KEYS).where(*conditions).order_by(key.created_at.desc(), key.id.desc()).limit(query.limit)
     if query.after is not None:
-        statement = statement.where(follows(conn, key.created_at, key.id, query.after, conditions))
+        statement = statement.where(follows(conn, key.created_at, key.id, query.after, of_tenant))
     return tuple([_key(row._mapping) for row in conn.execute(statement)])
 
 
