@@ -95,6 +95,7 @@ async def test_words_of_callers_need_the_scope_for_content(gateway: GatewayStand
         ("by=metadata.", "by"),
         ("success=canary", "success"),
         ("threshold=2", "threshold"),
+        ("threshold=canary", "threshold"),
         ("threshold=nan", "threshold"),
         ("time_zone=canary", "time_zone"),
         ("time_zone=../etc", "time_zone"),
@@ -109,4 +110,5 @@ async def test_a_bad_query_is_a_400_that_names_the_parameter(
     async with gateway.client(key) as client:
         error: dict[str, Any] = (await got(client, query, 400)).json()["error"]
     assert error["param"] == param
+    assert "must be" in error["message"]
     assert "canary" not in error["message"]

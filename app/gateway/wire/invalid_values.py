@@ -12,6 +12,7 @@ TYPES: Final[Mapping[str, str]] = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
+    "float_parsing": "a number",
     "bool_type": "true or false",
     "list_type": "a list",
     "dict_type": "an object",
