@@ -220,6 +220,13 @@ async def test_input_items_come_in_pages(client: httpx.AsyncClient) -> None:
         assert (await client.get(path, params=query)).status_code == 400
 
 
+async def test_a_request_that_adds_no_message_has_no_input_items(client: httpx.AsyncClient) -> None:
+    first = await create_response(client, input="Hi.")
+    reasoning = {"type": "reasoning", "id": "rs_1", "summary": []}
+    second = await create_response(client, input=[reasoning], previous_response_id=first["id"])
+    assert (await client.get(f"/v1/responses/{second['id']}/input_items")).json()["data"] == []
+
+
 async def test_input_items_have_the_images_of_an_output(stub: ProviderStub, tmp_path: Path) -> None:
     pool = pool_text(stub).replace("tools = true", 'tools = true\nmodalities = ["text", "image"]')
     image = {"type": "input_image", "image_url": "https://example.com/a.png", "detail": "auto"}
@@ -418,6 +425,8 @@ async def test_a_stream_is_taken_up_only_where_it_was(client: httpx.AsyncClient)
         ({"metadata": {"k": "v" * 513}}, (400, "metadata")),
         ({"metadata": {"k": 1}}, (400, "metadata")),
         ({"input": []}, (400, "input")),
+        ({"input": [{"role": "user", "content": []}], "instructions": "Be brief."}, (400, "input")),
+        ({"input": [{"type": "reasoning", "id": "rs_1", "summary": []}]}, (400, "input")),
         ({"input": [{"role": "robot", "content": "Hi"}]}, (400, "input[0].role")),
         ({"input": [{"type": "item_reference", "id": f"msg_run_{'0' * 31}"}]}, (404, "input[0].id")),
         ({"input": [{"type": "item_reference", "id": f"msg_{n}"} for n in range(129)]}, (400, "input")),

@@ -40,7 +40,8 @@ async def _messages_of_request(store: ContentReads, subject: Subject) -> list[Me
     turn = subject.state.turn.number
     if turn:
         return await read_exchange(store, subject.state, turn - 1)
-    return list(subject.task.messages[-subject.state.turn.wire["given"] :])
+    messages = subject.task.messages
+    return list(messages[len(messages) - subject.state.turn.wire["given"] :])
 
 
 def _items(subject: Subject, place: int, message: Message, kinds: Mapping[str, Kind]) -> Iterator[dict[str, Any]]:

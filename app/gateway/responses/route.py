@@ -322,7 +322,13 @@ def _order(
 def _task(response_request: ResponsesRequest, before: StoredResponse | None) -> Task:
     """Return the task of a request, with the conversation and the tools on offer that the response before leaves."""
     if before is None:
-        return task_of(response_request, ())
+        task = task_of(response_request, ())
+        asked = task.messages[1:] if response_request.instructions else task.messages
+        if not any(message.parts or message.calls for message in asked):
+            raise InvalidRequest(
+                "Invalid value for 'input': at least one of its items must have content.", param="input"
+            )
+        return task
     calls = before.end.calls if before.end is not None else ()
     return task_of(response_request, before.messages, tools_loaded_after(before.subject.turn_task.toolbox, calls))
 
