@@ -124,9 +124,9 @@ async def test_encrypted_tasks_are_held_by_their_user(database: str, monkeypatch
 
 async def test_a_hold_names_something_that_there_is(store: SqlStore) -> None:
     await add_runs(store)
-    for scope, name in (("run", "none"), ("tenant", "nobody"), ("key", "none")):
+    for placed in (hold("run", "none"), hold("tenant", "nobody"), hold("key", "none"), hold("user", "ann", "nobody")):
         with pytest.raises(NotFound):
-            await store.place_hold(hold(scope, name), by=CLERK)  # type: ignore[arg-type]
+            await store.place_hold(placed, by=CLERK)
     with pytest.raises(NotFound):
         await store.release_hold("none", 1.0)
     assert await store.holds() == ()

@@ -49,13 +49,14 @@ def place(conn: Connection, hold: Hold, by: Actor) -> Hold:
 
 def _tenant(conn: Connection, hold: Hold) -> str:
     """Return the tenant whose runs a hold covers; empty for a user's in every tenant. Raises `NotFound`."""
-    if hold.scope == "user":
-        return hold.tenant
-    if hold.scope == "tenant":
+    if hold.scope == "user" and not hold.tenant:
+        return ""
+    if hold.scope in ("user", "tenant"):
+        tenant_name = hold.tenant if hold.scope == "user" else hold.name
         tables = (select(TENANTS.c.name), TENANTS.c.name), (select(KEYS.c.id), KEYS.c.tenant)
         for query, column in (*tables, (select(RUNS.c.id), RUNS.c.tenant)):
-            if conn.execute(query.where(column == hold.name).limit(1)).first() is not None:
-                return hold.name
+            if conn.execute(query.where(column == tenant_name).limit(1)).first() is not None:
+                return tenant_name
         raise NotFound("There is no tenant of this name.")
     table = RUNS if hold.scope == "run" else KEYS
     tenant: str | None = conn.execute(select(table.c.tenant).where(table.c.id == hold.name)).scalar_one_or_none()
