@@ -147,11 +147,15 @@ async def test_a_request_that_is_not_valid_names_its_field(admin: AdminStandIn) 
         ({}, "name"),
         ({"name": "x", "expires_in": 0}, "expires_in"),
         ({"name": "x", "secret": "s"}, "secret"),
+        ({"name": "x", "usd": 1e-7}, "usd"),  # less than a micro-dollar: no run could be paid
+        ({"name": "x", "labels": [f"label-{number}" for number in range(65)]}, "labels"),
+        ({"name": "x", "labels": "phi"}, "labels"),
     )
     async with admin.client(await admin.add_key("boss")) as client:
         for body, param in wrong:
             reply = await client.post("/admin/v1/keys", json=body)
             assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), body
+    assert "it must be a list, not a string" in reply.json()["error"]["message"]
 
 
 async def test_nobody_gains_rights_by_making_or_rotating_keys(admin: AdminStandIn) -> None:

@@ -20,7 +20,7 @@ MONTHS_SECONDS = 92 * 86_400
 Role = Literal["owner", "operator", "auditor", "developer", "caller"]
 EntryName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@ -]{0,127}$")]
 TenantName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@-]{0,127}$")]
-Dollars = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
+Dollars = Annotated[float, Field(ge=0.000001, le=1_000_000, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Seconds = Annotated[int, Field(ge=0, le=10 * 366 * 86_400)]
 PoolText = Annotated[str, StringConstraints(min_length=1, max_length=1 << 20)]
@@ -39,7 +39,7 @@ class KeyRequest(WireModel):
     """Without roles and scopes the key is a `caller`."""
     tiers: tuple[str, ...] = ()
     """Tiers that it may use; every tier if it is left out."""
-    labels: tuple[Label, ...] = ()
+    labels: Annotated[tuple[Label, ...], Field(max_length=64)] = ()
     """Labels that are put on each of its tasks."""
     usd: Dollars | None = None
     """The most that one run may cost, in dollars."""

@@ -15,6 +15,7 @@ TYPES: Final[Mapping[str, str]] = {
     "float_parsing": "a number",
     "bool_type": "true or false",
     "list_type": "a list",
+    "tuple_type": "a list",
     "dict_type": "an object",
     "model_type": "an object",
     "model_attributes_type": "an object",
