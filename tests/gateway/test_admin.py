@@ -393,6 +393,9 @@ async def test_a_version_is_promoted_and_rolled_back_by_its_author(admin: AdminS
                 409,
                 "change_refused",
             )
+        assert (await call_admin(client, "GET", "/conductors/alpha/evidence?version=v1"))["version"] == "v1"
+        unknown = await assert_refused(client, "GET", "/conductors/alpha/evidence?version=v2")
+        assert unknown == (400, "invalid_value"), "nothing would seem to speak against it"
         assert (await call_admin(client, "POST", "/conductors/alpha/promote", **promote))["live"] == "v1"
         assert await assert_refused(client, "POST", "/conductors/beta/promote", **promote) == (404, "not_found")
         admin.served.clear()  # rolling back must be possible while the server is away
@@ -420,6 +423,8 @@ async def test_a_subject_is_put_in_a_tiers_place_and_rolled_back_by_its_author(a
         assert await assert_refused(client, "POST", "/tiers/baton-none/promote", **promote) == (404, "not_found")
         evidence = await call_admin(client, "GET", "/tiers/baton-mini/evidence?subject=beta")
         assert (evidence["subject"], evidence["tiers"]) == ("worker beta", [])
+        mistyped = await assert_refused(client, "GET", "/tiers/baton-mini/evidence?subject=bata")
+        assert mistyped == (400, "invalid_value"), "nothing would seem to speak against it"
         listed = {row["name"]: row for row in (await call_admin(client, "GET", "/tiers"))["data"]}
         assert (listed["baton-mini"]["live"], listed["baton-mini"]["missing"]) == ("worker beta", [])
         assert (await call_admin(client, "POST", "/tiers/baton-mini/rollback"))["live"] == ""

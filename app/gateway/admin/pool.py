@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from app.core.pool.catalog import Catalog, Worker
 from app.core.pool.conductor_versions import ChangeKind, VersionsInForce, versions_in_force
-from app.core.pool.serving import TIER, subject_named
+from app.core.pool.serving import TIER, objection, subject_named
 from app.engine.conductors import versions, watch
-from app.errors import ConfigInvalid, Conflict, NotFound
+from app.errors import ConfigInvalid, Conflict, InvalidRequest, NotFound
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext
 from app.gateway.admin.requests import (
@@ -133,6 +133,10 @@ def _add_conductor_routes(router: APIRouter, context: AdminContext, keys: Keys) 
         gateway = context.gateway
         if conductor not in versions.conductor_names(gateway.catalog()):
             raise NotFound("No tier of the pool file has this conductor.")
+        in_force = versions_in_force(await gateway.store.changes()).get(conductor, VersionsInForce())
+        if filters.version not in in_force.loaded:
+            words = "It is no version that is loaded; GET /admin/v1/conductors lists them."
+            raise InvalidRequest(words, param="version", code="invalid_value")
         tiers = await _judge_tiers(gateway, versions.RequestedChange(conductor, "promoted", filters.version))
         return json_reply(
             {"object": "conductor.evidence", "name": conductor, "version": filters.version, "tiers": tiers}
@@ -175,6 +179,8 @@ def _add_tier_routes(router: APIRouter, context: AdminContext, keys: Keys) -> No
         catalog = context.gateway.catalog()
         _check_tier(catalog, tier)
         subject = subject_named(catalog, filters.subject)
+        if reason := objection(catalog, tier, subject):
+            raise InvalidRequest(f"It cannot serve this tier: {reason}.", param="subject", code="invalid_value")
         tiers = await _judge_tiers(context.gateway, versions.RequestedChange(f"{TIER}{tier}", "promoted", subject))
         return json_reply({"object": "tier.evidence", "name": tier, "subject": subject, "tiers": tiers})
 
