@@ -57,6 +57,17 @@ def test_every_operation_is_named_explained_and_typed(document: dict[str, Any]) 
                 assert data_of_events(content)["$ref"], path
 
 
+def test_whatever_may_be_absent_of_a_body_may_be_null(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    bodies = [name for name in schemas if name.endswith("Request")]
+    assert len(bodies) > 10
+    for name in bodies:
+        validator = Draft202012Validator({"components": document["components"], **schemas[name]})
+        for field in schemas[name].get("properties", {}):
+            is_refused = any(error.path for error in validator.iter_errors({field: None}))
+            assert is_refused == (field in schemas[name].get("required", ())), (name, field)
+
+
 def data_of_events(content: dict[str, Any]) -> dict[str, Any]:
     """The schema of the JSON that a stream's events bring."""
     data = content["itemSchema"]["properties"]["data"]

@@ -122,11 +122,26 @@ def body(name: str, *, example: Mapping[str, Any] | None = None, required: bool 
 
 
 def request_schema(model: type[BaseModel], name: str) -> dict[str, Any]:
-    """Return a request model's JSON schema. Its definitions are named `<name>.<class>`: wire formats share names of
-    parts."""
+    """Return a request model's JSON schema, in which whatever may be absent may be null, because that is how bodies are
+    read. Its definitions are named `<name>.<class>`: wire formats share names of parts."""
     schema = model.model_json_schema(ref_template=REFERENCE + name + ".{model}")
     definitions = schema.pop("$defs", {})
+    for field, described in schema.get("properties", {}).items():
+        if field not in schema.get("required", ()):
+            schema["properties"][field] = allow_null(described)
     return {**schema, "$defs": {f"{name}.{key}": value for key, value in definitions.items()}}
+
+
+def allow_null(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a field's schema with null as one more value."""
+    if "enum" in schema and "type" not in schema:
+        return {**schema, "enum": [*schema["enum"], None]}
+    choices = list(schema.get("anyOf", ()))
+    if {"type": "null"} in choices:
+        return dict(schema)
+    outer = {key: schema[key] for key in ("title", "default", "description") if key in schema}
+    inner = {key: value for key, value in schema.items() if key not in outer}
+    return {**outer, "anyOf": [*(choices or [inner]), {"type": "null"}]}
 
 
 def event_schema(events: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from app.gateway.openapi.operations import request_schema
+from app.gateway.openapi.operations import allow_null, request_schema
 from app.gateway.wire.parameters import Parameter
 
 
@@ -20,10 +20,10 @@ def build_schema(
     properties: dict[str, Any] = {}
     for field, row in decisions.items():
         if row.decision == "refused":
-            schema = {"enum": list(row.neutral)}
+            schema = allow_null({"enum": list(row.neutral)})
         else:
             schema = _forbid_other_keys(read["properties"][field])
-        properties[field] = (schema if field in required else _allow_null(schema)) | {"description": row.note}
+        properties[field] = schema | {"description": row.note}
     return {
         "type": "object",
         "properties": properties,
@@ -37,15 +37,6 @@ def _forbid_other_keys(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A map whose keys follow a pattern has no others."""
     if "patternProperties" in schema:
         return {**schema, "additionalProperties": False}
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [_forbid_other_keys(choice) for choice in schema["anyOf"]]}
     return dict(schema)
-
-
-def _allow_null(schema: Mapping[str, Any]) -> dict[str, Any]:
-    if "enum" in schema:
-        return {**schema, "enum": [*schema["enum"], None]}
-    choices = list(schema.get("anyOf", ()))
-    if {"type": "null"} in choices:
-        return dict(schema)
-    outer = {key: schema[key] for key in ("title", "default") if key in schema}
-    inner = {key: value for key, value in schema.items() if key not in outer}
-    return {**outer, "anyOf": [*(choices or [inner]), {"type": "null"}]}
