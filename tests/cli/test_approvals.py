@@ -43,3 +43,7 @@ def test_a_plan_is_shown_and_decided_on_at_the_command_line(tmp_path: Path) -> N
     assert json.loads(refusal.out)["decision"]["reason"] == "No."
     assert "refused" in baton(tmp_path, "approvals", "ls", "--decided").out
     assert json.loads(baton(tmp_path, "approvals", "ls", "--json").out) == []
+    watched = " ".join(baton(tmp_path, "runs", "watch", run).out.split())
+    question = r"run.awaiting_approval proposal 0, because of tier: alpha, for at most \$0\.\d+, until [-:\d ]+ UTC"
+    assert re.search(question, watched)
+    assert "run.refused proposal 0, by command:" in watched

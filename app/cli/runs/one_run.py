@@ -26,8 +26,13 @@ from app.core.run.events import (
     PlanRejected,
     PlanStep,
     RunAdmitted,
+    RunApprovalExpired,
+    RunApproved,
+    RunAwaitingApproval,
     RunAwaitingTool,
+    RunCancelAsked,
     RunEnd,
+    RunRefused,
     RunResumed,
     RunSucceeded,
     StepAwaitingTool,
@@ -205,14 +210,16 @@ def _event(event: Event) -> dict[str, Any]:
 def _event_in_words(event: Event) -> str:
     """Return one event in words."""
     fact = event.fact
-    detail = _run_detail(fact) or _plan_detail(fact) or _step_detail(fact)
-    return terminal.clean(f"{event.kind.value:<18} {detail}")
+    detail = _run_detail(fact) or _approval_detail(fact) or _plan_detail(fact) or _step_detail(fact)
+    return terminal.clean(f"{event.kind.value:<21} {detail}")
 
 
 def _run_detail(fact: Fact) -> str:
     match fact:
         case RunAdmitted():
             return f"{fact.conductor} conductor, pool {', '.join(fact.pool)}"
+        case RunCancelAsked():
+            return f"by {fact.by}"
         case RunAwaitingTool():
             return f"turn {fact.turn}, until {terminal.moment(fact.until)}"
         case RunResumed():
@@ -221,6 +228,24 @@ def _run_detail(fact: Fact) -> str:
             return terminal.dollars(fact.usd)
         case RunEnd():
             return fact.error
+        case _:
+            return ""
+
+
+def _approval_detail(fact: Fact) -> str:
+    match fact:
+        case RunAwaitingApproval():
+            price = "at an unknown price" if fact.price is None else f"for at most {terminal.dollars(fact.price)}"
+            reasons = ", ".join(fact.reasons)
+            workers = ", ".join(fact.discloses)
+            until = terminal.moment(fact.until)
+            return f"proposal {fact.proposal}, because of {reasons}: {workers}, {price}, until {until}"
+        case RunApproved():
+            return f"proposal {fact.proposal}, by {fact.by}, for at most {terminal.dollars(fact.max_usd)} in all"
+        case RunRefused():
+            return f"proposal {fact.proposal}, by {fact.by}"
+        case RunApprovalExpired():
+            return f"proposal {fact.proposal}: nobody has decided in time"
         case _:
             return ""
 
@@ -235,7 +260,7 @@ def _plan_detail(fact: Fact) -> str:
             return f"step {fact.n}: {fact.worker}, sees {run_words.sees(fact.access.as_list())}"
         case PlanAccepted():
             if fact.steps:
-                return f"{fact.topology}, {fact.steps} steps"
+                return f"{fact.topology}, {terminal.count(fact.steps, 'step')}"
             return run_words.ANSWER_ACCEPTED
         case PlanRejected():
             return "; ".join(fact.reasons)
