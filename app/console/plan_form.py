@@ -20,7 +20,7 @@ Step = Mapping[str, Any]
 NEW_STEP: Final = "new"
 PARAM: Final = re.compile(r"plan\.steps\[(\d+)\]\.(worker|subtask|access|tools)")
 PLACE_CHARS: Final = 4
-COMPARED_WORDS: Final = 2_000
+COMPARED_WORDS: Final = 1_000
 """The longest instruction, in words, whose changes are shown word by word."""
 
 
@@ -303,7 +303,9 @@ def compare_texts(first: str, second: str) -> tuple[Piece, ...]:
     if max(len(old), len(new)) > COMPARED_WORDS:
         return (Piece("gone", first), Piece("new", second))
     pieces: list[Piece] = []
-    for kind, start, end, begin, stop in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+    # Words that are all over a long text begin no match, as is the default: each of their places would be tried, for a
+    # minute in which the process answers nobody.
+    for kind, start, end, begin, stop in SequenceMatcher(None, old, new).get_opcodes():
         if kind == "equal":
             pieces.append(Piece("same", "".join(new[begin:stop])))
             continue

@@ -1,5 +1,6 @@
 """Plans in the console: previewed, edited by revisions, compared, and run as they were shown."""
 
+import time
 from collections.abc import AsyncIterator
 from html.parser import HTMLParser
 from typing import Any
@@ -184,3 +185,21 @@ def test_steps_are_compared_wherever_they_stand() -> None:
 
 def step(worker: str, subtask: str, *access: str | int) -> dict[str, Any]:
     return {"worker": worker, "subtask": subtask, "access": list(access)}
+
+
+def test_long_instructions_are_compared_in_a_moment() -> None:
+    before, after = ({"worker": "alpha", "subtask": f"a {last} " * 500, "access": ["user"]} for last in "bc")
+    begin = time.process_time()
+    (difference,) = differences([before], [after])
+    assert time.process_time() - begin < 1
+    for other_kind, revision in (("new", before), ("gone", after)):
+        texts = [piece.text for piece in difference.instruction if piece.kind != other_kind]
+        assert "".join(texts) == revision["subtask"]
+
+
+def test_a_word_that_was_changed_in_a_long_instruction_is_marked_alone() -> None:
+    words = [f"w{n % 90}" for n in range(900)]
+    before, after = ({"worker": "alpha", "subtask": " ".join(words), "access": []} for words[450] in ("old", "new"))
+    (difference,) = differences([before], [after])
+    changed = [(piece.kind, piece.text.strip()) for piece in difference.instruction if piece.kind != "same"]
+    assert changed == [("gone", "old"), ("new", "new")]
