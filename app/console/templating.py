@@ -55,6 +55,7 @@ def environment() -> jinja2.Environment:
         "seconds": seconds,
         "percent": percent,
         "when": when,
+        "moment": moment,
         "plain": plain,
         "brief": brief,
         "source": source,
@@ -123,13 +124,20 @@ def when(moment: float | str | None) -> str:
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
+def moment(at: float | str | None) -> str:
+    """Return a time as `when` does, with its zone: for texts above which no column says it."""
+    if at is None:
+        return NOTHING
+    return f"{when(at)} UTC"
+
+
 def describe_erasure(erasure: Mapping[str, Any] | None) -> str:
     """Return the words that say when a run's content was erased, and by what."""
     if erasure is None:
         return "erased just now"  # after the run was read for this page
     if erasure["at"] is None:
         return "erased by an earlier release, which noted no time"
-    return f"erased on {when(erasure['at'])} UTC {ERASURE_CAUSES[erasure['by']]}"
+    return f"erased on {moment(erasure['at'])} {ERASURE_CAUSES[erasure['by']]}"
 
 
 def plain(text: object) -> str:

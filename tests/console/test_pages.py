@@ -78,6 +78,15 @@ def test_a_template_escapes_everything_and_has_no_code_in_attributes(path: Path)
     assert not re.search(r'(?:src|href|action)="(?:https?:)?//', text)
 
 
+@pytest.mark.parametrize("path", EVERY_TEMPLATE, ids=lambda path: path.name)
+def test_a_time_says_its_zone_unless_it_fills_a_cell_whose_column_says_it(path: Path) -> None:
+    source = path.read_text()
+    cells = re.findall(r"<t[dh][^>]*>\{\{ [\w.]+\|when \}\}</t[dh]>", source)
+    assert source.count("|when") == len(cells)
+    if cells:
+        assert "(UTC)" in source
+
+
 @pytest.mark.parametrize(
     ("text", "visible_text"),
     [

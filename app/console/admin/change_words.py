@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from app.console.templating import NOTHING, usd, when
+from app.console.templating import NOTHING, moment, usd
 from app.core.pool.catalog import MILLION
 
 Fields = Mapping[str, Any]
@@ -119,5 +119,5 @@ def _value(name: str, value: Any) -> str:
     if name in SHARES:
         return f"{value * 100:g} %"
     if name.endswith(("_at", "_until")):
-        return f"{when(value)} UTC"
+        return moment(value)
     return str(value)

@@ -9,7 +9,7 @@ from starlette.routing import Route
 from app.console import forms
 from app.console.admin.sections import API, Administration, Cell, ListPage, Person, Table, at, next_page_address, query
 from app.console.api import Session, path_segment
-from app.console.templating import when
+from app.console.templating import moment, when
 
 FILTERS: Final = (
     forms.Field("tenant", "Tenant"),
@@ -68,7 +68,7 @@ def _row(hold: dict[str, Any], person: Person) -> list[Cell]:
     state = Cell("in force", kind="state")
     links: list[tuple[str, str]] = []
     if not hold["in_force"]:
-        state = Cell(f"released {when(hold['released_at'])} by {hold['released_by']}")
+        state = Cell(f"released {moment(hold['released_at'])} by {hold['released_by']}")
     elif person.may("holds:write"):
         links.append(("Release", at("holds", hold["id"], "release")))
     return [

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from app.console import forms
 from app.console.admin.sections import API, Administration, Cell, ListPage, Person, Table, at
 from app.console.api import ApiError, Session, path_segment
-from app.console.templating import NOTHING, count, percent, usd, when
+from app.console.templating import NOTHING, count, moment, percent, usd
 from app.core.console_path import PATH
 
 POOL_FILE: Final = "the pool file's model"
@@ -84,7 +84,7 @@ async def _calls(admin: Administration, session: Session) -> Mapping[str, Mappin
     figures: dict[str, Mapping[str, Any]] = {}
     for breaker in overview["ejected"]:
         name = breaker["worker"]
-        ejections[name] = f"left out at {when(breaker['at'])}"
+        ejections[name] = f"left out at {moment(breaker['at'])}"
         figures[name] = {**NO_CALLS, "ejected": ejections[name]}
     for worker in overview["workers"]:
         figures[worker["worker"]] = {**worker, "ejected": ejections.get(worker["worker"], "")}

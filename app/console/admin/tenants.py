@@ -9,7 +9,7 @@ from starlette.routing import Route
 from app.console import forms
 from app.console.admin.sections import API, Administration, Cell, ListPage, Person, Table, at, next_page_address, query
 from app.console.api import Session, path_segment
-from app.console.templating import when
+from app.console.templating import moment, when
 
 FIELDS: Final = (forms.Field("name", "Name", hint="Letters, digits and _ . : @ -", required=True),)
 WORDS: Final = {
@@ -64,7 +64,7 @@ def _switch(admin: Administration, verb: str) -> list[Route]:
 def _row(tenant: dict[str, Any], person: Person) -> list[Cell]:
     state, verb = "enabled", "disable"
     if tenant["disabled_at"] is not None:
-        state, verb = f"disabled {when(tenant['disabled_at'])}", "enable"
+        state, verb = f"disabled {moment(tenant['disabled_at'])}", "enable"
     links: list[tuple[str, str]] = []
     if person.may("tenants:write"):
         links.append((verb.capitalize(), at("tenants", tenant["name"], verb)))
