@@ -74,6 +74,12 @@ class ApiError(Exception):
         self.message = str(error.get("message") or "The API refused the request without a reason.")
         super().__init__(self.message)
 
+    @property
+    def is_undecided(self) -> bool:
+        """Return True where the request may have been carried out all the same: to send it again with the same
+        `Idempotency-Key` is safe."""
+        return self.status >= 500
+
 
 def timeout_error(message: str) -> ApiError:
     """Return the refusal of a page that has waited too long."""

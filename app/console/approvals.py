@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from app.console.api import ApiError, Event, Session, path_segment
-from app.console.forms import REFUSALS, TOKEN_BYTES, Field, read_fields
+from app.console.forms import TOKEN_BYTES, Field, read_fields
 from app.console.live import Live, Regions
 from app.console.pages import Pages, form_lists, last_value, redirect_to
 
@@ -82,7 +82,7 @@ class Approvals:
                 await self._api.post(session, path, body, **headers)
                 return redirect_to(f"/approvals/{path_segment(request.path_params['run'])}")
             except ApiError as error:
-                if error.status not in REFUSALS or error.code == "run_not_found":
+                if error.status == 401 or error.code == "run_not_found":
                     raise
                 status, faults = error.status, {"": _refusal_text(error)}
         return await self._page(request, session, status=status, faults=faults, lists=lists)

@@ -21,8 +21,6 @@ Kind = Literal["text", "number", "days", "list", "lines", "select", "checks", "c
 """How a field is asked for and read: `days` are sent as seconds, `list` are words between commas, `lines` a long text,
 `checks` any number of choices, `check` true or left out."""
 DAY_SECONDS: Final = 86_400
-REFUSALS: Final = frozenset({400, 403, 404, 409, 413, 422})
-"""Statuses of the API after which the form is shown again with the reason."""
 TOKEN_BYTES: Final = 16
 NUMBER_CHARS: Final = 40
 MAX_NUMBER: Final = 2**53
@@ -97,17 +95,19 @@ def routes(pages: Pages, path: str, ask: Ask, act: Act, show: Show) -> list[Rout
         lists = await form_lists(request)
         form = copy_with(form, entries=lists, once=lists.get("once", [form.once])[-1])
         body, faults = read_fields(form.fields, lists)
-        status = 400
+        # What is corrected is another request, which needs a key of its own.
+        status, once = 400, secrets.token_urlsafe(TOKEN_BYTES)
         if not faults:
             try:
                 reply = await act(request, session, Submission(body, {"idempotency_key": form.once}))
                 return reply or redirect_to(form.back.removeprefix(PATH))
             except ApiError as error:
-                if error.status not in REFUSALS:
+                if error.status == 401:
                     raise
                 status, faults = error.status, faults_of(error, form.fields)
-        # What is corrected is another request, which needs a key of its own.
-        form = copy_with(form, faults=faults, once=secrets.token_urlsafe(TOKEN_BYTES))
+                if error.is_undecided:
+                    once = form.once
+        form = copy_with(form, faults=faults, once=once)
         return await show(request, session, "form.html", status, form=form)
 
     return [pages.route(path, show_form), pages.route(path, take_form, "POST")]

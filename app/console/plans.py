@@ -20,6 +20,7 @@ from app.console.playground import TOKEN_BYTES, idempotency_key, origin_of
 from app.console.request_form import FormFault, Outcome
 from app.console.step_pane import cut
 from app.core.console_path import PATH
+from app.core.records import copy_with
 
 SAVED_PARAM: Final = "saved"
 """The parameter of the address of a revision that was made by pressing the button to run."""
@@ -85,6 +86,8 @@ class Plans:
             if field:
                 faults[field] = error.message
             outcome = Outcome(faults, request_form.refusal(error))
+            if error.is_undecided:
+                outcome = copy_with(outcome, once=last_value(lists, "once"))
             return await self._page(request, session, plan, outcome, lists)
         address = f"/plans/{path_segment(later['id'])}?revision={later['revision']}"
         if button.action == "run":
@@ -144,7 +147,7 @@ class Plans:
             faults=outcome.faults,
             refusal=outcome.refusal,
             notice=outcome.notice,
-            once=secrets.token_urlsafe(TOKEN_BYTES),
+            once=outcome.once or secrets.token_urlsafe(TOKEN_BYTES),
             command=samples.curl(url, run),
         )
 

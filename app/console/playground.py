@@ -110,6 +110,8 @@ class Playground:
             if error.status == 401:
                 raise
             outcome = Outcome(refusal=request_form.refusal(error))
+            if error.is_undecided:
+                outcome = copy_with(outcome, once=form.get("once", ""))
             return await self._page(request, session, fields, run_if_refused, outcome)
         fields["history"] = history
         return await self._page(request, session, fields, ShownRun(run, body), Outcome())
@@ -167,7 +169,7 @@ class Playground:
             run=shown_run.id,
             live=live,
             view=view,
-            once=secrets.token_urlsafe(TOKEN_BYTES),
+            once=outcome.once or secrets.token_urlsafe(TOKEN_BYTES),
             sent=_hidden_field(shown_run.request),
             samples=_samples(request, shown_run.request),
         )

@@ -93,6 +93,8 @@ class Outcome:
     refusal: Refusal | None = None
     notice: str = ""
     """A sentence about what was done."""
+    once: str = ""
+    """The token of the form, where the request may have been carried out and is the same when it is sent again."""
 
     @property
     def status(self) -> int:

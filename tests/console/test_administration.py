@@ -11,10 +11,11 @@ import httpx
 import pytest
 
 from app.console.admin import budgets
+from app.console.api import Api, timeout_error
 from app.core.pool.conductor_versions import Change
 from app.core.roles import ROLES
 from tests.harness.administration import AdminStandIn, administration
-from tests.harness.console import SAME_ORIGIN, console_client, page_text, sign_in
+from tests.harness.console import SAME_ORIGIN, console_client, hidden_value, page_text, sign_in
 from tests.harness.playground import HOSTILE
 
 SECRET = re.compile(r'class="secret" readonly value="(bt_[^"]+)"')
@@ -110,6 +111,27 @@ async def test_faults_stand_beside_their_fields_and_what_was_typed_is_kept(admin
                 assert (reply.status_code, f'id="fault-{name}">This must be a number.' in reply.text) == (400, True)
         reply = await send(client, "/tenants/acme/disable")
         assert (reply.status_code, "end the access of the one who asks" in page_text(reply.text)) == (409, True)
+
+
+async def test_a_form_whose_reply_is_lost_is_shown_again_and_carried_out_once(
+    admin: AdminStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post_really = Api.post
+
+    async def post_and_lose_the_reply(self: Api, *args: Any, **headers: str) -> None:
+        await post_really(self, *args, **headers)
+        raise timeout_error("The API has not answered.")
+
+    async with console(admin, await admin.add_key("boss")) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(Api, "post", post_and_lose_the_reply)
+            lost = await send(client, "/keys/new", name="ci", rpm="60")
+        assert lost.status_code == 504
+        assert "The API has not answered." in page_text(lost.text)
+        assert 'name="rpm" value="60"' in lost.text
+        again = await post(client, "/keys/new", {"name": "ci", "rpm": "60", "once": hidden_value(lost.text, "once")})
+        assert "was carried out once" in page_text(again.text)
+    assert sorted(row.name for row in await admin.store.keys()) == ["boss", "ci"]
 
 
 async def test_tenants_budgets_and_holds_are_managed(admin: AdminStandIn) -> None:

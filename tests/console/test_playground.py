@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from app.console import following
+from app.console.api import Api, timeout_error
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from tests.harness.console import SAME_ORIGIN, hidden_value, page_text
@@ -73,6 +74,25 @@ async def test_the_form_sent_twice_begins_one_run(stub: ProviderStub, browser: h
     assert run_of_page(first) == run_of_page(again)
     assert run_of_page(await submit_form(browser, once="a", question="And 3 + 3?")) != run_of_page(first)
     assert run_of_page(await submit_form(browser, once="b")) != run_of_page(first)
+
+
+async def test_a_question_whose_reply_is_lost_begins_one_run_when_it_is_asked_again(
+    runtime: Runtime, stub: ProviderStub, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script_answers(stub)
+    begin_really = Api.begin_run
+    runs: list[str] = []
+
+    async def begin_and_lose_the_reply(self: Api, *args: Any) -> str:
+        runs.append(await begin_really(self, *args))
+        raise timeout_error("The run has not begun.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Api, "begin_run", begin_and_lose_the_reply)
+        lost = await submit_form(browser, once="a")
+    assert lost.status_code == 504
+    again = await submit_form(browser, once=hidden_value(lost.text, "once"))
+    assert [run_of_page(again)] == runs
 
 
 async def test_a_long_answer_says_how_much_of_it_is_not_shown_and_a_huge_one_breaks_no_page(

@@ -59,7 +59,7 @@ def routes(admin: Administration) -> list[Route]:
         try:
             reply = await admin.api.post(session, f"{API}/policy/{question}", body)
         except ApiError as error:
-            if error.status not in forms.REFUSALS:
+            if error.status == 401:
                 raise
             faulty = copy_with(form, faults=forms.faults_of(error, form.fields))
             return await show(request, session, faulty, None, error.status)
