@@ -20,6 +20,10 @@ def test_what_is_new_is_told_without_what_says_nothing() -> None:
     ]
 
 
+def test_an_amount_of_nothing_is_told() -> None:
+    assert facts(None, {"usd": 0, "max_usd": None, "share": 0.0, "all_tenants": False}) == ["Amount: $0"]
+
+
 def test_what_is_another_now_is_told_with_what_it_was() -> None:
     before = {"usd": 5_000_000, "soft": None, "zone": "UTC", "digest": "f00"}
     after = before | {"usd": 10_000, "soft": 0.8, "digest": "f01"}

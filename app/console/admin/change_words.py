@@ -83,7 +83,9 @@ def _describe_changes(before: Fields, after: Fields) -> list[str]:
 
 
 def _is_worth_showing(name: str, value: object) -> bool:
-    return name not in SECRETS and value not in (None, "", [], False)
+    if name in MONEY:
+        return value is not None  # an amount of nothing says something
+    return name not in SECRETS and bool(value)
 
 
 def _fact_line(name: str, value: object) -> str:
