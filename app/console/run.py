@@ -368,12 +368,18 @@ async def _read_or_refusal(pages: Pages, session: Session, path: str, **query: A
 async def _comparison(pages: Pages, request: Request, session: Session) -> Response:
     parameters = request.query_params
     first, second = parameters.get("a", "").strip(), parameters.get("b", "").strip()
-    comparison = None
+    comparison, fault, status = None, "", 200
     if first and second:
-        comparison = await pages.api.get(session, "/v1/runs/compare", a=first, b=second)
+        try:
+            comparison = await pages.api.get(session, "/v1/runs/compare", a=first, b=second)
+        except ApiError as error:
+            if error.status not in (400, 404):
+                raise
+            fault, status = error.message, error.status
+    if comparison is not None:
         for pair in comparison["steps"]:
             for side in ("first", "second"):
                 step = pair[side]
                 if step is not None:
                     step["href"] = Cursor(comparison[side]["run"]).address(step=step["n"])
-    return pages.show(request, "compare.html", a=first, b=second, comparison=comparison)
+    return pages.show(request, "compare.html", status, a=first, b=second, comparison=comparison, fault=fault)

@@ -193,6 +193,15 @@ async def test_a_version_gets_a_canary_is_promoted_and_rolled_back_once_for_a_do
         assert "alpha v1 \N{EN DASH}" in await read(client, "/conductors")
 
 
+async def test_a_filter_that_is_refused_stays_on_the_page_with_the_others(admin: AdminStandIn) -> None:
+    async with console(admin, await admin.add_key("boss")) as client:
+        refused = await client.get("/console/admin/changes?since=yesterday&actor=ann")
+    assert refused.status_code == 400
+    assert "it must be seconds since 1970 or RFC 3339" in page_text(refused.text)
+    for field in ('name="since" value="yesterday"', 'name="actor" value="ann"'):
+        assert field in refused.text
+
+
 async def test_texts_of_others_are_shown_as_texts(admin: AdminStandIn) -> None:
     async with console(admin, await admin.add_key("boss", all_tenants=True)) as client:
         await send(client, "/holds/new", scope="user", name=HOSTILE, reason=HOSTILE)

@@ -200,7 +200,9 @@ async def test_two_runs_are_compared_side_by_side(
     assert "the same subtask" in text
     assert "it has no such step" in text
     assert "Only the second saw the conversation." in text
-    assert (await browser.get("/console/compare?a=none&b=none")).status_code == 404
+    missing = await browser.get(f"/console/compare?a={first}&b=none")
+    assert (missing.status_code, 'role="alert"' in missing.text) == (404, True)
+    assert f'name="a" value="{first}"' in missing.text, "what was typed is kept"
     assert (await browser.get("/console/compare")).status_code == 200
 
 

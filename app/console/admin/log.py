@@ -1,5 +1,6 @@
 """Changes: who changed what; and people: who can log in."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -9,7 +10,7 @@ from starlette.routing import Route
 from app.console import forms
 from app.console.admin import change_words
 from app.console.admin.sections import API, Administration, Cell, ListPage, Table, next_page_address, query
-from app.console.api import Session
+from app.console.api import ApiError, Session
 from app.console.templating import when
 
 FILTERS: Final = (
@@ -19,13 +20,20 @@ FILTERS: Final = (
     forms.Field("tenant", "Tenant"),
     forms.Field("since", "Since", hint="Such as 2026-11-01."),
 )
+NO_CHANGES: Final[Mapping[str, Any]] = {"data": (), "has_more": False}
 
 
 def routes(admin: Administration) -> list[Route]:
     """Return the pages of changes and people."""
 
     async def show_changes(request: Request, session: Session) -> Response:
-        page = await admin.api.get(session, f"{API}/changes", **query(request, FILTERS))
+        fault, page = "", NO_CHANGES
+        try:
+            page = await admin.api.get(session, f"{API}/changes", **query(request, FILTERS))
+        except ApiError as error:
+            if error.status != 400:
+                raise
+            fault = error.message
         table = Table(
             "Table of changes",
             ("Number", "At (UTC)", "Who", "What was done", "To", "Tenant", "Facts"),
@@ -33,7 +41,7 @@ def routes(admin: Administration) -> list[Route]:
             "No change fits these filters.",
             next_page_address(request, page),
         )
-        return await admin.show_list(request, session, ListPage("Changes", table, filters=FILTERS))
+        return await admin.show_list(request, session, ListPage("Changes", table, filters=FILTERS, fault=fault))
 
     async def show_people(request: Request, session: Session) -> Response:
         rules = await admin.api.get(session, f"{API}/people")

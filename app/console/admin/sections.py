@@ -96,6 +96,8 @@ class ListPage:
     filters: Sequence[forms.Field] = ()
     actions: Sequence[tuple[str, str, str]] = ()
     """The links above the table, each as its words, its address, and the scope that it needs."""
+    fault: str = ""
+    """The API's refusal of a filter, which stands in place of the table."""
 
 
 class Administration:
@@ -139,7 +141,9 @@ class Administration:
             request,
             session,
             "list.html",
+            400 if page.fault else 200,
             title=page.title,
+            fault=page.fault,
             hint=page.hint,
             table=page.table,
             actions=[(words, href) for words, href, scope in page.actions if person.may(scope)],
