@@ -260,13 +260,12 @@ class _Exchange:
         rest = b""
         async for part in self._read_parts():
             rest += part
+            if self.status < 400:
+                *whole, rest = rest.replace(b"\r\n", b"\n").split(b"\n\n")
+                for block in whole:
+                    yield _event(block)
             if len(rest) > EVENT_BYTES:
                 return
-            if self.status >= 400:
-                continue
-            *whole, rest = rest.replace(b"\r\n", b"\n").split(b"\n\n")
-            for block in whole:
-                yield _event(block)
         if self.status >= 400:
             raise self.refusal(rest)
 

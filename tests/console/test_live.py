@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from app.console import api
 from app.console.api import Api, ApiError, ApiRequest, Event, Session
 from app.console.live import Live, Regions, patch
 from tests.harness.waiting import PATIENCE_SECONDS
@@ -168,6 +169,14 @@ async def test_a_stream_of_the_api_is_read_however_it_is_cut() -> None:
     for size in (1, 2, 3, 7, len(whole)):
         parts = [whole[at : at + size] for at in range(0, len(whole), size)]
         assert await events_of(replying(200, parts)) == expected
+
+
+async def test_a_stream_that_comes_in_one_large_part_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the journal of a long run does, of which no event is large."""
+    monkeypatch.setattr(api, "EVENT_BYTES", 30)
+    events = [Event(str(n), "", "{}") for n in range(20)]
+    text = b"".join(b"id: %s\ndata: {}\n\n" % event.id.encode() for event in events)
+    assert await events_of(replying(200, (text, b"data: " + b"x" * 31, b"\n\n"))) == events, "and no large event"
 
 
 async def test_a_refused_stream_raises_the_apis_words() -> None:
