@@ -87,7 +87,10 @@ async def test_exactly_what_was_shown_is_decided(runtime: Runtime, caller: httpx
             for _ in range(2):  # a double click decides once
                 reply = await client.post(f"/console/approvals/{run}", data=form, headers=SAME_ORIGIN)
                 assert (reply.status_code, reply.headers["location"]) == (303, f"/console/approvals/{run}")
-            assert "Refused by key:boss" in page_text((await client.get(f"/console/approvals/{run}")).text)
+            assert "Waits until" in text
+            text = page_text((await client.get(f"/console/approvals/{run}")).text)
+            assert "Refused by key:boss" in text
+            assert "Waits until" not in text
             assert "No plan waits" in (await client.get("/console/approvals")).text
             decided = page_text((await client.get("/console/approvals?status=decided")).text)
             assert f"{run} refused key:boss" in decided

@@ -177,8 +177,10 @@ async def test_an_empty_panel_says_why(
     )
     assert rated.status_code == 303
     assert "by console" in (await page_of(browser, f"/console/runs/{run}"))[1]
+    assert "Replay it" in (await page_of(browser, f"/console/runs/{run}"))[1]
     await client.delete(f"/v1/runs/{run}")
     _, text = await page_of(browser, f"/console/runs/{run}?step=2")
+    assert "Replay it" not in text, "there is nothing left to repeat"
     for what in ("Content", "The instruction was", "The answer was"):
         assert re.search(rf"{what} erased on \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d UTC by a request for this run", text), (
             what

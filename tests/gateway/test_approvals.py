@@ -137,11 +137,15 @@ async def test_a_decision_and_its_reason_are_explained_to_those_who_may_read_the
     run = (await waiting(caller))["baton"]["run"]
     [approval] = (await caller.get(f"/v1/runs/{run}/explain")).json()["approvals"]
     assert (approval["decision"], approval["by"]) == (None, None)
+    assert "Nobody has decided yet." in (await caller.get(f"/v1/runs/{run}/explain")).json()["text"]
     await decide(boss, run, "refuse", reason="Not on a Monday.")
     explained = (await caller.get(f"/v1/runs/{run}/explain")).json()
     [decided] = explained["approvals"]
     assert (decided["decision"], decided["reason"]) == ("refused", {"state": "given", "text": "Not on a Monday."})
     assert f"It was refused by {decided['by']}." in explained["text"]
+    cancelled = (await waiting(caller))["baton"]["run"]
+    await caller.post(f"/v1/runs/{cancelled}/cancel", json={})
+    assert "Nobody decided before the run ended." in (await caller.get(f"/v1/runs/{cancelled}/explain")).json()["text"]
     other = (await boss.get(f"/v1/runs/{run}/explain")).json()["approvals"][0]["reason"]["state"]
     assert other == ("given" if "audit:read" in ROLES["operator"] else "not_shown")
 

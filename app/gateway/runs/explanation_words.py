@@ -49,7 +49,7 @@ DECISIONS: Final[Mapping[str | None, str]] = {
     "approved": "It was approved",
     "refused": "It was refused",
     "expired": "Nobody decided in time, so another plan was used",
-    None: "Nobody has decided yet",
+    None: "Nobody decided before the run ended",
 }
 EXCLUDED_BY: Final[Mapping[str, str]] = {
     "clearance": "by its clearance",
@@ -87,7 +87,7 @@ def text(data: Data) -> str:
     """Return the explanation in words, one line for each statement; steps and lists are indented."""
     lines = [_opening(data), *_shape(data["shape"]), *_pool(data)]
     for approval in data["approvals"]:
-        lines += _approval(approval)
+        lines += _approval(approval, is_waiting=data["state"] == "awaiting_approval")
     for step in data["steps"]:
         lines += _step(step, preview=data["preview"])
     lines += _cost(data["cost"])
@@ -229,12 +229,14 @@ def _pool(data: Data) -> list[str]:
     return lines
 
 
-def _approval(approval: Data) -> list[str]:
+def _approval(approval: Data, *, is_waiting: bool) -> list[str]:
     causes = "; ".join(map(quote, approval["needed_because"]))
     if approval["worst_case_usd"] is not None:
         causes += f"; its worst case costs {money(approval['worst_case_usd'])}"
     lines = [f"Approval: proposal {approval['proposal']} needed one, because of {causes}."]
     decision = DECISIONS[approval["decision"]]
+    if is_waiting and approval["decision"] is None:
+        decision = "Nobody has decided yet"
     if approval["by"] is not None:
         decision += f" by {approval['by']}"
     if approval["max_usd"] is not None:
