@@ -30,6 +30,8 @@ from app.network.http_client import async_client
 OVER_BUDGET = "run_over_budget"
 """The one error that is the plan's own: it costs more than a run may."""
 LATER = frozenset({408, 429, 499})
+BEGINNING = '{"plan": "'
+"""Every line of a `PlanCache` begins like this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,14 @@ class PlanCache:
         """Reads what there is. `ConfigInvalid` if the file is something else."""
         self._file = file
         self._known: dict[str, PlanResult] = {}
+        self._end_of_cut_line = ""
         try:
-            lines = file.read_text().splitlines() if file.exists() else []
-            for line in lines:
+            text = file.read_text(encoding="utf-8") if file.exists() else ""
+            if text and not text.endswith("\n"):
+                self._end_of_cut_line = "\n"
+            for line in text.splitlines():
+                if _is_cut_off(line):
+                    continue
                 entry = json.loads(line)
                 name = entry.pop("plan")
                 self._known[name] = PlanResult(**entry)
@@ -75,8 +82,20 @@ class PlanCache:
         if result.verdict not in ("right", "wrong"):
             return
         self._known[name] = result
-        with self._file.open("a") as file:
-            file.write(json.dumps({"plan": name, **asdict(result)}) + "\n")
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(self._end_of_cut_line + json.dumps({"plan": name, **asdict(result)}) + "\n")
+        self._end_of_cut_line = ""
+
+
+def _is_cut_off(line: str) -> bool:
+    """Return True for the beginning of a line of the cache, as a machine that fails or a full disk leaves it."""
+    if line[: len(BEGINNING)] != BEGINNING[: len(line)]:
+        return False
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,6 +231,21 @@ async def test_a_plan_that_was_carried_out_before_is_known_from_the_file(tmp_pat
     )
     await again.executor_reward([text], [0])
     assert len(posted) == 4, "at other prices it is another plan"
+    file.write_bytes(file.read_bytes()[:-20])
+    for expected in (5, 5):  # what was cut off is carried out again, and what was kept before is not
+        again = Scorer(
+            [question()],
+            Place("http://b", "k", "t"),
+            Weights(),
+            0.0,
+            lambda _: None,
+            cache=PlanCache(file),
+            transport=httpx.MockTransport(carry_out),
+        )
+        await again.executor_reward(
+            [text, other, json.dumps({"steps": [{"worker": 0, **EMBER, "subtask": "New."}]})], [0, 0, 0]
+        )
+        assert len(posted) == expected
     (tmp_path / "else.txt").write_text("no JSON")
     with pytest.raises(ConfigInvalid, match="no file of carried out plans"):
         PlanCache(tmp_path / "else.txt")
