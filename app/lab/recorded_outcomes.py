@@ -84,13 +84,15 @@ class Dataset:
 
 
 def read(paths: Sequence[Path], scores: Mapping[str, float], costs: Mapping[str, float]) -> Dataset:
-    """Read files, and the files of folders, as one data set.
+    """Read files, and the files of folders, as one data set. Lines with the same id, and the same prompt, are one row.
 
     `scores` are by the id of a line and replace its own; `costs` are dollars of a call by model and replace recorded
     ones. Raises `RecordsRefused`, and OSError for a file that cannot be opened.
     """
     left_out: Counter[str] = Counter()
     rows: dict[str, RecordedPrompt] = {}
+    files: dict[str, Path] = {}
+    """The file in which each id was met first."""
     for path in _files(paths):
         if path.suffix == ".csv":
             read_rows = _csv(path)
@@ -99,8 +101,13 @@ def read(paths: Sequence[Path], scores: Mapping[str, float], costs: Mapping[str,
         for row in read_rows:
             outcomes = dict(row.outcomes)
             if row.id in rows:
+                if rows[row.id].prompt != row.prompt:
+                    raise RecordsRefused(
+                        f"{path}: the id {row.id} is that of another prompt in {files[row.id]}; give it another"
+                    )
                 outcomes = {**rows[row.id].outcomes, **outcomes}
             rows[row.id] = RecordedPrompt(row.id, row.prompt, outcomes, row.propensity)
+            files.setdefault(row.id, path)
     return _dataset(list(rows.values()), costs, left_out)
 
 

@@ -231,6 +231,13 @@ def test_garbage_is_refused_with_line_and_remedy(tmp_path: Path, name: str, text
     assert message in read_refusal(tmp_path / name)
 
 
+def test_an_id_of_two_prompts_is_refused_and_loses_none(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.csv").write_text(f"id,prompt,a,b\n7,the {name} question,1,0\n")
+    message = f"{tmp_path}/second.csv: the id 7 is that of another prompt in {tmp_path}/first.csv"
+    assert message in read_refusal(tmp_path)
+
+
 def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     for text in ("pr\xe9mpt,a\nx,1\n", "prompt,a\n" + "x,1\n" * 5_000 + "\xe9,1\n"):
