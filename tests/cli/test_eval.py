@@ -266,6 +266,14 @@ async def test_a_service_that_is_gone_ends_the_evaluation_and_makes_no_row(monke
     assert (await measure_task(httpx.ReadError("cut"), ADMITTED)).right == 1.0
 
 
+async def test_the_reply_of_a_run_that_came_too_late_is_fetched_by_its_key() -> None:
+    replayed = httpx.Response(200, json=ANSWER, headers={**OF_A_RUN, "idempotent-replayed": "true"})
+    measure = await measure_task(TimeoutError(), replayed)
+    assert (measure.outcome, measure.run, measure.usd, measure.wall) == ("answered", "run_1", 0.5, 3.0)
+    lost = await measure_task(TimeoutError())
+    assert (lost.outcome, lost.reason) == ("failed", "too_late")
+
+
 @pytest.mark.parametrize(
     ("reply", "outcome", "reason"),
     [

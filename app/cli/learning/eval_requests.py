@@ -150,18 +150,23 @@ async def _verdict(task: GradedTask, reply: httpx.Response | None) -> tuple[floa
 async def _final_reply(
     bench: Bench, experiment: Experiment, task: GradedTask, arm: str, repeat: int
 ) -> httpx.Response | None:
-    """Send a request until it gets a final reply, which is returned; None if it did not arrive in time."""
+    """Send a request until it gets a final reply, which is returned; None if it did not arrive in time. By then the
+    run is over, so the request is sent once more: its key brings the run's reply."""
     name = hashlib.sha256(f"{task.id}\0{arm}\0{repeat}".encode()).hexdigest()[:32]
     headers = {"idempotency-key": f"eval-{experiment.id}-{name}"}
     body = {"model": arm, "messages": list(task.messages), **experiment.options}
     until, pause = bench.tick() + RETRY_SECONDS, 0.5
+    was_too_late = False
     while True:
         reply: httpx.Response | None = None
         try:
             async with asyncio.timeout(experiment.deadline):
                 reply = await bench.client.post("/v1/chat/completions", json=body, headers=headers, timeout=None)
         except TimeoutError:
-            return None
+            if was_too_late:
+                return None
+            was_too_late = True
+            continue
         except httpx.TransportError:
             pass
         if reply is not None and ("x-baton-run" in reply.headers or reply.status_code not in RETRIED_STATUS):
