@@ -303,7 +303,7 @@ def consent_options(section: str = "") -> Decorator[Any]:
         repeatable("--without", metavar="LABEL", section=section, help="Leave out runs with this label."),
         option(
             "--held-out",
-            type=float,
+            type=Finite(0, 1, max_open=True),
             default=0.1,
             section=section,
             help="The share of conversations that is kept from training.",

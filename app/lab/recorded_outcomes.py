@@ -431,7 +431,7 @@ def _number(value: Any) -> float | None:
     """Return a finite number, or None."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # a whole number of JSON may be larger than any float
         return None
     if not math.isfinite(number):
         return None

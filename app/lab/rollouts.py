@@ -189,7 +189,7 @@ def with_weights(rollouts: Iterable[Rollout], weights: Weights, beta: float, cap
     raw = []
     for rollout, earned in zip(rated, rewards, strict=True):
         advantage = earned - _baseline(groups[_conversation_key(rollout)], earned, mean)
-        raw.append(min(cap, math.exp(advantage / beta)))
+        raw.append(math.exp(min(advantage / beta, math.log(cap))))
     scale = len(raw) / sum(raw)
     return [(rollout, weight * scale) for rollout, weight in zip(rated, raw, strict=True)]
 

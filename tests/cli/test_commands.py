@@ -127,7 +127,19 @@ def test_a_process_loads_neither_redis_nor_migrations_nor_exporters_before_it_kn
     assert result.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("line", ["", "nothing", "keys", "keys add", "runs ls --limit 0", "keys add x --expires 3y"])
+WRONG_TRAININGS = (
+    "--full-usd 0", "--full-seconds 0", "--full-usd nan", "--beta 0", "--held-out-questions -1", "--lora -1",
+    "--held-out 5", "--held-out -1", "--rate 0", "--imitation-rate inf", "--gap nan",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("", "nothing", "keys", "keys add", "runs ls --limit 0", "keys add x --expires 3y"),
+        *(f"train {option}" for option in WRONG_TRAININGS),
+    ],
+)
 def test_a_wrong_command_line_exits_with_2(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(line.split(), {})

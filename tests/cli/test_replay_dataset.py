@@ -206,6 +206,7 @@ GOOD = '{"prompt": "p", "outcomes": {"a": {"score": 1}, "b": {"score": 0}}}\n'
             GOOD.replace("1", "7", 1),
             "x.jsonl:1: the score is 7; give a number from 0 to 1, or true or false",
         ),
+        ("x.jsonl", GOOD.replace("1", "1" * 400, 1), "1; give a number from 0 to 1, or true or false"),
         ("x.jsonl", GOOD.replace('"p"', '""'), "x.jsonl:1: there is no prompt; have the proxy store prompts"),
         ("x.jsonl", '{"outcomes": 3, "prompt": "p"}\n', 'x.jsonl:1: "outcomes" must be an object'),
         (

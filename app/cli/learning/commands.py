@@ -9,6 +9,7 @@ from app.cli.declarations import (
     POOL,
     SINCE,
     TRUST_CODE,
+    Finite,
     Group,
     argument,
     consent_options,
@@ -18,6 +19,8 @@ from app.cli.declarations import (
     option,
     repeatable,
 )
+
+POSITIVE = Finite(min=0, min_open=True)
 
 
 def define(root: Group) -> None:
@@ -254,7 +257,7 @@ BUILTIN_OPTIONS = in_order(
     option("--lessons", type=COUNT, default=1_000, section=BUILTIN, help="Held-out tasks of each comparison."),
     option(
         "--gap",
-        type=float,
+        type=Finite(),
         section=BUILTIN,
         help="Exit with 1 unless this share of the gap is closed on held-out tasks.",
     ),
@@ -272,7 +275,7 @@ CHAT_MODEL_OPTIONS = in_order(
     option("--model", section=CHAT, help="A chat model: a folder, or a name that Hugging Face knows."),
     option(
         "--lora",
-        type=int,
+        type=click.IntRange(min=0),
         default=32,
         metavar="RANK",
         section=CHAT,
@@ -283,7 +286,7 @@ CHAT_MODEL_OPTIONS = in_order(
     option("--micro", type=COUNT, default=4, section=CHAT, help="Plans that pass through the model at a time."),
     option(
         "--rate",
-        type=float,
+        type=POSITIVE,
         section=CHAT,
         help="The learning rate (default: 1e-5 for adapters, 1e-6 for all weights).",
     ),
@@ -322,13 +325,13 @@ IMITATED_OPTIONS = in_order(
     option("--batch", type=COUNT, default=8, section=IMITATED, help="Plans of each step of imitation."),
     option(
         "--imitation-rate",
-        type=float,
+        type=POSITIVE,
         section=IMITATED,
         help="The learning rate of imitation (default: 1e-4, 1e-5 for all weights).",
     ),
     option(
         "--beta",
-        type=float,
+        type=POSITIVE,
         default=0.3,
         section=IMITATED,
         help="With awr and builtin: the advantage at which a run counts e times as much.",
@@ -346,7 +349,7 @@ REWARDED_OPTIONS = in_order(
     option("--rollouts", metavar="FILE", section=REWARDED, help="Take the conversations from journaled runs."),
     option(
         "--held-out-questions",
-        type=int,
+        type=click.IntRange(min=0),
         default=128,
         section=REWARDED,
         help="Questions that are only looked at, at most a tenth of all; the weights that are best there are kept.",
@@ -373,14 +376,14 @@ REWARDED_OPTIONS = in_order(
     option("--concurrency", type=COUNT, default=16, section=REWARDED, help="Plans carried out at a time."),
     option(
         "--full-usd",
-        type=float,
+        type=POSITIVE,
         default=0.006,
         section=REWARDED,
         help="Dollars from which on cost counts in full.",
     ),
     option(
         "--full-seconds",
-        type=float,
+        type=POSITIVE,
         default=12.0,
         section=REWARDED,
         help="Seconds from which on a wait counts in full.",
