@@ -9,15 +9,17 @@ class Arguments(SimpleNamespace):
     """The arguments and options of one command, as attributes.
 
     `module` is the module of this package that runs the command, `verb` is the command's own name, and `settings` has
-    the settings that options such as `--port` replace, by the names of their environment variables.
+    the settings that options such as `--port` replace, by the names of their environment variables. `given` has the
+    options that stand on the command line, such as `--port`.
     """
 
     module: str
     verb: str
     settings: Mapping[str, str]
+    given: frozenset[str]
 
 
-def arguments(module: str, verb: str, options: Mapping[str, Any]) -> Arguments:
+def arguments(module: str, verb: str, options: Mapping[str, Any], given: frozenset[str]) -> Arguments:
     """Return the arguments of one command. An option whose parameter is called `baton_...` replaces that setting."""
     variables: dict[str, str] = {}
     own: dict[str, Any] = {}
@@ -26,4 +28,4 @@ def arguments(module: str, verb: str, options: Mapping[str, Any]) -> Arguments:
             own[name] = value
         elif value is not None:
             variables[name.upper()] = str(value)
-    return Arguments(module=module, verb=verb, settings=variables, **own)
+    return Arguments(module=module, verb=verb, settings=variables, given=given, **own)

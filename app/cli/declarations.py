@@ -54,7 +54,8 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Arguments:
         """Return the arguments; nothing is carried out while the command line is read."""
-        return arguments(self.module, self.name or "", ctx.params)
+        given = {parameter.opts[0] for parameter in self.params if _is_given(parameter, ctx)}
+        return arguments(self.module, self.name or "", ctx.params, frozenset(given))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by section, then the examples. The arguments stand above them."""
@@ -93,7 +94,12 @@ def _is_given_empty(parameter: click.Parameter, ctx: click.Context) -> bool:
         return False
     value = ctx.params.get(name)
     is_empty = value == "" or (isinstance(value, tuple) and "" in value)
-    return is_empty and ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    return is_empty and _is_given(parameter, ctx)
+
+
+def _is_given(parameter: click.Parameter, ctx: click.Context) -> bool:
+    """Return True if a parameter stands on the command line."""
+    return ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
 
 
 def title(parameter: click.Parameter) -> str:

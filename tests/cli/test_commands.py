@@ -147,6 +147,29 @@ def test_a_wrong_command_line_exits_with_2(line: str, capsys: pytest.CaptureFixt
     assert "Usage: baton" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--model x", "--model: has no effect with --backend builtin"),
+        ("--tasks t.jsonl", "--tasks: has no effect with --backend builtin"),
+        ("--from f", "--from: has no effect with --backend builtin"),
+        ("--rounds 2 --from f --recipe words", "--recipe: has no effect with --rounds 2"),
+        ("--rounds 2 --from f --dear", "--dear: has no effect with --rounds 2"),
+        (
+            "--backend awr --model m --warm-start journal --everybody --cache c",
+            "--cache: has no effect with --backend awr",
+        ),
+        ("--backend trl --model m --gap 0.5", "--gap: has no effect with --backend trl"),
+        ("--warm-start r.jsonl --consent study", "--consent: chooses runs of the journal"),
+    ],
+)
+def test_an_option_that_a_training_does_not_use_is_refused(
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *line.split()], {}) == 2
+    assert message in capsys.readouterr().err
+
+
 # -- faults
 
 

@@ -8,17 +8,31 @@ from app.cli.arguments import Arguments
 from app.errors import ConfigInvalid
 
 EXTRAS = frozenset({"torch", "transformers", "tokenizers", "safetensors", "trl", "peft", "datasets"})
-ONE_ROUND = ("drill_steps", "warm_start", "gap", "dear")
+ONE_ROUND = {"--recipe", "--drill-steps", "--warm-start", "--beta", "--gap", "--dear"}
 """Options of the builtin training that do not apply to second rounds."""
+BUILTIN = {"--recipe", "--drill-steps", "--warm-steps", "--lessons", "--gap", "--rounds", "--from"}
+"""Options of the builtin training alone."""
+CHAT = {
+    *("--model", "--lora", "--micro", "--completion", "--epochs", "--batch", "--imitation-rate"),
+    *("--full-usd", "--full-seconds"),
+}
+"""Options of both trainings of a chat model."""
+POLICY = {
+    *("--questions", "--group", "--rate", "--every", "--vllm", "--vllm-url", "--tasks", "--rollouts", "--trust-code"),
+    *("--held-out-questions", "--patience", "--cache", "--random-pools", "--url", "--concurrency"),
+}
+"""Options of `--backend trl` alone."""
+JOURNAL = {"--consent", "--everybody", "--without", "--held-out", "--tenant", "--rated"}
+"""Options that apply only where `--warm-start` is `journal`."""
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Train. Returns 1 if `--gap` asks for more than was reached."""
+    _refuse_unused_options(args)
     if args.backend != "builtin":
         import_object("app.cli.learning.train_chat:run")(args, environ, import_object("app.lab.train_grpo"), _say)
         return 0
     if args.rounds > 1:
-        _check_rounds(args)
         import_object("app.lab.train_rounds:run")(args, _say)
         return 0
     rollouts = ()
@@ -29,12 +43,22 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     return 1
 
 
-def _check_rounds(args: Arguments) -> None:
-    """Raise `ConfigInvalid` for options that do not apply to second rounds."""
-    faults: list[str] = []
-    for name in ONE_ROUND:
-        if getattr(args, name) not in (None, False):
-            faults.append(f"--{name.replace('_', '-')}: has no effect with --rounds 2; remove it")
+def _refuse_unused_options(args: Arguments) -> None:
+    """Raise `ConfigInvalid` for options that do not apply to the training that was asked for."""
+    training = f"--backend {args.backend}"
+    if args.backend == "trl":
+        unused = BUILTIN | {"--beta"}
+    elif args.backend == "awr":
+        unused = BUILTIN | POLICY | {"--steps"}
+    elif args.rounds > 1:
+        training = "--rounds 2"
+        unused = CHAT | POLICY | ONE_ROUND
+    else:
+        unused = CHAT | POLICY | {"--from"}
+    faults = [f"{option}: has no effect with {training}; remove it" for option in sorted(args.given & unused)]
+    if args.warm_start != "journal":
+        for option in sorted(args.given & JOURNAL):
+            faults.append(f"{option}: chooses runs of the journal; name it with --warm-start journal")
     if faults:
         raise ConfigInvalid(faults)
 
