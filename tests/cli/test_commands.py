@@ -170,6 +170,12 @@ def test_an_option_that_a_training_does_not_use_is_refused(
     assert message in capsys.readouterr().err
 
 
+def test_filters_beside_a_run_that_is_named_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--signs", "--run", "last", "--tenant", "a", "--since", "7d"]
+    assert main(["grade", *options], {"BATON_DATA_DIR": str(tmp_path)}) == 2
+    assert "--run names one run; remove --since, --tenant" in capsys.readouterr().err
+
+
 # -- faults
 
 

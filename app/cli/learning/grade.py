@@ -28,6 +28,8 @@ from app.process.config import Settings, read
 from app.store.protocol import RunQuery, RunRow, Store
 
 PAGE_RUNS = 200
+FILTERS = {"--tier", "--tenant", "--since"}
+"""Options that choose among runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     sandbox = Sandbox(args.trust_code)
     rules = _rules(args, sandbox.run)
     sandbox.require_isolation(rule.grader for rule in rules)
+    if args.run is not None and args.given & FILTERS:
+        raise ConfigInvalid([f"--run names one run; remove {', '.join(sorted(args.given & FILTERS))}"])
     if not rules and not args.signs:
         raise ConfigInvalid(["say what to look for: --tasks FILE, --grader JSON or --signs"])
     storage.print_database(settings)
