@@ -2,11 +2,12 @@
 
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
 
+from app.errors import ConfigInvalid
 from app.lab.world2 import tasks as composed
 from app.lab.world2 import texts
 from app.lab.world2.__main__ import main
@@ -164,7 +165,14 @@ def test_an_interval_over_pools_and_tasks_is_wider_than_one_over_tasks_alone() -
     assert len(bootstrap_pools_and_tasks(by_pool, np.random.default_rng(1))) == RESAMPLES
 
 
-def test_the_report_has_every_seed_and_the_worst_first_also_if_they_were_kept(tmp_path: Path) -> None:
+def write_half(file: BinaryIO, **_: object) -> None:
+    file.write(b"half")
+    raise OSError("The disk is full.")
+
+
+def test_the_report_has_every_seed_and_the_worst_first_also_if_they_were_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def figures(reward: float) -> Figures:
         return Figures(*[np.full((2, 3), value) for value in (reward, reward, 0.001)])
 
@@ -177,8 +185,14 @@ def test_the_report_has_every_seed_and_the_worst_first_also_if_they_were_kept(tm
         reports.append(SeedResults(seed, {split: dict(rows) for split in splits}))  # type: ignore[misc]
     reports[0].splits["fresh tasks"]["only here"] = figures(0.4)
     for result in reports:
-        save_results(result, tmp_path / f"{result.seed}.npz")
-    text = report([load_results(seed, tmp_path / f"{seed}.npz") for seed in range(3)], Sizes())
+        save_results(result, tmp_path / f"{result.seed}.npz", Sizes())
+    with pytest.raises(ConfigInvalid, match="other sizes"):
+        load_results(0, tmp_path / "0.npz", Sizes(tested=200))
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr("app.lab.world2.standings.np.savez", write_half)
+        with pytest.raises(OSError, match="full"):
+            save_results(reports[0], tmp_path / "0.npz", Sizes())
+    text = report([load_results(seed, tmp_path / f"{seed}.npz", Sizes()) for seed in range(3)], Sizes())
     assert text == report(reports, Sizes())
     assert "only here" not in text, "a policy of which a seed is missing has no mean over seeds"
     rewards = [line.split("|")[2].strip() for line in text.split("### ")[1].splitlines() if "%" in line]

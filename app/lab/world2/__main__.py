@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from app.errors import ConfigInvalid
 from app.lab.world2 import ceiling, selector_log
 from app.lab.world2.baselines import Policy, Setting
 from app.lab.world2.bounds import OptimumAsRead, OptimumByCards, optima_of_partial_knowledge
@@ -70,7 +71,10 @@ def main() -> int:
     if options.tasks is not None:
         print("\n".join(task_set(options.tasks)))
         return 0
-    return _compare(options)
+    try:
+        return _compare(options)
+    except ConfigInvalid as error:
+        parser.error(f"--keep: {error}")
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -90,10 +94,10 @@ def _compare(options: argparse.Namespace) -> int:
         for seed in range(options.first, options.first + options.seeds):
             path = options.keep / f"seed-{seed}.npz" if options.keep else None
             if seed not in results and path is not None and path.exists():
-                results[seed] = load_results(seed, path)
+                results[seed] = load_results(seed, path, sizes)
             results[seed] = run_seed(seed, sizes, groups, results.get(seed))
             if path is not None:
-                save_results(results[seed], path)
+                save_results(results[seed], path, sizes)
             print(f"seed {seed} has {len(groups)} groups of policies", file=sys.stderr, flush=True)
             if options.out:
                 options.out.write_text(report(list(results.values()), sizes))

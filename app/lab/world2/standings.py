@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from app.errors import ConfigInvalid
 from app.lab.world2 import constants as figures
 from app.lab.world2 import tasks as composed
 from app.lab.world2.baselines import (
@@ -42,6 +43,8 @@ SPLITS: tuple[Name, ...] = (
 )  # fmt: skip
 OPTIMUM, CLAIRVOYANT = "searched optimum", "clairvoyant"
 RESAMPLES = 2_000
+SETTINGS = "settings"
+"""The name in the file of a seed under which it says what its figures depend on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,24 +188,34 @@ def _bills(setting: Setting, tasks: Sequence[Task], chosen: NDArray[np.int64]) -
 # Keeping.
 
 
-def save_results(results: SeedResults, path: Path) -> None:
-    """Write the figures of a seed, so that an interrupted comparison can go on."""
-    arrays = {}
+def save_results(results: SeedResults, path: Path, sizes: Sizes) -> None:
+    """Write the figures of a seed as a whole or not at all, so that an interrupted comparison can go on."""
+    arrays = {SETTINGS: np.array(_settings_of(sizes))}
     for split, rows in results.splits.items():
         for name, row in rows.items():
             arrays[f"{split}|{name}"] = np.stack([row.reward, row.right, row.usd])
-    with path.open("wb") as file:
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
+    part.replace(path)
 
 
-def load_results(seed: int, path: Path) -> SeedResults:
-    """Read the figures of a seed."""
+def load_results(seed: int, path: Path, sizes: Sizes) -> SeedResults:
+    """Read the figures of a seed. Raises `ConfigInvalid` if they are of another comparison."""
     results = SeedResults(seed, {split: {} for split in SPLITS})
     with np.load(path) as arrays:
+        if SETTINGS not in arrays.files or str(arrays[SETTINGS]) != _settings_of(sizes):
+            raise ConfigInvalid([f"{path} was kept by a comparison of other sizes or constants; name another folder"])
         for key in arrays.files:
-            split, name = key.split("|")
-            results.splits[split][name] = Figures(*arrays[key])
+            if key != SETTINGS:
+                split, name = key.split("|")
+                results.splits[split][name] = Figures(*arrays[key])
     return results
+
+
+def _settings_of(sizes: Sizes) -> str:
+    """Return what the figures of a seed depend on apart from the code."""
+    return f"{sizes}, constants {figures.FROZEN}, families {composed.FROZEN_FAMILIES}"
 
 
 # Intervals.
