@@ -28,6 +28,7 @@ from app.core.rating.feedback import Feedback, latest_scores
 from app.core.rating.posterior import Posterior, estimates
 from app.core.run.events import Event, Kind, PlanAccepted, PlanOpened, PlanStep, facts
 from app.lab.offpolicy import Policy
+from app.lab.rollouts import opening, turns_of
 
 PLACES = 61
 """Into so many places the words of a request are folded: with the counts it makes a regression of a bearable size."""
@@ -199,12 +200,7 @@ def score(ratings: Sequence[Feedback]) -> float | None:
 
 def conversation(messages: Sequence[Message]) -> str:
     """Return the name of a conversation: a hash of how it begins, up to the caller's first message."""
-    roles = [message.role for message in messages]
-    first = 0
-    if "user" in roles:
-        first = roles.index("user")
-    opening = json.dumps([[message.role, message.text] for message in messages[: first + 1]])
-    return hashlib.sha256(opening.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return hashlib.sha256(opening(turns_of(messages)).encode()).hexdigest()[:16]
 
 
 def hash_features(request_features: Features) -> tuple[float, ...]:

@@ -101,14 +101,19 @@ def plan_json(steps: Sequence[Step], workers: Sequence[str]) -> str:
 
 def split(conversation: Turns, held_out: float) -> Split:
     """Return the side of a conversation, by a hash of how it begins: a share of `held_out` is not used for training."""
+    if hashlib.sha256(opening(conversation).encode()).digest()[0] < 256 * held_out:
+        return "held-out"
+    return "train"
+
+
+def opening(conversation: Turns) -> str:
+    """Return how a conversation begins, up to the user's first message, as JSON: all of its turns have that in
+    common."""
     roles = [turn["role"] for turn in conversation]
     first = 0
     if "user" in roles:
         first = roles.index("user")
-    opening = json.dumps([dict(turn) for turn in conversation[: first + 1]], sort_keys=True)
-    if hashlib.sha256(opening.encode()).digest()[0] < 256 * held_out:
-        return "held-out"
-    return "train"
+    return json.dumps([dict(turn) for turn in conversation[: first + 1]], sort_keys=True)
 
 
 def to_line(rollout: Rollout) -> str:

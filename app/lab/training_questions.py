@@ -5,6 +5,7 @@ drawn from the rehearsal world.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -15,7 +16,7 @@ from app.core.message.chat import Message, Task, Text
 from app.core.pool.catalog import Limits, Worker
 from app.lab.grading import Grader, grader
 from app.lab.lessons import draw_lesson
-from app.lab.rollouts import Rollout, Turns, conductor_prompt
+from app.lab.rollouts import Rollout, Turns, conductor_prompt, opening
 
 SMALLEST = 3
 """Workers of a pool that is drawn at random, if there are as many."""
@@ -85,10 +86,22 @@ def _exact_rule(text: str, answer: str) -> Rule:
 
 
 def split_held_out(rules: Sequence[Rule], held_out: int, seed: int) -> tuple[list[Rule], list[Rule]]:
-    """Return the rules to train with, and those that are held out: at most a tenth."""
+    """Return the rules to train with, and those that are held out: at most a tenth. All turns of a conversation, and
+    equal questions, are on one side."""
     count = min(held_out, len(rules) // 10)
-    chosen = {id(rule) for rule in Random(f"held out|{seed}").sample(rules, count)}
-    return [rule for rule in rules if id(rule) not in chosen], [rule for rule in rules if id(rule) in chosen]
+    sizes = Counter([opening(rule.conversation) for rule in rules])
+    chosen: set[str] = set()
+    for name in Random(f"held out|{seed}").sample(list(sizes), len(sizes)):
+        if sizes[name] <= count:
+            chosen.add(name)
+            count -= sizes[name]
+    learned, chosen_rules = [], []
+    for rule in rules:
+        if opening(rule.conversation) in chosen:
+            chosen_rules.append(rule)
+        else:
+            learned.append(rule)
+    return learned, chosen_rules
 
 
 def draw_questions(

@@ -280,6 +280,17 @@ def test_questions_are_held_out_by_the_seed_and_at_most_a_tenth() -> None:
     assert split_held_out(rules, 0, 7) == (rules, [])
 
 
+def test_all_turns_of_a_conversation_and_equal_questions_are_on_one_side() -> None:
+    rules = []
+    for rule in draw_rules(60, 1):
+        longer = (*rule.conversation, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Sure?"})
+        rules += [rule, replace(rule, conversation=longer), replace(rule)]
+    learned, held_out = split_held_out(rules, 128, 7)
+    assert (len(learned), len(held_out)) == (162, 18)
+    learned_openings = {rule.conversation[0]["content"] for rule in learned}
+    assert not learned_openings & {rule.conversation[0]["content"] for rule in held_out}
+
+
 async def test_cost_counts_only_as_far_as_training_has_come() -> None:
     transport: Callable[[], httpx.MockTransport] = lambda: replying(200, reply())  # noqa: E731
     text = json.dumps({"steps": [{"worker": 0, **EMBER}]})
