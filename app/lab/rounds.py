@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from app.lab import world
 from app.lab.outcome import bill, right_given_trait
-from app.lab.paired_statistics import Interval
+from app.lab.paired_statistics import Interval, interval, paired_bootstrap
 from app.lab.plans import STEPS, Plan, PlanStep, contributing_steps, results_of_steps
 from app.lab.search import CONTEXTS, PlanSearch, Shape, shapes
 from app.lab.world import CLASSES, OUTPUT, PER_LEVEL, QUESTION, TRAITS, Profile, Setting, standard_pool
@@ -293,10 +293,9 @@ def compare_rounds(single: Sequence[Point], double: Sequence[Point], seed: int =
     random = Random(seed)
     tasks = random.choices(list(zip(single, double, strict=True)), k=LESSONS)
     ahead = [two.right - one.right for one, two in tasks]
-    means = sorted([sum(random.choices(ahead, k=LESSONS)) / LESSONS for _ in range(RESAMPLES)])
-    low, high = means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES)]
+    means = paired_bootstrap({"ahead": ahead}, random, RESAMPLES)
     one, two = map(_mean, zip(*tasks, strict=True))
-    return Row(one.right, two.right, Interval(two.right - one.right, low, high), two.again)
+    return Row(one.right, two.right, interval([mean["ahead"] for mean in means]), two.again)
 
 
 def report(setting: Setting, most: int = STEPS) -> Iterator[str]:
