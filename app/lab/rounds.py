@@ -247,11 +247,10 @@ def by_class(points: Sequence[Sequence[Point]], usd: float) -> list[Point] | Non
 
 def same_for_all(points: Sequence[Sequence[Point]], usd: float) -> list[Point] | None:
     """Return the result for each class if all have the same plan, or the same two mixed."""
-    means = []
-    for n, of_plan in enumerate(zip(*points, strict=True)):
-        mean = _mean(of_plan)
-        means.append(mean._replace(again=float(n)))  # the number of the plan, in the place of `again`
-    hull = frontier(means)
+    number_of: dict[Point, int] = {}
+    for number, of_plan in enumerate(zip(*points, strict=True)):
+        number_of.setdefault(_mean(of_plan), number)
+    hull = frontier(list(number_of))
     place = bisect_right([point.usd for point in hull], usd) - 1
     if place < 0:
         return None
@@ -259,8 +258,7 @@ def same_for_all(points: Sequence[Sequence[Point]], usd: float) -> list[Point] |
     part = 0.0
     if high is not low:
         part = (usd - low.usd) / (high.usd - low.usd)
-    low_plan, high_plan = int(low.again), int(high.again)
-    return [_mix(of_class[low_plan], of_class[high_plan], part) for of_class in points]
+    return [_mix(of_class[number_of[low]], of_class[number_of[high]], part) for of_class in points]
 
 
 def _mean(points: Sequence[Point]) -> Point:
