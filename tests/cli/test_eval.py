@@ -20,7 +20,7 @@ from app.cli import storage
 from app.cli.commands import parse
 from app.cli.embedded.gateway import run_embedded_service
 from app.cli.learning import eval as evaluation
-from app.cli.learning import eval_requests, plot, sample_tasks, task_set
+from app.cli.learning import eval_requests, plot, sample_tasks, task_set, train_chat
 from app.cli.learning.eval_requests import Bench, Experiment
 from app.cli.learning.sandbox import Sandbox
 from app.core.rating.calibration import Trial
@@ -189,6 +189,8 @@ def test_code_is_run_only_behind_walls_or_where_it_is_trusted(
     assert "does not allow its network to be cut off" in capsys.readouterr().err
     assert main(["grade", "--tasks", "t.jsonl"], ENVIRON | {"BATON_DATA_DIR": str(home)}) == 2
     assert "does not allow its network to be cut off" in capsys.readouterr().err
+    with pytest.raises(ConfigInvalid, match="does not allow its network to be cut off"):
+        train_chat._rules(parse(["train", "--backend", "trl", "--tasks", "t.jsonl"]), 0)
     options = parse(["eval", "--tasks", "t.jsonl", "--trust-code"])
     assert len(evaluation._tasks(options, Sandbox(trusts=True))) == 1
 

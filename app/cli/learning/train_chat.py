@@ -184,12 +184,7 @@ def _rules(args: Arguments, seed: int) -> list[training_questions.Rule]:
         return training_questions.draw_rules(WORLD_TASKS, seed)
     sandbox = Sandbox(args.trust_code)
     tasks = task_set.require_valid(lambda faults: task_set.read(Path(args.tasks), sandbox.run, faults))
-    if (
-        not args.trust_code
-        and any(task.grader.kind == "tests" for task in tasks)
-        and "network" not in sandbox.isolations()
-    ):
-        raise ConfigInvalid(["--tasks: unit tests cannot be run safely here; see `baton eval`, or say --trust-code"])
+    sandbox.require_isolation(task.grader for task in tasks)
     rules = [training_questions.Rule(task.messages, task.grader, task.grader_text) for task in tasks]
     if args.rollouts is None:
         return rules
