@@ -105,8 +105,11 @@ def _without_text(plan: Plan) -> Plan:
 
 
 def gap_closed(mean: Mapping[str, float]) -> float:
-    """Return the share of the gap that the trained conductor closes."""
-    return (mean[TRAINED] - mean[FIXED]) / (mean[OPTIMUM] - mean[FIXED])
+    """Return the share of the gap that the trained conductor closes; 0 where there is no gap."""
+    gap = mean[OPTIMUM] - mean[FIXED]
+    if not gap:
+        return 0.0
+    return (mean[TRAINED] - mean[FIXED]) / gap
 
 
 def exact_outcomes(lessons: Sequence[Lesson], plans: Sequence[Plan], weights: Weights) -> list[Outcome]:

@@ -7,7 +7,7 @@ import pytest
 
 from app.lab import search
 from app.lab.baselines import ARMS, FIXED, OPTIMUM, plans_of_arm, search_arms
-from app.lab.evaluate import TRAINED, compare, draw_exam, format_table
+from app.lab.evaluate import TRAINED, compare, draw_exam, format_table, gap_closed
 from app.lab.lessons import SPLITS, Lesson, draw_lesson
 from app.lab.paired_statistics import paired_bootstrap
 from app.lab.world import HELD_OUT_PRICES, Setting, Weights, is_held_out, profiles
@@ -81,3 +81,8 @@ def test_what_is_held_out_is_not_what_is_trained_on(split: str) -> None:
             assert factors <= set(HELD_OUT_PRICES)
         if split in ("unseen paraphrases", "unseen families"):
             assert lesson.problem.text not in trained
+
+
+def test_tasks_without_a_gap_have_a_share_of_it_too() -> None:
+    assert gap_closed({TRAINED: 0.5, FIXED: 0.6, OPTIMUM: 0.6}) == 0.0
+    assert gap_closed({TRAINED: 0.7, FIXED: 0.6, OPTIMUM: 0.8}) == pytest.approx(0.5)
