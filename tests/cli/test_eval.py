@@ -59,7 +59,9 @@ def test_it_goes_on_where_it_was_interrupted_and_pays_for_nothing_twice(
 ) -> None:
     assert baton(*FEW, "tier,single:rehearsal-sage,static:pev", "--json") == 0
     first = rows(home / "evaluation")
-    standings = {entry["arm"]: entry for entry in json.loads(capsys.readouterr().out)["standings"]}
+    printed = json.loads(capsys.readouterr().out)
+    assert json.loads((home / "evaluation" / "table.json").read_text()) == printed
+    standings = {entry["arm"]: entry for entry in printed["standings"]}
     assert set(standings) == {
         "baton-ultra",
         "baton-ultra:single:rehearsal-sage",

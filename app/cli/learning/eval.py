@@ -251,14 +251,15 @@ def by_place(folder: Path) -> dict[tuple[str, str, int], Measure]:
 
 def _report(args: Arguments, out: Path) -> None:
     comparison = _table(args, [Path(folder) for folder in (args.out, *args.beside)])
+    document = json.dumps(asdict(comparison), indent=1)
+    (out / "table.json").write_text(document + "\n", encoding="utf-8")
+    has_plot = plot.png(comparison, out / "cost-accuracy.png")
     if args.json:
-        print(json.dumps(asdict(comparison), indent=1))
+        print(document)
         return
     console = terminal.stdout()
     console.print(comparison_table.draw(comparison))
     console.print(plot.characters(comparison), markup=False)
-    has_plot = plot.png(comparison, out / "cost-accuracy.png")
-    (out / "table.json").write_text(json.dumps(asdict(comparison), indent=1) + "\n", encoding="utf-8")
     places = f"\n{out}/rows.jsonl, {out}/table.json"
     if has_plot:
         places += f", {out}/cost-accuracy.png"
