@@ -64,7 +64,7 @@ def rollout(
         task=task,
         workers=tuple([catalog.workers[name] for name in order]),
         limits=state.admitted.limits,
-        usd_left=_usd_left(state, events, proposal),
+        usd_left=_usd_left(state, events),
         seconds_left=_seconds_left(events),
     )
     steps = _steps(record, state, events, proposal)
@@ -176,8 +176,9 @@ def _order(state: RunState, events: Sequence[Event], proposal: Proposal) -> list
     return order
 
 
-def _usd_left(state: RunState, events: Sequence[Event], proposal: Proposal) -> int:
-    """Return the micro-dollars that the conductor was told; those of the run where it was told none."""
+def _usd_left(state: RunState, events: Sequence[Event]) -> int:
+    """Return the micro-dollars that the run's first call was told, which is the conductor's where it has one; those of
+    the run where it was told none."""
     for fact in facts(events, CallIntended):
         if fact.usd_left is not None:
             return fact.usd_left

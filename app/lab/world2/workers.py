@@ -29,7 +29,7 @@ SYLLABLES = (
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The measured card of a worker: by domain, how many of `asked` questions it answered rightly, step by step."""
+    """The measured card of a worker: by domain, how many of `questions` it answered rightly, step by step."""
 
     right: tuple[int, ...]
     questions: int
