@@ -24,11 +24,13 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     if args.since:
         since = now() - args.since
     settings, selection = read(environ), rollout_filter(args)
-    storage.print_database(settings)
-    rollouts, skip_counts = event_loop.run(collect(settings, selection, since))
     path = Path(args.file).resolve()  # so that a link to a file stays
     if path.exists() and not path.is_file():
         raise ConfigInvalid([f"{path}: cannot be written: it is no file"])
+    if not path.parent.is_dir():
+        raise ConfigInvalid([f"{path}: cannot be written: there is no such folder"])
+    storage.print_database(settings)
+    rollouts, skip_counts = event_loop.run(collect(settings, selection, since))
     if rollouts:
         _write(path, rollouts)
     counts = Counter(rollout.split for rollout in rollouts)
@@ -62,6 +64,8 @@ def _write(path: Path, rollouts: Iterable[Rollout]) -> None:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.writelines(f"{to_line(rollout)}\n" for rollout in rollouts)
         part.replace(path)
+    except OSError as error:
+        raise ConfigInvalid([f"{path}: cannot be written: {error.strerror}"]) from None
     finally:
         part.unlink(missing_ok=True)
 
