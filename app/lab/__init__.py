@@ -16,6 +16,7 @@ Data from journals
 Recorded outcomes of real models
     recorded_outcomes  prompts with the scores of models, read from files of several formats
     replay             what the selector and `routing_baselines` would have earned on them
+    simulated_selector the service's selector as simulations and replays drive it
 Training
     training_questions the questions that a chat model is trained on, each before a pool
     plan_execution     the execution of its plans by a running Baton; `plan_rewards` scores them

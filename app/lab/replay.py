@@ -23,26 +23,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from random import Random
-from statistics import NormalDist
 from typing import NamedTuple
 
 from app.core.plan.templates import Arm, arm_of_workers
 from app.core.pool.catalog import Card, Price, SelectorSpec, Worker
-from app.core.rating.decision import decide
 from app.core.rating.features import Features, features
-from app.core.rating.posterior import USUAL_OUTPUT_TOKENS, Posterior, Rating, estimates, logistic, update_posterior
+from app.core.rating.posterior import USUAL_OUTPUT_TOKENS, Rating, logistic
 from app.lab.logged_decisions import hash_features
 from app.lab.offpolicy import Log, LoggedOutcome, Report
 from app.lab.recorded_outcomes import Dataset, RecordedPrompt, RecordsRefused
 from app.lab.routing_baselines import BASELINES, Estimator, Example, Scores
+from app.lab.simulated_selector import SimulatedSelector
 
 SELECTOR, ORACLE, LOGGED = "selector", "perfect choice", "always "
 TARGET = 0.95
 """The share of the best model's score whose cost is reported."""
 FULL_MICRO_USD = 50_000
 """The cost of a call of the best model, as the selector is told it; all others are in proportion."""
-NORMAL_QUANTILES = tuple(NormalDist().inv_cdf((n + 0.5) / 1024) for n in range(1024))
-"""Equally probable quantiles of the normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,31 +269,21 @@ class Bandit:
     """The selector of the service over models as workers, with its own posterior, decision and exploration."""
 
     def __init__(self, routing: Routes) -> None:
-        self.posterior = Posterior()
         self._routes = routing
-        self._spec = SelectorSpec(templates=("answer",), cost=routing.cost_weight, full_usd=FULL_MICRO_USD)
         self._usd = {model: round(routing.costs[model] * FULL_MICRO_USD) for model in routing.models}
-        self._workers = [_worker(model, self._usd[model]) for model in routing.models]
+        spec = SelectorSpec(templates=("answer",), cost=routing.cost_weight, full_usd=FULL_MICRO_USD)
+        workers = [_worker(model, self._usd[model]) for model in routing.models]
         self._arms = [arm_of_workers("answer", [model]) for model in routing.models]
+        self.selector = SimulatedSelector(spec, workers, self._arms)
 
     def learn(self, part: Part, random: Random) -> float:
         """Choose, and learn the score of the choice, prompt by prompt; return the mean regret."""
         total_regret = 0.0
         for number, (prompt_features, scores) in enumerate(zip(part.seen, part.scores, strict=True)):
-            arm = self._explore(prompt_features, random)
+            arm = self.selector.explore(prompt_features, random).arm
             total_regret += regret(self._routes, scores, arm.main)
             self.note(arm, prompt_features, scores[arm.main], number)
         return total_regret / len(part.seen)
-
-    def _explore(self, prompt_features: Features, random: Random) -> Arm:
-        """Return an arm that is drawn as the service draws it."""
-        estimated = estimates(self.posterior, self._spec, self._arms, self._workers, prompt_features)
-
-        def draw_normals(count: int) -> Sequence[float]:
-            return random.choices(NORMAL_QUANTILES, k=count)
-
-        action = decide(estimated, self._spec.explore, draw_normals, random.random).action
-        return next(arm for arm in self._arms if arm.name == action)
 
     def imitate(self, part: Part) -> None:
         """Learn the outcomes of a log, whoever chose."""
@@ -307,12 +294,11 @@ class Bandit:
 
     def note(self, arm: Arm, prompt_features: Features, score: float, number: int) -> None:
         """Learn one rating; ratings follow each other by a second."""
-        rating = Rating(arm, prompt_features, score, self._usd[arm.main], 1.0 + number)
-        self.posterior = update_posterior(self.posterior, self._spec, self._workers, rating)
+        self.selector.learn(Rating(arm, prompt_features, score, self._usd[arm.main], 1.0 + number))
 
     def expects(self, prompt_features: Features) -> Scores:
         """Return the expected score of each model at the posterior's mean."""
-        estimated = estimates(self.posterior, self._spec, self._arms, self._workers, prompt_features)
+        estimated = self.selector.estimates(prompt_features)
         return {estimate.arm.main: logistic(estimate.mean) for estimate in estimated}
 
 

@@ -67,8 +67,8 @@ def test_the_selector_learns_the_outcome_of_its_own_choice_alone() -> None:
         turned.append({name: score if name == model else 1 - score for name, score in scores.items()})
     again = Bandit(TWO)
     again.learn(Part(part.rows, part.seen, turned), Random(0))
-    assert again.posterior == played.posterior
-    assert again.posterior.ratings == len(TEXTS)
+    assert again.selector.posterior == played.selector.posterior
+    assert again.selector.posterior.ratings == len(TEXTS)
 
 
 @pytest.mark.parametrize("name", sorted(set(BASELINES) - {"random"}))

@@ -7,16 +7,15 @@ executes one plan a task, is told the judge's verdict less what the wait was wor
 from collections.abc import Mapping, Sequence
 from functools import cache
 from random import Random
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
 from app.core.plan.templates import Arm, arms
 from app.core.pool import catalog
-from app.core.rating.decision import decide
 from app.core.rating.features import Features, features
-from app.core.rating.posterior import Estimate, Posterior, Rating, estimates, update_posterior
+from app.core.rating.posterior import Rating
+from app.lab.simulated_selector import SimulatedSelector
 from app.lab.world2.baselines import PlanIndices, Setting
 from app.lab.world2.constants import DOMAINS, constants
 from app.lab.world2.execution import draw_verdict
@@ -67,39 +66,20 @@ class ProductSelector:
             task_features = features(task.text)
             arm = selector.explore(task_features, random).arm
             execution = execute_once(setting, selector.plans[arm.name], task, random)
-            selector.learn(arm, task_features, execution, 1e9 + n)
+            selector.learn(execution.rating(arm, task_features, 1e9 + n))
         return selector
 
 
-class SelectorOverPool:
-    """The service's selector over one pool: its arms, its posterior, its exploration and its learning."""
+class SelectorOverPool(SimulatedSelector):
+    """The service's selector over one pool."""
 
     def __init__(self, setting: Setting) -> None:
-        self._spec = selector_spec()
-        self._workers = [as_catalog(worker) for worker in setting.pool]
-        self._arms = arms(self._spec, self._workers, MOST_STEPS)
-        self._posterior = Posterior()
-        self.plans = {arm.name: plan_of(arm, setting) for arm in self._arms}
+        spec = selector_spec()
+        workers = [as_catalog(worker) for worker in setting.pool]
+        all_arms = arms(spec, workers, MOST_STEPS)
+        super().__init__(spec, workers, all_arms)
+        self.plans = {arm.name: plan_of(arm, setting) for arm in all_arms}
         """The plan of this world that each arm stands for."""
-
-    def estimates(self, task_features: Features) -> Sequence[Estimate]:
-        """Return what the posterior holds of each arm for a task with these features."""
-        return estimates(self._posterior, self._spec, self._arms, self._workers, task_features)
-
-    def explore(self, task_features: Features, random: Random) -> Estimate:
-        """Draw an arm with the probabilities by which the service explores; return its estimate."""
-        estimated = self.estimates(task_features)
-
-        def draw_normals(count: int) -> Sequence[float]:
-            return random.choices(normals(), k=count)
-
-        action = decide(estimated, self._spec.explore, draw_normals, random.random).action
-        return next(estimate for estimate in estimated if estimate.arm.name == action)
-
-    def learn(self, arm: Arm, task_features: Features, execution: "Execution", at: float) -> None:
-        """Update the posterior by the score and the bill of an execution, rated at this time in seconds."""
-        rating = Rating(arm, task_features, execution.score, round(1e6 * execution.usd), at)
-        self._posterior = update_posterior(self._posterior, self._spec, self._workers, rating)
 
 
 class Execution(NamedTuple):
@@ -109,6 +89,10 @@ class Execution(NamedTuple):
     score: float
     """The judge's verdict, 0 or 1, less what the wait was worth of a 1."""
     usd: float
+
+    def rating(self, arm: Arm, task_features: Features, at: float) -> Rating:
+        """Return the rating of the arm that led to it, at this time in seconds."""
+        return Rating(arm, task_features, self.score, round(1e6 * self.usd), at)
 
 
 def execute_once(setting: Setting, plan: Plan, task: Task, random: Random) -> Execution:
@@ -145,9 +129,3 @@ def plan_of(arm: Arm, setting: Setting) -> Plan:
     """Return the plan of this world that an arm stands for."""
     names = [worker.name for worker in setting.pool]
     return Plan(SHAPES[arm.template], tuple(names.index(step.worker) for step in arm.steps))
-
-
-@cache
-def normals() -> tuple[float, ...]:
-    """Return equally probable quantiles of the normal distribution, to draw from."""
-    return tuple(NormalDist().inv_cdf((n + 0.5) / 1024) for n in range(1024))

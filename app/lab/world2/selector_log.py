@@ -54,7 +54,7 @@ def _simulate(seed: int) -> tuple[list[float], list[tuple[float, bool]]]:
         regrets.append(best_reward - expected_reward(plan, task, setting.rewards))
         execution = execute_once(setting, plan, task, random)
         predictions.append((estimate.success, execution.right))
-        selector.learn(estimate.arm, task_features, execution, 1e9 + n)
+        selector.learn(execution.rating(estimate.arm, task_features, 1e9 + n))
     return regrets, predictions
 
 
