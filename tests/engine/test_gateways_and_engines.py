@@ -15,9 +15,10 @@ import pytest
 from app.core.run.events import Kind, RunAdmitted
 from app.engine.delivery.messages import FollowedRun
 from app.engine.runs.client import Cancellations
+from app.engine.runs.driver import Driver
 from app.errors import OverQuota, QueueUnavailable, RunUndecided, StoreUnavailable
 from app.process.wiring import Runtime
-from app.stepqueue.protocol import Live
+from app.stepqueue.protocol import ListenRequest, Live
 from app.stepqueue.redis import RedisQueue
 from app.store.protocol import UNDECIDED, AppendResult, Entry, Ledger, Move, Outbox, RunQuery
 from tests.harness.conversations import Conversation, look_call, tool_call_reply
@@ -470,3 +471,20 @@ async def test_who_looks_on_at_another_gateway_ends_nothing_by_leaving(
         own.runs.leave(followed_run)
         assert asked == ["own"]
         await finish(followed_run)
+
+
+async def test_a_bug_upon_one_message_does_not_end_an_engines_other_runs(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    async def listen_with_a_bug(_driver: Driver, _message: ListenRequest) -> None:
+        asked.set()
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Driver, "listen", listen_with_a_bug)
+    followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
+    runtime.drivers.receive(ListenRequest(followed_run.run, "another gateway"))
+    await asked.wait()
+    assert (await finish(followed_run)).ended.error is None
+    assert runtime.drivers.is_open

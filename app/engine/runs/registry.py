@@ -12,8 +12,9 @@ which journals have moved, so that a driver that missed a message reads its jour
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from app.conductor.protocol import Policy
@@ -213,15 +214,28 @@ class Drivers:
         """Take a message to this process about one of its runs, or about one whose caller has come back."""
         driver = self._drivers.get(message.run)
         if isinstance(message, ListenRequest):
-            if self._group is not None:
-                self._group.create_task(self._listen(message))
+            self._start_beside(message.run, partial(self._listen, message))
         elif driver is not None:
             if not isinstance(message, Delta | Stop | EngineChange):
                 driver.inbox.put(message)
-        elif isinstance(message, CommittedEvents) and self._group is not None:
+        elif isinstance(message, CommittedEvents):
             is_resumed = any(event.kind is Kind.RESUMED for event in message.events)
             if is_resumed:
-                self._group.create_task(self._take_resumed(message))
+                self._start_beside(message.run, partial(self._take_resumed, message))
+
+    def _start_beside(self, run: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Start work for one run beside the drivers; no error of it may end them."""
+
+        async def guarded() -> None:
+            try:
+                await work()
+            except Exception as bug:
+                self._context.telemetry.log(
+                    logging.ERROR, "Work for a run failed because of a bug; other runs go on.", bug, run=run
+                )
+
+        if self._group is not None:
+            self._group.create_task(guarded())
 
     async def _listen(self, message: ListenRequest) -> None:
         """Let a gateway follow a run. If it is not driven here, because it has ended or another engine has it, the
@@ -377,8 +391,8 @@ class Drivers:
 
     def _give_recorded_results_soon(self, held: HeldRun) -> None:
         """Let a replay that waits for tool results go on with those that were recorded, if there are any."""
-        if held.state.admitted.origin_kind == "replay" and self._group is not None:
-            self._group.create_task(self._give_recorded_results(held))
+        if held.state.admitted.origin_kind == "replay":
+            self._start_beside(held.state.run, partial(self._give_recorded_results, held))
 
     async def _give_recorded_results(self, held: HeldRun) -> None:
         """Begin the next turn of a replay with the tool results of the run that it repeats, if these have any."""
