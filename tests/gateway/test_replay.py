@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from app.engine.runs import replays
+from app.errors import Overloaded, StoreUnavailable
 from app.gateway.http.api_keys import mint
 from app.process.wiring import Runtime
 from app.store.protocol import CONTENT_READ, AdminEventQuery
@@ -158,22 +160,66 @@ async def test_another_plan_a_single_worker_or_another_tier(client: httpx.AsyncC
     assert (again["tier"], again["conductor"]) == ("baton-mini", "fixed")
 
 
-async def test_recorded_tool_results_are_given_again_for_equal_calls_only(
-    client: httpx.AsyncClient, stub: ProviderStub
-) -> None:
-    def calls(query: str) -> Reply:
-        return Reply(chunks=(), tool_calls=(ToolCall("look", json.dumps({"q": query}), "their-1"),), finish="tool")
+def calls(query: str) -> Reply:
+    return Reply(chunks=(), tool_calls=(ToolCall("look", json.dumps({"q": query}), "their-1"),), finish="tool")
 
-    stub.script("alpha", calls("a"), Reply(chunks=("It is 42.",)))
+
+async def record_tool_results(client: httpx.AsyncClient, stub: ProviderStub) -> str:
+    """Return a run that has called a tool and was given its result. Its worker would do the same once more."""
+    for _ in range(2):
+        stub.script("alpha", calls("a"), Reply(chunks=("It is 42.",)))
     messages: list[dict[str, Any]] = [{"role": "user", "content": "What is 2 + 2?"}]
     request_body = {"model": "baton-mini", "tools": [LOOK]}
     first = await client.post("/v1/chat/completions", json=request_body | {"messages": messages})
     message = first.json()["choices"][0]["message"]
     messages += [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "The result."}]
     await client.post("/v1/chat/completions", json=request_body | {"messages": messages})
-    run = str(first.headers["x-baton-run"])
     stub.requests.clear()
-    stub.script("alpha", calls("a"), Reply(chunks=("It is 42.",)))
+    return str(first.headers["x-baton-run"])
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable(), Overloaded(), IndexError("a bug")])
+async def test_recorded_tool_results_that_cannot_be_given_at_once_are_given_later(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    errors, find_results = [error], replays.results
+
+    async def fail_once(*arguments: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return await find_results(*arguments)
+
+    monkeypatch.setattr(replays, "results", fail_once)
+    settings = {"BATON_LEASE_SECONDS": "0.6"}
+    async with running_service(tmp_path, pool_text(stub), settings) as runtime, client_of(runtime) as client:
+        run = await record_tool_results(client, stub)
+        await replay_run(client, run)
+        assert runtime.drivers.is_open
+    assert (errors, len(stub.requests)) == ([], 2)
+
+
+async def test_a_replay_whose_calls_were_not_recorded_is_looked_at_once_more_and_then_waits_for_its_caller(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    settings = {"BATON_LEASE_SECONDS": "0.6"}
+    async with running_service(tmp_path, pool_text(stub), settings) as runtime, client_of(runtime) as client:
+        run = await record_tool_results(client, stub)
+        stub.clear()
+        stub.script("alpha", calls("b"))
+        waiting = (await client.post(f"/v1/runs/{run}/replay")).json()["id"]
+
+        async def is_left_to_its_caller() -> bool:
+            row = await runtime.context.store.run(waiting)
+            return row.state == "awaiting_tool" and not row.driver and row.lease_until == row.deadline
+
+        await until(is_left_to_its_caller)
+        assert (await client.post(f"/v1/runs/{waiting}/cancel")).json()["state"] == "cancelled"
+
+
+async def test_recorded_tool_results_are_given_again_for_equal_calls_only(
+    client: httpx.AsyncClient, stub: ProviderStub
+) -> None:
+    run = await record_tool_results(client, stub)
     again = await replay_run(client, run)
     assert "The result." in json.dumps(stub.requests[-1].json)
     assert (await compare_runs(client, run, again["id"]))["same_answer"] is True

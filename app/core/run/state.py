@@ -246,6 +246,11 @@ class RunState:
         return self.state in WAITING
 
     @property
+    def is_recorded_replay(self) -> bool:
+        """Return True if the run repeats another one, and has a recording of it."""
+        return self.admitted.origin_kind == "replay" and bool(self.admitted.plan)
+
+    @property
     def awaits_approval(self) -> Proposal | None:
         """Return the first accepted plan that needs an approval and has none."""
         if self.admitted.approval is None:

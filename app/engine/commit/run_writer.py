@@ -174,10 +174,16 @@ class Consequences:
         self.outbox += [Outbox(n, tier, home, turn, enqueues) for n in command.steps]
         return [StepQueued(n) for n in command.steps]
 
-    def await_tools(self, command: Await, now: float) -> Fact:
-        """The event of a turn that ends with tool calls: nobody drives the run until its caller is back."""
-        until = now + self.state.admitted.limits.tool_wait
-        self.lease = Lease("", until, until)
+    def await_tools(self, command: Await, now: float, lease: float) -> Fact:
+        """The event of a turn that ends with tool calls: nobody drives the run until its caller is back.
+
+        A replay may have the results in its recording. The engine that ended its turn gives them at once; if it cannot,
+        the run is free to be taken after `lease` seconds, so that another engine does.
+        """
+        until = lapses = now + self.state.admitted.limits.tool_wait
+        if self.state.is_recorded_replay:
+            lapses = min(now + lease, until)
+        self.lease = Lease("", lapses, until)
         return drafts.run_awaiting_tool(self.state, command, until)
 
     def await_approval(self, command: AwaitApproval, now: float, catalog: Catalog, *, notifies: bool) -> Fact:
@@ -523,7 +529,7 @@ class RunWriter:
         if isinstance(command, Queue):
             return consequences.queue_steps(command, self._home, enqueues=self._context.queue.healthy)
         if isinstance(command, Await):
-            return [consequences.await_tools(command, now)]
+            return [consequences.await_tools(command, now, self._context.lease)]
         if isinstance(command, AwaitApproval):
             catalog, notifies = self._context.catalog(), self._context.notifies
             return [consequences.await_approval(command, now, catalog, notifies=notifies)]

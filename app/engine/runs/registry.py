@@ -391,7 +391,7 @@ class Drivers:
 
     def _give_recorded_results_soon(self, held: HeldRun) -> None:
         """Let a replay that waits for tool results go on with those that were recorded, if there are any."""
-        if held.state.admitted.origin_kind == "replay":
+        if held.state.is_recorded_replay:
             self._start_beside(held.state.run, partial(self._give_recorded_results, held))
 
     async def _give_recorded_results(self, held: HeldRun) -> None:
@@ -411,7 +411,7 @@ class Drivers:
         except BatonError as error:
             self._context.telemetry.log(
                 logging.WARNING,
-                "A replay could not be given its recorded tool results; it waits for its caller.",
+                "A replay could not be given its recorded tool results; an engine tries it once more.",
                 run=state.run,
                 error=error.code,
             )

@@ -290,7 +290,7 @@ async def results(context: EngineContext, known: WaitingRun) -> tuple[Order, Res
     """The turn of a replay that waits for tool results, if the run that it repeats has results for equal calls of every
     step that waits; else None: then the run waits for its caller, like any other."""
     state = known.state
-    if state.admitted.origin_kind != "replay" or not state.admitted.plan or not known.salt:
+    if not state.is_recorded_replay or not known.salt:
         return None
     tier = context.tier_of(state.admitted)
     if tier is None:
