@@ -15,7 +15,7 @@ from app.core.run.events import Kind
 from app.core.run.progress import Command, Finish, decide
 from app.core.run.state import RunState
 from app.engine.commit import run_writer
-from app.engine.commit.run_writer import RunWriter
+from app.engine.commit.run_writer import Consequences, RunWriter
 from app.engine.runs import driver as driver_module
 from app.engine.runs.driver import Driver
 from app.engine.steps import execution
@@ -269,6 +269,20 @@ async def test_a_step_that_could_not_be_begun_gives_its_slot_back(
             stopping.set()
             await working
     assert outcome.ended.error is None
+
+
+async def test_steps_whose_entry_cannot_be_made_give_their_slots_back(
+    stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add_intents_with_a_bug(*_: object) -> None:
+        raise ValueError("a bug")
+
+    free_before = runtime.dispatcher.free_slots
+    with monkeypatch.context() as patch:
+        patch.setattr(Consequences, "with_intents", add_intents_with_a_bug)
+        with pytest.raises(ValueError, match="a bug"):
+            await runtime.runs.start(order(runtime, "baton-mini"))
+    assert runtime.dispatcher.free_slots == free_before
 
 
 async def test_both_fences_hold_for_a_joined_entry(stub: ProviderStub, tmp_path: Path) -> None:

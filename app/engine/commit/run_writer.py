@@ -563,7 +563,7 @@ class RunWriter:
         contents = self._cached_contents | dict((*entry.contents, *consequences.contents))
         steps = await starter.prepare(consequences.state, self.salt, contents, consequences.outbox)
         if steps:
-            appended = await start_after_commit(steps, self._write(entry, consequences.with_intents(steps)))
+            appended = await start_after_commit(steps, lambda: self._write(entry, consequences.with_intents(steps)))
             if appended is not None:
                 started = {step.row.step for step in steps}
                 consequences.outbox = [row for row in consequences.outbox if row.step not in started]
@@ -737,10 +737,12 @@ def tags(events: Iterable[Fact]) -> tuple[tuple[str, str], ...]:
 # -- steps that are begun in the entry that queues them
 
 
-async def start_after_commit(steps: Sequence[PreparedStep], commit: Awaitable[AppendResult]) -> AppendResult | None:
-    """Start prepared steps once their entry is committed. None if it was refused because of them."""
+async def start_after_commit(
+    steps: Sequence[PreparedStep], commit: Callable[[], Awaitable[AppendResult]]
+) -> AppendResult | None:
+    """Start prepared steps once `commit` has committed their entry. None if it was refused because of them."""
     try:
-        appended = await commit
+        appended = await commit()
     except BaseException as error:
         for step in steps:
             step.abandon()
