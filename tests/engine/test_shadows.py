@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.pool.budgets import Budget, shadow_budget
@@ -19,6 +20,7 @@ from app.core.rating.shadows import notes_from_json, policy_of, shadow_id
 from app.core.run.kinds import Kind
 from app.engine.runs.approvals import Decision
 from app.engine.runs.shadows import MOST_AT_ONCE, Shadows
+from app.errors import Overloaded
 from app.gateway.openapi.report_replies import ShadowReport
 from app.gateway.runs import reports
 from app.process.wiring import Runtime
@@ -302,6 +304,24 @@ async def test_an_engine_that_was_killed_leaves_one_shadow_at_most(tmp_path: Pat
             await shadows.look()
             assert (len(stub.requests_for("gamma")), await counts(runtime)) == (2, {"started": 2})
             assert len(await store.runs(RunQuery(origin_kind="shadow"))) == 2
+
+
+async def test_a_shadow_that_an_engine_begins_as_it_stops_is_left_to_another(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script_answers(stub)
+
+    async def refuse(*_: object) -> None:
+        raise Overloaded
+
+    async with run_service_with_shadows(tmp_path, pool_with_shadows(stub)) as (runtime, shadows):
+        run, _ = await answer_one_run(runtime)
+        with monkeypatch.context() as patch:
+            patch.setattr(runtime.drivers, "admit", refuse)
+            await shadows.look()
+        await shadows.look()
+        assert (await shadow_of(runtime, run)).state == "succeeded"
+        assert await counts(runtime) == {"started": 1}
 
 
 async def test_nobody_is_billed_for_a_shadow_and_nothing_is_learned_from_it(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from app.engine.periodic import look_repeatedly
 from app.engine.runs import admission
 from app.engine.runs.admission import Order
 from app.engine.runs.registry import Drivers
-from app.errors import Conflict, InvalidRequest, NotFound, OursError
+from app.errors import Conflict, InvalidRequest, NotFound, OursError, Overloaded
 from app.store.protocol import IdempotencyRecord, RunQuery, RunRow
 
 EVERY_SECONDS = 2.0
@@ -168,7 +168,8 @@ class Shadows:
     # -- one shadow
 
     async def _start_shadow(self, catalog: Catalog, tier: Tier, spec: ShadowSpec, run: str) -> str:
-        """Start the shadow of a run. Returns what became of it; empty while the run has not ended."""
+        """Start the shadow of a run. Returns what became of it; empty while the run has not ended, and where this
+        engine begins no runs any more."""
         try:
             row = await self._context.store.run(run)
             if row.ended_at is None:
@@ -189,6 +190,8 @@ class Shadows:
             return "content_erased"
         except InvalidRequest:
             return "no_worker"
+        except Overloaded:
+            return ""
         except OursError:
             raise
         except Exception as bug:  # a run that cannot be repeated must not keep the others waiting
