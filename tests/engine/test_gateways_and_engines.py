@@ -16,6 +16,7 @@ from app.core.run.events import Kind, RunAdmitted
 from app.engine.delivery.messages import FollowedRun
 from app.engine.runs.client import Cancellations
 from app.engine.runs.driver import Driver
+from app.engine.runs.registry import Drivers
 from app.errors import OverQuota, QueueUnavailable, RunUndecided, StoreUnavailable
 from app.process.wiring import Runtime
 from app.stepqueue.protocol import ListenRequest, Live
@@ -471,6 +472,27 @@ async def test_who_looks_on_at_another_gateway_ends_nothing_by_leaving(
         own.runs.leave(followed_run)
         assert asked == ["own"]
         await finish(followed_run)
+
+
+async def test_a_run_that_an_engine_begins_as_it_stops_is_begun_and_offered_to_others(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drivers, stopping = Drivers(runtime.context, home="leaver", bound=9), asyncio.Event()
+    working = asyncio.create_task(drivers.run(stopping))
+    await until(lambda: drivers.is_open)
+    append = runtime.context.store.append
+
+    async def append_as_the_engine_stops(entry: Entry) -> AppendResult:
+        if entry.new is not None:
+            stopping.set()
+            await working
+        return await append(entry)
+
+    monkeypatch.setattr(runtime.context.store, "append", append_as_the_engine_stops)
+    monkeypatch.setattr(runtime.runs, "engine", drivers)
+    followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
+    assert (await finish(followed_run)).ended.error is None
+    assert len(drivers) == 0
 
 
 async def test_a_bug_upon_one_message_does_not_end_an_engines_other_runs(

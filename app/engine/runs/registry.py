@@ -319,7 +319,7 @@ class Drivers:
 
     async def _begin(self, driver: Driver, entry: Entry) -> None:
         """Commit the entry that takes the run's lease, and drive the run."""
-        if self._group is None:
+        if not self.is_open:
             raise Overloaded(retry_after=1.0)
         run = entry.run
         stale = self._drivers.get(run)
@@ -334,17 +334,14 @@ class Drivers:
                     del self._drivers[run]
             raise
         # If the commit took longer than the lease, the sweep of this process may have made a new driver for the run.
-        if self._drivers.get(run) is driver:
-            self._drive(driver)
-
-    def _drive(self, driver: Driver) -> None:
-        if self._group is None:
-            raise Overloaded(retry_after=1.0)
-        run = driver.state.run
+        if self._drivers.get(run) is not driver:
+            return
+        if self._group is None:  # this process has stopped to drive meanwhile, but the run is begun
+            del self._drivers[run]
+            return await hand_back(self._context, self._home, {run: driver})
         former = self._tasks.get(run)
         if former is not None:  # another engine had it meanwhile, and this one has taken it again
             former.cancel()
-        self._drivers[run] = driver
         self._tasks[run] = self._group.create_task(self._guard(driver))
 
     def give_up_plans(self, conductor: str) -> None:
