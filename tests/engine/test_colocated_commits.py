@@ -28,6 +28,7 @@ from app.stepqueue.protocol import Live, Stop
 from app.store.protocol import AppendResult, Entry
 from tests.harness.conversations import Conversation, look_call, tool_call_reply
 from tests.harness.in_process import (
+    await_ended_row,
     events,
     finish,
     kinds,
@@ -244,6 +245,44 @@ async def test_a_step_that_begins_after_its_dispatcher_is_left_to_another(
     assert outcome.ended.error is None
     first = next(event for event in journal if event.kind is Kind.CALL_FINISHED)
     assert first.body["outcome"] == ("unknown" if ended else "cancelled")
+
+
+async def test_a_step_that_begins_while_its_dispatcher_unsubscribes_is_left_to_another(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All steps are over then, and the queue takes its time."""
+    async with running_service(tmp_path, pool_text(stub), dispatches=False) as runtime:
+        append, subscribe = runtime.context.store.append, runtime.context.queue.subscribe
+        committing, unsubscribing, committed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def append_late(entry: Entry) -> AppendResult:
+            committing.set()
+            await unsubscribing.wait()
+            return await append(entry)
+
+        @asynccontextmanager
+        async def subscribe_until_committed(*arguments: Any) -> AsyncIterator[None]:
+            async with subscribe(*arguments):
+                yield
+            unsubscribing.set()
+            await committed.wait()
+
+        leaver, stopping = Dispatcher(runtime.context, name="leaver", slots=4, grace=0.0), asyncio.Event()
+        with monkeypatch.context() as patch:
+            patch.setattr(runtime.context.queue, "subscribe", subscribe_until_committed)
+            leaving = asyncio.create_task(leaver.run(stopping))
+            await asyncio.sleep(0)
+        monkeypatch.setattr(runtime.context.store, "append", append_late)
+        runtime.drivers.dispatcher = leaver
+        starting = asyncio.create_task(runtime.runs.start(order(runtime, "baton-mini")))
+        await committing.wait()
+        stopping.set()
+        followed_run = await starting
+        committed.set()
+        await leaving
+        assert stub.requests == []
+        runtime.runs.leave(followed_run)
+        await await_ended_row(runtime.context.store, followed_run.run)
 
 
 async def test_a_step_that_could_not_be_begun_gives_its_slot_back(

@@ -106,7 +106,7 @@ class Dispatcher:
             self._drained.set()
             renewal_task.cancel()
             outcomes_task.cancel()
-        self._ended = True
+            self._ended = True
 
     async def _take_until(self, stopping: asyncio.Event, group: asyncio.TaskGroup) -> None:
         """Take tickets until the event is set; a cancellation is not relied upon, because a client library may swallow
