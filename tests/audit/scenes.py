@@ -199,7 +199,7 @@ async def cancelled(stub: ProviderStub, runtime: Runtime) -> str:
     stub.always("alpha", Hang())
     followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
     await stub.wait_for(1, "alpha")
-    runtime.runs.cancel(followed_run.run, "caller")
+    runtime.runs.cancellations.ask(followed_run.run, "caller")
     await finish(followed_run)
     return followed_run.run
 

@@ -88,7 +88,7 @@ async def test_a_cancelled_run(stub: ProviderStub, runtime: Runtime) -> None:
     steps = plan(("alpha", "One", ["user"]), ("beta", "Two", ["user"]), ("gamma", "Three", [0, 1]))
     followed_run = await runtime.runs.start(order(runtime, "baton-ultra", plan=steps))
     await stub.wait_for(2)
-    runtime.runs.cancel(followed_run.run, "caller")
+    runtime.runs.cancellations.ask(followed_run.run, "caller")
     assert (await finish(followed_run)).ended.state.state == "cancelled"
     await clean(runtime, calls=2)
 

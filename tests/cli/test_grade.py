@@ -116,7 +116,7 @@ async def test_what_callers_did_is_kept_apart(
         before = len(stub.requests_for("alpha"))
         followed_run = await runtime.runs.start(order(runtime, "baton-mini", f"Stopped by the {by}"))
         await stub.wait_for(before + 1, "alpha")
-        runtime.runs.cancel(followed_run.run, by)
+        runtime.runs.cancellations.ask(followed_run.run, by)
         await finish(followed_run)
         stopped[by] = followed_run.run
     for _ in range(2):

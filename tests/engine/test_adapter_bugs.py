@@ -97,7 +97,7 @@ async def test_a_bug_that_a_cancellation_brings_to_light_is_a_cancellation(
     monkeypatch.setattr(OpenAIProvider, "stream", untidy)
     followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
     await hanging.wait()
-    runtime.runs.cancel(followed_run.run, "caller")
+    runtime.runs.cancellations.ask(followed_run.run, "caller")
     outcome = await finish(followed_run)
     (end,) = of(await events(runtime, followed_run.run), Kind.CALL_FINISHED)
     assert (outcome.ended.state.state, end["outcome"], "error" in end) == ("cancelled", "cancelled", False)

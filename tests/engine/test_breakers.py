@@ -202,7 +202,7 @@ async def test_cancelled_runs_say_nothing_of_the_worker(stub: ProviderStub, runt
     for number in range(6):
         followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
         await stub.wait_for(number + 1)
-        runtime.runs.cancel(followed_run.run, "client")
+        runtime.runs.cancellations.ask(followed_run.run, "client")
         await finish(followed_run)
     assert level(runtime, "alpha") == 0
 

@@ -125,7 +125,7 @@ async def test_a_cancelled_stream_costs_what_it_used_and_not_its_bound(stub: Pro
     text = "Tell me a long story. " * 40
     followed_run = await runtime.runs.start(order(runtime, "baton-mini", text, streams=True))
     await stub.wait_for(1)
-    runtime.runs.cancel(followed_run.run, "client")
+    runtime.runs.cancellations.ask(followed_run.run, "client")
     await finish(followed_run)
     (finished,) = bodies_of(await events(runtime, followed_run.run), Kind.CALL_FINISHED)
     assert finished["outcome"] == "cancelled"

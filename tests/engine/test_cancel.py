@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from app.core.run.events import Kind
+from app.engine.runs import cancellation
 from app.engine.runs import client as run_client
 from app.errors import Overloaded
 from app.gateway.runs import cancel
@@ -112,7 +113,7 @@ async def test_a_run_without_a_driver_is_stopped_by_whoever_takes_it_over(stub: 
     async with running_service(tmp_path, pool_text(stub), dispatches=False) as runtime:
         followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
     async with running_service(tmp_path, pool_text(stub)) as runtime:
-        await cancel.ask(
+        await cancellation.ask(
             runtime.gateway.store,
             None,
             await runtime.gateway.store.run(followed_run.run),
@@ -219,7 +220,8 @@ async def test_a_wish_is_written_once(stub: ProviderStub, runtime: Runtime) -> N
     followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
     row = await runtime.gateway.store.run(followed_run.run)
     for _ in range(3):
-        await cancel.ask(runtime.gateway.store, None, row, "operator", runtime.context.now())
+        await cancellation.ask(runtime.gateway.store, None, row, "operator", runtime.context.now())
+    runtime.runs.cancellations.ask(followed_run.run, "client")
     outcome = await finish(followed_run)
     assert outcome.ended.state.state == "cancelled"
     assert kinds(await events(runtime, followed_run.run)).count(Kind.CANCEL_ASKED) == 1

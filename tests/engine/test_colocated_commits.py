@@ -354,7 +354,7 @@ async def test_an_outcome_that_joins_after_the_end_leaves_it_where_it_was(
     async with run_watched_service(tmp_path, stub) as (runtime, entries):
         followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
         await stub.wait_for(1)
-        runtime.runs.cancel(followed_run.run, "caller")
+        runtime.runs.cancellations.ask(followed_run.run, "caller")
         await finish(followed_run)
 
         async def has_outcome() -> bool:

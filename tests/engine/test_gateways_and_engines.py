@@ -175,7 +175,7 @@ async def test_an_engine_takes_no_run_without_a_free_slot(stub: ProviderStub, tm
         for _ in range(2 * both.engine.pool.configuration.settings.concurrent_steps):
             await both.engine.drivers._recovery.sweep(both.engine.drivers.room, both.engine.drivers._renew)
         assert kinds(await events(both.gateway, second.run)) == [Kind.ADMITTED]
-        both.gateway.runs.cancel(first.run, "caller")
+        both.gateway.runs.cancellations.ask(first.run, "caller")
         assert (await finish(first)).ended.state.state == "cancelled"
         assert (await finish(second)).ended.error is None, "it is taken as soon as there is a slot"
 
@@ -271,7 +271,7 @@ async def test_a_flood_of_one_tenant_does_not_keep_anothers_run_waiting(
         flood = [await begin("flood") for _ in range(30)]
         small = await begin("small")
         flood.append(await begin("flood"))
-        engine.runs.cancel(first.run, "caller")
+        engine.runs.cancellations.ask(first.run, "caller")
         assert (await finish(small)).ended.error is None
         assert [(await finish(followed_run)).ended.error for followed_run in flood] == [None] * 31
         questions = [str(request.json["messages"][-1]["content"]) for request in stub.requests_for("alpha")]
@@ -421,7 +421,7 @@ async def test_a_late_ticket_takes_no_run_from_an_engine_that_drives_it(stub: Pr
         assert await other.drivers.take(followed_run.run)
         row = await other.context.store.run(followed_run.run)
         assert (row.epoch, other.drivers.driver_of(followed_run.run)) == (1, None)
-        engine.runs.cancel(followed_run.run, "caller")
+        engine.runs.cancellations.ask(followed_run.run, "caller")
         assert (await finish(followed_run)).ended.state.state == "cancelled"
 
 

@@ -99,7 +99,7 @@ async def test_so_does_a_call(stub: ProviderStub, runtime: Runtime) -> None:
     await stub.wait_for()
     [attempt] = _all(Attempt)
     assert len(vars(attempt)) <= SHARED
-    runtime.runs.cancel(followed_run.run, "client")
+    runtime.runs.cancellations.ask(followed_run.run, "client")
     await finish(followed_run)
 
 
@@ -118,7 +118,7 @@ async def test_renewing_holds_nothing_until_the_next_time(
     followed_run = await runtime.runs.start(order(runtime, "baton-ultra", plan=plan(("alpha", "one", ["user"]))))
     await renewed.wait()
     await until(lambda: not _all(TicketClaim))
-    runtime.runs.cancel(followed_run.run, "client")
+    runtime.runs.cancellations.ask(followed_run.run, "client")
     await finish(followed_run)
 
 

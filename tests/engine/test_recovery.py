@@ -227,7 +227,7 @@ async def test_a_run_that_nobody_can_read_gives_its_budgets_back_what_its_calls_
                 database.backup(left)
             left.execute(f"UPDATE events SET {change} WHERE kind = 'plan.opened'")
             left.execute("UPDATE runs SET deadline = 0, lease_until = 0")
-        runtime.runs.cancel(run, "caller")
+        runtime.runs.cancellations.ask(run, "caller")
         await at_its_end(runtime, run)
     async with running_service(tmp_path / "left", pool_text(stub), SETTINGS, audits=False) as heir:
         await at_its_end(heir, run)
@@ -419,7 +419,7 @@ async def test_waiting_drivers_do_not_read_their_journals(
         assert reads == []
         assert set(renewals) == {5}
         for followed in driven:
-            runtime.runs.cancel(followed.run, "caller")
+            runtime.runs.cancellations.ask(followed.run, "caller")
         for followed in driven:
             await finish(followed)
 

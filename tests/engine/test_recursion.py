@@ -282,7 +282,7 @@ async def test_a_cancelled_run_stops_what_is_inside(stub: ProviderStub, runtime:
     followed_run = await runtime.runs.start(order(runtime, TIER, limits=limits))
     await stub.wait_for(2, "planner")
     await until(lambda: any(stub.requests_for(name) for name in ANSWERS), what="a worker inside is called")
-    runtime.runs.cancel(followed_run.run, "caller")
+    runtime.runs.cancellations.ask(followed_run.run, "caller")
     state = (await finish(followed_run)).ended.state
     assert state.state == "cancelled"
     assert all(step.settled for step in state.steps.values())

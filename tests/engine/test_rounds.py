@@ -409,7 +409,7 @@ async def test_a_cancelled_further_round_is_a_cancelled_run(stub: ProviderStub, 
     stub.always("planner", Hang())
     followed_run = await runtime.runs.start(order(runtime, "baton-deep"))
     await stub.wait_for(2, "planner")
-    runtime.runs.cancel(followed_run.run, "caller")
+    runtime.runs.cancellations.ask(followed_run.run, "caller")
     assert (await finish(followed_run)).ended.state.state == "cancelled"
 
 

@@ -91,7 +91,7 @@ async def test_a_step_that_has_ended_meanwhile_is_not_skipped(stub: ProviderStub
     assert driver is not None
     await driver.writer.append((StepSkipped(0, "plan_rejected"),))
     assert Kind.STEP_SKIPPED not in kinds(await events(runtime, followed_run.run))
-    runtime.runs.cancel(followed_run.run, "caller")
+    runtime.runs.cancellations.ask(followed_run.run, "caller")
     await finish(followed_run)
 
 
@@ -213,7 +213,7 @@ async def test_cancelling_closes_the_upstream(stub: ProviderStub, runtime: Runti
     stub.always("*", Hang())
     followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
     [received] = await stub.wait_for(1)
-    runtime.runs.cancel(followed_run.run, "client")
+    runtime.runs.cancellations.ask(followed_run.run, "client")
     outcome = await finish(followed_run)
     assert outcome.ended.state.state == "cancelled"
     await until(lambda: received.disconnected_at is not None)

@@ -125,7 +125,7 @@ async def test_a_shadow_that_hangs_or_fails_changes_nothing_for_callers(tmp_path
             assert not [event for event in journal if "gamma" in str(event.body.get("worker"))]
             assert await counts(runtime) == {"started": MOST_AT_ONCE}
             for run, _ in first[:MOST_AT_ONCE]:
-                runtime.runs.cancel(shadow_id(run), "operator")
+                runtime.runs.cancellations.ask(shadow_id(run), "operator")
                 assert (await shadow_of(runtime, run)).state == "cancelled"
 
 
@@ -140,7 +140,7 @@ async def test_a_shadow_is_started_only_while_the_engine_is_quiet(tmp_path: Path
             await shadows.look()
             assert await counts(runtime) == {}
             for followed_run in busy:
-                runtime.runs.cancel(followed_run.run, "caller")
+                runtime.runs.cancellations.ask(followed_run.run, "caller")
             await until(lambda: runtime.drivers.is_quiet)
             await shadows.look()
             assert (await shadow_of(runtime, run)).state == "succeeded"
@@ -155,7 +155,7 @@ async def test_a_shadow_waits_until_its_run_has_ended(tmp_path: Path) -> None:
             await until(lambda: bool(stub.requests_for("alpha")))
             await shadows.look()
             assert (await counts(runtime), stub.requests_for("gamma")) == ({}, [])
-            runtime.runs.cancel(followed_run.run, "caller")
+            runtime.runs.cancellations.ask(followed_run.run, "caller")
             await await_ended_row(runtime.context.store, followed_run.run)
             await shadows.look()
             assert await counts(runtime) == {"cancelled": 1}

@@ -152,7 +152,7 @@ async def test_a_wait_ends_with_its_run_and_hides_no_outcome(stub: ProviderStub,
     await until(has_failed)
     journal = await events(lonely, followed_run.run)
     assert (journal[-1].body["blamed"], journal[-1].body["retry_after"]) == ("rate_limited", 20)
-    lonely.runs.cancel(followed_run.run, "client")
+    lonely.runs.cancellations.ask(followed_run.run, "client")
     outcome = await finish(followed_run, within=15.0)  # less than what Retry-After says
     assert outcome.ended.state.state == "cancelled"
     assert len(stub.requests) == 1

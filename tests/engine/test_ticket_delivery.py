@@ -117,7 +117,7 @@ async def test_claims_are_renewed_while_the_queue_hangs(tmp_path: Path, monkeypa
         stub.always("*", Hang())
         followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
         await renewed.wait()
-        runtime.runs.cancel(followed_run.run, "client")
+        runtime.runs.cancellations.ask(followed_run.run, "client")
         await finish(followed_run)
 
 

@@ -166,7 +166,7 @@ async def test_other_ends_have_other_words(stub: ProviderStub, receiver: Receive
         failed = await run_of(runtime)
         await receiver.wait_for(1)
         followed_run = await runtime.runs.start(order(runtime, "baton-ultra", wire=BACKGROUND))
-        runtime.runs.cancel(followed_run.run, "caller")
+        runtime.runs.cancellations.ask(followed_run.run, "caller")
         assert (await finish(followed_run)).ended.state.state == "cancelled"
         events = await receiver.wait_for(2)
     types_and_ids = [(event.type, event.data.id) for event in events]

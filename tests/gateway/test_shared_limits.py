@@ -87,7 +87,7 @@ async def test_open_runs_of_a_gateway_that_is_gone_hold_their_places_until_the_j
         refused = await ask(clients[0])
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         run = reply.headers["x-baton-run"]
-        engine.runs.cancel(run, "caller")
+        engine.runs.cancellations.ask(run, "caller")
 
         async def ended() -> bool:
             return (await engine.context.store.run(run)).ended_at is not None

@@ -17,8 +17,8 @@ from app.core.message.chat import NO_TOOLS, Message, Task, Text, Tool, Toolbox
 from app.core.pool.catalog import Catalog, Limits
 from app.engine.delivery.messages import AnswerPart, CallerMessage, FollowedRun, TurnEnd
 from app.engine.runs.admission import Order
+from app.engine.runs.cancellation import ask
 from app.errors import BatonError, Conflict
-from app.gateway.runs.cancel import ask
 from app.store.protocol import TAKEN, IdempotencyRecord, RunRow
 from tests.simulation.faults import Faults
 from tests.simulation.plans import callers_plan

@@ -7,6 +7,7 @@ from functools import partial
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.engine.retention import EraseResult, erase_all, runs_with_content, runs_with_text, texts_with_ref
+from app.engine.runs import cancellation
 from app.errors import ConfigInvalid, LegalHold
 from app.gateway.runs import cancel
 from app.process.config import Settings, read
@@ -139,7 +140,7 @@ async def _with_copies(store: Store, row: RunRow) -> AsyncIterator[Sequence[RunR
 async def _end(store: Store, rows: Sequence[RunRow], patience: float, now: float) -> None:
     """Ask runs to end in the operator's name, and wait for that together."""
     for row in rows:
-        await cancel.ask(store, None, row, "operator", now)
+        await cancellation.ask(store, None, row, "operator", now)
     await asyncio.gather(*[cancel.wait_until_ended(store, row, patience) for row in rows])
 
 

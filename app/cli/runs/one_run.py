@@ -46,6 +46,7 @@ from app.core.run.graph import graph
 from app.core.run.instant import Instant, instant, snapshot
 from app.core.run.kinds import ENDED
 from app.core.run.timeline import timeline
+from app.engine.runs import cancellation
 from app.errors import ConfigInvalid
 from app.gateway.runs import audit, cancel, explanation
 from app.process.config import Settings, read
@@ -189,7 +190,7 @@ async def _cancel(settings: Settings, args: Arguments, now: float) -> int:
     console = terminal.stdout()
     async with storage.open_configured_store(settings) as store:
         row = await storage.find_run(store, args.run)
-        await cancel.ask(store, None, row, "operator", now)
+        await cancellation.ask(store, None, row, "operator", now)
         with terminal.stderr().status("waiting for its driver"):
             row = await cancel.wait_until_ended(store, row, 2 * settings.lease_seconds + CANCEL_SECONDS)
     if args.json:

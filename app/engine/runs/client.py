@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from app.core.records import copy_with
 from app.core.run import caller_view
 from app.core.run.caller_view import Position, find_returned_results
-from app.core.run.events import Event, RunCancelAsked
+from app.core.run.events import Event
 from app.core.run.fold import apply_fact, state_of_admission
 from app.core.run.state import RunState, Turn
 from app.engine.commit.run_writer import offer_run
@@ -22,7 +22,7 @@ from app.engine.context import EngineContext, WaitingRuns
 from app.engine.delivery import messages
 from app.engine.delivery.followers import Audience, Follower, Followers, RunChanges, step_event
 from app.engine.delivery.messages import CallerMessage, FollowedRun, Mailbox
-from app.engine.runs import admission, approvals, tool_results
+from app.engine.runs import admission, approvals, cancellation, tool_results
 from app.engine.runs.admission import Order, Owner
 from app.engine.runs.approvals import Decision, RecordedDecision
 from app.engine.runs.registry import Drivers
@@ -40,7 +40,7 @@ from app.errors import (
 )
 from app.network.shared_read import SharedRead
 from app.stepqueue.protocol import CommittedEvents, Live
-from app.store.protocol import MOVED, UNDECIDED, Entry
+from app.store.protocol import MOVED, UNDECIDED
 
 COUNT_SECONDS = 1.0
 """Time for which a count of the runs that nobody has taken is used."""
@@ -60,8 +60,7 @@ WISH_RETRY_SECONDS = 1.0
 class Cancellations:
     """The wishes of one process to cancel runs, which the run's engine carries out.
 
-    A wish is an event that any process may write. It is written at once while the database is there, else as soon as it
-    has returned; it is sent to the engine, which would find it at the latest when it renews its leases. Two kinds of
+    A wish is written at once while the database is there, else as soon as it has returned. Two kinds of
     runs are cancelled this way: those whose caller has left, and those that may or may not have been admitted, because
     the database went away between a COMMIT and its answer (their callers got an error that says so, with the run's id).
     """
@@ -69,7 +68,7 @@ class Cancellations:
     def __init__(self, context: EngineContext) -> None:
         self._context = context
         self._wishes: dict[str, str] = {}
-        """The name in which each run is cancelled: `client`, `caller` or `operator`; by run."""
+        """The name in which each run is cancelled, by run."""
         self._added = asyncio.Event()
         self._refused = False
         """True if the database did not take the latest wish that was tried."""
@@ -133,12 +132,9 @@ class Cancellations:
         self._refused = False
 
     async def _write(self, run: str, by: str) -> None:
-        with suppress(NotFound, RunEnded):
+        with suppress(NotFound):
             row = await self._context.store.run(run)
-            wish = Entry(run, self._context.now(), (RunCancelAsked(by),))
-            appended = await self._context.store.append(wish)
-            with suppress(QueueUnavailable):
-                await self._context.queue.publish(row.driver, [CommittedEvents(run, appended.events)])
+            await cancellation.ask(self._context.store, self._context.queue, row, by, self._context.now())
 
 
 class RunClient:
@@ -399,10 +395,6 @@ class RunClient:
         if not decided.repeated and not decided.state.ended:
             await offer_run(context, decided.state)
         return decided
-
-    def cancel(self, run: str, by: str) -> None:
-        """Ask for a run's end; it reaches its terminal state within about two seconds."""
-        self.cancellations.ask(run, by)
 
     def _receive(self, message: Live) -> None:
         if isinstance(message, CommittedEvents):

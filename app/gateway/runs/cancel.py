@@ -1,18 +1,12 @@
-"""Stopping a run from anywhere: the wish goes into its journal, and its driver, wherever that is, is notified of it.
-
-The journal is what counts. A driver that is not notified sees it when it next renews its lease. Where there is no
-driver, because it was lost or because the run waits for tool results, whoever takes the run over sees it first. A run
-that has ended stays as it is.
-"""
+"""Stopping a run at its caller's request, and waiting for its end; `app/engine/runs/cancellation.py` has the wish."""
 
 import asyncio
 from contextlib import suppress
 
-from app.core.run.events import Kind, RunCancelAsked
 from app.core.run.kinds import COPIES
-from app.errors import QueueUnavailable, RunEnded
-from app.stepqueue.protocol import CommittedEvents, StepQueue
-from app.store.protocol import Entry, RunQuery, RunRow, TenantStore
+from app.engine.runs import cancellation
+from app.stepqueue.protocol import StepQueue
+from app.store.protocol import RunQuery, RunRow, TenantStore
 
 PATIENCE, PAUSE = 3.0, 0.05
 """Seconds that a caller waits for the end that it has asked for, and between two looks."""
@@ -20,25 +14,10 @@ MOST_COPIES = 1_000
 """Shadows and replays of one run that are looked at."""
 
 
-async def ask(store: TenantStore, queue: StepQueue | None, row: RunRow, by: str, now: float) -> None:
-    """Journal the wish that a run should end, unless it is there already or comes too late."""
-    if row.ended_at is not None:
-        return
-    if any(event.kind is Kind.CANCEL_ASKED for event in (await store.journal(row.id)).events):
-        return
-    try:
-        appended = await store.append(Entry(row.id, now, (RunCancelAsked(by),)))
-    except RunEnded:
-        return
-    if queue is not None and row.driver:
-        with suppress(QueueUnavailable):
-            await queue.publish(row.driver, [CommittedEvents(row.id, appended.events)])
-
-
 async def stop(store: TenantStore, queue: StepQueue, row: RunRow, now: float) -> RunRow:
     """Ask for a run's end in its caller's name, and wait for it a little; the row as it is then. `store` is that of the
     caller's tenant."""
-    await ask(store, queue, row, "caller", now)
+    await cancellation.ask(store, queue, row, "caller", now)
     return await wait_until_ended(store, row, PATIENCE)
 
 
@@ -47,7 +26,7 @@ async def stop_with_copies(store: TenantStore, queue: StepQueue, row: RunRow, no
     store texts after the erasure."""
     rows = [row, *await copies(store, row.id)]
     for copy in rows:
-        await ask(store, queue, copy, "caller", now)
+        await cancellation.ask(store, queue, copy, "caller", now)
     await asyncio.gather(*[wait_until_ended(store, copy, PATIENCE) for copy in rows])
 
 

@@ -1,0 +1,29 @@
+"""The wish that a run should end: one event, which any process may write.
+
+The journal is what counts. A driver that is not notified sees the wish when it next renews its lease. Where there is no
+driver, because it was lost or because the run waits for its caller, whoever takes the run over sees it first. A run
+that has ended stays as it is.
+"""
+
+from contextlib import suppress
+
+from app.core.run.events import Kind, RunCancelAsked
+from app.errors import QueueUnavailable, RunEnded
+from app.stepqueue.protocol import CommittedEvents, StepQueue
+from app.store.protocol import Entry, RunRow, TenantStore
+
+
+async def ask(store: TenantStore, queue: StepQueue | None, row: RunRow, by: str, now: float) -> None:
+    """Journal the wish in the name of `by`, unless one is there already or it comes too late; the run's driver is told
+    of it through the `queue`, if there is one. Raises `StoreUnavailable`."""
+    if row.ended_at is not None:
+        return
+    if any(event.kind is Kind.CANCEL_ASKED for event in (await store.journal(row.id)).events):
+        return
+    try:
+        appended = await store.append(Entry(row.id, now, (RunCancelAsked(by),)))
+    except RunEnded:
+        return
+    if queue is not None and row.driver:
+        with suppress(QueueUnavailable):
+            await queue.publish(row.driver, [CommittedEvents(row.id, appended.events)])
