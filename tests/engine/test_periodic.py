@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from app.engine import log_export, retention, sealer
 from app.engine.conductors import probe, ratings, versions, watch
 from app.engine.log_export import CheckpointExport
 from app.engine.periodic import look_repeatedly
+from app.engine.renewal import renew_regularly
 from app.engine.retention import ContentRetention, RunRetention
 from app.engine.runs import shadows
 from app.errors import OursError, StoreUnavailable
@@ -87,3 +89,21 @@ async def test_a_bug_in_one_look_does_not_end_the_probe_of_conductors(
     async with asyncio.timeout(PATIENCE_SECONDS):
         await runtime.conductor_probe.run(stopping)
     assert bugs == []
+
+
+async def test_what_is_missing_twice_is_lost_and_what_is_missing_once_was_just_finished(
+    runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    renewals: list[set[str] | Exception] = [{"finished", "taken"}, StoreUnavailable(), {"taken"}, set()]
+    lost: list[str] = []
+
+    async def renew() -> set[str]:
+        missing = renewals.pop(0)
+        if isinstance(missing, Exception):
+            raise missing
+        return missing
+
+    context = replace(runtime.context, lease=0.0)
+    await renew_regularly(context, renew, lost.append, is_over=lambda: not renewals, failed="Nothing was renewed.")
+    assert lost == ["taken"]
+    assert "Nothing was renewed." in caplog.text

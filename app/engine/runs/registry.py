@@ -26,6 +26,7 @@ from app.core.run.state import RunState
 from app.engine.commit.colocation import StepStarter
 from app.engine.commit.run_writer import RunSnapshot, run_ticket
 from app.engine.context import EngineContext, WaitingRuns
+from app.engine.renewal import renew_regularly
 from app.engine.runs import replays, tool_results
 from app.engine.runs.admission import JournalAdvance, Owner
 from app.engine.runs.driver import Driver, has_begun, interrupted_steps, read_task_and_policy, tickets_of_resumed_steps
@@ -57,6 +58,7 @@ from app.stepqueue.protocol import (
 from app.store.protocol import MOVED, Entry, Lease, Outbox
 
 E = TypeVar("E", bound=Exception)
+LEASES_NOT_RENEWED = "The leases of runs could not be renewed; this is tried again until they lapse."
 WATCH_SECONDS = 0.25
 """Time between two looks for journals that have moved, while the step queue is unavailable."""
 SWEEP_SECONDS = 0.5
@@ -96,7 +98,10 @@ class Drivers:
         """Drive until `stopping` is set; runs that are still going are handed back for others to take."""
         async with self._context.queue.subscribe(self._home, self.receive), asyncio.TaskGroup() as group:
             self._group = group
-            loops = (self._renew_for_ever(), self._watch_for_ever(), self._sweep_for_ever())
+            renewal = renew_regularly(
+                self._context, self._renew, self._lose, is_over=lambda: not self.is_open, failed=LEASES_NOT_RENEWED
+            )
+            loops = (renewal, self._watch_for_ever(), self._sweep_for_ever())
             loop_tasks = [group.create_task(loop) for loop in loops]
             try:
                 await stopping.wait()
@@ -415,29 +420,12 @@ class Drivers:
 
     # -- keeping leases
 
-    async def _renew_for_ever(self) -> None:
-        suspects: set[tuple[str, int]] = set()
-        pause = self._context.lease / 3
-        while self._group is not None:  # as in the dispatcher, no cancellation is relied upon
-            await asyncio.sleep(pause)
-            pause = self._context.lease / 3
-            try:
-                missing = await self._renew()
-            except StoreUnavailable as error:
-                self._context.telemetry.log(
-                    logging.WARNING,
-                    "The leases of runs could not be renewed; this is tried again until they lapse.",
-                    error=error.public_code,
-                )
-                if not self._context.store.healthy and await self._context.store.wait_until_healthy(pause):
-                    pause = 0.0  # after an outage the process that renews first keeps its leases
-                continue
-            # A run that has just ended is missing too; only a run that is missing twice was taken over.
-            for run, epoch in missing & suspects:
-                driver = self._drivers.get(run)
-                if driver is not None and driver.writer.epoch == epoch and run in self._tasks:
-                    self._tasks[run].cancel()
-            suspects = missing - suspects
+    def _lose(self, held: tuple[str, int]) -> None:
+        """Stop the driver of a run that another engine has taken over, by run and epoch."""
+        run, epoch = held
+        driver = self._drivers.get(run)
+        if driver is not None and driver.writer.epoch == epoch and run in self._tasks:
+            self._tasks[run].cancel()
 
     async def _renew(self) -> set[tuple[str, int]]:
         """Prolong every lease; returns those that this process does not hold, as run and epoch."""

@@ -22,6 +22,7 @@ from app.engine.calls.attempt import Attempt
 from app.engine.commit.colocation import LocalRuns, PreparedStep
 from app.engine.commit.run_writer import ticket_of_row
 from app.engine.context import EngineContext
+from app.engine.renewal import renew_regularly
 from app.engine.steps.claimed_step import ClaimedStep, PendingOutcomes, Relay
 from app.engine.steps.execution import Execution
 from app.errors import BatonError, LeaseLost, QueueUnavailable, RunEnded, StoreUnavailable
@@ -30,6 +31,7 @@ from app.store.protocol import Outbox, TicketClaim
 
 TakeRun = Callable[[str], Awaitable[bool]]
 """Takes a run by its id, if nobody drives it; returns whether the run's ticket can be forgotten."""
+CLAIMS_NOT_RENEWED = "The claims of steps could not be renewed; this is tried again."
 IDLE_WAIT_SECONDS = 1.0
 """Seconds that the queue waits for a ticket before it answers that there is none."""
 POLL_SECONDS = 0.2
@@ -96,7 +98,10 @@ class Dispatcher:
         async with self._context.queue.subscribe(DISPATCHERS, self._receive), asyncio.TaskGroup() as group:
             self._group = group
             tickets_task = group.create_task(self._take_until(stopping, group))
-            renewal_task = group.create_task(self._renew_until(self._drained))
+            renewal = renew_regularly(
+                self._context, self._renew, self._lose, is_over=self._drained.is_set, failed=CLAIMS_NOT_RENEWED
+            )
+            renewal_task = group.create_task(renewal)
             outcomes_task = group.create_task(self._outcomes.keep())
             await stopping.wait()
             self._group = None
@@ -237,46 +242,24 @@ class Dispatcher:
             with suppress(QueueUnavailable):
                 await self._context.queue.publish(listener.address, [part])
 
-    async def _renew_until(self, drained: asyncio.Event) -> None:
-        suspects: set[TicketClaim] = set()
-        pause = self._context.lease / 3
-        while not drained.is_set():
-            await asyncio.sleep(pause)
-            pause = self._context.lease / 3
-            try:
-                suspects = await self._renew(suspects)
-            except StoreUnavailable as error:
-                self._context.telemetry.log(
-                    logging.WARNING,
-                    "The claims of steps could not be renewed; this is tried again.",
-                    error=error.public_code,
-                )
-                if not self._context.store.healthy and await self._context.store.wait_until_healthy(pause):
-                    pause = 0.0  # after an outage the process that renews first keeps its claims
-
-    async def _renew(self, suspects: set[TicketClaim]) -> set[TicketClaim]:
-        """Prolong every claim; returns those that are missing for the first time. A step that was just finished is not
-        kept either; only what is missing twice, and is among the `suspects`, was taken over."""
-        work_of: dict[TicketClaim, ClaimedStep] = {}
-        for (run, step), work in self._claimed.items():
-            if work.claim:
-                work_of[TicketClaim(run, step, work.claim)] = work
-        if not work_of:
+    async def _renew(self) -> set[TicketClaim]:
+        """Prolong every claim; returns those that are missing."""
+        claims = {TicketClaim(run, step, work.claim) for (run, step), work in self._claimed.items() if work.claim}
+        if not claims:
             return set()
+        tickets = [work.ticket for work in self._claimed.values() if work.claim and work.ticket.receipt]
         # First the queue, so that it delivers them to nobody else meanwhile; but a queue that hangs must cost no claim.
         with suppress(QueueUnavailable, TimeoutError):
             async with asyncio.timeout(self._context.lease / 6):
-                await self._context.queue.keep([work.ticket for work in work_of.values() if work.ticket.receipt])
-        renewed = await self._context.store.renew_claims(list(work_of), self._context.now() + self._context.lease)
-        missing = set()
-        for claim in work_of.keys() - renewed:
-            is_still_claimed = self._claimed.get((claim.run, claim.step)) is work_of[claim]
-            if is_still_claimed:
-                missing.add(claim)
-        for claim in missing & suspects:
+                await self._context.queue.keep(tickets)
+        return claims - await self._context.store.renew_claims(list(claims), self._context.now() + self._context.lease)
+
+    def _lose(self, claim: TicketClaim) -> None:
+        """Stop the work on a step that another engine has taken over."""
+        work = self._claimed.get((claim.run, claim.step))
+        if work is not None and work.claim == claim.claim:
             self._context.telemetry.count("baton_lease_lost_total", "step")
-            work_of[claim].interrupt(stopped=True)
-        return missing - suspects
+            work.interrupt(stopped=True)
 
     async def _drain(self) -> None:
         with suppress(TimeoutError):
