@@ -394,18 +394,18 @@ class ContentRetention:
         before = self._context.now() - chosen.seconds
         query = ContentQuery(before=before, within=chosen.within, without=chosen.without)
         following = self._places.get(chosen)
-        all_ended = True
+        all_settled = True
         erased = 0
         while not stopping.is_set():
             began = self._context.monotonic()
             page = await self._context.store.runs_with_content(query, following, PAGE_RUNS)
-            all_ended = all_ended and page.settled
+            all_settled = all_settled and page.settled
             ended = [run.id for run in page.runs if run.ended_at is not None]
             erased += await self._context.store.erase_contents(ended, "retention")
             following = page.following
             if following is None or not await self._leadership.acquire():
                 break
-            if all_ended:
+            if all_settled:
                 self._places[chosen] = following
             await asyncio.sleep(self._context.monotonic() - began)
         return erased

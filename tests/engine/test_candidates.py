@@ -40,10 +40,10 @@ def test_the_first_rate_limit_that_ends_is_waited_for(health: Health) -> None:
     candidates = Candidates(health, [ADA, BOB], 4, 0)
     fail_attempt(candidates, ADA, rate_limited_error(20.0), 100.0)
     fail_attempt(candidates, BOB, rate_limited_error(12.0), 99.0)
-    assert candidates.pause(99.0) == pytest.approx(12.0 + BACKOFF_SECONDS)
+    assert candidates.take_pause(99.0) == pytest.approx(12.0 + BACKOFF_SECONDS)
     assert candidates.choose(86.0).worker == BOB
     fail_attempt(candidates, BOB, rate_limited_error(60.0), 86.0)
-    assert candidates.pause(86.0) == pytest.approx(6.0 + BACKOFF_SECONDS)
+    assert candidates.take_pause(86.0) == pytest.approx(6.0 + BACKOFF_SECONDS)
     assert candidates.choose(79.0).worker == ADA
 
 
@@ -51,10 +51,10 @@ def test_calls_that_a_rate_limit_refused_use_up_no_attempt(health: Health) -> No
     candidates = Candidates(health, [ADA, BOB], 1, 2)
     fail_attempt(candidates, ADA, rate_limited_error(20.0), 100.0)
     fail_attempt(candidates, BOB, rate_limited_error(12.0), 99.0)
-    assert candidates.pause(99.0) == pytest.approx(12.0 + BACKOFF_SECONDS)
+    assert candidates.take_pause(99.0) == pytest.approx(12.0 + BACKOFF_SECONDS)
     assert candidates.choose(86.0).worker == BOB
     fail_attempt(candidates, BOB, rate_limited_error(1.0), 86.0)
-    assert candidates.pause(86.0) == 0.0
+    assert candidates.take_pause(86.0) == 0.0
     assert candidates.choose(86.0).worker is None, "two were free, and the third was the one attempt"
 
 
@@ -62,7 +62,7 @@ def test_a_rate_limit_that_outlasts_the_run_is_told_to_the_caller(health: Health
     candidates = Candidates(health, [ADA, BOB], 4, 0)
     fail_attempt(candidates, ADA, rate_limited_error(20.0), 10.0)
     fail_attempt(candidates, BOB, rate_limited_error(12.0), 9.0)
-    assert candidates.pause(8.0) == 0.0
+    assert candidates.take_pause(8.0) == 0.0
     choice = candidates.choose(8.0)
     assert choice.worker is None
     error = candidates.error(choice)
@@ -84,7 +84,7 @@ def test_a_rate_limit_is_waited_for_although_another_worker_cannot_be_paid(healt
     candidates = Candidates(health, [ADA, BOB], 4, 0)
     candidates.leave_out_unpaid(ADA)
     fail_attempt(candidates, BOB, rate_limited_error(40.0), 100.0)
-    assert candidates.pause(100.0) == pytest.approx(40.0 + BACKOFF_SECONDS)
+    assert candidates.take_pause(100.0) == pytest.approx(40.0 + BACKOFF_SECONDS)
     assert candidates.choose(59.0).worker == BOB
 
 

@@ -321,8 +321,9 @@ class Candidates:
                 return True
         return False
 
-    def pause(self, seconds_left: float) -> float:
-        """Return the seconds to wait before asking again; 0: `choose` now. `seconds_left` are the run's seconds."""
+    def take_pause(self, seconds_left: float) -> float:
+        """Return the seconds to wait before asking again; 0: `choose` now. Each pause is given once. `seconds_left` are
+        the run's seconds."""
         backoff, self._backoff_seconds = self._backoff_seconds, 0.0
         if not self._workers and self._attempts_left > 0:
             return self._wait_for_rate_limit(seconds_left)

@@ -371,8 +371,8 @@ class Planner:
 
     def start(self, group: asyncio.TaskGroup, state: RunState, command: Propose, append: Append) -> None:
         """Let a conductor that takes its time propose; its steps arrive through `send`. Or get the embedding, or the
-        answer of the round before, that a chooser waits for; when there is nothing more to wait for, the driver is sent
-        the end of a proposal that was never opened."""
+        answer of the round before, that a chooser waits for; when there is nothing more to wait for, an empty message
+        wakes the driver, which decides again."""
         has_to_prepare = self._has_to_prepare(state, command)
         if has_to_prepare and not self.idle:
             return

@@ -129,7 +129,7 @@ class Execution:
         self._gateway = (state.turn.gateway,) if state.turn.gateway else ()
         basis = await self._read_basis(state, contents)
         seconds_left = self._seconds_left(state)
-        if seconds_left <= 0 or basis.candidates.pause(seconds_left):
+        if seconds_left <= 0 or basis.candidates.take_pause(seconds_left):
             return None
         attempt = self._affordable(basis, seconds_left)
         if isinstance(attempt, WorkerChoice):
@@ -418,7 +418,7 @@ class Execution:
     async def _pause(self, candidates: Candidates, state: RunState) -> None:
         """Wait until a worker should be called. A stop interrupts the wait, and the outcome of the attempt before is
         committed first if the wait is long."""
-        while (seconds := candidates.pause(self._seconds_left(state))) and not self._work.interrupted:
+        while (seconds := candidates.take_pause(self._seconds_left(state))) and not self._work.interrupted:
             if seconds > OUTCOME_DELAY_SECONDS and self._unrecorded is not None:
                 await self._write_last_entry(self._entry(()))
             try:
