@@ -10,22 +10,22 @@ is past its deadline any engine ends it, even without understanding its journal 
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
 from app.core.message.chat import Usage
 from app.core.records import record
-from app.core.run.events import Fact, Kind, RunExpired
+from app.core.run.events import Kind, RunExpired
 from app.core.run.fold import apply_facts, fold
 from app.core.run.progress import Finish, give_up
-from app.core.run.state import RunState
+from app.core.run.state import Call, RunState
 from app.engine.calls.attempt import outcomes_of_lost_calls, read_open_calls
 from app.engine.commit.run_writer import ending, projection, run_ticket, ticket_of_row
 from app.engine.context import EngineContext
 from app.engine.delivery.messages import outcome_label
 from app.engine.runs.driver import Driver, has_begun
 from app.errors import BatonError, NotFound, QueueUnavailable, StoreUnavailable
-from app.store.protocol import Entry, LapsedRuns, Ledger, Projection, RunRow, Store
+from app.store.protocol import Entry, LapsedRuns, Projection, RunRow, Store
 
 RESTORED = "restored"
 """The error of a run that was open when the database was restored from a back-up."""
@@ -182,11 +182,7 @@ class Recovery:
 
     async def _end(self, state: RunState, row: RunRow, command: Finish) -> None:
         """End a run that can be read but not driven; its planning calls are `unknown`, those of steps have tickets."""
-        outcomes, held = outcomes_of_lost_calls(state.open_planning_calls)
-        closed = apply_facts(state, outcomes)
-        end = ending(closed, command)
-        columns = projection(apply_facts(closed, end))
-        await self._write(row, (*outcomes, *end), columns, held, state.seq)
+        await self._write(row, _last_entry(row, state, state.open_planning_calls, command, self._context.now()))
 
     async def _expire(self, row: RunRow) -> None:
         """End a run whose journal has events that this process does not know. Its planning calls are `unknown` as in
@@ -202,22 +198,15 @@ class Recovery:
             unread=True,
         )
         columns = Projection("expired", error="run_expired")
-        await self._write(row, (*outcomes, expired), columns, held)
+        events, now = (*outcomes, expired), self._context.now()
+        await self._write(row, Entry(row.id, now, events, epoch=row.epoch, release=held, spent=held, row=columns))
 
-    async def _write(
-        self,
-        row: RunRow,
-        events: tuple[Fact, ...],
-        columns: Projection,
-        held: Ledger,
-        seq: int | None = None,
-    ) -> None:
-        now = self._context.now()
-        entry = Entry(row.id, now, events, epoch=row.epoch, release=held, spent=held, row=columns, seq=seq)
+    async def _write(self, row: RunRow, entry: Entry) -> None:
         await self._context.store.append(entry)
-        self._context.telemetry.count("baton_runs_total", row.tier, outcome_label(str(columns.state), columns.error))
+        state, error = str(entry.row.state), entry.row.error
+        self._context.telemetry.count("baton_runs_total", row.tier, outcome_label(state, error))
         self._context.telemetry.log(
-            logging.WARNING, "A run that no engine could drive was ended.", run=row.id, error=columns.error
+            logging.WARNING, "A run that no engine could drive was ended.", run=row.id, error=error
         )
 
 
@@ -227,12 +216,16 @@ async def end_restored(store: Store, row: RunRow, now: float) -> None:
     It may have gone on after the restore point, so that nothing of it may be done again.
     """
     state = fold((await store.journal(row.id)).events)
-    outcomes, held = outcomes_of_lost_calls(state.open_calls)
+    await store.append(_last_entry(row, state, state.open_calls, Finish(Kind.FAILED, error=RESTORED), now))
+
+
+def _last_entry(row: RunRow, state: RunState, lost_calls: Sequence[Call], command: Finish, now: float) -> Entry:
+    """The entry that ends a run which is in this state, and gives these calls of it the outcome `unknown`."""
+    outcomes, held = outcomes_of_lost_calls(lost_calls)
     closed = apply_facts(state, outcomes)
-    end = ending(closed, Finish(Kind.FAILED, error=RESTORED))
+    end = ending(closed, command)
     columns = projection(apply_facts(closed, end))
-    entry = Entry(row.id, now, (*outcomes, *end), epoch=row.epoch, release=held, spent=held, row=columns, seq=state.seq)
-    await store.append(entry)
+    return Entry(row.id, now, (*outcomes, *end), epoch=row.epoch, release=held, spent=held, row=columns, seq=state.seq)
 
 
 async def hand_back(context: EngineContext, home: str, drivers: Mapping[str, Driver]) -> None:
