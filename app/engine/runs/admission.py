@@ -155,13 +155,6 @@ class Order:
         return named or self.task.metadata.get(USER_FIELD, "")
 
 
-@record(frozen=True, slots=True)
-class JournalAdvance:
-    """The run's journal has reached the event `seq`, which may not have been received here."""
-
-    seq: int
-
-
 async def with_budgets(context: EngineContext, order: Order) -> Order:
     """An order with the accounts of the budgets that concern it: those of its key, user, team and tenant."""
     names: dict[Scope, str] = {

@@ -34,6 +34,7 @@ from app.core.message.chat import Task
 from app.core.plan.proposals import by_name, read_plan
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Catalog, Tier
+from app.core.records import record
 from app.core.run import drafts
 from app.core.run.events import CallFinished, Event, Kind
 from app.core.run.fold import apply_facts
@@ -49,7 +50,6 @@ from app.engine.context import EngineContext
 from app.engine.delivery import messages
 from app.engine.delivery.followers import LISTEN_SECONDS
 from app.engine.delivery.messages import Mailbox
-from app.engine.runs.admission import JournalAdvance
 from app.engine.runs.planning import Planner, PlannerMessage, faults
 from app.errors import Conflict, PlanRejected, QueueUnavailable
 from app.network.tracing import Span
@@ -63,6 +63,14 @@ INBOX = 4_096
 """Messages that wait for the driver, at the most."""
 FOLLOWERS = 64
 """Gateways that one run is sent to; more of them follow it by the journal alone."""
+
+
+@record(frozen=True, slots=True)
+class JournalAdvance:
+    """The run's journal has reached the event `seq`, which may not have been received here."""
+
+    seq: int
+
 
 Message = Live | PlannerMessage | JournalAdvance
 

@@ -28,8 +28,15 @@ from app.engine.commit.run_writer import RunSnapshot, run_ticket
 from app.engine.context import EngineContext, WaitingRuns
 from app.engine.renewal import renew_regularly
 from app.engine.runs import replays, tool_results
-from app.engine.runs.admission import JournalAdvance, Owner
-from app.engine.runs.driver import Driver, has_begun, interrupted_steps, read_task_and_policy, tickets_of_resumed_steps
+from app.engine.runs.admission import Owner
+from app.engine.runs.driver import (
+    Driver,
+    JournalAdvance,
+    has_begun,
+    interrupted_steps,
+    read_task_and_policy,
+    tickets_of_resumed_steps,
+)
 from app.engine.runs.planning import PlannerMessage
 from app.engine.runs.recovery import HeldRun, Recovery, hand_back
 from app.engine.runs.tool_results import NextTurn, Resumption, WaitingRun
@@ -481,7 +488,7 @@ class Drivers:
             try:
                 if await self._recovery.sweep(self.room, self._renew):
                     self._sweep_now.set()
-            except (BatonError, QueueUnavailable) as error:
+            except BatonError as error:
                 self._context.telemetry.log(
                     logging.WARNING,
                     "The search for runs that nobody drives failed; it is repeated.",
