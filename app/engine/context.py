@@ -118,11 +118,16 @@ class Leadership:
         self._seconds = seconds
         self._mine = context.name("turns").encode()
 
-    async def acquire(self) -> bool:
-        """Take the leadership, or keep it for so many seconds from now. False while another engine has it."""
-        now = self._context.now()
+    async def acquire(self, *, prolongs: bool = True) -> bool:
+        """Take the leadership, or keep it for so many seconds from now. False while another engine has it.
+
+        Who does not prolong it has it until it ends, and then lets others have it.
+        """
+        store, now = self._context.store, self._context.now()
         mine = IdempotencyRecord(self._work, self._mine, now + self._seconds)
-        return await self._context.store.acquire_leadership(mine, now)
+        if prolongs:
+            return await store.acquire_leadership(mine, now)
+        return (await store.add_idempotency_record(mine, now)).fingerprint == self._mine
 
 
 T = TypeVar("T")

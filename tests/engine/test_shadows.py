@@ -19,7 +19,8 @@ from app.core.rating.feedback import Feedback
 from app.core.rating.shadows import notes_from_json, policy_of, shadow_id
 from app.core.run.kinds import Kind
 from app.engine.runs.approvals import Decision
-from app.engine.runs.shadows import MOST_AT_ONCE, Shadows
+from app.engine.runs.registry import Drivers
+from app.engine.runs.shadows import CLAIM_SECONDS, EVERY_SECONDS, MOST_AT_ONCE, Shadows
 from app.errors import Overloaded
 from app.gateway.openapi.report_replies import ShadowReport
 from app.gateway.runs import reports
@@ -322,6 +323,23 @@ async def test_a_shadow_that_an_engine_begins_as_it_stops_is_left_to_another(
         await shadows.look()
         assert (await shadow_of(runtime, run)).state == "succeeded"
         assert await counts(runtime) == {"started": 1}
+
+
+@pytest.mark.parametrize("is_quiet", [True, False])
+async def test_an_engine_without_room_for_shadows_lets_another_one_start_them(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_quiet: bool
+) -> None:
+    async with running_service(tmp_path, pool_with_shadows(stub)) as runtime:
+        began = now = runtime.context.now()
+        context = replace(runtime.context, now=lambda: now)
+        one, other = Shadows(context, runtime.drivers), Shadows(context, runtime.drivers)
+        with monkeypatch.context() as patch:
+            patch.setattr(Drivers, "is_quiet", is_quiet)
+            for seconds in (0.0, EVERY_SECONDS, CLAIM_SECONDS - 0.1):
+                now = began + seconds
+                await one.look()
+        now = began + CLAIM_SECONDS
+        assert await other._leadership.acquire() is not is_quiet
 
 
 async def test_nobody_is_billed_for_a_shadow_and_nothing_is_learned_from_it(tmp_path: Path) -> None:

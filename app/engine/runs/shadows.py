@@ -46,7 +46,7 @@ from app.store.protocol import IdempotencyRecord, RunQuery, RunRow
 EVERY_SECONDS = 2.0
 """Seconds between two looks."""
 CLAIM_SECONDS = 3 * EVERY_SECONDS
-"""Seconds for which the engine that has looked is the one that looks again."""
+"""Seconds for which the engine that has looked is the one that looks again; it stays so while it has room."""
 CLAIM: Final = "shadows"
 PAGE = 500
 """Runs that are read at a time."""
@@ -84,7 +84,7 @@ class Shadows:
         tiers = [(tier, tier.shadow) for tier in catalog.tiers.values() if tier.shadow is not None]
         if not tiers or not self._context.clock_is_set():
             return
-        if not await self._leadership.acquire():
+        if not await self._leadership.acquire(prolongs=self._has_room):  # another engine may have some
             return
         for tier, spec in tiers:
             await self._look_at(catalog, tier, spec)
