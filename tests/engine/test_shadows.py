@@ -142,6 +142,8 @@ async def test_a_shadow_is_started_only_while_the_engine_is_quiet(tmp_path: Path
             assert await counts(runtime) == {}
             for followed_run in busy:
                 runtime.runs.cancellations.ask(followed_run.run, "caller")
+            for followed_run in busy:
+                await finish(followed_run)
             await until(lambda: runtime.drivers.is_quiet)
             await shadows.look()
             assert (await shadow_of(runtime, run)).state == "succeeded"

@@ -179,7 +179,7 @@ async def test_a_head_in_pieces_and_a_connection_that_is_kept(line: Line) -> Non
 async def test_a_slow_run_is_not_a_slow_head(gateway: GatewayStandIn, key: str, line: Line) -> None:
     async def script(order: Any, run: str, received: Any) -> None:
         await asyncio.sleep(1.5 * HEAD_SECONDS)
-        gateway.runs.cancellations.ask(run, "test")
+        gateway.runs.cancel(run, "test")
 
     gateway.runs.script = script
     body = orjson.dumps(chat_body())
