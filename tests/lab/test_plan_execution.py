@@ -1,6 +1,8 @@
 """Plans carried out for a reward: by the real service in the rehearsal world, and what errors count for."""
 
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.cli.embedded import process
 from app.core.pool.catalog import Limits, Price
 from app.errors import ConfigInvalid, WorkerUnavailable
 from app.gateway.http.api_keys import mint
@@ -161,6 +164,25 @@ async def test_plans_that_contain_the_conductors_own_answer_are_counted() -> Non
     texts = [json.dumps({"steps": [{"worker": 0, **step}]}) for step in (asks, tells)]
     await scorer.executor_reward([*texts, "?", "?"], [0] * 4, log_metric=logged.__setitem__)
     assert logged["told"] == 0.25
+
+
+def test_the_service_of_a_training_ends_with_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler's SIGTERM ends the command; what carries out its plans must not run on without it."""
+    started: Any = SimpleNamespace(terminate=lambda: ended.append(True), wait=lambda _seconds: 0)
+    ended: list[bool] = []
+    monkeypatch.setattr(process.subprocess, "Popen", lambda *_words, **_options: started)
+    monkeypatch.setattr(process, "_wait_for_url", lambda *_: "http://127.0.0.1:1")
+    before = signal.getsignal(signal.SIGTERM)
+
+    def train() -> None:
+        with process.service_process("", {}, runs=1):
+            assert signal.getsignal(signal.SIGTERM) is not before, "else the signal would end these tests"
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as left:
+        train()
+    assert (left.value.code, ended) == (143, [True])
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 async def test_an_outage_gives_no_reward_and_a_lasting_one_ends_training() -> None:

@@ -6,6 +6,7 @@ by HTTP and with a key.
 
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -27,8 +28,9 @@ SOURCE = Path(__file__).resolve().parents[3]
 @contextmanager
 def service_process(pool: str, environ: Mapping[str, str], *, runs: int) -> Iterator[tuple[str, str]]:
     """Yield URL and key of a service that carries out up to `runs` runs at a time, over the pool of this TOML text, or
-    over the one that the environment names if the text is empty."""
-    with TemporaryDirectory(prefix="baton-") as place:
+    over the one that the environment names if the text is empty. It is stopped also where a SIGTERM ends this process,
+    of which this must be the main thread."""
+    with TemporaryDirectory(prefix="baton-") as place, _exit_on_sigterm():
         folder, key = Path(place), f"bt_training_{secrets.token_hex(16)}"
         variables = {
             **without_settings(environ),
@@ -53,6 +55,20 @@ def service_process(pool: str, environ: Mapping[str, str], *, runs: int) -> Iter
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+@contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """Let a SIGTERM raise SystemExit in the block, with the status of a process that it has ended."""
+
+    def leave(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
