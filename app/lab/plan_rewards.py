@@ -6,6 +6,7 @@ about nothing. Plans for held-out questions are only judged.
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -57,11 +58,13 @@ class Scorer:
     ) -> list[float | None]:
         """Return the reward of each completion, whose question is `questions[row]`; None for an outage."""
         texts = [_text(completion) for completion in completions]
+        started = time.monotonic()
         async with Executor(self.place, self.transport, self.cache) as executor:
             executions = []
             for n, text in zip(row, texts, strict=True):
                 executions.append(executor.execute(self.questions[n], text))
             results = await asyncio.gather(*executions)
+        seconds = time.monotonic() - started
         step, steps = 1, 1
         if trainer_state is not None:
             step, steps = trainer_state.global_step, trainer_state.max_steps
@@ -75,7 +78,10 @@ class Scorer:
             self._equal_batches = 0
         if self._equal_batches == MAX_EQUAL_BATCHES:
             self.tell(f"step {step}: for {MAX_EQUAL_BATCHES} batches all plans were alike; training ends here")
-        self._note(step, results, len(set(texts)), more.get("log_metric"))
+        log = more.get("log_metric")
+        if log is not None:
+            log("executor_seconds", seconds)
+        self._note(step, results, len(set(texts)), log)
         return rewards
 
     def _rate_held_out_plans(self, step: int, results: Sequence[PlanResult]) -> list[float | None]:

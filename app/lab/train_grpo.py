@@ -36,7 +36,8 @@ from app.lab.training_questions import Question
 
 COLUMNS = ("reward", "right", "malformed", "outage", "held_out")
 HELD_OUT = COLUMNS[-1]
-"""The mean reward on the held-out questions, by the whole weights of cost and wait."""
+"""The mean reward on the held-out questions, by the whole weights of cost and wait. The first row of a curve, that of
+step 0, has nothing else: it is what the model reached before policy gradients."""
 LAST = 10
 """Steps of policy gradients that the manifest's figures are the means of."""
 
@@ -111,17 +112,18 @@ def _write_manifest(
     order: Order, folder: Path, base: chat_export.Base, model: ChatModel, history: Sequence[Mapping[str, Any]]
 ) -> Manifest:
     """Write the manifest, with what is known of how good the model is."""
-    last = history[-LAST:]
+    last = [row for row in history if "reward" in row][-LAST:]
     evaluation: dict[str, Any] = {}
     if last:
         gradients: dict[str, Any] = {"steps": len(last)}
         for name in COLUMNS[:-1]:
             gradients[name] = round(sum([row[name] for row in last]) / len(last), 6)
         evaluation["policy gradients"] = gradients
-    rewards = [row[HELD_OUT] for row in history if HELD_OUT in row]
-    if rewards:
-        count = len(order.asked)
-        evaluation["held-out questions"] = {"questions": count, "reward": round(max(rewards), 6)}
+    looks = {row["step"]: round(row[HELD_OUT], 6) for row in history if HELD_OUT in row}
+    start = looks.pop(0, None)
+    if looks:
+        evaluation["held-out questions"] = {"questions": len(order.asked), "reward": max(looks.values())}
+        evaluation["held-out questions"] |= {"start": start}
     if order.examples:
         evaluation["imitation"] = _imitation_figures(order)
     world_version = ""
@@ -147,7 +149,10 @@ def _train_policy(model: ChatModel, order: Order, scorer: Scorer, last: str | No
     trainer = GRPOTrainer(
         model=model.model,
         reward_funcs=scorer.executor_reward,
-        args=GRPOConfig(**grpo_settings(order.recipe, order.out, watched=bool(order.asked))),
+        args=GRPOConfig(
+            **grpo_settings(order.recipe, order.out, asked=len(order.asked)),
+            eval_on_start=bool(order.asked) and last is None,
+        ),
         train_dataset=_data(order.questions, 0),
         eval_dataset=eval_dataset,
         processing_class=model.tokenizer,
@@ -169,9 +174,12 @@ def _data(questions: Sequence[Question], first: int) -> Dataset:
 
 
 def _curve(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each step, with the reward on held-out questions where they were looked at."""
+    """Return a row for each step, with the reward on held-out questions where they were looked at; the first row is
+    that of their look before the first step."""
     held_out_rewards = {logged["step"]: logged["eval_reward"] for logged in history if "eval_reward" in logged}
-    curve = []
+    curve: list[dict[str, Any]] = []
+    if 0 in held_out_rewards:
+        curve.append({"step": 0, HELD_OUT: held_out_rewards[0]})
     for logged in history:
         if "reward" in logged:
             row = {name: value for name, value in logged.items() if not isinstance(value, dict)}
@@ -193,9 +201,9 @@ class _Collapse(TrainerCallback):  # type: ignore[misc]
             control.should_save = control.should_training_stop = True
 
 
-def grpo_settings(recipe: Recipe, out: Path, *, watched: bool) -> dict[str, Any]:
-    """Return the arguments of TRL's configuration; `watched` by held-out questions. Raises `ConfigInvalid` if a group
-    does not fit its parts."""
+def grpo_settings(recipe: Recipe, out: Path, *, asked: int) -> dict[str, Any]:
+    """Return the arguments of TRL's configuration; training is watched by `asked` held-out questions. Raises
+    `ConfigInvalid` if a group does not fit its parts."""
     batch = recipe.questions * recipe.group
     if recipe.group < 2 or batch % recipe.micro:
         raise ConfigInvalid(
@@ -232,8 +240,9 @@ def grpo_settings(recipe: Recipe, out: Path, *, watched: bool) -> dict[str, Any]
         "chat_template_kwargs": dict(PLAIN),
         "disable_tqdm": True,
     }
-    if watched:
-        chosen |= {"eval_strategy": "steps", "eval_steps": recipe.every, "per_device_eval_batch_size": recipe.micro}
+    if asked:
+        chosen |= {"eval_strategy": "steps", "eval_steps": recipe.every}
+        chosen |= {"per_device_eval_batch_size": recipe.held_out_batch(asked)}
         chosen |= {"num_generations_eval": 1, "load_best_model_at_end": True, "metric_for_best_model": "eval_reward"}
         chosen |= {"greater_is_better": True}
     if recipe.vllm != "none":

@@ -1,5 +1,6 @@
 """The options of training a chat model to conduct, with their defaults. Imports no torch."""
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -60,6 +61,11 @@ class Recipe:
     def warm_rate(self) -> float:
         """Return the learning rate of imitation."""
         return self.imitation_rate or (LORA_IMITATION if self.lora else FULL_IMITATION)
+
+    def held_out_batch(self, asked: int) -> int:
+        """Return how many of `asked` held-out questions are planned for at a time, at most `micro`. TRL's reward is the
+        mean of its batches' means, in which the questions of a smaller last batch would count for more."""
+        return math.ceil(asked / math.ceil(asked / self.micro))
 
     def as_json(self) -> dict[str, Any]:
         """Return all options, for the card and to tell one recipe from another."""

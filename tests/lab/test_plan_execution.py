@@ -21,6 +21,7 @@ from app.lab.grading import grader
 from app.lab.plan_execution import Executor, Place, PlanCache
 from app.lab.plan_rewards import MAX_EQUAL_BATCHES, MAX_OUTAGE_BATCHES, Scorer
 from app.lab.reward import MALFORMED
+from app.lab.training_options import Recipe
 from app.lab.training_questions import Question, Rule, draw_questions, draw_rules, of_rollouts, split_held_out
 from app.lab.world import Weights, profiles
 from app.process.wiring import Runtime
@@ -164,6 +165,13 @@ async def test_plans_that_contain_the_conductors_own_answer_are_counted() -> Non
     texts = [json.dumps({"steps": [{"worker": 0, **step}]}) for step in (asks, tells)]
     await scorer.executor_reward([*texts, "?", "?"], [0] * 4, log_metric=logged.__setitem__)
     assert logged["told"] == 0.25
+    assert logged["executor_seconds"] > 0
+
+
+@pytest.mark.parametrize(("asked", "micro", "batch"), [(400, 128, 100), (128, 4, 4), (9, 4, 3), (3, 4, 3), (1, 1, 1)])
+def test_held_out_questions_are_looked_at_in_batches_of_one_size(asked: int, micro: int, batch: int) -> None:
+    """TRL takes the mean of its batches' means: of 400 questions the last 16 would count as much as 128."""
+    assert Recipe("model", micro=micro).held_out_batch(asked) == batch
 
 
 def test_the_service_of_a_training_ends_with_the_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,15 +118,18 @@ def test_an_interrupted_training_goes_on_from_its_last_checkpoint(
     output = train(journaled, *order(journaled, model, copied))
     assert "going on from checkpoint-2" in output
     rows = [list(csv.DictReader((folder / "curve.csv").read_text().splitlines())) for folder in (trained, copied)]
-    assert [row["step"] for row in rows[1]] == ["1", "2", "3"]
-    assert [row["reward"] for row in rows[0][:2]] == [row["reward"] for row in rows[1][:2]], "what was done stays done"
+    assert [row["step"] for row in rows[1]] == ["0", "1", "2", "3"]
+    done = [(row["reward"], row["held_out"]) for row in rows[0][:3]]
+    assert done == [(row["reward"], row["held_out"]) for row in rows[1][:3]], "what was done stays done"
     card = json.loads((copied / "card.json").read_text())
     assert sum(card["plans_carried_out"].values()) == 2 * 6, "only the last step was carried out anew"
 
 
 def test_plans_are_rewarded_by_the_executor_and_move_the_adapter(trained: Path) -> None:
-    rows = list(csv.DictReader((trained / "curve.csv").read_text().splitlines()))
+    start, *rows = csv.DictReader((trained / "curve.csv").read_text().splitlines())
+    assert (start["step"], start["reward"]) == ("0", ""), "the held-out questions before the first step"
     assert [row["step"] for row in rows] == ["1", "2", "3"]
+    assert all(float(row["executor_seconds"]) > 0 for row in rows)
     shares = []
     for row in rows:
         shares.append({name: float(row[name]) for name in ("malformed", "wrong", "right", "outage")})
@@ -140,7 +143,11 @@ def test_plans_are_rewarded_by_the_executor_and_move_the_adapter(trained: Path) 
     looks = [float(row["held_out"]) for row in rows]
     assert all(-0.2 <= look <= 1.0 for look in looks), "a look at the held-out questions after each step"
     evaluation = manifest.read(trained / "adapter")[0].evaluation["held-out questions"]
-    assert evaluation == {"questions": RUNS // 10, "reward": pytest.approx(max(looks), abs=1e-5)}
+    assert evaluation == {
+        "questions": RUNS // 10,
+        "reward": pytest.approx(max(looks), abs=1e-5),
+        "start": pytest.approx(float(start["held_out"]), abs=1e-5),
+    }
     assert card["held_out_questions"] != card["questions"]
     assert {worker["name"] for worker in card["pool"]} == {worker.name for worker in POOL}
     assert set(card["weights_sha256"]) >= {"adapter_config.json", "adapter_model.safetensors"}
@@ -181,7 +188,7 @@ def test_the_adapter_is_deployed_as_it_is_and_plans_for_the_service(
 
 def test_the_manifest_tells_what_training_knew(trained: Path) -> None:
     card, golden = manifest.read(trained / "adapter")
-    rows = list(csv.DictReader((trained / "curve.csv").read_text().splitlines()))
+    _start, *rows = csv.DictReader((trained / "curve.csv").read_text().splitlines())
     evaluation = card.evaluation["policy gradients"]
     assert evaluation["steps"] == len(rows)
     assert evaluation["right"] == pytest.approx(sum(float(row["right"]) for row in rows) / len(rows), abs=1e-5)
