@@ -288,8 +288,9 @@ class Archive:
 
     async def _read_once(self, work: Callable[[Connection], T]) -> T:
         try:
-            if isinstance(self._engine, Engine):  # an engine that prunes goes on with its runs meanwhile
-                return await asyncio.to_thread(_in_transaction, self._engine, work)
+            if isinstance(self._engine, Engine):
+                with self._engine.begin() as conn:
+                    return work(conn)
             async with self._engine.connect() as connection:
                 return await connection.run_sync(work)
         except (SQLAlchemyError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
@@ -324,18 +325,13 @@ async def open_archive(url: str, content_keys: Sequence[MasterKey] = ()) -> Asyn
 
 
 def _sqlite(url: URL) -> Engine:
-    """Return an engine of a file that exists. Raises `StoreUnavailable`."""
+    """Return an engine that is used in the event loop, not on a thread: an auditor has nothing else to do."""
     if not Path(str(url.database)).is_file():
         raise StoreUnavailable("There is no database file of that name.")
     engine = create_engine(url, hide_parameters=True)
     event.listen(engine, "connect", _leave_transactions_to_us)
     event.listen(engine, "begin", _begin)
     return engine
-
-
-def _in_transaction(engine: Engine, work: Callable[[Connection], T]) -> T:
-    with engine.begin() as conn:
-        return work(conn)
 
 
 def _leave_transactions_to_us(connection: Any, _record: object) -> None:

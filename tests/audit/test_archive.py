@@ -1,7 +1,6 @@
 """The journal is read the same way from both databases and from an export of them, page by page."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from app.store.sqlkit.migrate import migrate
 from tests.audit.scenes import Journal
 from tests.conformance.test_store_retention import find_rest_of
 from tests.harness.in_process import finish, order, plan, pool_text, running_service
-from tests.harness.waiting import PATIENCE_SECONDS
 from tests.stubs import ProviderStub
 
 RUNS = 5
@@ -80,24 +78,6 @@ async def test_every_run_is_read_once_whatever_the_pages(
         assert await all_of(source, run="run_nobody") == []
         third = whole[2].row["created_at"]
         assert await all_of(source, since=third) == [record for record in whole if record.row["created_at"] >= third]
-
-
-async def test_an_engine_that_prunes_an_sqlite_file_goes_on_with_its_runs_while_a_page_is_read(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/other.db"
-    await asyncio.to_thread(migrate, url)
-    reads, another_task_ran = threading.Event(), threading.Event()
-
-    def read(*_: object) -> bool:
-        reads.set()
-        return another_task_ran.wait(PATIENCE_SECONDS)
-
-    async with open_archive(url) as source:
-        reading = asyncio.ensure_future(source.snapshot(read))
-        while not reading.done():
-            await asyncio.sleep(PAUSE)
-            if reads.is_set():
-                another_task_ran.set()
-        assert await reading
 
 
 async def test_an_export_holds_all_that_the_database_does(runtime: Runtime, url: str, tmp_path: Path) -> None:
