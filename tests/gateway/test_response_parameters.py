@@ -436,4 +436,4 @@ async def test_a_schema_that_is_none_is_refused(client: httpx.AsyncClient) -> No
     reply = await client.post(
         "/v1/messages", json=request_body | {"tools": [{"name": "f", "input_schema": {"type": 5}}]}
     )
-    assert (reply.status_code, "tools[0].input_schema" in reply.json()["error"]["message"]) == (400, True)
+    assert (reply.status_code, "tools.0.input_schema" in reply.json()["error"]["message"]) == (400, True)

@@ -15,7 +15,7 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str | None, str]] = {
     "claude code, hosted search": (
         MESSAGES,
         {"max_tokens": 9, "messages": [HI], "tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-        "tools[0].type",
+        "tools.0.type",
         "Nobody here would run a tool of another type: leave it out",
     ),
     "claude code, a document": (
@@ -37,7 +37,7 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str | None, str]] = {
     "anthropic sdk, clearing of tool results": (
         MESSAGES,
         {"max_tokens": 9, "messages": [HI], "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
-        "context_management.edits[0].type",
+        "context_management.edits.0.type",
         "must be 'clear_thinking_20251015'",
     ),
     "claude code, a tool that is not there": (

@@ -264,8 +264,8 @@ def test_a_kept_seed_is_given_only_the_policies_that_it_lacks(tmp_path: Path) ->
         return PolicyGroup((name,), lambda sizes, seed: names.append(name) or [First(name)])  # type: ignore[func-returns-value]
 
     sizes = Sizes(pools=1, training=1, validation=1, tested=1)
-    save_results(run_seed(0, sizes, [group("a")]), tmp_path / "seed-0.npz")
-    results = run_seed(0, sizes, [group("b"), group("a")], load_results(0, tmp_path / "seed-0.npz"))
+    save_results(run_seed(0, sizes, [group("a")]), tmp_path / "seed-0.npz", sizes)
+    results = run_seed(0, sizes, [group("b"), group("a")], load_results(0, tmp_path / "seed-0.npz", sizes))
     assert names == ["a", "b"]
     assert set(results.splits["fresh tasks"]) == {"a", "b"}
 
