@@ -842,6 +842,22 @@ def test_an_option_with_which_nothing_would_be_compared_is_refused(data: Path) -
         assert words in result.err
 
 
+@pytest.mark.parametrize(
+    "fields", [{"t": "log_key", "id": 5}, {"t": "run", "id": []}, {"t": "run", "id": "run_1", "root": 5}]
+)
+def test_an_entry_with_a_field_of_another_type_is_a_finding(fields: Mapping[str, object]) -> None:
+    check = LogCheck(Verification())
+    check.check([StoredEntry(0, json.dumps({"v": 1, "at": 1.0, "events": 1, **fields}).encode())], None)
+    assert "is not in the form that the guide describes" in check.report.findings[0].words
+
+
+def test_a_checkpoint_of_more_entries_than_a_log_can_have_cannot_be_read(data: Path) -> None:
+    (data / "held.txt").write_text(sign_note(f"log.example\n{'9' * 5_000}\n{'A' * 43}=\n"))
+    result = baton(data, "audit", "verify", "--checkpoint", str(data / "held.txt"))
+    assert (result.status, result.err.count("Traceback")) == (2, 0)
+    assert "A checkpoint has an origin, a size and a root" in result.err
+
+
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 255, 256, 257, 600])
 def test_the_auditors_tree_is_that_of_the_log(size: int, tmp_path: Path) -> None:
     hashes = [leaf_hash(str(number).encode()) for number in range(size)]

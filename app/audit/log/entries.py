@@ -38,6 +38,9 @@ def read_entry(place: int, entry: bytes, salt: bytes | None) -> LogEntry:
     """Return an entry. Raises `LogFormatError`."""
     try:
         fields = orjson.loads(entry)
+        for text in (fields["t"], fields["id"], fields.get("root", ""), fields.get("run", "")):
+            if not isinstance(text, str):
+                raise TypeError("a kind, an id or a root that is no text")
         return LogEntry(
             place=place,
             kind=fields["t"],

@@ -7,6 +7,7 @@ node = SHA-256(0x01 || left || right)         the left part has as many leaves a
 import base64
 import binascii
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,8 @@ COSIGNATURE = b"\x04"
 SIGNATURE_BYTES = 64
 SIGNER = "PRIVATE+KEY+"
 """The beginning of a key that signs."""
+SIZE = re.compile(r"0|[1-9]\d{0,18}", re.ASCII)
+"""The size of a log in a checkpoint: no larger number is one of 63 bits."""
 MARK = "\u2014 "
 """The beginning of a line with a signature: an em dash and a space."""
 
@@ -162,7 +165,7 @@ def read_checkpoint(note: str) -> Checkpoint:
     """Return the checkpoint of a signed note. Raises `LogFormatError`."""
     text, separator, below = note.partition("\n\n")
     lines = text.split("\n")
-    if not separator or len(lines) < 3 or not lines[1].isdecimal():
+    if not separator or len(lines) < 3 or not SIZE.fullmatch(lines[1]):
         raise LogFormatError("A checkpoint has an origin, a size and a root, each on its line, and signatures below.")
     root = _decode_base64(lines[2], "The root of the checkpoint")
     if len(root) != HASH_BYTES:
