@@ -97,6 +97,8 @@ def _decode_pruned_run(columns: Mapping[str, Any]) -> PrunedRun:
     pruned_run = PrunedRun(**_decode_run(columns))
     if not isinstance(pruned_run.events, int) or not isinstance(pruned_run.root, bytes):
         raise TypeError("of a pruned run the number of its events is left, and their root")
+    if not isinstance(pruned_run.ended_at, int | float):
+        raise TypeError("of a pruned run the time of its end is left")
     return pruned_run
 
 
@@ -124,7 +126,7 @@ class Export:
 
     @property
     def is_whole(self) -> bool | None:
-        """Return True if the file says that it has every run, False if it says that it has some, else None."""
+        """Implements `journal_file.Source`."""
         stated = self._head().get("whole")
         if isinstance(stated, bool):
             return stated

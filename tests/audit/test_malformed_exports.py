@@ -1,6 +1,5 @@
 """A file of which a line is malformed cannot be read, which is an error in words and no verdict."""
 
-import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +36,9 @@ LINES: tuple[dict[str, Any], ...] = (
 )
 NEEDED = ("id", "at", "conductor", "kind", "version", "created_at", "events", "root", "salt")
 """Columns that are read by the audit before a rule is applied."""
+TIMES = ("at", "created_at", "ended_at")
+"""Those that are compared with other times."""
+OF_ANOTHER_TYPE = (*[(name, {}) for name in NEEDED], *[(name, "today") for name in TIMES])
 
 
 def malformed_lines() -> Iterator[tuple[int, dict[str, Any]]]:
@@ -52,11 +54,9 @@ def malformed_lines() -> Iterator[tuple[int, dict[str, Any]]]:
         if isinstance(line[subject], dict):
             for value in (None, 5, "text", []):
                 yield place, {subject: value}
-        for name in NEEDED:
+        for name, wrong in OF_ANOTHER_TYPE:
             if isinstance(line[subject], dict) and name in line[subject]:
-                altered = copy.deepcopy(line)
-                altered[subject][name] = {}
-                yield place, altered
+                yield place, {subject: {**line[subject], name: wrong}}
 
 
 async def read_all(export: Export) -> None:

@@ -794,6 +794,11 @@ def test_a_run_that_was_taken_out_of_an_export_or_put_into_it_is_found(data: Pat
     just_now = re.sub(r'"at":[0-9.]+', f'"at":{time.time()}', new)
     assert verify_file(text.replace(blocks[0], blocks[0] + just_now))[0] == 0  # written after the tiles were saved
     assert verify_file(text.replace(blocks[0], blocks[0] + just_now), "--settled")[0] == 1
+    went_on = re.sub(r'"events":(\d+)', lambda said: f'"events":{int(said[1]) + 1}', pruned)
+    assert verify_file(text.replace(pruned, went_on))[0] == 1
+    pruned_since = re.sub(r'"ended_at":[0-9.]+', f'"ended_at":{time.time()}', went_on)
+    assert verify_file(text.replace(pruned, pruned_since))[0] == 0
+    assert verify_file(text.replace(pruned, pruned_since), "--settled")[0] == 1
     of_the_future = re.sub(r'"at":[0-9.]+', f'"at":{time.time() + 3600}', new)
     assert verify_file(text.replace(blocks[0], blocks[0] + of_the_future))[0] == 1
 
