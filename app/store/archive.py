@@ -192,6 +192,9 @@ class Administration:
 class Archive:
     """A database that is open for reading."""
 
+    is_whole = True
+    """It has every run that was not pruned."""
+
     def __init__(self, engine: Engine | AsyncEngine, keyring: Keyring) -> None:
         self._engine = engine
         self._keyring = keyring

@@ -47,6 +47,11 @@ LEVEL = 6
 class Source(Protocol):
     """A source of runs: a database, or a file that is read."""
 
+    @property
+    def is_whole(self) -> bool | None:
+        """Return True if the source has every run, False if it has some of them, and None if it does not say so."""
+        ...
+
     async def catalogs(self) -> Mapping[str, bytes]:
         """Return every pool that was in force, by its digest."""
         ...

@@ -113,6 +113,14 @@ def test_a_run_that_is_gone_altogether_is_missed_against_an_earlier_export(desk:
     assert f"{run} seq 0 run-lost" in output
 
 
+def test_an_export_of_a_part_lacks_nothing_of_an_earlier_one_of_everything(desk: Desk, journal: Journal) -> None:
+    part = f"{desk.folder}/part.jsonl"
+    assert desk.run("export", part, "--run", some_run(journal))[0] == CLEAN
+    status, output = desk.check(part, "--against", desk.export)
+    assert status == CLEAN, output
+    assert "(not in the file, which does not say that it has every run: " in output
+
+
 @pytest.mark.parametrize(
     ("statement", "rule"),
     [
