@@ -94,9 +94,10 @@ def _check_changes(
             continue
         for event in history:
             after = _read(event["after"]) or {}
-            logged[str(after.get("change"))] = (target, event["action"], str(after.get("version")))
-            if after.get("change") not in stored:
-                words = f"the log has the change {after.get('change')} of what is in force, and it is not stored"
+            change_id = str(after.get("change"))
+            logged[change_id] = (target, event["action"], str(after.get("version")))
+            if change_id not in stored:
+                words = f"the log has the change {change_id} of what is in force, and it is not stored"
                 yield Violation(f"{kind} {target}", event["seq"], UNLOGGED, words)
     for change in administration.changes:
         kind, target = "conductor", change.conductor

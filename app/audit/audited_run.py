@@ -175,7 +175,7 @@ class Proposal:
     @property
     def round(self) -> int:
         """Return the number of the workflow that it proposes."""
-        return int(self.opening.body.get("round", 1))
+        return int(self.opening.body.get("round") or 1)
 
     @property
     def parent(self) -> int | None:
@@ -422,7 +422,7 @@ def _place(run: AuditedRun, event: Event) -> None:
         _place_outcome(run, event)
     elif kind in WAIT_KINDS:
         _place_wait(run, event)
-    elif "n" in body:
+    elif kind is not Kind.CANCEL_ASKED:
         _place_in_step(run, event, body["n"])
 
 

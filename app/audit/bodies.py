@@ -34,6 +34,11 @@ def is_step(value: object) -> bool:
     return value is None or (isinstance(value, int) and is_whole(value) and value <= MAX_STEPS)
 
 
+def is_round(value: object) -> bool:
+    """Return True for the number of a round, or a missing field."""
+    return value is None or (is_step(value) and value != 0)
+
+
 def is_mark(value: object) -> bool:
     """Return True for `true`, or a missing field."""
     return value is None or isinstance(value, bool)
@@ -126,6 +131,7 @@ FIELDS: Mapping[Kind, Mapping[str, Test]] = {
         "conductor": is_text,
         "order": is_texts,
         "parent": is_step,
+        "round": is_round,
         "room": is_step,
     },
     Kind.PLAN_STEP: {

@@ -87,6 +87,15 @@ async def test_the_log_cannot_be_altered_and_contradicts_itself_where_it_was(dat
     assert (await audit_file(database)).rules == {"change-log-broken": 1}
 
 
+async def test_a_change_in_the_log_that_names_no_change_is_caught(database: Path) -> None:
+    conn = sqlite3.connect(database)
+    conn.execute("DROP TRIGGER admin_events_kept_update")
+    conn.execute("UPDATE admin_events SET after = CAST('{\"change\": []}' AS BLOB) WHERE action = 'conductor.promoted'")
+    conn.commit()
+    conn.close()
+    assert (await audit_file(database)).rules == {"change-unlogged": 2}
+
+
 async def test_a_key_from_before_the_log_cannot_be_verified(database: Path) -> None:
     conn = sqlite3.connect(database)
     conn.execute("UPDATE forms SET since = 1000 WHERE name = 'admin_events'")

@@ -43,3 +43,24 @@ def test_an_output_that_is_not_the_one_that_is_named_is_found(
     rewrite(copy, run, **fields)
     assert main(arguments, environ) == 1
     assert "kept-altered" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["plan.opened", "run.cancel_asked"])
+def test_a_malformed_run_of_which_outputs_were_taken_over_ends_nothing_with_a_traceback(
+    journal: Journal, copy: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """Its own faults are found where it is checked itself."""
+    replay = journal.runs["replayed"]
+    origin = orjson.loads(replay.events[0].body)["origin_run"]
+    database = sqlite3.connect(copy)
+    with database:
+        if kind == "plan.opened":
+            change = "UPDATE events SET body = json_set(CAST(body AS TEXT), '$.round', 'x') WHERE run = ? AND kind = ?"
+        else:
+            change = "INSERT INTO events (run, seq, at, body, kind) VALUES (?, 99, 1, '{\"n\": []}', ?)"
+        database.execute(change, (origin, kind))
+        database.execute("UPDATE events SET body = CAST(body AS BLOB) WHERE run = ?", (origin,))
+    database.close()
+    main(["audit", "check", "--run", str(replay.row["id"])], {"BATON_DATABASE_URL": f"sqlite:///{copy}"})
+    assert main(["audit", "check", "--run", origin], {"BATON_DATABASE_URL": f"sqlite:///{copy}"}) == 1
+    assert "Traceback" not in capsys.readouterr().err
