@@ -8,7 +8,17 @@ import pytest
 
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access
-from app.core.run.events import CallFinished, CallIntended, Event, Fact, PlanAccepted, PlanOpened, PlanStep, StepQueued
+from app.core.run.events import (
+    CallFinished,
+    CallIntended,
+    Event,
+    Fact,
+    PlanAccepted,
+    PlanOpened,
+    PlanRejected,
+    PlanStep,
+    StepQueued,
+)
 from app.core.run.fold import fold
 from app.core.run.graph import Edge, Graph, graph
 from app.core.run.instant import Instant, instant, snapshot
@@ -121,6 +131,22 @@ def test_the_embedding_that_a_selector_looks_at_belongs_to_the_plan_that_follows
     assert [(edge.source, edge.what, edge.sent) for edge in edges(whole, "plan:0")] == [
         ("caller", "conversation", True)
     ]
+
+
+def test_the_embedding_for_a_later_plan_is_no_part_of_the_plan_before_it() -> None:
+    facts: list[Fact] = [admission()]
+    for number in range(2):
+        call = replace(intent(f"c{number}", None), template=EMBEDDING_TEMPLATE, attempt=number)  # type: ignore[type-var]
+        opened = PlanOpened(proposal=number, base=0, mode="first", conductor="selector", instant=False)
+        facts += [call, outcome(call.call, None, usd=3), opened]
+        facts.append(PlanRejected(proposal=number, call="", reasons=("the driver was lost",), outage=False))
+    whole = timeline(instant(time_facts(*facts), 0.0))
+    spent = {span.id: span.usd for span in whole.spans if span.kind in ("planning", "run")}
+    assert spent == {"run": 6, "plan:0": 0, "plan:1": 0}
+    assert {span.id: span.parent for span in whole.spans if span.kind == "attempt"} == {
+        "call:c0": "run",
+        "call:c1": "round:1",
+    }
 
 
 def test_an_output_without_words_is_withheld_because_there_is_none() -> None:

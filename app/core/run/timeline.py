@@ -47,6 +47,7 @@ from app.core.run.events import (
     StepToolResults,
 )
 from app.core.run.instant import Instant, instant_to_json, round_seconds
+from app.core.run.recipients import proposal_of_call
 
 SpanKind = Literal[
     "run", "queue", "round", "planning", "people", "step", "retry", "attempt", "first_word", "stream", "tools"
@@ -312,7 +313,8 @@ class _SpanReader:
 
     def _take_intent(self, fact: CallIntended) -> None:
         if fact.n is None:
-            parent = self._spans_by_id.get(f"plan:{fact.attempt - 1}", self._round)
+            # an embedding is asked for before its plan is opened
+            parent = self._spans_by_id.get(f"plan:{proposal_of_call(fact)}", self._round)
         else:
             parent = self._step_span(fact.n)
             parent.worker = fact.worker
