@@ -109,8 +109,8 @@ UNTOLD = {
     ("step.failed", "error"),
     ("step.skipped", "reason"),
 }
-"""What a journal says only once, as the labels of a run without calls and the answering step of a rejected plan, may say
-too high, or nearly so: to show a change of these takes a seal, no audit."""
+"""What a journal says only once (as the labels of a run without calls, and the answering step of a rejected plan), may
+say too high, or nearly so: to show a change of these takes a seal, no audit."""
 
 
 def change_value(value: object) -> object:
