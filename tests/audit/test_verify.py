@@ -547,6 +547,17 @@ def test_an_entry_is_about_the_run_that_its_row_names(conn: Connection, subject:
     assert ("entry", "the columns beside the entry say something else") in findings
 
 
+def test_a_number_that_an_entry_names_as_text_is_a_finding(conn: Connection, subject: Subject) -> None:
+    altered = "CAST(json_set(CAST(entry AS TEXT), '$.number', 'three') AS BLOB)"
+    with conn.begin() as transaction:
+        tampers.drop_triggers(conn)
+        conn.execute(text(f"UPDATE log_leaves SET entry = {altered} WHERE kind = 'policy'"))
+        conn.execute(text("UPDATE policies SET number = 4"))
+        report = verify(conn, subject.checkpoints, settled=False)
+        transaction.rollback()
+    assert {"the log", "policy learns"} <= {finding.thing for finding in report.findings}
+
+
 LEVELS = [(0, 21), (1, 5), (2, 1), (0, 0), (1, 0)]
 """Level and number of tiles of 87 entries, where a tile has four hashes: three of them are not full."""
 

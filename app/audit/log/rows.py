@@ -729,9 +729,12 @@ def _named_refs(events: Sequence[Event]) -> Iterator[str]:
 
 
 def _is_higher(value: Any, kind: str, before: LogEntry) -> bool:
-    """Return True if what grows with each change is higher than in an entry before, as far as entries name it."""
+    """Return True if what grows with each change is higher than in an entry before, as far as entries name it. Of an
+    entry that names no number, nothing is."""
     earlier = before.fields.get(GROWING_COLUMNS[kind][1])
-    return earlier is None or value is None or value > earlier
+    if earlier is None or value is None:
+        return True
+    return isinstance(value, int | float) and isinstance(earlier, int | float) and value > earlier
 
 
 def _is_of_later(row: Row, before: LogEntry) -> bool:
