@@ -23,7 +23,7 @@ from tests.audit import (
     tampers_of_tools,
     tampers_of_versions,
 )
-from tests.audit.forgery import Case, ForgedRun
+from tests.audit.forgery import Case, ForgedRun, Line
 from tests.audit.scenes import Journal
 
 LATER = 120.0
@@ -90,10 +90,8 @@ def test_a_falsification_is_caught_by_its_rule(journal: Journal, case: Case) -> 
 UNTOLD = {
     ("call.finished", "finish"),
     ("call.intended", "usd_held"),
-    ("plan.step", "answers"),
     ("plan.rejected", "outage"),
     ("plan.rejected", "reasons"),
-    ("run.admitted", "labels"),
     ("run.admitted", "streams"),
     ("run.awaiting_tool", "until"),
     ("run.resumed", "deadline"),
@@ -109,8 +107,17 @@ UNTOLD = {
     ("step.failed", "error"),
     ("step.skipped", "reason"),
 }
-"""What a journal says only once (as the labels of a run without calls, and the answering step of a rejected plan), may
-say too high, or nearly so: to show a change of these takes a seal, no audit."""
+"""What a journal says only once, may say too high, or nearly so: to show a change of these takes a seal, no audit."""
+
+
+def is_untold(forged: ForgedRun, line: Line, field: str) -> bool:
+    """Nothing else in the journal depends on this field of a line: the labels of a run without calls, and which step of
+    a rejected plan was to answer, are among these."""
+    if (line.kind, field) == ("run.admitted", "labels"):
+        return not forged.all("call.intended")
+    if (line.kind, field) == ("plan.step", "answers"):
+        return bool(forged.all("plan.rejected", proposal=line.body["proposal"]))
+    return (line.kind, field) in UNTOLD
 
 
 def change_value(value: object) -> object:
@@ -137,9 +144,9 @@ def test_a_changed_field_is_caught_unless_nothing_else_depends_on_it(journal: Jo
                 continue
             field = chance.choice(names)
             line.body[field] = change_value(line.body[field])
-            if audit_run(forged).is_clean:
+            if audit_run(forged).is_clean and not is_untold(forged, line, field):
                 silent.add((line.kind, field))
-    assert silent <= UNTOLD
+    assert not silent
 
 
 def test_every_rule_catches_something() -> None:
