@@ -108,7 +108,7 @@ class Pool:
         self._retired: list[ClosableProvider] = []
         self._adapters: dict[str, ClosableProvider] = {}
         self._parts: dict[str, AdapterParts] = {}
-        """What each adapter was made of."""
+        """The settings, secrets and files that each adapter was set up with, by provider."""
         self._conductors: dict[tuple[str, ConductorSpec], Policy] = {}
         self._trials: tuple[Trial, ...] = ()
         self.peppers = Peppers(configuration.settings)
@@ -235,7 +235,10 @@ def _adapter(name: str, spec: ProviderSpec, configuration: Configuration) -> Clo
 
 @dataclass(frozen=True, slots=True)
 class AdapterParts:
-    """All that an adapter is made of, apart from credentials that the library of a cloud finds by itself (`auth`)."""
+    """The settings, secrets and files that an adapter is set up with.
+
+    Credentials that the library of a cloud finds by itself (`auth`) are not among them.
+    """
 
     spec: ProviderSpec
     secrets: tuple[SecretStr | None, ...]

@@ -366,7 +366,7 @@ class RunWriter:
         return appended
 
     async def _consequences_of_step_end(self, entry: Entry) -> Consequences | None:
-        """What follows from the end of a step; None where the entry is to be committed alone."""
+        """Return what follows from the end of a step; None if the entry must be committed without it."""
         after = apply_facts_if_possible(self.state, entry.events)
         if after is None or self.is_over:
             return None

@@ -1,7 +1,7 @@
-"""The wish that a run should end: one event, which any process may write.
+"""Journals the request to cancel a run: one event, which any process may write.
 
-The journal is what counts. A driver that is not notified sees the wish when it next renews its lease. Where there is no
-driver, because it was lost or because the run waits for its caller, whoever takes the run over sees it first. A run
+The journal is what counts. A driver that is not notified sees the event when it next renews its lease. Where there is
+no driver, because it was lost or because the run waits for its caller, whoever takes the run over sees it first. A run
 that has ended stays as it is.
 """
 
@@ -14,8 +14,10 @@ from app.store.protocol import Entry, RunRow, TenantStore
 
 
 async def ask(store: TenantStore, queue: StepQueue | None, row: RunRow, by: str, now: float) -> None:
-    """Journal the wish in the name of `by`, unless one is there already or it comes too late; the run's driver is told
-    of it through the `queue`, if there is one. Raises `StoreUnavailable`."""
+    """Journal the request in the name of `by`, unless one is there already or the run has ended.
+
+    The run's driver is notified through the `queue`, if there is one. Raises `StoreUnavailable`.
+    """
     if row.ended_at is not None:
         return
     if any(event.kind is Kind.CANCEL_ASKED for event in (await store.journal(row.id)).events):

@@ -220,7 +220,7 @@ async def end_restored(store: Store, row: RunRow, now: float) -> None:
 
 
 def _last_entry(row: RunRow, state: RunState, lost_calls: Sequence[Call], command: Finish, now: float) -> Entry:
-    """The entry that ends a run which is in this state, and gives these calls of it the outcome `unknown`."""
+    """Return the entry that ends a run in this state and gives these calls of it the outcome `unknown`."""
     outcomes, held = outcomes_of_lost_calls(lost_calls)
     closed = apply_facts(state, outcomes)
     end = ending(closed, command)

@@ -1,4 +1,4 @@
-"""Stopping a run at its caller's request, and waiting for its end; `app/engine/runs/cancellation.py` has the wish."""
+"""Cancels a run at its caller's request, which `app/engine/runs/cancellation.py` journals, and waits for its end."""
 
 import asyncio
 from contextlib import suppress
