@@ -300,12 +300,16 @@ def test_the_row_cache_evicts_the_run_that_was_not_written_to_for_longest() -> N
 async def test_after_a_lost_connection_no_cached_row_is_relied_on(
     stores: Sequence[SqlStore], round_trips: list[str]
 ) -> None:
-    """A database that has failed over to an older copy may give the same revision to other changes."""
+    """A database that has failed over to an older copy may give the same revision to other changes.
+
+    The cut waits until the server has ended each connection: one that lives on would lose nothing.
+    """
     first_store, _ = stores
     await first_store.append(admission_entry("run"))
     await first_store.append(admission_entry("other"))
     row = await first_store.run("run")
-    cut = text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+    others = "backend_type = 'client backend' AND pid <> pg_backend_pid()"
+    cut = text(f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {others}")
     with contextlib.suppress(StoreUnavailable):
         await first_store._write(lambda conn: conn.execute(cut))
     await first_store._write(
