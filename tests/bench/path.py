@@ -30,7 +30,7 @@ from typing import Any
 
 from tests.harness import servers
 
-from .processes import ROOT, DidNotStart, free_port, run_to_end, stop, upstream
+from .processes import ROOT, DidNotStart, run_to_end, stop, upstream
 from .subject import Tree, environment, headers, one_step, pool_text
 from .tracer import MARK
 
@@ -120,7 +120,7 @@ def run_traced(tree: Tree) -> Iterator[TracedProcesses]:
         database = stack.enter_context(servers.postgres()).url
         redis = stack.enter_context(servers.redis()).url
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-path-")))
-        pool, port = folder / "pool.toml", free_port()
+        pool, port = folder / "pool.toml", servers.free_port()
         pool.write_text(pool_text(workers.url))
         env = environment(folder, port, pool, database, redis) | tree.environ
         run_to_end(tree.command("app", "migrate"), env=env, folder=tree.root)

@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 
+from tests.harness.servers import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 TAIL = 4000
 FINISHED = 300.0
@@ -51,14 +53,6 @@ def _family(pid: int) -> list[psutil.Process]:
 def cpu_seconds(running: Sequence[RunningProcess]) -> float:
     """Return the sum over several processes."""
     return sum(process.cpu_seconds() for process in running)
-
-
-def free_port() -> int:
-    """Return a port that was free a moment ago."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _listens(port: int) -> bool:

@@ -36,7 +36,7 @@ from app.store.sqlkit.statements import BY_KEY
 from tests.harness import servers
 
 from . import load
-from .processes import free_port, start_process
+from .processes import start_process
 from .subject import WORKERS, Target, Tree, one_step
 
 T = TypeVar("T")
@@ -460,7 +460,7 @@ def stack(upstream: str) -> Iterator[Target]:
     """Run both processes over servers of their own, until the block ends. The target's first process is the gateway."""
     with servers.postgres(fsync=True) as database, servers.redis() as queue:
         asyncio.run(create_tables(database.url))
-        port = free_port()
+        port = servers.free_port()
         command = Tree().command("tests.bench.stack", "--database", database.url, "--redis", queue.url)
         gateway = start_process([*command, "--port", str(port)], port=port)
         engine = start_process([*command, "--upstream", upstream], port=None)

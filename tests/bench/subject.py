@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .processes import ROOT, RunningProcess, free_port, run_to_end, start_process
+from tests.harness.servers import free_port
+
+from .processes import ROOT, RunningProcess, run_to_end, start_process
 
 KEY = "bt_bench_" + "0123456789abcdef" * 2
 WORKERS: Mapping[str, str] = {

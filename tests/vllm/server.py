@@ -8,7 +8,6 @@ be checked, and a warden ends them when the test session dies without stopping t
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -27,6 +26,7 @@ from app.cli.commands import parse
 from app.cli.promotion import deployment
 from app.lab import manifest
 from app.process.config import read
+from tests.harness.servers import free_port
 
 ROOT: Final = Path(__file__).parents[2]
 PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
@@ -64,13 +64,6 @@ class VllmServer:
 
     base_url: str
     model: str = MODEL
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def build_model(directory: Path) -> Path:
@@ -232,7 +225,7 @@ def serve(say: Callable[[str], None], trained: Path | None = None, *, embeds: bo
         raise ServerFailed("vLLM's environment is missing; `make test-vllm` builds it")
     directory = Path(tempfile.mkdtemp(prefix="baton-vllm-"))
     try:
-        port = _free_port()
+        port = free_port()
         if trained is None:
             say("vllm: building a tiny model")
             built = build_model(directory)
