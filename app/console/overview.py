@@ -101,7 +101,7 @@ def _values(pages: Pages, overview: Json, filters: Json) -> dict[str, Any]:
         "runs": _links(overview, filters, overview["runs_since"]),
         "calls": _links(overview, filters, overview["calls_since"]),
         "rated": lambda worker: _address_of_good_runs(overview, filters, worker),
-        "spent": lambda budget: _address_of_spending(overview, budget),
+        "spent": _address_of_spending,
         "by_state": {group["state"]: group for group in overview["open"]},
         "out": [breaker for breaker in overview["breakers"] or () if breaker["state"] != "closed"],
     }
@@ -124,11 +124,11 @@ def _links(overview: Json, filters: Json, since: float) -> Callable[..., str]:
     return link
 
 
-def _address_of_spending(overview: Json, budget: Json) -> str:
+def _address_of_spending(budget: Json) -> str:
     """Return the address of the list of runs that have spent from a budget in its present window, the dearest
-    first."""
+    first. The window is that of now, also in an overview whose period ended before."""
     scope, name = budget["scope"], budget["name"]
-    filters = {"since": budget["since"], "until": overview["until"]}
+    filters = {"since": budget["since"]}
     if budget["tenant"] != ALL_TENANTS:
         filters["tenant"] = budget["tenant"]
     filters["sort"] = "cost"

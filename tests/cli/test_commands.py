@@ -439,6 +439,18 @@ def test_a_caller_plan_and_an_exclusion_are_explained(service: Service) -> None:
     assert "left out: rehearsal-lawyer: in the request's deny list" in text
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("report --before 30d", "--since must be longer ago than --before"),
+        ("disclosures --since 1h --until 2h", "--since must be earlier than --until"),
+    ],
+)
+def test_a_period_that_ends_before_it_begins_is_refused(line: str, message: str, service: Service) -> None:
+    result = baton(service.folder, *line.split())
+    assert (result.status, message in result.err) == (2, True), result.err
+
+
 def test_ls_filters(service: Service) -> None:
     service.ask("baton-mini", EASY, safety_identifier="eve-hash", metadata={"team": "search"})
     rows = json.loads(baton(service.folder, "runs", "ls", "--tier", "baton-mini", "--json", "--since", "1h").out)

@@ -66,6 +66,10 @@ async def test_every_link_of_the_overview_leads_to_runs_and_the_log_is_checked(r
             parts = ("outcome=ok", "topology=single", "tier=baton-mini&state=succeeded", "tenant=acme&sort=cost")
             for part in (*parts, "&rated=good", "queue=untaken"):
                 assert any(part in link for link in counts), part
+            past = html.unescape(await page_of(client, "/console?period=hour&until=2000000"))
+            spent = re.search(r'"(/console/runs[^"]*tenant=acme&sort=cost)">\$', past)
+            assert spent is not None
+            await page_of(client, spent[1])
             form = dict(re.findall(r'<input type="hidden" name="(size|root)" value="([^"]+)">', page))
             verify = re.search(r'action="(/console/verify[^"]*)"', page)
             assert verify is not None

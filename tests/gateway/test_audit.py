@@ -104,6 +104,8 @@ async def test_an_offset_of_time_is_kept(gateway: GatewayStandIn, key: str) -> N
         ("degraded=maybe", "degraded"),
         ("since=yesterday", "since"),
         ("since=nan", "since"),
+        ("since=9&until=1", "until"),
+        ("rated=good&rated_since=9&rated_until=1", "rated_until"),
         ("until=1e99", "until"),
         ("min_cost_usd=-1", "min_cost_usd"),
         ("min_cost_usd=NaN", "min_cost_usd"),

@@ -102,6 +102,8 @@ async def test_words_of_callers_need_the_scope_for_content(gateway: GatewayStand
         ("format=canary", "format"),
         ("part=canary", "part"),
         ("since=canary", "since"),
+        ("since=9&until=1", "until"),
+        ("since=99999999999", "since"),
     ],
 )
 async def test_a_bad_query_is_a_400_that_names_the_parameter(
@@ -110,5 +112,5 @@ async def test_a_bad_query_is_a_400_that_names_the_parameter(
     async with gateway.client(key) as client:
         error: dict[str, Any] = (await got(client, query, 400)).json()["error"]
     assert error["param"] == param
-    assert "must be" in error["message"]
+    assert "must" in error["message"]
     assert "canary" not in error["message"]

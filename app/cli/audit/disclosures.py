@@ -44,13 +44,16 @@ def query_of(args: Arguments, now: float) -> DisclosureQuery:
         saw = wire.saw_of([wire.parse_seen(value) for value in args.saw])
     except ValueError as error:
         raise ConfigInvalid([f"--saw: {error}"]) from None
+    since, until = parse_moment("--since", args.since, now), parse_moment("--until", args.until, now)
+    if since is not None and until is not None and since >= until:
+        raise ConfigInvalid(["--since must be earlier than --until"])
     return DisclosureQuery(
         recipients=args.recipient,
         kinds=args.recipient_kind,
         providers=args.provider,
         saw=saw,
-        since=parse_moment("--since", args.since, now),
-        until=parse_moment("--until", args.until, now),
+        since=since,
+        until=until,
         tenants=args.tenant,
         users=args.user,
         runs=args.run,

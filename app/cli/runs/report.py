@@ -54,6 +54,8 @@ async def _read(settings: Settings, args: Arguments, now: float) -> tuple[dict[s
         zone = reports.zone_of(args.zone)
     except ValueError as error:
         raise ConfigInvalid([f"--zone: {error}"]) from None
+    if args.before and args.since <= args.before:
+        raise ConfigInvalid(["--since must be longer ago than --before"])
     options = ReportOptions(tuple(dict.fromkeys(args.by)) or ("tier",), args.success, args.threshold)
     async with storage.open_configured_store(settings) as store:
         keys = await store.keys()

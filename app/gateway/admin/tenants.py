@@ -22,6 +22,7 @@ from app.gateway.admin.responses import as_page, page
 from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations
+from app.gateway.wire.query import period_of
 from app.store.protocol import AdminEvent, AdminEventQuery, SpendQuery, TenantRow
 
 DAY_SECONDS = 86_400.0
@@ -151,15 +152,10 @@ def _add_spending_route(router: APIRouter, context: AdminContext, keys: Keys) ->
         filters: Annotated[SpendFilters, Query()], caller: Annotated[Caller, keys.needs("spend:read")]
     ) -> Any:
         """Of the runs that were admitted in the window, from the journal, by tenant or by key, the dearest first."""
-        until, since, tenant = filters.until, filters.since, filters.tenant
-        if until is None:
-            until = context.gateway.now()
-        if since is None:
-            since = until - DAY_SECONDS
+        since, until = period_of(filters.since, filters.until, context.gateway.now(), DAY_SECONDS)
         if until - since > MONTHS_SECONDS:
             raise InvalidRequest("The window must not be longer than 92 days.", param="since", code="invalid_value")
-        if tenant is None:
-            tenant = caller.tenant
+        tenant = filters.tenant or caller.tenant
         if tenant is not None and not caller.sees(tenant):
             raise NotFound("There is no such tenant.")
         query = SpendQuery(since=since, until=until, tenant=tenant, by=filters.by, limit=filters.limit)

@@ -63,12 +63,7 @@ def _check(filters: query.ReportFilters, caller: Caller) -> None:
 
 
 async def _figures(context: GatewayContext, filters: query.ReportFilters, caller: Caller) -> dict[str, Any]:
-    now = context.now()
-    until, since = filters.until, filters.since
-    if until is None:
-        until = now
-    if since is None:
-        since = until - reports.PERIOD_SECONDS
+    since, until = query.period_of(filters.since, filters.until, context.now(), reports.PERIOD_SECONDS)
     run_query = RunQuery(
         tenant=caller.tenant or filters.tenant,
         tier=filters.tier,

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from app.core.pool.catalog import Catalog, Tier
 from app.core.rating.shadows import notes_from_json, policy_of
 from app.engine.conductors import trials
-from app.errors import InvalidRequest, NotFound
+from app.errors import NotFound
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys
 from app.gateway.http.json_reply import json_reply
@@ -36,13 +36,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         """Over the runs of the key's tenant; of a key of all tenants, over those of every tenant."""
         catalog = context.catalog()
         tier = _tier(catalog, filters.tier)
-        until, since = filters.until, filters.since
-        if until is None:
-            until = context.now()
-        if since is None:
-            since = until - reports.PERIOD_SECONDS
-        if since >= until:
-            raise InvalidRequest("Invalid value for 'since': it must be earlier than 'until'.", param="since")
+        since, until = query.period_of(filters.since, filters.until, context.now(), reports.PERIOD_SECONDS)
         sample_notes: Mapping[str, int] | None = None
         if caller.tenant is None:
             notes = await context.store.find_learned_state(policy_of(tier.name), 0)

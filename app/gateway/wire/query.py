@@ -15,7 +15,16 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, InvalidOperation
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import orjson
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from app.core.plan.workflow import Topology
@@ -23,6 +32,7 @@ from app.core.pool.catalog import MILLION
 from app.core.rating.economics import GROUPINGS, METADATA, Success, is_grouping
 from app.core.run.identifiers import REPLY_ID, run_of_reply
 from app.core.run.recipients import RecipientKind
+from app.errors import InvalidRequest
 from app.gateway.openapi.replies import RunState
 from app.gateway.wire.parameters import Includable
 from app.store.protocol import METADATA_TAG, RunSort, SeenDataFilter
@@ -183,6 +193,15 @@ class Parameters(BaseModel):
             raise _fault("it is too long or holds control characters")
         return value
 
+    @field_validator("until", "rated_until", check_fields=False)
+    @classmethod
+    def is_after_since(cls, value: float | None, others: ValidationInfo) -> float | None:
+        """Refuse a period that ends before it begins: nothing could ever be in it."""
+        first = others.data.get(str(others.field_name).replace("until", "since"))
+        if value is not None and first is not None and value < first:
+            raise _fault("it must not be earlier than the beginning of the period")
+        return value
+
 
 class RunAttributes(Parameters):
     """The attributes by which runs are selected; several parameters must all hold."""
@@ -303,6 +322,21 @@ class LiveOverviewFilters(OverviewPeriod):
 
     seconds: Annotated[Whole, Field(ge=0, le=86_400)] | None = None
     """The time after which the stream ends; without it, it goes on until the client disconnects."""
+
+
+def period_of(since: float | None, until: float | None, now: float, seconds: float) -> tuple[float, float]:
+    """Return the beginning and the end of the period of a report: by default it ends now, and is so many seconds long.
+
+    Raises `InvalidRequest` for one that is empty.
+    """
+    if until is None:
+        until = now
+    if since is None:
+        since = until - seconds
+    if since >= until:
+        message = "Invalid value for 'since': it must be earlier than 'until', which is now by default."
+        raise InvalidRequest(message, param="since", code="invalid_value")
+    return since, until
 
 
 def grouping(value: str) -> str:
