@@ -91,6 +91,30 @@ def test_an_entry_that_was_changed_is_named(tmp_path: Path) -> None:
     result = baton(tmp_path, "runs", "proof", "run_1", **environ)
     assert result.status == 1
     assert "Entry 1 is not in the tree of the checkpoint." in result.out
+    assert "0 of 1 events are sealed." in result.out
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [b'{"v":1}', b'{"v":1,"t":"run","id":"run_1","at":null}', b"[1]", b"\xff"],
+    ids=["a field is missing", "a field has another type", "no object", "no text"],
+)
+def test_an_entry_in_another_form_is_named(tmp_path: Path, entry: bytes) -> None:
+    environ = {"BATON_DATABASE_URL": f"sqlite:///{tmp_path}/baton.db"}
+    asyncio.run(seal_one_run(tmp_path, SIGNER))
+    change(tmp_path / "baton.db", f"UPDATE log_leaves SET entry = x'{entry.hex()}' WHERE kind = 'run'")
+    result = baton(tmp_path, "runs", "proof", "run_1", **environ)
+    assert (result.status, "Entry 1 is malformed" in result.out) == (1, True)
+    proof = json.loads(baton(tmp_path, "runs", "proof", "run_1", "--json", **environ).out)
+    assert (proof["sealed"], len(proof["faults"])) == (0, 1)
+
+
+def test_without_the_hashes_of_the_log_there_is_no_proof_and_it_says_so(tmp_path: Path) -> None:
+    environ = {"BATON_DATABASE_URL": f"sqlite:///{tmp_path}/baton.db"}
+    asyncio.run(seal_one_run(tmp_path, SIGNER))
+    change(tmp_path / "baton.db", "DELETE FROM log_tiles")
+    result = baton(tmp_path, "runs", "proof", "run_1", **environ)
+    assert (result.status, "Hashes of the log are missing" in result.err) == (2, True)
 
 
 def test_a_stored_checkpoint_that_is_none_is_named_and_a_log_without_entries_has_no_key(tmp_path: Path) -> None:

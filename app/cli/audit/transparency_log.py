@@ -7,15 +7,18 @@ from typing import Any
 from app.cli import event_loop, storage, streams, terminal
 from app.cli.arguments import Arguments
 from app.cli.audit import exported_checkpoints
-from app.core.transparency.leaves import parse_leaf
+from app.core.transparency.leaves import RUN, Leaf, parse_leaf
 from app.core.transparency.merkle import includes, leaf_hash
 from app.core.transparency.notes import Checkpoint, NoteInvalid, Signer, Verifier, open_checkpoint
+from app.core.transparency.tiles import TileMissing
 from app.errors import ConfigInvalid, NotFound, RunPruned
 from app.gateway.runs.log_route import proof_of_run
 from app.process.config import Settings, read
-from app.store.protocol import LogState, Proof, Store
+from app.store.protocol import LogState, Proof, ProvenLeaf, Store
 
 SEED_BYTES = 32
+ProvenEntry = tuple[ProvenLeaf, Leaf]
+"""An entry as it is stored, and as it was read."""
 
 
 def run(args: Arguments, environ: Mapping[str, str], _now: Callable[[], float]) -> int:
@@ -32,6 +35,9 @@ def run(args: Arguments, environ: Mapping[str, str], _now: Callable[[], float]) 
     except NoteInvalid as error:
         words = f"The checkpoint that is stored in the database is not valid: {error}"
         raise ConfigInvalid([f"{words} `baton audit verify` says what else is altered."]) from None
+    except TileMissing:
+        words = "Hashes of the log are missing in the database, so that no proof can be made."
+        raise ConfigInvalid([f"{words} `baton audit verify` says which."]) from None
 
 
 def _new_key(name: str, *, as_json: bool) -> int:
@@ -105,34 +111,32 @@ async def _prove(settings: Settings, args: Arguments) -> int:
         proof, state = await store.log.proof(name), await store.log.state()
     if events is None and not proof.leaves:
         raise NotFound("The log has nothing about this run.")
-    faults = _faults(proof, state.verifiers)
-    leaves = [parse_leaf(entry.entry) for entry in proof.leaves]
-    sealed_events = max([leaf.events for leaf in leaves], default=0)
+    proven, faults = _check(proof, state.verifiers)
+    sealed_events = max([leaf.events for _, leaf in proven], default=0)
     with streams.readers_may_leave():
         if args.json:
             document = proof_of_run(name, events or sealed_events, proof)
             terminal.print_json(document | {"sealed": sealed_events, "faults": faults})
         else:
-            _print_proof(proof, events, sealed_events, faults)
+            _print_proven(proven)
+            if events is None:
+                print("The run was pruned.")
+            elif not proof.leaves:
+                print("Nothing is proven: no event of the run is sealed yet.")
+            else:
+                print(f"{sealed_events} of {events} events are sealed.")
+            for fault in faults:
+                print(fault)
     return int(bool(faults) or not proof.leaves)
 
 
-def _print_proof(proof: Proof, events: int | None, sealed_events: int, faults: Sequence[str]) -> None:
-    """Print the proofs of a run; `events` is the number of its events, or None for a run that was pruned."""
-    for entry in proof.leaves:
-        leaf = parse_leaf(entry.entry)
+def _print_proven(proven: Sequence[ProvenEntry]) -> None:
+    for stored, leaf in proven:
         about = leaf.kind
-        if leaf.kind == "run":
+        if leaf.kind == RUN:
             about = terminal.count(leaf.events, "event")
-        print(f"entry {entry.place}: {about}, sealed at {terminal.moment(leaf.at)}, proof of {len(entry.proof)} hashes")
-    if events is None:
-        print("The run was pruned.")
-    elif not proof.leaves:
-        print("Nothing is proven: no event of the run is sealed yet.")
-    else:
-        print(f"{sealed_events} of {events} events are sealed.")
-    for fault in faults:
-        print(fault)
+        sealed = f"sealed at {terminal.moment(leaf.at)}, proof of {terminal.count(len(stored.proof), 'hash', 'hashes')}"
+        print(f"entry {stored.place}: {about}, {sealed}")
 
 
 async def _find_run(store: Store, name: str) -> tuple[str, int | None]:
@@ -144,16 +148,24 @@ async def _find_run(store: Store, name: str) -> tuple[str, int | None]:
     return row.id, row.seq
 
 
-def _faults(proof: Proof, verifiers: Sequence[str]) -> list[str]:
-    """Return what is wrong with a run's proofs: the checkpoint's signature, or an entry that is not in the tree."""
+def _check(proof: Proof, verifiers: Sequence[str]) -> tuple[list[ProvenEntry], list[str]]:
+    """Return the entries that are proven by the signed checkpoint, and what is wrong with it or with the others."""
     try:
         head = _checkpoint(proof.checkpoint, verifiers)
     except NoteInvalid as error:
-        return [f"The checkpoint is not valid: {error}"]
+        return [], [f"The checkpoint is not valid: {error}"]
     if head is None:
-        return []
+        return [], []
+    proven: list[ProvenEntry] = []
     faults: list[str] = []
-    for leaf in proof.leaves:
-        if not includes(leaf.place, head.size, leaf_hash(leaf.entry), leaf.proof, head.root):
-            faults.append(f"Entry {leaf.place} is not in the tree of the checkpoint.")
-    return faults
+    for stored in proof.leaves:
+        try:
+            leaf = parse_leaf(stored.entry)
+        except ValueError:
+            faults.append(f"Entry {stored.place} is malformed: no release of Baton writes such an entry.")
+            continue
+        if includes(stored.place, head.size, leaf_hash(stored.entry), stored.proof, head.root):
+            proven.append((stored, leaf))
+        else:
+            faults.append(f"Entry {stored.place} is not in the tree of the checkpoint.")
+    return proven, faults

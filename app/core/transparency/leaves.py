@@ -106,16 +106,17 @@ def events_part(events: int, root: bytes) -> dict[str, Any]:
 
 def parse_leaf(entry: bytes) -> Leaf:
     """Return the entry of these bytes. Raises ValueError for bytes that are none."""
-    fields = orjson.loads(entry)
-    if not isinstance(fields, dict) or not isinstance(fields.get("v"), int):
-        raise ValueError("The entry is not JSON of a log of Baton.")
-    return Leaf(
-        kind=str(fields["t"]),
-        id=str(fields["id"]),
-        at=float(fields["at"]),
-        events=int(fields.get("events", 0)),
-        root=b64decode(fields.get("root", "")),
-        gone=bool(fields.get("gone", False)),
-        parts={name: value for name, value in fields.items() if name not in _NAMES and isinstance(value, str)},
-        version=fields["v"],
-    )
+    try:
+        fields = orjson.loads(entry)
+        return Leaf(
+            kind=str(fields["t"]),
+            id=str(fields["id"]),
+            at=float(fields["at"]),
+            events=int(fields.get("events", 0)),
+            root=b64decode(fields.get("root", "")),
+            gone=bool(fields.get("gone", False)),
+            parts={name: value for name, value in fields.items() if name not in _NAMES and isinstance(value, str)},
+            version=int(fields["v"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        raise ValueError("An entry of the log has a form that no release of Baton writes.") from None

@@ -28,6 +28,10 @@ MOST_TILES = 2**63 // WIDTH
 """Most tiles of a level: the places of their entries are numbers of 63 bits."""
 
 
+class TileMissing(ValueError):
+    """A tile that a log of this size must have is not there, or lacks hashes."""
+
+
 @record(frozen=True, slots=True)
 class Tile:
     """A tile, or a bundle of entries if its level is None."""
@@ -93,14 +97,17 @@ def hashes_of(body: bytes) -> list[bytes]:
 
 
 def node_reader(tile: Callable[[int, int], Sequence[bytes]]) -> Node:
-    """Return a reader of nodes from tiles, whose hashes `tile` returns for a level and a number."""
+    """Return a reader of nodes from tiles, whose hashes `tile` returns for a level and a number.
+
+    It raises `TileMissing` for a node whose tile does not have all of its hashes.
+    """
 
     def node(level: int, index: int) -> bytes:
         tile_level, height = divmod(level, HEIGHT)
         number, first = divmod(index << height, WIDTH)
         hashes = list(tile(tile_level, number)[first : first + (1 << height)])
         if len(hashes) != 1 << height:
-            raise ValueError("The tile does not have all hashes of this node.")
+            raise TileMissing("A tile of the log, or a part of it, is not there.")
         while len(hashes) > 1:
             hashes = [node_hash(hashes[at], hashes[at + 1]) for at in range(0, len(hashes), 2)]
         return hashes[0]
@@ -112,8 +119,8 @@ async def reader_for(work: Callable[[Node], object], tile: Callable[[int, int], 
     """Return a reader of the nodes that `work` reads. `tile` gives the tile of a level and a number; each one is read
     once.
 
-    `work` is carried out once here, over hashes of zeros, to learn which tiles it needs. Raises ValueError, when a node
-    is read, if the log does not have its tile.
+    `work` is carried out once here, over hashes of zeros, to learn which tiles it needs. Raises `TileMissing`, when a
+    node is read, if the log does not have its tile.
     """
     hashes: dict[tuple[int, int], Sequence[bytes]] = {}
 

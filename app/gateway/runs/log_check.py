@@ -9,7 +9,7 @@ from typing import Any
 
 from app.core.transparency.merkle import Node, consistency_proof, consistent, range_root
 from app.core.transparency.notes import NoteInvalid, Verifier, open_note, parse_checkpoint
-from app.core.transparency.tiles import reader_for
+from app.core.transparency.tiles import TileMissing, reader_for
 from app.errors import NotFound
 from app.store.protocol import TransparencyLog
 
@@ -37,7 +37,7 @@ async def check(log: TransparencyLog, earlier: Earlier | None) -> dict[str, Any]
         is_consistent = None
         if earlier is not None:
             is_consistent = _is_prefix(earlier, (newest.size, newest.root), node)
-    except ValueError:
+    except TileMissing:
         return report | {"consistent": None, "valid": False, "faults": [*faults, "Stored hashes are missing."]}
     if is_consistent is False:
         faults.append("The earlier log is not the beginning of this one.")

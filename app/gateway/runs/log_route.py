@@ -129,7 +129,7 @@ def _leaf_to_json(leaf: ProvenLeaf) -> dict[str, Any]:
         salt = _base64(leaf.salt)
     return {
         "index": leaf.place,
-        "entry": leaf.entry.decode(),
+        "entry": leaf.entry.decode(errors="replace"),  # an altered one may be no text, and has no proof then
         "salt": salt,
         "proof": [_base64(step) for step in leaf.proof],
     }
