@@ -825,6 +825,17 @@ def test_an_altered_bundle_is_named_offline(data: Path) -> None:
     assert "The first bad place: the log (entry" in result.out
 
 
+def test_saved_tiles_without_hashes_lack_them_and_are_not_called_altered(data: Path) -> None:
+    folder = data / "tiles"
+    assert baton(data, "audit", "tiles", str(folder)).status == 0
+    shutil.rmtree(folder / "tile" / "0")
+    result = baton(data, "audit", "verify", str(folder), "--checkpoint", str(data / "held.txt"), "--json")
+    report = json.loads(result.out)
+    assert (result.status, report["rules"]) == (1, {"tile": 1})
+    last = report["entries"] - 1
+    assert report["first"]["words"] == f"the hashes of the entries 0 to {last} are missing in its tiles"
+
+
 def test_a_wrong_key_and_a_missing_log_are_told_apart(data: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     other = "log.example/baton+00000000+AQOhB7/zzhC+HXDdGOdLwJln5NYwm6UNXx3chmQSVTG4"
     assert baton(data, "audit", "verify", "--key", other).status == 2

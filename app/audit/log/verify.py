@@ -211,12 +211,16 @@ class LogCheck:
                 self._add("entry", str(error), sealed.place)
 
     def _differing_hashes(self, first: int, level: Sequence[bytes]) -> list[int]:
-        """Return the places from `first` on whose hashes are not those of the log's tile."""
+        """Return the places from `first` on whose hashes in the log's tile are other ones. Those that it lacks are a
+        finding."""
         if self.tiles is None or not level:
             return []
         hashes = _split_tile(self.tiles(0, first // WIDTH))
-        places = [first + at for at, digest in enumerate(level) if at >= len(hashes) or hashes[at] != digest]
-        if len(level) == WIDTH and not places:
+        places = [first + at for at, pair in enumerate(zip(level, hashes, strict=False)) if pair[0] != pair[1]]
+        if len(hashes) < len(level):
+            missing, last = first + len(hashes), first + len(level) - 1
+            self._add("tile", f"the hashes of the entries {missing:,} to {last:,} are missing in its tiles", missing)
+        elif len(level) == WIDTH and not places:
             self._check_tiles_above(self.tiles, first // WIDTH, hashes)
         return places
 
@@ -228,7 +232,8 @@ class LogCheck:
             if above[at : at + 1] != [root_of(hashes)]:
                 size = WIDTH**level
                 first = number * size
-                self._add("tile", f"the hash over the entries {first:,} to {first + size - 1:,} is another one", first)
+                fault = "is another one" if len(above) > at else "is missing"
+                self._add("tile", f"the hash over the entries {first:,} to {first + size - 1:,} {fault}", first)
             if at < WIDTH - 1:
                 return
             number, hashes = number // WIDTH, above
