@@ -24,6 +24,9 @@ def check_contents(run: AuditedRun) -> Iterator[Violation]:
         if run.record.contents:
             yield run.violation("content-foreign", 0, "the salt was erased, and content is left")
         return
+    # The opposite, a salt that is gone without a date, is no violation: archives of pruned runs leave salts out.
+    if run.record.row.get("erased_at") is not None or run.record.row.get("erased_by") is not None:
+        yield run.violation("content-foreign", 0, "its row says that its content was erased, and has its salt")
     for ref, body in run.record.contents.items():
         if content_ref(run.record.row["salt"], body) != ref:
             yield run.violation("content-altered", 0, f"content {ref[:12]} does not have its hash")

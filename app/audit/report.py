@@ -154,7 +154,7 @@ RULES: Mapping[str, tuple[str, str]] = {
     "ticket-left": ("N-2", "the outbox has no ticket that is not needed"),
     "content-altered": ("I-1 I-14", "a content's ref is the hash of the run's salt and its bytes"),
     "content-missing": ("N-8", "every content that the journal names is stored, unless all were erased"),
-    "content-foreign": ("I-1", "no content is stored that the journal does not name"),
+    "content-foreign": ("I-1", "no content is stored that the journal does not name, or that was erased"),
     "text-left": ("I-1", "every text of a conversation belongs to a run whose content was not erased"),
     "chars-wrong": ("I-14", "a step's output is as long as its event says"),
     "catalog-missing": ("I-4", "there is a snapshot of every pool that a run or a call names"),

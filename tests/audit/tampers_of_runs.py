@@ -213,6 +213,7 @@ BESIDE = (
     case("content-missing", "a text is gone", "single conducted", lambda run: run.contents.popitem()),
     case("content-foreign", "a text of somebody else", "single", lambda run: run.contents.update({"ab" * 32: b"x"})),
     case("content-foreign", "half erased", "single", erase_the_salt),
+    case("content-foreign", "erased by its row alone", "single", in_row(put(erased_at=5.0, erased_by="user"))),
     case("chars-wrong", "a longer output", "single conducted", in_first(DONE, add("chars"))),
     case("catalog-missing", "no snapshot", "single conducted", lambda run: run.catalogs.clear()),
     case("catalog-missing", "another pool", "single over_budget", lambda run: run.admitted.update(catalog="0" * 64)),
