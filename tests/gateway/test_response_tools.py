@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from openai.types.responses import Response, ResponseCustomToolCall, ResponseFunctionToolCall
+from openai.types.responses.parsed_response import ParsedResponseFunctionToolCall, ParsedResponseOutputMessage
 
 from app.gateway.responses import tools as ours
 from app.gateway.wire import custom_tools
@@ -133,6 +134,23 @@ async def test_calls_as_the_client_writes_them(client: httpx.AsyncClient) -> Non
     for by_alias in (False, True):
         calls = [call.model_dump(by_alias=by_alias) for call in (function, custom)]
         await respond(client, input=[{"role": "user", "content": "Go."}, *calls, *outputs], tools=[SPAWN, FREE])
+
+
+async def test_what_the_clients_parsed_may_come_back(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    """`model_dump` of what `responses.parse` returns has what the client itself has read in the texts."""
+    words = {"type": "output_text", "text": '{"x": 7}', "annotations": [], "parsed": {"x": 7}}
+    message = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [words]}
+    call = {"arguments": "{}", "call_id": "1", "name": "spawn", "type": "function_call", "parsed_arguments": {}}
+    items = [
+        {"role": "user", "content": "Go."},
+        ParsedResponseOutputMessage[Any].construct(**message).model_dump(warnings=False),
+        ParsedResponseFunctionToolCall.construct(**call).model_dump(),
+        {"type": "function_call_output", "call_id": "1", "output": "begun"},
+    ]
+    assert ("parsed" in items[1]["content"][0], "parsed_arguments" in items[2]) == (True, True)
+    await respond(client, input=items, tools=[SPAWN])
+    _, answer, _ = stub.requests_for("alpha")[0].json["messages"]
+    assert (answer["content"], answer["tool_calls"][0]["function"]["arguments"]) == ('{"x": 7}', "{}")
 
 
 async def test_a_history_of_other_tools(stub: ProviderStub, client: httpx.AsyncClient) -> None:

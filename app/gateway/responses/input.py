@@ -66,10 +66,11 @@ class InputFile(WireModel):
 
 
 class OutputText(WireModel):
-    """Words of an earlier answer."""
+    """Words of an earlier answer; `parsed` is what the official clients' helpers have read in them."""
 
     type: Literal["output_text"]
     text: str
+    parsed: Any = None
     baton: PartOptions | None = None
     annotations: list[Any] = []
     logprobs: list[Any] | None = None
@@ -115,10 +116,11 @@ class AnyCall(WireModel):
 
 
 class CallItem(AnyCall):
-    """An earlier answer's wish to call a function."""
+    """An earlier answer's wish to call a function. The official clients' helpers add what they have parsed."""
 
     type: Literal["function_call"]
     arguments: str
+    parsed_arguments: Any = None
 
 
 class CustomCallItem(AnyCall):
