@@ -100,8 +100,13 @@ def _cookie_key(pepper: bytes) -> bytes:
 
 
 def is_https(request: Request) -> bool:
-    """Return True if the browser reaches the console by HTTPS, here or at a proxy."""
-    return "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", ""))
+    """Return True if the browser reaches the console by HTTPS, here or at a proxy.
+
+    Each proxy of several appends the protocol by which it was reached itself, so the browser's is the first. Whoever
+    forges the header changes only the cookies of their own browser.
+    """
+    browser_protocol = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
+    return "https" in (request.url.scheme, browser_protocol)
 
 
 def is_from_console(request: Request) -> bool:

@@ -46,11 +46,13 @@ async def test_a_wrong_key_is_refused_in_the_apis_words(gateway: GatewayStandIn)
         assert "set-cookie" not in reply.headers
 
 
-async def test_the_cookie_is_not_the_key_and_is_hidden_from_scripts(gateway: GatewayStandIn) -> None:
+@pytest.mark.parametrize("protocols", ["https", "https,http", "HTTPS, http"])
+async def test_the_cookie_is_not_the_key_and_is_hidden_from_scripts(gateway: GatewayStandIn, protocols: str) -> None:
+    """Several proxies before the console name their protocols, the browser's first."""
     key = gateway.add_key()
     async with console_client(gateway.app) as client:
         reply = await client.post(
-            "/console/sign-in", data={"key": key}, headers=SAME_ORIGIN | {"x-forwarded-proto": "https"}
+            "/console/sign-in", data={"key": key}, headers=SAME_ORIGIN | {"x-forwarded-proto": protocols}
         )
     cookie = reply.headers["set-cookie"]
     assert "HttpOnly" in cookie
