@@ -171,6 +171,7 @@ class FollowedRun:
             "calls": calls,
             "turn": turn,
             "results": (),
+            "comment": "",
             "refusal": self._refusal,
             "whole": await self._read_whole_run(),
             "why": await self._read_explanation(),

@@ -46,6 +46,8 @@ class ShownRun:
     may be anything."""
     results: Sequence[str] = ()
     """The results of tools that a person has written and the API has not taken."""
+    comment: str = ""
+    """The comment of a rating that the API has not taken."""
 
 
 def routes(pages: Pages) -> list[Route]:
@@ -88,7 +90,10 @@ class Playground:
         action = form.get("action", "ask")
         shown_run = ShownRun(form.get("run", ""), _parse_hidden_field(form.get("sent", "")))
         if action in RATINGS and shown_run.id:
-            outcome = await self._rate(session, shown_run.id, action, form.get("comment", ""))
+            comment = form.get("comment", "")
+            outcome = await self._rate(session, shown_run.id, action, comment)
+            if outcome.refusal is not None:
+                shown_run = copy_with(shown_run, comment=comment)
             return await self._page(request, session, fields, shown_run, outcome)
         if action == "results":
             results = lists.get("result", [])
@@ -151,7 +156,7 @@ class Playground:
             address = f"{PATH}/playground/{path_segment(shown_run.id)}"
             followed_run = FollowedRun(self._pages, session, shown_run.id)
             await followed_run.read()
-            view = {**await followed_run.view(), "results": shown_run.results}
+            view = {**await followed_run.view(), "results": shown_run.results, "comment": shown_run.comment}
             if not followed_run.is_over:
                 live = f"{address}?live"
         return self._pages.show(

@@ -89,11 +89,7 @@ def routes(pages: Pages) -> list[Route]:
     reader = _Reader(pages)
 
     async def show_run(request: Request, session: Session) -> Response:
-        cursor = _cursor(request)
-        values = await reader.read(session, cursor)
-        live = not values["has_ended"] and cursor.t is None
-        once = secrets.token_urlsafe(TOKEN_BYTES)
-        return pages.show(request, "run.html", live=live, once=once, addresses=_addresses(cursor, values), **values)
+        return await _run_page(pages, reader, request, session)
 
     async def show_views(request: Request, session: Session) -> Response:
         values = await reader.read(session, _cursor(request))
@@ -103,13 +99,7 @@ def routes(pages: Pages) -> list[Route]:
         return _live(pages, reader, session, _cursor(request), request)
 
     async def rate(request: Request, session: Session) -> Response:
-        run, fields = request.path_params["run"], await form(request)
-        body = {"thumbs": fields.get("thumbs", ""), "source": RATING_SOURCE}
-        comment = fields.get("comment", "").strip()
-        if comment:
-            body["comment"] = comment
-        await pages.api.post(session, f"/v1/runs/{path_segment(run)}/feedback", body)
-        return redirect_to(f"/runs/{path_segment(run)}")
+        return await _rate(pages, reader, request, session)
 
     async def stop(request: Request, session: Session) -> Response:
         run = request.path_params["run"]
@@ -138,6 +128,41 @@ def routes(pages: Pages) -> list[Route]:
         pages.route("/runs/{run}/cancel", stop, "POST"),
         pages.route("/runs/{run}/replay", replay, "POST"),
     ]
+
+
+async def _run_page(
+    pages: Pages,
+    reader: "_Reader",
+    request: Request,
+    session: Session,
+    status: int = 200,
+    refused_rating: Mapping[str, str] | None = None,
+) -> Response:
+    """Return the page of the run. `refused_rating` has the `comment` of a rating that the API has not taken, and the
+    `message` why."""
+    cursor = _cursor(request)
+    values = await reader.read(session, cursor) | {"refused_rating": refused_rating}
+    live = not values["has_ended"] and cursor.t is None
+    once = secrets.token_urlsafe(TOKEN_BYTES)
+    addresses = _addresses(cursor, values)
+    return pages.show(request, "run.html", status, live=live, once=once, addresses=addresses, **values)
+
+
+async def _rate(pages: Pages, reader: "_Reader", request: Request, session: Session) -> Response:
+    """Store a rating of the run."""
+    run, fields = request.path_params["run"], await form(request)
+    body = {"thumbs": fields.get("thumbs", ""), "source": RATING_SOURCE}
+    comment = fields.get("comment", "").strip()
+    if comment:
+        body["comment"] = comment
+    try:
+        await pages.api.post(session, f"/v1/runs/{path_segment(run)}/feedback", body)
+    except ApiError as error:
+        if error.status == 401:
+            raise
+        refused_rating = {"message": error.message, "comment": comment}
+        return await _run_page(pages, reader, request, session, error.status, refused_rating)
+    return redirect_to(f"/runs/{path_segment(run)}")
 
 
 def _cursor(request: Request) -> Cursor:
@@ -221,6 +246,7 @@ class _Reader:
             "pane": step_pane.pane(views, cursor.step),
             "has_ended": whole["state"] in ENDED,
             "may_write": cache.may_write,
+            "refused_rating": None,
             "is_latest": is_latest,
             "now": now,
             "length": length,

@@ -196,6 +196,9 @@ async def test_a_rating_is_stored_and_the_page_stays(stub: ProviderStub, browser
     page = await submit_form(browser)
     run = run_of_page(page)
     await live_stream(browser, run)
+    too_long = "so " * 1_400
+    refused = await submit_form(browser, "up", run=run, comment=too_long)
+    assert (refused.status_code, refused.text.count(too_long)) == (400, 1)
     rated = await submit_form(browser, "up", run=run, sent=hidden_value(page.text, "sent"), comment="Right.")
     assert f"Your rating of {run} is stored: good." in page_text(rated.text)
     assert "The same request as code" in rated.text

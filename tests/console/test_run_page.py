@@ -172,10 +172,15 @@ async def test_an_empty_panel_says_why(
     script_answers(stub)
     run = await ask(client)
     assert "Nobody has rated this run." in (await page_of(browser, f"/console/runs/{run}"))[1]
-    rated = await browser.post(
-        f"/console/runs/{run}/feedback", data={"thumbs": "up", "comment": "Fine"}, headers=SAME_ORIGIN
-    )
-    assert rated.status_code == 303
+    refused, rated = [
+        await browser.post(
+            f"/console/runs/{run}/feedback", data={"thumbs": "up", "comment": comment}, headers=SAME_ORIGIN
+        )
+        for comment in ("<b>" * 1_400, "Fine")
+    ]
+    assert (refused.status_code, rated.status_code) == (400, 303)
+    assert 'role="alert"' in refused.text
+    assert unescape(refused.text).count("<b>" * 1_400) == 1, "what somebody wrote is not lost"
     assert "by console" in (await page_of(browser, f"/console/runs/{run}"))[1]
     assert "Replay it" in (await page_of(browser, f"/console/runs/{run}"))[1]
     await client.delete(f"/v1/runs/{run}")
