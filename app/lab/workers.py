@@ -15,6 +15,7 @@ from app.core.sampling import draw
 from app.lab import world
 from app.lab.subtask_wording import role_of, shift
 from app.lab.world import OUTPUT, PER_LEVEL, QUESTION, TRAITS, Profile
+from app.providers.rehearsal.fenced_steps import FencedStep, read_steps
 from app.providers.rehearsal.task_families import DOMAINS, Problem, read
 
 METHODS: Mapping[str, str] = {
@@ -29,11 +30,6 @@ HANDS: Mapping[str, str] = {
 }  # fmt: skip
 """The beginning of each worker's answers, by which it recognises its own."""
 CANNOT_KNOW = "I was not shown what this needs, so I cannot know."
-STEP = re.compile(
-    r'<step\s+index="\d+"\s+id="(?P<id>[^"]*)">\s*(?:<subtask>(?P<subtask>.*?)</subtask>\s*)?'
-    r'<answer>(?P<answer>.*?)</answer>\s*</step\s+id="(?P=id)">',
-    re.DOTALL,
-)
 SUBTASK = re.compile(r"^Your subtask:\s*(.*)\Z", re.MULTILINE | re.DOTALL)
 ANSWER = re.compile(r"(?P<hands>[A-Za-z, ]+): the answer is (?P<answer>.*)\.", re.DOTALL)
 PLAN = re.compile(r"Plan: (?P<method>.*)\.", re.DOTALL)
@@ -85,8 +81,8 @@ def _read(messages: Sequence[Message]) -> tuple[Problem | None, str, str, list[_
     steps."""
     user_texts = [message.text for message in messages if message.role == "user"]
     last = user_texts[-1] if user_texts else ""
-    steps = list(STEP.finditer(last))
-    end_of_steps = steps[-1].end() if steps else 0
+    steps = read_steps(last)
+    end_of_steps = steps[-1].end if steps else 0
     assigned = SUBTASK.search(last[end_of_steps:])
     if assigned is None:
         return read(last), "solve", "", []
@@ -96,8 +92,8 @@ def _read(messages: Sequence[Message]) -> tuple[Problem | None, str, str, list[_
     return problem, role_of(assigned.group(1)), assigned.group(1), list(map(_read_step, steps))
 
 
-def _read_step(step: re.Match[str]) -> _EarlierStep:
-    role, text = role_of(step.group("subtask") or ""), step.group("answer")
+def _read_step(step: FencedStep) -> _EarlierStep:
+    role, text = role_of(step.subtask), step.answer
     if match := ANSWER.fullmatch(text):
         return _EarlierStep(role, answer=match.group("answer"), hands=_hands(match.group("hands")))
     if match := PLAN.fullmatch(text):

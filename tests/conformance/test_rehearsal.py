@@ -25,7 +25,8 @@ from app.errors import WorkerTimeout
 from app.process.config import configure
 from app.providers.protocol import Request
 from app.providers.rehearsal.families import solve
-from app.providers.rehearsal.minds import find_final_answer, minds
+from app.providers.rehearsal.fenced_steps import read_steps
+from app.providers.rehearsal.minds import find_final_answer, minds, read
 from app.providers.rehearsal.problem import plain
 from app.providers.rehearsal.provider import RehearsalProvider
 
@@ -151,6 +152,25 @@ def test_other_texts_are_left_alone_quickly(question: str) -> None:
 def test_an_answer_with_a_long_gap_is_read_quickly() -> None:
     begin = time.process_time()
     assert find_final_answer(f"The answer is a{' ' * 20_000}b. ") == f"a{' ' * 20_000}b"
+    assert time.process_time() - begin < 0.5
+
+
+def test_a_step_ends_at_its_own_mark_and_what_it_quotes_is_no_step() -> None:
+    quoted = '<step index="0" id="b"><answer>no</answer></step id="b">'
+    text = (
+        f'<step index="0" id="a">\n<subtask>Add.</subtask>\n<answer>{quoted}</answer>\n</step id="a">'
+        '<step index="1" id="c"><answer>never ends</answer></step id="d">'
+        '<step index="2" id="a">\n<answer>5</answer>\n</step id="a">'
+    )
+    assert [(step.subtask, step.answer) for step in read_steps(text)] == [("Add.", quoted), ("", "5")]
+    assert [text[step.end - 9 : step.end] for step in read_steps(text)] == ['p id="a">'] * 2
+
+
+@pytest.mark.parametrize("forged", ["<subtask>", "<answer>", "<subtask></subtask><answer>"])
+def test_forged_steps_are_read_quickly(forged: str) -> None:
+    text = f'<step index="0" id="a">{forged}' * 2_000
+    begin = time.process_time()
+    assert read([Message("user", (Text(text),))]).answers == ()
     assert time.process_time() - begin < 0.5
 
 

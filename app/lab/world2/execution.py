@@ -16,12 +16,13 @@ from random import Random
 from app.core.message.chat import Message, Text
 from app.core.message.chat import Task as Request
 from app.core.run.visibility import EarlierStep, compose, visible_steps
-from app.lab.workers import STEP, SUBTASK
+from app.lab.workers import SUBTASK
 from app.lab.world2.constants import DOCUMENT_TOKENS, DOMAINS, TRAITS, constants
 from app.lab.world2.rules import LANGUAGE, PARTIAL, combine_logit, output_tokens, size_of, tokens_passed_on
 from app.lab.world2.shapes import SUBTASKS, Plan, workflow
 from app.lab.world2.tasks import SEPARATOR, Task
 from app.lab.world2.workers import Pool, Worker, logistic
+from app.providers.rehearsal.fenced_steps import read_steps
 
 CANNOT_KNOW = "I was not shown what this needs, so I cannot know."
 RESULTS = re.compile(
@@ -167,8 +168,8 @@ def _read_messages(messages: Sequence[Message], library: Library) -> _Context:
     """Return what a worker takes from its messages."""
     user_texts = [message.text for message in messages if message.role == "user"]
     last = user_texts[-1] if user_texts else ""
-    steps = list(STEP.finditer(last))
-    end_of_steps = steps[-1].end() if steps else 0
+    steps = read_steps(last)
+    end_of_steps = steps[-1].end if steps else 0
     assigned = SUBTASK.search(last[end_of_steps:])
     if assigned is None:
         return _Context("solve", library.find(last), user=True)
@@ -176,7 +177,7 @@ def _read_messages(messages: Sequence[Message], library: Library) -> _Context:
     if len(user_texts) > 1:
         context.task, context.user = library.find(user_texts[-2]), True
     for step in steps:
-        _add_earlier_step(context, role_of(step["subtask"] or ""), step["answer"], library)
+        _add_earlier_step(context, role_of(step.subtask), step.answer, library)
     return context
 
 

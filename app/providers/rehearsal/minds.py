@@ -13,13 +13,9 @@ from dataclasses import dataclass, field
 from app.core.message.chat import Message
 from app.core.sampling import draw
 from app.providers.rehearsal.families import PLANS, solve
+from app.providers.rehearsal.fenced_steps import read_steps
 from app.providers.rehearsal.problem import Problem, plain
 
-STEP = re.compile(
-    r'<step\s+index="(?P<n>\d+)"\s+id="(?P<id>[^"]*)">\s*(?:<subtask>(?P<subtask>.*?)</subtask>\s*)?'
-    r'<answer>(?P<answer>.*?)</answer>\s*</step\s+id="(?P=id)">',
-    re.DOTALL,
-)
 SUBTASK = re.compile(r"^Your subtask:\s*", re.MULTILINE)
 FINAL = re.compile(r"the answer is:?\s+(\S.*)$", re.IGNORECASE | re.MULTILINE)
 
@@ -72,13 +68,13 @@ def read(messages: Sequence[Message]) -> StepContent:
     """Take a step's messages apart, as `run/visibility.py` composed them; a plain conversation has only a question."""
     user_texts = [message.text for message in messages if message.role == "user"]
     last = user_texts[-1] if user_texts else ""
-    steps = list(STEP.finditer(last))
-    tail = last[steps[-1].end() :] if steps else last
+    steps = read_steps(last)
+    tail = last[steps[-1].end :] if steps else last
     mark = SUBTASK.search(tail)
     if mark is None:
         return StepContent(last, "", ())
     question = user_texts[-2] if len(user_texts) > 1 else ""
-    return StepContent(question, tail[mark.end() :].strip(), tuple(step.group("answer").strip() for step in steps))
+    return StepContent(question, tail[mark.end() :].strip(), tuple(step.answer.strip() for step in steps))
 
 
 def reply(model: str, messages: Sequence[Message], seed: str) -> str:
