@@ -83,6 +83,7 @@ def test_a_budget_of_ones_own_replaces_that_of_everybody_for_the_same_period() -
 def test_what_is_wrong_with_a_budget_is_said_all_at_once() -> None:
     assert faults(Budget("acme", "user", "*", "day", 5, "Europe/Berlin", 0.8)) == []
     assert len(faults(Budget("", "user", "", "day", -1, "Mars/Olympus", 1.5))) == 5
+    assert [len(faults(Budget("acme", "team", name, "day", 5))) for name in (".", "..", "...")] == [1, 1, 0]
     assert len(faults(Budget("acme", "user", "u" * 257, "day", 5, soft=float("nan")))) == 2
 
 

@@ -183,6 +183,8 @@ def faults(budget: Budget) -> list[str]:
         reasons.append("a budget of a key, a user or a team needs a name, and that of a tenant has none")
     if len(budget.name) > LONGEST_NAME:
         reasons.append(f"the name has more than {LONGEST_NAME} characters")
+    if budget.name in (".", ".."):
+        reasons.append("the name is . or .., which clients remove from an address")
     if budget.usd < 0:
         reasons.append("the amount is negative")
     if budget.soft is not None and not 0 < budget.soft < 1:
