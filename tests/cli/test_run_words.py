@@ -39,6 +39,13 @@ def test_rounds_are_explained() -> None:
     assert run_words.why(run)[1] == "2 rounds: each was shown the previous answer"
     stopped = run_words.why(run | {"end": {"stopped": "run_over_budget"}})
     assert stopped[2] == "degraded: the last round failed (run_over_budget), so the previous answer is used"
+    first = {**proposal, "round": 1, "topology": "chain", "steps": [0, 1]}
+    failed = {**proposal, "state": "rejected", "outage": True}
+    end = {"stopped": "run_over_budget", "fell_back": True}
+    cut_short = run_words.why(run | {"proposals": [first], "rounds": 1, "end": end})
+    assert "could not finish its plan (run_over_budget)" in cut_short[-1]
+    one_round = run_words.why(run | {"proposals": [first, failed], "rounds": 1, "end": end})
+    assert "the last round failed (run_over_budget)" in one_round[-1]
 
 
 def test_an_estimate_says_what_it_rests_on() -> None:

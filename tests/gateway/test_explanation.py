@@ -11,16 +11,28 @@ from typing import Any
 import httpx
 import pytest
 
+from app.core.plan.workflow import CONDUCTOR, Access
 from app.core.pool.catalog import Card, Price, Worker
 from app.core.rating.decision import LAYER
 from app.core.rating.feedback import Feedback
-from app.core.run.events import Event, Fact, PlanAccepted, PlanOpened, PlanStep, RunAdmitted
+from app.core.run.events import (
+    Event,
+    Fact,
+    PlanAccepted,
+    PlanOpened,
+    PlanRejected,
+    PlanStep,
+    RunAdmitted,
+    RunSucceeded,
+    StepDone,
+    StepQueued,
+)
 from app.core.run.fold import fold
 from app.core.run.state import RunState
 from app.gateway.runs import audit, explanation_words
 from app.gateway.runs.explanation import ReadRun, explanation_of
 from app.store.protocol import Journal
-from tests.core.play import POOL, Play
+from tests.core.play import POOL, Play, admission, intent, number_events, outcome, step_done, step_failed
 from tests.harness.in_process import plan
 from tests.harness.stand_ins import GatewayStandIn, row_of, store_contents
 from tests.stubs import Fail, ProviderStub, Reply
@@ -162,6 +174,96 @@ def test_an_invented_figure_or_name_would_be_found() -> None:
     ]
 
 
+def explain(*written: Fact) -> dict[str, Any]:
+    """The explanation of the run of these facts."""
+    journal = Journal(b"salt", number_events(*written))
+    state = fold(journal.events)
+    row = row_of("run", "acme", state=state.state)
+    return explanation_of(ReadRun(row, journal, state, audit.render_run(row, journal, (), state)), WORKERS)
+
+
+def planned(*steps: tuple[str, Access], number: int = 0, base: int = 0, **opening: Any) -> list[Fact]:
+    """The facts of an accepted plan of these workers, each with what it may see; the last one answers."""
+    facts: list[Fact] = [PlanOpened(number, base, "first", "caller", **opening)]
+    for n, (worker, access) in enumerate(steps, base):
+        answers = n == base + len(steps) - 1
+        facts.append(PlanStep(number, n, worker, "", access, answers, parent=opening.get("parent")))
+    return [*facts, PlanAccepted(number, "", len(steps), "chain")]
+
+
+def called(n: int, *, fails: bool = False) -> list[Fact]:
+    """The facts of a step that one call is made for."""
+    call = f"call-{n}"
+    if fails:
+        return [StepQueued(n), intent(call, n), outcome(call, n, kind="error"), step_failed(n)]
+    return [StepQueued(n), intent(call, n), outcome(call, n), step_done(n, call)]
+
+
+def gaps(data: dict[str, Any]) -> set[str]:
+    return {gap["about"] for gap in data["unknown"]}
+
+
+USER = Access(user=True)
+
+
+def test_of_what_a_step_was_granted_only_what_there_was_has_been_seen() -> None:
+    plan_facts = planned(("ada", USER), ("bob", USER), ("cyd", Access(user=False, steps=(0, 1))))
+    before = [admission(), *plan_facts, *called(0), *called(1, fails=True)]
+    waiting = explain(*before)["steps"][2]
+    assert (waiting["has_begun"], waiting["saw"]["steps"]) == (False, [0, 1])
+    data = explain(*before, *called(2), RunSucceeded(step=2, answer="ref-2", finish="stop"))
+    assert data["steps"][2]["saw"] == {"user": False, "steps": [0], "unseen": [1], "tool_results": 0}
+    assert data["answer"]["rests_on"] == [0]
+    assert "It saw the output of step 0. Withheld: the caller's words" in data["text"]
+    assert "Nothing was shown of step 1, which ended without an output." in data["text"]
+
+
+def test_an_output_that_a_replay_kept_is_named_as_such() -> None:
+    kept = StepDone(0, "", "ref-0", 5, "stop", origin_run="run_earlier", origin_step=3, origin_output="ref")
+    data = explain(admission(), *planned(("ada", USER)), kept)
+    assert data["steps"][0]["kept_from"] == {"run": "run_earlier", "step": 3}
+    assert "Nobody was called for it: its output is that of step 3 of run_earlier." in data["text"]
+
+
+def test_the_answer_of_a_nested_workflow_does_not_agree_with_itself() -> None:
+    nested = planned(("ada", USER), number=1, base=1, parent=0, room=3)
+    done = StepDone(0, "call-1", "ref-1", 5, "stop", from_step=1)
+    end = RunSucceeded(step=0, answer="ref-1", finish="stop")
+    data = explain(admission(), *planned((CONDUCTOR, USER)), *nested, *called(1), done, end)
+    assert (data["answer"]["same_text"], data["answer"]["other_answers"]) == ([], [])
+    assert "agreement" not in gaps(data)
+    assert "the output of step 0 (the conductor itself)" in data["text"]
+    assert "would see" not in data["text"], "the conductor was shown it when it was asked for a plan"
+
+
+def test_equal_texts_leave_no_question_whether_they_agree() -> None:
+    end = RunSucceeded(step=1, answer="ref-1", finish="stop")
+    facts = [admission(), *planned(("ada", USER), ("bob", USER)), *called(0), *called(1), end]
+    assert "agreement" in gaps(explain(*facts))
+    same = [replace(fact, output="ref-1") if isinstance(fact, StepDone) else fact for fact in facts]
+    assert "agreement" not in gaps(explain(*same))
+
+
+def test_prices_are_not_called_unknown_before_a_step_has_cost_anything() -> None:
+    planning = [intent("call-p", None), outcome("call-p", None)]
+    assert "cheapest" not in gaps(explain(admission(), *planning))
+    running = [*planned(("ada", USER)), StepQueued(0), intent("call-0", 0)]
+    assert "cheapest" not in gaps(explain(admission(), *running))
+
+
+def test_a_plan_that_was_cut_short_is_told_apart_from_a_further_round_that_failed() -> None:
+    plan_facts = planned(("ada", USER), ("bob", Access(user=True, steps=(0,))))
+    short = RunSucceeded(step=0, stopped="run_over_budget", answer="ref-0", finish="stop", fell_back=True)
+    cut_short = explain(admission(), *plan_facts, *called(0), *called(1, fails=True), short)["text"]
+    assert "could not be carried out to its end (run_over_budget)" in cut_short
+    assert "the last step returned nothing" not in cut_short
+    further = [PlanOpened(1, 1, "first", "model", round=2), PlanRejected(1, "", ("worker_refused",), outage=True)]
+    end = RunSucceeded(step=0, stopped="plan_rejected", answer="ref-0", finish="stop")
+    failed = explain(admission(), *planned(("ada", USER)), *called(0), *further, end)["text"]
+    assert "a further round was begun, and it has no answer (plan_rejected)" in failed
+    assert "could not be carried out to its end" not in failed
+
+
 async def test_a_run_is_explained_by_the_figures_of_its_record_and_of_reports(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
@@ -176,7 +278,7 @@ async def test_a_run_is_explained_by_the_figures_of_its_record_and_of_reports(
     assert (data["object"], data["run"], data["shape"]["decided_by"]) == ("run.explanation", run, "caller")
     first, _, last = data["steps"]
     assert (first["planned_worker"], first["replaced"], first["failed_calls"]) == ("alpha", True, 1)
-    assert last["saw"] == {"user": False, "steps": [1], "tool_results": 0}
+    assert last["saw"] == {"user": False, "steps": [1], "unseen": [], "tool_results": 0}
     assert {name: last["withheld"][name] for name in ("user", "steps", "by")} == {
         "user": True,
         "steps": [0],

@@ -343,7 +343,7 @@ def _degradation(run: Record) -> list[str]:
     stop_reason = run["end"].get("stopped")
     if stop_reason:
         sentence = ROUND_FAILED
-        if run["end"].get("fell_back") and run["rounds"] == 1:
+        if max([plan["round"] for plan in run["proposals"]]) == 1:
             sentence = PLAN_UNFINISHED
         return [sentence.format(stopped=stop_reason)]
     if run["degraded"] and not run["preview"]:

@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from app.gateway.openapi.replies import Reply, RunState
-from app.gateway.openapi.run_replies import Origin
+from app.gateway.openapi.run_replies import KeptFrom, Origin
 
 DecidedBy = Literal["conductor", "caller", "fixed_plan", "random_plan", "selector", "fallback", "repeated_plan"]
 LeftOutBy = Literal["clearance", "rule", "caller", "health", "budget", "approval", "ability"]
@@ -114,6 +114,8 @@ class StepSaw(Reply):
 
     user: bool
     steps: list[int]
+    unseen: list[int]
+    """Steps on its access list of which nothing was shown, because they ended without an output."""
     tool_results: int
 
 
@@ -147,6 +149,10 @@ class ExplainedStep(Reply):
     parent: int | None
     state: str
     error: str | None
+    has_begun: bool
+    """True once a worker was called for it, or the conductor was asked for the workflow inside it."""
+    kept_from: KeptFrom | None
+    """The step whose output a replay has taken over without a call."""
     worker: str
     planned_worker: str
     chosen_by: DecidedBy

@@ -24,10 +24,12 @@ from app.core.run.events import (
     RunApproved,
     RunAwaitingApproval,
     RunRefused,
+    StepDone,
     facts,
 )
 from app.core.run.fold import fold
 from app.core.run.state import Proposal, RunState, StepState
+from app.core.run.visibility import steps_without_output
 from app.core.run.withheld import find_decider, find_withheld
 from app.gateway.runs import audit, explanation_words
 from app.store.protocol import Journal, Reports, RunRow, TenantStore
@@ -337,19 +339,22 @@ def _step(run: _ExplainedRun, step: StepState, record: Data) -> Data:
     asks_reasons = run.asks_reasons(step.proposal)
     by = find_decider(proposal, run.events)
     attempts = record["attempts"]
+    has_begun = bool(attempts) or step.n in run.state.nested
     return {
         "n": step.n,
         "round": proposal.round,
         "parent": proposal.parent,
         "state": step.state,
         "error": step.error or None,
+        "has_begun": has_begun,
+        "kept_from": record["kept_from"],
         "worker": step.worker,
         "planned_worker": planned.worker,
         "chosen_by": by,
         "nested": step.worker == CONDUCTOR,
         "probability": planned.probability,
         "reason": run.reason(planned.why, asked=asks_reasons),
-        "saw": _describe_seen(run, step),
+        "saw": _describe_seen(run, step, has_begun=has_begun),
         "withheld": _describe_withheld(run, step, by)
         | {"reason": run.reason(planned.why_withheld, asked=asks_reasons)},
         "calls": [_call(attempt) for attempt in attempts],
@@ -361,11 +366,16 @@ def _step(run: _ExplainedRun, step: StepState, record: Data) -> Data:
     }
 
 
-def _describe_seen(run: _ExplainedRun, step: StepState) -> Data:
-    """Return the sources of the messages of the step's worker, besides its subtask."""
+def _describe_seen(run: _ExplainedRun, step: StepState, *, has_begun: bool) -> Data:
+    """Return the sources of the messages of the step's worker, besides its subtask. Of a step that has not begun these
+    are all that its access list grants, because others may still give an output."""
+    unseen: Sequence[int] = ()
+    if has_begun:
+        unseen = steps_without_output(run.state, step.access.steps)
     return {
         "user": step.access.user,
-        "steps": list(step.access.steps),
+        "steps": [n for n in step.access.steps if n not in unseen],
+        "unseen": list(unseen),
         "tool_results": sum(bool(exchange.results) for exchange in step.exchanges),
     }
 
@@ -451,7 +461,8 @@ def _answer(run: _ExplainedRun) -> Data:
     if end is not None and end.step is not None:
         step = state.steps[end.step]
         fields |= {"step": step.n, "worker": step.worker, "finish": step.finish, "refusal": step.refusal}
-        fields |= {"rests_on": list(step.access.steps), "same_text": _same_text(run, step)}
+        rests_on = _describe_seen(run, step, has_begun=True)["steps"]
+        fields |= {"rests_on": rests_on, "same_text": _same_text(run, step)}
         fields["other_answers"] = _find_other_outputs(run, step)
     return fields
 
@@ -473,8 +484,15 @@ def _rating(rating: Data) -> Data:
 
 
 def _find_other_outputs(run: _ExplainedRun, answer: StepState) -> list[int]:
-    """Return the steps with an output of their own, besides the answering one."""
-    return [step.n for step in run.steps if step.n != answer.n and step.chars and step.worker != CONDUCTOR]
+    """Return the steps with an output of their own, besides the answering one. Where that took its output from steps
+    inside it, theirs is the answer as well."""
+    sources = {fact.n: fact.from_step for fact in facts(run.events, StepDone)}
+    answering: list[int] = []
+    source: int | None = answer.n
+    while source is not None and source not in answering:
+        answering.append(source)
+        source = sources.get(source)
+    return [step.n for step in run.steps if step.n not in answering and step.chars and step.worker != CONDUCTOR]
 
 
 def _same_text(run: _ExplainedRun, answer: StepState) -> list[int]:
@@ -512,7 +530,8 @@ def _list_gaps(data: Data) -> list[Data]:
 
 def _open_questions(data: Data) -> list[Data]:
     gaps: list[Data] = []
-    if data["cost"]["call_count"] and data["cost"]["cheapest_usd"] is None:
+    calls = list(chain.from_iterable([step["calls"] for step in data["steps"]]))
+    if any(call["outcome"] for call in calls) and data["cost"]["cheapest_usd"] is None:
         gaps.append(_gap("cheapest", None, "no_prices"))
     if data["cost"]["unknown_calls"]:
         gaps.append(_gap("cost", None, "outcome_lost"))
@@ -520,9 +539,9 @@ def _open_questions(data: Data) -> list[Data]:
         gaps.append(_gap("cost", None, "usage_estimated"))
     if data["answer"]["step"] is not None and not data["answer"]["ratings"]:
         gaps.append(_gap("quality", None, "not_rated"))
-    if data["answer"]["other_answers"]:
+    if set(data["answer"]["other_answers"]) - set(data["answer"]["same_text"]):
         gaps.append(_gap("agreement", None, "not_compared"))
-    if any(step["calls"] for step in data["steps"]):
+    if calls:
         gaps.append(_gap("workers_reasons", None, "not_observable"))
     return gaps
 

@@ -9,6 +9,8 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from app.core.plan.workflow import CONDUCTOR
+
 Data = Mapping[str, Any]
 EXCERPT: Final = 300
 """Characters of a reason that are quoted."""
@@ -262,9 +264,9 @@ def _step(step: Data, *, preview: bool) -> list[str]:
         place += f", inside step {step['parent']}"
     if step["round"] > 1:
         place += f", round {step['round']}"
-    who = step["worker"]
+    who = _name(step["worker"])
     if step["nested"]:
-        who = "the conductor itself, with a workflow of its own"
+        who += ", with a workflow of its own"
     state = step["state"]
     if preview:
         state = "planned"
@@ -276,22 +278,41 @@ def _step(step: Data, *, preview: bool) -> list[str]:
     ]
     if step["reason"]["text"] is not None:
         lines.append(f"  The conductor's reason, in its own words: {quote(step['reason']['text'])}")
-    verb = "would see"
-    if step["calls"]:
-        verb = "saw"
-    lines.append(f"  It {verb} {_describe_seen(step['saw'])}.{_describe_withheld(step['withheld'])}")
-    if step["withheld"]["reason"]["text"] is not None:
-        lines.append(f"  The reason for withholding, in its own words: {quote(step['withheld']['reason']['text'])}")
+    lines += _sight(step)
     lines += _calls(step)
     for worker in step["not_called"]:
         lines.append(f"  {worker['worker']} was not called {EXCLUDED_BY[worker['by']]}: {worker['reason']}.")
     return lines
 
 
+def _sight(step: Data) -> list[str]:
+    """Return what the step's worker saw, and what was kept from it."""
+    lines: list[str] = []
+    if step["kept_from"] is not None:
+        source = step["kept_from"]
+        lines.append(f"  Nobody was called for it: its output is that of step {source['step']} of {source['run']}.")
+    verb = "would see"
+    if step["has_begun"]:
+        verb = "saw"
+    saw, withheld = step["saw"], step["withheld"]
+    lines.append(f"  It {verb} {_describe_seen(saw)}.{_describe_withheld(withheld)}")
+    if saw["unseen"]:
+        lines.append(f"  Nothing was shown of {_step_list(saw['unseen'])}, which ended without an output.")
+    if withheld["reason"]["text"] is not None:
+        lines.append(f"  The reason for withholding, in its own words: {quote(withheld['reason']['text'])}")
+    return lines
+
+
 def _odds(step: Data) -> str:
     if step["probability"] is None:
         return ""
-    return f", which gave {step['planned_worker']} the probability {figure(step['probability'])}"
+    return f", which gave {_name(step['planned_worker'])} the probability {figure(step['probability'])}"
+
+
+def _name(worker: str) -> str:
+    if worker == CONDUCTOR:
+        return "the conductor itself"
+    return worker
 
 
 def _describe_seen(saw: Data) -> str:
@@ -365,12 +386,13 @@ def _answer(data: Data) -> list[str]:
         if answer["error"]:
             return [f"Answer: none ({answer['error']})."]
         return []
-    lines = [f"What speaks for the answer, which is the output of step {answer['step']} ({answer['worker']}):"]
-    lines += [
-        f"  {line}"
-        for line in [*_describe_support(answer), *_describe_doubts(answer), *map(_rating, answer["ratings"])]
+    who = _name(answer["worker"])
+    latest_round = max([proposal["round"] for proposal in data["shape"]["proposals"]])
+    lines = _describe_support(answer) + _describe_doubts(answer, latest_round) + [*map(_rating, answer["ratings"])]
+    return [
+        f"What speaks for the answer, which is the output of step {answer['step']} ({who}):",
+        *[f"  {line}" for line in lines],
     ]
-    return lines
 
 
 def _describe_support(answer: Data) -> list[str]:
@@ -388,8 +410,9 @@ def _describe_support(answer: Data) -> list[str]:
     return lines
 
 
-def _describe_doubts(answer: Data) -> list[str]:
+def _describe_doubts(answer: Data, latest_round: int) -> list[str]:
     lines: list[str] = []
+    is_cut_short = bool(answer["stopped"]) and latest_round == 1
     if answer["finish"] not in ("stop", None, ""):
         lines.append(f"Against it: it ended by {answer['finish']}.")
     if answer["refusal"]:
@@ -398,10 +421,13 @@ def _describe_doubts(answer: Data) -> list[str]:
         lines.append(
             f"Against it: {_count_of(answer['form_repairs'], 'answer', 'answers')} lacked the form that was asked for."
         )
-    if answer["fell_back"]:
+    if answer["fell_back"] and not is_cut_short:
         lines.append("Against it: the last step returned nothing, so an earlier one answers.")
-    if answer["stopped"]:
-        lines.append(f"Against it: the plan could not be carried out to its end ({answer['stopped']}).")
+    if is_cut_short:
+        end = f"the plan could not be carried out to its end ({answer['stopped']})"
+        lines.append(f"Against it: {end}, and this was the best output until then.")
+    elif answer["stopped"]:
+        lines.append(f"Against it: a further round was begun, and it has no answer ({answer['stopped']}).")
     elif answer["degraded"]:
         lines.append("Against it: a fallback decided, or a step that others needed was lost.")
     return lines
