@@ -214,17 +214,20 @@ async def test_a_tenant_is_created_disabled_and_enabled(admin: AdminStandIn) -> 
         tenant = await call_admin(client, "POST", "/tenants", json={"name": "new"})
         assert await call_admin(client, "POST", "/tenants", json={"name": "new"}) == tenant
         assert (tenant["keys"], tenant["disabled_at"]) == (1, None)
+        assert await call_admin(client, "GET", "/tenants/new") == tenant
         await call_admin(client, "POST", "/tenants/new/disable")
         assert await statuses(admin, theirs) == [401]
         await call_admin(client, "POST", "/tenants/new/enable")
         assert await statuses(admin, theirs) == [200]
         assert await assert_refused(client, "POST", "/tenants/ops/disable") == (409, "own_tenant")
         assert await assert_refused(client, "POST", "/tenants/none/disable") == (404, "not_found")
+        assert await assert_refused(client, "GET", "/tenants/none") == (404, "not_found")
         names = [row["name"] for row in (await call_admin(client, "GET", "/tenants"))["data"]]
     assert names == ["new", "ops"]
     async with admin.client(await admin.add_key("boss")) as client:  # an owner of one tenant
         assert await assert_refused(client, "POST", "/tenants", json={"name": "x"}) == (403, "insufficient_scope")
         assert [row["name"] for row in (await call_admin(client, "GET", "/tenants"))["data"]] == ["acme"]
+        assert await assert_refused(client, "GET", "/tenants/ops") == (404, "not_found")
 
 
 async def test_lists_go_on_behind_what_was_seen(admin: AdminStandIn) -> None:

@@ -96,6 +96,7 @@ ADMIN_REQUESTS: Mapping[tuple[str, str], Request] = {
     ("POST", "/admin/v1/keys/{key}/revoke"): _empty,
     ("GET", "/admin/v1/tenants"): _page,
     ("POST", "/admin/v1/tenants"): lambda _mine, theirs, _: IsolationRequest("", {"name": theirs.name}),
+    ("GET", "/admin/v1/tenants/{tenant}"): _page,
     ("POST", "/admin/v1/tenants/{tenant}/disable"): _empty,
     ("POST", "/admin/v1/tenants/{tenant}/enable"): _empty,
     ("GET", "/admin/v1/budgets"): _list,

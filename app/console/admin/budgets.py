@@ -79,9 +79,9 @@ def _set(admin: Administration) -> list[Route]:
 
 
 def _remove(admin: Administration) -> list[Route]:
-    async def ask(request: Request, _session: Session) -> forms.Form:
-        budget = request.query_params.get("id", "")
-        says = (f"Nothing bounds the spending of {budget} any more. What was spent stays in the log.",)
+    async def ask(request: Request, session: Session) -> forms.Form:
+        budget = await _budget(admin, session, request.query_params.get("id", ""))
+        says = (f"Nothing bounds the spending of {budget['id']} any more. What was spent stays in the log.",)
         return forms.Form("Remove a budget", "Remove it", (), at("budgets"), says)
 
     async def act(request: Request, session: Session, submission: forms.Submission) -> None:

@@ -49,9 +49,9 @@ def routes(admin: Administration) -> list[Route]:
 
 
 def _switch(admin: Administration, verb: str) -> list[Route]:
-    async def ask(request: Request, _session: Session) -> forms.Form:
-        name = request.path_params["tenant"]
-        title = f"{verb.capitalize()} the tenant {name}"
+    async def ask(request: Request, session: Session) -> forms.Form:
+        tenant = await admin.api.get(session, f"{API}/tenants/{path_segment(request.path_params['tenant'])}")
+        title = f"{verb.capitalize()} the tenant {tenant['name']}"
         return forms.Form(title, f"{verb.capitalize()} it", (), at("tenants"), (WORDS[verb],))
 
     async def act(request: Request, session: Session, submission: forms.Submission) -> None:

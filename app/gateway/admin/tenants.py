@@ -56,6 +56,19 @@ def _add_list_routes(router: APIRouter, context: AdminContext, keys: Keys) -> No
         )
         return as_page([_to_json(row) for row in rows], "name", filters.limit)
 
+    @router.get(
+        "/tenants/{tenant}",
+        operation_id="get_tenant",
+        summary="Show a tenant.",
+        response_model=replies.Tenant,
+        responses=operations.replies(*operations.READING, 404),
+    )
+    async def get_tenant(tenant: TenantPath, caller: Annotated[Caller, keys.needs("tenants:read")]) -> Any:
+        """For a caller of one tenant, that tenant alone."""
+        if not caller.sees(tenant):
+            raise NotFound("There is no such tenant.")
+        return json_reply(_to_json(await _find_tenant(context, tenant)))
+
     @router.post(
         "/tenants",
         operation_id="create_tenant",
