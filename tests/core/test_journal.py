@@ -1,7 +1,9 @@
 """The journal's words, the records of a task as JSON, and the bodies of a driver's events."""
 
 import json
+from contextlib import suppress
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +24,7 @@ from app.core.message.chat import (
 )
 from app.core.plan.workflow import Access, Step
 from app.core.run import drafts
-from app.core.run.events import TERMINAL, Kind
+from app.core.run.events import TERMINAL, Event, Kind, RunAdmitted
 from app.core.run.fold import fold
 from app.core.run.kinds import AFTER_THE_END, ENDED, RUN_STATES
 from app.core.run.progress import Finish, Propose
@@ -85,6 +87,15 @@ def test_admission_pins_what_bounds_the_run() -> None:
     assert (body["labels"], body["excluded"], body["pool"]) == (["a", "z"], {"eve": "why"}, list(POOL))
     [event] = number_events(fact_from_json(draft.kind, body))
     assert fold((event,)) == fold(number_events(draft))
+
+
+@pytest.mark.parametrize("value", [None, 5, "text", [], [1], {}])
+def test_an_admission_with_a_field_of_another_type_raises_what_its_readers_expect(value: object) -> None:
+    """An engine ends a late run whose journal it cannot read. It goes by these exceptions."""
+    for field in RunAdmitted.decodings:
+        body = admission().to_json() | {field.key: value}
+        with suppress(KeyError, TypeError):
+            assert Event("run", 1, Kind.ADMITTED, 0.0, body).fact
 
 
 def test_a_planned_step_is_numbered_within_the_run() -> None:
