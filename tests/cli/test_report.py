@@ -234,6 +234,8 @@ def test_the_report_is_readable(seeded: SeededDatabase, capsys: pytest.CaptureFi
         assert words in text
     assert "Failures" in text
     assert "worker_refused" in text
+    parts = re.findall(r"^\.\.\. and \d+ more: .*--csv --part (\w+)$", text, re.MULTILINE)
+    assert "failures" in parts, "the part that --csv needs is named"
     assert run_report(seeded, capsys, "--part", "failures", "--csv").startswith("level,cause,reason,")
     empty = run_report(seeded, capsys, "--tier", "nobody's")
     assert "that have ended: 0." in empty

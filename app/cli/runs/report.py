@@ -86,15 +86,16 @@ def _print(figures: Mapping[str, Any], names: Mapping[str, str]) -> None:
         console.print(f"The threshold is {figures['threshold']:g}.", markup=False)
     sources = ", ".join(f"{name} ({terminal.count(number, 'run')})" for name, number in figures["sources"].items())
     console.print(f"The verdicts come from: {terminal.clean(sources) or 'none yet'}.", markup=False, soft_wrap=True)
-    _print_rows(console, "Cost of a successful query", _group_rows(figures["groups"], names))
-    _print_rows(console, "All of them", _group_rows([{"by": "all", "group": "", **total}], names))
+    _print_rows(console, "Cost of a successful query", _group_rows(figures["groups"], names), "groups")
+    _print_rows(console, "All of them", _group_rows([{"by": "all", "group": "", **total}], names), "summary")
     if total["runs"]:
         _print_dearest(console, figures["dearest"])
         _print_alternatives(console, figures)
-        _print_rows(console, "Failures", _failure_rows(figures["failures"]))
+        _print_rows(console, "Failures", _failure_rows(figures["failures"]), "failures")
 
 
-def _print_rows(console: Console, title: str, rows: Sequence[Mapping[str, str]]) -> None:
+def _print_rows(console: Console, title: str, rows: Sequence[Mapping[str, str]], part: reports.Part) -> None:
+    """Print the first rows of a table. `part` is what has all of them in the other forms."""
     if not rows:
         return
     table = terminal.table(title=title)
@@ -108,7 +109,8 @@ def _print_rows(console: Console, title: str, rows: Sequence[Mapping[str, str]])
     console.print()
     console.print(table)
     if len(rows) > MAX_PRINTED_ROWS:
-        console.print(f"... and {len(rows) - MAX_PRINTED_ROWS:,} more: --json and --csv have all of them", markup=False)
+        more = f"... and {len(rows) - MAX_PRINTED_ROWS:,} more: --json has them, and so has --csv --part {part}"
+        console.print(more, markup=False)
 
 
 def _group_rows(groups: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[dict[str, str]]:
@@ -155,7 +157,7 @@ def _print_dearest(console: Console, dearest: Mapping[str, Any]) -> None:
             "lift": f"{feature['lift']:.2f}",
         }
         rows.append(row)
-    _print_rows(console, "More frequent among them than among all runs", rows)
+    _print_rows(console, "More frequent among them than among all runs", rows, "dearest")
 
 
 def _print_alternatives(console: Console, figures: Mapping[str, Any]) -> None:
