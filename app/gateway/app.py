@@ -196,10 +196,13 @@ def _refuse_unrouted(scope: Scope, error: HTTPException, routes: Sequence[APIRou
         meant_route = _find_route(unsupported_routes.meant_path(scope["path"]), routes)
         return _refuse(scope, 404, unsupported_routes.advice(scope["path"], meant_route), "unknown_url")
     if error.status_code == 405:
-        allow = {"allow": ", ".join(_allowed_methods(scope["path"], routes))}
+        methods = _allowed_methods(scope["path"], routes)
+        allow = {"allow": ", ".join(methods)}
         if scope["method"] == "OPTIONS":
             return Response(status_code=204, headers=allow)
-        return _refuse(scope, 405, "This route does not take that method.", "method_not_allowed", allow)
+        return _refuse(
+            scope, 405, unsupported_routes.other_methods(scope["path"], methods), "method_not_allowed", allow
+        )
     return _refuse(scope, error.status_code, "The request cannot be served.", "invalid_request", error.headers)
 
 

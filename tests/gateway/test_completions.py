@@ -154,12 +154,16 @@ async def test_embeddings_are_not_offered_and_the_reply_says_so(gateway: Gateway
     )
 
 
-async def test_a_stored_completion_is_not_offered_and_the_reply_names_the_run(
+async def test_stored_completions_are_not_offered_and_the_reply_names_the_run(
     gateway: GatewayStandIn, key: str
 ) -> None:
     async with gateway.client(key) as client:
         reply = await client.get("/v1/chat/completions/chatcmpl-run_mine")
+        every = await client.get("/v1/chat/completions")  # as the official client lists them
+        models = await client.delete("/v1/models")
     assert (reply.status_code, "GET /v1/runs/{id}" in reply.json()["error"]["message"]) == (404, True)
+    assert (every.status_code, "GET /v1/runs lists" in every.json()["error"]["message"]) == (405, True)
+    assert models.json()["error"]["message"] == "This route does not take that method, only GET."
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""The messages of 404s: which of OpenAI's and Anthropic's APIs Baton does not offer, and why."""
+"""The messages of 404s and 405s: which of OpenAI's and Anthropic's APIs Baton does not offer, and why."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 NOT_OFFERED: Final[Mapping[str, str]] = {
@@ -37,6 +37,7 @@ NOT_OFFERED: Final[Mapping[str, str]] = {
 
 BATCHES: Final = "send the requests one by one to /v1/messages"
 COMPLETE: Final = "Anthropic has deprecated it in favour of /v1/messages, which Baton has"
+NO_COMPLETIONS: Final = "Baton keeps no chat completions:"
 
 
 VERSION: Final = "v1"
@@ -62,7 +63,7 @@ def advice(path: str, meant_route: str | None) -> str:
     if first == "v1" and family in NOT_OFFERED:
         return f"Baton does not offer this API: {NOT_OFFERED[family]}."
     if first == "v1" and family == "chat" and rest.startswith("completions/"):
-        return "Baton keeps no chat completions: GET /v1/runs/{id} explains the run of one, by the id of either."
+        return f"{NO_COMPLETIONS} GET /v1/runs/{{id}} explains the run of one, by the id of either."
     if meant_route is not None:
         return (
             f"There is no such route. Did you mean {meant_route}? A path has no slash at its end, no two slashes in a "
@@ -71,3 +72,11 @@ def advice(path: str, meant_route: str | None) -> str:
     if first in ("chat", "completions", "models", "responses", "messages", "runs", *NOT_OFFERED):
         return "There is no such route; the API is under /v1: let the client's base URL end with it."
     return "There is no such route; the API is under /v1, and GET /openapi.json describes it."
+
+
+def other_methods(path: str, methods: Sequence[str]) -> str:
+    """Return the message of a 405, for a route that takes `methods`."""
+    if path == "/v1/chat/completions":
+        return f"{NO_COMPLETIONS} POST makes one, and GET /v1/runs lists their runs."
+    main_methods = [method for method in methods if method not in ("HEAD", "OPTIONS")]
+    return f"This route does not take that method, only {' and '.join(main_methods)}."
