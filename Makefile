@@ -11,9 +11,10 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 EXTRAS := azure bedrock kms s3 timestamps vertex  # of the image with more libraries (Dockerfile)
 
 # Compiled when they are imported, if ever: packages that few commands need. Pytest compiles tests in its own way.
-COMPILED_WHEN_IMPORTED := '/test_[^/]*\.py$$|/site-packages/(graphql|mypy|mypyc|pip|pygments/lexers|schemathesis)/'
+RARELY_IMPORTED := azure|botocore|coverage|duckdb|gepa|graphql|mypy|mypyc|numpy|pip|pyasn1_modules|pygments/lexers|schemathesis|setuptools
+COMPILED_WHEN_IMPORTED := '/test_[^/]*\.py$$|/site-packages/($(RARELY_IMPORTED))/'
 
-.PHONY: run help test faults fuzz simulate lint soak bench learn chart trace s3 test-vllm test-browser test-clients lock
+.PHONY: run help test test-long faults fuzz simulate lint soak bench learn chart trace s3 test-vllm test-browser test-clients lock
 
 run: .venv/runtime.stamp  ## The service, embedded: no keys, no database, no Redis needed.
 	$(BIN)/baton serve
@@ -22,19 +23,29 @@ help:  ## This list.
 	@awk -F ':.*## ' '/^[a-z0-9 -]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # What was compiled is kept, for the many processes that tests start, and for the next time.
-run test faults fuzz simulate: export PYTHONDONTWRITEBYTECODE =
+run test test-long faults fuzz simulate lint: export PYTHONDONTWRITEBYTECODE =
 
-# Tests wait a lot, so there are three workers for each core, and 24 at most, because each has a Postgres of its own. With
+# Tests wait a lot, so there are four workers for each core, and 32 at most, because each has a Postgres of its own. With
 # six for each core the tests took longer, and those in which something must happen in time failed more often.
-JOBS ?= $(shell getconf _NPROCESSORS_ONLN | awk '{ print ($$1 < 8 ? 3 * $$1 : 24) }')
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN | awk '{ print ($$1 < 8 ? 4 * $$1 : 32) }')
 # What waits for processes and servers comes first, and what only computes fills the gaps at the end.
-FIRST := $(patsubst %,tests/%/,integration engine store cli process deploy stepqueue clients audit gateway)
-THEN := $(filter-out $(FIRST) tests/fuzz/ tests/__pycache__/,$(wildcard tests/*/)) $(wildcard tests/test_*.py)
+FIRST := $(patsubst %,tests/%/,engine store cli process deploy stepqueue audit gateway)
+LONG := $(patsubst %,tests/%/,integration clients harness simulation bench lab)
+WITH_TARGETS := $(patsubst %,tests/%/,browser faults fuzz vllm)
+THEN := $(filter-out $(FIRST) $(LONG) $(WITH_TARGETS) tests/__pycache__/,$(wildcard tests/*/))
+# The source is not tested but read: by `make lint`.
+STYLE := $(wildcard tests/test_*.py)
 # What tests draw is drawn from this seed: a new one each time unless it is given. make prints the command, and so the seed.
 SEED ?= $(shell date +%s)
-test: .venv/dev.stamp  ## All but fuzzers, fault suite, bug zoo and what needs a vLLM server.
-	$(BIN)/python -m pytest -m "not vllm and not faults_suite" --ignore $(ZOO) -p no:schemathesis \
-		--hypothesis-seed $(SEED) -p tests.harness.workers --workers $(JOBS) $(FIRST) $(THEN)
+ZOO := tests/simulation/test_zoo.py
+PYTEST := $(BIN)/python -m pytest --ignore $(ZOO) -p no:schemathesis --hypothesis-seed $(SEED) \
+	-p tests.harness.workers --workers $(JOBS)
+# A test that takes more than 0.15 s of a core is marked as `long`. All of them together would take twice as long.
+test: .venv/dev.stamp  ## All that is quick, in under four minutes.
+	$(PYTEST) -m "not long and not vllm and not faults_suite" $(FIRST) $(THEN)
+
+test-long: .venv/dev.stamp  ## The others, in under five: also official clients, many processes, training and evaluation.
+	$(PYTEST) -m "long and not vllm and not faults_suite" $(LONG) $(FIRST) $(THEN)
 
 FAULTS ?= faults_suite
 faults: .venv/dev.stamp  ## The service's own processes and servers, broken on purpose; FAULTS=faults_ci takes a subset.
@@ -45,15 +56,15 @@ fuzz: .venv/dev.stamp  ## Ten thousand requests that nobody would send; `make fu
 	BATON_TEST_FUZZ=$(CASES) BATON_TEST_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest tests/fuzz -n auto --dist loadfile
 
 SEEDS ?= 10000
-ZOO := tests/simulation/test_zoo.py
 simulate: .venv/dev.stamp  ## The bug zoo, and ten thousand simulated worlds over all cores; `python -m tests.simulation SEED` tells one's story.
 	$(BIN)/python -m pytest $(ZOO) -p no:schemathesis -n auto
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
-lint: .venv/dev.stamp  ## Style, types and import contracts.
+lint: .venv/dev.stamp  ## Style, types, import contracts and dependencies.
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy --strict app
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q -p no:schemathesis $(STYLE)
 
 soak: .venv/dev.stamp  ## A thousand runs and two thousand streams for two minutes, then three times what fits.
 	$(BIN)/python -m tests.bench.soak

@@ -50,11 +50,12 @@ settings.load_profile("tests")  # hypothesis would else fail an example that tak
 PREPARED_DATABASES: Final = pytest.StashKey[tuple[Path, subprocess.Popen[bytes]]]()
 """The folder of `tests/harness/prepared_databases.py`, and the process that fills it."""
 
+LONG_FOLDERS: Final = ("bench", "clients", "harness", "integration", "lab")
+"""What is in them is marked as `long`: it measures, trains, starts many processes or tests the harness itself."""
 LONGEST_FILES: Final = (
     *("cli/test_commands.py", "deploy/test_readme.py", "simulation/test_seeds.py", "store/test_migrations.py"),
     *("integration/test_processes.py", "integration/test_degraded.py", "integration/test_reattachment.py"),
-    *("isolation/test_isolation.py", "tests/test_architecture.py", "lab/test_offpolicy.py"),
-    *("lab/test_world.py", "lab/test_world2_learning.py", "tests/test_dependencies.py"),
+    *("isolation/test_isolation.py", "lab/test_offpolicy.py", "lab/test_world.py", "lab/test_world2_learning.py"),
 )
 """The files that take longest, the first of them first. Some wait for processes, and some compute meanwhile."""
 OBJECTS_PER_COLLECTION: Final = 50_000
@@ -141,8 +142,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest files first: the last one to start would otherwise run alone on one core at the end."""
+    """Mark what is long, and run the longest files first: the last one to start would else run alone at the end."""
+    for item in items:
+        if item.path.parent.name in LONG_FOLDERS:
+            item.add_marker(pytest.mark.long)
     places = {name: place for place, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: places.get("/".join(item.path.parts[-2:]), len(LONGEST_FILES)))
 
@@ -364,7 +369,8 @@ def migrated_database(postgres_server_url: str, migrated_template: str) -> Itera
     kept_tables = (FORMS.name, ADMIN_EVENTS.name, LOG_STATE.name)
     filled_by_tests = [table for table in METADATA.tables if table not in kept_tables]
     # A trigger refuses to delete from the log of changes, whose numbers begin anew with each test.
-    kept = f"TRUNCATE {ADMIN_EVENTS.name} RESTART IDENTITY; UPDATE forms SET since = 0;"
+    kept = f"DO $$ BEGIN IF (SELECT is_called FROM {ADMIN_EVENTS.name}_seq_seq) THEN TRUNCATE {ADMIN_EVENTS.name} "
+    kept += "RESTART IDENTITY; END IF; END $$; UPDATE forms SET since = 0;"  # to truncate takes as long as all the rest
     kept += "DELETE FROM log_queue; DELETE FROM log_state;"  # deleting rows has filled the queue again
     kept += "INSERT INTO log_state (id, size, xid, catch_up) VALUES (1, 0, 0, '');"
     yield url, "".join(f"DELETE FROM {table};" for table in filled_by_tests) + kept

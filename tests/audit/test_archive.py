@@ -62,6 +62,7 @@ def modes(folder: Path) -> list[tuple[str, int]]:
     return sorted((path.name, path.stat().st_mode & 0o777) for path in folder.iterdir())
 
 
+@pytest.mark.long
 async def test_every_run_is_read_once_whatever_the_pages(
     runtime: Runtime, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +81,7 @@ async def test_every_run_is_read_once_whatever_the_pages(
         assert await all_of(source, since=third) == [record for record in whole if record.row["created_at"] >= third]
 
 
+@pytest.mark.long
 async def test_an_export_holds_all_that_the_database_does(runtime: Runtime, url: str, tmp_path: Path) -> None:
     await run_some(runtime)
     changes = [Change(f"change_{n}", n / 7, "me", "planner", "promoted", f"planner@{n}", 0.5, "fit") for n in (2, 1)]
@@ -101,6 +103,7 @@ async def test_an_export_holds_all_that_the_database_does(runtime: Runtime, url:
     assert [(name, mode) for name, mode in modes(tmp_path) if name.startswith("journal")] == [("journal.jsonl", 0o600)]
 
 
+@pytest.mark.long
 async def test_what_happens_while_an_export_is_written_is_in_it(
     runtime: Runtime, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +132,7 @@ async def test_what_happens_while_an_export_is_written_is_in_it(
     assert ((await export.catalogs())["d" * 64], await export.changes()) == (b"later", [change])
 
 
+@pytest.mark.long
 async def test_a_journal_that_grows_is_read_as_it_stood_at_one_moment(runtime: Runtime, url: str) -> None:
     started = [await runtime.runs.start(order(runtime, "baton-mini")) for _ in range(RUNS)]
     async with open_archive(url) as source:
@@ -140,6 +144,7 @@ async def test_a_journal_that_grows_is_read_as_it_stood_at_one_moment(runtime: R
         await finish(followed_run)
 
 
+@pytest.mark.long
 async def test_a_pool_that_comes_while_journals_are_read_is_not_missing(
     runtime: Runtime, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +162,7 @@ async def test_a_pool_that_comes_while_journals_are_read_is_not_missing(
     assert (report.runs, report.violations) == (1, [])
 
 
+@pytest.mark.long
 async def test_a_pool_is_kept_once_and_stays_as_it_was(runtime: Runtime, url: str) -> None:
     store = runtime.context.store
     bodies: list[bytes] = []
@@ -200,6 +206,7 @@ async def test_what_cannot_be_read_is_said_so(tmp_path: Path) -> None:
     ],
     ids=["no end", "half", "empty", "version", "field", "list", "after the end", "base64", "change"],
 )
+@pytest.mark.long
 async def test_a_damaged_export_is_refused(journal: Journal, tmp_path: Path, damage: object) -> None:
     path = tmp_path / "journal.jsonl"
     async with open_archive(f"sqlite:///{journal.folder}/baton.db") as source:

@@ -63,6 +63,7 @@ def reader_left() -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 def test_the_exit_status_tells_the_verdict_though_nobody_reads_the_report(desk: Desk, journal: Journal) -> None:
     for options in ((), ("--json",)):
         with reader_left():
@@ -73,6 +74,7 @@ def test_the_exit_status_tells_the_verdict_though_nobody_reads_the_report(desk: 
             assert desk("check", *options)[0] == 1
 
 
+@pytest.mark.long
 def test_output_that_cannot_be_written_is_no_violation(desk: Desk) -> None:
     for options in (("check",), ("check", "--json"), ("rules",)):
         with open("/dev/full", "w") as full, contextlib.redirect_stdout(full):
@@ -80,6 +82,7 @@ def test_output_that_cannot_be_written_is_no_violation(desk: Desk) -> None:
         assert (status, "The output cannot be written: No space left on device." in err) == (2, True)
 
 
+@pytest.mark.long
 def test_a_clean_journal(desk: Desk) -> None:
     status, out, _ = desk("check")
     assert status == 0
@@ -87,6 +90,7 @@ def test_a_clean_journal(desk: Desk) -> None:
     assert "0 violations" in out
 
 
+@pytest.mark.long
 def test_a_falsified_journal(desk: Desk, journal: Journal) -> None:
     run = journal.runs["conducted"].row["id"]
     desk.falsify("UPDATE runs SET spent_usd = spent_usd - 1 WHERE id = ?", run)
@@ -107,6 +111,7 @@ def test_a_falsified_journal(desk: Desk, journal: Journal) -> None:
     assert desk("check", "--run", journal.runs["single"].row["id"])[0] == 0
 
 
+@pytest.mark.long
 def test_an_export_is_audited_like_the_database(desk: Desk, journal: Journal, tmp_path: Path) -> None:
     path = str(tmp_path / "journal.jsonl")
     assert desk("export", path)[0] == 0
@@ -122,6 +127,7 @@ def test_an_export_is_audited_like_the_database(desk: Desk, journal: Journal, tm
     assert "seq-gap" in out
 
 
+@pytest.mark.long
 def test_an_export_says_which_version_of_a_conductor_was_in_force(desk: Desk, journal: Journal, tmp_path: Path) -> None:
     """Off line, from the file alone; one of the version before this did not say, and is not held against anybody."""
     run, path = journal.runs["versioned"].row["id"], tmp_path / "journal.jsonl"
@@ -140,6 +146,7 @@ def test_an_export_says_which_version_of_a_conductor_was_in_force(desk: Desk, jo
     assert "1 unverifiable (no changes of versions in the export: 1)" in out
 
 
+@pytest.mark.long
 def test_erased_content_is_told_and_no_violation(desk: Desk, journal: Journal) -> None:
     run = journal.runs["conducted"].row["id"]
     desk.falsify("UPDATE runs SET salt = NULL WHERE id = ?", run)
@@ -149,6 +156,7 @@ def test_erased_content_is_told_and_no_violation(desk: Desk, journal: Journal) -
     assert "5 unverifiable (erased: 4, plan: erased: 1)" in out
 
 
+@pytest.mark.long
 def test_only_newer_runs(desk: Desk, journal: Journal) -> None:
     desk.falsify("UPDATE runs SET created_at = created_at - 7200")
     assert "0 runs" in desk("check", "--since", "1h")[1]
@@ -178,6 +186,7 @@ def test_the_rules_are_listed(desk: Desk) -> None:
     assert all(name in out for name in RULES)
 
 
+@pytest.mark.long
 def test_the_executor_is_not_loaded(desk: Desk, tmp_path: Path) -> None:
     """A module that is not loaded cannot have been used."""
     shutil.copytree(ROOT / "app", tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))

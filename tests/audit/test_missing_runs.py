@@ -80,6 +80,7 @@ def some_run(journal: Journal) -> str:
     return str(journal.runs["single"].row["id"])
 
 
+@pytest.mark.long
 def test_pruned_runs_are_counted_and_no_violation(desk: Desk, journal: Journal) -> None:
     result = desk.prune(f"{desk.folder}/archive")
     assert result.runs > 0
@@ -94,6 +95,7 @@ def test_pruned_runs_are_counted_and_no_violation(desk: Desk, journal: Journal) 
     assert words in desk.check(again, "--against", desk.export)[1]
 
 
+@pytest.mark.long
 def test_a_run_whose_row_alone_is_gone_is_lost(desk: Desk, journal: Journal) -> None:
     desk.falsify("DELETE FROM runs WHERE id = ?", some_run(journal))
     status, output = desk.check()
@@ -101,6 +103,7 @@ def test_a_run_whose_row_alone_is_gone_is_lost(desk: Desk, journal: Journal) -> 
     assert f"{some_run(journal)} seq 0 run-lost" in output
 
 
+@pytest.mark.long
 def test_a_run_that_is_gone_altogether_is_missed_against_an_earlier_export(desk: Desk, journal: Journal) -> None:
     run = some_run(journal)
     desk.falsify("DELETE FROM runs WHERE id = ?", run)
@@ -129,6 +132,7 @@ def test_an_export_of_a_part_lacks_nothing_of_an_earlier_one_of_everything(desk:
         ("INSERT INTO events (run, seq, kind, at, body) VALUES (?, 1, 'run.admitted', 1, '{}')", "pruned-left"),
     ],
 )
+@pytest.mark.long
 def test_what_is_left_of_a_pruned_run_cannot_be_changed(
     desk: Desk, journal: Journal, statement: str, rule: str
 ) -> None:
@@ -139,6 +143,7 @@ def test_what_is_left_of_a_pruned_run_cannot_be_changed(
     assert f"{some_run(journal)} seq 0 {rule}" in output
 
 
+@pytest.mark.long
 def test_a_run_that_was_rewritten_consistently_differs_from_the_export(desk: Desk, journal: Journal) -> None:
     desk.falsify("UPDATE events SET at = at + 0.001 WHERE run = ? AND seq = 2", some_run(journal))
     assert "journal-rewritten" not in desk.check()[1]

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from app.audit.report import Report
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.run.events import Kind
@@ -27,6 +29,7 @@ async def test_one_call(runtime: Runtime) -> None:
     await clean(runtime, calls=1)
 
 
+@pytest.mark.long
 async def test_a_conducted_run_while_it_streams_and_after(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("planner", Reply(chunks=tuple(plan_text((0, "Plan it", ["user"]), (1, "Solve it", ["user", 0])))))
     stub.always("alpha", Reply(chunks=("Do", " this"), gap=0.02))
@@ -93,6 +96,7 @@ async def test_a_cancelled_run(stub: ProviderStub, runtime: Runtime) -> None:
     await clean(runtime, calls=2)
 
 
+@pytest.mark.long
 async def test_an_expired_run(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("*", Hang())
     short = limits_with(runtime, "baton-mini", seconds=0.4)
@@ -137,6 +141,7 @@ async def test_calls_of_tools_that_a_round_did_not_wait_for(stub: ProviderStub, 
     await clean(runtime)
 
 
+@pytest.mark.long
 async def test_many_runs_at_once(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("planner", Reply(chunks=tuple(plan_text((0, "Plan", ["user"]), (1, "Go", [0]), (2, "Sum", [0, 1])))))
     tiers = ["baton-mini", "baton-ultra"] * 10

@@ -33,6 +33,7 @@ def rewrite(path: Path, run: str, **fields: object) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"origin_step": 1}, {"origin_output": "f" * 64}, {"finish": "length"}], ids=str)
+@pytest.mark.long
 def test_an_output_that_is_not_the_one_that_is_named_is_found(
     journal: Journal, copy: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, object]
 ) -> None:

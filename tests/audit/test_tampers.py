@@ -132,6 +132,7 @@ def change_value(value: object) -> object:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.long
 def test_a_changed_field_is_caught_unless_nothing_else_depends_on_it(journal: Journal, seed: int) -> None:
     chance = random.Random(seed)
     silent = set()

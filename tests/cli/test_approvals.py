@@ -5,6 +5,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.cli.test_commands import baton
 from tests.gateway.test_approvals import pool
 from tests.harness.in_process import finish, order, running_service
@@ -18,6 +20,7 @@ async def waiting(folder: Path) -> str:
         return (await finish(await runtime.runs.start(order(runtime, "baton-mini")))).ended.state.run
 
 
+@pytest.mark.long
 def test_a_plan_is_shown_and_decided_on_at_the_command_line(tmp_path: Path) -> None:
     run, pool_file = asyncio.run(waiting(tmp_path)), str(tmp_path / "pool.toml")
     first = baton(tmp_path, "approvals", "ls", "--json")

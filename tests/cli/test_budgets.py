@@ -33,6 +33,7 @@ DAILY = (
 
 
 @pytest.mark.usefixtures("database_of_commands")
+@pytest.mark.long
 def test_a_budget_lives_from_set_to_rm(tmp_path: Path) -> None:
     assert baton(tmp_path, "budgets", "ls").out == "There are no budgets; `baton budgets set USD` makes one.\n"
     assert baton(tmp_path, *DAILY).out == "default/user/*/day: $2.50 for each day (Europe/Berlin).\n"
@@ -53,6 +54,7 @@ def test_a_budget_lives_from_set_to_rm(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("database_of_commands")
+@pytest.mark.long
 def test_a_key_is_named_as_its_owner_knows_it(tmp_path: Path) -> None:
     key = json.loads(baton(tmp_path, "keys", "add", "ci", "--json").out)
     result = baton(tmp_path, "budgets", "set", "20", "--key", "ci")
@@ -92,6 +94,7 @@ def test_no_command_makes_a_database(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("database_of_commands")
+@pytest.mark.long
 def test_the_end_of_a_window_that_has_begun_is_shown_after_another_zone_was_set(tmp_path: Path) -> None:
     """The window goes on as it began, and the new zone counts once it is over."""
     zones = ("UTC", "Pacific/Kiritimati")

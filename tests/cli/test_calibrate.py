@@ -31,7 +31,7 @@ from tests.stubs import Fail, ProviderStub, Reply
 LEARNING = (Path(__file__).resolve().parents[2] / "deploy" / "docs" / "learning.md").read_text()
 HERE: Any = {"BATON_PEPPER": "p" * 32, "BATON_LEASE_SECONDS": "2"}
 
-pytestmark = pytest.mark.usefixtures("embedded_database")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("embedded_database")]
 
 
 def at(folder: Path, pool: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from tests.cli.test_commands import baton
 pytestmark = pytest.mark.usefixtures("database_of_commands")
 
 
+@pytest.mark.long
 def test_the_log_names_the_user_and_what_changed(tmp_path: Path) -> None:
     assert baton(tmp_path, "audit", "changes").out == "Nothing was changed.\n"
     key = json.loads(baton(tmp_path, "keys", "add", "ci", "--role", "auditor", "--json").out)

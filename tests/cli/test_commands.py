@@ -107,6 +107,7 @@ def serving(folder: Path, **more: str) -> Iterator[Service]:
 # -- the parser
 
 
+@pytest.mark.long
 def test_the_version_is_printed_without_loading_the_service() -> None:
     words = "import sys; from app.__main__ import main\ntry: main(['--version'])\nexcept SystemExit: pass\n"
     check = "print(sorted(set(sys.modules) & {'sqlalchemy', 'fastapi', 'pydantic', 'aiohttp', 'rich', 'asyncio'}))"
@@ -116,6 +117,7 @@ def test_the_version_is_printed_without_loading_the_service() -> None:
     assert result.stdout.splitlines() == [f"baton {version('baton')}", "[]"]
 
 
+@pytest.mark.long
 def test_a_process_loads_neither_redis_nor_migrations_nor_exporters_before_it_knows_that_it_needs_them() -> None:
     """Each is a twelfth of what an idle process holds. Commands about keys and runs load no web framework either."""
     commands = "import sys, app.cli.administration.keys, app.cli.runs.one_run, app.cli.operations.top\n"
@@ -240,6 +242,7 @@ def test_what_is_no_database_is_said(tmp_path: Path) -> None:
     assert "file is not a database" in baton(tmp_path, "runs", "ls").err
 
 
+@pytest.mark.long
 def test_migrations_are_shown_printed_and_stopped_at_a_revision(tmp_path: Path) -> None:
     names = sorted(path.name[:4] for path in (ROOT / "migrations" / "versions").glob("0*.py"))
     state = json.loads(baton(tmp_path, "migrate", "--status", "--json").out)
@@ -260,6 +263,7 @@ def test_migrations_are_shown_printed_and_stopped_at_a_revision(tmp_path: Path) 
     assert "there is no revision 9999" in baton(tmp_path, "migrate", "--to", "9999").err
 
 
+@pytest.mark.long
 def test_a_database_of_a_newer_release_is_said(tmp_path: Path) -> None:
     assert baton(tmp_path, "migrate").status == 0
     with closing(sqlite3.connect(tmp_path / "data" / "baton.db")) as database:
@@ -274,6 +278,7 @@ def test_a_database_of_a_newer_release_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.long
 def test_each_cause_of_a_postgres_that_cannot_be_used_is_named(tmp_path: Path, postgres_url: str) -> None:
     url = make_url(postgres_url)
     absent = url.set(database="nowhere").render_as_string(hide_password=False)
@@ -291,6 +296,7 @@ def test_each_cause_of_a_postgres_that_cannot_be_used_is_named(tmp_path: Path, p
 
 
 @pytest.mark.integration
+@pytest.mark.long
 def test_a_key_that_other_processes_may_refuse_is_shown_with_a_note(tmp_path: Path, postgres_url: str) -> None:
     assert baton(tmp_path, "migrate", BATON_DATABASE_URL=postgres_url).status == 0
     added = baton(tmp_path, "keys", "add", "app", BATON_DATABASE_URL=postgres_url)
@@ -451,6 +457,7 @@ def test_a_period_that_ends_before_it_begins_is_refused(line: str, message: str,
     assert (result.status, message in result.err) == (2, True), result.err
 
 
+@pytest.mark.long
 def test_ls_filters(service: Service) -> None:
     service.ask("baton-mini", EASY, safety_identifier="eve-hash", metadata={"team": "search"})
     rows = json.loads(baton(service.folder, "runs", "ls", "--tier", "baton-mini", "--json", "--since", "1h").out)
@@ -503,6 +510,7 @@ def test_without_runs_there_is_a_sentence(tmp_path: Path) -> None:
 # -- keys
 
 
+@pytest.mark.long
 def test_a_key_lives_from_add_to_revoke(service: Service) -> None:
     added = apart(service.folder, "keys", "add", "ci", "--tier", "baton-mini", "--usd", "0.25", "--expires", "2d")
     key = added.out.strip()
@@ -534,6 +542,7 @@ def test_an_administrator_reaches_other_tenants_only_by_a_key_made_for_that(serv
     assert runs_seen("--all-tenants") > 0
 
 
+@pytest.mark.long
 def test_a_rotated_key_keeps_its_name_and_limits_and_both_secrets_work_for_a_while(service: Service) -> None:
     def statuses(*keys: str) -> list[int]:
         return [
@@ -576,6 +585,7 @@ def test_names_of_keys_are_unique_among_those_in_force(tmp_path: Path) -> None:
     assert not {"digest", "previous_digest", "key"} & set(listed[0])
 
 
+@pytest.mark.long
 def test_wrong_keys_are_refused_in_words(tmp_path: Path) -> None:
     assert "unknown scope" in baton(tmp_path, "keys", "add", "x", "--scope", "root").err
     assert "no such tier" in baton(tmp_path, "keys", "add", "x", "--tier", "root").err
@@ -586,6 +596,7 @@ def test_wrong_keys_are_refused_in_words(tmp_path: Path) -> None:
 # -- plan, doctor, config, migrate
 
 
+@pytest.mark.long
 def test_what_is_printed_can_be_read_by_programs(service: Service) -> None:
     lines = ("config", "doctor", "keys ls", "runs ls", "audit check", "audit rules", "conductor ls", "migrate --status")
     for line in lines:
@@ -596,6 +607,7 @@ def test_what_is_printed_can_be_read_by_programs(service: Service) -> None:
     assert (planned["preview"], len(planned["steps"])) == (True, 3)
 
 
+@pytest.mark.long
 def test_plan_executes_nothing(service: Service) -> None:
     result = apart(service.folder, "plan", HARD)
     assert result.status == 0, result.err
@@ -686,12 +698,14 @@ def test_imports_are_kept_from_the_collector_which_then_works(
     assert calls == (["frozen"] if arguments is None else [])
 
 
+@pytest.mark.long
 def test_a_command_works_whose_streams_are_closed(tmp_path: Path) -> None:
     command = f"{shlex.quote(sys.executable)} -m app migrate --status --json <&- >&- 2>&-"
     done = subprocess.run(["sh", "-c", command], cwd=ROOT, env=environment(tmp_path), timeout=PATIENCE_SECONDS)
     assert done.returncode == 1, "the database is still to be made"
 
 
+@pytest.mark.long
 def test_files_that_cannot_be_used_are_named_without_a_traceback(tmp_path: Path) -> None:
     assert baton(tmp_path, "migrate").status == 0
     for words in ("rollouts {} --everybody", "replay last --under plan={}"):
@@ -710,6 +724,7 @@ def test_config_invalid_is_not_hidden_in_a_group(
     assert capsys.readouterr().err == "a: wrong\nb: wrong\n"
 
 
+@pytest.mark.long
 def test_erasing_wants_to_be_told_what(service: Service) -> None:
     service.ask("baton-mini", EASY, user="eve")
     assert "say what to erase" in baton(service.folder, "runs", "erase").err
@@ -754,6 +769,7 @@ async def is_refused(url: str) -> bool:
     return False
 
 
+@pytest.mark.long
 async def test_a_real_server_that_refuses_a_password_is_named(locked_url: str, tmp_path: Path) -> None:
     result = await asyncio.to_thread(baton, tmp_path, "keys", "ls", BATON_DATABASE_URL=locked_url)
     assert result.status == 1
@@ -769,6 +785,7 @@ def is_sealed(path: Path, run: str) -> bool:
         return database.execute(query, (run,)).fetchone() == (1,)
 
 
+@pytest.mark.long
 def test_pruning_deletes_old_runs_alone(service: Service) -> None:
     old, new = (service.ask("baton-mini", EASY)["baton"]["run"] for _ in range(2))
     with sqlite3.connect(service.folder / "data" / "baton.db") as database:

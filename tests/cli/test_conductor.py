@@ -106,6 +106,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         yield Bench(tmp_path, stub, base)
 
 
+@pytest.mark.long
 def test_a_version_is_loaded_checked_put_into_force_and_taken_back(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,6 +137,7 @@ def test_a_version_is_loaded_checked_put_into_force_and_taken_back(
     assert (listed.count(" ann "), listed.count(" bob ")) == (1, 4)
 
 
+@pytest.mark.long
 def test_a_version_whose_conditions_do_not_hold_is_promoted_only_with_a_reason(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,6 +159,7 @@ def test_a_version_whose_conditions_do_not_hold_is_promoted_only_with_a_reason(
 OURS, OTHERS = (Signer(name, bytes([place]) * 32) for place, name in enumerate(("ours", "others")))
 
 
+@pytest.mark.long
 def test_only_versions_that_a_known_key_has_signed_are_loaded_and_put_into_force(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -309,6 +312,7 @@ def test_a_server_that_does_not_answer_in_time_is_an_error(
     assert "did not answer within 0.2 seconds" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_version_that_the_server_has_lost_is_not_promoted_but_can_be_rolled_back(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -322,6 +326,7 @@ def test_a_version_that_the_server_has_lost_is_not_promoted_but_can_be_rolled_ba
     assert bench.run("rollback", "planner") == 0
 
 
+@pytest.mark.long
 def test_versions_are_loaded_again_into_each_endpoint_that_has_lost_them(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -351,6 +356,7 @@ def test_versions_are_loaded_again_into_each_endpoint_that_has_lost_them(
         assert (name in bench.stub.models, name in replica.models) == (True, False)
 
 
+@pytest.mark.long
 def test_what_cannot_be_restored_keeps_nothing_else_from_it(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     """The folder of an earlier version is gone, and one of the servers is away."""
     name, pool = bench.adapter.name, bench.folder / "pool.toml"

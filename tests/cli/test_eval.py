@@ -31,6 +31,8 @@ from app.lab.world2.constants import DOCUMENT_TOKENS
 from app.lab.world2.provider import service_tasks
 from app.process.config import configure
 
+pytestmark = pytest.mark.long
+
 PAGE = (Path(__file__).resolve().parents[2] / "deploy" / "docs" / "evaluation.md").read_text()
 ENVIRON = {"BATON_REHEARSAL_DELAY": "0", "BATON_PEPPER": "p" * 32}
 HELLO = {"messages": [{"role": "user", "content": "What is 2 + 2?"}]}

@@ -6,6 +6,8 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
+import pytest
+
 from app.__main__ import main
 from tests.harness.in_process import ask, client_of, plan, pool_text, running_service
 from tests.harness.processes import environment
@@ -19,6 +21,7 @@ def baton(folder: Path, *arguments: str) -> str:
     return out.getvalue()
 
 
+@pytest.mark.long
 async def test_a_run_is_explained_on_the_terminal(tmp_path: Path, stub: ProviderStub) -> None:
     steps = plan(("alpha", "Think", ["user"]), ("beta", "Answer", [0]))
     async with running_service(tmp_path, pool_text(stub)) as runtime:

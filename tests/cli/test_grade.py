@@ -59,6 +59,7 @@ async def feedback_of(runtime: Runtime, run: str) -> list[Feedback]:
     return list(await runtime.context.store.feedback(run))
 
 
+@pytest.mark.long
 async def test_answers_are_graded_by_the_rule_of_their_question(
     runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,6 +94,7 @@ async def test_answers_are_graded_by_the_rule_of_their_question(
     )
 
 
+@pytest.mark.long
 async def test_only_answers_are_graded(
     stub: ProviderStub, runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +108,7 @@ async def test_only_answers_are_graded(
     assert await run_grade(tmp_path, capsys, "--grader", '{"kind": "exact", "expected": "6"}') == []
 
 
+@pytest.mark.long
 async def test_what_callers_did_is_kept_apart(
     stub: ProviderStub, runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from tests.cli.test_commands import baton
 pytestmark = pytest.mark.usefixtures("database_of_commands")
 
 
+@pytest.mark.long
 def test_a_hold_lives_from_add_to_release(tmp_path: Path) -> None:
     assert baton(tmp_path, "tenants", "add", "acme").status == 0
     assert "No legal hold" in baton(tmp_path, "holds", "ls").out

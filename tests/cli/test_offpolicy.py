@@ -20,6 +20,8 @@ from tests.deploy.test_readme import blocks
 from tests.harness.in_process import finish, order, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 
+pytestmark = pytest.mark.long
+
 GUIDE = (Path(__file__).resolve().parents[2] / "deploy" / "docs" / "offpolicy.md").read_text()
 [DOCUMENTED] = [block for block in blocks("sh", GUIDE) if "offpolicy" in block]
 RUNS = 12

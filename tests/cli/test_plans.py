@@ -45,6 +45,7 @@ def make_plan(baton: Baton) -> dict[str, Any]:
     return preview
 
 
+@pytest.mark.long
 def test_a_plan_is_made_edited_and_executed(baton: Baton) -> None:
     plan = make_plan(baton)["id"]
     edited = json.loads(baton("plans", "edit", plan, "--change", "1", "--worker", "rehearsal-sage", "--json")[1])
@@ -68,6 +69,7 @@ def test_a_plan_is_made_edited_and_executed(baton: Baton) -> None:
     assert [step["worker"] for step in run["steps"]][1] == "rehearsal-sage"
 
 
+@pytest.mark.long
 def test_an_engine_that_is_not_ready_in_time_is_said_so(baton: Baton, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(_client: RunClient, _order: Order) -> FollowedRun:
         raise Overloaded(retry_after=1.0)
@@ -80,6 +82,7 @@ def test_an_engine_that_is_not_ready_in_time_is_said_so(baton: Baton, monkeypatc
     assert "at capacity" in text
 
 
+@pytest.mark.long
 def test_a_plan_comes_and_goes_in_the_published_form(baton: Baton, tmp_path: Path) -> None:
     preview = make_plan(baton)
     path = tmp_path / "plan.json"
@@ -88,6 +91,7 @@ def test_a_plan_comes_and_goes_in_the_published_form(baton: Baton, tmp_path: Pat
     assert (again["revision"], again["digest"]) == (2, preview["digest"])
 
 
+@pytest.mark.long
 def test_what_cannot_be_done_is_said(baton: Baton) -> None:
     plan = make_plan(baton)["id"]
     assert (

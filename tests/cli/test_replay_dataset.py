@@ -13,6 +13,8 @@ import pytest
 
 from app.__main__ import main
 
+pytestmark = pytest.mark.long
+
 WORDS = ("river", "stone", "cloud", "lamp", "train", "bread", "glass", "paper")
 LARGE, SMALL = "maker/large", "maker/small"
 ROWS = 240

@@ -68,6 +68,7 @@ async def make_runs(folder: Path) -> list[str]:
         return [(await client.post("/v1/chat/completions", json=body)).headers["x-baton-run"] for _ in range(RUNS)]
 
 
+@pytest.mark.long
 def test_past_runs_are_replayed_once_and_compared(desk: Desk, tmp_path: Path) -> None:
     out = ("--out", str(tmp_path / "replayed.jsonl"))
     report = desk.read("replay", "--since", "1h", "--tier", "baton-ultra", *out)
@@ -82,6 +83,7 @@ def test_past_runs_are_replayed_once_and_compared(desk: Desk, tmp_path: Path) ->
     assert (status, json.loads(again)["left_out"]) == (0, {"replayed before": RUNS})
 
 
+@pytest.mark.long
 def test_two_runs_are_compared_in_words(desk: Desk) -> None:
     status, text = desk.say("replay", desk.runs[0], "--from-step", "1", "--under", "worker=rehearsal-sage")
     assert status == 0, text
@@ -125,6 +127,7 @@ def test_a_run_is_replayed_under_another_conductor(desk: Desk) -> None:
     assert (attempt["worker"], record["model"]) == (SECOND, f"baton-ultra:conductor:{SECOND}")
 
 
+@pytest.mark.long
 def test_a_run_is_replayed_with_the_pool_as_it_was(desk: Desk, tmp_path: Path) -> None:
     """Since then the operator has made all workers dearer."""
     dearer = tmp_path / "pool.toml"

@@ -165,6 +165,7 @@ SHAPE = ("level", "cause", "reason", "topology", "position", "worker")
     ("success", "threshold", "zone"),
     [("feedback", 0.6, "UTC"), ("graders", 0.5, "Asia/Kolkata"), ("signals", 0.5, "America/Los_Angeles")],
 )
+@pytest.mark.long
 def test_every_figure_is_the_one_that_the_export_gives(
     seeded: SeededDatabase, capsys: pytest.CaptureFixture[str], success: str, threshold: float, zone: str
 ) -> None:
@@ -204,6 +205,7 @@ def as_cell(value: object) -> str:
     return f"'{text}" if text.startswith("=") else text
 
 
+@pytest.mark.long
 def test_a_table_is_the_same_as_csv_and_as_parquet(
     seeded: SeededDatabase, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -227,6 +229,7 @@ def test_a_table_is_the_same_as_csv_and_as_parquet(
         assert any("'=umbrella" in row.values() for row in rows) == (part == "groups")
 
 
+@pytest.mark.long
 def test_the_report_is_readable(seeded: SeededDatabase, capsys: pytest.CaptureFixture[str]) -> None:
     text = run_report(seeded, capsys, "--success", "signals")
     assert re.search(r"^Runs admitted from \d{4}-\d\d-\d\d \d\d:\d\d UTC to .* that have ended", text)

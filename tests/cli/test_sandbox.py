@@ -56,6 +56,7 @@ def walls() -> tuple[str, ...]:
         ("held = [open('own%d' % n, 'w') for n in range(80)]", "", "raises OSError"),
     ],
 )
+@pytest.mark.long
 def test_the_verdict(walls: tuple[str, ...], code: str, tests: str, verdict: str) -> None:
     seconds = PATIENCE_SECONDS
     if verdict == "time is up":

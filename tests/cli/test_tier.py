@@ -20,6 +20,7 @@ min_pairs = 50
 """
 
 
+@pytest.mark.long
 def test_a_tier_is_tried_promoted_with_a_reason_and_rolled_back(tmp_path: Path) -> None:
     pool = tmp_path / "pool.toml"
     pool.write_text(REHEARSAL.read_text() + NEXT)

@@ -57,6 +57,7 @@ def write_cosigned_copy(folder: Path, note: str) -> str:
     return served.verifier
 
 
+@pytest.mark.long
 def test_the_export_is_shown_and_what_lacks_a_confirmation(tmp_path: Path) -> None:
     environ = {"BATON_DATABASE_URL": f"sqlite:///{tmp_path}/baton.db"}
     asyncio.run(seal_one_run(tmp_path, SIGNER))
@@ -117,6 +118,7 @@ def test_without_the_hashes_of_the_log_there_is_no_proof_and_it_says_so(tmp_path
     assert (result.status, "Hashes of the log are missing" in result.err) == (2, True)
 
 
+@pytest.mark.long
 def test_a_stored_checkpoint_that_is_none_is_named_and_a_log_without_entries_has_no_key(tmp_path: Path) -> None:
     environ = {"BATON_DATABASE_URL": f"sqlite:///{tmp_path}/baton.db"}
     assert baton(tmp_path, "migrate", **environ).status == 0

@@ -76,6 +76,7 @@ async def test_azures_key_goes_into_its_own_header_and_the_version_into_the_quer
     assert "azure-wrong" not in f"{failed} {failed.failure}"
 
 
+@pytest.mark.long
 async def test_a_token_of_entra_is_fetched_once_for_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     async with TokenStub() as tokens, CloudStub(with_header("authorization", "Bearer entra-1")) as cloud:
         for name in list(os.environ):

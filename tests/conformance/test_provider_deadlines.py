@@ -183,6 +183,7 @@ async def test_a_redirect_is_not_followed(form: Format) -> None:
     assert len(statuses) == 1
 
 
+@pytest.mark.long
 async def test_no_call_waits_for_a_connection(openai: Line) -> None:
     """However many are open already: it would look as if its worker did not answer, and be given to another one."""
     many = 600

@@ -241,11 +241,13 @@ async def test_garbage_as_a_whole_answer(line: Line, fault: Any) -> None:
     assert type(error) is WorkerMalformed
 
 
+@pytest.mark.long
 async def test_a_line_of_50_megabytes(line: Line) -> None:
     error, _ = await failure(line, Reply(fault=HugeLine()))
     assert type(error) is WorkerMalformed
 
 
+@pytest.mark.long
 async def test_a_whole_answer_of_50_megabytes(line: Line) -> None:
     error, _ = await failure(line, Reply(streams="json", fault=HugeLine()))
     assert type(error) is WorkerMalformed

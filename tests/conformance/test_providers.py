@@ -407,12 +407,14 @@ def _cut(raw: bytes, cuts: list[int]) -> list[bytes]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(0, 1 << 20), max_size=30))
+@pytest.mark.long
 def test_any_split_of_a_stream_gives_the_same_pieces(form: Format, recorded_stream: bytes, cuts: list[int]) -> None:
     whole = _read(form.reading("w"), [recorded_stream])
     assert _read(form.reading("w"), _cut(recorded_stream, cuts)) == whole
     assert "".join(piece.text for piece in whole if isinstance(piece, Words)) == "".join(TEXTS)
 
 
+@pytest.mark.long
 def test_a_stream_cut_at_any_byte_is_never_a_success_before_its_marker(form: Format, recorded_stream: bytes) -> None:
     whole = text_of_pieces(_read(form.reading("w"), [recorded_stream]))
     for end in range(len(recorded_stream)):
@@ -521,6 +523,7 @@ def _assert_contained(reading: ReplyReader, data: bytes) -> None:
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(document=st.dictionaries(NAMES, SHAPED, max_size=5))
+@pytest.mark.long
 def test_any_document_is_contained(form: Format, document: dict[str, Any]) -> None:
     data = json.dumps(document).encode()
     _assert_contained(form.reading("w"), data)
@@ -530,6 +533,7 @@ def test_any_document_is_contained(form: Format, document: dict[str, Any]) -> No
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(garbage=st.binary(max_size=200) | st.text(max_size=60).map(lambda text: f"data: {text}\n\n".encode()))
+@pytest.mark.long
 def test_any_bytes_are_contained(form: Format, garbage: bytes) -> None:
     with suppress(WorkerError):
         _read(form.reading("w"), [garbage])

@@ -267,6 +267,7 @@ async def score(model: str, questions: list[tuple[str, str]]) -> float:
 
 
 @pytest.mark.parametrize(("specialist", "make"), SPECIALISTS)
+@pytest.mark.long
 async def test_specialists_beat_the_generalist(specialist: str, make: Callable[[random.Random], str]) -> None:
     questions = hard_questions(make)
     own, general = await score(specialist, questions), await score("sage", questions)
@@ -274,6 +275,7 @@ async def test_specialists_beat_the_generalist(specialist: str, make: Callable[[
     assert 0.45 < general < 0.75
 
 
+@pytest.mark.long
 async def test_checking_helps() -> None:
     questions = hard_questions(arithmetic)
     alone = await score("scribe", questions)
@@ -285,6 +287,7 @@ async def test_checking_helps() -> None:
     assert checked > await score("lawyer", questions) + 0.2
 
 
+@pytest.mark.long
 async def test_a_plan_helps_and_is_no_answer() -> None:
     questions = hard_questions(calendar)
     plan = await ask("sage", questions[0][0], "Work out a plan for the task. Do not solve it yet.")
@@ -510,6 +513,7 @@ async def plan_after_answer(question: str, answer: str, steps: int = 5) -> list[
     return (await propose_plan(brief_of_round))[0]
 
 
+@pytest.mark.long
 async def test_the_conductor_takes_a_right_answer_and_has_most_wrong_ones_mended() -> None:
     questions = [pair for _, make in SPECIALISTS for pair in hard_questions(make, 6)]
     mended = 0
@@ -528,6 +532,7 @@ async def test_the_conductor_takes_a_right_answer_and_has_most_wrong_ones_mended
     )
 
 
+@pytest.mark.long
 async def test_orchestration_is_worth_it() -> None:
     questions = [pair for _, make in SPECIALISTS for pair in hard_questions(make, 12)]
     alone = await score("sage", questions)

@@ -29,6 +29,7 @@ DAY_SECONDS = 86_400
 DAILY = Budget("acme", "user", "*", "day", 1_000, zone="Europe/Berlin", soft=0.8)
 
 
+@pytest.mark.long
 async def test_budgets_are_set_changed_and_removed(store: Store) -> None:
     await store.set_budget(DAILY)
     await store.set_budget(Budget("globex", "tenant", "", "month", 5))
@@ -142,6 +143,7 @@ async def test_each_unknown_user_has_an_account_of_its_own(store: Store) -> None
     assert await figures(store) == [(800, 0, 0), (800, 0, 0)]
 
 
+@pytest.mark.long
 async def test_old_windows_are_summed_up_and_the_accounts_keep_their_sums(
     store: SqlStore, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +289,7 @@ async def rows_of(store: SqlStore, *names: str) -> list[tuple[int, ...]]:
     return [tuple(row) for row in await store._read(lambda conn: conn.execute(query).all())]
 
 
+@pytest.mark.long
 async def test_a_slice_lends_what_it_has_free_before_anyone_is_refused(opener: Opener) -> None:
     async with two_processes(opener) as (ours, theirs):
         await ours.append(intend("ours", "a", 100))
@@ -323,6 +326,7 @@ async def test_a_call_is_settled_in_its_slice_whoever_settles_it(opener: Opener)
         assert await figures(theirs) == [(940, 60, 0)]
 
 
+@pytest.mark.long
 async def test_a_lowered_amount_binds_what_slices_have_in_escrow(opener: Opener) -> None:
     async with two_processes(opener) as (ours, theirs):
         await ours.append(intend("ours", "a", 100))
@@ -349,6 +353,7 @@ async def test_an_overrun_in_a_slice_counts_against_the_whole_budget(opener: Ope
 
 
 @pytest.mark.parametrize("settles", ["ours", "theirs"])
+@pytest.mark.long
 async def test_the_soft_limit_of_slices_warns_with_the_outcome_that_reaches_it(opener: Opener, settles: str) -> None:
     signals: list[Signal] = []
     async with two_processes(opener) as (ours, theirs):
@@ -367,6 +372,7 @@ async def test_the_soft_limit_of_slices_warns_with_the_outcome_that_reaches_it(o
         assert use.warned_at is not None
 
 
+@pytest.mark.long
 async def test_slices_of_old_windows_are_summed_up_in_their_account(
     opener: Opener, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -391,6 +397,7 @@ async def test_slices_of_old_windows_are_summed_up_in_their_account(
     assert sums == AccountSums(spent=160, overrun=0, held=1_000, holds=1_000)
 
 
+@pytest.mark.long
 async def test_windows_of_many_users_are_brought_home_and_summed_up(store: SqlStore) -> None:
     """A statement of Postgres has at most 32,767 parameters, and there may be more users with accounts."""
     budget = replace(DAILY, slices=2)
@@ -418,6 +425,7 @@ async def test_entries_of_a_run_stay_in_order_when_one_needs_all_slices(opener: 
         assert await figures(ours) == [(900, 5, 0)]
 
 
+@pytest.mark.long
 async def test_processes_with_slices_of_several_budgets_spend_each_to_its_end(opener: Opener) -> None:
     tenant = Budget("acme", "tenant", "", "month", 1_000, slices=3, soft=0.5)
     signals: list[Signal] = []

@@ -49,6 +49,7 @@ async def test_ratings_come_in_order_behind_the_last_one(store: Store) -> None:
     assert await store.feedback_after((ratings[5].at, ratings[5].id), 4) == ()
 
 
+@pytest.mark.long
 async def test_a_run_is_not_rated_for_ever(store: Store) -> None:
     await store.append(admission_entry("run"))
     for n in range(MOST):

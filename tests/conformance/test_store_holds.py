@@ -39,6 +39,7 @@ async def add_runs(store: SqlStore) -> None:
 
 
 @pytest.mark.parametrize("scope", ["run", "user", "tenant", "key"])
+@pytest.mark.long
 async def test_what_a_hold_covers_outlasts_every_way_of_removal(store: SqlStore, scope: HoldScope) -> None:
     await add_runs(store)
     row = await store.run("mine")

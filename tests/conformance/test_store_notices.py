@@ -79,6 +79,7 @@ async def test_each_turn_is_told_by_what_its_own_request_asked(store: Store) -> 
     assert await store.count_pending_notices(10) == 0
 
 
+@pytest.mark.long
 async def test_a_notice_is_taken_by_one_until_the_claim_lapses(opener: Opener) -> None:
     async with opener() as first_store, opener() as second_store:
         for n in range(20):

@@ -82,6 +82,7 @@ async def fill(store: Store, entries: Sequence[Entry]) -> None:
         await store.append(entry)
 
 
+@pytest.mark.long
 async def test_runs_are_found_by_user_tenant_and_time_until_they_are_erased(store: Store) -> None:
     await fill(
         store,
@@ -117,6 +118,7 @@ async def test_runs_are_found_by_user_tenant_and_time_until_they_are_erased(stor
     assert rows["else"].erased_at is None
 
 
+@pytest.mark.long
 async def test_runs_are_found_by_their_class(store: Store) -> None:
     phi = (("label", "phi"),)
     await fill(store, [admission("bank", tenant="bank"), replace(admission("phi"), tags=phi)])
@@ -229,6 +231,7 @@ PAGE = Path(__file__).parents[2] / "deploy" / "docs" / "erasing.md"
 
 
 @pytest.mark.integration
+@pytest.mark.long
 async def test_no_byte_is_left_in_the_files_of_postgres_after_what_the_page_says(migrated_postgres_url: str) -> None:
     statements = re.findall(r"`(VACUUM [^`]*(?:contents|pg_statistic)[^`]*)`", PAGE.read_text())
     assert len(statements) == 2
@@ -423,6 +426,7 @@ async def test_a_run_that_was_erased_after_it_was_read_gets_no_copy(opener: Open
         assert await store.runs_with_ref(copy.contents[0][0]) == ["other"]
 
 
+@pytest.mark.long
 async def test_copies_that_are_admitted_during_an_erasure_are_erased_or_refused(opener: Opener) -> None:
     async with opener() as store, opener() as other:
         for number in range(8):

@@ -119,6 +119,7 @@ async def test_contents_are_whole_while_a_process_of_the_release_before_may_read
         assert await complete(store, "3", 3)
 
 
+@pytest.mark.long
 async def test_turns_that_begin_while_others_are_erased_lose_nothing(opener: Opener) -> None:
     """Several processes write turns of one conversation, and erase them at once."""
     chance = random.Random(7)

@@ -148,6 +148,7 @@ async def test_nothing_is_sealed_twice(store: SqlStore) -> None:
     assert (before.waiting, before.lag, before.catching_up, before.stored_key) == (0, 0.0, False, False)
 
 
+@pytest.mark.long
 async def test_tiles_have_all_entries_and_the_root_is_theirs(store: SqlStore) -> None:
     for start in range(0, 520, 40):
         await asyncio.gather(

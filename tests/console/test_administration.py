@@ -58,6 +58,7 @@ async def send(client: httpx.AsyncClient, path: str, **fields: Any) -> httpx.Res
     return await post(client, path, await fill_form(client, path, **fields))
 
 
+@pytest.mark.long
 async def test_a_key_is_made_rotated_and_revoked_each_once_however_often_the_form_is_sent(admin: AdminStandIn) -> None:
     async with console(admin, await admin.add_key("boss")) as client:
         fields = await fill_form(client, "/keys/new", name="ci", roles=["caller", "auditor"], rpm="60", expires_in="30")
@@ -92,6 +93,7 @@ async def test_a_key_is_made_rotated_and_revoked_each_once_however_often_the_for
     assert "Revoked at: was none, is " in changes
 
 
+@pytest.mark.long
 async def test_faults_stand_beside_their_fields_and_what_was_typed_is_kept(admin: AdminStandIn) -> None:
     async with console(admin, await admin.add_key("boss", all_tenants=True)) as client:
         for fields, name, fault in (
@@ -113,6 +115,7 @@ async def test_faults_stand_beside_their_fields_and_what_was_typed_is_kept(admin
         assert (reply.status_code, "end the access of the one who asks" in page_text(reply.text)) == (409, True)
 
 
+@pytest.mark.long
 async def test_the_form_of_what_does_not_exist_is_not_found(admin: AdminStandIn) -> None:
     async with console(admin, await admin.add_key("boss", all_tenants=True)) as client:
         for path in ("tenants/nobody/disable", "tenants/nobody/enable", "budgets/remove?id=acme/user/ann/day"):
@@ -120,6 +123,7 @@ async def test_the_form_of_what_does_not_exist_is_not_found(admin: AdminStandIn)
             assert (page.status_code, "There is no such" in page_text(page.text)) == (404, True), path
 
 
+@pytest.mark.long
 async def test_a_form_whose_reply_is_lost_is_shown_again_and_carried_out_once(
     admin: AdminStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +145,7 @@ async def test_a_form_whose_reply_is_lost_is_shown_again_and_carried_out_once(
     assert sorted(row.name for row in await admin.store.keys()) == ["boss", "ci"]
 
 
+@pytest.mark.long
 async def test_tenants_budgets_and_holds_are_managed(admin: AdminStandIn) -> None:
     async with console(admin, await admin.add_key("boss", all_tenants=True)) as client:
         await send(client, "/tenants/new", name="other")
@@ -162,6 +167,7 @@ async def test_tenants_budgets_and_holds_are_managed(admin: AdminStandIn) -> Non
         assert "released" in await read(client, "/holds?in_force=false")
 
 
+@pytest.mark.long
 async def test_the_pool_its_rules_and_its_conductors_are_shown(admin: AdminStandIn) -> None:
     async with console(admin, await admin.add_key("boss", all_tenants=True)) as client:
         workers = await read(client, "/workers")
@@ -176,6 +182,7 @@ async def test_the_pool_its_rules_and_its_conductors_are_shown(admin: AdminStand
         assert "Has the role" in await read(client, "/people") or "cannot log in" in await read(client, "/people")
 
 
+@pytest.mark.long
 async def test_a_long_text_is_kept_from_its_first_line_on(admin: AdminStandIn) -> None:
     async with console(admin, await admin.add_key("boss")) as client:
         reply = await post(client, "/policy", {"question": "diff", "pool": "\n[workers]\nx = 1"})
@@ -184,6 +191,7 @@ async def test_a_long_text_is_kept_from_its_first_line_on(admin: AdminStandIn) -
     assert area[1].removeprefix("\n") == "\n[workers]\nx = 1", "a browser leaves out one line end behind the tag"
 
 
+@pytest.mark.long
 async def test_a_version_gets_a_canary_is_promoted_and_rolled_back_once_for_a_double_click(admin: AdminStandIn) -> None:
     for name, version in (("c1", "v1"), ("c2", "v2")):
         await admin.store.change(Change(name, 1.0, "ann", "alpha", "loaded", version))
@@ -200,6 +208,7 @@ async def test_a_version_gets_a_canary_is_promoted_and_rolled_back_once_for_a_do
         assert "alpha v1 \N{EN DASH}" in await read(client, "/conductors")
 
 
+@pytest.mark.long
 async def test_a_filter_that_is_refused_stays_on_the_page_with_the_others(admin: AdminStandIn) -> None:
     async with console(admin, await admin.add_key("boss")) as client:
         refused = await client.get("/console/admin/changes?since=yesterday&actor=ann")
@@ -209,6 +218,7 @@ async def test_a_filter_that_is_refused_stays_on_the_page_with_the_others(admin:
         assert field in refused.text
 
 
+@pytest.mark.long
 async def test_texts_of_others_are_shown_as_texts(admin: AdminStandIn) -> None:
     async with console(admin, await admin.add_key("boss", all_tenants=True)) as client:
         await send(client, "/holds/new", scope="user", name=HOSTILE, reason=HOSTILE)
@@ -227,6 +237,7 @@ async def test_texts_of_others_are_shown_as_texts(admin: AdminStandIn) -> None:
         assert await admin.store.budgets(None) == ()
 
 
+@pytest.mark.long
 async def test_everybody_sees_the_sections_that_their_scopes_allow(admin: AdminStandIn) -> None:
     async with console(admin, await admin.add_key("devel", "developer")) as client:
         start = await client.get("/console/admin")

@@ -53,6 +53,7 @@ def form_of(html: str) -> dict[str, str]:
     return dict(re.findall(r'<input type="hidden" name="(digest|once)" value="([^"]+)"', html))
 
 
+@pytest.mark.long
 async def test_exactly_what_was_shown_is_decided(runtime: Runtime, caller: httpx.AsyncClient) -> None:
     run = (await waiting(caller, baton={"plan": PLAN}, user="u"))["baton"]["run"]
     boss = await key_of(runtime, "boss", "operator")
@@ -106,6 +107,7 @@ async def test_exactly_what_was_shown_is_decided(runtime: Runtime, caller: httpx
             assert "Not on a Monday." not in (await client.get("/console/approvals?status=decided")).text
 
 
+@pytest.mark.long
 async def test_a_new_question_appears_by_itself(runtime: Runtime, caller: httpx.AsyncClient) -> None:
     key = await key_of(runtime, "devel", "developer")
     with app_over(runtime.gateway) as app:

@@ -45,6 +45,7 @@ async def page_of(client: httpx.AsyncClient, path: str) -> str:
     return reply.text
 
 
+@pytest.mark.long
 async def test_every_link_of_the_overview_leads_to_runs_and_the_log_is_checked(runtime: Runtime) -> None:
     await runtime.gateway.store.set_budget(Budget("acme", "tenant", "", "day", 5_000_000))
     async with client_of(runtime) as caller:
@@ -82,6 +83,7 @@ async def test_every_link_of_the_overview_leads_to_runs_and_the_log_is_checked(r
             assert "The transparency log is not in order" in page_text(wrong.text)
 
 
+@pytest.mark.long
 async def test_hidden_parts_say_why_and_a_wrong_period_is_named(gateway: GatewayStandIn) -> None:
     async with console_client(gateway.app, lambda: gateway.seconds) as client:
         await sign_in(client, gateway.add_key(scopes=["runs:read"]))
@@ -95,6 +97,7 @@ async def test_hidden_parts_say_why_and_a_wrong_period_is_named(gateway: Gateway
         assert refused.status_code == 403
 
 
+@pytest.mark.long
 async def test_a_list_that_is_followed_is_patched_to_what_a_fresh_page_shows(runtime: Runtime) -> None:
     key = await wide_key(runtime)
     async with client_of(runtime) as caller, open_browser(runtime) as (console, client):
@@ -113,6 +116,7 @@ async def test_a_list_that_is_followed_is_patched_to_what_a_fresh_page_shows(run
     assert region[0] in page
 
 
+@pytest.mark.long
 async def test_an_overview_is_patched_to_what_a_fresh_page_shows(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,7 @@ async def edit_plan(client: httpx.AsyncClient, path: httpx.URL, action: str, **f
     return await get_page(client, reply.headers["location"])
 
 
+@pytest.mark.long
 async def test_a_preview_shows_what_would_be_done_and_who_would_see_it(
     stub: ProviderStub, browser: httpx.AsyncClient
 ) -> None:
@@ -107,6 +108,7 @@ async def test_a_preview_shows_what_would_be_done_and_who_would_see_it(
     assert str(path).rpartition("/")[2] in (await get_page(browser, "/console/plans"))
 
 
+@pytest.mark.long
 async def test_each_edit_is_a_revision_and_the_last_one_is_run(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
     path = await preview_plan(stub, browser)
     second = await edit_plan(browser, path, "save", subtask_0="Think twice.", worker_0="alpha", worker_1="gamma")
@@ -129,6 +131,7 @@ async def test_each_edit_is_a_revision_and_the_last_one_is_run(stub: ProviderStu
     assert len(stub.requests_for("gamma")) == 1
 
 
+@pytest.mark.long
 async def test_changes_are_a_revision_before_they_are_run(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
     path = await preview_plan(stub, browser)
     page = await edit_plan(browser, path, "run", subtask_0="Think twice.")
@@ -136,6 +139,7 @@ async def test_changes_are_a_revision_before_they_are_run(stub: ProviderStub, br
     assert not stub.requests_for("alpha") + stub.requests_for("beta") + stub.requests_for("gamma")
 
 
+@pytest.mark.long
 async def test_an_edit_that_cannot_be_made_is_refused_beside_its_field(
     stub: ProviderStub, browser: httpx.AsyncClient
 ) -> None:

@@ -43,6 +43,7 @@ async def browser(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+@pytest.mark.long
 async def test_a_question_is_planned_carried_out_and_answered_before_the_readers_eyes(
     stub: ProviderStub, browser: httpx.AsyncClient
 ) -> None:
@@ -68,6 +69,7 @@ async def test_a_question_is_planned_carried_out_and_answered_before_the_readers
     assert len(ids) == len(set(ids)), "a patch replaces one element by its id"
 
 
+@pytest.mark.long
 async def test_the_form_sent_twice_begins_one_run(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
     script_answers(stub)
     first, again = await submit_form(browser, once="a"), await submit_form(browser, once="a")
@@ -95,6 +97,7 @@ async def test_a_question_whose_reply_is_lost_begins_one_run_when_it_is_asked_ag
     assert [run_of_page(again)] == runs
 
 
+@pytest.mark.long
 async def test_a_long_answer_says_how_much_of_it_is_not_shown_and_a_huge_one_breaks_no_page(
     stub: ProviderStub, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +111,7 @@ async def test_a_long_answer_says_how_much_of_it_is_not_shown_and_a_huge_one_bre
     assert "failed" in page_text(section(live, "outcome")), "it is longer than the tier permits"
 
 
+@pytest.mark.long
 async def test_a_run_goes_on_when_its_page_is_closed(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
     goes_on = asyncio.Event()
     stub.always("alpha", Reply(chunks=("Fo", "ur."), fault=Stall(after=1, seconds=goes_on)))
@@ -126,6 +130,7 @@ async def test_a_run_goes_on_when_its_page_is_closed(stub: ProviderStub, browser
     assert len(stub.requests_for("alpha")) == 1
 
 
+@pytest.mark.long
 async def test_a_call_of_a_tool_is_answered_in_a_form(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
     stub.script(
         "alpha", tool_call_reply(look_call(HOSTILE)), tool_call_reply(look_call("b")), Reply(chunks=("It is 4.",))
@@ -166,6 +171,7 @@ async def test_a_call_of_a_tool_is_answered_in_a_form(stub: ProviderStub, browse
     ] * 2
 
 
+@pytest.mark.long
 async def test_results_that_are_refused_stay_on_the_page_with_their_run(
     stub: ProviderStub, browser: httpx.AsyncClient
 ) -> None:
@@ -191,6 +197,7 @@ async def test_results_that_are_refused_stay_on_the_page_with_their_run(
     assert "It is 4." in section(await live_stream(browser, run), "answer")
 
 
+@pytest.mark.long
 async def test_a_rating_is_stored_and_the_page_stays(stub: ProviderStub, browser: httpx.AsyncClient) -> None:
     script_answers(stub)
     page = await submit_form(browser)
@@ -209,6 +216,7 @@ async def test_a_rating_is_stored_and_the_page_stays(stub: ProviderStub, browser
         assert "The same request as code" not in rated.text
 
 
+@pytest.mark.long
 async def test_who_changes_their_mind_on_another_page_has_one_rating(
     stub: ProviderStub, browser: httpx.AsyncClient
 ) -> None:
@@ -240,6 +248,7 @@ FAULTS = [
 """Fields that cannot be sent, with the field that is blamed and a word of the message."""
 
 
+@pytest.mark.long
 async def test_a_fault_stands_beside_its_field(browser: httpx.AsyncClient) -> None:
     for fields, field, message in FAULTS:
         page = await submit_form(browser, **fields)
@@ -249,6 +258,7 @@ async def test_a_fault_stands_beside_its_field(browser: httpx.AsyncClient) -> No
         assert f'id="{field}-fault"' in page.text
 
 
+@pytest.mark.long
 async def test_hidden_fields_that_somebody_has_changed_are_refused_as_a_page(browser: httpx.AsyncClient) -> None:
     for turn in ("5", "[5]", '{"tool_calls": 5}', '{"tool_calls": [5]}', '{"tool_calls": [{}]}', "no"):
         for history in ("", "5", '{"a": 1}', "[" * 200):
@@ -267,6 +277,7 @@ async def test_what_a_caller_writes_is_text(stub: ProviderStub, browser: httpx.A
     assert "\\u202e" in page.text, "in code an invisible character is escaped, so that what is copied is the same"
 
 
+@pytest.mark.long
 async def test_a_refusal_is_shown_with_its_cause_and_the_next_step(
     runtime: Runtime, stub: ProviderStub, browser: httpx.AsyncClient
 ) -> None:
@@ -290,6 +301,7 @@ async def test_a_refusal_is_shown_with_its_cause_and_the_next_step(
     assert re.search(r"Send it again in \d+ seconds", page_text(pages[1].text))
 
 
+@pytest.mark.long
 async def test_a_run_that_waits_for_an_approval_says_so_and_goes_on_by_itself(
     runtime: Runtime, stub: ProviderStub, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,6 +367,7 @@ def arguments_in(code: str) -> dict[str, Any]:
     return {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in call.keywords}
 
 
+@pytest.mark.long
 async def test_the_code_sends_what_the_page_has_sent(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ async def page_of(browser: httpx.AsyncClient, address: str) -> tuple[Page, str]:
     return Page(reply.text), unescape(page_text(reply.text))
 
 
+@pytest.mark.long
 async def test_a_step_shows_what_it_saw_what_was_withheld_and_what_its_calls_came_to(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
@@ -107,6 +108,7 @@ async def test_a_step_shows_what_it_saw_what_was_withheld_and_what_its_calls_cam
     assert "No model was called for this plan." in text
 
 
+@pytest.mark.long
 async def test_the_cursor_shows_the_run_as_it_was(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
@@ -126,6 +128,7 @@ async def test_the_cursor_shows_the_run_as_it_was(
         await page_of(browser, f"/console/runs/{run}?{wrong}")
 
 
+@pytest.mark.long
 async def test_text_of_workers_is_text_whatever_it_contains(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
@@ -149,6 +152,7 @@ def test_why_a_model_has_no_alternatives_is_said_from_what_it_reported(probabili
     assert reason in why_no_alternatives({"chosen_by": "conductor", "probability": probability})
 
 
+@pytest.mark.long
 async def test_a_step_that_waits_for_tools_shows_what_it_has_called(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
@@ -166,6 +170,7 @@ async def test_a_step_that_waits_for_tools_shows_what_it_has_called(
     assert 'calls weather({"city": "Bonn"}) tool It rains. Answer Take a coat.' in text
 
 
+@pytest.mark.long
 async def test_an_empty_panel_says_why(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
@@ -198,6 +203,7 @@ async def test_an_empty_panel_says_why(
     assert "before anything was sent" in text or "was skipped" in text
 
 
+@pytest.mark.long
 async def test_two_runs_are_compared_side_by_side(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
@@ -238,6 +244,7 @@ def apply_patches(regions_shown: dict[str, str], stream: str) -> list[int]:
     return ids
 
 
+@pytest.mark.long
 async def test_after_any_break_the_page_equals_a_fresh_one(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
@@ -302,6 +309,7 @@ async def test_a_page_is_followed_on_when_the_api_ends_its_stream_before_the_run
     assert (cursors, event_ids) == (["7", "10", "20"], ["10", "20", "30"])
 
 
+@pytest.mark.long
 async def test_a_live_page_sends_no_content_again_after_it_was_erased(
     stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
@@ -328,6 +336,7 @@ async def test_a_part_of_the_page_runs_nothing_and_is_shown_in_no_frame(
     assert reply.headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'"
 
 
+@pytest.mark.long
 async def test_who_may_not_write_is_offered_nothing_that_writes(
     stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
@@ -344,6 +353,7 @@ async def test_who_may_not_write_is_offered_nothing_that_writes(
     assert "Replay it" not in text
 
 
+@pytest.mark.long
 async def test_an_ended_run_is_replayed_once_however_often_the_form_is_sent(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:
@@ -359,6 +369,7 @@ async def test_an_ended_run_is_replayed_once_however_often_the_form_is_sent(
     assert f"replay of {run}" in text
 
 
+@pytest.mark.long
 async def test_the_disclosures_of_all_runs_are_filtered_by_day_and_by_what_was_seen(
     stub: ProviderStub, client: httpx.AsyncClient, browser: httpx.AsyncClient
 ) -> None:

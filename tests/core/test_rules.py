@@ -20,6 +20,7 @@ def test_decisions_are_those_of_the_text(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.long
 def test_every_widening_has_a_true_witness(seed: int) -> None:
     for old, new in policies.changes(random.Random(f"widenings {seed}"), 20, widen=True):
         all_widenings = list(widenings(old, new))
@@ -30,6 +31,7 @@ def test_every_widening_has_a_true_witness(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.long
 def test_no_widening_is_invented(seed: int) -> None:
     for old, new in policies.changes(random.Random(f"narrowings {seed}"), 20, widen=False):
         assert list(widenings(old, new)) == []

@@ -205,6 +205,7 @@ def test_the_build_context_is_what_the_image_copies() -> None:
 # -- the wheel
 
 
+@pytest.mark.long
 def test_a_wheel_has_all_that_the_checkout_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     project = apply_configuration(Distribution({"script_name": "setup.py"}), ROOT / "pyproject.toml")

@@ -146,6 +146,7 @@ def test_the_curl_request_gets_the_right_answer(terminal: Terminal) -> None:
     assert reply["baton"]["rehearsal"] is True
 
 
+@pytest.mark.long
 def test_the_python_example_gets_the_right_answer_twice(read_printed: str) -> None:
     assert read_printed.splitlines() == ["The answer is 132."] * 2
 
@@ -209,6 +210,7 @@ def test_a_run_is_rated_by_its_id(terminal: Terminal, run: str) -> None:
 
 
 @pytest.mark.usefixtures("run")
+@pytest.mark.long
 def test_the_commands_explain_it(terminal: Terminal) -> None:
     (block,) = [block for block in blocks("sh") if "runs show" in block]
     activate, *commands = block.splitlines()
@@ -232,6 +234,7 @@ def test_the_pool_snippets_make_a_pool(tmp_path: Path) -> None:
     assert set(configuration.catalog.tiers) == {"quick"}
 
 
+@pytest.mark.long
 def test_every_command_for_this_machine_works(terminal: Terminal, run: str) -> None:
     (block,) = [block for block in blocks("sh", START) if "baton keys ls" in block]
     output = ""
@@ -246,6 +249,7 @@ def test_every_command_for_this_machine_works(terminal: Terminal, run: str) -> N
 
 
 @pytest.mark.skipif(which("sqlite3") is None, reason="sqlite3 is not installed (Debian package: sqlite3)")
+@pytest.mark.long
 def test_the_commands_of_the_first_day_work(terminal: Terminal) -> None:
     """Each block of the section in its order; the commands of Baton in this process."""
     _, _, section = START.partition("## The first day")

@@ -47,6 +47,7 @@ async def run(runtime: Runtime, tier: str, **changes: Any) -> tuple[Outcome, lis
     return outcome, await events(runtime, outcome.ended.state.run)
 
 
+@pytest.mark.long
 async def test_the_step_is_tried_again_and_then_by_another_worker(
     runtime: Runtime, broken: set[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -63,6 +64,7 @@ async def test_the_step_is_tried_again_and_then_by_another_worker(
     assert {record.exc_info[0] for record in logged if record.exc_info} == {KeyError}
 
 
+@pytest.mark.long
 async def test_an_answer_that_was_begun_is_not_begun_again(runtime: Runtime, broken: set[str]) -> None:
     broken.add("alpha")
     outcome, journal = await run(runtime, "baton-mini", streams=True)

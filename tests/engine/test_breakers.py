@@ -60,6 +60,7 @@ def level(runtime: Runtime, worker: str) -> float | None:
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 529])
+@pytest.mark.long
 async def test_a_worker_that_always_fails_is_ejected_within_ten_calls(
     stub: ProviderStub, runtime: Runtime, status: int
 ) -> None:
@@ -72,6 +73,7 @@ async def test_a_worker_that_always_fails_is_ejected_within_ten_calls(
     assert ejections(runtime, "alpha") == 1
 
 
+@pytest.mark.long
 async def test_runs_in_flight_when_a_worker_dies_all_fail_over(stub: ProviderStub, runtime: Runtime) -> None:
     """Thirty at once, and not a word of anybody before: a few scouts go first, and the others follow them."""
     stub.always("alpha", Fail(status=503, delay=0.1))
@@ -81,6 +83,7 @@ async def test_runs_in_flight_when_a_worker_dies_all_fail_over(stub: ProviderStu
     assert len(stub.requests_for("alpha")) <= 1.2 * 30
 
 
+@pytest.mark.long
 async def test_a_request_that_everybody_refuses_fails_at_once(stub: ProviderStub, runtime: Runtime) -> None:
     """However often it comes: nobody waits for good news of workers that have said all they will."""
     stub.always("*", Fail(status=400))
@@ -103,6 +106,7 @@ async def test_the_journal_says_why_the_planned_worker_was_passed_over(stub: Pro
     assert not outcome.ended.state.degraded
 
 
+@pytest.mark.long
 async def test_a_run_is_planned_without_the_ejected_workers(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("alpha", DOWN)
     for _ in range(4):
@@ -114,6 +118,7 @@ async def test_a_run_is_planned_without_the_ejected_workers(stub: ProviderStub, 
     assert "passed_over" not in (await intents(runtime, outcome))[0]
 
 
+@pytest.mark.long
 async def test_the_whole_pool_is_never_ejected(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("*", DOWN)
     for _ in range(8):
@@ -127,6 +132,7 @@ async def test_the_whole_pool_is_never_ejected(stub: ProviderStub, runtime: Runt
     assert level(runtime, intent["worker"]) == 0, "it works again, so it is taken back"
 
 
+@pytest.mark.long
 async def test_one_call_probes_a_worker_and_its_success_brings_it_back(
     stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +196,7 @@ async def test_a_wrong_key_ejects_at_once_and_is_told_loudly(
     assert record.__dict__["fields"]["worker"] == "alpha"
 
 
+@pytest.mark.long
 async def test_a_request_that_is_refused_says_nothing_of_the_worker(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("alpha", Fail(status=400))
     for _ in range(12):
@@ -228,6 +235,7 @@ async def test_no_outcome_is_awaited_of_a_call_that_is_stopped_before_it_was_beg
     assert [breaker.scouts for breaker in runtime.context.health._breakers.values()] == [0, 0]
 
 
+@pytest.mark.long
 async def test_a_callers_tiny_time_limit_says_nothing_of_the_worker(stub: ProviderStub, runtime: Runtime) -> None:
     """Nobody can have a worker ejected for others by being in a hurry."""
     stub.always("*", Hang())
@@ -239,6 +247,7 @@ async def test_a_callers_tiny_time_limit_says_nothing_of_the_worker(stub: Provid
     assert not any("blamed" in event.body for event in journal)
 
 
+@pytest.mark.long
 async def test_a_worker_that_hangs_is_ejected_too(stub: ProviderStub, tmp_path: Path) -> None:
     quick = "[workers.alpha]\ndeadlines = { first = 0.1 }\n"
     stub.always("alpha", Hang())

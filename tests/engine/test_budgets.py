@@ -37,6 +37,7 @@ POOR = Budget("tenant", "tenant", "", "day", 100)
 RICH = Budget("tenant", "user", "*", "month", 1_000_000)
 
 
+@pytest.mark.long
 async def test_a_call_is_held_and_settled_in_the_budgets_of_its_run(stub: ProviderStub, runtime: Runtime) -> None:
     store = runtime.context.store
     await store.set_budget(RICH)
@@ -49,6 +50,7 @@ async def test_a_call_is_held_and_settled_in_the_budgets_of_its_run(stub: Provid
 
 
 @pytest.mark.parametrize("tier", ["baton-mini", "baton-ultra"])
+@pytest.mark.long
 async def test_a_run_that_a_budget_cannot_pay_names_it_and_calls_nobody(
     stub: ProviderStub, runtime: Runtime, tier: str
 ) -> None:
@@ -161,6 +163,7 @@ async def test_an_account_that_is_not_what_the_journal_says_is_found(
     assert any(violation.rule == "budget-wrong" and message in str(violation) for violation in violations), violations
 
 
+@pytest.mark.long
 async def test_a_worker_of_unknown_price_is_not_called_for_a_run_that_says_what_it_may_cost(
     stub: ProviderStub, tmp_path: Path
 ) -> None:

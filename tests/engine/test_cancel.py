@@ -48,6 +48,7 @@ async def hanging(
 
 
 @pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.long
 async def test_a_run_is_stopped_and_its_caller_told(stub: ProviderStub, tmp_path: Path, streams: bool) -> None:
     """Its driver is notified at once: it does not renew its lease in this test, by which it would learn of the wish."""
     async with (
@@ -64,6 +65,7 @@ async def test_a_run_is_stopped_and_its_caller_told(stub: ProviderStub, tmp_path
         assert (await client.get(f"/v1/runs/{run}")).json()["cancel_asked"] is True
 
 
+@pytest.mark.long
 async def test_it_may_be_asked_for_twice_and_too_late(
     stub: ProviderStub, runtime: Runtime, client: httpx.AsyncClient
 ) -> None:
@@ -95,6 +97,7 @@ async def test_only_who_may_write_in_the_tenant_may_stop_a_run(
     await asking
 
 
+@pytest.mark.long
 async def test_another_process_stops_it_by_the_journal_alone(stub: ProviderStub, tmp_path: Path) -> None:
     """Over one database without a queue between them: the driver learns of it when it renews its lease."""
     async with (
@@ -109,6 +112,7 @@ async def test_another_process_stops_it_by_the_journal_alone(stub: ProviderStub,
             assert (await asking).status_code == 499
 
 
+@pytest.mark.long
 async def test_a_run_without_a_driver_is_stopped_by_whoever_takes_it_over(stub: ProviderStub, tmp_path: Path) -> None:
     async with running_service(tmp_path, pool_text(stub), dispatches=False) as runtime:
         followed_run = await runtime.runs.start(order(runtime, "baton-mini"))

@@ -71,6 +71,7 @@ DELAY_SECONDS = 0.3
 """The time for which a commit or a message is on its way."""
 
 
+@pytest.mark.long
 async def test_a_workflow_of_four_calls_takes_five_entries(stub: ProviderStub, tmp_path: Path) -> None:
     async with run_watched_service(tmp_path, stub) as (runtime, entries):
         outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=ONE_TWO_ONE)))
@@ -84,6 +85,7 @@ async def test_a_workflow_of_four_calls_takes_five_entries(stub: ProviderStub, t
     assert outcome.ended.answer == "Hello there."
 
 
+@pytest.mark.long
 async def test_a_dispatcher_apart_takes_nine(stub: ProviderStub, tmp_path: Path) -> None:
     async with run_watched_service(tmp_path, stub) as (runtime, entries):
         runtime.drivers.spread = True
@@ -385,6 +387,7 @@ async def test_a_joined_entry_is_as_old_as_what_follows_in_it(
     assert turn.body["until"] - turn.at == pytest.approx(state.admitted.limits.tool_wait, abs=DELAY_SECONDS / 2)
 
 
+@pytest.mark.long
 async def test_a_plan_that_follows_from_an_end_is_begun(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

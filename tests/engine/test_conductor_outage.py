@@ -58,6 +58,7 @@ async def test_an_open_breaker_leads_to_the_fallback_without_a_call(
     assert [event.body["worker"] for event in journal if event.kind is Kind.CALL_INTENDED] == ["beta"]
 
 
+@pytest.mark.long
 async def test_one_run_probes_the_conductor_and_brings_it_back(
     stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,6 +75,7 @@ async def test_one_run_probes_the_conductor_and_brings_it_back(
     assert not (await run(runtime)).ended.state.degraded
 
 
+@pytest.mark.long
 async def test_a_plan_that_was_not_paid_for_keeps_nobody_from_probing(
     stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +89,7 @@ async def test_a_plan_that_was_not_paid_for_keeps_nobody_from_probing(
     assert not (await run(runtime)).ended.state.degraded
 
 
+@pytest.mark.long
 async def test_a_bad_plan_is_no_fault_of_the_server_behind_the_conductor(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("planner", Reply(chunks=("I would rather not.",)))
     for _ in range(FAILURES_IN_A_ROW):
@@ -96,6 +99,7 @@ async def test_a_bad_plan_is_no_fault_of_the_server_behind_the_conductor(stub: P
     assert len(stub.requests_for("planner")) == request_count + 2
 
 
+@pytest.mark.long
 async def test_a_conductor_that_could_not_plan_in_time_is_not_asked(
     stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,7 @@ def test_ten_seconds_are_enough_at_the_default() -> None:
 @pytest.mark.parametrize(
     "dead", [Hang(), Drop(), Reply(fault=Stall(after=0)), Reply(chunks=(), fault=Truncate(after=0))]
 )
+@pytest.mark.long
 async def test_a_dead_engine_is_found_without_traffic_and_its_return_too(
     stub: ProviderStub, tmp_path: Path, dead: Any
 ) -> None:
@@ -125,6 +126,7 @@ async def test_a_dead_engine_is_found_without_traffic_and_its_return_too(
         assert (await readiness(runtime))[1]["status"] == "ready"
 
 
+@pytest.mark.long
 async def test_a_plan_that_waits_for_a_dead_engine_is_given_up(stub: ProviderStub, tmp_path: Path) -> None:
     async with run_watched_service(stub, tmp_path) as runtime:
         stub.always("planner", Hang())

@@ -10,6 +10,7 @@ from time import time
 from typing import Any
 
 import httpx
+import pytest
 
 from app.cli.promotion import shadow_plans
 from app.cli.runs.run_words import proposal
@@ -46,6 +47,7 @@ VERSION_CALLS = re.compile(
 )
 
 
+@pytest.mark.long
 async def test_the_alias_moves_and_the_journal_names_the_version(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         for model in ("planner", "planner@1", "planner@2"):
@@ -75,6 +77,7 @@ async def test_the_alias_moves_and_the_journal_names_the_version(tmp_path: Path)
         ]  # fmt: skip
 
 
+@pytest.mark.long
 async def test_a_canary_conducts_some_runs_and_one_that_fails_ends_in_the_fallback(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         stub.always("planner", PLAN)
@@ -91,6 +94,7 @@ async def test_a_canary_conducts_some_runs_and_one_that_fails_ends_in_the_fallba
             assert ("ok" in counted, len(counted)) == (True, 2), counted
 
 
+@pytest.mark.long
 async def test_a_shadow_is_asked_what_the_live_conductor_was_asked_and_conducts_nothing(tmp_path: Path) -> None:
     """The very messages and schema come from the journal; the comparison counts what differs and what is no plan."""
     async with ProviderStub() as stub:

@@ -65,6 +65,7 @@ async def came_to(runtime: Runtime, followed_run: FollowedRun) -> list[str | Non
 
 
 @pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.long
 async def test_a_run_outlives_an_outage_longer_than_its_lease(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streams: bool
 ) -> None:
@@ -107,6 +108,7 @@ async def test_what_is_asked_of_it_meanwhile_is_refused_at_once(stub: ProviderSt
         assert len(stub.requests) == 1
 
 
+@pytest.mark.long
 async def test_the_outcome_of_a_failed_call_is_kept_too_and_its_step_goes_on(
     stub: ProviderStub, tmp_path: Path
 ) -> None:

@@ -120,6 +120,7 @@ async def test_steps_that_were_lost_together_are_executed_one_by_one_before_one_
         assert sorted(request.model for request in stub.requests) == workers
 
 
+@pytest.mark.long
 async def test_the_claim_comes_before_what_could_kill_again(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ async def rows(client: httpx.AsyncClient, **filters: object) -> list[dict[str, o
     return data
 
 
+@pytest.mark.long
 async def test_the_ledger_is_what_a_provider_received(runtime: Runtime, stub: ProviderStub) -> None:
     assert await play(runtime, stub, runs=30, seed=7) == []
 
@@ -108,6 +109,7 @@ async def test_an_erasure_takes_the_users_name_and_leaves_the_row(
     assert await rows(client, user="ann") == []
 
 
+@pytest.mark.long
 async def test_runs_from_before_the_ledger_are_derived_and_doing_it_again_adds_nothing(
     runtime: Runtime, stub: ProviderStub
 ) -> None:
@@ -121,6 +123,7 @@ async def test_runs_from_before_the_ledger_are_derived_and_doing_it_again_adds_n
     assert await store.disclosures(DisclosureQuery(limit=1_000)) == before
 
 
+@pytest.mark.long
 async def test_a_rebuild_commits_what_it_has_derived_in_time_and_goes_on_behind_it(
     runtime: Runtime, stub: ProviderStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +159,7 @@ async def list_runs(client: httpx.AsyncClient, worker: str) -> list[str]:
     return [run["id"] for run in reply.json()["data"]]
 
 
+@pytest.mark.long
 async def test_runs_of_a_worker_are_those_in_which_it_was_sent_something(
     runtime: Runtime, stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:

@@ -242,6 +242,7 @@ async def play_to_callers(messages: Sequence[Live], joins: int, lost: str) -> li
 
 
 @pytest.mark.parametrize("lost", ["at first", "before another joins", "by what is received"])
+@pytest.mark.long
 async def test_in_every_order_of_messages_callers_get_the_answer_or_are_told_why_not(lost: str) -> None:
     """`lost` says when the loss is journaled at the latest; messages about it may come at any time from then on."""
     for messages in permutations([*LOST_WORDS, WORDS, OF_THE_LOSS]):

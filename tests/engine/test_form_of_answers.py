@@ -126,6 +126,7 @@ async def test_an_answer_that_was_cut_off_is_passed_on_as_it_is(stub: ProviderSt
     assert (outcome.ended.answer, outcome.ended.finish) == ('{"x"', "length")
 
 
+@pytest.mark.long
 async def test_a_bad_schema_of_the_callers_ejects_no_worker(stub: ProviderStub, runtime: Runtime) -> None:
     """Nothing satisfies it, which says nothing of the workers."""
     for _ in range(6):

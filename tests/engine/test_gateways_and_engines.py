@@ -84,6 +84,7 @@ async def two(folder: Path, stub: ProviderStub, redis: str, **settings: str) -> 
 
 
 @pytest.mark.integration
+@pytest.mark.long
 async def test_a_gateway_writes_the_admission_and_nothing_else(
     stub: ProviderStub, tmp_path: Path, redis_url: str
 ) -> None:
@@ -108,6 +109,7 @@ async def test_the_words_of_an_answer_are_sent_to_the_gateway_as_they_come(
 
 
 @pytest.mark.integration
+@pytest.mark.long
 async def test_a_next_turn_goes_to_the_engine_that_holds_the_state_of_the_run(
     stub: ProviderStub, tmp_path: Path, redis_url: str
 ) -> None:
@@ -138,6 +140,7 @@ async def test_a_next_turn_goes_to_the_engine_that_holds_the_state_of_the_run(
 
 @pytest.mark.integration
 @pytest.mark.parametrize("is_old", [True, False], ids=["0.1.0", "present"])
+@pytest.mark.long
 async def test_a_next_turn_of_a_run_of_0_1_0_has_the_tickets_for_which_its_processes_wait(
     stub: ProviderStub, tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch, is_old: bool
 ) -> None:
@@ -165,6 +168,7 @@ async def test_a_next_turn_of_a_run_of_0_1_0_has_the_tickets_for_which_its_proce
 
 
 @pytest.mark.integration
+@pytest.mark.long
 async def test_an_engine_takes_no_run_without_a_free_slot(stub: ProviderStub, tmp_path: Path, redis_url: str) -> None:
     stub.script("alpha", Hang())
     async with two(tmp_path, stub, redis_url, BATON_CONCURRENT_STEPS="1") as both:
@@ -181,6 +185,7 @@ async def test_an_engine_takes_no_run_without_a_free_slot(stub: ProviderStub, tm
 
 
 @pytest.mark.integration
+@pytest.mark.long
 async def test_a_gateway_refuses_runs_while_too_many_wait_for_an_engine(
     stub: ProviderStub, tmp_path: Path, redis_url: str
 ) -> None:
@@ -221,6 +226,7 @@ async def test_requests_that_come_together_wait_for_one_count_of_the_runs_that_w
     assert len(counts) == 1
 
 
+@pytest.mark.long
 async def test_gateways_count_together_the_runs_that_wait_for_an_engine(stub: ProviderStub, tmp_path: Path) -> None:
     """Two gateways and no engine; what is refused leaves nothing, and is taken once there is an engine."""
     settings = {"BATON_WAITING_RUNS": "2"}
@@ -255,6 +261,7 @@ def queue_settings(request: pytest.FixtureRequest) -> dict[str, str]:
     return {"BATON_REDIS_URL": request.getfixturevalue("redis_url")} if request.param == "redis" else {}
 
 
+@pytest.mark.long
 async def test_a_flood_of_one_tenant_does_not_keep_anothers_run_waiting(
     stub: ProviderStub, tmp_path: Path, queue_settings: dict[str, str]
 ) -> None:
@@ -281,6 +288,7 @@ async def test_a_flood_of_one_tenant_does_not_keep_anothers_run_waiting(
     )
 
 
+@pytest.mark.long
 async def test_an_undecided_admission_is_cancelled_once_the_database_takes_its_gateways_wish(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,6 +328,7 @@ async def test_an_undecided_admission_is_cancelled_once_the_database_takes_its_g
 
 @pytest.mark.integration
 @pytest.mark.parametrize("queue", [True, False])
+@pytest.mark.long
 async def test_a_run_stops_whose_caller_has_left_its_gateway(
     stub: ProviderStub, tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch, queue: bool
 ) -> None:
@@ -348,6 +357,7 @@ async def test_a_run_stops_whose_caller_has_left_its_gateway(
 
 
 @pytest.mark.integration
+@pytest.mark.long
 async def test_with_spread_steps_every_step_is_executed_by_whoever_takes_its_ticket(
     stub: ProviderStub, tmp_path: Path, redis_url: str
 ) -> None:
@@ -401,6 +411,7 @@ async def test_an_engine_that_takes_over_settles_the_claims_of_the_one_that_is_g
 
 
 @pytest.mark.integration
+@pytest.mark.long
 async def test_an_engine_that_takes_over_by_a_ticket_settles_the_claims_of_the_one_that_is_gone(
     stub: ProviderStub, tmp_path: Path, redis_url: str
 ) -> None:
@@ -425,6 +436,7 @@ async def test_a_late_ticket_takes_no_run_from_an_engine_that_drives_it(stub: Pr
         assert (await finish(followed_run)).ended.state.state == "cancelled"
 
 
+@pytest.mark.long
 async def test_a_late_ticket_takes_no_run_whose_driver_a_failover_has_ended(stub: ProviderStub, tmp_path: Path) -> None:
     """It is left to the sweep, which has the tickets of its steps report to the engine that takes it."""
     stub.script("alpha", Hang())

@@ -74,6 +74,7 @@ async def _slope(stack: ExitStack, url: str, request: bytes) -> float:
     return (tracemalloc.get_traced_memory()[0] - before) / MORE
 
 
+@pytest.mark.long
 async def test_an_idle_stream_holds_little(tmp_path: Path, traced: None) -> None:
     async with (
         ProviderStub() as stub,
@@ -92,6 +93,7 @@ async def test_an_idle_stream_holds_little(tmp_path: Path, traced: None) -> None
                 assert max(len(vars(connection)) for connection in connections) <= SHARED
 
 
+@pytest.mark.long
 async def test_so_does_a_call(stub: ProviderStub, runtime: Runtime) -> None:
     gc.collect()  # attempts of earlier tests
     stub.always("*", Hang())

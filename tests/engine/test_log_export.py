@@ -31,6 +31,7 @@ async def seal_a_run(runtime: Runtime) -> int:
     return (await runtime.context.store.log.state()).size
 
 
+@pytest.mark.long
 async def test_each_checkpoint_is_a_file_of_its_own(stub: ProviderStub, tmp_path: Path) -> None:
     exported = tmp_path / "held"
     async with running_service(tmp_path, pool_text(stub)) as runtime:
@@ -45,6 +46,7 @@ async def test_each_checkpoint_is_a_file_of_its_own(stub: ProviderStub, tmp_path
     assert checkpoint.size == sizes[-1]
 
 
+@pytest.mark.long
 async def test_a_log_that_was_made_anew_replaces_no_checkpoint_of_the_same_size(
     stub: ProviderStub, tmp_path: Path
 ) -> None:
@@ -80,6 +82,7 @@ async def test_sealing_goes_on_while_the_place_is_away_and_the_newest_is_tried_a
     assert [path.name for path in place.iterdir()] == [file_name(size)]
 
 
+@pytest.mark.long
 async def test_a_witness_cosigns_each_exported_checkpoint_from_the_size_that_it_knows(
     stub: ProviderStub, tmp_path: Path
 ) -> None:
@@ -104,6 +107,7 @@ async def test_a_witness_cosigns_each_exported_checkpoint_from_the_size_that_it_
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is the authority for time stamps")
+@pytest.mark.long
 async def test_export_goes_on_without_a_witness_and_without_stamps_and_both_are_added_later(
     stub: ProviderStub, tmp_path: Path
 ) -> None:

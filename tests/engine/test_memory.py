@@ -32,6 +32,7 @@ async def is_freed(runtime: Runtime, **changes: object) -> bool:
     return await until(lambda: driver() is None, what="the driver is freed")
 
 
+@pytest.mark.long
 async def test_a_driver_is_freed_with_its_run(runtime: Runtime, uncollected: None) -> None:
     steps = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
     assert await is_freed(runtime, plan=steps)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.bench.caps import QUIET, pool_of
 from tests.harness.in_process import client_of, running_service
@@ -42,6 +43,7 @@ def ask_within(seconds: float | None, **more: Any) -> Callable[[httpx.AsyncClien
     return ask
 
 
+@pytest.mark.long
 def test_what_was_written_by_the_end_of_the_callers_time_is_the_answer(tmp_path: Path) -> None:
     async def work(client: httpx.AsyncClient) -> Any:
         reply = await ask_within(8)(client)

@@ -213,6 +213,7 @@ async def test_no_version_is_promoted_without_evidence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["canary", "promoted"])
+@pytest.mark.long
 async def test_a_version_that_degrades_runs_is_rolled_back_by_itself(tmp_path: Path, kind: str) -> None:
     """It is left alone while it does well, and undone once, with the evidence, when it does not."""
     share = 0.8 if kind == "canary" else 0.0

@@ -113,6 +113,7 @@ async def records_of(path: Path) -> list[Record]:
     return [record async for record in Export(path).records()]
 
 
+@pytest.mark.long
 async def test_runs_are_archived_and_deleted_when_they_have_ended_and_their_time_is_over(
     service: Service, stub: ProviderStub
 ) -> None:
@@ -144,6 +145,7 @@ async def test_runs_are_archived_and_deleted_when_they_have_ended_and_their_time
 
 
 @pytest.mark.parametrize("contents", [False, True])
+@pytest.mark.long
 async def test_the_ratings_of_a_run_are_archived_and_their_comments_only_with_the_texts(
     service: Service, contents: bool
 ) -> None:
@@ -162,6 +164,7 @@ async def _has_ended(service: Service, run: str) -> bool:
     return (await service.runtime.context.store.run(run)).ended_at is not None
 
 
+@pytest.mark.long
 async def test_a_pruned_run_is_a_404_that_says_so_to_its_own_tenant_alone(service: Service) -> None:
     run = await service.ask()
     await service.prune()

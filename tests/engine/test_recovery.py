@@ -74,6 +74,7 @@ async def until_relieved(runtime: Runtime, run: str) -> None:
     await until(is_relieved)
 
 
+@pytest.mark.long
 async def test_nothing_is_begun_or_judged_before_the_database_has_said_the_time(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +125,7 @@ async def test_an_orphan_without_content_fails_and_leaves_nothing_open(
         assert (await finish(other)).ended.error is None
 
 
+@pytest.mark.long
 async def test_an_engine_without_room_ends_what_is_overdue(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +148,7 @@ def test_a_process_notices_that_it_stood_still() -> None:
 
 
 @pytest.mark.parametrize("tier", ["baton-mini", "baton-ultra"])
+@pytest.mark.long
 async def test_an_engine_that_stood_still_gives_others_the_time_to_renew_leases_and_claims(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str
 ) -> None:
@@ -179,6 +182,7 @@ async def test_what_a_process_leaves_as_it_stops_needs_no_lease_to_lapse(stub: P
         assert (row.state, row.epoch > 1) == ("succeeded", True)
 
 
+@pytest.mark.long
 async def test_a_run_of_an_unknown_tier_waits_for_who_knows_it(stub: ProviderStub, tmp_path: Path) -> None:
     run = await abandon_run(stub, tmp_path)
     renamed = pool_text(stub).replace("[tiers.baton-mini]", "[tiers.other]")
@@ -190,6 +194,7 @@ async def test_a_run_of_an_unknown_tier_waits_for_who_knows_it(stub: ProviderStu
         assert gauge(runtime) == 0
 
 
+@pytest.mark.long
 async def test_a_run_of_newer_code_waits_and_is_ended_by_anybody_when_its_time_is_up(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,6 +397,7 @@ async def test_a_driver_that_is_told_nothing_learns_it_with_its_lease(stub: Prov
         assert (await finish(followed_run)).ended.state.state == "cancelled"
 
 
+@pytest.mark.long
 async def test_waiting_drivers_do_not_read_their_journals(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -446,6 +452,7 @@ async def test_a_run_whose_workers_have_left_the_pool_file_ends_at_once(
     assert stub.requests == []
 
 
+@pytest.mark.long
 async def test_a_run_that_a_bug_keeps_from_every_engine_ends_with_its_deadline(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

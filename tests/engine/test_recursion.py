@@ -185,6 +185,7 @@ async def test_a_conductor_that_always_takes_the_step_itself_is_held(stub: Provi
     assert len(_list_calls(stub)) == 1
 
 
+@pytest.mark.long
 async def test_not_even_one_that_takes_all_of_them(stub: ProviderStub, runtime: Runtime) -> None:
     everything = plan_text(*((ITSELF, f"Part {place}", ["user"]) for place in range(4)))
     stub.always("planner", Reply(chunks=(everything,)))
@@ -299,6 +300,7 @@ async def _again(stub: ProviderStub, tmp_path: Path, run_id: str) -> tuple[Event
         return await events(again, run_id)
 
 
+@pytest.mark.long
 async def test_a_driver_that_dies_over_a_plan_inside_is_replaced(stub: ProviderStub, tmp_path: Path) -> None:
     """Nothing that was done is done again, and no plan is made twice."""
     script_plans(stub, OUTER)
@@ -320,6 +322,7 @@ async def test_a_driver_that_dies_over_a_plan_inside_is_replaced(stub: ProviderS
     assert kinds(journal).count(Kind.CALL_INTENDED) == kinds(journal).count(Kind.CALL_FINISHED)
 
 
+@pytest.mark.long
 async def test_a_driver_that_dies_with_steps_inside_is_replaced(stub: ProviderStub, tmp_path: Path) -> None:
     """The plan inside is made, and nobody has begun to carry it out."""
     script_plans(stub, ALONE, INNER)

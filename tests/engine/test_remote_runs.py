@@ -78,6 +78,7 @@ async def listen(client: httpx.AsyncClient) -> ReceivedStream:
 
 
 @pytest.mark.integration
+@pytest.mark.long
 async def test_live_words_reach_the_callers_of_another_process(
     stub: ProviderStub, tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +105,7 @@ async def test_live_words_reach_the_callers_of_another_process(
     assert len(stub.requests) == 1
 
 
+@pytest.mark.long
 async def test_without_a_queue_between_them_the_journal_tells_it_all(stub: ProviderStub, tmp_path: Path) -> None:
     stub.always("alpha", Reply(chunks=PIECES, fault=Stall(after=3, seconds=1.0)))
     async with two(tmp_path, stub, None) as both:
@@ -118,6 +120,7 @@ async def test_without_a_queue_between_them_the_journal_tells_it_all(stub: Provi
 
 
 @pytest.mark.integration
+@pytest.mark.long
 async def test_an_emptied_or_frozen_queue_costs_time_and_no_words(
     stub: ProviderStub, tmp_path: Path, redis_url: str
 ) -> None:
@@ -134,6 +137,7 @@ async def test_an_emptied_or_frozen_queue_costs_time_and_no_words(
 
 
 @pytest.mark.integration
+@pytest.mark.long
 async def test_a_stream_outlives_the_process_that_drives_its_run(
     stub: ProviderStub, tmp_path: Path, redis_url: str
 ) -> None:
@@ -155,6 +159,7 @@ async def test_a_stream_outlives_the_process_that_drives_its_run(
 
 
 @pytest.mark.integration
+@pytest.mark.long
 async def test_whoever_comes_after_the_driver_died_hears_live_words(
     stub: ProviderStub, tmp_path: Path, redis_url: str
 ) -> None:

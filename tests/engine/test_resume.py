@@ -61,6 +61,7 @@ async def test_every_event_has_a_number_that_the_journal_knows(client: httpx.Asy
         assert not text or number == length
 
 
+@pytest.mark.long
 async def test_a_stream_goes_on_behind_every_event(client: httpx.AsyncClient) -> None:
     whole = await stream_chat(client, ASKED, "one")
     finish, usage = whole.chunks[-2:]
@@ -169,6 +170,7 @@ async def test_a_collected_run_can_be_streamed_afterwards(client: httpx.AsyncCli
     assert (await watch(client, reply["id"])).text == ANSWER
 
 
+@pytest.mark.long
 async def test_who_may_hear_a_run(stub: ProviderStub, runtime: Runtime, client: httpx.AsyncClient) -> None:
     run = run_of(await stream_chat(client, ASKED, "one"))
     keys = {
@@ -259,6 +261,7 @@ def frames(text: str) -> list[tuple[int | None, Any]]:
 
 
 @pytest.mark.parametrize("path", FORMATS)
+@pytest.mark.long
 async def test_every_format_goes_on_behind_every_event(client: httpx.AsyncClient, path: str) -> None:
     body, words = FORMATS[path]
 

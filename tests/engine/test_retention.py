@@ -42,6 +42,7 @@ async def is_erased(runtime: Runtime, run: str) -> bool:
     return (await runtime.context.store.run(run)).erased
 
 
+@pytest.mark.long
 async def test_content_is_erased_when_its_run_has_ended_and_its_time_is_over(
     stub: ProviderStub, tmp_path: Path
 ) -> None:
@@ -59,6 +60,7 @@ async def test_content_is_erased_when_its_run_has_ended_and_its_time_is_over(
         assert await is_erased(runtime, going_on)
 
 
+@pytest.mark.long
 async def test_runs_under_a_legal_hold_are_passed_over_until_it_is_released(stub: ProviderStub, tmp_path: Path) -> None:
     async with running_service(tmp_path, pool_text(stub)) as runtime, with_key(runtime) as client:
         store = runtime.context.store

@@ -291,6 +291,7 @@ async def test_words_of_a_lost_last_round_are_not_continued(stub: ProviderStub, 
     assert outcome.ended.error.public_code == "answer_changed"
 
 
+@pytest.mark.long
 async def test_words_of_a_last_round_that_is_out_of_time_are_the_answer(stub: ProviderStub, runtime: Runtime) -> None:
     outcome = await broken_second_round(stub, runtime, Stall(after=1), seconds=SHORT_SECONDS)
     state = outcome.ended.state
@@ -331,6 +332,7 @@ async def test_whatever_fails_in_a_further_round_leaves_the_answer_before(
 
 
 @pytest.mark.parametrize("late", [False, True])
+@pytest.mark.long
 async def test_an_answer_that_is_committed_while_the_run_is_being_ended_is_its_answer(
     stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
@@ -370,6 +372,7 @@ async def test_an_answer_that_is_committed_while_the_run_is_being_ended_is_its_a
     )
 
 
+@pytest.mark.long
 async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
     stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,6 +419,7 @@ async def test_a_cancelled_further_round_is_a_cancelled_run(stub: ProviderStub, 
 # -- a driver that dies between rounds
 
 
+@pytest.mark.long
 async def test_a_driver_that_dies_in_a_further_round_is_replaced(stub: ProviderStub, tmp_path: Path) -> None:
     """Nothing of the first round is done again, and no round is planned twice."""
     script_plans(stub, FIRST)
@@ -437,6 +441,7 @@ async def test_a_driver_that_dies_in_a_further_round_is_replaced(stub: ProviderS
     assert kinds(journal).count(Kind.CALL_INTENDED) == kinds(journal).count(Kind.CALL_FINISHED)
 
 
+@pytest.mark.long
 async def test_a_driver_that_dies_as_a_round_ends_is_replaced(stub: ProviderStub, tmp_path: Path) -> None:
     """The first round is over and nobody has opened the next one yet."""
     script_plans(stub, FIRST)
@@ -459,6 +464,7 @@ async def test_a_driver_that_dies_as_a_round_ends_is_replaced(stub: ProviderStub
     assert journal[-1].body["step"] == 1
 
 
+@pytest.mark.long
 async def test_a_run_that_nobody_can_drive_on_ends_with_the_answer_that_there_is(
     stub: ProviderStub, tmp_path: Path
 ) -> None:

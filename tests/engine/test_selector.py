@@ -118,6 +118,7 @@ async def test_who_forbids_to_explore_gets_the_best_with_certainty(runtime: Runt
     assert len({decision["action"] for decision in choices}) == 1
 
 
+@pytest.mark.long
 async def test_the_propensities_are_those_of_the_dice(runtime: Runtime, client: httpx.AsyncClient) -> None:
     choices = [await decision(runtime, await ask(client, model="baton-ultra", pool={"deny": []})) for _ in range(30)]
     assert {decision["explore"] for decision in choices} == {1.0}
@@ -127,6 +128,7 @@ async def test_the_propensities_are_those_of_the_dice(runtime: Runtime, client: 
     )
 
 
+@pytest.mark.long
 async def test_ratings_move_the_choice_and_survive_a_restart(
     runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub, tmp_path: Path
 ) -> None:
@@ -167,6 +169,7 @@ async def test_a_selector_that_serves_another_tier_learns_from_the_runs_of_that(
     assert ratings == [0, 1]
 
 
+@pytest.mark.long
 async def test_what_a_tenant_rates_stays_with_it_over_restarts(
     runtime: Runtime, client: httpx.AsyncClient, tmp_path: Path
 ) -> None:
@@ -195,6 +198,7 @@ async def test_what_a_tenant_rates_stays_with_it_over_restarts(
         assert [anew[name] for name in names] == [before[name] for name in names]
 
 
+@pytest.mark.long
 async def test_all_tenants_learn_from_a_trusted_one_and_sources_and_keys_count_as_the_pool_file_says(
     runtime: Runtime, client: httpx.AsyncClient
 ) -> None:
@@ -210,6 +214,7 @@ async def test_all_tenants_learn_from_a_trusted_one_and_sources_and_keys_count_a
         assert ratings == min(n + 1, 1), "of each pair one counts, and of one key three ratings a day"
 
 
+@pytest.mark.long
 async def test_what_was_learned_fades_without_new_ratings(runtime: Runtime, client: httpx.AsyncClient) -> None:
     tier = runtime.pool.catalog().tiers["baton-mini"]
     for _ in range(6):
@@ -234,6 +239,7 @@ def later(runtime: Runtime, days: float) -> float:
     return runtime.context.now() + days * 86_400
 
 
+@pytest.mark.long
 async def test_processes_that_learn_at_once_come_to_the_same(runtime: Runtime, client: httpx.AsyncClient) -> None:
     tier = runtime.pool.catalog().tiers["baton-mini"]
     beliefs = [SelectorBeliefs() for _ in range(3)]
@@ -248,6 +254,7 @@ async def test_processes_that_learn_at_once_come_to_the_same(runtime: Runtime, c
     assert {learner.published.posterior.ratings for learner in ratings} == {6}, "each rating was learned once"
 
 
+@pytest.mark.long
 async def test_ratings_are_learned_once_and_signs_and_labels_never(runtime: Runtime, client: httpx.AsyncClient) -> None:
     tier = runtime.pool.catalog().tiers["baton-mini"]
     run = await ask(client)
@@ -319,6 +326,7 @@ async def decisions(runtime: Runtime, run: str) -> list[dict[str, Any]]:
     return [event.body["decision"] for event in journal if event.kind is Kind.PLAN_OPENED]
 
 
+@pytest.mark.long
 async def test_what_becomes_of_an_answer_is_a_decision_of_its_own(
     runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:

@@ -125,6 +125,7 @@ async def test_without_an_embedding_the_words_do_and_the_journal_says_why(
     assert outcome["seconds"] < 15, "no run waits longer than the selector's patience"
 
 
+@pytest.mark.long
 async def test_an_endpoint_that_keeps_failing_is_left_alone(
     runtime: Runtime, client: httpx.AsyncClient, served: Embeddings
 ) -> None:

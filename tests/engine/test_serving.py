@@ -131,6 +131,7 @@ async def test_a_request_that_the_subject_cannot_take_is_served_by_the_tiers_own
             assert (text, admitted["excluded"]) == (ANSWERS["gamma"], {"delta": "in the request's deny list"})
 
 
+@pytest.mark.long
 async def test_a_canary_serves_its_share_and_the_same_runs_everywhere(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         script_answers(stub)
@@ -193,6 +194,7 @@ async def test_what_the_pool_file_lacks_is_refused_and_serves_nothing(
             assert (text, "served_by" in admitted) == (ANSWERS["alpha"], False)
 
 
+@pytest.mark.long
 async def test_the_callers_see_their_model_and_the_journal_says_who_served(tmp_path: Path) -> None:
     """Over HTTP: replies, the run, a plan, its edit and its execution, a replay, and the list of models."""
     async with ProviderStub() as stub:
@@ -226,6 +228,7 @@ async def _await_end(client: httpx.AsyncClient, path: str, body: dict[str, Any])
 
 
 @pytest.mark.parametrize("kind", ["canary", "promoted"])
+@pytest.mark.long
 async def test_a_tier_that_degrades_runs_is_rolled_back_by_itself(tmp_path: Path, kind: ChangeKind) -> None:
     """It is left alone while it does well, and undone once, with the evidence, when it does not."""
     share = 0.8 if kind == "canary" else 0.0

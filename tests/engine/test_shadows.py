@@ -108,6 +108,7 @@ async def test_a_run_is_tried_a_second_time_once_it_has_ended(tmp_path: Path) ->
             assert await counts(runtime) == {"started": 1}
 
 
+@pytest.mark.long
 async def test_a_shadow_that_hangs_or_fails_changes_nothing_for_callers(tmp_path: Path) -> None:
     """Also while shadows hang in as many slots as they may have, callers are answered by their own worker."""
     async with ProviderStub() as stub:
@@ -130,6 +131,7 @@ async def test_a_shadow_that_hangs_or_fails_changes_nothing_for_callers(tmp_path
                 assert (await shadow_of(runtime, run)).state == "cancelled"
 
 
+@pytest.mark.long
 async def test_a_shadow_is_started_only_while_the_engine_is_quiet(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         script_answers(stub)
@@ -177,6 +179,7 @@ async def test_a_full_queue_drops_shadows_and_no_run(tmp_path: Path) -> None:
                 await shadow_of(runtime, run)
 
 
+@pytest.mark.long
 async def test_a_spent_budget_drops_shadows_and_no_run(tmp_path: Path) -> None:
     """20 micro-dollars do not pay for a call: the shadow that finds them ends, and once they are spent none begins."""
     async with ProviderStub() as stub:
@@ -272,6 +275,7 @@ async def test_a_request_with_tools_is_only_planned_a_second_time(tmp_path: Path
             assert (row.state, row.tier, admitted["preview"]) == ("succeeded", "baton-ultra", True)
 
 
+@pytest.mark.long
 async def test_a_version_conducts_the_shadow_and_no_live_run(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         script_answers(stub)
@@ -395,6 +399,7 @@ async def read_report(client: httpx.AsyncClient) -> dict[str, Any]:
     return body
 
 
+@pytest.mark.long
 async def test_the_report_compares_runs_with_their_shadows(tmp_path: Path) -> None:
     """Two of three answers agree, and graders have judged one pair: a user who asked twice counts once."""
     pool_end = "\n[tiers.baton-mini.promotion]\nmin_pairs = 2\nmax_cost_increase = 0.5\nmin_success_difference = -0.1\n"

@@ -52,6 +52,7 @@ async def run(runtime: Runtime, **changes: Any) -> Outcome:
         pytest.param(Fail(status=503, delay=0.02), True, id="503 out of calm"),
     ],
 )
+@pytest.mark.long
 async def test_a_storm_gets_little_more_than_one_attempt_a_call(
     stub: ProviderStub, runtime: Runtime, act: Fail, warm: bool
 ) -> None:
@@ -74,6 +75,7 @@ async def test_a_storm_gets_little_more_than_one_attempt_a_call(
     assert attempts == len(stub.requests) - runs
 
 
+@pytest.mark.long
 async def test_a_storm_ends_when_the_workers_are_back(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("*", Fail(status=429, retry_after=RETRY_DELAY))
     await asyncio.gather(*(run(runtime) for _ in range(20)))

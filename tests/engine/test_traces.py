@@ -223,6 +223,7 @@ async def test_a_turn_with_tool_results_continues_the_runs_trace(
         assert [f"{link.context.trace_id:032x}" for link in returned.links] == [TRACE_ID]
 
 
+@pytest.mark.long
 async def test_another_engine_goes_on_in_the_same_trace(stub: ProviderStub, tmp_path: Path) -> None:
     """The first engine is gone with its call; the second one takes the run with its sweep."""
     settings, spans = {"BATON_LEASE_SECONDS": "0.6"}, Spans()

@@ -130,6 +130,7 @@ async def compare(journal: Journal, candidate: Candidate) -> Evidence:
     return await compare_versions(store, CATALOG, OWN, candidate, NOW, PresentDefinitions(store, CATALOG))
 
 
+@pytest.mark.long
 async def test_a_canary_with_a_small_share_is_compared_by_all_of_its_runs() -> None:
     """Those of the other side are many more, and must not take its place."""
     history = history_of(changes_of(("loaded", "v1", 0.0), ("canary", "v1", 0.0)), "planner")

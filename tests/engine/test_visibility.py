@@ -163,6 +163,7 @@ async def runtime(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
         yield running, table
 
 
+@pytest.mark.long
 async def test_a_request_holds_what_its_access_list_grants_and_nothing_else(runtime: tuple[Runtime, Table]) -> None:
     running, table = runtime
     for _ in range(RUNS // AT_ONCE):
@@ -175,6 +176,7 @@ async def test_a_request_holds_what_its_access_list_grants_and_nothing_else(runt
 
 
 @pytest.mark.parametrize("leak", ["user", "steps", "both"])
+@pytest.mark.long
 async def test_an_ignored_access_list_would_be_noticed(
     runtime: tuple[Runtime, Table], monkeypatch: pytest.MonkeyPatch, leak: str
 ) -> None:

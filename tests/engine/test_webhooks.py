@@ -131,6 +131,7 @@ async def until_pending(runtime: Runtime, count: int) -> None:
     await until(pending)
 
 
+@pytest.mark.long
 async def test_the_end_of_a_background_response_is_told_once(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path
 ) -> None:
@@ -194,6 +195,7 @@ async def test_each_background_turn_is_told_under_its_own_ids(
     assert len(set(receiver.ids())) == 2
 
 
+@pytest.mark.long
 async def test_an_end_that_nobody_can_explain_is_told_too(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path
 ) -> None:
@@ -211,6 +213,7 @@ async def test_an_end_that_nobody_can_explain_is_told_too(
 
 
 @pytest.mark.parametrize("trouble", [500, 404, 429, "hang", "redirect"])
+@pytest.mark.long
 async def test_what_is_not_delivered_is_tried_again_under_the_same_id(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path, trouble: Any
 ) -> None:
@@ -226,6 +229,7 @@ async def test_what_is_not_delivered_is_tried_again_under_the_same_id(
     assert receiver.elsewhere == 0, "a redirect is not followed"
 
 
+@pytest.mark.long
 async def test_a_receiver_that_is_away_is_tried_again(stub: ProviderStub, receiver: Receiver, tmp_path: Path) -> None:
     nobody = {"BATON_WEBHOOK_URL": "http://127.0.0.1:1/hook"}
     async with run_house(stub, receiver, tmp_path, environ=nobody) as runtime:
@@ -284,6 +288,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
     return {"BATON_DATABASE_URL": request.getfixturevalue("migrated_postgres_url")}
 
 
+@pytest.mark.long
 async def test_a_process_that_dies_between_commit_and_delivery_loses_nothing(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path, database: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +307,7 @@ async def test_a_process_that_dies_between_commit_and_delivery_loses_nothing(
         await none_left(runtime)
 
 
+@pytest.mark.long
 async def test_a_process_that_dies_over_a_delivery_has_it_repeated_by_another(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path, database: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +327,7 @@ async def test_a_process_that_dies_over_a_delivery_has_it_repeated_by_another(
     assert len(set(receiver.ids())) == 1
 
 
+@pytest.mark.long
 async def test_of_two_processes_one_delivers(
     stub: ProviderStub,
     receiver: Receiver,
@@ -350,6 +357,7 @@ async def test_of_two_processes_one_delivers(
     assert [sum(column) for column in zip(*counted, strict=True)] == [len(receiver.came) - unstored, 0, 0]
 
 
+@pytest.mark.long
 async def test_a_slow_receiver_holds_up_nobody_else(
     stub: ProviderStub, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

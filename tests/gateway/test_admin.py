@@ -86,6 +86,7 @@ async def statuses(admin: AdminStandIn, *keys: str) -> list[int]:
     return codes
 
 
+@pytest.mark.long
 async def test_a_key_is_made_rotated_and_revoked_and_the_log_says_by_whom(admin: AdminStandIn) -> None:
     async with admin.client(await admin.add_key("boss")) as client:
         key = await call_admin(
@@ -110,6 +111,7 @@ async def test_a_key_is_made_rotated_and_revoked_and_the_log_says_by_whom(admin:
     assert not [secret for secret in (first, rotated["key"]) if secret.split("_", 2)[2] in str(logged)]
 
 
+@pytest.mark.long
 async def test_a_key_that_is_asked_for_again_is_made_once(admin: AdminStandIn) -> None:
     again = {"idempotency-key": "one"}
     async with admin.client(await admin.add_key("boss")) as client:
@@ -122,6 +124,7 @@ async def test_a_key_that_is_asked_for_again_is_made_once(admin: AdminStandIn) -
         assert len((await call_admin(client, "GET", "/keys"))["data"]) == 2
 
 
+@pytest.mark.long
 async def test_a_rotation_that_is_sent_again_ends_no_secret_in_use(admin: AdminStandIn) -> None:
     again = {"idempotency-key": "one"}
     async with admin.client(await admin.add_key("boss")) as client:
@@ -158,6 +161,7 @@ async def test_a_request_that_is_not_valid_names_its_field(admin: AdminStandIn) 
     assert "it must be a list, not a string" in reply.json()["error"]["message"]
 
 
+@pytest.mark.long
 async def test_nobody_gains_rights_by_making_or_rotating_keys(admin: AdminStandIn) -> None:
     await admin.add_key("boss")
     await admin.add_key("theirs", tenant="other")
@@ -186,6 +190,7 @@ async def test_nobody_gains_rights_by_making_or_rotating_keys(admin: AdminStandI
         assert [row["tenant"] for row in (await call_admin(client, "GET", "/keys"))["data"]] == ["acme"] * 3
 
 
+@pytest.mark.long
 async def test_a_key_that_is_made_has_no_higher_rates_than_its_maker(admin: AdminStandIn) -> None:
     key = await admin.add_key("slow", rpm=10, tpm=1000, concurrency=2)
     fitting: dict[str, Any] = {"name": "x", "rpm": 10, "tpm": 999, "concurrency": 1}
@@ -208,6 +213,7 @@ async def test_only_keys_with_no_more_rights_are_revoked(admin: AdminStandIn) ->
         assert (await call_admin(client, "POST", "/keys/leaked/revoke"))["in_force"] is False
 
 
+@pytest.mark.long
 async def test_a_tenant_is_created_disabled_and_enabled(admin: AdminStandIn) -> None:
     theirs = await admin.add_key("theirs", "caller", tenant="new")
     async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
@@ -230,6 +236,7 @@ async def test_a_tenant_is_created_disabled_and_enabled(admin: AdminStandIn) -> 
         assert await assert_refused(client, "GET", "/tenants/ops") == (404, "not_found")
 
 
+@pytest.mark.long
 async def test_lists_go_on_behind_what_was_seen(admin: AdminStandIn) -> None:
     key = await admin.add_key("boss")
     for number in range(4):
@@ -258,6 +265,7 @@ async def test_what_was_spent_is_the_callers_tenants(admin: AdminStandIn) -> Non
             assert await assert_refused(client, "GET", f"/spend?{window}") == (400, "invalid_value")
 
 
+@pytest.mark.long
 async def test_budgets_are_set_shown_and_removed(admin: AdminStandIn) -> None:
     budget_fields: dict[str, Any] = {
         "scope": "key",
@@ -297,6 +305,7 @@ async def test_budgets_are_set_shown_and_removed(admin: AdminStandIn) -> None:
         assert unknown == (404, "not_found"), "a budget of nobody would bound nothing"
 
 
+@pytest.mark.long
 async def test_the_key_of_a_budget_is_one_of_the_tenants_by_id_or_name(admin: AdminStandIn) -> None:
     """A budget of a key that does not exist would bound nothing."""
     key, row = mint(PEPPER, tenant="acme", name="shop", scopes=["runs:write"], now=0.0)
@@ -325,6 +334,7 @@ async def test_the_account_of_one_user_is_found_by_the_users_name(admin: AdminSt
             assert [window["held"] for window in account["windows"]] == reserved_usd
 
 
+@pytest.mark.long
 async def test_the_pool_and_its_rules_are_shown_and_a_file_is_compared(admin: AdminStandIn) -> None:
     async with admin.client(await admin.add_key("devel", "developer")) as client:
         workers = (await call_admin(client, "GET", "/workers"))["data"]
@@ -343,6 +353,7 @@ async def test_the_pool_and_its_rules_are_shown_and_a_file_is_compared(admin: Ad
         assert await assert_refused(client, "POST", "/policy/diff", json={"pool": "["}) == (400, "invalid_pool")
 
 
+@pytest.mark.long
 async def test_a_file_that_would_take_long_to_compare_is_refused(admin: AdminStandIn) -> None:
     labels = [f"label{place}" for place in range(16)]
     tiers = "".join([f'[tiers.t{place}]\npool = ["alpha"]\n' for place in range(100)])
@@ -353,6 +364,7 @@ async def test_a_file_that_would_take_long_to_compare_is_refused(admin: AdminSta
     assert "too many labels, tiers and workers" in reply.json()["error"]["message"]
 
 
+@pytest.mark.long
 async def test_a_file_whose_table_would_be_large_is_refused(admin: AdminStandIn) -> None:
     labels = [f"label{place}" for place in range(2_000)]
     tiers = "".join([f'[tiers.t{place}]\npool = ["alpha"]\n' for place in range(100)])
@@ -383,6 +395,7 @@ async def test_a_pool_file_is_tried_on_past_runs_of_the_tenant(admin: AdminStand
     ]
 
 
+@pytest.mark.long
 async def test_a_version_is_promoted_and_rolled_back_by_its_author(admin: AdminStandIn) -> None:
     await admin.store.change(Change("c1", 1.0, "ann", "alpha", "loaded", "v1"))
     async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
@@ -415,6 +428,7 @@ async def test_a_version_is_promoted_and_rolled_back_by_its_author(admin: AdminS
         assert (await call_admin(client, "GET", "/changes?target=alpha"))["data"] == []
 
 
+@pytest.mark.long
 async def test_a_subject_is_put_in_a_tiers_place_and_rolled_back_by_its_author(admin: AdminStandIn) -> None:
     async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
         promote = {"json": {"subject": "worker beta"}}
@@ -442,6 +456,7 @@ async def test_a_subject_is_put_in_a_tiers_place_and_rolled_back_by_its_author(a
         assert await assert_refused(client, "POST", "/tiers/baton-mini/rollback") == (403, "insufficient_scope")
 
 
+@pytest.mark.long
 async def test_two_gateways_follow_within_five_seconds(admin: AdminStandIn) -> None:
     """Each gateway has its own cache of keys; the changes are made through the admin API."""
     soon = admin.gateway.now() + 4.9
@@ -475,6 +490,7 @@ async def test_two_gateways_follow_within_five_seconds(admin: AdminStandIn) -> N
     assert await list_accepted_codes() == [["kept"]] * 2
 
 
+@pytest.mark.long
 async def test_the_api_describes_itself(admin: AdminStandIn) -> None:
     async with admin.client() as client:
         document = (await client.get("/openapi.json")).json()

@@ -131,6 +131,7 @@ async def test_a_plan_is_executed_once_it_is_approved_and_not_before(
     assert (await boss.get("/v1/approvals")).json()["data"] == []
 
 
+@pytest.mark.long
 async def test_a_decision_and_its_reason_are_explained_to_those_who_may_read_them(
     caller: httpx.AsyncClient, boss: httpx.AsyncClient
 ) -> None:
@@ -150,6 +151,7 @@ async def test_a_decision_and_its_reason_are_explained_to_those_who_may_read_the
     assert other == ("given" if "audit:read" in ROLES["operator"] else "not_shown")
 
 
+@pytest.mark.long
 async def test_texts_of_a_plan_are_shown_to_those_who_may_read_them_and_every_reading_is_logged(
     runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
 ) -> None:
@@ -173,6 +175,7 @@ async def test_texts_of_a_plan_are_shown_to_those_who_may_read_them_and_every_re
     assert (await caller.get(f"/v1/approvals/{run}")).json()["decision"]["reason"] == "Not on a Monday."
 
 
+@pytest.mark.long
 async def test_decided_plans_are_listed_page_by_page_and_without_content_if_none_is_wanted(
     runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
 ) -> None:
@@ -247,6 +250,7 @@ async def test_whoever_asked_does_not_approve(runtime: Runtime, stub: ProviderSt
     assert stub.requests == []
 
 
+@pytest.mark.long
 async def test_whoever_wrote_a_plan_does_not_approve_it_for_a_run_that_somebody_else_began(runtime: Runtime) -> None:
     """Nor whoever wrote an earlier revision of it; everybody else may."""
     roles = [deciding(runtime, *ROLES["owner"]) for _ in range(4)]
@@ -267,6 +271,7 @@ def decision(digest: str) -> dict[str, str]:
     return {"decision": "approve", "digest": digest}
 
 
+@pytest.mark.long
 async def test_double_altered_and_late_decisions_are_told_apart(
     stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
 ) -> None:
@@ -334,6 +339,7 @@ async def test_a_worker_of_unknown_price_is_called_only_under_an_approval_withou
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "replacements")
 
 
+@pytest.mark.long
 async def test_streams_end_with_the_state_and_go_on_behind_the_same_event(
     stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient
 ) -> None:
@@ -408,6 +414,7 @@ async def test_an_approval_is_void_for_a_worker_that_has_changed(
     assert [request.json["model"] for request in stub.requests] == ["gamma"]
 
 
+@pytest.mark.long
 async def test_an_approval_that_lowers_the_price_is_no_falsification(
     stub: ProviderStub, runtime: Runtime, caller: httpx.AsyncClient, boss: httpx.AsyncClient, tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ async def test_another_model_conducts(client: httpx.AsyncClient, stub: ProviderS
     assert len(stub.requests_for("planner")) == before
 
 
+@pytest.mark.long
 async def test_a_random_plan_is_drawn_anew_for_each_run_and_is_valid(client: httpx.AsyncClient) -> None:
     runs = await asyncio.gather(*(ask(client, "baton-ultra:random") for _ in range(6)))
     assert {run["state"] for run in runs} == {"succeeded"}
@@ -99,6 +100,7 @@ async def test_a_shape_that_does_not_fit_is_refused_instead_of_cut(client: httpx
     assert len((await ask(client, "baton-ultra:single:beta", **narrow))["steps"]) == 1
 
 
+@pytest.mark.long
 async def test_whoever_takes_a_run_over_goes_on_with_its_arm(stub: ProviderStub, tmp_path: Path) -> None:
     """The plan of a lost driver is made again by the arm's conductor, not by the tier's."""
     stub.script("gamma", Hang())

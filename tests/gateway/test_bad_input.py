@@ -302,6 +302,7 @@ async def test_bytes_that_are_no_request(gateway: GatewayStandIn, key: str, name
     assert gateway.runs.orders == []
 
 
+@pytest.mark.long
 async def test_others_get_turns_while_a_large_body_is_read(gateway: GatewayStandIn, key: str) -> None:
     turns = []
     for body in (b'{"user":5}', RAW["many mixed escapes"]):
@@ -470,6 +471,7 @@ async def test_a_body_that_is_not_compressed_as_it_says_is_a_400(gateway: Gatewa
         assert (error["code"], "gzip" in error["message"]) == ("invalid_encoding", True)
 
 
+@pytest.mark.long
 async def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
     """Of 16 MiB no more is unpacked than a body may have."""
     gateway = GatewayStandIn(bounds=Bounds(body=1 << 18))

@@ -43,6 +43,7 @@ def test_every_parameter_of_the_official_client_has_a_row() -> None:
     assert set(INPUT_TOKENS) == set(typing.get_type_hints(input_token_count_params.InputTokenCountParams))
 
 
+@pytest.mark.long
 async def test_a_conversation_goes_on_from_its_notes(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     """Twice, since notes are themselves compacted; and the worker of the notes sees everything, tools included."""
     stub.script("alpha", Reply(chunks=("Hello.",)), NOTES)
@@ -70,6 +71,7 @@ async def test_a_conversation_goes_on_from_its_notes(stub: ProviderStub, client:
     assert [item["content"][0]["text"] for item in again["output"][:-1]] == ["Hi.", "Go.", "And now?"]
 
 
+@pytest.mark.long
 async def test_a_compacted_conversation_is_found_by_its_user_so_that_it_is_erased_with_it(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:

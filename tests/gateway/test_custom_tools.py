@@ -131,6 +131,7 @@ async def test_results_of_somebody_elses_call_are_refused(stub: ProviderStub, cl
 WRITTEN = ('{"input": 5}', '{"text": "x"} ', "{}", '{"input": "\\ud800"}', '{"input": "x"}\n', '{"input": ""}')
 
 
+@pytest.mark.long
 async def test_what_a_worker_writes_is_told_the_same_on_both_ways(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:

@@ -19,6 +19,7 @@ CHAIN = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
 ASK: dict[str, Any] = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
 
 
+@pytest.mark.long
 def test_every_public_route_is_described(gateway: GatewayStandIn, document: dict[str, Any]) -> None:
     assert document["openapi"] == "3.1.0"
     described_routes = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
@@ -29,6 +30,7 @@ def test_every_public_route_is_described(gateway: GatewayStandIn, document: dict
     assert not [path for path in document["paths"] if "admin" in path]
 
 
+@pytest.mark.long
 async def test_the_root_names_the_api(gateway: GatewayStandIn) -> None:
     async with gateway.client() as client:
         reply = await client.get("/")
@@ -108,6 +110,7 @@ def test_each_limit_is_described_for_tiers_and_budgets(limit: Limit, document: d
     assert all((limit.name in budget) == (limit.budget is not None) for budget in budgets)
 
 
+@pytest.mark.long
 async def test_real_replies_are_as_described(
     stub: ProviderStub, client: httpx.AsyncClient, document: dict[str, Any]
 ) -> None:
@@ -210,6 +213,7 @@ async def test_the_events_of_real_streams_are_as_described(
 
 
 @pytest.mark.parametrize("path", TOOLS)
+@pytest.mark.long
 async def test_the_events_of_streamed_tool_calls_are_as_described(
     stub: ProviderStub, client: httpx.AsyncClient, document: dict[str, Any], path: str
 ) -> None:

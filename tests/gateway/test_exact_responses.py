@@ -122,6 +122,7 @@ async def test_replies_and_events_are_openais(
         assert text_of(rest) == text_of(missed)
 
 
+@pytest.mark.long
 async def test_the_phase_of_a_message_says_whether_calls_follow(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     """Known from the start where no tool is on offer, and else with the end of the message."""
     for reply, tools, phases in (

@@ -136,6 +136,7 @@ def find_invented(data: dict[str, Any], vocabulary: set[str]) -> list[str]:
     return numbers + [word for word in WORD.findall(left) if word not in vocabulary]
 
 
+@pytest.mark.long
 def test_the_words_of_many_runs_have_no_figure_and_no_name_that_is_not_in_the_data() -> None:
     vocabulary, covered = literals(), set()
     texts = {"why": "Because Ada is\x1b[31m good at 90 proofs.", "shape": 'Two of 3 "steps" check.'}
@@ -264,6 +265,7 @@ def test_a_plan_that_was_cut_short_is_told_apart_from_a_further_round_that_faile
     assert "could not be carried out to its end" not in failed
 
 
+@pytest.mark.long
 async def test_a_run_is_explained_by_the_figures_of_its_record_and_of_reports(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:

@@ -18,6 +18,7 @@ async def admin(tmp_path: Path) -> AsyncIterator[AdminStandIn]:
         yield opened
 
 
+@pytest.mark.long
 async def test_a_hold_is_placed_listed_and_released_by_an_owner_of_all_tenants(admin: AdminStandIn) -> None:
     await admin.add_key("mine")
     async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:

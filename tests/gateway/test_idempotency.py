@@ -73,6 +73,7 @@ async def test_a_reply_outlives_its_process(stub: ProviderStub, tmp_path: Path) 
     assert len(stub.requests) == 2
 
 
+@pytest.mark.long
 async def test_equal_requests_to_two_gateways_are_one_run(stub: ProviderStub, tmp_path: Path) -> None:
     """Two processes over one database, without a queue between them."""
     stub.always("alpha", Reply(first_delay=0.2))
@@ -220,6 +221,7 @@ async def test_a_run_is_heard_by_all_who_ask(stub: ProviderStub, runtime: Runtim
     assert len(stub.requests) == 1
 
 
+@pytest.mark.long
 async def test_keys_are_forgotten_after_their_time_and_not_before(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

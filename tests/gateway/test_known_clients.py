@@ -23,6 +23,7 @@ async def stub() -> AsyncIterator[ProviderStub]:
         yield running
 
 
+@pytest.mark.long
 async def test_what_works(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     """One service for all of them; the worker is asked once for each."""
     clients = {**WORK, **CODEX}

@@ -67,6 +67,7 @@ async def test_labels_stand_on_messages_and_parts_of_every_format(stub: Provider
     assert "phi" not in json.dumps([received.json for received in stub.requests])
 
 
+@pytest.mark.long
 async def test_openais_client_sends_labels(runtime: Runtime) -> None:
     marked: Any = {"role": "user", "content": "Hi", "baton": MARK}
     async with client_of(runtime) as client:

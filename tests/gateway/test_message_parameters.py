@@ -201,6 +201,7 @@ def test_the_end_user_is_kept_with_the_task() -> None:
     assert ours.build_task(request).user == "ann"
 
 
+@pytest.mark.long
 async def test_what_is_ignored_is_checked_noted_and_changes_nothing(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:

@@ -46,6 +46,7 @@ async def test_a_stream_ends_with_its_key_though_nothing_else_happens(
                 assert event.data
 
 
+@pytest.mark.long
 async def test_a_key_and_a_process_have_a_bounded_number_of_streams(
     runtime: Runtime, client: httpx.AsyncClient, paths: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

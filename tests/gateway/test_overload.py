@@ -68,6 +68,7 @@ async def test_a_full_gateway_still_answers_what_begins_no_run(busy: Busy) -> No
             assert (await client.get(path)).status_code == 200
 
 
+@pytest.mark.long
 async def test_bodies_that_arrive_together_are_bounded_together() -> None:
     gateway = GatewayStandIn(bounds=Bounds(body=500_000, all_bodies=1_000_000))
     key = gateway.add_key()

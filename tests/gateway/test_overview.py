@@ -44,6 +44,7 @@ async def wide_key(runtime: Runtime) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
+@pytest.mark.long
 async def test_the_figures_are_of_the_runs_that_the_key_may_see(runtime: Runtime) -> None:
     await finish(await runtime.runs.start(order(runtime, "baton-ultra")))  # another tenant's
     await runtime.gateway.store.set_budget(Budget("acme", "tenant", "", "day", 5_000_000))

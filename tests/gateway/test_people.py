@@ -74,6 +74,7 @@ def code_of(reply: httpx.Response) -> tuple[int, str]:
     return reply.status_code, reply.json()["error"]["code"]
 
 
+@pytest.mark.long
 async def test_a_person_logs_in_changes_something_and_logs_out(admin: AdminStandIn, people: People) -> None:
     async with admin.client(app=app_with(admin, people)) as browser:
         assert (await browser.get("/admin/v1/me")).status_code == 401
@@ -99,6 +100,7 @@ async def test_a_person_logs_in_changes_something_and_logs_out(admin: AdminStand
         assert (await browser.get("/admin/v1/me")).status_code == 401
 
 
+@pytest.mark.long
 async def test_the_console_knows_whoever_has_logged_in_until_they_sign_out(admin: AdminStandIn, people: People) -> None:
     app = app_with(admin, people)
     async with console_client(app, admin.gateway.now, is_admin=True, has_people=True) as browser:
@@ -126,6 +128,7 @@ async def test_the_console_knows_whoever_has_logged_in_until_they_sign_out(admin
         assert (await browser.get("/admin/v1/me")).status_code == 401
 
 
+@pytest.mark.long
 async def test_a_login_leads_to_the_console_only(admin: AdminStandIn, people: People) -> None:
     access = Access(admin.gateway, people)
     async with admin.client(app=app_with(admin, people)) as browser:
@@ -136,6 +139,7 @@ async def test_a_login_leads_to_the_console_only(admin: AdminStandIn, people: Pe
             assert login_state["next"] == "/console"
 
 
+@pytest.mark.long
 async def test_a_session_ends_with_its_time_its_rule_and_its_signature(admin: AdminStandIn, people: People) -> None:
     async with admin.client(app=app_with(admin, people)) as browser:
         await log_in(browser, "ann")
@@ -161,6 +165,7 @@ async def test_a_session_ends_with_its_time_its_rule_and_its_signature(admin: Ad
         assert (await browser.get("/v1/models", headers=session)).status_code == 401
 
 
+@pytest.mark.long
 async def test_a_login_is_bound_to_its_browser_and_its_code(admin: AdminStandIn, people: People) -> None:
     app = app_with(admin, people)
     async with admin.client(app=app) as browser, admin.client(app=app) as thief:
@@ -176,6 +181,7 @@ async def test_a_login_is_bound_to_its_browser_and_its_code(admin: AdminStandIn,
         assert (await browser.get("/admin/callback", params=denied)).status_code in (400, 403)
 
 
+@pytest.mark.long
 async def test_no_other_site_and_no_disabled_tenant_gets_in(admin: AdminStandIn, people: People) -> None:
     allowing = replace(admin.context.gateway, origins=frozenset({"https://else.example.com"}))
     app = create_admin(replace(admin.context, gateway=allowing, people=people))
@@ -189,6 +195,7 @@ async def test_no_other_site_and_no_disabled_tenant_gets_in(admin: AdminStandIn,
         assert (await browser.get("/admin/v1/me")).status_code == 401
 
 
+@pytest.mark.long
 async def test_who_has_no_rule_gets_nowhere(admin: AdminStandIn, people: People) -> None:
     """The provider has not verified ben's address."""
     async with admin.client(app=app_with(admin, people)) as browser:
@@ -196,6 +203,7 @@ async def test_who_has_no_rule_gets_nowhere(admin: AdminStandIn, people: People)
         assert (await browser.get("/admin/v1/me")).status_code == 401
 
 
+@pytest.mark.long
 async def test_a_browser_is_shown_a_refused_login_as_a_page(admin: AdminStandIn, people: People) -> None:
     app = app_with(admin, people)
     async with console_client(app, admin.gateway.now, is_admin=True, has_people=True) as browser:
@@ -210,6 +218,7 @@ async def test_a_browser_is_shown_a_refused_login_as_a_page(admin: AdminStandIn,
         assert (led.status_code, led.headers["location"]) == (303, "/console")
 
 
+@pytest.mark.long
 async def test_a_provider_that_is_away_is_a_503(admin: AdminStandIn, people: People) -> None:
     away = OpenIdProvider("http://127.0.0.1:9", "id", None, BACK, now=admin.gateway.now)
     async with admin.client(app=app_with(admin, replace(people, provider=away))) as browser:
@@ -337,6 +346,7 @@ async def test_the_secret_is_sent_as_the_provider_wants_it(methods: list[str] | 
     assert "code_verifier=verifier" in body
 
 
+@pytest.mark.long
 async def test_a_key_that_the_provider_has_given_up_is_not_believed_for_long() -> None:
     times, offered = [1_000.0], [KeySet([KEY])]
     provider = OpenIdProvider("https://id", "baton", "secret", BACK, now=lambda: times[0])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from app.core.message.chat import Task, mint_call_id
 from app.core.plan.digest import plan_digest
@@ -35,6 +36,7 @@ async def make_plan(client: httpx.AsyncClient, **more: Any) -> dict[str, Any]:
     return body
 
 
+@pytest.mark.long
 async def test_a_plan_is_made_and_nothing_of_it_is_executed(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     script_plans(stub, plan_text((0, "Think.", ["user"]), (1, "Answer.", ["user", 0])))
     body = (await client.post("/v1/plans", json=ASK)).json()
@@ -59,6 +61,7 @@ async def test_plans_are_listed_page_by_page(stub: ProviderStub, client: httpx.A
     assert (first["has_more"], second["has_more"], second["next"]) == (True, False, None)
 
 
+@pytest.mark.long
 async def test_what_runs_is_what_was_shown(stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime) -> None:
     script_answers(stub)
     plan_body = await make_plan(client)
@@ -93,6 +96,7 @@ async def test_an_executed_plan_streams_and_is_carried_out_once_for_a_key(
     assert len(stub.requests_for("beta")) == 1
 
 
+@pytest.mark.long
 async def test_an_edit_makes_a_revision_that_is_executed(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     script_answers(stub)
     plan_body = await make_plan(client)
@@ -115,6 +119,7 @@ async def test_an_edit_makes_a_revision_that_is_executed(stub: ProviderStub, cli
     assert [step["worker"] for step in body["baton"]["steps"]] == ["alpha", "beta"]
 
 
+@pytest.mark.long
 async def test_of_two_authors_who_have_seen_the_same_revision_one_is_refused(client: httpx.AsyncClient) -> None:
     plan_body = await make_plan(client)
     path, edit = f"/v1/plans/{plan_body['id']}", [{"op": "change", "step": 0, "subtask": "Think twice."}]
@@ -232,6 +237,7 @@ CHANGES: list[tuple[dict[str, str], str]] = [
 """Changes of the pool file: a worker leaves, a rule comes, a limit is lowered. And what is said of a plan then."""
 
 
+@pytest.mark.long
 async def test_what_has_changed_since_is_a_refusal_that_says_so(
     stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
@@ -281,6 +287,7 @@ async def test_the_plan_of_a_fixed_shape_runs_as_it_was_shown(stub: ProviderStub
     assert reply_body["baton"]["rounds"] == 1
 
 
+@pytest.mark.long
 async def test_the_published_three_lists_are_read_and_written(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     script_answers(stub)
     lists = {
@@ -329,6 +336,7 @@ async def test_a_plan_for_anthropics_format_is_answered_in_it(stub: ProviderStub
     assert stub.requests_for("beta")[-1].json["stop"] == ["."]
 
 
+@pytest.mark.long
 async def test_a_plan_for_a_response_is_answered_as_one(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     script_answers(stub)
     request_body = {
@@ -379,6 +387,7 @@ async def test_whoever_reads_a_plan_of_another_key_is_logged(client: httpx.Async
     ]
 
 
+@pytest.mark.long
 async def test_the_labels_of_an_edits_author_stay_on_what_is_executed(
     stub: ProviderStub, client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
@@ -400,6 +409,7 @@ async def test_the_labels_of_an_edits_author_stay_on_what_is_executed(
     assert (await client.get(f"/v1/runs/{first}")).json()["labels"] == []
 
 
+@pytest.mark.long
 async def test_the_tags_of_plans_are_no_tampering(client: httpx.AsyncClient, runtime: Runtime) -> None:
     plan_body = await make_plan(client)
     edit = [{"op": "change", "step": 0, "subtask": "Think twice."}]

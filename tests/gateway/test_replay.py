@@ -98,6 +98,7 @@ async def test_without_changes_the_same_workers_see_the_same_and_no_conductor_is
     assert [recipient["role"] for recipient in comparison["disclosures"]["only_first"]] == ["conductor"]
 
 
+@pytest.mark.long
 async def test_rounds_and_nested_workflows_are_repeated_as_they_were_accepted(
     client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
@@ -148,6 +149,7 @@ async def test_from_a_step_on_the_outputs_before_are_kept_and_the_journal_names_
     assert reply_body["output"] == ANSWERS[first["worker"]]
 
 
+@pytest.mark.long
 async def test_another_plan_a_single_worker_or_another_tier(client: httpx.AsyncClient, stub: ProviderStub) -> None:
     script_plans(stub, CHAIN)
     run = await answer_one_run(client)
@@ -198,6 +200,7 @@ async def test_recorded_tool_results_that_cannot_be_given_at_once_are_given_late
     assert (errors, len(stub.requests)) == ([], 2)
 
 
+@pytest.mark.long
 async def test_a_replay_whose_calls_were_not_recorded_is_looked_at_once_more_and_then_waits_for_its_caller(
     stub: ProviderStub, tmp_path: Path
 ) -> None:
@@ -216,6 +219,7 @@ async def test_a_replay_whose_calls_were_not_recorded_is_looked_at_once_more_and
         assert (await client.post(f"/v1/runs/{waiting}/cancel")).json()["state"] == "cancelled"
 
 
+@pytest.mark.long
 async def test_recorded_tool_results_are_given_again_for_equal_calls_only(
     client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
@@ -237,6 +241,7 @@ async def waits(client: httpx.AsyncClient, run: str) -> None:
         assert reply["end"] == {}
 
 
+@pytest.mark.long
 async def test_what_cannot_be_repeated_is_refused_with_its_reason(
     runtime: Runtime, client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
@@ -263,6 +268,7 @@ async def test_what_cannot_be_repeated_is_refused_with_its_reason(
     assert code(await replay(client, run)) == (409, "content_erased")
 
 
+@pytest.mark.long
 async def test_a_replay_needs_the_right_to_read_the_content(runtime: Runtime, client: httpx.AsyncClient) -> None:
     run = await answer_one_run(client, "baton-mini")
     for tenant, scopes, expected in (
@@ -373,6 +379,7 @@ async def test_labels_stay_on_what_is_kept_and_on_what_a_model_wrote(stub: Provi
         assert kept_step["labels"] == ["phi"]
 
 
+@pytest.mark.long
 async def test_an_engine_that_has_the_journal_alone_carries_a_replay_out(stub: ProviderStub, tmp_path: Path) -> None:
     """The recorded plans, both rounds of them, and the outputs that are kept are read from the replay's own content."""
     pool = pool_text(stub)

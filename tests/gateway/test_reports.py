@@ -29,6 +29,7 @@ async def got(client: httpx.AsyncClient, query: str, status: int = 200) -> httpx
     return reply
 
 
+@pytest.mark.long
 async def test_a_report_is_about_the_runs_of_the_keys_tenant(runtime: Runtime) -> None:
     await finish(await runtime.runs.start(order(runtime, "baton-ultra")))  # another tenant's
     async with client_of(runtime) as client:

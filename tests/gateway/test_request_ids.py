@@ -55,6 +55,7 @@ FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.long
 async def test_a_run_has_the_id_of_its_reply_and_is_found_by_it(client: httpx.AsyncClient) -> None:
     for prefix, (path, body) in FORMATS.items():
         reply = (await client.post(path, json=body)).json()

@@ -56,6 +56,7 @@ def test_what_has_no_other_half_is_refused(messages: tuple[Message, ...], code: 
     assert (refused.value.public_code, refused.value.param, says in refused.value.message) == (code, "input", True)
 
 
+@pytest.mark.long
 async def test_outputs_in_any_order(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     """A run goes on by an output behind the user's next words; words in its place are refused, not sent to a worker."""
     stub.script("alpha", calling("spawn", "{}"), Reply(chunks=("Done.",)))

@@ -259,6 +259,7 @@ async def post_response(client: httpx.AsyncClient, **more: Any) -> httpx.Respons
     return await client.post("/v1/responses", json=ASKED | more)
 
 
+@pytest.mark.long
 async def test_what_is_honoured_is_seen_at_the_worker_or_in_the_reply(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
@@ -286,6 +287,7 @@ async def test_previous_response_id_brings_its_conversation(stub: ProviderStub, 
     assert messages == [("user", "What is 2 + 2?"), ("assistant", "Four."), ("user", "Plus one?")]
 
 
+@pytest.mark.long
 async def test_reasoning_chooses_the_tiers_limits(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     reasoning = {"effort": "low", "summary": "auto", "context": "auto", "mode": "standard"}
     body = (await post_response(client, reasoning=reasoning)).json()
@@ -313,6 +315,7 @@ async def test_a_background_response_is_told_of_at_once(stub: ProviderStub, clie
     assert "event: response.completed" in over.text
 
 
+@pytest.mark.long
 async def test_what_is_ignored_is_checked_noted_and_changes_nothing(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
@@ -368,6 +371,7 @@ async def test_nothing_is_asked_by_zero_likeliest_tokens(stub: ProviderStub, cli
     assert ["logprobs" in request.json for request in stub.requests] == [False] * 3
 
 
+@pytest.mark.long
 async def test_what_is_refused_is_named(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     for name, value in REFUSED.items():
         reply = await post_response(client, **{name: value})

@@ -54,6 +54,7 @@ async def respond(client: httpx.AsyncClient, way: str = "whole", **more: Any) ->
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.long
 async def test_functions_of_a_namespace(stub: ProviderStub, client: httpx.AsyncClient, way: str) -> None:
     stub.script("alpha", calling("agents__spawn", "{}"), Reply(chunks=("Done.",)))
     first = await respond(client, way, tools=[AGENTS])

@@ -241,6 +241,7 @@ async def test_input_items_have_the_images_of_an_output(stub: ProviderStub, tmp_
     assert listed["output"] == [{"type": "input_text", "text": "Here:"}, image | {"file_id": None}]
 
 
+@pytest.mark.long
 async def test_a_background_response_is_there_at_once_and_done_later(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
@@ -289,6 +290,7 @@ async def test_a_background_response_can_be_heard_as_it_comes(stub: ProviderStub
     assert ("".join(deltas), len(deltas) > 1) == ("Four.", True)
 
 
+@pytest.mark.long
 async def test_openais_client_reads_a_stream_with_the_events_of_steps(client: httpx.AsyncClient) -> None:
     """It takes each blank line for an event once it has seen an id, and fails at one without data."""
     openai = AsyncOpenAI(base_url="http://baton/v1", api_key="none", http_client=client, max_retries=0)
@@ -307,6 +309,7 @@ def number_characters(stream_events: list[dict[str, Any]]) -> list[tuple[int, st
     return [(number - len(text) + place + 1, char) for number, text in deltas for place, char in enumerate(text)]
 
 
+@pytest.mark.long
 async def test_a_stream_goes_on_behind_any_character_of_a_calls_arguments(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
@@ -378,6 +381,7 @@ async def test_a_response_in_the_foreground_is_not_cancelled_by_its_id(
     await streamed
 
 
+@pytest.mark.long
 async def test_a_response_that_nobody_works_on_is_queued_and_can_be_cancelled(
     stub: ProviderStub, tmp_path: Path
 ) -> None:

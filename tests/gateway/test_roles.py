@@ -192,6 +192,7 @@ async def knock(client: httpx.AsyncClient, method: str, path: str) -> httpx.Resp
     return await client.request(method, url, json=ADMIN_BODIES.get(path, {}) if method == "POST" else None)
 
 
+@pytest.mark.long
 async def test_each_role_gets_what_the_matrix_says_of_the_admin_api(admin: AdminStandIn) -> None:
     """The keys are of all tenants, as the routes that change what tenants share demand."""
     admin_routes = {
@@ -209,6 +210,7 @@ async def test_each_role_gets_what_the_matrix_says_of_the_admin_api(admin: Admin
     assert wrong == []
 
 
+@pytest.mark.long
 async def test_an_owner_of_another_tenant_sees_and_changes_nothing(admin: AdminStandIn) -> None:
     async with admin.client(await admin.add_key("other", tenant="else")) as client:
         for (method, path), scopes in list_declared_scopes(admin.app.routes).items():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from app.core.pool.rates import RateLimits, RateReply, RateRequest
 from app.core.records import copy_with
@@ -46,6 +47,7 @@ async def together(clients: Sequence[httpx.AsyncClient], each: int, **more: Any)
     return await asyncio.gather(*[ask(client, **more) for client in clients for _ in range(each)])
 
 
+@pytest.mark.long
 async def test_both_gateways_together_let_a_keys_requests_through(tmp_path: Path, stub: ProviderStub) -> None:
     async with gateways(tmp_path, stub, rpm=5) as (_, clients):
         replies = await together(clients, 4)
@@ -61,6 +63,7 @@ async def test_both_gateways_together_let_a_keys_requests_through(tmp_path: Path
     assert refused[1].headers["x-ratelimit-remaining-requests"] == "0"
 
 
+@pytest.mark.long
 async def test_a_burst_at_both_gateways_uses_no_more_than_the_tokens_of_a_minute(
     tmp_path: Path, stub: ProviderStub
 ) -> None:
@@ -75,6 +78,7 @@ async def test_a_burst_at_both_gateways_uses_no_more_than_the_tokens_of_a_minute
     assert int(last.headers["x-ratelimit-remaining-tokens"]) == 700 - sum(used) - reserved
 
 
+@pytest.mark.long
 async def test_open_runs_of_a_gateway_that_is_gone_hold_their_places_until_the_journal_ends_them(
     tmp_path: Path, stub: ProviderStub
 ) -> None:
@@ -96,6 +100,7 @@ async def test_open_runs_of_a_gateway_that_is_gone_hold_their_places_until_the_j
         assert (await ask(clients[0])).status_code == 200
 
 
+@pytest.mark.long
 async def test_a_user_is_limited_by_either_of_the_names_that_requests_have_for_one(
     tmp_path: Path, stub: ProviderStub
 ) -> None:

@@ -112,6 +112,7 @@ async def test_what_was_erased_is_null(stub: ProviderStub, runtime: Runtime) -> 
     assert "look(erased) → erased" in await tree_of(runtime, run)
 
 
+@pytest.mark.long
 async def test_only_who_began_a_run_or_may_read_it_is_shown_the_ids_that_its_tool_calls_wait_under(
     stub: ProviderStub, runtime: Runtime
 ) -> None:

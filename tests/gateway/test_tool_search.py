@@ -282,6 +282,7 @@ REFUSED: list[tuple[Any, str, str]] = [
 ]
 
 
+@pytest.mark.long
 async def test_what_is_refused(client: httpx.AsyncClient) -> None:
     for more, param, says in REFUSED:
         reply = await client.post("/v1/responses", json=ASKED | more)

@@ -155,6 +155,7 @@ async def test_a_stream_broken_within_a_call_goes_on_with_the_whole_of_it(
     assert len(stub.requests) == 2
 
 
+@pytest.mark.long
 async def test_results_may_come_to_another_process(stub: ProviderStub, tmp_path: Path) -> None:
     """Two processes over one database, without a queue between them: there, back to the first one, which remembers the
     run as it let go of it, and to a third one when both are gone."""

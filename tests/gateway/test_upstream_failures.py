@@ -34,6 +34,7 @@ SHOWN = ("refused", "too-long", "rate-limit", "no-credit", "wrong-key")
 TOO_LONG = "This model's maximum context length is 4096 tokens."
 
 
+@pytest.mark.long
 async def test_a_caller_receives_what_it_can_act_upon(stub: ProviderStub, tmp_path: Path) -> None:
     async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
         for kind in KINDS:

@@ -63,6 +63,7 @@ async def test_a_run_is_drawn_with_what_its_workers_saw_and_what_was_withheld(
     assert {span["kind"] for span in spans} >= {"run", "queue", "planning", "step", "attempt", "first_word", "stream"}
 
 
+@pytest.mark.long
 async def test_every_view_shows_the_run_as_it_was_at_an_event(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     script_answers(stub)
     run = await execute(client, STEPS)
@@ -91,6 +92,7 @@ async def test_every_view_shows_the_run_as_it_was_at_an_event(stub: ProviderStub
         assert (await client.get(f"/v1/runs/{run}/state", params=wrong)).status_code == 400
 
 
+@pytest.mark.long
 async def test_first_words_are_shown_to_who_may_read_the_run_and_the_reading_is_logged(
     runtime: Runtime, stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:

@@ -15,7 +15,7 @@ from tests.cli.test_commands import HARD, KEY, apart, baton, environment
 from tests.harness.processes import Process
 from tests.harness.waiting import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.long, pytest.mark.integration]
 
 
 def play(folder: Path, environ: dict[str, str]) -> None:

@@ -24,6 +24,7 @@ def test_the_corpus_is_large_and_has_every_family_language_and_carrier() -> None
     assert reached == {(shape, wire) for shape in TOPOLOGIES for wire in (*INBOUND, *OUTBOUND)} - without
 
 
+@pytest.mark.long
 async def test_injections_cause_no_call_give_no_authority_and_move_no_canary(tmp_path: Path) -> None:
     chosen = sample_scenes(SAMPLE)
     assert {case.topology for case in chosen} == set(TOPOLOGIES)

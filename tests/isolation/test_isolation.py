@@ -15,6 +15,8 @@ from tests.isolation.operations import EVERY_REQUEST, ONE_PERSON, Report, play, 
 from tests.isolation.requests import REQUESTS
 from tests.stubs import ProviderStub
 
+pytestmark = pytest.mark.long
+
 OPERATIONS = 110
 SEED = 22
 POSTGRES = pytest.mark.integration

@@ -139,6 +139,7 @@ def baton(environ: dict[str, str], *arguments: str) -> str:
     return out.getvalue()
 
 
+@pytest.mark.long
 async def test_no_secret_shows_when_providers_quote_it_and_everything_fails(
     tmp_path: Path, logged: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +218,7 @@ BAD_SETTINGS = {
 }
 
 
+@pytest.mark.long
 async def test_no_fault_of_the_settings_or_the_pool_file_repeats_a_secret(tmp_path: Path) -> None:
     async with ProviderStub() as stub:
         text = pool_text(stub)

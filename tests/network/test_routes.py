@@ -151,6 +151,7 @@ async def test_proxies_of_the_environment_are_not_used(stub: ProviderStub, monke
         assert await answer(opened) == "Hello there."
 
 
+@pytest.mark.long
 async def test_the_pool_file_leads_a_run_through_the_proxy(authority: Authority, tmp_path: Path) -> None:
     certificate, key = authority.client()
     environ = {"FAR_KEY": KEYS["openai"], "FAR_PROXY": "baton:s3cret"}
@@ -165,6 +166,7 @@ async def test_the_pool_file_leads_a_run_through_the_proxy(authority: Authority,
         assert (len(stub.requests), len(proxy.requests), proxy.refused) == (1, 1, 0)
 
 
+@pytest.mark.long
 def test_files_that_have_gone_since_the_check_are_a_fault_of_the_configuration(authority: Authority) -> None:
     gone = str(authority.folder / "gone.pem")
     with pytest.raises(ConfigInvalid, match="ca cannot be read"):

@@ -58,6 +58,7 @@ async def test_a_read_that_fails_fails_for_all_who_waited_for_it_and_is_tried_ag
     assert await shared.get() == 2
 
 
+@pytest.mark.long
 async def test_a_caller_that_gives_up_leaves_the_read_to_the_next() -> None:
     reader = Reader()
     shared = SharedRead(reader.read, seconds=60.0)

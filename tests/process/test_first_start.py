@@ -55,6 +55,7 @@ def ask(caller: Caller, tier: str, question: str, streams: bool) -> tuple[str, d
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.long
 def test_every_rehearsal_question_is_answered_rightly(caller: Caller, tier: str, streams: bool) -> None:
     for question, answer in EASY:
         answer_text, reply = ask(caller, tier, question, streams)
@@ -85,6 +86,7 @@ def test_a_run_is_explained_on_the_command_line(
         assert f"sees: {run_words.sees(step['access'])}" in output.stdout
 
 
+@pytest.mark.long
 def test_the_first_key_is_shown_once_and_restarts_keep_it_and_the_runs(
     service: Process, environ: dict[str, str], key: str
 ) -> None:

@@ -15,6 +15,7 @@ from app.store.protocol import KeyRow
 from tests.harness.waiting import until
 
 
+@pytest.mark.long
 async def test_a_first_key_that_was_made_late_is_announced_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "STARTUP_PAUSE", 0.02)
     environ = {"BATON_DATA_DIR": str(tmp_path), "BATON_PORT": "0"}

@@ -75,6 +75,7 @@ def test_tenants_beyond_the_bound_are_counted_together() -> None:
     assert spent == {"a": 9, "b": 2, "c": None, "other": 20}
 
 
+@pytest.mark.long
 def test_metrics_and_the_admin_api_have_listeners_of_their_own(tmp_path: Path) -> None:
     port, admin_port = free_port(), free_port()
     settings = environment(tmp_path, BATON_METRICS_PORT=str(port), BATON_ADMIN_PORT=str(admin_port), **LOGINS)

@@ -32,6 +32,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
         yield running
 
 
+@pytest.mark.long
 async def test_spans_and_metrics_go_to_the_endpoint(collector: Collector, stub: ProviderStub, tmp_path: Path) -> None:
     async with running_service(tmp_path, pool_text(stub)) as runtime, client_of(runtime) as client:
         assert (await ask(client)).status_code == 200
@@ -73,6 +74,7 @@ def test_the_sampler_and_the_service_name_are_those_of_the_variables(
     assert names == ["always_on"]
 
 
+@pytest.mark.long
 async def test_a_collector_that_hangs_or_is_down_costs_a_caller_nothing(
     collector: Collector, stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.integration
 NEWER = "CREATE TABLE alembic_version AS SELECT '9999' AS version_num"
 
 
+@pytest.mark.long
 def test_each_role_says_that_the_schema_is_not_its_own(
     tmp_path: Path, postgres_url: str, redis_server_url: str
 ) -> None:

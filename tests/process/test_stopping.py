@@ -66,6 +66,7 @@ def test_it_is_not_ready_and_serves_until_it_is_told_again(service: Process) -> 
     assert service.stop() == 0
 
 
+@pytest.mark.long
 def test_every_reply_closes_its_connection_for_as_long_as_it_drains(service: Process) -> None:
     service.send_sigterm()
     wait_until(lambda: readiness(service)[0] == 503, what="it is not ready")

@@ -25,6 +25,8 @@ from tests.simulation.process import catalog
 from tests.simulation.report import Report
 from tests.simulation.world import World
 
+pytestmark = pytest.mark.long
+
 SEEDS, AT_ONCE = 20, 10
 
 

@@ -119,6 +119,7 @@ async def _proxy(port: int) -> AsyncIterator[tuple[int, asyncio.Event]]:
         await asyncio.gather(*serving, return_exceptions=True)
 
 
+@pytest.mark.long
 async def test_the_ticket_of_a_killed_dispatcher_comes_back(server: servers.Server, queue: RedisQueue) -> None:
     argv = (sys.executable, "-c", VICTIM, server.url, str(LEASE))
     victim = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)

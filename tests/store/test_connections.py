@@ -79,6 +79,7 @@ def no_collector() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.mark.long
 async def test_one_connection_is_enough_for_one_at_a_time(migrated_postgres_url: str) -> None:
     async with open_runner(migrated_postgres_url, 4) as runner:
         assert len({await runner.read(ask(runner, PID)) for _ in range(5)}) == 1
@@ -235,6 +236,7 @@ async def test_an_altered_table_is_one_error_and_no_more(migrated_postgres_url: 
         assert (await store.run("run")).model == (await store.runs(RunQuery()))[0].model
 
 
+@pytest.mark.long
 async def test_a_connection_keeps_a_bounded_number_of_statements(
     migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def run_of(name: str, tenant: str = "tenant") -> Entry:
     return replace(admission_entry(name, tenant=tenant), contents=((REF, BODY),))
 
 
+@pytest.mark.long
 async def test_contents_are_encrypted_in_the_database_and_read_as_they_were(url: str) -> None:
     async with open_store(url) as store:
         await store.append(run_of("plain"))
@@ -68,6 +69,7 @@ async def test_contents_are_encrypted_in_the_database_and_read_as_they_were(url:
             assert (await store.step_input(run)).contents == {REF: BODY}
 
 
+@pytest.mark.long
 async def test_a_conversation_is_shared_as_before(url: str) -> None:
     async with open_store(url, content_keys=[FIRST]) as store:
         runs = await converse(store, 3)
@@ -216,6 +218,7 @@ def kms(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("kms")
+@pytest.mark.long
 async def test_a_master_key_may_be_in_a_key_management_service(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/baton.db"
     async with open_store(url, content_keys=["aws-kms:alias/baton"]) as store:
@@ -227,6 +230,7 @@ async def test_a_master_key_may_be_in_a_key_management_service(tmp_path: Path) -
         assert await store.contents("ours", [REF]) == {REF: BODY}
 
 
+@pytest.mark.long
 async def test_a_key_management_service_that_is_away_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_KMS", "http://127.0.0.1:1")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

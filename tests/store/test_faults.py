@@ -176,6 +176,7 @@ def note(run: str) -> Entry:
     return Entry(run, 2.0, (Raw(Kind.CANCEL_ASKED, {}),), epoch=1)
 
 
+@pytest.mark.long
 async def test_a_database_that_is_down_is_said_so_quickly_and_used_again_when_it_is_back(
     proxy: Proxy, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def driven(run: str) -> Entry:
     return Entry(run, 2.0, (Raw(Kind.STEP_SKIPPED, {}),), epoch=1)
 
 
+@pytest.mark.long
 async def test_whoever_held_a_run_or_a_step_on_the_former_server_has_lost_it(
     migrated_postgres_url: str, move_to: Move
 ) -> None:
@@ -77,6 +78,7 @@ async def test_whoever_held_a_run_or_a_step_on_the_former_server_has_lost_it(
         assert (await beside.run("open")).epoch == 1 + generation.STEP, "it is done once, whoever connects"
 
 
+@pytest.mark.long
 async def test_a_takeover_leaves_a_claim_that_the_former_driver_has_made_on_the_new_server(
     migrated_postgres_url: str, move_to: Move
 ) -> None:

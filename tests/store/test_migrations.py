@@ -86,6 +86,7 @@ def index_conditions(conn: Connection) -> dict[str, bool]:
     return listed
 
 
+@pytest.mark.long
 def test_the_migrations_make_what_the_code_expects(database: str) -> None:
     migrate(database)
     assert ask(database, differences) == []
@@ -103,6 +104,7 @@ def _list_options(options: Mapping[str, object]) -> list[str]:
 
 
 @pytest.mark.integration
+@pytest.mark.long
 def test_pages_keep_room_for_renewals(migrated_postgres_url: str) -> None:
     room = "SELECT relname, reloptions FROM pg_class WHERE relkind = 'r' AND reloptions IS NOT NULL"
     storage_options = ask(
@@ -112,6 +114,7 @@ def test_pages_keep_room_for_renewals(migrated_postgres_url: str) -> None:
     assert storage_options == {name: _list_options(options) for name, options in expected.items() if options}
 
 
+@pytest.mark.long
 def test_every_version_goes_up_and_down(current: str) -> None:
     migrate(current, "base")
     assert ask(current, tables) == set()
@@ -211,11 +214,13 @@ def test_an_update_by_the_release_before_raises_the_revision(current: str) -> No
     assert ask(current, change_run) == [0, 1, 2, 7]
 
 
+@pytest.mark.long
 def test_migrating_twice_changes_nothing(current: str) -> None:
     migrate(current)
     assert ask(current, differences) == []
 
 
+@pytest.mark.long
 def test_several_processes_may_migrate_at_once(database: str, tmp_path: Path) -> None:
     environ = processes.environment(tmp_path, BATON_DATABASE_URL=database)
     with ThreadPoolExecutor() as threads:
@@ -224,6 +229,7 @@ def test_several_processes_may_migrate_at_once(database: str, tmp_path: Path) ->
     assert ask(database, differences) == []
 
 
+@pytest.mark.long
 async def test_several_threads_may_migrate_at_once(database: str) -> None:
     await asyncio.gather(*(asyncio.to_thread(migrate, database) for _ in range(4)))
 
@@ -261,6 +267,7 @@ def sharing_since(conn: Connection) -> float:
     return float(conn.exec_driver_sql("SELECT since FROM forms WHERE name = 'shared'").scalar_one())
 
 
+@pytest.mark.long
 def test_contents_are_stored_in_parts_once_no_process_of_the_release_before_can_be_left(current: str) -> None:
     """Such a process could not read them. It has a day to be replaced, and an empty database has never had one."""
     assert ask(current, sharing_since) == 0.0
@@ -271,6 +278,7 @@ def test_contents_are_stored_in_parts_once_no_process_of_the_release_before_can_
     assert abs(ask(current, sharing_since) - time.time() - 86_400) < 600
 
 
+@pytest.mark.long
 async def test_the_way_back_makes_contents_whole(current: str) -> None:
     async with open_store(current) as store:
         await converse(store, 3)

@@ -63,6 +63,7 @@ async def ticket(store: SqlStore, run: str = "run") -> dict[str, Any]:
     return row
 
 
+@pytest.mark.long
 async def test_each_commit_of_a_step_is_one_round_trip(stores: Sequence[SqlStore], round_trips: list[str]) -> None:
     gateway, dispatcher = stores
     await gateway.append(admission_entry("other"))
@@ -83,6 +84,7 @@ async def test_each_commit_of_a_step_is_one_round_trip(stores: Sequence[SqlStore
     assert len(round_trips) == 1
 
 
+@pytest.mark.long
 async def test_a_step_input_after_an_event_has_the_later_events_and_the_contents_that_they_name(
     stores: Sequence[SqlStore],
 ) -> None:

@@ -61,6 +61,7 @@ async def stores(bouncer_url: str) -> AsyncIterator[list[SqlStore]]:
 
 
 @pytest.mark.parametrize("pooling", ["transaction"], indirect=True)
+@pytest.mark.long
 def test_the_schema_is_made_through_it(postgres_url: str, pooling: str) -> None:
     with bouncer(postgres_url, pooling) as url:
         assert not status(url).is_current
@@ -68,6 +69,7 @@ def test_the_schema_is_made_through_it(postgres_url: str, pooling: str) -> None:
         assert status(url).is_current
 
 
+@pytest.mark.long
 async def test_what_is_done_for_callers_of_two_tenants_does_not_mix(stores: list[SqlStore]) -> None:
     """The role and the tenant of a transaction end with it, on whichever connection it was."""
     for n, run in enumerate(RUNS):
@@ -91,6 +93,7 @@ async def test_what_is_done_for_callers_of_two_tenants_does_not_mix(stores: list
     assert len(await stores[0].keys()) == 12
 
 
+@pytest.mark.long
 async def test_runs_are_written_and_read_from_two_processes(stores: list[SqlStore], migrated_postgres_url: str) -> None:
     first_store, second_store = stores
 
@@ -120,6 +123,7 @@ async def test_runs_are_written_and_read_from_two_processes(stores: list[SqlStor
         await conn.close()
 
 
+@pytest.mark.long
 async def test_leases_claims_and_fences_hold(stores: list[SqlStore]) -> None:
     first_store, second_store = stores
     for run in ("a", "b"):
@@ -145,6 +149,7 @@ async def test_leases_claims_and_fences_hold(stores: list[SqlStore]) -> None:
     assert (await second_store.journal("a")).salt == b""
 
 
+@pytest.mark.long
 async def test_the_archive_and_the_schema_are_read(stores: list[SqlStore], bouncer_url: str) -> None:
     await stores[0].append(admission_entry("run"))
     assert (await asyncio.to_thread(status, bouncer_url)).is_current
@@ -172,6 +177,7 @@ async def test_a_store_goes_on_after_its_connections_were_cut(
 
 
 @pytest.mark.parametrize("pooling", ["transaction"], indirect=True)
+@pytest.mark.long
 async def test_nothing_is_left_on_connections_that_others_use(stores: list[SqlStore]) -> None:
     """Neither settings nor prepared statements: PgBouncer cleans up after a session, but not after a transaction."""
     await asyncio.gather(*[stores[n % 2].append(admission_entry(run)) for n, run in enumerate(RUNS)])

@@ -246,6 +246,7 @@ async def owner_url(postgres_url: str) -> str:
     return own
 
 
+@pytest.mark.long
 async def test_the_owner_of_the_tables_reads_for_a_caller_under_the_same_policies(owner_url: str) -> None:
     """FORCE binds the owner, so that nothing depends on a role of readers. Everything else sees all rows by indexes."""
     state = await asyncio.to_thread(revisions.row_security, owner_url)
@@ -296,6 +297,7 @@ BY_INDEX = (
 """Statements of the kind that engines and sweepers send."""
 
 
+@pytest.mark.long
 async def test_a_role_of_readers_is_used_once_the_user_may_make_it(owner_url: str, postgres_url: str) -> None:
     server = make_url(owner_url)
     admin = await asyncpg.connect(postgres_url)
@@ -340,6 +342,7 @@ async def test_a_role_of_auditors_reads_the_views_and_no_text(store: SqlStore, m
     await store._write(lambda conn: conn.execute(text(f"DROP ROLE {role}")))
 
 
+@pytest.mark.long
 async def test_a_change_of_the_views_does_not_wait_for_a_long_reading_of_them(
     owner_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import pytest
 from sqlalchemy import Connection, create_engine
 
 from app.core.records import content_ref
@@ -21,6 +22,7 @@ from tests.conformance.entries import SALT, admission_entry
 BODY_BYTES = 2**20
 
 
+@pytest.mark.long
 async def test_the_log_is_copied_into_the_database_at_16_mib(
     tmp_path: Path, make_schema: Callable[[str], None]
 ) -> None:

@@ -122,6 +122,7 @@ async def _each_single_statement(store: SqlStore, run: str) -> None:
         await asyncio.gather(*[store.append(entry(name)) for name in pair])
 
 
+@pytest.mark.long
 async def test_rows_are_found_by_their_key_after_the_tables_have_grown(migrated_postgres_url: str) -> None:
     """Postgres keeps a statement's plan, and for a table of a few rows that would be to read all of it."""
     model = replace(admission_entry("model"), contents=(("ref", b"x"),))
