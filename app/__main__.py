@@ -15,7 +15,7 @@ from pkgutil import resolve_name
 from app.cli import streams
 from app.cli.arguments import Arguments
 from app.cli.commands import parse
-from app.errors import BatonError, ConfigInvalid
+from app.errors import BatonError, ConfigInvalid, EventMalformed
 
 UNWRITABLE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 """Errors of the operating system upon which nothing more can be written."""
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
     except BrokenPipeError:
         streams.discard_output()
         return 0
-    except (BatonError, OSError, ExceptionGroup) as error:
+    except (BatonError, EventMalformed, OSError, ExceptionGroup) as error:
         return _complain(error)
 
 
@@ -54,7 +54,7 @@ def _command(module: str, *, alone: bool) -> Callable[[Arguments, Mapping[str, s
         gc.enable()
 
 
-def _complain(error: BatonError | OSError | ExceptionGroup[Exception]) -> int:
+def _complain(error: BatonError | EventMalformed | OSError | ExceptionGroup[Exception]) -> int:
     """Say what went wrong; of a group its first expected error, and the group is raised if it has none."""
     cause: BaseException = error
     while isinstance(cause, BaseExceptionGroup):
@@ -65,6 +65,9 @@ def _complain(error: BatonError | OSError | ExceptionGroup[Exception]) -> int:
         return 2
     if isinstance(cause, BatonError):
         print(f"baton: {cause.message}", file=sys.stderr)
+        return 1
+    if isinstance(cause, EventMalformed):
+        print(f"baton: {cause}", file=sys.stderr)
         return 1
     if isinstance(cause, OSError) and cause.filename is not None:
         print(f"{cause.filename}: cannot be used: {cause.strerror}", file=sys.stderr)
@@ -79,7 +82,7 @@ def _complain(error: BatonError | OSError | ExceptionGroup[Exception]) -> int:
 def _first_expected(exceptions: Sequence[BaseException]) -> BaseException:
     """Return the first error that Baton raises itself; the first one if there is none."""
     for exception in exceptions:
-        if isinstance(exception, BatonError):
+        if isinstance(exception, (BatonError, EventMalformed)):
             return exception
     return exceptions[0]
 

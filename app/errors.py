@@ -14,6 +14,8 @@
     └ OursError        blame us, never 401   StoreUnavailable 503, as is RunUndecided · QueueUnavailable 503
                                              LeaseLost, ArchiveUnavailable (stay inside)
 
+    EventMalformed       blame the database    no request can mend it, and over HTTP it is a 500
+
 A class fixes the HTTP status, OpenAI's `type` and `code`, and whether the same request may be sent again. Its docstring
 is its default message: it names the cause and says what to do next. Messages reach callers, so no part of a caller's
 input, of a worker's prompt, of a provider's reply or of a key may ever be put into one.
@@ -454,3 +456,11 @@ class LeaseLost(OursError):
     """Another process owns this run or step now, so this process must stop writing to it."""
 
     code = "lease_lost"
+
+
+class EventMalformed(Exception):
+    """A stored event is not one of its kind: somebody altered it, or the database is damaged."""
+
+    def __init__(self, run: str, seq: int) -> None:
+        found = f"The event {seq} of the run {run} is malformed: it was altered, or the database is damaged."
+        super().__init__(f"{found} `baton audit check` says what else is wrong.")

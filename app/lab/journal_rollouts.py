@@ -19,7 +19,7 @@ from app.core.message.chat import Task, task_from_json
 from app.core.plan.workflow import Step, critical_path_seconds
 from app.core.pool.catalog import MILLION, Catalog
 from app.core.rating.feedback import Feedback
-from app.core.run.events import CallIntended, Event, Kind, PlanOpened, PlanStep, facts
+from app.core.run.events import CallIntended, Event, PlanOpened, PlanStep, facts
 from app.core.run.fold import fold
 from app.core.run.state import Proposal, RunState
 from app.core.run.visibility import labels_in_run
@@ -119,7 +119,7 @@ def _fold_record(record: Record) -> tuple[RunState, tuple[Event, ...]]:
     run = str(record.row["id"])
     events = []
     for stored in record.events:
-        events.append(Event(run, stored.seq, Kind(stored.kind), stored.at, orjson.loads(stored.body)))
+        events.append(Event.stored(run, stored.seq, stored.kind, stored.at, stored.body))
     if not events:
         raise SkippedRun("it has no journal")
     journal = tuple(events)

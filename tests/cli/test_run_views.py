@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from contextlib import redirect_stdout
+import sqlite3
+from contextlib import closing, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 
@@ -84,3 +85,20 @@ async def test_watching_a_view_prints_the_last_drawing_where_there_is_no_termina
 def test_a_short_span_still_has_a_mark() -> None:
     bar = run_views._bar([(0.0, 0.0001, "-", ""), (0.0001, 9.9, "=", "")], 10.0, 20)
     assert bar.plain == "-" + "=" * 19
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("change", ["body = '{}'", "body = 'no json'", "kind = 'plan.dreamt'"])
+async def test_an_altered_event_is_named_in_place_of_a_traceback(folder: Path, change: str) -> None:
+    with closing(sqlite3.connect(folder / "baton.db")) as database, database:
+        ((run, seq),) = database.execute("SELECT run, seq FROM events WHERE kind = 'plan.opened'")
+        database.execute(f"UPDATE events SET {change} WHERE kind = 'plan.opened'")
+    commands = ["runs show", "runs show --view graph", "runs explain", "runs watch"]
+    if change.startswith("body"):  # a report reads only events of the kinds that it counts
+        commands.append("report")
+    for command in commands:
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as said:
+            environ = environment(folder, BATON_DATA_DIR=str(folder))
+            assert await asyncio.to_thread(main, command.split(), environ) == 1, command
+        fault = f"The event {seq} of the run {run} is malformed: it was altered, or the database is damaged."
+        assert said.getvalue().splitlines()[-1] == f"baton: {fault} `baton audit check` says what else is wrong."

@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
-import orjson
 from rich.text import Text
 
 from app.cli import event_loop, storage, streams, terminal
@@ -13,7 +12,6 @@ from app.core.pool.catalog import Catalog
 from app.core.pool.policy_change import Widening, widenings
 from app.core.run import policy_trial
 from app.core.run.events import Event
-from app.core.run.kinds import Kind
 from app.core.run.policy_trial import RefusedRun
 from app.process.config import Settings, configure, read, read_catalog
 from app.store.archive import Record
@@ -110,7 +108,7 @@ async def _try_policy(settings: Settings, catalog: Catalog, since: float | None)
 
 def _events(record: Record) -> list[Event]:
     run = str(record.row["id"])
-    return [Event(run, event.seq, Kind(event.kind), event.at, orjson.loads(event.body)) for event in record.events]
+    return [Event.stored(run, event.seq, event.kind, event.at, event.body) for event in record.events]
 
 
 def _print_trial(runs: int, refused_runs: Sequence[RefusedRun], *, as_json: bool) -> int:

@@ -630,10 +630,7 @@ class ApprovalTerms:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "ApprovalTerms":
-        """Return the inverse of `to_json`; fields of newer releases are ignored. Raises TypeError for what is no JSON
-        object."""
-        if not isinstance(body, Mapping):
-            raise TypeError("terms of an approval that are no object")
+        """Return the inverse of `to_json`; fields of newer releases are ignored."""
         return cls(
             reasons=tuple(body.get("reasons", ())),
             above_usd=body.get("above_usd"),

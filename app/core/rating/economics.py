@@ -16,7 +16,7 @@ from app.core.message.chat import Usage, usage_from_json
 from app.core.pool.catalog import MILLION, Price
 from app.core.rating.feedback import Feedback, FeedbackKind, latest_scores, sign
 from app.core.records import record
-from app.core.run.events import Event, Json
+from app.core.run.events import Event, Json, read_facts
 from app.core.run.kinds import TERMINAL, Kind
 
 Success = Literal["feedback", "graders", "signals"]
@@ -579,8 +579,15 @@ class Report:
     def add(self, run: JournaledRun, prices: Prices | None) -> None:
         """Add a run, with the prices in its pool's snapshot; None where there is no such snapshot.
 
-        Raises `TooManyGroups`.
+        Raises `TooManyGroups`, and `EventMalformed`.
         """
+        try:
+            self._add(run, prices)
+        except (AttributeError, KeyError, TypeError):
+            read_facts(run.events)  # raises EventMalformed for the event that cannot be read
+            raise
+
+    def _add(self, run: JournaledRun, prices: Prices | None) -> None:
         account = _RunAccount(run.events)
         if account.shadow or account.replay:
             self._shadows += account.shadow

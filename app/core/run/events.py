@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, field, fields
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
+import orjson
+
 from app.core.message.chat import Usage, usage_from_json, usage_to_json
 from app.core.plan.workflow import Access, access_from_list
 from app.core.pool.breaker import Verdict
@@ -25,6 +27,7 @@ from app.core.run.identifiers import Trace
 from app.core.run.kinds import COPIES, Mode, OnDisconnect, OriginKind
 from app.core.run.kinds import TERMINAL as TERMINAL
 from app.core.run.kinds import Kind as Kind
+from app.errors import EventMalformed
 
 # -- a fact and its JSON, by the fields of its record
 
@@ -780,6 +783,9 @@ ENDS: Mapping[Kind, type[RunEnd]] = {event.kind: event for event in _ENDS}
 """The records of the terminal kinds."""
 
 
+_KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
+
+
 class Event:
     """A committed fact. `at` is in seconds since 1970; order is by `seq`, never by `at`.
 
@@ -804,11 +810,23 @@ class Event:
         """Return the event that a written fact has become."""
         return cls(run, seq, fact.kind, at, None, fact)
 
+    @classmethod
+    def stored(cls, run: str, seq: int, kind: str, at: float, body: str | bytes) -> "Event":
+        """Return an event as it is stored: `body` is its JSON. Raises EventMalformed for what is none, and for an
+        unknown kind."""
+        try:
+            return cls(run, seq, _KINDS[kind], at, orjson.loads(body))
+        except (KeyError, ValueError) as error:
+            raise EventMalformed(run, seq) from error
+
     @property
     def fact(self) -> Fact:
-        """Return the record. Raises KeyError or TypeError for a body that is not one of its kind."""
+        """Return the record. Raises EventMalformed for a body that is not one of its kind."""
         if self._fact is None:
-            self._fact = _READERS[self.kind](self.body)
+            try:
+                self._fact = _READERS[self.kind](self.body)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise EventMalformed(self.run, self.seq) from error
         return self._fact
 
     @property

@@ -24,7 +24,7 @@ from app.engine.commit.run_writer import ending, projection, run_ticket, ticket_
 from app.engine.context import EngineContext
 from app.engine.delivery.messages import outcome_label
 from app.engine.runs.driver import Driver, has_begun
-from app.errors import BatonError, NotFound, QueueUnavailable, StoreUnavailable
+from app.errors import BatonError, EventMalformed, NotFound, QueueUnavailable, StoreUnavailable
 from app.store.protocol import Entry, LapsedRuns, Projection, RunRow, Store
 
 RESTORED = "restored"
@@ -153,7 +153,7 @@ class Recovery:
         try:
             journal = await self._context.store.journal(row.id)
             state = fold(journal.events)
-        except (KeyError, TypeError, ValueError):
+        except (EventMalformed, KeyError, TypeError, ValueError):
             self._context.telemetry.count("baton_swept_total", "run")
             if not late:
                 raise

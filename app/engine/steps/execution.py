@@ -54,6 +54,7 @@ from app.engine.worker_health import WorkerChoice
 from app.errors import (
     BatonError,
     BudgetExhausted,
+    EventMalformed,
     LeaseLost,
     NotFound,
     QueueUnavailable,
@@ -193,7 +194,7 @@ class Execution:
             self._version = due.version
             try:
                 state = await self._read_state(None)
-            except (KeyError, TypeError, ValueError):
+            except (EventMalformed, KeyError, TypeError, ValueError):
                 if (await self._context.store.run(due.run)).ended_at is None:
                     raise
                 await self._finish_unread(due)

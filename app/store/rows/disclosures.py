@@ -308,7 +308,7 @@ def _events(conn: Connection, run: str) -> list[Event]:
     query = select(EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body).where(EVENTS.c.run == run)
     events = []
     for seq, kind, at, body in conn.execute(query.order_by(EVENTS.c.seq)):
-        events.append(Event(run, seq, Kind(kind), at, orjson.loads(body)))
+        events.append(Event.stored(run, seq, kind, at, body))
     return events
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-import orjson
 from sqlalchemy import Connection, func, select, update
 
 from app.core.rating.evidence import PolicyState, RatedRun
@@ -32,7 +31,7 @@ def find(
     kind_names = [kind.value for kind in kinds]
     query = select(EVENTS).where(EVENTS.c.run.in_(names), EVENTS.c.kind.in_(kind_names))
     for run, seq, kind, at, body in conn.execute(query.order_by(EVENTS.c.run, EVENTS.c.seq)):
-        events[run].append(Event(run, seq, Kind(kind), at, orjson.loads(body)))
+        events[run].append(Event.stored(run, seq, kind, at, body))
     ratings_by_run: dict[str, list[Feedback]] = {name: [] for name in names}
     for rating in feedback.of_all(conn, names):
         ratings_by_run[rating.run].append(rating)

@@ -3,13 +3,12 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-import orjson
 from sqlalchemy import Connection, bindparam, select
 
 from app.core.rating.economics import REPORTED_KINDS, JournaledRun
 from app.core.rating.feedback import Feedback
 from app.core.records import copy_with
-from app.core.run.events import Event, Kind
+from app.core.run.events import Event
 from app.store.protocol import ERASED_TAGS, METADATA_TAG, USER_TAG, RunQuery
 from app.store.rows import feedback
 from app.store.rows.runs import page
@@ -51,7 +50,7 @@ def _events(conn: Connection, names: Sequence[str]) -> Mapping[str, list[Event]]
     for run, seq, kind, at, body in conn.execute(
         select(*columns).where(*conditions).order_by(EVENTS.c.run, EVENTS.c.seq)
     ):
-        events_by_run[run].append(Event(run, seq, Kind(kind), at, orjson.loads(body)))
+        events_by_run[run].append(Event.stored(run, seq, kind, at, body))
     return events_by_run
 
 

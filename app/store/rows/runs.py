@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import orjson
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -72,7 +71,6 @@ GOOD = 0.5
 """The least mean score of a run that is rated good."""
 CLOCK = "extract(epoch FROM clock_timestamp())"
 MACHINE_CLOCK = "(julianday('now') - 2440587.5) * 86400.0"
-_KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
 _EPOCH, _ENDED_AT = CACHED_COLUMNS.index("epoch"), CACHED_COLUMNS.index("ended_at")
 _Columns = namedtuple("_Columns", list(RUNS.columns.keys()))  # type: ignore[misc]
 
@@ -114,7 +112,7 @@ def call_events(conn: Connection, name: str) -> tuple[Event, ...]:
     query = select(EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
     of_calls = query.where(EVENTS.c.run == name, EVENTS.c.kind.in_([Kind.CALL_INTENDED, Kind.CALL_FINISHED]))
     rows = conn.execute(of_calls.order_by(EVENTS.c.seq))
-    return tuple([Event(name, seq, _KINDS[kind], at, orjson.loads(body)) for seq, kind, at, body in rows])
+    return tuple([Event.stored(name, seq, kind, at, body) for seq, kind, at, body in rows])
 
 
 def step_input(statements: Statements, name: str, after: int, decrypt: Decrypt) -> Read:
@@ -138,7 +136,7 @@ def _journal(name: str, rows: Sequence[Row]) -> Journal:
     events = []
     for _, seq, kind, at, body in rows:
         if seq is not None:  # a run without such events has one row with the salt alone
-            events.append(Event(name, seq, _KINDS[kind], at, orjson.loads(body)))
+            events.append(Event.stored(name, seq, kind, at, body))
     return Journal(bytes(salt), tuple(events))
 
 
@@ -171,7 +169,7 @@ def _step_input(name: str, decrypt: Decrypt, rows: Sequence[Row]) -> tuple[StepI
     if not rows:
         raise NotFound
     *row, salt, driver, event_rows, tickets, contents = rows[0]
-    events = [Event(name, seq, _KINDS[kind], at, orjson.loads(body)) for seq, kind, at, body in event_rows]
+    events = [Event.stored(name, seq, kind, at, body) for seq, kind, at, body in event_rows]
     cached = _rows_to_cache((*row, salt), tickets)
     bodies = _decrypt_contents(name, contents, decrypt)
     return StepInput(bytes(salt or b""), tuple(events), bodies, row[_EPOCH], driver), cached
