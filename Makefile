@@ -25,9 +25,12 @@ help:  ## This list.
 # What was compiled is kept, for the many processes that tests start, and for the next time.
 run test test-long faults fuzz simulate lint: export PYTHONDONTWRITEBYTECODE =
 
-# Tests wait a lot, so there are four workers for each core, and 32 at most, because each has a Postgres of its own. With
-# six for each core the tests took longer, and those in which something must happen in time failed more often.
-JOBS ?= $(shell getconf _NPROCESSORS_ONLN | awk '{ print ($$1 < 8 ? 4 * $$1 : 32) }')
+# Tests wait a lot, so there are four workers for each core. On a busy machine there are more, so that they get their share
+# beside what runs already: three for each process beyond four, which make itself may have started. 32 are the most,
+# because each has a Postgres of its own.
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+RUNNING = $(shell cut -d" " -f4 /proc/loadavg 2> /dev/null | cut -d/ -f1)
+JOBS ?= $(shell echo "$(CORES) $(RUNNING)" | awk '{ wanted = 4 * $$1 + ($$2 > 4 ? 3 * ($$2 - 4) : 0); print (wanted < 32 ? wanted : 32) }')
 # What waits for processes and servers comes first, and what only computes fills the gaps at the end.
 FIRST := $(patsubst %,tests/%/,engine store cli process deploy stepqueue audit gateway)
 LONG := $(patsubst %,tests/%/,integration clients harness simulation bench lab)
