@@ -459,8 +459,9 @@ class LeaseLost(OursError):
 
 
 class EventMalformed(Exception):
-    """A stored event is not one of its kind: somebody altered it, or the database is damaged."""
+    """A stored event is not one of its kind: somebody altered it, the database is damaged, or its kind is newer."""
 
     def __init__(self, run: str, seq: int) -> None:
-        found = f"The event {seq} of the run {run} is malformed: it was altered, or the database is damaged."
+        causes = "it was altered, the database is damaged, or a newer release of Baton wrote it."
+        found = f"The event {seq} of the run {run} cannot be read: {causes}"
         super().__init__(f"{found} `baton audit check` says what else is wrong.")

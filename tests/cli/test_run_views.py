@@ -100,5 +100,4 @@ async def test_an_altered_event_is_named_in_place_of_a_traceback(folder: Path, c
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as said:
             environ = environment(folder, BATON_DATA_DIR=str(folder))
             assert await asyncio.to_thread(main, command.split(), environ) == 1, command
-        fault = f"The event {seq} of the run {run} is malformed: it was altered, or the database is damaged."
-        assert said.getvalue().splitlines()[-1] == f"baton: {fault} `baton audit check` says what else is wrong."
+        assert said.getvalue().splitlines()[-1].startswith(f"baton: The event {seq} of the run {run} cannot be read: ")
