@@ -17,8 +17,9 @@ from typing import Any
 
 from app.errors import ConfigInvalid
 from app.lab.lessons import Lesson
+from app.lab.offpolicy import effective_size
 from app.lab.plans import SLOTS, SUBTASKS, Plan, PlanStep, accesses, from_tokens, to_tokens
-from app.lab.rollouts import Rollout, effective_count, with_weights
+from app.lab.rollouts import Rollout, with_weights
 from app.lab.world import Pool, Weights, is_held_out, profiles
 from app.providers.rehearsal.task_families import Problem, is_reserved_for_evaluation, read
 
@@ -73,7 +74,7 @@ def examples_for(
     """Return the runs that the small conductor learns from, and report those left out. Raises `ConfigInvalid` if none
     is left."""
     examples, skipped = build_examples(rollouts, weights, beta)
-    effective = effective_count([run.weight for run in examples])
+    effective = effective_size([run.weight for run in examples])
     say(f"{len(examples)} of {len(rollouts)} rollouts are imitated, by their weights worth {effective:.0f} equal ones")
     for reason, count in skipped.most_common():
         say(f"left out: {count}, because {reason}")

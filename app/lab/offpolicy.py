@@ -192,7 +192,7 @@ class Log:
             if largest_weights[place] > CAP:
                 errors_of_capped_rows.append(estimated.errors[place])
 
-        ess = _effective_size(weights)
+        ess = effective_size(weights)
         covered = min(1.0, sum(weights) / n)
         reward_range = max(rewards) - min(rewards)
         doubt = (1 - covered) * _bias_bound(errors_of_capped_rows, reward_range)
@@ -300,8 +300,9 @@ def _cluster_numbers(rows: Sequence[LoggedOutcome]) -> list[int]:
     return numbers
 
 
-def _effective_size(weights: Sequence[float]) -> float:
-    """Return the effective number of rows: (sum of weights)^2 over the sum of their squares; 0 for no weight."""
+def effective_size(weights: Sequence[float]) -> float:
+    """Return the effective number of weighted rows, (sum of weights)^2 over the sum of their squares: as many equally
+    weighted ones have the same variance. It is 0 for no weight."""
     total = sum(weights)
     squares = _dot(weights, weights)
     if not squares:
@@ -312,7 +313,7 @@ def _effective_size(weights: Sequence[float]) -> float:
 def _count_rows_needed(weights: Sequence[float], gains: Sequence[float], clusters: Sequence[int]) -> int | None:
     """Return about how many rows like these give a verdict: enough effective ones, and an interval that is shorter than
     the advantage. None if no number does, as where the capped weights stand for too little of the other policy."""
-    rows, ess = len(weights), _effective_size(weights)
+    rows, ess = len(weights), effective_size(weights)
     covered, error = _mean_and_error(weights)
     if not ess or covered + 2 * error < LEAST_COVERED:
         return None

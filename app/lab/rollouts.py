@@ -199,14 +199,6 @@ def with_weights(rollouts: Iterable[Rollout], weights: Weights, beta: float, cap
     return [(rollout, weight * scale) for rollout, weight in zip(rated, raw, strict=True)]
 
 
-def effective_count(weights: Sequence[float]) -> float:
-    """Return the effective number of weighted examples: as many equally weighted ones have the same variance."""
-    squares = sum([weight**2 for weight in weights])
-    if not squares:
-        return 0.0
-    return sum(weights) ** 2 / squares
-
-
 def _reward_of(rollout: Rollout, weights: Weights) -> float | None:
     if rollout.verdict is None:
         return None

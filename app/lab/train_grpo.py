@@ -27,9 +27,10 @@ from app.core.pool.catalog import Worker
 from app.errors import ConfigInvalid
 from app.lab import chat_export, manifest, reward, training_record, world
 from app.lab.manifest import Manifest
+from app.lab.offpolicy import effective_size
 from app.lab.plan_execution import Place, PlanCache
 from app.lab.plan_rewards import Scorer
-from app.lab.rollouts import SCHEMA, Example, effective_count
+from app.lab.rollouts import SCHEMA, Example
 from app.lab.train_chat import PLAIN, ChatModel, imitate, load_model, model_folder, save
 from app.lab.training_options import Recipe
 from app.lab.training_questions import Question
@@ -294,7 +295,7 @@ def _card(order: Order, folder: Path, scorer: Scorer | None) -> dict[str, Any]:
 def _imitation_figures(order: Order) -> dict[str, Any]:
     return {
         "examples": len(order.examples),
-        "effective": round(effective_count([example.weight for example in order.examples]), 1),
+        "effective": round(effective_size([example.weight for example in order.examples]), 1),
         "held_out": len(order.held_out),
         "loss": training_record.column(order.out / "imitation.csv", "held_out"),
     }

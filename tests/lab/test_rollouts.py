@@ -19,10 +19,10 @@ from app.core.rating.feedback import Feedback, identify
 from app.core.run.events import Kind
 from app.errors import ConfigInvalid
 from app.lab.journal_rollouts import RolloutFilter, score_of
+from app.lab.offpolicy import effective_size
 from app.lab.rollouts import (
     Rollout,
     advantage_weighted,
-    effective_count,
     from_lines,
     right_examples,
     split,
@@ -206,7 +206,7 @@ def test_weights_grow_with_the_advantage_and_are_capped() -> None:
     assert max(tight) / sorted(tight)[-2] == pytest.approx(1.0)
     steep = [example.weight for example in advantage_weighted(rollouts, free, 1e-6, 5.0)]
     assert max(steep) == pytest.approx(tight[0], rel=0.2), "no weight is too large for a float"
-    assert 1 <= effective_count([example.weight for example in examples]) < 4
+    assert 1 <= effective_size([example.weight for example in examples]) < 4
     assert [example.weight for example in right_examples(rollouts)] == [1.0] * 3
     assert advantage_weighted([make_rollout("c", None)], free, 0.3, 20.0) == []
 
