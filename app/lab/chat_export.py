@@ -16,9 +16,8 @@ from typing import Any, NamedTuple, Protocol
 from app.conductor.prompt import SUBTASK_CHARS, TEMPLATE, TOOLS
 from app.conductor.protocol import Brief
 from app.core.message.chat import Message, Task, Text
-from app.core.plan.proposals import PlanReader, by_ordinal
+from app.core.plan.proposals import read_plan_text
 from app.core.pool.catalog import Limits
-from app.errors import PlanRejected
 from app.lab import manifest, reward, training_record
 from app.lab.manifest import DEFAULTS, MANIFEST, OF_BASE, GoldenPrompt, Manifest
 from app.lab.rollouts import Rollout, Turns, conductor_prompt
@@ -159,14 +158,13 @@ def _with_answer(golden: GoldenPrompt, pupil: Pupil, most: int) -> GoldenPrompt:
 
 def _is_decodable(text: str, golden: GoldenPrompt) -> bool:
     """Return True if a server that decodes under the schema can write exactly this."""
-    reader = PlanReader(by_ordinal(list(map(str, range(golden.workers)))), golden.steps)
-    try:
-        steps = (*reader.feed(text), *reader.finish())
-        tight = json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":"))
-    except (PlanRejected, ValueError):
+    steps = read_plan_text(text, list(map(str, range(golden.workers))), golden.steps)
+    if steps is None or max([len(step.subtask) for step in steps]) > SUBTASK_CHARS:
         return False
-    longest = max([len(step.subtask) for step in steps], default=0)
-    return tight == text and longest <= SUBTASK_CHARS
+    try:
+        return json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":")) == text
+    except ValueError:
+        return False
 
 
 def next_steps(folder: Path, base: Base, card: Manifest) -> list[str]:

@@ -17,9 +17,9 @@ from typing import Any, Self
 
 import httpx
 
-from app.core.plan.proposals import PlanReader, by_ordinal
+from app.core.plan.proposals import read_plan_text
 from app.core.plan.workflow import Step, critical_path_seconds
-from app.errors import ConfigInvalid, PlanRejected
+from app.errors import ConfigInvalid
 from app.lab.grading import Grader, UnitTests
 from app.lab.reward import Verdict
 from app.lab.rollouts import RIGHT
@@ -140,7 +140,7 @@ class Executor:
 
     async def execute(self, question: Question, text: str) -> PlanResult:
         """Carry out what a conductor has written. `ConfigInvalid` if this Baton can carry out no such plan."""
-        steps = read(text, question)
+        steps = read_plan_text(text, question.names, question.limits.steps)
         if steps is None:
             return PlanResult("malformed")
         if self._cache is None:
@@ -176,15 +176,6 @@ class Executor:
             "messages": [dict(turn) for turn in question.rule.conversation],
             "baton": {"plan": {"steps": plan}, "pool": {"allow": question.names}},
         }
-
-
-def read(text: str, question: Question) -> tuple[Step, ...] | None:
-    """Return the plan in a conductor's text, by the reader that the service uses; None if there is none."""
-    reader = PlanReader(by_ordinal(question.names), question.limits.steps)
-    try:
-        return (*reader.feed(text), *reader.finish()) or None
-    except PlanRejected:
-        return None
 
 
 def _tells_answer(steps: tuple[Step, ...], grader: Grader) -> bool:

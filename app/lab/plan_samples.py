@@ -3,8 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from app.core.plan.proposals import PlanReader, by_ordinal
-from app.errors import PlanRejected
+from app.core.plan.proposals import read_plan_text
 from app.lab import prompt
 from app.lab.lessons import Lesson
 from app.lab.plan_grammar import Form
@@ -33,10 +32,8 @@ def is_valid(form: Form, lesson: Lesson, plan: Plan) -> bool:
     """Return True if the service reads the plan's text as a plan of so many steps by the same workers."""
     names = [lesson.pool[place].name for place in lesson.order]
     text = form.text(form.encode(prompt.over_ordinals(plan, lesson.order)))
-    reader = PlanReader(by_ordinal(names), STEPS)
-    try:
-        steps = (*reader.feed(text), *reader.finish())
-    except PlanRejected:
+    steps = read_plan_text(text, names, STEPS)
+    if steps is None:
         return False
     return [step.worker for step in steps] == [lesson.pool[step.worker].name for step in plan]
 

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from app.core.plan import proposals
+from app.core.plan.proposals import read_plan_text
 from app.lab import prompt, search, subtask_wording, teacher
 from app.lab.baselines import best_named_plans
 from app.lab.lessons import draw_lesson, draw_sensible_plan
@@ -129,9 +129,9 @@ def test_a_plan_in_words_is_read_by_the_service_as_it_was_meant() -> None:
         assert WORDS.decode(tokens) == plan
         assert len(tokens) <= WORDS.longest
         names = [worker.name for worker in lesson.pool]
-        reader = proposals.PlanReader(proposals.by_ordinal(names), 4)
-        steps = (*reader.feed(WORDS.text(tokens)), *reader.finish())
+        steps = read_plan_text(WORDS.text(tokens), names, 4)
         intended = [replace(step, subtask=f"Please {step.subtask}.") for step in to_workflow(plan, names).steps]
+        assert steps is not None
         assert list(steps) == intended
         assert [subtask_wording.role_of(step.subtask) for step in steps] == [step.role for step in plan]
         assert is_valid(WORDS, lesson, prompt.over_places(plan, lesson.order))

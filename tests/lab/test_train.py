@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from app.cli.commands import parse  # noqa: E402
-from app.core.plan import proposals  # noqa: E402
+from app.core.plan.proposals import read_plan_text  # noqa: E402
 from app.errors import ConfigInvalid  # noqa: E402
 from app.lab import manifest, train, train_rounds  # noqa: E402
 from app.lab.baselines import FIXED, OPTIMUM, UNWORDED  # noqa: E402
@@ -224,8 +224,8 @@ def test_plans_in_words_are_trained_examined_and_left_to_be_served_by_the_same_c
     assert round_two.value.faults[0].startswith("--rounds 2: ")
     card, golden = manifest.read(tmp_path / "served")
     assert card.prompt == "worded"
-    reader = proposals.PlanReader(proposals.by_ordinal([str(n) for n in range(golden[0].workers)]), golden[0].steps)
-    steps = (*reader.feed(golden[0].plan or ""), *reader.finish())
+    steps = read_plan_text(golden[0].plan or "", [str(n) for n in range(golden[0].workers)], golden[0].steps)
+    assert steps
     assert all(step.subtask.startswith("Please ") for step in steps)
 
 

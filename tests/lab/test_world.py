@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from app.core.plan import proposals
+from app.core.plan.proposals import read_plan_text
 from app.lab import search, workers
 from app.lab.outcome import bill, outcome, right
 from app.lab.plans import (
@@ -261,9 +261,7 @@ def test_whatever_the_grammar_lets_through_the_plan_parser_takes() -> None:
         tokens = to_tokens(plan)
         assert len(tokens) <= LONGEST
         assert from_tokens(tokens) == plan
-        reader = proposals.PlanReader(proposals.by_ordinal(names), STEPS)
-        steps = reader.feed(to_text(tokens)) + reader.finish()
-        assert tuple(steps) == to_workflow(plan, names).steps
+        assert read_plan_text(to_text(tokens), names, STEPS) == to_workflow(plan, names).steps
 
 
 def test_what_is_no_plan_is_refused() -> None:

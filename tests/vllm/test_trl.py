@@ -19,8 +19,7 @@ import httpx
 import pytest
 
 from app.__main__ import main
-from app.core.plan.proposals import PlanReader, by_ordinal
-from app.errors import PlanRejected
+from app.core.plan.proposals import read_plan_text
 from app.lab import chat_export, manifest, world_file
 from app.lab.rollouts import Rollout, from_lines
 from app.lab.training_questions import Rule, draw_rules
@@ -206,11 +205,7 @@ def _proposes(server: VllmServer, name: str, rollout: Rollout) -> bool:
         "max_tokens": 64,
     }
     reply = httpx.post(f"{server.base_url}/chat/completions", json=request_body, timeout=60, trust_env=False)
-    reader = PlanReader(by_ordinal(rollout.workers), 4)
-    try:
-        return bool([*reader.feed(reply.json()["choices"][0]["message"]["content"]), *reader.finish()])
-    except PlanRejected:
-        return False
+    return read_plan_text(reply.json()["choices"][0]["message"]["content"], rollout.workers, 4) is not None
 
 
 def _conducts(caller: Caller) -> None:

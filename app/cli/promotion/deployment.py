@@ -21,7 +21,7 @@ from app.core.plan import proposals
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Tier
 from app.engine.conductors.versions import refuse_or_warn
-from app.errors import ConfigInvalid, PlanRejected
+from app.errors import ConfigInvalid
 from app.lab import manifest
 from app.lab.manifest import GoldenPrompt, Manifest
 from app.process.config import Configuration, Settings, trusted_signers
@@ -168,11 +168,7 @@ def _plan_of(server: Management, model: str, prompt: GoldenPrompt, style: Style)
 
 def read(text: str, prompt: GoldenPrompt) -> tuple[Step, ...] | None:
     """Return the plan of a text, or None if it is not a valid plan."""
-    reader = proposals.PlanReader(proposals.by_ordinal([str(n) for n in range(prompt.workers)]), prompt.steps)
-    try:
-        return (*reader.feed(text), *reader.finish())
-    except PlanRejected:
-        return None
+    return proposals.read_plan_text(text, [str(n) for n in range(prompt.workers)], prompt.steps)
 
 
 def check_signature(folder: Path, card: Manifest, settings: Settings) -> None:

@@ -18,7 +18,6 @@ from app.core.plan import proposals
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Catalog
 from app.core.pool.snapshot import restore_catalog
-from app.errors import PlanRejected
 from app.providers.protocol import Request
 from app.providers.vllm import Management
 from app.store.journal_file import Source
@@ -84,7 +83,7 @@ def _case(run: AuditedRun, call: Call, proposal: Proposal, catalogs: Mapping[str
     text = ""
     if call.outcome is not None:
         text = text_of(run, call.outcome.body["output"])
-    return Case(request, names, limit, _plan(text, names, limit) or ())
+    return Case(request, names, limit, proposals.read_plan_text(text, names, limit) or ())
 
 
 def compare(server: Management, version: str, case: Case, comparison: PlanComparison) -> None:
@@ -95,7 +94,7 @@ def compare(server: Management, version: str, case: Case, comparison: PlanCompar
         schema = case.request.form.schema
     messages = [{"role": message.role, "content": message.text} for message in case.request.messages]
     text = server.plan(version, messages, schema or {}, case.request.sampling.max_tokens or 0)
-    plan = _plan(text, case.names, case.steps)
+    plan = proposals.read_plan_text(text, case.names, case.steps)
     comparison.steps_live += len(case.live)
     if plan is None:
         return
@@ -103,14 +102,6 @@ def compare(server: Management, version: str, case: Case, comparison: PlanCompar
     comparison.same += plan == case.live
     comparison.steps += len(plan)
     comparison.first_workers[plan[0].worker] += 1
-
-
-def _plan(text: str, names: tuple[str, ...], limit: int) -> tuple[Step, ...] | None:
-    reader = proposals.PlanReader(proposals.by_ordinal(names), limit)
-    try:
-        return (*reader.feed(text), *reader.finish())
-    except PlanRejected:
-        return None
 
 
 def summary(note: str) -> str:

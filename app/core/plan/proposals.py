@@ -396,6 +396,15 @@ class PlanReader:
         self._waiting = step
 
 
+def read_plan_text(text: str, names: Sequence[str], max_steps: int) -> tuple[Step, ...] | None:
+    """Return the plan in the whole text of a conductor, over workers of these names; None if it is no valid plan."""
+    reader = PlanReader(by_ordinal(names), max_steps)
+    try:
+        return (*reader.feed(text), *reader.finish())
+    except PlanRejected:
+        return None
+
+
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object as it was written. Raises `PlanRejected` for a repeated key: which of its values was meant is
     not ours to choose."""
