@@ -6,7 +6,8 @@ reward teaches their form: a grammar in the rollout alone would make the importa
 under the schema.
 
 Every so many steps the conductor is judged by questions that it does not learn from. Training ends when it no longer
-gets better there, and the weights that were best there are kept.
+gets better there, and the weights that were best there are kept. Their reward there is too high, since they were chosen
+by it: at the end they are judged once more, by questions that chose nothing.
 
 In the folder: `adapter` or `model`, `checkpoints` (to go on from), `curve.csv`, `curve.png`, the same for `imitation`,
 and `card.json`. `adapter` or `model` has a manifest and golden prompts: `baton conductor deploy` takes it as it is.
@@ -52,6 +53,8 @@ class Order:
     questions: Sequence[Question] = ()
     asked: Sequence[Question] = ()
     """Held-out questions. The weights that are kept are those with the best reward on them."""
+    fresh: Sequence[Question] = ()
+    """Further held-out questions, by which nothing is chosen: the weights that are kept are judged by them."""
     place: Place | None = None
     cache: Path | None = None
     """The file of plans that were carried out before."""
@@ -77,17 +80,19 @@ def train(order: Order, say: Callable[[str], None]) -> Path:
     if order.examples and last is None:
         rows = imitate(model, order.examples, order.held_out, order.recipe, say)
         training_record.write_curve(order.out, rows, {"imitation": "imitation"}, "imitation")
-    scorer, history = None, []
+    scorer: Scorer | None = None
+    history: list[dict[str, Any]] = []
+    fresh_reward: float | None = None
     if order.questions and order.place is not None:
         scorer = _scorer(order, order.place, say)
         if last is None:
             say(f"{order.recipe.steps} steps of policy gradients")
         else:
             say(f"going on from {Path(last).name}")
-        history = _train_policy(model, order, scorer, last)
+        history, fresh_reward = _train_policy(model, order, scorer, last)
         training_record.write_curve(order.out, history, dict(zip(COLUMNS, COLUMNS, strict=True)))
     folder = save(model, order.out)
-    card = _write_manifest(order, folder, base, model, history)
+    card = _write_manifest(order, folder, base, model, history, fresh_reward)
     training_record.write_card(order.out, _card(order, folder, scorer))
     say("\n  ".join([f"saved {folder}: {card.name}; next:", *chat_export.next_steps(folder, base, card)]))
     return folder
@@ -99,18 +104,23 @@ def _scorer(order: Order, place: Place, say: Callable[[str], None]) -> Scorer:
     if order.cache is not None:
         cache = PlanCache(order.cache)
     return Scorer(
-        questions=(*order.questions, *order.asked),
+        questions=(*order.questions, *order.asked, *order.fresh),
         place=place,
         weights=order.recipe.weights,
         ramp=order.recipe.ramp,
         tell=say,
-        held_out=len(order.asked),
+        held_out=len(order.asked) + len(order.fresh),
         cache=cache,
     )
 
 
 def _write_manifest(
-    order: Order, folder: Path, base: chat_export.Base, model: ChatModel, history: Sequence[Mapping[str, Any]]
+    order: Order,
+    folder: Path,
+    base: chat_export.Base,
+    model: ChatModel,
+    history: Sequence[Mapping[str, Any]],
+    fresh_reward: float | None,
 ) -> Manifest:
     """Write the manifest, with what is known of how good the model is."""
     last = [row for row in history if "reward" in row][-LAST:]
@@ -123,8 +133,10 @@ def _write_manifest(
     looks = {row["step"]: round(row[HELD_OUT], 6) for row in history if HELD_OUT in row}
     start = looks.pop(0, None)
     if looks:
-        evaluation["held-out questions"] = {"questions": len(order.asked), "reward": max(looks.values())}
-        evaluation["held-out questions"] |= {"start": start}
+        best = {"questions": len(order.asked), "reward": max(looks.values()), "best_of": len(looks), "start": start}
+        evaluation["held-out questions"] = best
+    if fresh_reward is not None:
+        evaluation["fresh questions"] = {"questions": len(order.fresh), "reward": round(fresh_reward, 6)}
     if order.examples:
         evaluation["imitation"] = _imitation_figures(order)
     world_version = ""
@@ -142,8 +154,11 @@ def _write_manifest(
     )
 
 
-def _train_policy(model: ChatModel, order: Order, scorer: Scorer, last: str | None) -> list[dict[str, Any]]:
-    """Train with policy gradients; return the curve, from the first step on."""
+def _train_policy(
+    model: ChatModel, order: Order, scorer: Scorer, last: str | None
+) -> tuple[list[dict[str, Any]], float | None]:
+    """Train with policy gradients; return the curve, from the first step on, and the reward on the fresh questions of
+    the weights that are kept, None if there are none."""
     eval_dataset = None
     if order.asked:
         eval_dataset = _data(order.asked, len(order.questions))
@@ -163,7 +178,12 @@ def _train_policy(model: ChatModel, order: Order, scorer: Scorer, last: str | No
     if order.asked:
         trainer.add_callback(EarlyStoppingCallback(order.recipe.patience))
     trainer.train(resume_from_checkpoint=last)
-    return _curve(trainer.state.log_history)
+    curve = _curve(trainer.state.log_history)
+    if not order.fresh:
+        return curve, None
+    trainer.args.per_device_eval_batch_size = order.recipe.held_out_batch(len(order.fresh))
+    judged = trainer.evaluate(_data(order.fresh, len(order.questions) + len(order.asked)))
+    return curve, judged["eval_reward"]
 
 
 def _data(questions: Sequence[Question], first: int) -> Dataset:
@@ -278,6 +298,7 @@ def _card(order: Order, folder: Path, scorer: Scorer | None) -> dict[str, Any]:
         plans_carried_out = dict(scorer.carried)
     return {
         **_identity(order),
+        "fresh_questions": _questions_digest(order.fresh),
         "backend": "trl" if order.questions else "imitation",
         "base": order.recipe.model,
         "base_sha256": base_sha256,

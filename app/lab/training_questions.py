@@ -80,6 +80,13 @@ def draw_rules(count: int, seed: int) -> list[Rule]:
     return rules
 
 
+def draw_fresh_rules(count: int, drawn: int, seed: int) -> list[Rule]:
+    """Return the next `count` tasks after the first `drawn` of `draw_rules`, without those that stand among these."""
+    rules = draw_rules(drawn + count, seed)
+    known = {opening(rule.conversation) for rule in rules[:drawn]}
+    return [rule for rule in rules[drawn:] if opening(rule.conversation) not in known]
+
+
 def _exact_rule(text: str, answer: str) -> Rule:
     spec: dict[str, Any] = {"kind": "exact", "expected": answer}
     return Rule(({"role": "user", "content": text},), grader(spec), json.dumps(spec, sort_keys=True))

@@ -6,7 +6,7 @@ Torch is not needed: a pupil that answers what it is told to stands for the trai
 
 import json
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from app.errors import ConfigInvalid
 from app.lab import chat_export, manifest
 from app.lab.manifest import Manifest
 from app.lab.rollouts import Rollout, to_line
+from app.lab.training_questions import Question, draw_rules
 from app.lab.world import VERSION
 from tests.cli.test_conductor import PLAN, Bench, write_adapter
 from tests.harness.vllm_stub import tokens, vllm_stub
@@ -234,3 +235,31 @@ def test_questions_of_the_world_reach_as_far_as_its_pools(tmp_path: Path) -> Non
     assert len(reach.golden) == 24
     assert len({prompt.workers for prompt in reach.golden}) > 2
     assert trainer.order.origin["questions"] == VERSION
+
+
+def test_questions_that_judge_are_neither_learned_nor_imitated(tmp_path: Path) -> None:
+    class Kept(Trainer):
+        def train(self, order: Namespace, say: Any) -> None:
+            self.order = order
+
+    texts = [rule.conversation[0]["content"] for rule in draw_rules(200, 1)]
+    tasks = [json.dumps({"question": text, "grader": {"kind": "exact", "expected": "x"}}) for text in texts]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(tasks))
+    (tmp_path / "rollouts.jsonl").write_text("\n".join([to_line(make_rollout(text, 1.0)) for text in texts]))
+    trainer = Kept(tmp_path, Pupil())
+    sources = ["--tasks", str(tmp_path / "tasks.jsonl"), "--warm-start", str(tmp_path / "rollouts.jsonl")]
+    words = ["train", "--backend", "trl", "--model", "m", "--out", str(tmp_path / "out"), *URL, *sources]
+    for source in (sources, sources[2:]):
+        train_chat.run(parse([*words[: -len(sources)], *source]), KEY, trainer, lambda _: None)
+        order = trainer.order
+        asked, fresh, learned = map(_texts, (order.asked, order.fresh, order.questions))
+        assert asked
+        assert fresh
+        assert not asked & fresh
+        assert not learned & (asked | fresh)
+        imitated = {example.prompt[0]["content"] for example in order.examples}
+        assert imitated == set(texts) - asked - fresh
+
+
+def _texts(questions: Sequence[Question]) -> set[str]:
+    return {question.rule.conversation[0]["content"] for question in questions}

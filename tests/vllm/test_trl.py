@@ -141,13 +141,16 @@ def test_plans_are_rewarded_by_the_executor_and_move_the_adapter(trained: Path) 
     assert card["imitated"]["loss"][1] < 0.2 * card["imitated"]["loss"][0], "on conversations that it has not met"
     looks = [float(row["held_out"]) for row in rows]
     assert all(-0.2 <= look <= 1.0 for look in looks), "a look at the held-out questions after each step"
-    evaluation = manifest.read(trained / "adapter")[0].evaluation["held-out questions"]
-    assert evaluation == {
-        "questions": RUNS // 10,
+    evaluation = manifest.read(trained / "adapter")[0].evaluation
+    assert evaluation["held-out questions"] == {
+        "questions": (RUNS - RUNS // 10) // 10,
         "reward": pytest.approx(max(looks), abs=1e-5),
+        "best_of": 3,
         "start": pytest.approx(float(start["held_out"]), abs=1e-5),
     }
-    assert card["held_out_questions"] != card["questions"]
+    assert evaluation["fresh questions"]["questions"] == RUNS // 10
+    assert -0.2 <= evaluation["fresh questions"]["reward"] <= 1.0
+    assert len({card["questions"], card["held_out_questions"], card["fresh_questions"]}) == 3
     assert {worker["name"] for worker in card["pool"]} == {worker.name for worker in POOL}
     assert set(card["weights_sha256"]) >= {"adapter_config.json", "adapter_model.safetensors"}
     assert set(card["base_sha256"]) >= {"config.json", "model.safetensors", "tokenizer.json"}

@@ -352,7 +352,7 @@ REWARDED_OPTIONS = in_order(
         type=click.IntRange(min=0),
         default=128,
         section=REWARDED,
-        help="Questions that are only looked at, at most a tenth of all; the weights that are best there are kept.",
+        help="Questions that choose which weights are kept, at most a tenth of all; as many others judge these.",
     ),
     option(
         "--patience",

@@ -21,7 +21,7 @@ from app.core.rating.calibration import add_measurements
 from app.errors import ConfigInvalid
 from app.lab import chat_export, training_questions, world_file
 from app.lab.plan_execution import Place
-from app.lab.rollouts import Example, Rollout, advantage_weighted, from_lines, right_examples
+from app.lab.rollouts import Example, Rollout, advantage_weighted, from_lines, opening, right_examples
 from app.lab.training_options import Recipe
 from app.lab.world import VERSION, Weights, profiles
 from app.process.config import Configuration, configure, read
@@ -31,6 +31,7 @@ WORLD_TASKS = 4_000
 JOURNAL = "journal"
 KEY = "BATON_API_KEY"
 Say = Callable[[str], None]
+Questions = list[training_questions.Question]
 
 
 def run(args: Arguments, environ: Mapping[str, str], trainer: Any, say: Say) -> None:
@@ -41,9 +42,9 @@ def run(args: Arguments, environ: Mapping[str, str], trainer: Any, say: Say) -> 
     recipe, out = _recipe(args), Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     rollouts = imitation_rollouts(args, environ)
-    examples, held_out = _examples(rollouts, args, recipe, say)
-    common = {"out": out, "recipe": recipe, "examples": examples, "held_out": held_out, "threads": args.threads}
+    common = {"out": out, "recipe": recipe, "threads": args.threads}
     if args.backend == "awr":
+        common |= _examples(rollouts, args, recipe, say)
         origin = {"imitated": args.warm_start}
         trainer.train(trainer.Order(**common, reach=chat_export.of_rollouts(rollouts), origin=origin), say)
         return
@@ -52,7 +53,10 @@ def run(args: Arguments, environ: Mapping[str, str], trainer: Any, say: Say) -> 
     if pool:
         name = world_file.TIER
     tier = _tier(config, args.tier or name)
-    questions, held_out_questions = _questions(args, config, tier, recipe)
+    questions, asked, fresh = _questions(args, config, tier, recipe)
+    judging = {opening(question.rule.conversation) for question in (*asked, *fresh)}
+    others = [rollout for rollout in rollouts if opening(rollout.conversation) not in judging]
+    common |= _examples(others, args, recipe, say)
     origin = {
         "imitated": args.warm_start,
         "questions": args.tasks or VERSION,
@@ -69,7 +73,8 @@ def run(args: Arguments, environ: Mapping[str, str], trainer: Any, say: Say) -> 
         more = {
             "reach": reach,
             "questions": questions,
-            "asked": held_out_questions,
+            "asked": asked,
+            "fresh": fresh,
             "place": place,
             "cache": cache,
             "origin": origin,
@@ -102,12 +107,10 @@ def imitation_rollouts(args: Arguments, environ: Mapping[str, str]) -> list[Roll
     return []
 
 
-def _examples(
-    rollouts: Sequence[Rollout], args: Arguments, recipe: Recipe, say: Say
-) -> tuple[Sequence[Example], Sequence[Example]]:
-    """Return the examples to train with, and those that are held out."""
+def _examples(rollouts: Sequence[Rollout], args: Arguments, recipe: Recipe, say: Say) -> dict[str, Sequence[Example]]:
+    """Return the examples to train with, and those that are held out, by the names of the order's fields."""
     if args.warm_start is None:
-        return (), ()
+        return {}
     sides = []
     for side in ("train", "held-out"):
         some = [rollout for rollout in rollouts if rollout.split == side]
@@ -118,7 +121,7 @@ def _examples(
     say(f"{len(rollouts)} rollouts; {len(sides[0])} plans to imitate, {len(sides[1])} held out")
     if not sides[0]:
         raise ConfigInvalid(["there is nothing to imitate: no rollout of the training side is rated as it must be"])
-    return sides[0], sides[1]
+    return {"examples": sides[0], "held_out": sides[1]}
 
 
 def _rollouts(args: Arguments, environ: Mapping[str, str]) -> list[Rollout]:
@@ -165,16 +168,23 @@ def _tier(config: Configuration, name: str) -> Tier:
 
 def _questions(
     args: Arguments, config: Configuration, tier: Tier, recipe: Recipe
-) -> tuple[list[training_questions.Question], list[training_questions.Question]]:
-    """Return a question for each group of each step, and those that are held out."""
+) -> tuple[Questions, Questions, Questions]:
+    """Return a question for each group of each step, those by which weights are chosen, and fresh ones."""
+    seed = recipe.seed
+    rules = _rules(args, seed)
+    if args.tasks is None:
+        fresh = training_questions.draw_fresh_rules(recipe.held_out, WORLD_TASKS, seed)
+    else:
+        rules, fresh = training_questions.split_held_out(rules, recipe.held_out, seed + 1)
+    rules, asked = training_questions.split_held_out(rules, recipe.held_out, seed)
     pool = [config.catalog.workers[name] for name in tier.pool]
+    limits = tier.efforts[tier.effort]
+
+    def ask(rules: Sequence[training_questions.Rule], count: int, seed: int) -> Questions:
+        return list(training_questions.draw_questions(rules, pool, limits, count, seed, random_pools=args.random_pools))
+
     count = recipe.steps * recipe.questions
-    rules, held_out_rules = training_questions.split_held_out(_rules(args, recipe.seed), recipe.held_out, recipe.seed)
-    limits, pools = tier.efforts[tier.effort], {"random_pools": args.random_pools}
-    questions = training_questions.draw_questions(rules, pool, limits, count, recipe.seed, **pools)
-    return list(questions), list(
-        training_questions.draw_questions(held_out_rules, pool, limits, len(held_out_rules), recipe.seed + 1, **pools)
-    )
+    return ask(rules, count, seed), ask(asked, len(asked), seed + 1), ask(fresh, len(fresh), seed + 2)
 
 
 def _rules(args: Arguments, seed: int) -> list[training_questions.Rule]:
