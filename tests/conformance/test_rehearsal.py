@@ -7,8 +7,12 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
+from datetime import time as time_of_day
+from ipaddress import IPv4Address, IPv6Address
 from itertools import pairwise
+from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -21,7 +25,7 @@ from app.core.plan import proposals
 from app.core.plan.workflow import Step, Workflow
 from app.core.pool.catalog import Deadlines, Limits, ProviderSpec, Worker
 from app.core.run.visibility import EarlierStep, compose
-from app.errors import WorkerTimeout
+from app.errors import WorkerRefused, WorkerTimeout
 from app.process.config import configure
 from app.providers.protocol import Request
 from app.providers.rehearsal.families import solve
@@ -430,6 +434,93 @@ async def test_a_schema_that_asks_for_itself_is_filled_in_as_far_as_is_reasonabl
         await pieces(RehearsalProvider(spec()), request("sage", task("2+2").messages, form=Form(ENDLESS)))
     )
     assert len(answer_text) < 100_000
+
+
+def _text(**keywords: object) -> dict[str, object]:
+    return {"type": "string", **keywords}
+
+
+def _set_of(items: dict[str, object]) -> dict[str, object]:
+    return {"type": "array", "items": items, "minItems": 3, "uniqueItems": True}
+
+
+NODE = {
+    "type": "object",
+    "properties": {"value": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]}},
+    "required": ["value", "next"],
+}
+BASE = {"type": "object", "properties": {"a": {"const": 7}}, "required": ["a"]}
+FILLABLE: dict[str, dict[str, Any]] = {
+    "digits": _text(pattern=r"^\d{5}$"),
+    "decimal": _text(pattern=r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"),
+    "address": _text(pattern=r"^(?!\.)[A-Za-z0-9_'+\-\.]*[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"),
+    "password": _text(pattern=r"^(?=.*[A-Z])(?=.*\d)[A-Za-z\d]{8,}$"),
+    "named group": _text(pattern=r"^(?<year>\d{4})-(?:0[1-9]|1[0-2])$"),
+    "repeated group": _text(pattern=r"^[^\s]([xy])\1.$"),
+    "long pattern": _text(pattern="^[a-z]+$", minLength=30, maxLength=40),
+    "long": _text(minLength=30),
+    "short": _text(maxLength=3),
+    "multiple": {"type": "integer", "multipleOf": 5},
+    "cents": {"type": "number", "multipleOf": 0.01, "exclusiveMinimum": 100},
+    "between": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5},
+    "below": {"type": "integer", "multipleOf": 2.5, "exclusiveMaximum": -5},
+    "bounds of any type": {"minimum": 50},
+    "set of numbers": _set_of({"type": "integer"}),
+    "set of listed values": _set_of({"enum": ["a", "b", "c"]}),
+    "set of patterns": _set_of(_text(pattern="^[A-Z]{3}$")),
+    "pair": {"type": "array", "prefixItems": [{"type": "integer"}, _text()], "minItems": 2, "items": False},
+    "list of nodes": {"$ref": "#/$defs/Node", "$defs": {"Node": NODE}},
+    "second alternative": {"anyOf": [{"type": "integer", "minimum": 3, "maximum": 2}, {"type": "boolean"}]},
+    "all of them": {
+        "allOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/A"}, {"properties": {"b": True}, "required": ["b"]}],
+        "$defs": {"A": BASE},
+    },
+    "names of any kind": {"type": "object", "minProperties": 2, "additionalProperties": {"type": "integer"}},
+    "nullable": {"type": ["integer", "null"], "minimum": 100},
+}
+
+
+@pytest.mark.parametrize("schema", FILLABLE.values(), ids=FILLABLE)
+async def test_an_answer_validates_against_what_libraries_ask_for(schema: dict[str, Any]) -> None:
+    form = Form(schema)
+    sage = request("sage", task("What is 6 * 7?").messages, form=form)
+    assert faults(form, text(await pieces(RehearsalProvider(spec()), sage))) == ()
+
+
+@pytest.mark.parametrize(
+    ("form_of_text", "reader"),
+    [
+        ("date-time", datetime.fromisoformat),
+        ("date", date.fromisoformat),
+        ("time", time_of_day.fromisoformat),
+        ("uuid", UUID),
+        ("ipv4", IPv4Address),
+        ("ipv6", IPv6Address),
+    ],
+)
+async def test_a_text_of_a_format_can_be_read(form_of_text: str, reader: Callable[[str], object]) -> None:
+    sage = request("sage", task("What is 6 * 7?").messages, form=Form(_text(format=form_of_text)))
+    reader(json.loads(text(await pieces(RehearsalProvider(spec()), sage))))
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        (_text(pattern=r"^\p{Lu}{40}$"), "pattern, type"),
+        (_text(minLength=10**9), "minLength, type"),
+        ({"type": "array", "minItems": 10**9}, "too many values"),
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "a reference that contains itself"),
+        ({"not": {"type": "string"}}, "keywords that exclude"),
+    ],
+)
+async def test_a_schema_that_cannot_be_filled_in_is_refused_with_the_reason(
+    schema: dict[str, Any], reason: str
+) -> None:
+    """So the caller receives a 400, and not an answer that does not validate, which is a 502."""
+    with pytest.raises(WorkerRefused, match=f"because of .*{reason}") as caught:
+        await pieces(RehearsalProvider(spec()), request("sage", task("2+2").messages, form=Form(schema)))
+    assert caught.value.failure.reason == "refused"
+    assert caught.value.failure.excerpt == caught.value.message, "which `GET /v1/runs/{id}` shows"
 
 
 def brief(question: str, steps: int = 5) -> Brief:

@@ -19,7 +19,7 @@ from app.core.message.chat import (
     Words,
     fault_of_calls,
 )
-from app.core.message.response_format import add_form_instructions
+from app.core.message.response_format import add_form_instructions, faults
 from app.core.pool.catalog import Deadlines, ProviderSpec, Worker
 from app.providers.protocol import Request
 from app.providers.rehearsal.provider import RehearsalProvider
@@ -72,6 +72,16 @@ async def test_an_argument_may_have_one_of_several_types() -> None:
     rounding = Tool("round_number", "Rounds.", {"type": "object", "properties": {"places": places}})
     calls, _, _ = await turn("Round it to 2 places.", box=Toolbox((rounding,)))
     assert [json.loads(call.arguments) for call in calls] == [{"places": 2}]
+
+
+async def test_arguments_validate_where_the_words_of_the_question_would_not() -> None:
+    fields = {"city": {"type": "string", "pattern": "^[A-Z]{3}$"}, "days": {"type": "integer", "multipleOf": 5}}
+    parameters = {"type": "object", "properties": fields, "required": ["city", "days"]}
+    box = Toolbox((Tool("get_weather", "Get the weather of a city.", parameters),))
+    calls, _, _ = await turn("What is the weather in Paris and Rome for 7 days?", box=box)
+    assert calls
+    for call in calls:
+        assert faults(Form(parameters), call.arguments) == ()
 
 
 async def test_a_tool_that_stands_for_a_form_of_the_answer_gets_the_answer() -> None:

@@ -39,7 +39,7 @@ class Flaw:
 def schema_fault(schema: Mapping[str, Any]) -> str | None:
     """Return the reason why a schema cannot be used, or None. The reason contains no text of the schema."""
     try:
-        _validator(schema)
+        validator(schema)
     except (ValidationError, ValueError):
         return "it is not a valid JSON schema of draft 2020-12 whose references stay inside it"
     return None
@@ -76,7 +76,7 @@ def faults(form: Form, text: str) -> tuple[str, ...]:
             return ()
         return ("it is not a JSON object",)
     reasons = []
-    for error in _validator(form.schema).iter_errors(value):
+    for error in validator(form.schema).iter_errors(value):
         reasons.append(f"at {_place(error.instance_path)}: {error.message}"[:FAULT_CHARS])
         if len(reasons) == FAULTS:
             break
@@ -154,7 +154,8 @@ def _instruction(form: Form) -> str:
     return f"{alone.replace('object', 'value')}\n\n{description}It must validate against this JSON schema:\n{schema}"
 
 
-def _validator(schema: Mapping[str, Any]) -> Draft202012Validator:
+def validator(schema: Mapping[str, Any]) -> Draft202012Validator:
+    """Return what validates values by the schema. Raises ValidationError or ValueError for one that cannot be used."""
     limits = FancyRegexOptions(backtrack_limit=BACKTRACKS)
     return Draft202012Validator(dict(schema), pattern_options=limits, offline=True)
 

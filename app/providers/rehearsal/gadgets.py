@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from app.core.message.chat import Message, Tool, Toolbox
+from app.core.message.response_format import validator
 from app.providers.rehearsal.expression import symbols
 from app.providers.rehearsal.families import PLAIN, solve
 from app.providers.rehearsal.filled_schema import fill_schema, find_numbers
@@ -43,7 +44,7 @@ def choose_calls(toolbox: Toolbox, messages: Sequence[Message], answer: Callable
     """Return the tools to call now, with their arguments; [] to answer. Where a tool must be called, one is.
 
     Frameworks ask for an answer with fields by such a tool: one that does not fit the question gets the worker's own
-    `answer` as its arguments.
+    `answer` as its arguments. Raises WorkerRefused where the schema of a tool's arguments cannot be filled in.
     """
     if not toolbox.tools or toolbox.choice == "none":
         return []
@@ -59,7 +60,7 @@ def choose_calls(toolbox: Toolbox, messages: Sequence[Message], answer: Callable
     if not fits and not toolbox.must:
         return []
     if not fits and solve(question) is not None:
-        return [(best.name, json.loads(fill_schema({"type": "object", **(best.parameters or {})}, answer())))]
+        return [(best.name, _filled(best, answer()))]
     calls = [(best.name, arguments) for arguments in _all_arguments(best, question)]
     if toolbox.parallel:
         return calls[:MOST_CALLS]
@@ -114,9 +115,19 @@ def _all_arguments(tool: Tool, question: str) -> list[dict[str, Any]]:
     base = {name: _argument(name, properties[name], question, numbers) for name in required}
     names = _proper_names(question)
     places = [name for name in required if _kind(properties[name]) == "string" and _is_entity(name, properties[name])]
-    if len(places) != 1 or len(names) < 2:
-        return [base]
-    return [base | {places[0]: name} for name in names]
+    sets = [base]
+    if len(places) == 1 and len(names) > 1:
+        sets = [base | {places[0]: name} for name in names]
+    check = validator(tool.parameters or {})
+    if all(map(check.is_valid, sets)):
+        return sets
+    return [_filled(tool, question)]
+
+
+def _filled(tool: Tool, text: str) -> dict[str, Any]:
+    """Return arguments that validate, with the text in them. Raises WorkerRefused if none are found."""
+    arguments: dict[str, Any] = json.loads(fill_schema({"type": "object", **(tool.parameters or {})}, text))
+    return arguments
 
 
 def _schema_of(schema: object) -> Mapping[str, Any]:
