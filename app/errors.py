@@ -11,10 +11,11 @@
     │                                        WorkerMalformed · WorkerTruncated · WorkerMisconfigured 502
     ├ RunEnded         a terminal state      RunCancelled 499 · RunExpired 504 · RunOverBudget 429 · RunFailed 502
     │                                        RunRefused 400 · RunRateLimited, RunOutOfQuota 429
-    └ OursError        blame us, never 401   StoreUnavailable 503, as is RunUndecided · QueueUnavailable 503
-                                             LeaseLost, ArchiveUnavailable (stay inside)
+    ├ OursError        blame us, never 401   StoreUnavailable 503, as is RunUndecided · QueueUnavailable 503
+    │                                        LeaseLost, ArchiveUnavailable (stay inside)
+    └ RecordDamaged    blame the database    500, and no request can mend it
 
-    EventMalformed       blame the database    no request can mend it, and over HTTP it is a 500
+    EventMalformed       blame the database    a bug to whoever drives runs, and RecordDamaged over HTTP
 
 A class fixes the HTTP status, OpenAI's `type` and `code`, and whether the same request may be sent again. Its docstring
 is its default message: it names the cause and says what to do next. Messages reach callers, so no part of a caller's
@@ -456,6 +457,12 @@ class LeaseLost(OursError):
     """Another process owns this run or step now, so this process must stop writing to it."""
 
     code = "lease_lost"
+
+
+class RecordDamaged(BatonError):
+    """Stored data is damaged and cannot be read; no request can mend it, so report it to the operator."""
+
+    code = "record_damaged"
 
 
 class EventMalformed(Exception):

@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import BatonError
+from app.errors import BatonError, EventMalformed, RecordDamaged
 from app.gateway.anthropic import reply as anthropic_reply
 from app.gateway.anthropic import route as messages
 from app.gateway.chat import completions
@@ -299,9 +299,14 @@ class Frontdoor:
             return _refuse_unrouted(scope, error, self._routes)
         if isinstance(error, RequestValidationError):
             error = parameters_error(error.errors())
+        elif isinstance(error, EventMalformed):
+            error = RecordDamaged(f"{error} No request can mend it: report it to the operator.")
         if not isinstance(error, BatonError):
             return None
         scope["baton.log"].fail(error)
+        if isinstance(error, RecordDamaged):
+            fields = {"route": route_of(scope), "request": scope["baton.log"].id, "error": error.message}
+            self._context.telemetry.log(logging.ERROR, "A request met damaged data.", **fields)
         if _has_anthropic_format(scope):
             return anthropic_reply.failure(error, scope["baton.headers"][0][1].decode())
         return fault.render(error)

@@ -7,7 +7,15 @@ from typing import Any, Final
 import orjson
 from starlette.responses import Response
 
-from app.errors import BatonError, InvalidRequest, PlanRejected, RunOutOfQuota, RunOverBudget, UnsupportedMedia
+from app.errors import (
+    BatonError,
+    InvalidRequest,
+    PlanRejected,
+    RecordDamaged,
+    RunOutOfQuota,
+    RunOverBudget,
+    UnsupportedMedia,
+)
 
 MESSAGE_CHARS = 2_000
 """The most characters of a message; even if each took six bytes when escaped, few are, and a body stays below 4 KiB."""
@@ -42,7 +50,7 @@ def headers_of(error: BatonError) -> dict[str, str]:
     if isinstance(error, UnsupportedMedia):
         headers["accept-encoding"] = "gzip, deflate"
     stays_refused = error.status == 409 and error.public_code in LASTING_CONFLICTS
-    if stays_refused or error.status == 504 or isinstance(error, RunOverBudget | RunOutOfQuota):
+    if stays_refused or error.status == 504 or isinstance(error, RecordDamaged | RunOverBudget | RunOutOfQuota):
         # Clients send such a request again by themselves, which cannot help, and may cost once more.
         headers["x-should-retry"] = "false"
     return headers

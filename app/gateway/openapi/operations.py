@@ -27,7 +27,7 @@ MEANINGS: Final[Mapping[int, str]] = {
     415: "The body is not UTF-8 JSON, or has a content encoding other than gzip and deflate.",
     429: "A rate, a concurrency or a budget is used up; see Retry-After.",
     499: "The run was cancelled.",
-    500: "The service failed because of a bug.",
+    500: "The service failed because of a bug, or what is stored is damaged (`record_damaged`).",
     502: "No worker could complete the run.",
     503: "The service is at capacity, or its database cannot be reached; see Retry-After.",
     504: "The run reached its time limit.",

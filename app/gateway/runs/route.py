@@ -27,7 +27,9 @@ from app.core.run.fold import fold
 from app.core.run.identifiers import run_of_reply
 from app.core.run.instant import Instant, snapshot
 from app.core.run.state import RunState
-from app.errors import Forbidden, NotFound, RunPruned
+from app.core.transparency.notes import NoteInvalid
+from app.core.transparency.tiles import TileMissing
+from app.errors import Forbidden, NotFound, RecordDamaged, RunPruned
 from app.gateway.chat import route
 from app.gateway.http.admission import Idempotency, TurnToFollow, idempotency_record, last_event
 from app.gateway.http.context import GatewayContext
@@ -146,7 +148,11 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys) -> 
     )
     async def prove_run(run: audited) -> Response:
         """The entries about the run, each with the hashes that lead from it to the root of the signed checkpoint."""
-        proof = await context.store.log.proof(run.row.id)
+        try:
+            proof = await context.store.log.proof(run.row.id)
+        except (NoteInvalid, TileMissing):
+            found = "The checkpoint or hashes of the transparency log are damaged, so that nothing of it can be proven."
+            raise RecordDamaged(f"{found} Report it to the operator: `baton audit verify` says which are.") from None
         return json_reply(log_route.proof_of_run(run.row.id, run.row.seq, proof))
 
 

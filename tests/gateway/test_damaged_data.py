@@ -1,0 +1,67 @@
+"""A journal or a transparency log that is damaged in the database: requests for it say so, and others are answered."""
+
+import logging
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from app.process.wiring import Runtime
+from tests.gateway.test_log import seal
+from tests.harness.in_process import ask, client_of, pool_text, running_service
+from tests.stubs import ProviderStub
+
+PATHS = ("", "/events", "/explain", "/steps/0", "/graph", "/timeline", "/state", "/stream")
+CHANGES = ["body = '{}'", "body = 'no json'", "kind = 'step.dreamt'"]
+
+
+@pytest.fixture
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+    """A service whose database is damaged by the test."""
+    async with running_service(tmp_path, pool_text(stub), audits=False) as running:
+        yield running
+
+
+def change(folder: Path, statement: str) -> None:
+    with closing(sqlite3.connect(folder / "baton.db", timeout=30)) as database, database:
+        database.execute(statement)
+
+
+@pytest.mark.parametrize("damage", CHANGES)
+async def test_an_event_that_cannot_be_read_is_named(
+    runtime: Runtime, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with client_of(runtime) as client:
+        damaged, whole = [(await ask(client)).json()["baton"]["run"] for _ in range(2)]
+        change(tmp_path, f"UPDATE events SET {damage} WHERE run = '{damaged}' AND seq = 3")
+        paths = [f"/v1/runs/{damaged}{path}" for path in PATHS]
+        for path in (*paths, f"/v1/runs/{damaged}/compare/{whole}"):
+            if path.endswith("/events") and damage == CHANGES[0]:  # which shows bodies as they are
+                continue
+            reply = await client.get(path)
+            error = reply.json()["error"]
+            assert (reply.status_code, error["code"], error["type"]) == (500, "record_damaged", "server_error"), path
+            assert f"The event 3 of the run {damaged} cannot be read" in error["message"]
+            assert "report it to the operator" in error["message"]
+            assert reply.headers["x-should-retry"] == "false"
+        listed = (await client.get("/v1/runs")).json()["data"]
+        other = await client.get(f"/v1/runs/{whole}")
+    assert {run["id"] for run in listed} == {damaged, whole}
+    assert other.status_code == 200
+    errors = [record.__dict__["fields"] for record in caplog.records if record.levelno == logging.ERROR]
+    assert all(f"The event 3 of the run {damaged}" in fields["error"] for fields in errors)
+    assert errors, "an operator is told"
+
+
+@pytest.mark.parametrize("damage", ["DELETE FROM log_tiles", "UPDATE log_state SET checkpoint = 'none'"])
+async def test_a_damaged_transparency_log_proves_nothing(runtime: Runtime, tmp_path: Path, damage: str) -> None:
+    async with client_of(runtime) as client:
+        run = (await ask(client)).json()["baton"]["run"]
+        await seal(runtime)
+        change(tmp_path, damage)
+        reply = await client.get(f"/v1/runs/{run}/proof")
+        assert (await client.get(f"/v1/runs/{run}")).status_code == 200
+    assert (reply.status_code, reply.json()["error"]["code"]) == (500, "record_damaged")
+    assert "`baton audit verify`" in reply.json()["error"]["message"]
