@@ -118,7 +118,12 @@ async def test_faults_stand_beside_their_fields_and_what_was_typed_is_kept(admin
 @pytest.mark.long
 async def test_the_form_of_what_does_not_exist_is_not_found(admin: AdminStandIn) -> None:
     async with console(admin, await admin.add_key("boss", all_tenants=True)) as client:
-        for path in ("tenants/nobody/disable", "tenants/nobody/enable", "budgets/remove?id=acme/user/ann/day"):
+        for path in (
+            "tenants/nobody/disable",
+            "tenants/nobody/enable",
+            "budgets/remove?id=acme/user/ann/day",
+            "holds/none/release",
+        ):
             page = await client.get(f"/console/admin/{path}")
             assert (page.status_code, "There is no such" in page_text(page.text)) == (404, True), path
 

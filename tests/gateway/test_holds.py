@@ -41,14 +41,18 @@ async def test_a_hold_is_placed_listed_and_released_by_an_owner_of_all_tenants(a
         unreasoned = {"scope": "tenant", "name": "acme"}
         assert await assert_refused(client, "POST", "/holds", json=unreasoned) == (400, "missing_required_parameter")
         assert await assert_refused(client, "POST", "/holds/none/release") == (404, "not_found")
+        assert await call_admin(client, "GET", f"/holds/{placed['id']}") == released
+        assert await assert_refused(client, "GET", "/holds/none") == (404, "not_found")
 
 
 async def test_an_owner_of_one_tenant_sees_its_holds_and_changes_none(admin: AdminStandIn) -> None:
     await admin.add_key("theirs", tenant="other")
     async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
         mine = await call_admin(client, "POST", "/holds", json={"scope": "tenant", "name": "other", "reason": "x"})
-        await call_admin(client, "POST", "/holds", json={"scope": "tenant", "name": "ops", "reason": "y"})
+        other = await call_admin(client, "POST", "/holds", json={"scope": "tenant", "name": "ops", "reason": "y"})
     async with admin.client(await admin.add_key("boss", tenant="other")) as client:
         assert [hold["id"] for hold in (await call_admin(client, "GET", "/holds"))["data"]] == [mine["id"]]
+        assert await call_admin(client, "GET", f"/holds/{mine['id']}") == mine
+        assert await assert_refused(client, "GET", f"/holds/{other['id']}") == (404, "not_found")
         assert await assert_refused(client, "POST", f"/holds/{mine['id']}/release") == (403, "insufficient_scope")
         assert await assert_refused(client, "POST", "/holds", json=CASE) == (403, "insufficient_scope")

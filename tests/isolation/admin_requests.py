@@ -107,6 +107,7 @@ ADMIN_REQUESTS: Mapping[tuple[str, str], Request] = {
     ("GET", "/admin/v1/spend"): _spending,
     ("GET", "/admin/v1/holds"): _list,
     ("POST", "/admin/v1/holds"): _hold,
+    ("GET", "/admin/v1/holds/{hold}"): _page,
     ("POST", "/admin/v1/holds/{hold}/release"): _empty,
     ("GET", "/admin/v1/people"): _page,
     ("GET", "/admin/v1/approvals"): _page,

@@ -49,19 +49,27 @@ def routes(admin: Administration) -> list[Route]:
     async def act(_request: Request, session: Session, submission: forms.Submission) -> None:
         await admin.api.post(session, f"{API}/holds", submission.body, **submission.headers)
 
-    async def confirm(_request: Request, _session: Session) -> forms.Form:
-        says = ("What no other hold covers may be erased from then on. The hold stays in the list as released.",)
+    async def confirm(request: Request, session: Session) -> forms.Form:
+        hold = await admin.api.get(session, _path(request))
+        says = (
+            f"It is on the {hold['scope']} {hold['name']}: {hold['reason']}",
+            "What no other hold covers may be erased from then on. The hold stays in the list as released.",
+        )
         return forms.Form("Release a legal hold", "Release it", (), at("holds"), says, is_final=True)
 
     async def release(request: Request, session: Session, submission: forms.Submission) -> None:
-        path = f"{API}/holds/{path_segment(request.path_params['hold'])}/release"
-        await admin.api.post(session, path, submission.body, **submission.headers)
+        await admin.api.post(session, f"{_path(request)}/release", submission.body, **submission.headers)
 
     return [
         admin.pages.route("/admin/holds", show_holds),
         *admin.form("/admin/holds/new", ask, act),
         *admin.form("/admin/holds/{hold}/release", confirm, release),
     ]
+
+
+def _path(request: Request) -> str:
+    """Return the path in the API of the hold that the address names."""
+    return f"{API}/holds/{path_segment(request.path_params['hold'])}"
 
 
 def _row(hold: dict[str, Any], person: Person) -> list[Cell]:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.errors import InvalidRequest
+from app.errors import InvalidRequest, NotFound
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext, administration
 from app.gateway.admin.requests import HoldFilters, HoldRequest, NoFields, read
@@ -24,13 +24,15 @@ HoldId = Annotated[str, Path(alias="hold", description="The hold's id.")]
 def routes(context: AdminContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
     """Return the routes of legal holds."""
     router = APIRouter(prefix="/admin/v1/holds", tags=["holds"])
-    _add_list_route(router, context, keys)
+    _add_read_routes(router, context, keys)
     _add_place_route(router, context, keys, idempotency)
     _add_release_route(router, context, keys)
     return router
 
 
-def _add_list_route(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+def _add_read_routes(router: APIRouter, context: AdminContext, keys: Keys) -> None:
+    reader = Annotated[Caller, keys.needs("holds:read")]
+
     @router.get(
         "",
         operation_id="list_holds",
@@ -38,9 +40,7 @@ def _add_list_route(router: APIRouter, context: AdminContext, keys: Keys) -> Non
         response_model=replies.HoldList,
         responses=operations.replies(*operations.READING),
     )
-    async def list_holds(
-        filters: Annotated[HoldFilters, Query()], caller: Annotated[Caller, keys.needs("holds:read")]
-    ) -> Any:
+    async def list_holds(filters: Annotated[HoldFilters, Query()], caller: reader) -> Any:
         """List the holds on runs of the caller's tenant, the released ones included; for a caller of all tenants, every
         one."""
         if not caller.may_list(filters.tenant):
@@ -50,6 +50,20 @@ def _add_list_route(router: APIRouter, context: AdminContext, keys: Keys) -> Non
         with positions():
             holds = await administration(context, caller).holds(query)
         return as_page([_to_json(hold) for hold in holds], "id", filters.limit)
+
+    @router.get(
+        "/{hold}",
+        operation_id="get_hold",
+        summary="Show a legal hold.",
+        response_model=replies.Hold,
+        responses=operations.replies(*operations.READING),
+    )
+    async def get_hold(hold: HoldId, caller: reader) -> Any:
+        """Also a released one. For a caller of one tenant, a hold on its runs alone."""
+        found = await administration(context, caller).holds(HoldQuery(caller.tenant, id=hold))
+        if not found:
+            raise NotFound("There is no such legal hold.")
+        return json_reply(_to_json(found[0]))
 
 
 def _add_place_route(router: APIRouter, context: AdminContext, keys: Keys, idempotency: Idempotency) -> None:

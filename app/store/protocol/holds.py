@@ -33,6 +33,8 @@ class HoldQuery:
 
     tenant: str | None = None
     """None: those of every tenant."""
+    id: str | None = None
+    """The one hold that is meant; None: all."""
     in_force: bool | None = None
     """True: those that were not released; false: the others."""
     after: str | None = None

@@ -87,6 +87,8 @@ def page(conn: Connection, query: HoldQuery) -> tuple[Hold, ...]:
     """Return the holds of a query, the newest first. Raises `NotFound` if its tenant has no hold `after`."""
     of_tenant = [] if query.tenant is None else [HOLD.tenant == query.tenant]
     conditions: list[ColumnElement[bool]] = [*of_tenant]
+    if query.id is not None:
+        conditions.append(HOLD.id == query.id)
     if query.in_force is not None:
         conditions.append(IN_FORCE if query.in_force else ~IN_FORCE)
     statement = select(HOLDS).where(*conditions).order_by(HOLD.placed_at.desc(), HOLD.id.desc()).limit(query.limit)
