@@ -1,6 +1,7 @@
 """The door: settings, pool files and discovery; every fault at once, no secret ever shown."""
 
 import base64
+import json
 import stat
 from pathlib import Path
 
@@ -159,6 +160,43 @@ def faults(environ: dict[str, str]) -> tuple[str, ...]:
     with pytest.raises(ConfigInvalid) as caught:
         configure(environ)
     return caught.value.faults
+
+
+ADDRESSABLE = ["openai/gpt-4o", "meta-llama/Llama-3:free", "a..b", "a.b/c.", "a/.b", "a/...", "x@y"]
+UNADDRESSABLE = [
+    "a/../b",
+    "a/..",
+    "a/./b",
+    "a/.",
+    "a//b",
+    "a/",
+    "/a",
+    "..",
+    "a\tb",
+    "a\n",
+    "a\u202eb",
+    "a?b",
+    "a%2fb",
+    "",
+]
+
+
+@pytest.mark.parametrize("name", ADDRESSABLE + UNADDRESSABLE)
+@pytest.mark.parametrize("section", ["workers", "tiers", "aliases"])
+def test_what_cannot_be_addressed_in_a_url_is_no_name(tmp_path: Path, section: str, name: str) -> None:
+    names = {"workers": "one", "tiers": "one", "aliases": "other"} | {section: name}
+    worker, tier, alias = (json.dumps(names[part]) for part in ("workers", "tiers", "aliases"))
+    text = (
+        '[providers.near]\nformat = "rehearsal"\n\n'
+        f'[workers.{worker}]\nprovider = "near"\nmodel = "x"\nprice = {{ input = 1, output = 1 }}\n\n'
+        f"[tiers.{tier}]\npool = [{worker}]\n\n[aliases]\n{alias} = {tier}\n"
+    )
+    environ = write_pool(tmp_path, text)
+    if name in ADDRESSABLE:
+        configure(environ)
+    else:
+        (fault,) = [fault for fault in faults(environ) if "not a usable name" in fault]
+        assert f"{section}.{name}: " in fault
 
 
 def test_a_good_file(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ REHEARSAL = """
 [providers.rehearsal]
 format = "rehearsal"
 
-[workers.small]
+[workers."small"]
 provider = "rehearsal"
 model = "small"
 price = { input = 1, output = 1 }
@@ -27,7 +27,7 @@ REAL = """
 format = "openai"
 base_url = "http://127.0.0.1:9/v1"
 
-[workers.small]
+[workers."small"]
 provider = "near"
 model = "small"
 price = { input = 1, output = 1 }
@@ -87,6 +87,15 @@ async def test_a_provider_that_cannot_be_set_up_leaves_all_as_it_was(runtime: Ru
     assert runtime.gateway.peppers() == peppers
     assert runtime.context.catalog() == catalog
     assert shown_rehearsal(runtime) == 1
+
+
+async def test_a_name_that_cannot_be_addressed_leaves_all_as_it_was(
+    runtime: Runtime, environ: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    catalog = runtime.context.catalog()
+    reload(runtime, environ, REAL.replace("small", "small/../large"))
+    assert runtime.context.catalog() == catalog
+    assert "not a usable name" in str([record.__dict__ for record in caplog.records])
 
 
 async def test_a_provider_that_has_not_changed_keeps_its_adapter_and_so_its_connections(

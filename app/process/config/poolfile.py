@@ -39,7 +39,12 @@ from app.process.config.settings import did_you_mean, url_problem
 SECTIONS = ("providers", "workers", "tiers", "aliases", "evaluation", "rules")
 OPTIONAL = ("providers", "rules")
 """Sections of entries that may be empty."""
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,99}")
+NAME = re.compile(r"(?!.*/\.{0,2}(?:/|$))[A-Za-z0-9][A-Za-z0-9._/:@-]{0,99}")
+"""Names of entries, such as `meta-llama/Llama-3:free`. They are parts of addresses, such as `/v1/models/{id}`, in which
+clients and proxies resolve `.` and `..` between slashes and merge slashes that follow each other."""
+UNUSABLE_NAME = (
+    "is not a usable name; use letters, digits and . _ / : @ - (at most 100), and no empty part, `.` or `..` beside a /"
+)
 EntryT = TypeVar("EntryT", bound=Entry)
 
 
@@ -194,7 +199,7 @@ def _entries(
 
 def _entry(section: str, name: str, value: object, model: type[EntryT], faults: Faults) -> EntryT | None:
     if not NAME.fullmatch(name):
-        faults.add([section, name], "is not a usable name; use letters, digits and . _ / : @ - (at most 100)")
+        faults.add([section, name], UNUSABLE_NAME)
     if not isinstance(value, dict):
         faults.add([section, name], f"must be a table; write [{section}.{name}]")
         return None
@@ -273,7 +278,7 @@ def _aliases(document: Mapping[str, Any], faults: Faults) -> dict[str, str] | No
         if not isinstance(target, str):
             faults.add(["aliases", name], 'must be the name of a tier; write it as "baton-mini"')
         if not NAME.fullmatch(name):
-            faults.add(["aliases", name], "is not a usable name; use letters, digits and . _ / : @ - (at most 100)")
+            faults.add(["aliases", name], UNUSABLE_NAME)
     return {name: target for name, target in table.items() if isinstance(target, str)}
 
 
