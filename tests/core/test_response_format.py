@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -79,6 +80,35 @@ def test_a_schema_that_cannot_be_used_is_found_before_it_is(schema: dict[str, ob
     fault = schema_fault(schema)
     assert fault is not None
     assert "127.0.0.1" not in fault
+
+
+def _doubling(references: Callable[[int], list[dict[str, object]]], **first: object) -> dict[str, object]:
+    """Return a schema of 60 parts, each of which leads to the next one twice."""
+    parts: dict[str, dict[str, object]] = {f"d{n}": {"$anchor": f"d{n}", "anyOf": references(n + 1)} for n in range(60)}
+    return {"$ref": "#/$defs/d0", "$defs": parts | {"d60": {"$anchor": "d60", "type": "null"}}} | first
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        _doubling(lambda n: [{"$ref": f"#/$defs/d{n}"}] * 2),
+        _doubling(lambda n: [{"$ref": f"#d{n}"}, {"allOf": [{"$ref": f"#/%24defs/d{n}"}]}]),
+        _doubling(lambda n: [{"$ref": f"urn:x#/$defs/d{n}"}, {"not": {"$dynamicRef": f"#d{n}"}}], **{"$id": "urn:x"}),
+        _doubling(lambda n: [{"if": {"$ref": f"#/$defs/d{n}"}, "then": {"$ref": f"#/$defs/d{n}"}}]),
+    ],
+    ids=["pointers", "anchors", "ids", "conditions"],
+)
+def test_a_schema_that_would_hold_the_service_up_for_hours_is_refused(schema: dict[str, object]) -> None:
+    """A process does nothing else while it validates an answer."""
+    assert "by more than" in (schema_fault(schema) or "")
+
+
+def test_many_references_are_no_fault() -> None:
+    """As unions of many models have them, each of which refers to all."""
+    union = {"anyOf": [{"$ref": f"#/$defs/{n}"} for n in range(60)]}
+    fields = {"allOf": {"enum": [{"not": 5, "anyOf": True}]}, "left": union, "right": union, "then": True}
+    models = {str(n): {"type": "object", "properties": fields} for n in range(60)}
+    assert schema_fault(union | {"$defs": models}) is None
 
 
 def test_a_schema_may_refer_to_itself() -> None:

@@ -5,8 +5,11 @@ and a schema that cannot be used is refused before a run begins.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
+from urllib.parse import unquote
 
 from jsonschema_rs import Draft202012Validator, FancyRegexOptions, ValidationError
 
@@ -18,6 +21,13 @@ FAULTS = 8
 FAULT_CHARS = 200
 BACKTRACKS = 100_000
 """Steps after which a pattern counts as not matching."""
+MOST_CHECKS: Final = 10_000
+"""Schemas by which one value may be checked: 60 definitions, each of which refers to the next one twice, would ask for
+2**60 of them, and a process does nothing else while it validates."""
+MOST_DOCUMENTS: Final = 8
+"""Parts with an `$id` to which references may lead."""
+IN_PLACE: Final = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"})
+"""Keywords with schemas, or lists or tables of them, by which the same value is checked."""
 OPEN: Final = frozenset(
     {"allOf", "oneOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "patternProperties"}
 )
@@ -42,7 +52,84 @@ def schema_fault(schema: Mapping[str, Any]) -> str | None:
         validator(schema)
     except (ValidationError, ValueError):
         return "it is not a valid JSON schema of draft 2020-12 whose references stay inside it"
+    checks = _Checks(schema)
+    if len(checks.documents) > MOST_DOCUMENTS:
+        return f"it has more than {MOST_DOCUMENTS} parts with an $id"
+    if checks.most() > MOST_CHECKS:
+        return f"one value would be checked by more than {MOST_CHECKS} schemas, once references are followed"
     return None
+
+
+class _Checks:
+    """Counts by how many schemas a value is checked at its own place, be it of the whole schema or of a part of it."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._parts = [part for part in _all_in(schema) if isinstance(part, Mapping)]
+        self.documents = [part for part in self._parts if part is schema or "$id" in part]
+        self._anchored = defaultdict[str, list[object]](list)
+        for part in self._parts:
+            for keyword in ("$anchor", "$dynamicAnchor"):
+                self._anchored[str(part.get(keyword))].append(part)
+        self._counts: dict[int | str, int] = {}
+
+    def most(self) -> int:
+        """Return the largest number of any part."""
+        try:
+            return max(map(self._count, self._parts))
+        except RecursionError:
+            return MOST_CHECKS + 1
+
+    def _count(self, part: object) -> int:
+        """Return the number of a part, or of all parts to which a reference with this fragment leads."""
+        key = part if isinstance(part, str) else id(part)
+        if key not in self._counts:
+            self._counts[key] = 0  # a validator does not follow a part that leads back to itself
+            if isinstance(part, str):
+                self._counts[key] = sum(map(self._count, self._targets(part)))
+            else:
+                self._counts[key] = 1 + sum(map(self._count, self._inner(part)))
+        return self._counts[key]
+
+    def _inner(self, part: object) -> Iterator[object]:
+        """Yield the schemas by which a value of this one is checked too, and the fragments of its references."""
+        if not isinstance(part, Mapping):
+            return
+        for keyword in IN_PLACE & part.keys():
+            yield part[keyword]
+            yield from _items(part[keyword])
+        for keyword in ("$ref", "$dynamicRef"):
+            if keyword in part:
+                yield unquote(str(part[keyword]).partition("#")[2])
+
+    def _targets(self, fragment: str) -> Iterator[object]:
+        """Yield the parts to which a reference with this fragment may lead, in any document that the schema has."""
+        if fragment and not fragment.startswith("/"):
+            yield from self._anchored[fragment]
+            return
+        for document in self.documents:
+            target: object = document
+            for name in fragment.split("/")[1:]:
+                if isinstance(target, Mapping):
+                    target = target.get(name.replace("~1", "/").replace("~0", "~"))
+                else:
+                    target = next(islice(_items(target), int(name), None), None) if name.isdecimal() else None
+            yield target
+
+
+def _all_in(value: object) -> Iterator[object]:
+    """Yield a value and all that is in it."""
+    left = [value]
+    while left:
+        value = left.pop()
+        yield value
+        left += _items(value)
+
+
+def _items(value: object) -> Iterable[object]:
+    """Return the values of a table or a list; of anything else nothing."""
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
 
 
 def is_closed(schema: object) -> bool:
