@@ -1,20 +1,33 @@
 """The database goes away between an admission's COMMIT and its answer, and does not come back in time: F-18.
 
-Nobody knows then whether there is a run, and nobody is told otherwise.
+Nobody knows then whether there is a run, and nobody is told otherwise. Nor does a request that is cancelled meanwhile.
 """
 
-from collections.abc import AsyncIterator
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from app.core.run.events import Kind
 from app.errors import NotFound, StoreUnavailable
 from app.process.wiring import Runtime
 from app.store.protocol import UNDECIDED, AppendResult, Entry, RunRow
-from tests.harness.in_process import await_ended_row, client_of, pool_text, running_service
-from tests.stubs import Hang, ProviderStub
+from tests.harness.in_process import (
+    await_ended_row,
+    client_of,
+    events,
+    kinds,
+    order,
+    pool_text,
+    running_service,
+)
+from tests.harness.waiting import let_others_run, until
+from tests.stubs import Hang, ProviderStub, Reply
 
 SETTINGS = {"BATON_LEASE_SECONDS": "0.5"}
 
@@ -100,3 +113,60 @@ async def test_the_same_request_with_an_idempotency_key_may_simply_be_sent_again
     if not lands:
         with pytest.raises(NotFound):
             await runtime.context.store.run(first.headers["x-baton-run"])
+
+
+# -- a request that is cancelled meanwhile, as when its process is stopped
+
+
+@pytest.mark.parametrize(("on_disconnect", "end"), [("cancel", "cancelled"), ("finish", "succeeded")])
+async def test_a_run_whose_request_is_cancelled_as_it_is_admitted_stops_or_goes_on_as_for_a_caller_who_leaves(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, stub: ProviderStub, on_disconnect: Any, end: str
+) -> None:
+    stub.script("alpha", Hang() if on_disconnect == "cancel" else Reply())
+    append, admitted = runtime.context.store.append, asyncio.Event()
+
+    async def append_unheard(entry: Entry) -> AppendResult:
+        appended = await append(entry)
+        if entry.new is not None:
+            admitted.set()
+            await asyncio.Event().wait()
+        return appended
+
+    monkeypatch.setattr(runtime.context.store, "append", append_unheard)
+    run = runtime.context.name("run")
+    request = asyncio.create_task(
+        runtime.runs.start(order(runtime, "baton-mini", run=run, on_disconnect=on_disconnect))
+    )
+    await admitted.wait()
+    request.cancel()
+    assert (await await_end(runtime, run)).state == end
+
+
+async def test_a_run_is_cancelled_whose_request_is_cancelled_before_its_admission_is_committed(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_service(tmp_path, pool_text(stub), drives=False) as gateway:
+        await gateway.runs.start(order(gateway, "baton-mini"))  # the pool is stored from now on
+        append, appending, run = gateway.context.store.append, list[Entry](), gateway.context.name("run")
+
+        def note_and_append(entry: Entry) -> Awaitable[AppendResult]:
+            appending.append(entry)
+            return append(entry)
+
+        monkeypatch.setattr(gateway.context.store, "append", note_and_append)
+        with closing(sqlite3.connect(tmp_path / "baton.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            request = asyncio.create_task(gateway.runs.start(order(gateway, "baton-mini", run=run)))
+            await until(lambda: len(appending) == 1)
+            await let_others_run()  # its batch waits for the file
+            request.cancel()
+            await until(lambda: len(appending) == 2)
+            other.execute("ROLLBACK")
+        await until(lambda: is_asked_to_stop(gateway, run))
+
+
+async def is_asked_to_stop(runtime: Runtime, run: str) -> bool:
+    """True if the run is there, and its cancellation was asked for."""
+    with suppress(NotFound):
+        return Kind.CANCEL_ASKED in kinds(await events(runtime, run))
+    return False

@@ -14,9 +14,9 @@ from weakref import WeakValueDictionary
 from app.core.records import copy_with
 from app.core.run import caller_view
 from app.core.run.caller_view import Position, find_returned_results
-from app.core.run.events import Event
+from app.core.run.events import Event, RunCancelAsked
 from app.core.run.fold import apply_fact, state_of_admission
-from app.core.run.state import RunState, Turn
+from app.core.run.state import RunState
 from app.engine.commit.run_writer import offer_run
 from app.engine.context import EngineContext, WaitingRuns
 from app.engine.delivery import messages
@@ -40,7 +40,7 @@ from app.errors import (
 )
 from app.network.shared_read import SharedRead
 from app.stepqueue.protocol import CommittedEvents, Live
-from app.store.protocol import MOVED, UNDECIDED
+from app.store.protocol import MOVED, UNDECIDED, Entry
 
 COUNT_SECONDS = 1.0
 """Time for which a count of the runs that nobody has taken is used."""
@@ -62,7 +62,8 @@ class Cancellations:
 
     A wish is written at once while the database is there, else as soon as it has returned. Two kinds of
     runs are cancelled this way: those whose caller has left, and those that may or may not have been admitted, because
-    the database went away between a COMMIT and its answer (their callers got an error that says so, with the run's id).
+    the database went away between a COMMIT and its answer (their callers got an error that says so, with the run's id),
+    or because the request was cancelled in the middle of its admission's commit.
     """
 
     def __init__(self, context: EngineContext) -> None:
@@ -89,20 +90,22 @@ class Cancellations:
             self._added.set()
 
     @contextmanager
-    def guard_commit(self, run: str, turn: Turn | None = None) -> Iterator[None]:
-        """Around the commit that admits a run, or that begins a later turn of it (then without `turn`).
+    def guard_commit(self, run: str, *, cancels: bool) -> Iterator[None]:
+        """Around the commit that admits a run, or that begins a later turn of it.
 
-        Raises `RunUndecided` if the commit went unanswered. A run that was to stop when its caller leaves is then
-        cancelled, should it exist.
+        Raises `RunUndecided` if the commit went unanswered. With `cancels`, the run is then cancelled, should it exist;
+        so it is if the request is cancelled meanwhile.
         """
         try:
             yield
-        except StoreUnavailable as error:
-            if error.public_code != UNDECIDED:
+        except (StoreUnavailable, asyncio.CancelledError) as error:
+            if isinstance(error, StoreUnavailable) and error.public_code != UNDECIDED:
                 raise
-            if turn is not None and turn.on_disconnect == "cancel":
+            if cancels:
                 self.ask(run, "client")
-            raise RunUndecided(run) from error
+            if isinstance(error, StoreUnavailable):
+                raise RunUndecided(run) from error
+            raise
 
     async def _wake_at(self, stopping: asyncio.Event) -> None:
         """End the wait for further wishes as soon as `stopping` is set."""
@@ -132,9 +135,12 @@ class Cancellations:
         self._refused = False
 
     async def _write(self, run: str, by: str) -> None:
-        with suppress(NotFound):
-            row = await self._context.store.run(run)
-            await cancellation.ask(self._context.store, self._context.queue, row, by, self._context.now())
+        store, now = self._context.store, self._context.now()
+        try:
+            await cancellation.ask(store, self._context.queue, await store.run(run), by, now)
+        except NotFound:  # its admission may be in the batch that is being written: what is appended comes after it
+            with suppress(NotFound, RunEnded):
+                await store.append(Entry(run, now, (RunCancelAsked(by),)))
 
 
 class RunClient:
@@ -225,7 +231,7 @@ class RunClient:
         state = state_of_admission(entry.run, event, entry.at, 1)
         mailbox, follower = self._follow(order, state, salt)
         try:
-            with self.cancellations.guard_commit(entry.run, state.turn):
+            with self.cancellations.guard_commit(entry.run, cancels=state.turn.on_disconnect == "cancel"):
                 if self.engine is not None and self._can_take_now:
                     await self.engine.admit(entry, state, salt, order.task, admitted.policy)
                 else:
@@ -298,7 +304,7 @@ class RunClient:
         mailbox, follower = self._follow(order, state, waiting_run.salt)
         try:
             await self._context.pin(self._context.catalog())
-            with self.cancellations.guard_commit(run):
+            with self.cancellations.guard_commit(run, cancels=False):  # its caller sends the results again
                 if self.engine is not None and self.engine.has_room:
                     await self.engine.resume(next_turn, resumption)
                 else:
