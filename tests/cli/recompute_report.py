@@ -67,13 +67,13 @@ for run in runs:
     best.update(sorted(bills, key=bills.get)[:1] or [None] * bool(over))
     paid, least = paid + sum(end["usd"] for _, end in over if bills), least + min(bills.values(), default=0)
     for kind, at, body in ((line["kind"], line["at"], line["body"]) for line in run["lines"] if "event" in line):
-        n, error = body.get("n"), body.get("error")
+        n, error, fault = body.get("n"), body.get("error"), body.get("outage", 0) + ("driver was lost" in str(body))
         where = "plan" if n is None else str(n - opened[steps[n]["proposal"]]["base"])
         who = [one["worker"] for one in work if one["n"] == n] or [steps[n]["worker"] if n in steps else ""]
         workers_called = [one["worker"] for one in of(run, "call.intended") if one["call"] == body.get("call")]
         ended = ("run", error or run["state"], run["state"], "", "")
         ends = {"call.finished": ("call", error or body.get("outcome"), body.get("reason", ""), where, *workers_called),
-                "plan.rejected": ("plan", ("plan_rejected", "conductor_failed")[body.get("outage", 0)], "", where, ""),
+                "plan.rejected": ("plan", ("plan_rejected", "conductor_failed", "engine_lost")[fault], "", where, ""),
                 "step.failed": ("step", error, "", where, who[-1]), "run.failed": ended, "run.cancelled": ended,
                 "run.expired": ended, "run.over_budget": ended}
         if (shape := ends.get(kind)) and body.get("outcome") not in fair:

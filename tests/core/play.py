@@ -30,6 +30,7 @@ from app.core.run.events import (
     StepToolResults,
 )
 from app.core.run.fold import advance, begin
+from app.core.run.kinds import DRIVER_LOST
 from app.core.run.progress import (
     Await,
     Command,
@@ -43,7 +44,7 @@ from app.core.run.progress import (
     nesting_depth,
     parent_of,
 )
-from app.core.run.state import DRIVER_LOST, RUN_ENDED, Call, Proposal, RunState, StepState, Turn
+from app.core.run.state import RUN_ENDED, Call, Proposal, RunState, StepState, Turn
 
 POOL = ("ada", "bob", "cyd")
 DEADLINE = 1_000.0

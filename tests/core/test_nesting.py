@@ -10,7 +10,7 @@ from app.core.run import caller_view, drafts
 from app.core.run.caller_view import Position
 from app.core.run.events import Event, Fact, Kind
 from app.core.run.fold import advance
-from app.core.run.kinds import Mode
+from app.core.run.kinds import DRIVER_LOST, Mode
 from app.core.run.progress import (
     Conclude,
     Finish,
@@ -26,7 +26,7 @@ from app.core.run.progress import (
     nesting_depth,
     parent_of,
 )
-from app.core.run.state import DRIVER_LOST, ROUND_OVER, RunState
+from app.core.run.state import ROUND_OVER, RunState
 from tests.core.play import POOL, intent, outcome, step_done, step_failed
 from tests.core.test_progress import answer_step, plan_facts, queue_steps, state_of
 from tests.harness.raw_facts import fact_from_json

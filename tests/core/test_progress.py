@@ -16,9 +16,9 @@ from app.core.run import drafts
 from app.core.run.caller_view import bill
 from app.core.run.events import TERMINAL, Fact, Kind, RunSucceeded
 from app.core.run.fold import advance, apply_facts, fold
-from app.core.run.kinds import ENDED, Mode
+from app.core.run.kinds import DRIVER_LOST, ENDED, Mode
 from app.core.run.progress import Finish, Propose, Queue, Skip, decide, decide_end_again
-from app.core.run.state import DRIVER_LOST, ROUND_OVER, RUN_ENDED, RunState, answer_of
+from app.core.run.state import ROUND_OVER, RUN_ENDED, RunState, answer_of
 from tests.core.play import (
     DEADLINE,
     POOL,

@@ -12,7 +12,7 @@ from app.cli.runs import run_tree
 from app.core.message.chat import Form, Sampling, Task, Tool, Toolbox, sum_usages
 from app.core.plan.workflow import CONDUCTOR
 from app.core.run.events import Event, Kind
-from app.core.run.state import DRIVER_LOST
+from app.core.run.kinds import DRIVER_LOST
 from app.process.wiring import Runtime
 from tests.harness.ends import end_of
 from tests.harness.in_process import (

@@ -14,8 +14,8 @@ from app.core.plan.workflow import Access, Step
 from app.core.run import drafts
 from app.core.run.events import TERMINAL, Event, Kind
 from app.core.run.fold import fold
+from app.core.run.kinds import DRIVER_LOST
 from app.core.run.progress import Propose
-from app.core.run.state import DRIVER_LOST
 from app.engine.commit.run_writer import RunWriter
 from app.engine.runs import driver as driver_module
 from app.engine.runs.planning import PlannerMessage, faults
@@ -433,6 +433,9 @@ async def test_a_driver_that_dies_in_a_further_round_is_replaced(stub: ProviderS
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as again:
         await await_ended_row(again.context.store, followed_run.run)
         journal = await events(again, followed_run.run)
+        metrics = again.context.telemetry.exposition().decode()
+    assert 'baton_plans_total{outcome="engine_lost",tier="baton-deep"} 1.0' in metrics
+    assert 'outcome="outage"' not in metrics
     assert journal[-1].kind is Kind.SUCCEEDED
     opened_plans = [(body["round"], body["mode"]) for body in bodies_of(journal, Kind.PLAN_OPENED)]
     assert opened_plans == [(1, "first"), (2, "first"), (2, "first"), (3, "first")]

@@ -17,7 +17,7 @@ from app.core.pool.catalog import MILLION, Price
 from app.core.rating.feedback import Feedback, FeedbackKind, latest_scores, sign
 from app.core.records import record
 from app.core.run.events import Event, Json, read_facts
-from app.core.run.kinds import TERMINAL, Kind
+from app.core.run.kinds import DRIVER_LOST, TERMINAL, Kind
 
 Success = Literal["feedback", "graders", "signals"]
 RATING_KINDS: Mapping[str, FeedbackKind] = {"feedback": "explicit", "graders": "grader"}
@@ -546,7 +546,10 @@ def _failure(run: JournaledRun, account: _RunAccount, kind: Kind, body: Json) ->
         shape = (topology, account.position(body["n"]), call.worker if call is not None else "")
         return _Failure("call", cause, str(body.get("reason", "")), *shape)
     if kind is Kind.PLAN_REJECTED:
-        return _Failure("plan", "conductor_failed" if body["outage"] else "plan_rejected", "", topology, "plan", "")
+        cause = "conductor_failed" if body["outage"] else "plan_rejected"
+        if body["reasons"] == [DRIVER_LOST]:
+            cause = "engine_lost"
+        return _Failure("plan", cause, "", topology, "plan", "")
     if kind is Kind.STEP_FAILED:
         n = body["n"]
         return _Failure("step", body["error"], "", topology, account.position(n), account.worker(n))

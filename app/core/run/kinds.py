@@ -112,6 +112,8 @@ WITHOUT_LEASE: frozenset[Kind] = frozenset({Kind.CANCEL_ASKED})
 
 Mode = Literal["first", "repair", "fallback"]
 """The origin of a proposal: the first one of its workflow, a repair of a rejected one, or the fixed fallback."""
+DRIVER_LOST: Final = "the driver was lost while the plan was made"
+"""The reason of a proposal that is made again because nobody is left to finish it."""
 OriginKind = Literal["", "plan", "replay", "shadow"]
 """The ways in which a run follows from another one: it executes that one's plan, repeats it, or is its shadow. Empty
 for a run that a caller asked for by itself."""

@@ -31,8 +31,8 @@ from app.core.pool.breaker import NO_TIME
 from app.core.pool.catalog import ApprovalTerms
 from app.core.records import copy_with, record
 from app.core.run import approvals
-from app.core.run.kinds import Kind, Mode
-from app.core.run.state import DRIVER_LOST, NO_RESULTS, ROUND_OVER, Answer, Proposal, RunState, StepState, answer_of
+from app.core.run.kinds import DRIVER_LOST, Kind, Mode
+from app.core.run.state import NO_RESULTS, ROUND_OVER, Answer, Proposal, RunState, StepState, answer_of
 
 
 @record(frozen=True, slots=True)

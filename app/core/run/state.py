@@ -31,8 +31,6 @@ ROUND_OVER = "round_over"
 """The reason for which steps are skipped at the end of a round whose answer did not need them."""
 REPLAY = "replay"
 """The conductor's name where the plans are those of an earlier run."""
-DRIVER_LOST = "the driver was lost while the plan was made"
-"""The reason of a proposal that is made again because nobody is left to finish it."""
 
 
 # -- the records

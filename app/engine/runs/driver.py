@@ -22,7 +22,7 @@ is sent to the gateways that follow the run as soon as it is folded; they find i
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import inf
 
@@ -39,9 +39,10 @@ from app.core.run import drafts
 from app.core.run.events import CallFinished, Event, Kind
 from app.core.run.fold import apply_facts
 from app.core.run.identifiers import Trace
+from app.core.run.kinds import DRIVER_LOST
 from app.core.run.progress import Finish, Propose, decide_end_again
 from app.core.run.recording import Recording
-from app.core.run.state import CALLER, DRIVER_LOST, FALLBACK, REPLAY, Proposal, RunState, StepState
+from app.core.run.state import CALLER, FALLBACK, REPLAY, Proposal, RunState, StepState
 from app.engine.calls.attempt import outcomes_of_lost_calls
 from app.engine.calls.step_request import NOTHING, bodies_of, task_of
 from app.engine.commit.colocation import StepStarter
@@ -274,16 +275,19 @@ class Driver:
             self._context.telemetry.count("baton_plans_total", self.state.admitted.tier, "accepted")
         await self.writer.commit((draft,), contents)
 
-    async def _reject(self, reasons: Iterable[str], *, outage: bool, budget: tuple[str, float] | None = None) -> None:
+    async def _reject(self, reasons: Sequence[str], *, outage: bool, budget: tuple[str, float] | None = None) -> None:
         """Journal a proposal's end without a workflow; its steps that run already are stopped, and a planning call
         whose process is gone gets the outcome `unknown`."""
         proposal = self.state.open_proposal
         if proposal is None:
             return
         current = self.state.steps_of(proposal)
-        self._context.telemetry.count("baton_plans_total", self.state.admitted.tier, "outage" if outage else "rejected")
+        outcome = "outage" if outage else "rejected"
+        if reasons == [DRIVER_LOST]:  # the conductor is not to blame
+            outcome = "engine_lost"
+        self._context.telemetry.count("baton_plans_total", self.state.admitted.tier, outcome)
         stops = [step.n for step in current if step.state in ("queued", "running")]
-        rejected = drafts.plan_rejected(proposal.number, self._planner.call, list(reasons), outage, budget)
+        rejected = drafts.plan_rejected(proposal.number, self._planner.call, reasons, outage, budget)
         lost_calls = self.state.open_planning_calls if self._planner.idle else ()
         outcomes, held = outcomes_of_lost_calls(lost_calls)
         events = (*outcomes, *drafts.steps_skipped(current, "plan_rejected"), rejected)
