@@ -17,7 +17,7 @@ from app.core.run.caller_view import Position, find_returned_results
 from app.core.run.events import Event, RunCancelAsked
 from app.core.run.fold import apply_fact, state_of_admission
 from app.core.run.state import RunState
-from app.engine.commit.run_writer import offer_run
+from app.engine.commit.run_writer import RunSnapshot, offer_run
 from app.engine.context import EngineContext, WaitingRuns
 from app.engine.delivery import messages
 from app.engine.delivery.followers import Audience, Follower, Followers, RunChanges, step_event
@@ -301,7 +301,7 @@ class RunClient:
         state = resumption.state
         for fact in next_turn.entry.events:
             state = apply_fact(state, fact, next_turn.entry.at)
-        mailbox, follower = self._follow(order, state, waiting_run.salt)
+        mailbox, follower = self._follow(order, state, waiting_run.snapshot.salt)
         try:
             await self._context.pin(self._context.catalog())
             with self.cancellations.guard_commit(run, cancels=False):  # its caller sends the results again
@@ -426,7 +426,7 @@ class RunClient:
         state = follower.state
         owner = self._owners.pop(state.run, None)
         if state.state == "awaiting_tool" and owner is not None and follower.epoch:
-            waiting_run = WaitingRun(owner, follower.salt, state, follower.epoch, follower.engine)
+            waiting_run = WaitingRun(owner, RunSnapshot(state, follower.salt, follower.epoch), follower.engine)
             self._waiting.keep(state.run, waiting_run, state.seq)
 
 

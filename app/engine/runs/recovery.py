@@ -14,13 +14,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
 from app.core.message.chat import Usage
-from app.core.records import record
 from app.core.run.events import Kind, RunExpired
 from app.core.run.fold import apply_facts, fold
 from app.core.run.progress import Finish, give_up
 from app.core.run.state import Call, RunState
 from app.engine.calls.attempt import outcomes_of_lost_calls, read_open_calls
-from app.engine.commit.run_writer import ending, projection, run_ticket, ticket_of_row
+from app.engine.commit.run_writer import RunSnapshot, ending, projection, run_ticket, ticket_of_row
 from app.engine.context import EngineContext
 from app.engine.delivery.messages import outcome_label
 from app.engine.runs.driver import Driver, has_begun
@@ -39,18 +38,8 @@ FORGET = 500
 """Idempotency records, and rate windows, deleted in one sweep: some ten milliseconds, and more a day than any gateway
 makes."""
 
-Take = Callable[[RunState, bytes, int], Awaitable[None]]
-"""Takes a run by its state, salt and epoch. Raises `NotFound` if its content was erased."""
-
-
-@record(frozen=True, slots=True)
-class HeldRun:
-    """A run that waits for its caller, as the engine that drove it keeps it."""
-
-    salt: bytes
-    state: RunState
-    epoch: int
-    """The epoch of its row."""
+Take = Callable[[RunSnapshot], Awaitable[None]]
+"""Takes a run whose row is this engine's already. Raises `NotFound` if its content was erased."""
 
 
 class Recovery:
@@ -164,7 +153,7 @@ class Recovery:
         if late and not self._can_drive(row):
             return await self._end(state, row, give_up(state, Kind.EXPIRED, "run_expired"))
         try:
-            await self._take(state, journal.salt, row.epoch)
+            await self._take(RunSnapshot(state, journal.salt, row.epoch))
         except NotFound:
             await self._end(state, row, _without_content(late))
         except BatonError:

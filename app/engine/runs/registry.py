@@ -28,7 +28,6 @@ from app.engine.commit.run_writer import RunSnapshot, run_ticket
 from app.engine.context import EngineContext, WaitingRuns
 from app.engine.renewal import renew_regularly
 from app.engine.runs import replays, tool_results
-from app.engine.runs.admission import Owner
 from app.engine.runs.driver import (
     Driver,
     JournalAdvance,
@@ -38,8 +37,8 @@ from app.engine.runs.driver import (
     tickets_of_resumed_steps,
 )
 from app.engine.runs.planning import PlannerMessage
-from app.engine.runs.recovery import HeldRun, Recovery, hand_back
-from app.engine.runs.tool_results import NextTurn, Resumption, WaitingRun
+from app.engine.runs.recovery import Recovery, hand_back
+from app.engine.runs.tool_results import NextTurn, Resumption
 from app.errors import (
     BatonError,
     Conflict,
@@ -91,7 +90,7 @@ class Drivers:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._being_taken: set[str] = set()
         """Runs that are just being taken; each holds one of the slots."""
-        self._waiting: WaitingRuns[HeldRun] = WaitingRuns()
+        self._waiting: WaitingRuns[RunSnapshot] = WaitingRuns()
         """States of runs that were driven here and wait for their callers."""
         self._group: asyncio.TaskGroup | None = None
         self._recovery = Recovery(context, home=home, take=self._take_over)
@@ -172,13 +171,12 @@ class Drivers:
 
     async def resume(self, next_turn: NextTurn, resumption: Resumption) -> None:
         """Commit a run's next turn and drive it from there; raises what `Store.append` raises."""
-        waiting_run = resumption.waiting_run
-        run = RunSnapshot(waiting_run.state, waiting_run.salt, waiting_run.epoch)
+        run = resumption.waiting_run.snapshot
         task, policy = await read_task_and_policy(self._context, run)
         lease = Lease(self._home, self._context.now() + self._context.lease, next_turn.deadline)
-        tier = waiting_run.state.admitted.tier
+        tier = run.state.admitted.tier
         rows = tuple(Outbox(step, tier, self._home, next_turn.turn) for step in next_turn.steps)
-        turn = apply_facts(waiting_run.state, next_turn.entry.events)
+        turn = apply_facts(run.state, next_turn.entry.events)
         span = start_run_span(self._context.tracing, turn, taken_over=False)
         entry = copy_with(next_turn.entry, lease=lease, outbox=rows)
         await self._begin(self._driver(run, task, policy, span), entry)
@@ -299,7 +297,7 @@ class Drivers:
             self._context.tracing.record_wait(span.trace, state.turn.at, now, {"baton.run": state.run})
         return driver
 
-    async def _take_over(self, state: RunState, salt: bytes, epoch: int) -> None:
+    async def _take_over(self, run: RunSnapshot) -> None:
         """Go on with a run whose engine is gone: its row is ours already, and the claims of that engine have lapsed.
 
         While others write to the run it is tried again for as long as the row is sure to be ours; then the next sweep
@@ -308,20 +306,20 @@ class Drivers:
         lapses = self._context.monotonic() + self._context.lease
         while True:
             try:
-                driver = await self._lease(RunSnapshot(state, salt, epoch))
+                driver = await self._lease(run)
                 break
             except Conflict as conflict:
                 if conflict.public_code != MOVED or self._context.monotonic() >= lapses:
                     raise
             # Another process has written meanwhile, for example a wish to cancel the run.
-            journal = await self._context.store.journal(state.run, after=state.seq)
-            state = fold(journal.events, state)
-            if state.ended:
+            journal = await self._context.store.journal(run.state.run, after=run.state.seq)
+            run = copy_with(run, state=fold(journal.events, run.state))
+            if run.state.ended:
                 return
-        steps = interrupted_steps(state)
-        self._adopted.append(state.run)
+        steps = interrupted_steps(run.state)
+        self._adopted.append(run.state.run)
         with suppress(QueueUnavailable):
-            await self._context.queue.publish(DISPATCHERS, [EngineChange(state.run, self._home)])
+            await self._context.queue.publish(DISPATCHERS, [EngineChange(run.state.run, self._home)])
             of_run = copy_with(run_ticket(driver.state), driver=self._home, version=AGAIN, trace=driver.trace)
             await self._context.queue.enqueue([copy_with(of_run, step=n) for n in steps])
 
@@ -371,9 +369,10 @@ class Drivers:
             await asyncio.sleep(0)  # a step that was just begun sends its call first
             await driver.drive()
             if driver.state.state == "awaiting_tool":
-                held = HeldRun(driver.salt, driver.state, driver.writer.row_epoch)
+                held = RunSnapshot(driver.state, driver.salt, driver.writer.row_epoch)
                 self._waiting.keep(run, held, driver.state.seq)
-                self._give_recorded_results_soon(held)
+                if held.state.is_recorded_replay:
+                    self._start_beside(run, partial(self._give_recorded_results, held))
         except* BatonError as group:
             error = _first(group)
             error_code = error.public_code or "lost"
@@ -398,18 +397,10 @@ class Drivers:
             if self._tasks.get(run) is asyncio.current_task():
                 del self._tasks[run]
 
-    def _give_recorded_results_soon(self, held: HeldRun) -> None:
-        """Let a replay that waits for tool results go on with those that were recorded, if there are any."""
-        if held.state.is_recorded_replay:
-            self._start_beside(held.state.run, partial(self._give_recorded_results, held))
-
-    async def _give_recorded_results(self, held: HeldRun) -> None:
+    async def _give_recorded_results(self, held: RunSnapshot) -> None:
         """Begin the next turn of a replay with the tool results of the run that it repeats, if these have any."""
-        state = held.state
-        owner = Owner(state.admitted.tenant, "")
-        waiting = WaitingRun(owner, held.salt, state, held.epoch)
         try:
-            recorded = await replays.results(self._context, waiting)
+            recorded = await replays.results(self._context, held)
             if recorded is not None:
                 order, resumption = recorded
                 next_turn = tool_results.begin_turn(self._context, order, resumption, "")
@@ -421,7 +412,7 @@ class Drivers:
             self._context.telemetry.log(
                 logging.WARNING,
                 "A replay could not be given its recorded tool results; an engine tries it once more.",
-                run=state.run,
+                run=held.state.run,
                 error=error.code,
             )
 

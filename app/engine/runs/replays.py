@@ -35,6 +35,7 @@ from app.core.run.recording import (
 from app.core.run.state import RunState
 from app.core.run.visibility import LabelFlow
 from app.engine.calls.step_request import texts_of
+from app.engine.commit.run_writer import RunSnapshot
 from app.engine.context import EngineContext
 from app.engine.runs.admission import Order
 from app.engine.runs.driver import recording_of
@@ -286,14 +287,12 @@ def _narrowest(limits: Limits, earlier: Limits) -> Limits:
 # -- tools
 
 
-async def results(context: EngineContext, known: WaitingRun) -> tuple[Order, Resumption] | None:
+async def results(context: EngineContext, run: RunSnapshot) -> tuple[Order, Resumption] | None:
     """The turn of a replay that waits for tool results, if the run that it repeats has results for equal calls of every
     step that waits; else None: then the run waits for its caller, like any other."""
-    state = known.state
-    if not state.is_recorded_replay or not known.salt:
-        return None
+    state, tenant = run.state, run.state.admitted.tenant
     tier = context.tier_of(state.admitted)
-    if tier is None:
+    if tier is None or not run.salt:
         return None
     of_earlier, positions = await recording_of(context.store, state), places(state)
     shares: dict[int, tuple[str, bytes]] = {}
@@ -309,7 +308,7 @@ async def results(context: EngineContext, known: WaitingRun) -> tuple[Order, Res
         if recorded is None:
             return None
         body = orjson.dumps([message_to_json(message) for message in recorded.results])
-        shares[step.n] = content_ref(known.salt, body), body
+        shares[step.n] = content_ref(run.salt, body), body
         labels[step.n] = recorded.labels
     order = Order(
         task=await _latest_task(context, state),
@@ -317,15 +316,15 @@ async def results(context: EngineContext, known: WaitingRun) -> tuple[Order, Res
         model=state.admitted.model,
         effort=state.admitted.effort,
         limits=state.admitted.limits,
-        tenant=known.owner.tenant,
-        key=known.owner.key,
+        tenant=tenant,
+        key="",
         followed=False,
         on_disconnect="finish",
         wire=state.turn.wire,
         origin_kind="replay",
         origin_run=state.admitted.origin_run,
     )
-    return order, Resumption(known, "go_on", shares, labels)
+    return order, Resumption(WaitingRun(order.owner, run), "go_on", shares, labels)
 
 
 async def _latest_task(context: EngineContext, state: RunState) -> Task:

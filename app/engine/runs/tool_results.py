@@ -22,6 +22,7 @@ from app.core.run.events import Event, RunResumed, StepToolResults, facts
 from app.core.run.fold import fold
 from app.core.run.state import RunState, Turn
 from app.core.run.visibility import reading_of
+from app.engine.commit.run_writer import RunSnapshot
 from app.engine.context import EngineContext, WaitingRuns
 from app.engine.runs.admission import Order, Owner, request_tags, split_content, untaken_seconds
 from app.errors import InvalidRequest, NotFound
@@ -34,14 +35,10 @@ PLURALS: Mapping[str, str] = {"image": "images", "pdf": "PDFs"}
 
 @record(frozen=True, slots=True)
 class WaitingRun:
-    """A run as far as its next turn needs it."""
+    """A run as far as its next turn needs it. Its salt is empty where its content was erased."""
 
     owner: Owner
-    salt: bytes
-    """Empty where its content was erased."""
-    state: RunState
-    epoch: int
-    """The epoch of its row then."""
+    snapshot: RunSnapshot
     engine: str = ""
     """The address of the engine that drove it, and may still hold its state; empty where that is not known."""
 
@@ -60,7 +57,7 @@ class Resumption:
     @property
     def state(self) -> RunState:
         """Return the state of the run."""
-        return self.waiting_run.state
+        return self.waiting_run.snapshot.state
 
 
 @record(frozen=True, slots=True)
@@ -84,20 +81,21 @@ async def find_resumption(
     Raises `InvalidRequest` for results that belong to no run. A run of another owner counts as unknown.
     """
     waiting_run = waiting_runs.take(results.run)
-    if waiting_run is None or waiting_run.state.unanswered_tool_calls.keys() != results.results.keys():
+    if waiting_run is None or waiting_run.snapshot.state.unanswered_tool_calls.keys() != results.results.keys():
         waiting_run = await _look_up(context, order.tenant, results.run, waiting_run)
-    state, tier = waiting_run.state, waiting_run.state.admitted.tier
+    state, salt = waiting_run.snapshot.state, waiting_run.snapshot.salt
+    tier = state.admitted.tier
     is_same_tier_or_key = tier == order.tier.name or waiting_run.owner.key == order.key
     if waiting_run.owner.tenant != order.tenant or not is_same_tier_or_key:
         raise caller_view.unknown_call_error()
     kind = caller_view.classify_results(state, results)
-    if kind == "history" or not waiting_run.salt or tier not in context.catalog().tiers:
+    if kind == "history" or not salt or tier not in context.catalog().tiers:
         return None
     portions = caller_view.messages_by_step(state, results)
     shares = {}
     for n, messages in portions.items():
         body = orjson.dumps([message_to_json(message) for message in messages])
-        shares[n] = (content_ref(waiting_run.salt, body), body)
+        shares[n] = (content_ref(salt, body), body)
     if kind == "repeat":
         _check_same(state, shares)
     else:
@@ -120,14 +118,15 @@ async def _look_up(context: EngineContext, tenant: str, run: str, kept: WaitingR
         journal = await store.journal(run, upto=row.seq)
         salt, state = journal.salt, fold(journal.events)
     else:
-        journal = await store.journal(run, upto=row.seq, after=kept.state.seq)
-        salt, state = kept.salt, fold(journal.events, kept.state)
+        before = kept.snapshot
+        journal = await store.journal(run, upto=row.seq, after=before.state.seq)
+        salt, state = before.salt, fold(journal.events, before.state)
     epoch = row.epoch
     if row.driver:  # an engine that has taken it over is about to end it or to let go of it
         epoch = 0
     if row.erased:
         salt = b""
-    return WaitingRun(Owner(row.tenant, row.key), salt, state, epoch)
+    return WaitingRun(Owner(row.tenant, row.key), RunSnapshot(state, salt, epoch))
 
 
 def _check_same(state: RunState, shares: Mapping[int, tuple[str, bytes]]) -> None:
@@ -220,7 +219,7 @@ def begin_turn(context: EngineContext, order: Order, resumption: Resumption, gat
     request says. No engine drives the run yet."""
     state, now = resumption.state, context.now()
     parts = task_parts(replace(order.task, messages=(), user=None, metadata={}))
-    request = (content_ref(resumption.waiting_run.salt, parts.whole), parts.whole)
+    request = (content_ref(resumption.waiting_run.snapshot.salt, parts.whole), parts.whole)
     once = ""
     if order.once is not None:
         once = order.once.id
@@ -232,7 +231,7 @@ def begin_turn(context: EngineContext, order: Order, resumption: Resumption, gat
         run=state.run,
         at=now,
         events=(drafts.run_resumed(turn, once), *_results(order, resumption)),
-        epoch=resumption.waiting_run.epoch,
+        epoch=resumption.waiting_run.snapshot.epoch,
         contents=(request, *resumption.shares.values()),
         outbox=_early_tickets(resumption, turn),
         tags=(*_label_tags(resumption), *request_tags(order)),
