@@ -1,7 +1,9 @@
 """`POST /v1/runs/{id}/cancel` and `baton runs cancel`: whoever drives the run, and whatever has become of it."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from tests.harness.conversations import Conversation, look_call, tool_call_reply
 from tests.harness.in_process import LONG_LEASE, events, finish, kinds, order, plan, pool_text, running_service
 from tests.harness.raw_facts import fact_from_json
 from tests.harness.stand_ins import chat_body
-from tests.harness.waiting import PATIENCE_SECONDS
+from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.stubs import Hang, ProviderStub, Reply
 
 
@@ -229,6 +231,19 @@ async def test_a_wish_is_written_once(stub: ProviderStub, runtime: Runtime) -> N
     outcome = await finish(followed_run)
     assert outcome.ended.state.state == "cancelled"
     assert kinds(await events(runtime, followed_run.run)).count(Kind.CANCEL_ASKED) == 1
+
+
+async def test_a_run_with_an_event_of_a_newer_release_is_cancelled_as_well(stub: ProviderStub, tmp_path: Path) -> None:
+    """Its gateway asks for that when its caller leaves, and goes on with other runs."""
+    async with running_service(tmp_path, pool_text(stub), drives=False, audits=False) as gateway:
+        followed_run = await gateway.runs.start(order(gateway, "baton-mini"))
+        with closing(sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS)) as database:
+            with database:
+                database.execute("UPDATE events SET kind = 'run.dreamt' WHERE run = ?", (followed_run.run,))
+            gateway.runs.leave(followed_run)
+            wish = "SELECT count(*) FROM events WHERE run = ? AND kind = 'run.cancel_asked'"
+            await until(lambda: database.execute(wish, (followed_run.run,)).fetchone() == (1,))
+        await gateway.runs.start(order(gateway, "baton-mini"))
 
 
 async def test_a_process_that_stops_does_not_wait_for_further_wishes(

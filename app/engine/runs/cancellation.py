@@ -8,7 +8,7 @@ that has ended stays as it is.
 from contextlib import suppress
 
 from app.core.run.events import Kind, RunCancelAsked
-from app.errors import QueueUnavailable, RunEnded
+from app.errors import EventMalformed, QueueUnavailable, RunEnded
 from app.stepqueue.protocol import CommittedEvents, StepQueue
 from app.store.protocol import Entry, RunRow, TenantStore
 
@@ -20,8 +20,9 @@ async def ask(store: TenantStore, queue: StepQueue | None, row: RunRow, by: str,
     """
     if row.ended_at is not None:
         return
-    if any(event.kind is Kind.CANCEL_ASKED for event in (await store.journal(row.id)).events):
-        return
+    with suppress(EventMalformed):  # a newer engine may drive the run, and hears of this request like any other
+        if any(event.kind is Kind.CANCEL_ASKED for event in (await store.journal(row.id)).events):
+            return
     try:
         appended = await store.append(Entry(row.id, now, (RunCancelAsked(by),)))
     except RunEnded:

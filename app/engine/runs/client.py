@@ -7,6 +7,7 @@ the admission itself, together with the plan and the first intents.
 """
 
 import asyncio
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from weakref import WeakValueDictionary
@@ -131,6 +132,10 @@ class Cancellations:
             except StoreUnavailable:
                 self._refused = True
                 return
+            except Exception as bug:
+                self._context.telemetry.log(
+                    logging.ERROR, "A run could not be cancelled because of a bug; it goes on.", bug, run=run
+                )
             self._wishes.pop(run, None)
         self._refused = False
 
