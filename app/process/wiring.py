@@ -51,7 +51,6 @@ from app.network.tracing import SIGNALS, Tracing, exports
 from app.process.clock import Clock
 from app.process.config import Configuration, Settings, content_keys, endpoint_secret, pepper_file, peppers, rate_limits
 from app.process.config.secret_files import secret_text
-from app.providers.authentication import EXTRAS
 from app.providers.endpoints import Endpoints
 from app.providers.formats import adapter
 from app.providers.protocol import ClosableProvider, Provider
@@ -125,8 +124,7 @@ class Pool:
         rekeyed = set()
         for name, spec in configuration.catalog.providers.items():
             before, after = self._parts.get(name), _parts_of(name, spec, configuration)
-            is_kept = before == after and spec.auth not in EXTRAS
-            adapters[name] = self._adapters[name] if is_kept else _adapter(name, spec, configuration)
+            adapters[name] = self._adapters[name] if before == after else _adapter(name, spec, configuration)
             parts[name] = after
             if before is not None and before.secrets != after.secrets:
                 rekeyed.add(name)
@@ -237,7 +235,8 @@ def _adapter(name: str, spec: ProviderSpec, configuration: Configuration) -> Clo
 class AdapterParts:
     """The settings, secrets and files that an adapter is set up with.
 
-    Credentials that the library of a cloud finds by itself (`auth`) are not among them.
+    Credentials that the library of a cloud finds by itself (`auth`) are not among them: an adapter looks for them anew
+    when they are refused.
     """
 
     spec: ProviderSpec

@@ -6,7 +6,8 @@
     google .... a token of Google Cloud, by google-auth              (extra `vertex`)
 
 The libraries are imported when a pool file asks for them, and find their credentials by their own rules: variables of
-the environment, files, or the identity of the machine. They block, so they run in a thread.
+the environment, files, or the identity of the machine. They block, so they run in a thread. Once a provider has refused
+a request, credentials are looked for anew, because those that are replaced in a file are read once only.
 """
 
 import asyncio
@@ -38,6 +39,10 @@ class Authentication(Protocol):
 
     async def headers(self, url: str, body: bytes) -> Mapping[str, str]:
         """Return the headers that authenticate a POST of these bytes; raises what its library raises."""
+        ...
+
+    def forget(self) -> None:
+        """Have the library find its credentials anew before the next request."""
         ...
 
 
@@ -98,6 +103,10 @@ class Token:
                     self._until = self._tick() + FRESH
         return {"authorization": f"Bearer {self._token}"}
 
+    def forget(self) -> None:
+        """See `Authentication`."""
+        self._fetch, self._until = None, float("-inf")
+
     def _fetch_token(self) -> str:
         self._fetch = self._fetch or self._source()
         return self._fetch()
@@ -136,6 +145,10 @@ class Signature:
     async def headers(self, url: str, body: bytes) -> Mapping[str, str]:
         """See `Authentication`."""
         return await asyncio.to_thread(self._sign, url, body)
+
+    def forget(self) -> None:
+        """See `Authentication`."""
+        self._credentials = None
 
     def _sign(self, url: str, body: bytes) -> Mapping[str, str]:
         auth = import_module("botocore.auth")

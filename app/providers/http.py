@@ -246,6 +246,11 @@ class Endpoint:
             self.secrets = (*self._fixed_secrets, secret, secret.removeprefix("Bearer "))
         return headers
 
+    def forget_credentials(self) -> None:
+        """Have credentials that a cloud's library has found be looked for anew: they may have been replaced."""
+        if self._auth is not None:
+            self._auth.forget()
+
     async def close(self) -> None:
         """Close all connections; calls in flight fail."""
         await self._client.aclose()
@@ -296,6 +301,8 @@ async def exchange(
             await call.drain()
     except WorkerError as error:
         error.failure = call.explain_failure(error.failure)
+        if error.failure.reason == "authentication":
+            endpoint.forget_credentials()
         raise
 
 

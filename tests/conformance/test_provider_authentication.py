@@ -109,6 +109,8 @@ async def test_a_token_is_asked_for_again_after_a_minute_and_by_one_call_at_a_ti
     assert await token.headers("", b"") == first[0]
     now[0] = authentication.FRESH
     assert await token.headers("", b"") == {"authorization": "Bearer token-2"}
+    token.forget()
+    assert await token.headers("", b"") == {"authorization": "Bearer token-3"}
 
 
 # --- Bedrock
@@ -143,6 +145,27 @@ async def test_a_signature_of_another_region_or_secret_is_refused(aws: None, mon
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
         spec = ProviderSpec("cloud", "anthropic", cloud.url, auth="aws", region=REGION)
         assert type(await error(spec, worker=CLAUDE)) is WorkerMisconfigured
+
+
+async def test_credentials_that_were_replaced_are_found_once_the_old_ones_are_refused(
+    aws: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with CloudStub(require_signature(ACCESS, SECRET, REGION)) as cloud:
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "revoked")
+        opened = adapter(ProviderSpec("cloud", "openai", f"{cloud.url}/openai/v1", auth="aws", region=REGION))
+        question = request()
+        outcomes: list[object] = []
+        for _attempt in range(3):
+            try:
+                async for _ in opened.stream(question, opened.render(question), PATIENT):
+                    pass
+                outcomes.append("answered")
+            except WorkerError as refused:
+                outcomes.append(type(refused))
+            if len(outcomes) == 1:
+                monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+        await opened.close()
+    assert outcomes == [WorkerMisconfigured, "answered", "answered"]
 
 
 async def test_openais_format_at_bedrock_is_signed_too(aws: None) -> None:

@@ -111,3 +111,15 @@ async def test_a_provider_that_has_not_changed_keeps_its_adapter_and_so_its_conn
     certificate.write_bytes(trustme.CA().cert_pem.bytes())
     reload(runtime, environ, pool)
     assert runtime.pool.provider("near") is not adapter
+
+
+@pytest.mark.parametrize("auth", ["azure", "google", "aws"])
+async def test_a_provider_with_the_credentials_of_a_cloud_keeps_its_adapter_as_well(
+    runtime: Runtime, environ: dict[str, str], auth: str
+) -> None:
+    region = 'region = "eu-west-1"\n' if auth == "aws" else ""
+    pool = REAL.replace("\n[workers", f'auth = "{auth}"\n{region}\n[workers')
+    reload(runtime, environ, pool)
+    adapter = runtime.pool.provider("near")
+    reload(runtime, environ, pool)
+    assert runtime.pool.provider("near") is adapter
