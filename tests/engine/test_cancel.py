@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from app.engine.runs import client as run_client
 from app.errors import Overloaded
 from app.gateway.runs import cancel
 from app.process.wiring import Runtime
+from app.stepqueue.protocol import Delta, Live
 from app.store.protocol import AppendResult, Entry, RunRow
 from tests.harness.callers import add_key, client_over_socket, post_chat
 from tests.harness.conversations import Conversation, look_call, tool_call_reply
@@ -244,6 +245,27 @@ async def test_a_run_with_an_event_of_a_newer_release_is_cancelled_as_well(stub:
             wish = "SELECT count(*) FROM events WHERE run = ? AND kind = 'run.cancel_asked'"
             await until(lambda: database.execute(wish, (followed_run.run,)).fetchone() == (1,))
         await gateway.runs.start(order(gateway, "baton-mini"))
+
+
+async def test_a_call_that_is_stopped_while_its_text_is_sent_on_has_its_time_in_the_journal(
+    stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, sending = runtime.context.queue.publish, asyncio.Event()
+
+    async def send_no_text(address: str, messages: Sequence[Live]) -> None:
+        if any(isinstance(message, Delta) for message in messages):
+            sending.set()
+            await asyncio.Event().wait()
+        await publish(address, messages)
+
+    monkeypatch.setattr(runtime.context.queue, "publish", send_no_text)
+    followed_run = await runtime.runs.start(order(runtime, "baton-mini", streams=True))
+    await sending.wait()
+    runtime.runs.cancellations.ask(followed_run.run, "client")
+    await finish(followed_run)
+    (end,) = [event.body for event in await events(runtime, followed_run.run) if event.kind is Kind.CALL_FINISHED]
+    assert end["outcome"] == "cancelled"
+    assert end["seconds"] > 0
 
 
 async def test_a_process_that_stops_does_not_wait_for_further_wishes(

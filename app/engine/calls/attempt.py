@@ -12,7 +12,7 @@ and an outcome with the step's end. The order is fixed:
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -452,7 +452,7 @@ class Attempt:
         """Note that the call is not made after all, for the worker's breaker."""
         self._context.health.cancel_call(self.worker, extra=self._planned.extra)
 
-    async def stream(self) -> AsyncIterator[list[Piece]]:
+    async def stream(self) -> AsyncGenerator[list[Piece], None]:
         """Make the call and pass on its pieces. Raises the `WorkerError` that ended it, after noting it, also
         where that is a bug of ours."""
         times = self._times

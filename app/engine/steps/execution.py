@@ -17,7 +17,7 @@ step is not tried again; one that nobody has received yet is. A worker whose ans
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
@@ -562,13 +562,14 @@ class Execution:
         try:
             with attempt.abandon_on_error():  # a stop that came with the intent ends the call before it was begun
                 self._work.allow_interruption()
-            async for pieces in attempt.stream():
-                if not attempt.live or attempt.reply.end is not None:  # what comes with the end is sent with it
-                    continue
-                if (delta := relay.delta(pieces)) is not None:
-                    followers = self._followers(state)
-                    relay.was_sent = relay.was_sent or bool(followers)
-                    await self._send(followers, delta)
+            async with aclosing(attempt.stream()) as stream:  # a call that is stopped ends before its outcome is made
+                async for pieces in stream:
+                    if not attempt.live or attempt.reply.end is not None:  # what comes with the end is sent with it
+                        continue
+                    if (delta := relay.delta(pieces)) is not None:
+                        followers = self._followers(state)
+                        relay.was_sent = relay.was_sent or bool(followers)
+                        await self._send(followers, delta)
         except asyncio.CancelledError:
             await self._withdraw()
             raise
