@@ -10,8 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from datetime import UTC, datetime
 
 from app.core.run.identifiers import run_of_reply
-from app.core.run.kinds import RUN_STATES
-from app.errors import ConfigInvalid, NotFound, RunPruned, StoreUnavailable
+from app.errors import NotFound, RunPruned, StoreUnavailable
 from app.process.config import Settings, content_keys, describe
 from app.store.archive import Archive, open_archive
 from app.store.protocol import Actor, RunQuery, RunRow, Store
@@ -151,9 +150,3 @@ def _times_of_prefix(prefix: str) -> tuple[float | None, float | None]:
         return None, None
     first, last = int(digits.ljust(TIME_DIGITS, "0"), 16), int(digits.ljust(TIME_DIGITS, "f"), 16)
     return first / 1000 - SKEW_SECONDS, last / 1000 + SKEW_SECONDS
-
-
-def check_state(state: str | None) -> None:
-    """Raise `ConfigInvalid` for a state that no run can have."""
-    if state is not None and state not in RUN_STATES:
-        raise ConfigInvalid([f"--state: there is no such state; there are {', '.join(RUN_STATES)}"])

@@ -139,6 +139,8 @@ def test_values_have_their_units_and_defaults(words: str, name: str, value: Any)
         ("calibrate --each 4", "'1', '2', '3'"),
         ("runs lst", "No such command 'lst'"),
         ("runs ls --stat x", "--state"),
+        ("runs ls --state done", "'succeeded'"),
+        ("replay --since 1d --state done", "'succeeded'"),
         ("report --since 5300w", "at most 100 years"),
         ("report --threshold nan", "finite"),
         ("runs show last --seconds -1", "range"),

@@ -22,7 +22,7 @@ from app.cli.declarations import (
     option,
     repeatable,
 )
-from app.core.run.kinds import OriginKind
+from app.core.run.kinds import RUN_STATES, OriginKind
 
 VIEWS = ("tree", "graph", "timeline", "state")
 VIEW = in_order(
@@ -46,6 +46,7 @@ FOLLOWING = in_order(
     ),
     option("--origin-run", metavar="ID", help="Only runs that follow from this run."),
 )
+STATE = option("--state", type=click.Choice(RUN_STATES), help="Only runs of this state.")
 FILTERS = in_order(
     filter_options("tier", "worker", "label", "topology", "model"),
     option("--user", help="Only runs whose request named this end user (user or safety_identifier)."),
@@ -70,8 +71,7 @@ def define(root: Group) -> None:
         "baton runs ls --rated bad --since 7d",
     )
     @option("--limit", type=Count(1_000), default=20, help="The most runs to list, up to 1,000.")
-    @filter_options("state")
-    @FILTERS
+    @in_order(STATE, FILTERS)
     @option("--min-cost", type=DOLLARS, help="Only runs that cost this many dollars or more.")
     @option("--max-cost", type=DOLLARS, help="Only runs that cost this many dollars or less.")
     @option("--request-id", metavar="ID", help="Only runs that the request with this x-request-id began or continued.")
@@ -174,9 +174,7 @@ def _define_replay(root: Group) -> None:
         "baton replay --since 1d --pool next.toml --json",
     )
     @argument("run", "Runs by id, prefix, id of a reply, or last.", required=False, nargs=-1)
-    @SINCE
-    @filter_options("state")
-    @FILTERS
+    @in_order(SINCE, STATE, FILTERS)
     @option("--limit", type=COUNT, default=20, help="The most runs to replay.")
     @option("--seed", type=int, help="Draw them at random with this seed, in place of the newest ones.")
     @repeatable(

@@ -36,7 +36,6 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     settings = read(environ)
     terminal.log_to_stderr("warning")
     storage.print_database(settings)
-    storage.check_state(args.state)
     if args.follow:
         event_loop.run(_follow(settings, args, now))
     else:
