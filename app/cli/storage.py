@@ -5,13 +5,14 @@ import getpass
 import logging
 import re
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 
+from app.cli import terminal
 from app.core.run.identifiers import run_of_reply
 from app.errors import NotFound, RunPruned, StoreUnavailable
-from app.process.config import Settings, content_keys, describe
+from app.process.config import Settings, content_keys, describe, read
 from app.store.archive import Archive, open_archive
 from app.store.protocol import Actor, RunQuery, RunRow, Store
 from app.store.sql import open_store
@@ -34,6 +35,15 @@ def database_name(settings: Settings) -> str:
 def print_database(settings: Settings) -> None:
     """Name the configured database on standard error."""
     print(f"database: {database_name(settings)}", file=sys.stderr, flush=True)
+
+
+def read_settings(environ: Mapping[str, str]) -> Settings:
+    """Read the settings for a command on the configured database, and name that on standard error, where warnings of
+    the log go, too. Raises `ConfigInvalid`."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    print_database(settings)
+    return settings
 
 
 def operator() -> Actor:

@@ -12,7 +12,7 @@ from app.core.pool import budgets
 from app.core.pool.budgets import EVERYBODY, Budget, Scope
 from app.core.pool.catalog import MILLION
 from app.errors import ConfigInvalid, NotFound
-from app.process.config import Settings, read
+from app.process.config import Settings
 from app.store.protocol import BudgetUse, Store
 
 MOST_ACCOUNTS = 10_000
@@ -21,9 +21,7 @@ MOST_ACCOUNTS = 10_000
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs on the configured database."""
-    settings = read(environ)
-    terminal.log_to_stderr("warning")
-    storage.print_database(settings)
+    settings = storage.read_settings(environ)
     verbs = {"set": _set, "ls": _list, "show": _show, "rm": _remove}
     event_loop.run(verbs[args.verb](settings, args, now()))
     return 0

@@ -5,14 +5,12 @@ from collections.abc import Callable, Mapping
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.errors import ConfigInvalid
-from app.process.config import Settings, read
+from app.process.config import Settings
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command on the configured database."""
-    settings = read(environ)
-    terminal.log_to_stderr("warning")
-    storage.print_database(settings)
+    settings = storage.read_settings(environ)
     if settings.content_keys is None:
         raise ConfigInvalid(["BATON_CONTENT_KEYS: is not set; nothing is encrypted without it"])
     event_loop.run(_rewrap(settings, args))

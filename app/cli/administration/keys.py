@@ -9,7 +9,7 @@ from app.cli.arguments import Arguments
 from app.core.roles import ROLES, role_of, scopes_of
 from app.errors import ConfigInvalid, NotFound
 from app.gateway.http.api_keys import is_in_force, key_to_json, mint, new_secret, pepper_mark
-from app.process.config import Configuration, Settings, configure, pepper_note, peppers, read
+from app.process.config import Configuration, Settings, configure, pepper_note, peppers
 from app.store.protocol import KeyRow, Store
 
 PEPPER_NOTES: Mapping[str, str] = {
@@ -23,9 +23,7 @@ PEPPER_NOTES: Mapping[str, str] = {
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs on the configured database."""
-    settings = read(environ)
-    terminal.log_to_stderr("warning")
-    storage.print_database(settings)
+    settings = storage.read_settings(environ)
     if args.verb == "add":
         _check_tiers(configure(environ), args.tiers)
         event_loop.run(_add(settings, args, now()))

@@ -6,15 +6,13 @@ from dataclasses import asdict
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.errors import NotFound
-from app.process.config import Settings, read
+from app.process.config import Settings
 from app.store.protocol import TenantRow
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs on the configured database."""
-    settings = read(environ)
-    terminal.log_to_stderr("warning")
-    storage.print_database(settings)
+    settings = storage.read_settings(environ)
     if args.verb != "ls":
         event_loop.run(_change(settings, args, now()))
     rows = event_loop.run(_read(settings))

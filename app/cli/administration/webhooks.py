@@ -8,7 +8,7 @@ from app.cli.arguments import Arguments
 from app.core.run import notices
 from app.core.run.notices import FailedNotice
 from app.errors import ConfigInvalid, NotFound
-from app.process.config import Settings, read
+from app.process.config import Settings
 
 MAX_FAILED_MESSAGES = 10_000
 """Messages among which `resend` looks."""
@@ -16,9 +16,7 @@ MAX_FAILED_MESSAGES = 10_000
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs on the configured database."""
-    settings = read(environ)
-    terminal.log_to_stderr("warning")
-    storage.print_database(settings)
+    settings = storage.read_settings(environ)
     if args.verb == "failed":
         event_loop.run(_list_failed(settings, args))
     else:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.console.admin.change_words import change_facts
-from app.process.config import Settings, read
+from app.process.config import Settings
 from app.store.protocol import AdminEvent, AdminEventQuery
 
 
@@ -38,9 +38,7 @@ def read_changes(
     action: str | None = None,
 ) -> tuple[AdminEvent, ...]:
     """Read what a command asks for from the log of changes of the configured database, the newest first."""
-    settings = read(environ)
-    terminal.log_to_stderr("warning")
-    storage.print_database(settings)
+    settings = storage.read_settings(environ)
     since = None
     if args.since:
         since = now() - args.since

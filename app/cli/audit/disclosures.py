@@ -15,7 +15,7 @@ from app.core.run.visibility import complete_disclosures
 from app.errors import ConfigInvalid
 from app.gateway.runs import disclosures
 from app.gateway.wire import query as wire
-from app.process.config import Settings, read
+from app.process.config import Settings
 from app.store.protocol import Disclosure, DisclosureQuery, Store
 
 PAGE_ROWS = 500
@@ -27,9 +27,7 @@ COLUMNS = ("when", "run", "step", "recipient", "kind", "region", "saw", "labels"
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command on the configured database. Returns the exit status."""
-    settings = read(environ)
-    terminal.log_to_stderr("warning")
-    storage.print_database(settings)
+    settings = storage.read_settings(environ)
     if args.action == "rebuild":
         return event_loop.run(_rebuild(settings, as_json=args.json))
     query = query_of(args, now())

@@ -13,7 +13,7 @@ from app.core.transparency.notes import Checkpoint, NoteInvalid, Signer, Verifie
 from app.core.transparency.tiles import TileMissing
 from app.errors import ConfigInvalid, NotFound, RunPruned
 from app.gateway.runs.log_route import proof_of_run
-from app.process.config import Settings, read
+from app.process.config import Settings
 from app.store.protocol import LogState, Proof, ProvenLeaf, Store
 
 SEED_BYTES = 32
@@ -25,9 +25,7 @@ def run(args: Arguments, environ: Mapping[str, str], _now: Callable[[], float]) 
     """Carry out one of the verbs. Returns the exit status."""
     if getattr(args, "new_key", None):
         return _new_key(args.new_key, as_json=args.json)
-    settings = read(environ)
-    terminal.log_to_stderr("warning")
-    storage.print_database(settings)
+    settings = storage.read_settings(environ)
     try:
         if args.verb == "proof":
             return event_loop.run(_prove(settings, args))

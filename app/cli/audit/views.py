@@ -5,15 +5,12 @@ from collections.abc import Callable, Mapping
 from app.cli import storage, terminal
 from app.cli.arguments import Arguments
 from app.errors import ConfigInvalid
-from app.process.config import read
 from app.store.sqlkit import audit_views, revisions
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command. Returns the exit status."""
-    settings = read(environ)
-    terminal.log_to_stderr("warning")
-    storage.print_database(settings)
+    settings = storage.read_settings(environ)
     if settings.database_url.startswith("sqlite"):
         raise ConfigInvalid(["the views are for Postgres; an SQLite file has no roles that could be kept from texts"])
     names = ", ".join(audit_views.VIEWS)

@@ -23,7 +23,7 @@ from app.core.run.kinds import ENDED, RUN_STATES
 from app.core.run.state import RunState
 from app.engine.runs.recovery import end_restored
 from app.errors import ConfigInvalid, NotFound, QueueUnavailable
-from app.process.config import Settings, read
+from app.process.config import Settings
 from app.store.protocol import RunQuery, RunRow, Store
 from app.store.sqlkit import revisions
 
@@ -81,9 +81,7 @@ class RestoredState:
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command. Returns 1 if other processes of Baton use the database."""
-    settings = read(environ)
-    terminal.log_to_stderr("warning")
-    storage.print_database(settings)
+    settings = storage.read_settings(environ)
     with storage.name_database_in_failures(settings):
         others = revisions.count_connections(settings.database_url)
     if others and not args.dry_run:

@@ -14,7 +14,7 @@ from app.cli.arguments import Arguments
 from app.core.pool.catalog import MILLION
 from app.gateway.runs.stored_overview import read_overview
 from app.gateway.wire.query import OverviewFilters
-from app.process.config import Settings, read
+from app.process.config import Settings
 
 POLL_SECONDS = 2.0
 MAX_WORKERS = 8
@@ -24,9 +24,7 @@ Json = Mapping[str, Any]
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command. Returns the exit status."""
-    settings = read(environ)
-    terminal.log_to_stderr("warning")
-    storage.print_database(settings)
+    settings = storage.read_settings(environ)
     event_loop.run(_top(settings, args, now))
     return 0
 

@@ -15,15 +15,13 @@ from app.engine.runs.approvals import Decision, write_decision
 from app.errors import NotFound
 from app.gateway.runs.approvals import WAITING, approval_of, estimate, mark
 from app.gateway.runs.forecasts import read_history
-from app.process.config import Settings, configure, read
+from app.process.config import Settings, configure
 from app.store.protocol import APPROVAL_TAG, ASKED, RunQuery, RunRow, Store
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs on the configured database."""
-    settings = read(environ)
-    terminal.log_to_stderr("warning")
-    storage.print_database(settings)
+    settings = storage.read_settings(environ)
     if args.verb == "ls":
         approvals = event_loop.run(_list(settings, args.limit, decided=args.decided))
         if args.json:

@@ -8,7 +8,7 @@ from app.cli import event_loop, storage, terminal
 from app.cli.administration.keys import find_key
 from app.cli.arguments import Arguments
 from app.errors import ConfigInvalid
-from app.process.config import Settings, read
+from app.process.config import Settings
 from app.store.protocol import Hold, HoldScope, Store
 
 COLUMNS = ("id", "covers", "reason", "placed", "by", "released", "by")
@@ -16,9 +16,7 @@ COLUMNS = ("id", "covers", "reason", "placed", "by", "released", "by")
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs on the configured database."""
-    settings = read(environ)
-    terminal.log_to_stderr("warning")
-    storage.print_database(settings)
+    settings = storage.read_settings(environ)
     verbs = {"add": _add, "ls": _list, "release": _release}
     holds = event_loop.run(verbs[args.verb](settings, args, now()))
     if args.json:

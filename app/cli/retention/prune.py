@@ -8,15 +8,13 @@ from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.core.records import copy_with, record
 from app.engine.retention import Pruner, PruneResult, archiving, prune_query
-from app.process.config import Settings, read
+from app.process.config import Settings
 from app.store.protocol import PruneQuery, Store
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command on the configured database. Returns the exit status: 1 if a journal is damaged."""
-    settings = read(environ)
-    terminal.log_to_stderr("warning")
-    storage.print_database(settings)
+    settings = storage.read_settings(environ)
     query = prune_query(now(), args.before, settings.idempotency_hours * 3600)
     if args.dry_run:
         runs, events, kept = event_loop.run(_count(settings, query))

@@ -49,7 +49,7 @@ from app.core.run.timeline import timeline
 from app.engine.runs import cancellation
 from app.errors import ConfigInvalid
 from app.gateway.runs import audit, cancel, explanation
-from app.process.config import Settings, read
+from app.process.config import Settings
 
 POLL_SECONDS = 0.25
 CANCEL_SECONDS = 4.0
@@ -58,9 +58,7 @@ CANCEL_SECONDS = 4.0
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs. Returns the exit status."""
-    settings = read(environ)
-    terminal.log_to_stderr("warning")
-    storage.print_database(settings)
+    settings = storage.read_settings(environ)
     if args.verb == "show":
         event_loop.run(_show(settings, args, now()))
     elif args.verb == "explain":

@@ -16,7 +16,7 @@ from app.cli.arguments import Arguments
 from app.cli.runs import run_tree
 from app.errors import ConfigInvalid
 from app.gateway.runs import audit
-from app.process.config import Settings, read
+from app.process.config import Settings
 from app.store.protocol import METADATA_TAG, KeyRow, RatingFilter, RunQuery, RunRow, Store
 
 POLL_SECONDS = 0.5
@@ -33,9 +33,7 @@ WIDE_COLUMNS, PREFIX_CHARS = 130, 19
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Print the list. Returns 0."""
-    settings = read(environ)
-    terminal.log_to_stderr("warning")
-    storage.print_database(settings)
+    settings = storage.read_settings(environ)
     if args.follow:
         event_loop.run(_follow(settings, args, now))
     else:
