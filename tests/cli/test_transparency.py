@@ -45,6 +45,14 @@ def test_the_log_and_the_proof_of_a_run_are_shown(tmp_path: Path) -> None:
     assert baton(tmp_path, "runs", "proof", "run_2", "--json", **environ).status == 1
 
 
+def test_tiles_are_not_written_below_a_file_and_the_database_is_not_blamed(tmp_path: Path) -> None:
+    asyncio.run(seal_one_run(tmp_path, SIGNER))
+    (tmp_path / "taken").write_text("a file")
+    database = f"sqlite:///{tmp_path}/baton.db"
+    result = baton(tmp_path, "audit", "tiles", str(tmp_path / "taken"), BATON_DATABASE_URL=database)
+    assert (result.status, "taken" in result.err, "cannot be written" in result.err) == (2, True, True), result.err
+
+
 def write_cosigned_copy(folder: Path, note: str) -> str:
     """Write checkpoints as an engine exports them, the second one without cosignature. Returns the witness's key."""
     served = LogAuthorities(SIGNER.verifier, folder)

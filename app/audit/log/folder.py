@@ -91,7 +91,8 @@ class TilesFolder:
 def save(path: Path, entries: Iterable[bytes], note: str) -> int:
     """Write a log to a folder; what is there already is replaced. Returns the number of entries.
 
-    Only the entries that the checkpoint counts are written, and the tiles are computed from them.
+    Only the entries that the checkpoint counts are written, and the tiles are computed from them. Raises
+    `ConfigInvalid` for a file that cannot be written.
     """
     size = read_checkpoint(note).size
     hashes: list[bytes] = []
@@ -124,5 +125,8 @@ def _save_level(path: Path, level: int, hashes: Sequence[bytes]) -> Iterator[byt
 
 
 def _write(path: Path, body: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(body)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+    except OSError as error:
+        raise ConfigInvalid([f"{path}: cannot be written: {error.strerror}"]) from None
