@@ -22,10 +22,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         facts = change_facts(asdict(change))
         cells = (at, change.actor, change.via, change.action, change.target, change.tenant, facts)
         terminal.add_row(table, cells)
-    if_none = "Nothing was changed."
-    if args.target:
-        if_none = "No change to this is logged; a key is named by its id, which `baton keys ls` shows."
-    terminal.print_table(table, if_none)
+    terminal.print_table(table, "No such change is logged; a key is named by its id, which `baton keys ls` shows.")
     return 0
 
 

@@ -21,7 +21,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         at = terminal.second(reading.at)
         cells = (at, reading.actor, reading.via, reading.target or "several", reading.tenant, part_of(reading))
         terminal.add_row(table, cells)
-    terminal.print_table(table, "Nobody has read any content.")
+    terminal.print_table(table, "No such reading is logged; a run is named by its whole id, a key by its id.")
     return 0
 
 

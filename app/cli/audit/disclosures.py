@@ -84,7 +84,9 @@ async def _list(settings: Settings, args: Arguments, query: DisclosureQuery) -> 
             rows: list[Disclosure] = []
             async for page in read_pages(store, query):
                 rows += page
-            terminal.print_table(_table(rows), "Nothing was disclosed.")
+            terminal.print_table(
+                _table(rows), "No such disclosure is recorded; a run is named by its whole id, a key by its id."
+            )
             return 0
         async for page in read_pages(store, query):
             if args.json:
