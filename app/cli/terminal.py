@@ -48,7 +48,7 @@ def _console(*, stderr: bool) -> Console:
     width = None
     if not stream.isatty() and "COLUMNS" not in os.environ:  # rich reads both by itself
         width = PIPED_WIDTH
-    return _Console(stderr=stderr, width=width, highlight=False, emoji=False)
+    return _Console(stderr=stderr, width=width, highlight=False, emoji=False, markup=False)
 
 
 def clean(text: str) -> str:
@@ -131,7 +131,7 @@ def print_json(value: object) -> None:
 
 def warn(text: str) -> None:
     """Print a warning on standard error."""
-    stderr().print(f"Warning: {text}.", markup=False, soft_wrap=True)
+    stderr().print(f"Warning: {text}.", soft_wrap=True)
 
 
 def program_command() -> str:

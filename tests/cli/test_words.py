@@ -15,6 +15,14 @@ def test_texts_cannot_steer_the_terminal() -> None:
     assert terminal.clean("a\U000e0148\ufe00\u3164") == "a\ufffd\ufffd\ufffd"
 
 
+def test_square_brackets_are_printed_as_they_stand(capsys: pytest.CaptureFixture[str]) -> None:
+    table = terminal.table("worker[red]")
+    table.add_row("a[/x]")
+    terminal.print_table(table, "")
+    terminal.stdout().print("b[/y]: 1 call failed")
+    assert capsys.readouterr().out.split() == ["worker[red]", "a[/x]", "b[/y]:", "1", "call", "failed"]
+
+
 @pytest.mark.parametrize(
     ("micro", "words"), [(0, "$0.00"), (7, "$0.000007"), (500_000, "$0.50"), (12_340_000, "$12.34"), (2e9, "$2,000.00")]
 )

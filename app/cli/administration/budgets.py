@@ -49,13 +49,13 @@ async def _set(settings: Settings, args: Arguments, now: float) -> None:
             raise ConfigInvalid(faults)
         if not await store.tenants(budget.tenant):
             words = f"No key has the tenant {budget.tenant} yet: `baton tenants ls` lists those that there are."
-            terminal.stderr().print(words, markup=False, soft_wrap=True)
+            terminal.stderr().print(words, soft_wrap=True)
         await store.set_budget(budget, by=storage.operator())
     if args.json:
         terminal.print_json(budget_record(budget, ()))
         return
     words = f"{budget.id}: {terminal.dollars(budget.usd)} for each {budget.period} ({budget.zone})."
-    terminal.stdout().print(words, markup=False, soft_wrap=True)
+    terminal.stdout().print(words, soft_wrap=True)
 
 
 async def _choose_scope(store: Store, args: Arguments, now: float) -> tuple[Scope, str]:
@@ -80,7 +80,7 @@ async def _remove(settings: Settings, args: Arguments, _now: float) -> None:
     if args.json:
         terminal.print_json(budget_record(budget, ()))
         return
-    terminal.stdout().print(f"The budget {budget.id} is removed.", markup=False, soft_wrap=True)
+    terminal.stdout().print(f"The budget {budget.id} is removed.", soft_wrap=True)
 
 
 async def _find_budget(store: Store, budget_id: str) -> Budget:
@@ -153,7 +153,7 @@ async def _show(settings: Settings, args: Arguments, _now: float) -> None:
         words += f", warns at {budget.soft:.0%}"
     if budget.slices is not None:
         words += f", in {budget.slices} slices"
-    terminal.stdout().print(words, markup=False, soft_wrap=True)
+    terminal.stdout().print(words, soft_wrap=True)
     table = terminal.table()
     for column in ("account", "window", "spent", "held", "overrun", "warned"):
         table.add_column(column, overflow="fold")

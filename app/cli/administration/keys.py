@@ -130,11 +130,11 @@ async def _rotate(settings: Settings, args: Arguments, now: float) -> None:
 def _print_secret(args: Arguments, settings: Settings, row: KeyRow, key: str, now: float, words: str) -> None:
     note = pepper_note(settings)
     if note is not None:
-        terminal.stderr().print(f"note: {note}.", markup=False, soft_wrap=True)
+        terminal.stderr().print(f"note: {note}.", soft_wrap=True)
     if args.json:
         terminal.print_json(_record(row, settings, now) | {"key": key})
         return
-    terminal.stderr().print(words, markup=False, soft_wrap=True)
+    terminal.stderr().print(words, soft_wrap=True)
     print(key, flush=True)
 
 
@@ -243,7 +243,7 @@ async def _revoke(settings: Settings, args: Arguments, now: float) -> None:
         terminal.print_json(_record(row, settings, now))
         return
     words = f"Key {row.id} ({row.name}) is revoked; gateways follow within five seconds."
-    terminal.stdout().print(words, markup=False, soft_wrap=True)
+    terminal.stdout().print(words, soft_wrap=True)
 
 
 async def _revoke_key(store: Store, name: str, now: float) -> KeyRow:

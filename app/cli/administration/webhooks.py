@@ -75,7 +75,7 @@ async def _resend(settings: Settings, args: Arguments, now: float) -> None:
     words = f"{count} messages are due again."
     if count == 1:
         words = "1 message is due again."
-    terminal.stdout().print(words, markup=False)
+    terminal.stdout().print(words)
 
 
 def _select_messages(messages: Sequence[FailedNotice], ids: Sequence[str]) -> Sequence[FailedNotice]:

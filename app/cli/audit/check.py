@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 
 import orjson
-from rich.text import Text
 
 from app.audit.check import WRONG_TYPE_ERRORS, Auditor
 from app.audit.export import Export
@@ -119,7 +118,7 @@ async def _export(args: Arguments, environ: Mapping[str, str], now: float) -> in
     if args.json:
         terminal.print_json({"file": args.file, "runs": runs})
         return CLEAN
-    terminal.stderr().print(f"Wrote {count(runs, 'run')} to {args.file}; it holds callers' texts.", markup=False)
+    terminal.stderr().print(f"Wrote {count(runs, 'run')} to {args.file}; it holds callers' texts.")
     return CLEAN
 
 
@@ -148,9 +147,7 @@ async def _save_tiles(args: Arguments, environ: Mapping[str, str]) -> int:
     if args.json:
         terminal.print_json({"folder": args.folder, "entries": entry_count})
         return CLEAN
-    terminal.stderr().print(
-        f"Wrote {count(entry_count, 'entry', 'entries')} of the log to {args.folder}.", markup=False
-    )
+    terminal.stderr().print(f"Wrote {count(entry_count, 'entry', 'entries')} of the log to {args.folder}.")
     return CLEAN
 
 
@@ -173,12 +170,12 @@ def _json(report: Report) -> str:
 def _print(report: Report) -> None:
     console = terminal.stdout()
     for violation in report.violations[:MAX_PRINTED_VIOLATIONS]:
-        console.print(Text(str(violation)), soft_wrap=True)
+        console.print(str(violation), soft_wrap=True)
     if report.rules.total() > MAX_PRINTED_VIOLATIONS:
         console.print(f"... and {report.rules.total() - MAX_PRINTED_VIOLATIONS:,} more")
     for name, number in report.rules.most_common():
         promises, meaning = RULES[name]
-        console.print(f"{number:,} x {name} ({promises}): {meaning}", style="red", markup=False, soft_wrap=True)
+        console.print(f"{number:,} x {name} ({promises}): {meaning}", style="red", soft_wrap=True)
     unverifiable = f"{report.unverifiable.total():,} unverifiable"
     if report.unverifiable:
         reasons = [f"{reason}: {number:,}" for reason, number in sorted(report.unverifiable.items())]
@@ -191,7 +188,7 @@ def _print(report: Report) -> None:
         f"{count(report.pruned, 'run')} pruned",
         f"{count(report.pending, 'outcome')} still to come",
     )
-    console.print("; ".join(looked_at), markup=False, soft_wrap=True)
+    console.print("; ".join(looked_at), soft_wrap=True)
     style = "bold red"
     if report.is_clean:
         style = "green"

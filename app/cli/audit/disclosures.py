@@ -165,5 +165,5 @@ async def _rebuild(settings: Settings, *, as_json: bool) -> int:
         terminal.print_json({"runs": run_count, "rows": row_count})
     else:
         run_text, row_text = terminal.count(run_count, "run"), terminal.count(row_count, "row")
-        terminal.stdout().print(f"Looked at {run_text}; added or completed {row_text}.", markup=False)
+        terminal.stdout().print(f"Looked at {run_text}; added or completed {row_text}.")
     return 0

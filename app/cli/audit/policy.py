@@ -54,11 +54,9 @@ def _check(catalog: Catalog, *, as_json: bool) -> int:
     console.print(table)
     for worker in policy_table.list_declassifying_workers(catalog):
         label_names = ", ".join(sorted(worker.declassifies))
-        console.print(
-            f"note: {worker.name} declassifies {label_names}: what it writes loses these labels", markup=False
-        )
+        console.print(f"note: {worker.name} declassifies {label_names}: what it writes loses these labels")
     for words in policy_table.list_rules_without_effect(catalog):
-        console.print(f"note: {words}", markup=False, soft_wrap=True)
+        console.print(f"note: {words}", soft_wrap=True)
     return FINE
 
 
@@ -72,7 +70,7 @@ def _diff(changes: Sequence[Widening], *, as_json: bool) -> int:
             terminal.print_json({"widens": bool(changes), "witnesses": witnesses})
         else:
             for widening in changes:
-                terminal.stdout().print(_widening_text(widening), markup=False, soft_wrap=True)
+                terminal.stdout().print(_widening_text(widening), soft_wrap=True)
             if not changes:
                 terminal.stdout().print("Nothing is shown to anybody who did not see it before.")
     if changes:
@@ -128,5 +126,5 @@ def _print_refused(runs: int, refused_runs: Sequence[RefusedRun]) -> None:
     for run in refused_runs:
         reasons = "; ".join([f"{name}: {reason}" for name, reason in run.reasons.items()])
         labels = ", ".join(run.labels) or "no label"
-        console.print(f"{run.run}  {run.tier}  {labels}  {reasons}", markup=False, soft_wrap=True)
+        console.print(f"{run.run}  {run.tier}  {labels}  {reasons}", soft_wrap=True)
     console.print(f"This pool file would have refused calls of {len(refused_runs):,} of {terminal.count(runs, 'run')}.")

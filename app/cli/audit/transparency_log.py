@@ -48,7 +48,7 @@ def _new_key(name: str, *, as_json: bool) -> int:
         terminal.print_json({"signer": signer.secret(), "verifier": str(signer.verifier)})
         return 0
     print(signer.secret())
-    terminal.stderr().print(f"verifier key, for everybody: {signer.verifier}", markup=False, soft_wrap=True)
+    terminal.stderr().print(f"verifier key, for everybody: {signer.verifier}", soft_wrap=True)
     return 0
 
 
@@ -67,7 +67,7 @@ async def _show(settings: Settings, args: Arguments) -> int:
     for name, value in facts.items():
         if isinstance(value, list):
             value = "\n".join(value)
-        terminal.stdout().print(f"{name}: {value}", markup=False, soft_wrap=True)
+        terminal.stdout().print(f"{name}: {value}", soft_wrap=True)
     return 0
 
 

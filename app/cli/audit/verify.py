@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from rich.text import Text
-
 from app.audit.export import Export
 from app.audit.log.findings import RULES, Verification
 from app.audit.log.folder import TilesFolder
@@ -175,9 +173,9 @@ def _print(report: Verification, seconds: float) -> None:
         if number == MAX_PRINTED_FINDINGS:
             console.print(f"... and {report.rules.total() - MAX_PRINTED_FINDINGS:,} more")
             break
-        console.print(Text(terminal.clean(str(finding))), soft_wrap=True)
+        console.print(terminal.clean(str(finding)), soft_wrap=True)
     for name, number in report.rules.most_common():
-        console.print(f"{number:,} x {name}: {RULES[name]}", style="red", markup=False, soft_wrap=True)
+        console.print(f"{number:,} x {name}: {RULES[name]}", style="red", soft_wrap=True)
     rate = report.events / max(seconds, 0.001)
     figures = (
         count(report.entries, "entry", "entries"),
@@ -186,10 +184,10 @@ def _print(report: Verification, seconds: float) -> None:
         f"{count(report.erased, 'run')} erased, {report.pruned:,} pruned",
         f"{report.pending:,} not sealed yet",
     )
-    console.print("; ".join(figures), markup=False, soft_wrap=True)
+    console.print("; ".join(figures), soft_wrap=True)
     for note in report.notes:
-        console.print(note, markup=False, soft_wrap=True)
+        console.print(note, soft_wrap=True)
     if report.first is not None:
-        console.print(Text(terminal.clean(f"The first bad place: {report.first}"), style="bold red"), soft_wrap=True)
+        console.print(terminal.clean(f"The first bad place: {report.first}"), style="bold red", soft_wrap=True)
         return
     console.print("Nothing that was sealed is altered or missing.", style="green")

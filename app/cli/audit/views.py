@@ -26,5 +26,5 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         return 0
     if args.role and not args.drop:
         words += f" The role {args.role} may read them."
-    terminal.stdout().print(words, markup=False, soft_wrap=True)
+    terminal.stdout().print(words, soft_wrap=True)
     return 0

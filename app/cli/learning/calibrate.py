@@ -193,7 +193,7 @@ def _ask_for_confirmation(args: Arguments, remaining: Sequence[Assignment], befo
         f"{terminal.dollars(likely)} ({OUTPUT_TOKENS} output tokens an answer), at most {terminal.dollars(most)}."
     )
     if unpriced:
-        console.print(f"What {unpriced} costs is not in the pool file, and not in these sums.", markup=False)
+        console.print(f"What {unpriced} costs is not in the pool file, and not in these sums.")
     if args.usd is not None:
         console.print(f"It stops before more than {terminal.dollars(args.usd)} could be spent.")
     if args.yes or rehearsal or not (most or unpriced):

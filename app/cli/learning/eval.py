@@ -259,13 +259,13 @@ def _report(args: Arguments, out: Path) -> None:
         return
     console = terminal.stdout()
     console.print(comparison_table.draw(comparison))
-    console.print(plot.characters(comparison), markup=False)
+    console.print(plot.characters(comparison))
     places = f"\n{out}/rows.jsonl, {out}/table.json"
     if has_plot:
         places += f", {out}/cost-accuracy.png"
     else:
         places += " (a PNG too, where matplotlib is installed)"
-    console.print(places, markup=False)
+    console.print(places)
 
 
 def _comparable_rows(folders: Sequence[Path]) -> list[Measure]:

@@ -242,6 +242,6 @@ def _print(report: GradedRuns, *, is_stored: bool) -> None:
     console = terminal.stdout()
     terminal.print_table(table, "Nothing was found.")
     for reason, count in sorted(report.skip_counts.items()):
-        console.print(f"not graded: {count}, because {reason}", markup=False)
+        console.print(f"not graded: {count}, because {reason}")
     if not is_stored and groups:
         console.print("Nothing was stored (--dry-run).")

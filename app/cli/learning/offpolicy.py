@@ -282,32 +282,31 @@ def _print(decisions: JournaledDecisions, judgements: Sequence[Judgement]) -> No
         about = ""
         if shape:
             about = f", plans of the shape {shape}"
-        console.print(f"{tier}, {layer}{about}: {len(rows)} decisions, which earned {reward}", markup=False)
+        console.print(f"{tier}, {layer}{about}: {len(rows)} decisions, which earned {reward}")
         console.print(_table([judgement for judgement in judgements if judgement.group == group]))
         for judgement in judgements:
             note = _note_on(judgement.report)
             if judgement.group == group and note:
-                console.print(f"{judgement.report.verdict}, {judgement.policy}: {note}", markup=False)
+                console.print(f"{judgement.report.verdict}, {judgement.policy}: {note}")
         unrated_runs = decisions.unrated_runs[tier]
         if unrated_runs:
             share = f"{len(rows) / (len(rows) + unrated_runs):.0%}"
             console.print(
                 f"runs of {tier} with an answer and no score: {unrated_runs}; these rows are at most {share} of all, "
                 "and the estimates are about runs that get a score",
-                markup=False,
             )
     if decisions.rows and not judgements:
         arms: set[str] = set()
         for row in chain.from_iterable(decisions.rows.values()):
             arms |= set(row.decision.candidates)
-        console.print(f"No decision had that choice. The arms are: {', '.join(sorted(arms))}", markup=False)
+        console.print(f"No decision had that choice. The arms are: {', '.join(sorted(arms))}")
     elif not judgements:
         console.print(
             "There are no rated runs whose plan was drawn at random. Rate runs of a tier with a selector that "
             "explores, or with a model that conducts at temperature 1."
         )
     for reason, count in sorted(decisions.skip_counts.items()):
-        console.print(f"rated, but not usable: {count}, because {reason}", markup=False)
+        console.print(f"rated, but not usable: {count}, because {reason}")
 
 
 def _note_on(report: Report) -> str:

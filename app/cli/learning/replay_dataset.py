@@ -99,7 +99,6 @@ def _full(args: Arguments, data: Dataset, open_: Routes, plan: Plan) -> None:
     console.print(table)
     console.print(
         "The selector learns from the score of the model that it chose; the others from the scores of all models.",
-        markup=False,
     )
 
 
@@ -142,7 +141,7 @@ def _log(args: Arguments, data: Dataset, open_: Routes, plan: Plan) -> None:
     _print_about(data, open_, plan)
     console = terminal.stdout()
     for note in notes:
-        console.print(note, markup=False)
+        console.print(note)
     table = terminal.table()
     for title in ("policy", "doubly robust, mean (worst)", "ahead of the log", "least ESS", "verdicts"):
         table.add_column(title)
@@ -157,7 +156,7 @@ def _log(args: Arguments, data: Dataset, open_: Routes, plan: Plan) -> None:
     for reports in reports_by_policy.values():
         refusals |= {report.refusal for report in reports if report.refusal}
     if refusals:
-        console.print(f"refused, for example: {min(refusals)}", markup=False)
+        console.print(f"refused, for example: {min(refusals)}")
 
 
 def _summarize_reports(reports: Sequence[Report]) -> dict[str, Any]:
@@ -206,10 +205,9 @@ def _print_about(data: Dataset, open_: Routes, plan: Plan) -> None:
     console.print(
         f"{len(data.rows)} prompts, {len(plan.seeds)} seeds; costs are {UNITS[data.unit]}. The cheapest model is "
         f"{cheapest} (score {scores[cheapest]:.3f}), the best one {best} (score {scores[best]:.3f}).",
-        markup=False,
     )
     for model in data.models:
         if model not in open_.models:
-            console.print(f"{model} is left out: it costs as much as the best model or more", markup=False)
+            console.print(f"{model} is left out: it costs as much as the best model or more")
     for reason, count in data.left_out.items():
-        console.print(f"left out: {count}, because {reason}", markup=False)
+        console.print(f"left out: {count}, because {reason}")

@@ -51,9 +51,9 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
             f"Wrote {terminal.count(len(rollouts), 'rollout')} to {path} ({counts['train']:,} to train, "
             f"{counts['held-out']:,} held out; {rated_count:,} rated); it holds callers' texts."
         )
-    console.print(summary_line, markup=False, soft_wrap=True)
+    console.print(summary_line, soft_wrap=True)
     for reason, count in skip_counts.most_common():
-        console.print(f"left out: {count:,}, because {reason}", markup=False, soft_wrap=True)
+        console.print(f"left out: {count:,}, because {reason}", soft_wrap=True)
     return int(not rollouts)
 
 

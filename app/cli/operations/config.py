@@ -26,11 +26,11 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     console = terminal.stdout()
     console.print(table)
     catalog = config.catalog
-    console.print(f"\nPool: {config.origin}", markup=False)
+    console.print(f"\nPool: {config.origin}")
     for tier in catalog.tiers.values():
-        console.print(f"  {tier.name}: {', '.join(tier.pool)}", markup=False, soft_wrap=True)
+        console.print(f"  {tier.name}: {', '.join(tier.pool)}", soft_wrap=True)
     for note in config.notes:
-        console.print(f"  note: {note}", markup=False, soft_wrap=True)
+        console.print(f"  note: {note}", soft_wrap=True)
     return 0
 
 

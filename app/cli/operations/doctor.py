@@ -78,7 +78,7 @@ class _Report:
             line = Text.assemble((f"{verdict.status:<4}", STYLES[verdict.status]), f"  {verdict.name}: {verdict.words}")
             console.print(line, soft_wrap=True)
             if verdict.remedy:
-                console.print(Text(f"      -> {verdict.remedy}"), soft_wrap=True)
+                console.print(f"      -> {verdict.remedy}", soft_wrap=True)
 
     def end(self) -> int:
         """Return the exit status: 1 if a check failed."""

@@ -46,9 +46,9 @@ def _migrate(settings: Settings, args: Arguments, *, up: bool) -> int:
     if status.is_current:
         terminal.stdout().print("The database has this version's schema.")
         if terms := _row_security(settings):
-            terminal.stdout().print(terms, markup=False, soft_wrap=True)
+            terminal.stdout().print(terms, soft_wrap=True)
     else:
-        terminal.stdout().print(f"The database has the schema of revision {status.current}.", markup=False)
+        terminal.stdout().print(f"The database has the schema of revision {status.current}.")
     return 0
 
 

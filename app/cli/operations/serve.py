@@ -23,7 +23,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     config = configure(environ)
     terminal.log_to_stderr(config.settings.log_level)
     for note in config.notes:
-        terminal.stderr().print(f"note: {note}", markup=False, soft_wrap=True)
+        terminal.stderr().print(f"note: {note}", soft_wrap=True)
     with terminal.stderr().status("starting") as status:
 
         def announce(announcement: Announcement) -> None:

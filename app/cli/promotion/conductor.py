@@ -71,10 +71,10 @@ def _export(args: Arguments) -> int:
         terminal.print_json({"version": card.name, "folder": args.out, "evaluation": dict(card.evaluation)})
         return 0
     console = terminal.stdout()
-    console.print(f"{card.name} in {args.out}", markup=False)
+    console.print(f"{card.name} in {args.out}")
     for split, means in card.evaluation.items():
         figures = f"reward {means['reward']:.3f}, right {means['right']:.3f}, ${means['usd']:.6f} a task"
-        console.print(f"  {split}, {means['tasks']} tasks: {figures}", markup=False)
+        console.print(f"  {split}, {means['tasks']} tasks: {figures}")
     return 0
 
 
@@ -90,7 +90,7 @@ def _describe(args: Arguments) -> int:
     if args.json:
         terminal.print_json({"version": card.name, "base": card.base, "folder": args.folder})
     else:
-        terminal.stdout().print(f"{card.name}, of the base {card.base}", markup=False)
+        terminal.stdout().print(f"{card.name}, of the base {card.base}")
     return 0
 
 
@@ -103,7 +103,7 @@ def _sign(args: Arguments, environ: Mapping[str, str]) -> int:
         terminal.print_json({"version": card.name, "folder": args.folder, "verifier": str(signer.verifier)})
     else:
         message = f"{card.name} is signed; those who load it need BATON_CONDUCTOR_SIGNERS={signer.verifier}"
-        terminal.stdout().print(message, markup=False, soft_wrap=True)
+        terminal.stdout().print(message, soft_wrap=True)
     return 0
 
 
@@ -123,8 +123,8 @@ def _deploy(config: Configuration, args: Arguments) -> int:
         return 0
     console = terminal.stdout()
     findings = version_changes.name_signers_in_findings(note)
-    console.print(f"{card.name} is loaded and checked: {findings}", markup=False, soft_wrap=True)
-    console.print(f"next: baton conductor shadow {args.conductor} {card.name}", markup=False, soft_wrap=True)
+    console.print(f"{card.name} is loaded and checked: {findings}", soft_wrap=True)
+    console.print(f"next: baton conductor shadow {args.conductor} {card.name}", soft_wrap=True)
     return 0
 
 
@@ -156,7 +156,7 @@ def _restore(config: Configuration, args: Arguments) -> int:
     if args.json:
         terminal.print_json({"conductor": args.conductor, "restored": restored})
     elif restored or not faults:
-        terminal.stdout().print(f"loaded again: {', '.join(restored) or 'nothing was missing'}", markup=False)
+        terminal.stdout().print(f"loaded again: {', '.join(restored) or 'nothing was missing'}")
     if faults:
         raise ConfigInvalid(faults)
     return 0
@@ -202,7 +202,7 @@ def _shadow(config: Configuration, args: Arguments, now: Callable[[], float]) ->
     if args.json:
         print(note, flush=True)
     else:
-        terminal.stdout().print(f"{shadow_plans.summary(note)}\n{note}", markup=False, soft_wrap=True)
+        terminal.stdout().print(f"{shadow_plans.summary(note)}\n{note}", soft_wrap=True)
     return 0
 
 

@@ -52,11 +52,11 @@ async def _read(settings: Settings, catalog: Catalog, tier: Tier, since: float, 
 def _print(figures: Mapping[str, Any]) -> None:
     console = terminal.stdout()
     draws = ", ".join(f"{name} {count:,}" for name, count in figures["drawn"].items()) or "none yet"
-    console.print(f"Runs of {figures['tier']} that were drawn: {draws}.", markup=False, soft_wrap=True)
+    console.print(f"Runs of {figures['tier']} that were drawn: {draws}.", soft_wrap=True)
     for candidate in figures["candidates"]:
         _print_candidate(candidate)
     if not figures["candidates"]:
-        console.print(f"[tiers.{figures['tier']}.shadow] is not in the pool file.", markup=False)
+        console.print(f"[tiers.{figures['tier']}.shadow] is not in the pool file.")
 
 
 def _print_candidate(candidate: Mapping[str, Any]) -> None:
@@ -69,17 +69,16 @@ def _print_candidate(candidate: Mapping[str, Any]) -> None:
         unfinished = f"; {candidate['unfinished']:,} unfinished"
     console.print(
         f"\n{terminal.clean(candidate['subject'])}: {terminal.count(candidate['pairs'], 'pair')}{plans}{unfinished}",
-        markup=False,
     )
     if not candidate["figures"]:
-        console.print("Nothing is known yet: there is no pair of a run and its shadow that have ended.", markup=False)
+        console.print("Nothing is known yet: there is no pair of a run and its shadow that have ended.")
     else:
         console.print(_table(candidate["figures"]))
     if candidate["new_recipients"]:
         recipients = ", ".join(
             f"{terminal.clean(name)} ({count:,})" for name, count in candidate["new_recipients"].items()
         )
-        console.print(f"Shown callers' words in the shadow alone: {recipients}.", markup=False, soft_wrap=True)
+        console.print(f"Shown callers' words in the shadow alone: {recipients}.", soft_wrap=True)
     if candidate["conditions"]:
         print_conditions(candidate["conditions"])
         outlook = ""
@@ -88,9 +87,9 @@ def _print_candidate(candidate: Mapping[str, Any]) -> None:
         verdict = "not promotable"
         if candidate["promotable"]:
             verdict = "all hold"
-        console.print(f"Conditions of promotion: {verdict}{outlook}.", markup=False)
+        console.print(f"Conditions of promotion: {verdict}{outlook}.")
         if candidate["left_out"]:
-            console.print(f"{watch.left_out_words(candidate['left_out'])}.", markup=False)
+            console.print(f"{watch.left_out_words(candidate['left_out'])}.")
 
 
 def _table(figures: Iterable[Mapping[str, Any]]) -> Table:

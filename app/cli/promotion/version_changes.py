@@ -43,13 +43,11 @@ def refuse(evidence: tuple[Judgement, ...], *, as_json: bool) -> int:
         terminal.print_json({"promoted": False, "tiers": [judgement.to_json() for judgement in evidence]})
         return 1
     for judgement in evidence:
-        terminal.stdout().print(f"{judgement.tier}, by its {judgement.source} runs:", markup=False)
+        terminal.stdout().print(f"{judgement.tier}, by its {judgement.source} runs:")
         print_conditions(judgement.to_json()["conditions"])
         if judgement.left_out:
-            terminal.stdout().print(f"{watch.left_out_words(judgement.left_out)}.", markup=False)
-    terminal.stderr().print(
-        "Not promoted: not all conditions hold. --force REASON promotes it all the same.", markup=False
-    )
+            terminal.stdout().print(f"{watch.left_out_words(judgement.left_out)}.")
+    terminal.stderr().print("Not promoted: not all conditions hold. --force REASON promotes it all the same.")
     return 1
 
 
@@ -82,7 +80,7 @@ def show(
         return
     console = terminal.stdout()
     for name, now in in_force.items():
-        console.print(words(name, now), markup=False, soft_wrap=True)
+        console.print(words(name, now), soft_wrap=True)
     table = terminal.table("at", "who", "of", "change", "version", "share", "found")
     for change in history[-limit:]:
         at = terminal.second(change.at)

@@ -116,7 +116,7 @@ async def _destroy_keys(store: Store, tenant: str) -> None:
     try:
         await store.destroy_content_keys(tenant)
     except LegalHold as error:
-        terminal.stderr().print(f"The tenant's content keys are kept: {error.message}", markup=False, soft_wrap=True)
+        terminal.stderr().print(f"The tenant's content keys are kept: {error.message}", soft_wrap=True)
 
 
 async def _erase_one(store: Store, name: str, patience: float, now: Callable[[], float]) -> EraseResult:

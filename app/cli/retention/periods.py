@@ -40,7 +40,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     table.add_row("all others", _in_words(content, otherwise="for ever"), _in_words(events, otherwise="for ever"))
     console = terminal.stdout()
     console.print(table)
-    console.print(RULE, markup=False, soft_wrap=True)
+    console.print(RULE, soft_wrap=True)
     return 0
 
 

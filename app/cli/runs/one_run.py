@@ -134,7 +134,7 @@ async def _explain(settings: Settings, args: Arguments) -> None:
     if args.json:
         terminal.print_json(document)
     else:
-        terminal.stdout().print(terminal.clean(document["text"]), markup=False, soft_wrap=True)
+        terminal.stdout().print(terminal.clean(document["text"]), soft_wrap=True)
 
 
 # -- watch
@@ -148,7 +148,7 @@ async def _watch(settings: Settings, args: Arguments, now: Callable[[], float]) 
     async with storage.open_configured_store(settings) as store:
         row = await storage.find_run(store, args.run)
         if not args.json:
-            console.print(f"{row.id}  {row.tier}", markup=False, style="bold")
+            console.print(f"{row.id}  {row.tier}", style="bold")
         seq, began = 0, row.created_at
         with terminal.stderr().status("following") as status:
             while True:
@@ -195,9 +195,9 @@ async def _cancel(settings: Settings, args: Arguments, now: float) -> int:
         terminal.print_json(audit.summary(row))
         return int(row.ended_at is None)
     if row.ended_at is None:
-        console.print(f"{row.id} was asked to end; `baton runs watch {row.id}` follows it.", markup=False)
+        console.print(f"{row.id} was asked to end; `baton runs watch {row.id}` follows it.")
         return 1
-    console.print(f"{row.id} has ended: {row.state}.", markup=False)
+    console.print(f"{row.id} has ended: {row.state}.")
     return 0
 
 

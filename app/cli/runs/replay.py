@@ -422,9 +422,9 @@ def _print(batch: Batch, differences: Sequence[tuple[PairedDifference, Interval 
     console.print(table)
     for pair in batch.pairs:
         if pair.refusal:
-            console.print(f"{pair.run}: {terminal.clean(pair.refusal)}", markup=False, soft_wrap=True)
+            console.print(f"{pair.run}: {terminal.clean(pair.refusal)}", soft_wrap=True)
     for reason, count in batch.left_out.most_common():
-        console.print(f"left out: {count:,}, {reason}", markup=False)
+        console.print(f"left out: {count:,}, {reason}")
     if len(batch.pairs) > 1:
         console.print(_differences(differences))
 
@@ -471,7 +471,7 @@ def _differences(differences: Sequence[tuple[PairedDifference, Interval | None]]
 
 def _print_two(comparison: Comparison) -> None:
     console, record = terminal.stdout(), comparison.to_json()
-    console.print(f"first: {comparison.first.run}\nsecond: {comparison.second.run}", markup=False, soft_wrap=True)
+    console.print(f"first: {comparison.first.run}\nsecond: {comparison.second.run}", soft_wrap=True)
     table = terminal.table("", "first", "second")
     for name in record["first"]:
         if name != "run":
@@ -479,11 +479,11 @@ def _print_two(comparison: Comparison) -> None:
     console.print(table)
     console.print(SAME_ANSWER_SENTENCES[comparison.same_answer])
     for step in comparison.steps:
-        console.print(_step(step.to_json()), markup=False, soft_wrap=True)
+        console.print(_step(step.to_json()), soft_wrap=True)
     for disclosure in comparison.only_first:
-        console.print(f"Only the first run: {_disclosure(disclosure)}", markup=False, soft_wrap=True)
+        console.print(f"Only the first run: {_disclosure(disclosure)}", soft_wrap=True)
     for disclosure in comparison.only_second:
-        console.print(f"Only the second run: {_disclosure(disclosure)}", markup=False, soft_wrap=True)
+        console.print(f"Only the second run: {_disclosure(disclosure)}", soft_wrap=True)
 
 
 def _disclosure(disclosure: Recipient) -> str:

@@ -42,7 +42,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     elif args.parquet:
         body = reports.as_parquet(rows, args.part)
         Path(args.parquet).write_bytes(body)
-        terminal.stderr().print(f"{len(rows):,} rows are in {args.parquet}.", markup=False)
+        terminal.stderr().print(f"{len(rows):,} rows are in {args.parquet}.")
     else:
         _print(figures, names)
     return 0
@@ -75,17 +75,16 @@ def _print(figures: Mapping[str, Any], names: Mapping[str, str]) -> None:
     console = terminal.stdout()
     total, left_out = figures["total"], figures["left_out"]
     period = f"{_moment(figures['since'])} to {_moment(figures['until'])}"
-    console.print(f"Runs admitted from {period} that have ended: {total['runs']:,}.", markup=False)
+    console.print(f"Runs admitted from {period} that have ended: {total['runs']:,}.")
     console.print(
         f"Left out: {left_out['open']:,} that go on, {left_out['previews']:,} that were only planned, "
         f"{left_out['shadows']:,} shadows, {left_out['replays']:,} replays.",
-        markup=False,
     )
-    console.print(f"A success by {figures['success']}: {figures['definition']}", markup=False, soft_wrap=True)
+    console.print(f"A success by {figures['success']}: {figures['definition']}", soft_wrap=True)
     if figures["threshold"] is not None:
-        console.print(f"The threshold is {figures['threshold']:g}.", markup=False)
+        console.print(f"The threshold is {figures['threshold']:g}.")
     sources = ", ".join(f"{name} ({terminal.count(number, 'run')})" for name, number in figures["sources"].items())
-    console.print(f"The verdicts come from: {terminal.clean(sources) or 'none yet'}.", markup=False, soft_wrap=True)
+    console.print(f"The verdicts come from: {terminal.clean(sources) or 'none yet'}.", soft_wrap=True)
     _print_rows(console, "Cost of a successful query", _group_rows(figures["groups"], names), "groups")
     _print_rows(console, "All of them", _group_rows([{"by": "all", "group": "", **total}], names), "summary")
     if total["runs"]:
@@ -110,7 +109,7 @@ def _print_rows(console: Console, title: str, rows: Sequence[Mapping[str, str]],
     console.print(table)
     if len(rows) > MAX_PRINTED_ROWS:
         more = f"... and {len(rows) - MAX_PRINTED_ROWS:,} more: --json has them, and so has --csv --part {part}"
-        console.print(more, markup=False)
+        console.print(more)
 
 
 def _group_rows(groups: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[dict[str, str]]:
@@ -146,7 +145,7 @@ def _print_dearest(console: Console, dearest: Mapping[str, Any]) -> None:
         share = f"{dearest['share_of_cost']:.1%}"
     runs = terminal.count(dearest["runs"], "run")
     words = f"The dearest {dearest['share_of_runs']:.0%} ({runs}) cost {share} of the total"
-    console.print(f"\n{words}; each costs {_dollars(dearest['from_cost_usd'])} or more.", markup=False)
+    console.print(f"\n{words}; each costs {_dollars(dearest['from_cost_usd'])} or more.")
     rows: list[dict[str, str]] = []
     for feature in dearest["features"]:
         row = {
@@ -165,14 +164,12 @@ def _print_alternatives(console: Console, figures: Mapping[str, Any]) -> None:
     console.print(
         f"\nAccess lists spared {lists['spared_tokens']:,} tokens, {lists['share_spared']:.1%} of what the calls of "
         f"steps would have read ({terminal.count(lists['calls_not_measured'], 'call')} could not be measured).",
-        markup=False,
         soft_wrap=True,
     )
     runs = terminal.count(cheapest["runs"], "run")
     console.print(
         f"The steps of {runs} cost {_dollars(cheapest['cost_usd'])}; with the cheapest worker of "
         f"each run's pool the same tokens would have cost {_dollars(cheapest['cheapest_cost_usd'])}.",
-        markup=False,
         soft_wrap=True,
     )
 

@@ -88,7 +88,7 @@ def _print_line(row: RunRow, summary: Mapping[str, Any], args: Arguments) -> Non
     key = terminal.clean(summary["key_name"] or row.key)
     state = f"{row.state}{_note(row, is_preview=summary['preview'], wide=True)}"
     words = (terminal.moment(row.created_at), row.id, terminal.clean(row.tier), key, state)
-    terminal.stdout().print("  ".join((*words, terminal.dollars(row.spent.usd))), markup=False, soft_wrap=True)
+    terminal.stdout().print("  ".join((*words, terminal.dollars(row.spent.usd))), soft_wrap=True)
 
 
 def query_of(args: Arguments, keys: Sequence[KeyRow], now: float) -> RunQuery:
