@@ -143,6 +143,7 @@ def test_values_have_their_units_and_defaults(words: str, name: str, value: Any)
         ("replay --since 1d --state done", "'succeeded'"),
         ("report --since 5300w", "at most 100 years"),
         ("report --threshold nan", "finite"),
+        ("eval --temperature nan", "finite"),
         ("runs show last --seconds -1", "range"),
         ("runs erase --run '' --tenant acme", "'--run': must not be empty"),
         ("keys add ''", "must not be empty"),

@@ -134,6 +134,12 @@ def test_rows_of_something_else_are_refused(home: Path, capsys: pytest.CaptureFi
     assert baton(*FEW, "random", "--tier", "baton-maxi", "--out", "three") == 2
 
 
+def test_a_folder_that_has_no_rows_yet_takes_other_options(home: Path) -> None:
+    assert baton(*FEW, "nothing", "--temperature", "0.5") == 1
+    assert baton(*FEW, "single:rehearsal-sage") == 0
+    assert len(rows(home / "evaluation")) == 3
+
+
 def test_rows_of_other_options_are_not_compared(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder, options in (("cold", {"temperature": 0.0}), ("hot", {"temperature": 1.0}), ("hot2", {})):
         (home / folder).mkdir()

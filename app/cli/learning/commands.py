@@ -176,7 +176,7 @@ def _eval(root: Group) -> None:
     @flag("--report", help="Send no request, only report.")
     @option("--usd", type=DOLLARS, help="Send no further request once the rows have cost this much.")
     @option("--concurrency", type=COUNT, default=8, help="Requests at one time.")
-    @option("--temperature", type=float, help="The temperature of every request.")
+    @option("--temperature", type=Finite(), help="The temperature of every request.")
     @option("--effort", help="The effort of every request: minimal, low, medium, high, ...")
     @flag("--no-explore", help="A selector makes its best choice with certainty.")
     @option("--seed", type=int, default=0, help="The seed of the resampling.")

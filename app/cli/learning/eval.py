@@ -204,22 +204,24 @@ def _evaluation_id(args: Arguments, tasks: Sequence[GradedTask], tier: ServedTie
         "grading": VERSION,
         "options": _options(args),
     }
-    if not path.exists():
-        new_record = {"id": secrets.token_hex(8), **description, "code": version("baton"), "url": args.url}
-        part = path.with_suffix(".part")  # a process that is killed leaves all of the description, or none
-        part.write_text(json.dumps(new_record, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
-    record = _description(path)
     names = {
         "tasks": "another task set",
         "catalog": "another pool",
         "grading": "other graders",
         "options": "other options",
     }
-    differences = [words for name, words in names.items() if record.get(name) != description[name]]
-    if differences:
-        raise ConfigInvalid([f"--out: {out} holds rows of {' and '.join(differences)}; name another folder"])
-    return str(record["id"])
+    if path.exists():
+        record = _description(path)
+        differences = [words for name, words in names.items() if record.get(name) != description[name]]
+        if not differences:
+            return str(record["id"])
+        if by_place(out):
+            raise ConfigInvalid([f"--out: {out} holds rows of {' and '.join(differences)}; name another folder"])
+    new_record = {"id": secrets.token_hex(8), **description, "code": version("baton"), "url": args.url}
+    part = path.with_suffix(".part")  # a process that is killed leaves all of the description, or none
+    part.write_text(json.dumps(new_record, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
+    return str(new_record["id"])
 
 
 def _description(path: Path) -> dict[str, Any]:
