@@ -244,6 +244,12 @@ class Finite(click.FloatRange):
             self.fail("must be a finite number", param, ctx)
         return number
 
+    def _describe_range(self) -> str:
+        """Return the range for the help. Click would show one without ends as `x<=None`."""
+        if self.min is None and self.max is None:
+            return ""
+        return super()._describe_range()
+
 
 class Span(click.ParamType[float]):
     """A time span such as 90s, 30m, 12h, 30d or 52w, of at most a century; its value is in seconds."""

@@ -38,6 +38,7 @@ def test_every_argument_and_option_has_a_description(path: str) -> None:
         record = parameter.get_help_record(ctx)
         assert record is not None, parameter.name
         assert record[1].strip(), parameter.name
+        assert "None" not in record[1], parameter.name
     described = command.get_help(ctx).splitlines()
     for parameter in command.params:
         if isinstance(parameter, click.Argument):
