@@ -70,6 +70,13 @@ def test_a_plan_is_made_edited_and_executed(baton: Baton) -> None:
 
 
 @pytest.mark.long
+def test_a_long_answer_is_printed_in_its_own_lines(baton: Baton) -> None:
+    assert baton("plans", "make", "Write a poem.", "--tier", "baton-mini")[0] == 0
+    (answer,) = baton("plans", "run", "last")[1].splitlines()
+    assert len(answer) > 200
+
+
+@pytest.mark.long
 def test_an_engine_that_is_not_ready_in_time_is_said_so(baton: Baton, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(_client: RunClient, _order: Order) -> FollowedRun:
         raise Overloaded(retry_after=1.0)
@@ -105,7 +112,7 @@ def test_what_cannot_be_done_is_said(baton: Baton) -> None:
         (("edit", plan, "--change", "0", "--worker", "nobody"), 1, "not an eligible worker"),
         (("edit", plan, "--change", "0", "--remove", "1"), 2, "one of --change, --add, --remove, --move and --file"),
         (("edit", plan, "--file", "/nowhere.json"), 2, "cannot be read as JSON"),
-        (("show", "plan_run_none"), 1, "Nothing with this name"),
+        (("show", "plan_run_none"), 1, "There is no such plan"),
         (("run", plan, "--revision", "9"), 1, "no revision of that number"),
     ):
         status, output = baton("plans", *arguments)

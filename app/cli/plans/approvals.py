@@ -37,7 +37,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         terminal.print_json(approval)
     else:
         for line in _lines(approval):
-            terminal.stdout().print(Text(terminal.clean(line)))
+            terminal.stdout().print(terminal.clean(line), soft_wrap=True)
     return 0
 
 

@@ -150,8 +150,8 @@ async def _execute(config: Configuration, args: Arguments) -> int:
     if args.json:
         terminal.print_json(summary)
     else:
-        terminal.stdout().print(Text(terminal.clean(end.answer)))
-        terminal.stderr().print(Text(f"{end.state.run}: {terminal.dollars(end.bill.usd)}"))
+        terminal.stdout().print(terminal.clean(end.answer), soft_wrap=True)
+        terminal.stderr().print(f"{end.state.run}: {terminal.dollars(end.bill.usd)}")
     return 0
 
 
@@ -169,7 +169,12 @@ async def _find(store: Store, name: str) -> tuple[Plan, RunRow]:
         if not rows:
             raise NotFound("There are no plans yet; make one with `baton plans make`.")
         name = rows[0].id
-    return await revisions.find(store.of_tenant(None), name)
+    try:
+        return await revisions.find(store.of_tenant(None), name)
+    except NotFound as error:
+        if error.public_code != NotFound.code:  # it says more
+            raise
+        raise NotFound("There is no such plan; `baton runs ls --previews only` lists the newest.") from None
 
 
 async def _repeat_order(store: Store, catalog: Catalog, plan: Plan, base: Revision, tenant: str, key: str) -> Order:
