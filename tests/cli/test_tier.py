@@ -32,6 +32,7 @@ def test_a_tier_is_tried_promoted_with_a_reason_and_rolled_back(tmp_path: Path) 
     forced = ("tier", "promote", "baton-mini", "--to", "baton-next", "--force", "incident 12", "--json")
     (change,) = json.loads(baton(tmp_path, *forced, **environ).out)["changes"]
     assert (change["version"], json.loads(change["note"])["forced"]) == ("tier baton-next", "incident 12")
+    assert "Nothing was changed yet." in baton(tmp_path, "conductor", "ls", **environ).out
     listed = baton(tmp_path, "tier", "ls", **environ).out
     assert "baton-mini: tier baton-next\n" in listed
     assert "baton-ultra: its own definition\n" in listed

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-import orjson
-
 from app.audit.check import WRONG_TYPE_ERRORS, Auditor
 from app.audit.export import Export
 from app.audit.log.folder import save
@@ -54,7 +52,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         return UNREADABLE
     with streams.readers_may_leave():
         if args.json:
-            print(_json(report))
+            terminal.print_json(_record(report))
         else:
             _print(report)
     if report.is_clean:
@@ -151,8 +149,8 @@ async def _save_tiles(args: Arguments, environ: Mapping[str, str]) -> int:
     return CLEAN
 
 
-def _json(report: Report) -> str:
-    record = {
+def _record(report: Report) -> dict[str, object]:
+    return {
         "clean": report.is_clean,
         "runs": report.runs,
         "events": report.events,
@@ -164,7 +162,6 @@ def _json(report: Report) -> str:
         "rules": {name: {"violations": count, "promises": RULES[name][0]} for name, count in report.rules.items()},
         "violations": report.violations,
     }
-    return orjson.dumps(record, option=orjson.OPT_INDENT_2).decode()
 
 
 def _print(report: Report) -> None:

@@ -3,8 +3,6 @@
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
-from rich.text import Text
-
 from app.cli import event_loop, storage, streams, terminal
 from app.cli.arguments import Arguments
 from app.core.pool import policy_table
@@ -49,7 +47,7 @@ def _check(catalog: Catalog, *, as_json: bool) -> int:
     for row in policy_table.rows(catalog):
         exclusions = "; ".join([f"{name}: {reason}" for name, reason in row.excluded.items()])
         cells = (row.tier, ", ".join(row.labels) or "none", ", ".join(row.recipients) or "nobody", exclusions)
-        table.add_row(*[Text(cell, overflow="fold") for cell in cells])
+        terminal.add_row(table, cells)
     console = terminal.stdout()
     console.print(table)
     for worker in policy_table.list_declassifying_workers(catalog):

@@ -15,7 +15,6 @@ from itertools import chain
 from pathlib import Path
 from typing import cast
 
-import orjson
 from rich.progress import Progress
 from rich.table import Table
 
@@ -309,7 +308,7 @@ def _trial(assignment: Assignment, end: TurnEnd, at: float, score: float) -> Tri
 
 def _print(args: Arguments, catalog: Catalog, trials: Sequence[Trial], progress: CalibrationProgress) -> None:
     if args.json:
-        print(orjson.dumps([asdict(trial) for trial in trials], option=orjson.OPT_INDENT_2).decode())
+        terminal.print_json([asdict(trial) for trial in trials])
         return
     by_worker: dict[str, Sequence[Trial]] = {}
     for name, worker in catalog.workers.items():

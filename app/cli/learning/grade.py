@@ -81,7 +81,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     storage.print_database(settings)
     report = event_loop.run(_rate(settings, args, rules, now()))
     if args.json:
-        print(orjson.dumps([_record(rating) for rating in report.ratings], option=orjson.OPT_INDENT_2).decode())
+        terminal.print_json([_record(rating) for rating in report.ratings])
     else:
         _print(report, is_stored=not args.dry_run)
     return 0

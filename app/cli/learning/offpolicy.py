@@ -114,7 +114,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         estimates = _judge(group, rows, args.policy)
         judgements += [replace(estimate, unrated_runs=decisions.unrated_runs[group[0]]) for estimate in estimates]
     if args.json:
-        print(orjson.dumps([_record(estimate) for estimate in judgements], option=orjson.OPT_INDENT_2).decode())
+        terminal.print_json([_record(estimate) for estimate in judgements])
     else:
         _print(decisions, judgements)
     return int(not judgements)

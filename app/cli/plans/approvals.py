@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from rich.table import Table
-from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
@@ -26,8 +25,10 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         approvals = event_loop.run(_list(settings, args.limit, decided=args.decided))
         if args.json:
             terminal.print_json(approvals)
+        elif args.decided:
+            terminal.print_table(_decisions_table(approvals), "No plan was decided.")
         else:
-            terminal.stdout().print(_table(approvals, decided=args.decided))
+            terminal.print_table(_waiting_table(approvals), "No plan waits for an approval.")
         return 0
     if args.verb == "show":
         approval = event_loop.run(_show(settings, configure(environ).catalog, args.run))
@@ -104,13 +105,7 @@ async def _decide(
         return await _read(store, approval["run"])
 
 
-def _table(approvals: list[dict[str, Any]], *, decided: bool) -> Table | str:
-    if not approvals:
-        if decided:
-            return "No plan was decided."
-        return "No plan waits for an approval."
-    if decided:
-        return _decisions_table(approvals)
+def _waiting_table(approvals: list[dict[str, Any]]) -> Table:
     table = terminal.table()
     for column in ("run", "tier", "reasons", "workers", "worst case", "until"):
         table.add_column(column, overflow="fold")
@@ -124,7 +119,7 @@ def _table(approvals: list[dict[str, Any]], *, decided: bool) -> Table | str:
             _money(approval),
             _minute(approval["expires_at"]),
         )
-        table.add_row(*[Text(terminal.clean(cell)) for cell in cells])
+        terminal.add_row(table, cells)
     return table
 
 
@@ -135,7 +130,7 @@ def _decisions_table(approvals: list[dict[str, Any]]) -> Table:
     for approval in approvals:
         decision = approval["decision"] or {"by": "", "at": approval["expires_at"], "reason": ""}
         texts = (decision["by"], _minute(decision["at"]), decision["reason"] or "", ", ".join(approval["discloses"]))
-        table.add_row(*[Text(terminal.clean(cell)) for cell in (approval["run"], approval["status"], *texts)])
+        terminal.add_row(table, (approval["run"], approval["status"], *texts))
     return table
 
 

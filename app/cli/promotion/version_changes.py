@@ -97,7 +97,7 @@ def show(
             name_signers_in_findings(change.note),
         )
         terminal.add_row(table, cells)
-    console.print(table)
+    terminal.print_table(table, "Nothing was changed yet.")
 
 
 def canary_text(now: VersionsInForce) -> str:

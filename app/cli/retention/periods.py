@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping
 from math import inf
 
-from rich.text import Text
-
 from app.cli import terminal
 from app.cli.arguments import Arguments
 from app.core.run.retention_classes import RunClass
@@ -35,7 +33,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
             _in_words(run_class.content, otherwise="-"),
             _in_words(run_class.events, otherwise="-"),
         )
-        table.add_row(*(Text(terminal.clean(cell)) for cell in cells))
+        terminal.add_row(table, cells)
     content, events = settings.retention_content_seconds, settings.retention_events_seconds
     table.add_row("all others", _in_words(content, otherwise="for ever"), _in_words(events, otherwise="for ever"))
     console = terminal.stdout()

@@ -419,7 +419,7 @@ def _print(batch: Batch, differences: Sequence[tuple[PairedDifference, Interval 
         table.add_column(column, no_wrap=True)
     for pair in batch.pairs:
         table.add_row(*_cells(pair))
-    console.print(table)
+    terminal.print_table(table, "No run was replayed.")
     for pair in batch.pairs:
         if pair.refusal:
             console.print(f"{pair.run}: {terminal.clean(pair.refusal)}", soft_wrap=True)

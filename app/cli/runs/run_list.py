@@ -49,11 +49,9 @@ async def _list(settings: Settings, args: Arguments, now: float) -> None:
     names = {key.id: key.name for key in keys}
     if args.json:
         terminal.print_json([_summary(row, names, previews) for row in rows])
-    elif not rows:
-        terminal.stdout().print("There are no such runs.")
     else:
-        console = terminal.stdout()
-        console.print(_table(rows, names, previews, console.width))
+        table = _table(rows, names, previews, terminal.stdout().width)
+        terminal.print_table(table, "There are no such runs.")
 
 
 def _build_sorted_query(args: Arguments, keys: Sequence[KeyRow], now: float) -> RunQuery:
