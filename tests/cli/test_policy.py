@@ -55,6 +55,11 @@ def test_the_policy_is_shown_compared_and_tried(tmp_path: Path) -> None:
     assert refused["refused"] == {"scribe": "excluded by the rule secrets-stay"}
 
 
+def test_a_missing_pool_file_is_named_without_a_setting_that_names_another(tmp_path: Path) -> None:
+    result = baton(tmp_path, "policy", "check", "none.toml")
+    assert (result.status, "none.toml" in result.err, "BATON_POOL" in result.err) == (2, True, False), result.err
+
+
 def test_a_new_declassifier_is_a_widening(tmp_path: Path) -> None:
     old = SMALL_POOL.replace('model = "scribe"\nclearance = ["secret"]', 'model = "scribe"')
     (tmp_path / "old.toml").write_text(old)

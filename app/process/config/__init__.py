@@ -161,10 +161,10 @@ def _read_text(path: Path) -> str:
     except OSError as error:
         words = error.strerror or type(error).__name__
         raise ConfigInvalid(
-            [f"{path}:1: cannot be read: {words}; correct BATON_POOL or the file's permissions"]
+            [f"{path}:1: cannot be read: {words}; correct the name of the pool file or its permissions"]
         ) from None
     if len(raw) > MAX_POOL_BYTES:
-        raise ConfigInvalid([f"{path}:1: is larger than {MAX_POOL_BYTES} bytes; correct BATON_POOL"])
+        raise ConfigInvalid([f"{path}:1: is larger than {MAX_POOL_BYTES} bytes; name a pool file"])
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
