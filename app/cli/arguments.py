@@ -18,6 +18,12 @@ class Arguments(SimpleNamespace):
     settings: Mapping[str, str]
     given: frozenset[str]
 
+    def start(self, now: float) -> float | None:
+        """Return the time at which the period of `--since` begins, in seconds since 1970; None if none is given."""
+        if self.since is None:
+            return None
+        return now - float(self.since)
+
 
 def arguments(module: str, verb: str, options: Mapping[str, Any], given: frozenset[str]) -> Arguments:
     """Return the arguments of one command. An option whose parameter is called `baton_...` replaces that setting."""

@@ -36,11 +36,8 @@ def read_changes(
 ) -> tuple[AdminEvent, ...]:
     """Read what a command asks for from the log of changes of the configured database, the newest first."""
     settings = storage.read_settings(environ)
-    since = None
-    if args.since:
-        since = now() - args.since
     query = AdminEventQuery(
-        limit=args.limit, tenant=args.tenant, target=target, actor=args.actor, action=action, since=since
+        limit=args.limit, tenant=args.tenant, target=target, actor=args.actor, action=action, since=args.start(now())
     )
     return event_loop.run(_read(settings, query))
 

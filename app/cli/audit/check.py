@@ -61,9 +61,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 
 async def _check(args: Arguments, environ: Mapping[str, str], now: float) -> Report:
-    since, earlier = None, None
-    if args.since:
-        since = now - args.since
+    since, earlier = args.start(now), None
     if args.against:
         earlier = Export(Path(args.against))
     if args.file is not None:
@@ -98,9 +96,7 @@ async def _find_mistyped_values(archive: Archive, run: str | None = None) -> Seq
 
 
 async def _export(args: Arguments, environ: Mapping[str, str], now: float) -> int:
-    since = None
-    if args.since:
-        since = now - args.since
+    since = args.start(now)
     settings = read(environ)
     tenant = ""
     async with storage.open_configured_store(settings) as store:

@@ -29,10 +29,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         return _diff(changes, as_json=args.json)
     settings, catalog = read(environ), read_catalog(Path(args.file))
     storage.print_database(settings)
-    since = None
-    if args.since:
-        since = now() - args.since
-    run_count, refused_runs = event_loop.run(_try_policy(settings, catalog, since))
+    run_count, refused_runs = event_loop.run(_try_policy(settings, catalog, args.start(now())))
     return _print_trial(run_count, refused_runs, as_json=args.json)
 
 

@@ -137,9 +137,7 @@ async def _runs(store: Store, args: Arguments, now: float) -> AsyncIterator[Ende
     if args.run is not None:
         yield await _read_run(store, await storage.find_run(store, args.run))
         return
-    query = RunQuery(tenant=args.tenant, tier=args.tier, limit=PAGE_RUNS)
-    if args.since:
-        query = replace(query, since=now - args.since)
+    query = RunQuery(tenant=args.tenant, tier=args.tier, since=args.start(now), limit=PAGE_RUNS)
     rows = await store.runs(query)
     while rows:
         for row in rows:

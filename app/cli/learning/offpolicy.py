@@ -125,9 +125,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 async def _read(config: Configuration, args: Arguments, now: float) -> JournaledDecisions:
     decisions = JournaledDecisions()
-    query = RunQuery(tenant=args.tenant, tier=args.tier, limit=PAGE_RUNS)
-    if args.since:
-        query = replace(query, since=now - args.since)
+    query = RunQuery(tenant=args.tenant, tier=args.tier, since=args.start(now), limit=PAGE_RUNS)
     async with storage.open_configured_store(config.settings) as store:
         rows = await store.runs(query)
         while rows:

@@ -20,9 +20,6 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     """Write the file and print why runs were left out. Returns 1 if there is no rollout: nothing is written then, and
     an earlier file stays as it was."""
     terminal.log_to_stderr("warning")
-    since = None
-    if args.since:
-        since = now() - args.since
     settings, selection = read(environ), rollout_filter(args)
     path = Path(args.file).resolve()  # so that a link to a file stays
     if path.exists() and not path.is_file():
@@ -30,7 +27,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     if not path.parent.is_dir():
         raise ConfigInvalid([f"{path}: cannot be written: there is no such folder"])
     storage.print_database(settings)
-    rollouts, skip_counts = event_loop.run(collect(settings, selection, since))
+    rollouts, skip_counts = event_loop.run(collect(settings, selection, args.start(now())))
     if rollouts:
         _write(path, rollouts)
     counts = Counter(rollout.split for rollout in rollouts)

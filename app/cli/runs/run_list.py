@@ -94,8 +94,6 @@ def query_of(args: Arguments, keys: Sequence[KeyRow], now: float) -> RunQuery:
     if args.metadata is not None and "=" not in args.metadata:
         raise ConfigInvalid(["--metadata: must be FIELD=VALUE"])
     filters: dict[str, Any] = {name: getattr(args, name, None) for name in FILTERS}
-    if args.since:
-        filters["since"] = now - args.since
     if getattr(args, "before", None):
         filters["until"] = now - args.before
     if getattr(args, "degraded", False):
@@ -113,6 +111,7 @@ def query_of(args: Arguments, keys: Sequence[KeyRow], now: float) -> RunQuery:
         if value:
             tags.append((name, value))
     return RunQuery(
+        since=args.start(now),
         min_usd=getattr(args, "min_cost", None),
         max_usd=getattr(args, "max_cost", None),
         key=_key_id(keys, args.key, now),
