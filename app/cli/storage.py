@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from app.cli import terminal
@@ -97,6 +98,17 @@ async def open_configured_store(settings: Settings) -> AsyncIterator[Store]:
         yield store
 
 
+async def every_run(store: Store, query: RunQuery) -> AsyncIterator[RunRow]:
+    """Yield all runs that a query selects, in its order. Its limit is not regarded: they are read page by page."""
+    query = replace(query, limit=PAGE_RUNS)
+    while rows := await store.runs(query):
+        for row in rows:
+            yield row
+        if len(rows) < PAGE_RUNS:
+            return
+        query = replace(query, before=(rows[-1].created_at, rows[-1].id))
+
+
 async def find_run(store: Store, name: str) -> RunRow:
     """Find a run by its id, a prefix of it, the id of any of its replies, or `last`. Raises `NotFound`."""
     if name == "last":
@@ -135,17 +147,16 @@ async def _raise_if_pruned(store: Store, run: str) -> None:
 
 async def _find_by_prefix(store: Store, prefix: str) -> RunRow:
     matches: list[RunRow] = []
-    before: tuple[float, str] | None = None
+    searched = 0
     since, until = _times_of_prefix(prefix)
-    for _ in range(MAX_SEARCHED_RUNS // PAGE_RUNS):
-        rows = await store.runs(RunQuery(since=since, until=until, before=before, limit=PAGE_RUNS))
-        matches += [row for row in rows if row.id.startswith(prefix)]
-        if len(rows) < PAGE_RUNS:
+    async for row in every_run(store, RunQuery(since=since, until=until)):
+        searched += 1
+        if row.id.startswith(prefix):
+            matches.append(row)
+        if searched == MAX_SEARCHED_RUNS:
             break
-        before = (rows[-1].created_at, rows[-1].id)
-    else:  # there are more, and one of them may begin like that
-        if not matches:
-            raise NotFound(f"None of the newest {MAX_SEARCHED_RUNS:,} runs begins like that; give more of the id.")
+    if not matches and searched == MAX_SEARCHED_RUNS:  # there may be more, and one of them may begin like that
+        raise NotFound(f"None of the newest {MAX_SEARCHED_RUNS:,} runs begins like that; give more of the id.")
     if not matches:
         raise NotFound("There is no such run; `baton runs ls` lists the newest.")
     if len(matches) > 1:

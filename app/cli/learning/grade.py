@@ -27,7 +27,6 @@ from app.lab.grading import Execute, Grader
 from app.process.config import Settings, read
 from app.store.protocol import RunQuery, RunRow, Store
 
-PAGE_RUNS = 200
 FILTERS = {"--tier", "--tenant", "--since"}
 """Options that choose among runs."""
 
@@ -137,14 +136,10 @@ async def _runs(store: Store, args: Arguments, now: float) -> AsyncIterator[Ende
     if args.run is not None:
         yield await _read_run(store, await storage.find_run(store, args.run))
         return
-    query = RunQuery(tenant=args.tenant, tier=args.tier, since=args.start(now), limit=PAGE_RUNS)
-    rows = await store.runs(query)
-    while rows:
-        for row in rows:
-            if row.ended_at is not None:
-                yield await _read_run(store, row)
-        query = replace(query, before=(rows[-1].created_at, rows[-1].id))
-        rows = await store.runs(query)
+    query = RunQuery(tenant=args.tenant, tier=args.tier, since=args.start(now))
+    async for row in storage.every_run(store, query):
+        if row.ended_at is not None:
+            yield await _read_run(store, row)
 
 
 async def _read_run(store: Store, row: RunRow) -> EndedRun:

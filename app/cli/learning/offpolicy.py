@@ -38,7 +38,6 @@ from app.lab.offpolicy import SELECTION, Estimate, Log, LoggedOutcome, Policy, R
 from app.process.config import Configuration, configure
 from app.store.protocol import RunQuery, RunRow, Store
 
-PAGE_RUNS = 200
 DEFAULT_ARMS = 6
 """The number of arms that are judged by default: those that were taken most often."""
 
@@ -125,15 +124,11 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 async def _read(config: Configuration, args: Arguments, now: float) -> JournaledDecisions:
     decisions = JournaledDecisions()
-    query = RunQuery(tenant=args.tenant, tier=args.tier, since=args.start(now), limit=PAGE_RUNS)
+    query = RunQuery(tenant=args.tenant, tier=args.tier, since=args.start(now))
     async with storage.open_configured_store(config.settings) as store:
-        rows = await store.runs(query)
-        while rows:
-            for row in rows:
-                if row.ended_at is not None and row.origin_kind != "shadow":
-                    await _note(store, config, row, decisions)
-            query = replace(query, before=(rows[-1].created_at, rows[-1].id))
-            rows = await store.runs(query)
+        async for row in storage.every_run(store, query):
+            if row.ended_at is not None and row.origin_kind != "shadow":
+                await _note(store, config, row, decisions)
     return decisions
 
 

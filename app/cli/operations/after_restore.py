@@ -29,7 +29,8 @@ from app.store.sqlkit import revisions
 
 STEP_LINE = "A step has ended."
 CLEAR = "app.stepqueue.redis:clear"
-PAGE_RUNS = 200
+LATEST_RUNS = 200
+"""The newest runs, in whose journals the latest event is looked for."""
 MAX_PRINTED_LINES = 50
 """Lines of each list that are printed; `--json` has all of them."""
 
@@ -120,7 +121,7 @@ async def _carry_out(
 
 async def _last_event(store: Store) -> float | None:
     """Return the time of the latest event of the newest runs, without writing."""
-    rows = await store.runs(RunQuery(limit=PAGE_RUNS))
+    rows = await store.runs(RunQuery(limit=LATEST_RUNS))
     journals = [await store.journal(row.id) for row in rows]
     return max([journal.events[-1].at for journal in journals if journal.events], default=None)
 
@@ -129,13 +130,8 @@ async def _open_rows(store: Store) -> list[RunRow]:
     """Return every run that has not ended, the oldest first."""
     rows: list[RunRow] = []
     for state in RUN_STATES:
-        before: tuple[float, str] | None = None
-        while state not in ENDED:
-            page = await store.runs(RunQuery(state=state, before=before, limit=PAGE_RUNS))
-            rows += page
-            if len(page) < PAGE_RUNS:
-                break
-            before = (page[-1].created_at, page[-1].id)
+        if state not in ENDED:
+            rows += [row async for row in storage.every_run(store, RunQuery(state=state))]
     return sorted(rows, key=lambda row: (row.created_at, row.id))
 
 

@@ -40,7 +40,6 @@ REPLAY_KEY = "baton-replay"
 """The key of runs that `baton replay` has made."""
 CONFIGURATION_OPTIONS = ("tier", "version", "worker", "plan", "effort", "conductor", "snapshot")
 """The names that `--under` accepts."""
-PAGE_RUNS = 200
 MAX_SAMPLED_RUNS = 10_000
 """Most runs among which `--seed` draws."""
 RESAMPLES = 2_000
@@ -229,17 +228,16 @@ async def _rows(store: Store, args: Arguments, now: float) -> list[RunRow]:
     """Return the runs to replay, which have ended and do not follow from others."""
     if args.run:
         return [await storage.find_run(store, name) for name in args.run]
-    query = replace(query_of(args, await store.keys(), now), origin_kind="", limit=PAGE_RUNS)
+    query = replace(query_of(args, await store.keys(), now), origin_kind="")
     rows: list[RunRow] = []
     max_runs = args.limit
     if args.seed is not None:
         max_runs = MAX_SAMPLED_RUNS
-    while len(rows) < max_runs:
-        page = await store.runs(query)
-        rows += [row for row in page if row.ended_at is not None and row.topology and not row.erased]
-        if len(page) < PAGE_RUNS:
+    async for row in storage.every_run(store, query):
+        if row.ended_at is not None and row.topology and not row.erased:
+            rows.append(row)
+        if len(rows) == max_runs:
             break
-        query = replace(query, before=(page[-1].created_at, page[-1].id))
     if args.seed is not None and len(rows) > args.limit:
         return Random(args.seed).sample(rows, args.limit)
     return rows[: args.limit]
