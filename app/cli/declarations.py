@@ -1,6 +1,7 @@
 """Parts of the command line: commands with examples, types of values, and options that several commands share."""
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from math import isfinite
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ SPANS: Mapping[str, int] = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_8
 """Seconds of each unit of a time span."""
 MAX_SPAN_SECONDS = 100 * 365 * 86_400
 """A century: times beyond one could not be shown as dates."""
+MAX_SPAN_DIGITS = len(str(MAX_SPAN_SECONDS))
 
 
 class Option(click.Option):
@@ -260,13 +262,30 @@ class Span(click.ParamType[float]):
         """Return seconds."""
         if isinstance(value, float):
             return value
-        number, unit = value[:-1], value[-1:]
-        if unit not in SPANS or not number.isdecimal() or not int(number):
+        digits, unit = value[:-1].lstrip("0"), value[-1:]
+        if unit not in SPANS or not digits.isdecimal():
             self.fail("must be a time span such as 90s, 30m, 12h, 30d or 52w", param, ctx)
-        seconds = int(number) * SPANS[unit]
-        if seconds > MAX_SPAN_SECONDS:
+        if len(digits) > MAX_SPAN_DIGITS or int(digits) * SPANS[unit] > MAX_SPAN_SECONDS:
             self.fail("must be a time span of at most 100 years, such as 52w", param, ctx)
-        return float(seconds)
+        return float(int(digits) * SPANS[unit])
+
+
+class Moment(click.ParamType[float | datetime]):
+    """A time: a span such as 7d before now, in seconds, or a date and time as RFC 3339 writes it, else in UTC."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | datetime:
+        """Return seconds, or a time that has a time zone."""
+        if value[-1:] in SPANS and value[:-1].isdecimal():
+            return SPAN.convert(value, param, ctx)
+        try:
+            at = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail("must be a span such as 7d, or a time such as 2026-11-17T00:00Z", param, ctx)
+        if at.tzinfo is None:
+            return at.replace(tzinfo=UTC)
+        return at
 
 
 def _number(text: Any) -> float:

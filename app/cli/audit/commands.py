@@ -8,6 +8,7 @@ from app.cli.declarations import (
     SINCE,
     SPAN,
     Group,
+    Moment,
     argument,
     flag,
     group,
@@ -160,8 +161,13 @@ def _define_disclosures(root: Group) -> None:
     @repeatable(
         "--saw", metavar="WHAT", help="Only recipients that saw this: user, step:N, results (of tools), or label:X."
     )
-    @option("--since", metavar="TIME", help="Only calls from this time on: 7d (ago), 2026-11-17, 2026-11-17T08:00Z.")
-    @option("--until", metavar="TIME", help="Only calls before this time.")
+    @option(
+        "--since",
+        type=Moment(),
+        metavar="TIME",
+        help="Only calls from this time on: 7d (ago), 2026-11-17, 2026-11-17T08:00Z.",
+    )
+    @option("--until", type=Moment(), metavar="TIME", help="Only calls before this time.")
     @repeatable("--tenant", help="Only runs of this tenant.")
     @repeatable("--user", help="Only runs whose request named this end user.")
     @repeatable("--run", metavar="RUN", help="Only this run, by its whole id.")

@@ -4,13 +4,12 @@ ledger."""
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 from rich.table import Table
 
 from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
-from app.cli.declarations import SPANS
 from app.core.run.visibility import complete_disclosures
 from app.errors import ConfigInvalid
 from app.gateway.runs import disclosures
@@ -42,7 +41,7 @@ def query_of(args: Arguments, now: float) -> DisclosureQuery:
         saw = wire.saw_of([wire.parse_seen(value) for value in args.saw])
     except ValueError as error:
         raise ConfigInvalid([f"--saw: {error}"]) from None
-    since, until = parse_moment("--since", args.since, now), parse_moment("--until", args.until, now)
+    since, until = _seconds_of(args.since, now), _seconds_of(args.until, now)
     if since is not None and until is not None and since >= until:
         raise ConfigInvalid(["--since must be earlier than --until"])
     return DisclosureQuery(
@@ -61,20 +60,13 @@ def query_of(args: Arguments, now: float) -> DisclosureQuery:
     )
 
 
-def parse_moment(name: str, text: str | None, now: float) -> float | None:
-    """Return a time in seconds since 1970: one as RFC 3339 writes it, or a span such as 7d before now."""
-    if text is None:
+def _seconds_of(moment: float | datetime | None, now: float) -> float | None:
+    """Return a time in seconds since 1970. One that is given as a number is so many seconds before now."""
+    if moment is None:
         return None
-    number, unit = text[:-1], text[-1:]
-    if unit in SPANS and number.isdecimal():
-        return now - int(number) * SPANS[unit]
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigInvalid([f"{name}: must be a span such as 7d, or a time such as 2026-11-17T00:00Z"]) from None
-    if at.tzinfo is None:
-        at = at.replace(tzinfo=UTC)
-    return at.timestamp()
+    if isinstance(moment, datetime):
+        return moment.timestamp()
+    return now - moment
 
 
 async def _list(settings: Settings, args: Arguments, query: DisclosureQuery) -> int:
