@@ -308,6 +308,8 @@ async def test_what_speaks_against_the_command_ends_it() -> None:
             await measure_task(error(status, "model_not_found"))
     with pytest.raises(OursError, match="needs the scope runs:read"):
         await measure_task(ADMITTED, run=error(403, "insufficient_scope"))
+    with pytest.raises(OursError, match="store_unavailable; run the same command to go on"):
+        await measure_task(ADMITTED, run=error(503, "store_unavailable"))
     with pytest.raises(OursError, match="The pool was changed"):
         await measure_task(ADMITTED, run=httpx.Response(200, json=RUN | {"catalog": "other"}))
 

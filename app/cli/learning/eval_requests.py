@@ -203,6 +203,8 @@ async def _figures(bench: Bench, run: str) -> tuple[Figures, float]:
         reply = await bench.client.get(f"/v1/runs/{run}", timeout=READ_SECONDS)
     except httpx.HTTPError:
         raise OursError("The journal cannot be read; run the same command to go on.") from None
+    if reply.status_code in RETRIED_STATUS:
+        raise OursError(f"The journal cannot be read: {_code(reply)}; run the same command to go on.")
     if reply.status_code != 200:
         raise OursError(f"The journal cannot be read: {_code(reply)}; the key needs the scope runs:read.")
     record = reply.json()
