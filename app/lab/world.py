@@ -1,9 +1,9 @@
 """A rehearsal world: workers with hidden skill by domain, price and pace, and what decides whether a step succeeds.
 
-Skills and difficulties are on one scale; a chance is the logistic of SLOPE times what speaks for success. The source of
-each figure is given next to it and in the world's card; none was changed after a trained conductor was first scored. A
-task has one hidden trait that is the same for all workers (`TRAITS`): errors of models on one question go together, so
-that asking twice is worth less than two independent opinions.
+Skills and difficulties are on one scale; a chance is the logistic of SLOPE times what speaks for success. A figure that
+has a source names it; all others are those of the first trial, or guesses. None was changed after a trained conductor
+was first scored. A task has one hidden trait that is the same for all workers (`TRAITS`): errors of models on one
+question go together, so that asking twice is worth less than two independent opinions.
 """
 
 import math
@@ -103,10 +103,9 @@ def standard_pool() -> Pool:
 
 
 def is_held_out(names: Sequence[str]) -> bool:
-    """Return True if a pool of these workers is held out from training: one in four, and never the standard one."""
-    everyone = list(profiles())
-    mask = sum([1 << everyone.index(name) for name in names])
-    return mask != 0b111111 and mask * 2_654_435_761 % 2**32 % 4 == 0
+    """Return True if a pool of these workers is held out from training: those without the first two workers, which are
+    a fifth of all sets. So training never has to do without both."""
+    return set(names).isdisjoint(list(profiles())[:2])
 
 
 def draw_pool(random: Random, *, unseen: bool) -> Pool:
