@@ -50,7 +50,7 @@ class JournaledExample:
 
 
 def build_examples(
-    rollouts: Sequence[Rollout], weights: Weights, beta: float = BETA, cap: float = CAP
+    rollouts: Sequence[Rollout], weights: Weights, beta: float = BETA
 ) -> tuple[list[JournaledExample], Counter[str]]:
     """Return the runs that can be learned from, each weighted by exp(advantage / beta) as in
     `rollouts.with_weights`; and the number of those that cannot, by reason. Only those that can count in a mean."""
@@ -61,7 +61,7 @@ def build_examples(
             readable.append((rollout, _parse_rollout(rollout)))
         except UnusableRollout as reason:
             skipped[str(reason)] += 1
-    weighted = with_weights([rollout for rollout, _ in readable], weights, beta, cap)
+    weighted = with_weights([rollout for rollout, _ in readable], weights, beta, CAP)
     examples = []
     for (_, (problem, pool, plan)), (_, weight) in zip(readable, weighted, strict=True):
         examples.append(JournaledExample(problem, pool, plan, weight))

@@ -27,7 +27,7 @@ RANK = 4
 COMMON = 0.6
 """The share of prompts that have a word from which on it says nothing of likeness."""
 LEARNING_RATE = 0.3
-"""Of AdaGrad."""
+"""The learning rate of AdaGrad."""
 WEIGHT_DECAY = 0.002
 """The share by which a weight that is used shrinks at each step."""
 MEMBER_WEIGHT = 0.1

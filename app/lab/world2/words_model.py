@@ -51,6 +51,8 @@ FACTS = 9
 """Numbers that the reader of cards tells: `Lesson.facts`."""
 PLANS_AT_A_TIME = 64
 """Plans that are written at a time."""
+MOST_TOKENS = 160
+"""The most tokens of a plan."""
 CHOICES_OF_PLAN = 10
 """About so many tokens of a plan are choices."""
 MAX_NOISE = 0.4
@@ -251,7 +253,7 @@ class WordsConductor:
     # Planning.
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def likeliest_plans(self, pairs: Sequence[tuple[str, str]], most: int = 160) -> list[str]:
+    def likeliest_plans(self, pairs: Sequence[tuple[str, str]]) -> list[str]:
         """Return the likeliest plan for each pair of cards and question, token by token, without a grammar."""
         texts: list[str] = []
         for start in range(0, len(pairs), PLANS_AT_A_TIME):
@@ -262,7 +264,7 @@ class WordsConductor:
                 input_ids=ids,
                 attention_mask=(ids != self._pad).long(),
                 do_sample=False,
-                max_new_tokens=most,
+                max_new_tokens=MOST_TOKENS,
                 pad_token_id=self._pad,
                 use_cache=True,
             )
