@@ -1,7 +1,8 @@
 """Held-out comparison of arms on the same lessons: exact expectations, paired intervals, the share of the gap closed.
 
 Every figure of an arm is the mean over lessons of the exact expectation over the workers' dice, so an interval is about
-the choice of tasks (and pools) alone; it is the percentile interval of a paired bootstrap over lessons.
+the choice of tasks or pools alone. It is the percentile interval of a paired bootstrap: over lessons where all have one
+pool, else over pools with all of their lessons, because lessons of one pool share its workers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -89,7 +90,7 @@ def compare(
     for arm, plans in chosen.items():
         outcomes_of_arm[arm] = exact_outcomes(lessons, plans, weights)
         rewards[arm] = [result.reward for result in outcomes_of_arm[arm]]
-    means = paired_bootstrap(rewards, Random(seed), RESAMPLES)
+    means = bootstrap_lessons(lessons, rewards, seed)
     rows = []
     for arm, outcomes in outcomes_of_arm.items():
         behind = interval([mean[TRAINED] - mean[arm] for mean in means])
@@ -97,6 +98,24 @@ def compare(
     share = interval(list(map(gap_closed, means)))
     constant = _constant(lessons, trained, weights, seed)
     return Table(split, len(lessons), tuple(rows), share, len(set(trained)), constant)
+
+
+def bootstrap_lessons(
+    lessons: Sequence[Lesson], values: Mapping[str, Sequence[float]], seed: int
+) -> list[dict[str, float]]:
+    """Return the series' means over lessons that are drawn again, or over pools where there are several, as
+    `paired_bootstrap` does; `values` has one for each lesson."""
+    pools = [lesson.pool for lesson in lessons]
+    count = len(set(pools))
+    if count == 1:
+        return paired_bootstrap(values, Random(seed), RESAMPLES)
+    by_pool: dict[str, list[float]] = {}
+    for name, series in values.items():
+        totals = dict.fromkeys(pools, 0.0)
+        for pool, value in zip(pools, series, strict=True):
+            totals[pool] += value * count / len(lessons)
+        by_pool[name] = list(totals.values())
+    return paired_bootstrap(by_pool, Random(seed), RESAMPLES)
 
 
 def _without_text(plan: Plan) -> Plan:

@@ -17,17 +17,16 @@ from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from pkgutil import resolve_name
-from random import Random
 from typing import Any, NamedTuple
 
 import torch
 
 from app.errors import ConfigInvalid
 from app.lab import prompt, reward, second_round, world
-from app.lab.evaluate import RESAMPLES, draw_exam, exact_outcomes
+from app.lab.evaluate import bootstrap_lessons, draw_exam, exact_outcomes
 from app.lab.lessons import SPLITS, Lesson, Split
 from app.lab.outcome import outcome
-from app.lab.paired_statistics import Interval, interval, paired_bootstrap
+from app.lab.paired_statistics import Interval, interval
 from app.lab.plans import SLOTS, Plan, from_tokens
 from app.lab.second_round import SIGNS, TAKE, RunOutcome
 from app.lab.train import CAVEAT, VALIDATION, Order, format_row, load_best_weights, restore_checkpoint, save_checkpoint
@@ -265,7 +264,7 @@ def _mean_run(runs: Sequence[RunOutcome]) -> dict[str, float]:
 
 def compare(order: Order, trainer: Rounds, lessons: Sequence[Lesson]) -> dict[str, Any]:
     """Compare three arms: one round by the checkpoint, one round by what has learned two, and two rounds. Return their
-    means, and the advantage of the last in reward and accuracy, paired over lessons."""
+    means, and the advantage of the last in reward and accuracy, paired over lessons or pools."""
     runs: dict[str, list[RunOutcome]] = {}
     for arm, conductor in ((BEFORE, trainer.base), (ALONE, trainer.averaged)):
         runs[arm] = []
@@ -275,16 +274,16 @@ def compare(order: Order, trainer: Rounds, lessons: Sequence[Lesson]) -> dict[st
     return {
         "lessons": len(lessons),
         "arms": {arm: _mean_run(of_arm) for arm, of_arm in runs.items()},
-        "ahead": {name: _advantage(runs, name, order.recipe.seed) for name in ("reward", "right")},
+        "ahead": {name: _advantage(lessons, runs, name, order.recipe.seed) for name in ("reward", "right")},
     }
 
 
-def _advantage(runs: Mapping[str, Sequence[RunOutcome]], name: str, seed: int) -> Interval:
+def _advantage(lessons: Sequence[Lesson], runs: Mapping[str, Sequence[RunOutcome]], name: str, seed: int) -> Interval:
     """Return the advantage of two rounds over the checkpoint's one."""
     series: dict[str, list[float]] = {}
     for arm, of_arm in runs.items():
         series[arm] = [getattr(run, name) for run in of_arm]
-    means = paired_bootstrap(series, Random(seed), RESAMPLES)
+    means = bootstrap_lessons(lessons, series, seed)
     return interval([mean[BOTH] - mean[BEFORE] for mean in means])
 
 

@@ -1,15 +1,17 @@
 """Baselines and the comparison: each arm does what its name says, nothing passes the optimum, intervals mean what they
 say."""
 
+from dataclasses import replace
+from itertools import combinations
 from random import Random
 
 import pytest
 
 from app.lab import search
 from app.lab.baselines import ARMS, FIXED, OPTIMUM, plans_of_arm, search_arms
-from app.lab.evaluate import TRAINED, compare, draw_exam, format_table, gap_closed
+from app.lab.evaluate import TRAINED, bootstrap_lessons, compare, draw_exam, format_table, gap_closed
 from app.lab.lessons import SPLITS, Lesson, draw_lesson
-from app.lab.paired_statistics import paired_bootstrap
+from app.lab.paired_statistics import interval, paired_bootstrap
 from app.lab.world import HELD_OUT_PRICES, Setting, Weights, is_held_out, profiles
 from app.providers.rehearsal.task_families import FAMILIES
 
@@ -65,6 +67,20 @@ def test_the_bootstrap_is_paired() -> None:
     assert all(mean["b"] - mean["a"] == pytest.approx(0.1) for mean in means)
     assert means[0]["a"] == pytest.approx(sum(values) / 50)
     assert len({round(mean["a"], 9) for mean in means}) > 100
+
+
+def test_over_several_pools_it_is_pools_that_are_drawn_again() -> None:
+    """Each pool has a value of its own, which all of its lessons share: twenty times as many say nothing more."""
+    pools = list(combinations(profiles().values(), 3))[:16]
+    widths = []
+    for each in (1, 20):
+        drawn = [replace(lesson, pool=pool) for pool in pools for lesson in lessons(each)]
+        values = [float(pools.index(lesson.pool)) for lesson in drawn]
+        means = bootstrap_lessons(drawn, {"a": values}, 0)
+        assert means[0]["a"] == pytest.approx(7.5)
+        found = interval([mean["a"] for mean in means])
+        widths.append(found.high - found.low)
+    assert widths[1] == pytest.approx(widths[0])
 
 
 @pytest.mark.parametrize("split", SPLITS)
