@@ -55,6 +55,22 @@ async def test_an_event_that_cannot_be_read_is_named(
     assert errors, "an operator is told"
 
 
+@pytest.mark.long
+async def test_a_plan_that_cannot_be_read_hides_no_other_plan_that_waits(stub: ProviderStub, tmp_path: Path) -> None:
+    """Read by another process than the one that wrote the plans, which still knows them."""
+    plan = {"steps": [{"worker": "alpha", "subtask": "Answer.", "access": ["user"]}]}
+    async with running_service(tmp_path, pool_text(stub), audits=False) as writer, client_of(writer) as client:
+        replies = [await ask(client, baton={"plan": plan, "approval": "required"}) for _ in range(2)]
+    damaged, whole = [reply.json()["baton"]["run"] for reply in replies]
+    change(tmp_path, f"UPDATE events SET {CHANGES[1]} WHERE run = '{damaged}' AND seq = 3")
+    service = running_service(tmp_path, pool_text(stub), audits=False, drives=False)
+    async with service as reader, client_of(reader, "reader") as client:
+        listed = (await client.get("/v1/approvals")).json()["data"]
+        one = await client.get(f"/v1/approvals/{damaged}")
+    assert [approval["run"] for approval in listed] == [whole]
+    assert (one.status_code, one.json()["error"]["code"]) == (500, "record_damaged")
+
+
 @pytest.mark.parametrize("damage", ["DELETE FROM log_tiles", "UPDATE log_state SET checkpoint = 'none'"])
 async def test_a_damaged_transparency_log_proves_nothing(runtime: Runtime, tmp_path: Path, damage: str) -> None:
     async with client_of(runtime) as client:

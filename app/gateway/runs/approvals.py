@@ -4,6 +4,7 @@ A plan is shown with what it would disclose and cost. Its instructions are conte
 `audit:read` are shown them. A decision names the digest of what was shown, so that nobody approves something else.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
@@ -23,7 +24,7 @@ from app.core.run.identifiers import run_of_reply
 from app.core.run.state import Proposal, RunState, StepState
 from app.core.run.withheld import find_decider, find_withheld
 from app.engine.runs.approvals import Decision
-from app.errors import NotFound
+from app.errors import EventMalformed, NotFound
 from app.gateway.http.admission import Idempotency
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys, json_body
@@ -82,7 +83,8 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, his
     )
     async def list_approvals(filters: Annotated[query.ApprovalFilters, Query()], caller: reader) -> Response:
         """List the plans of the key's tenant that need an approval, with what each would disclose and cost. A page of
-        those that were decided may have fewer than `limit`, even none, although `has_more` is true."""
+        those that were decided may have fewer than `limit`, even none, although `has_more` is true. A run whose journal
+        is damaged is left out; `GET /v1/approvals/{id}` says what is wrong with it."""
         store = context.store.of_tenant(caller.tenant)
         rows = await store.runs(_run_query(filters, caller))
         has_more, rows = len(rows) > filters.limit, rows[: filters.limit]
@@ -90,7 +92,12 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, his
         for row in rows:
             if filters.status == "decided" and row.state == WAITING:
                 continue
-            approval = await _approval_for(context, store, row, caller, words=filters.words)
+            try:
+                approval = await _approval_for(context, store, row, caller, words=filters.words)
+            except EventMalformed as error:  # nobody can decide on it, and others must not wait for that
+                message = "A plan is left out of a list of approvals, because its run cannot be read."
+                context.telemetry.log(logging.ERROR, message, run=row.id, error=str(error))
+                continue
             if approval is not None:
                 approvals.append(approval)
         next_page = None
