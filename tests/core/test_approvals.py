@@ -12,7 +12,7 @@ from app.core.pool.rules import Match, Rule
 from app.core.run import approvals, drafts
 from app.core.run.caller_view import spendable_by_steps
 from app.core.run.events import Fact, Kind, RunAdmitted, RunApproved, RunRefused
-from app.core.run.fold import fold
+from app.core.run.fold import apply_fact, fold
 from app.core.run.progress import AwaitApproval, DropPlan, Finish, Propose, Queue, decide
 from app.core.run.state import RunState
 from tests.core.play import admission, number_events
@@ -69,6 +69,13 @@ def test_a_price_that_is_not_known_counts_as_too_high() -> None:
     assert approvals.approval_reasons(terms, [], None, 0, further=False) == ("price",)
     assert approvals.approval_reasons(terms, [], 40, 11, further=False) == ("price",), "what was spent counts"
     assert approvals.approval_reasons(terms, [], 1, 0, further=True) == ("further_plan",)
+
+
+def test_the_wait_for_an_approval_ends_the_turns_reply_at_the_time_of_the_question() -> None:
+    terms = ApprovalTerms(("tier",))
+    state = run_of(terms)
+    question = drafts.run_awaiting_approval(state, state.proposals[0], LATE, 30.0, CATALOG, notifies=False)
+    assert apply_fact(state, question, 5.0).replied_at == 5.0
 
 
 def test_while_it_waits_only_a_decision_a_wish_or_time_move_it() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from app.core.message.chat import Toolbox, run_of
 from app.core.run.events import Kind
+from app.core.run.fold import fold
 from app.errors import InvalidRequest
 from app.process.wiring import Runtime
 from app.store.protocol import Entry
@@ -63,6 +64,15 @@ async def test_a_tool_loop_is_one_run_and_one_call_a_turn(stub: ProviderStub, ru
     assert [message["content"] for message in conversations_sent[2] if message["role"] == "tool"] == ["A", "B", "3"]
     assert all(len(received.json["tools"]) == 2 for received in stub.requests)
     assert kinds(await events(runtime, state.run)).count(Kind.PLAN_OPENED) == 1
+
+
+async def test_what_an_engine_keeps_of_a_run_that_waits_is_the_fold_of_its_journal(
+    stub: ProviderStub, runtime: Runtime
+) -> None:
+    stub.script("alpha", tool_call_reply(look_call("a")))
+    state = (await Conversation(runtime).take_turn()).ended.state
+    kept = await until(lambda: runtime.drivers._waiting.take(state.run))
+    assert kept.state == fold(await events(runtime, state.run))
 
 
 async def test_a_run_that_waits_here_is_not_looked_up(

@@ -36,7 +36,7 @@ from app.core.run.events import (
     StepToolResults,
     read_facts,
 )
-from app.core.run.kinds import AFTER_THE_END, ENDED, REPLIED, RUN_ARROWS, STEP_ARROWS, TERMINAL, Kind
+from app.core.run.kinds import AFTER_THE_END, ENDED, REPLIED, RUN_ARROWS, STEP_ARROWS, TERMINAL, WAITING, Kind
 from app.core.run.state import RATE_LIMITED, Call, Exchange, Proposal, RunState, StepState, Turn
 
 
@@ -108,7 +108,7 @@ def apply_fact(state: RunState, fact: Fact, at: float) -> RunState:
     if state.state in ENDED and fact.kind not in AFTER_THE_END:
         raise ValueError(f"{fact.kind} comes after the run's end")
     changes = _CHANGES_BY_KIND[fact.kind](state, fact)
-    if fact.kind is Kind.AWAITING:
+    if changes.get("state") in WAITING:
         changes["replied_at"] = at
     return copy_with(state, seq=seq, **changes)
 

@@ -29,7 +29,7 @@ from app.core.pool.catalog import Catalog
 from app.core.records import copy_with, record
 from app.core.run import drafts
 from app.core.run.events import CallFinished, Event, Fact, Kind, PlanStep, RunAwaitingApproval, StepQueued, StepSkipped
-from app.core.run.fold import advance, apply_facts, apply_facts_if_possible
+from app.core.run.fold import advance, apply_facts, apply_facts_if_possible, fold
 from app.core.run.identifiers import Trace
 from app.core.run.kinds import AFTER_THE_END
 from app.core.run.progress import Await, AwaitApproval, Conclude, DropPlan, Finish, Propose, Queue, Skip, decide
@@ -631,7 +631,7 @@ class RunWriter:
             return
         if events[0].seq == before.seq + 1 and events[-1].seq == after.seq:
             is_new_reply = after.replied and not before.replied
-            self.state = copy_with(after, replied_at=events[-1].at) if is_new_reply else after
+            self.state = fold(events, before) if is_new_reply else after  # a reply has the time of its event
             await self.on_folded(events)
         else:
             await self.receive(events)
