@@ -216,14 +216,14 @@ def digest_of(state: RunState, proposal: Proposal) -> str:
     return plan_digest(planned, state.admitted.limits, proposal.base)
 
 
-def plan_dropped(state: RunState, command: DropPlan, now: float) -> tuple[*tuple[StepSkipped, ...], RunApprovalExpired]:
+def plan_dropped(state: RunState, command: DropPlan, now: float) -> tuple[*tuple[Fact, ...], RunApprovalExpired]:
     """Return the end of a wait for an approval that goes on with another plan: the steps of this one are skipped, and
     the turn has the time again that it had left."""
     dropped = [step for step in state.steps.values() if step.proposal == command.proposal]
     remaining_seconds = 0.0
     if state.approval_question is not None:
         remaining_seconds = state.approval_question.seconds
-    skips = [StepSkipped(step.n, approvals.EXPIRED) for step in dropped if not step.settled]
+    skips = steps_skipped(dropped, approvals.EXPIRED)
     return (*skips, RunApprovalExpired(command.proposal, now + remaining_seconds))
 
 

@@ -369,7 +369,7 @@ def _continue_nested(state: RunState, parent: int) -> tuple[Command, ...]:
     steps = state.steps_of(last)
     if last.state == "rejected":
         return (_next_proposal(state, parent),)
-    if last.state == "open" or not steps[-1].settled or any(step.state in ("queued", "running") for step in steps):
+    if last.state == "open" or not steps[-1].settled or _has_active_step(steps):
         return ()
     open_steps = [step for step in steps if not step.settled]
     if open_steps:

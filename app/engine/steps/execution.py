@@ -164,7 +164,7 @@ class Execution:
         if claimed is None:
             return
         due, state = claimed
-        lost_calls, deliveries = self._outcomes_of_lost_calls(state, state.steps[due.step]), _deliveries(due)
+        lost_calls, deliveries = self._outcomes_of_lost_calls(state), _deliveries(due)
         if self._has_nothing_to_do(state):  # only the calls of a lost dispatcher get their outcomes
             await self._append(self._entry(lost_calls, move=Move(due.step, "finish", claim=self._work.claim)))
         elif deliveries >= MOST_DELIVERIES:
@@ -230,7 +230,7 @@ class Execution:
 
     async def _read_state(self, upto: int | None) -> RunState:
         """The run's state up to `upto` at least; None for all of it, as the database has it now."""
-        local_run = self._local_run(self._ticket.run) if upto is not None else None
+        local_run = self._local_run(self._ticket.run)
         if local_run is not None and upto is not None and local_run.state.seq >= upto:
             self._salt = local_run.salt
             return local_run.state
@@ -267,7 +267,7 @@ class Execution:
         if ticket.at and ticket.version != AGAIN:
             waited = {"baton.step": ticket.step}
             self._context.tracing.record_wait(self._trace(state), ticket.at, self._context.now(), waited)
-        lost_outcomes = self._outcomes_of_lost_calls(state, state.steps[self._ticket.step])
+        lost_outcomes = self._outcomes_of_lost_calls(state)
         try:
             basis = await self._read_basis(state, self._contents)
         except NotFound:
@@ -431,9 +431,9 @@ class Execution:
             finally:
                 self._work.interruptible = False
 
-    def _outcomes_of_lost_calls(self, state: RunState, step: StepState) -> tuple[Fact, ...]:
+    def _outcomes_of_lost_calls(self, state: RunState) -> tuple[Fact, ...]:
         """Outcomes for the intents of a dispatcher that is no more: `unknown`, and possibly billed."""
-        outcomes, _ = outcomes_of_lost_calls([call for call in state.open_calls if call.step == step.n])
+        outcomes, _ = outcomes_of_lost_calls([call for call in state.open_calls if call.step == self._ticket.step])
         return outcomes
 
     def _attempt(self, basis: StepBasis, choice: WorkerChoice, seconds_left: float) -> Attempt:
