@@ -199,6 +199,7 @@ class SqlStore(Administration):
             entry = copy_with(entry, shared=None)
         key = None
         if entry.contents and self._tenant_keys.encrypts:
+            self._forget_former_server()
             key = await self._tenant_keys.key_for(entry)
         return await self.writer.put(encode(entry, key))
 
@@ -258,6 +259,8 @@ class SqlStore(Administration):
         if self._server_changes != self.server_changes:
             self._server_changes = self.server_changes
             self._journals.clear()
+            self._catalogs.clear()
+            self._tenant_keys.look_again()
         return self._server_changes
 
     async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
@@ -283,6 +286,7 @@ class SqlStore(Administration):
         return values | {(ref, read): read(bodies[ref]) for ref, read in missing if ref in bodies}
 
     async def keep_catalog(self, digest: str, snapshot: Callable[[], bytes]) -> None:
+        self._forget_former_server()
         if digest not in self._catalogs:
             await self._write(partial(content.keep_catalog, digest=digest, snapshot=snapshot()))
             self._catalogs.add(digest)

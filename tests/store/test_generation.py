@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import asyncpg
@@ -123,6 +124,27 @@ async def test_a_process_that_stays_reads_again_what_it_had_cached(migrated_post
             await store.append(driven("run"))
         await store.append(note("run"))
         assert await kinds(store) == [Kind.ADMITTED, Kind.CANCEL_ASKED]
+
+
+async def test_a_process_that_stays_stores_again_what_the_former_server_alone_had(
+    migrated_postgres_url: str, move_to: Move
+) -> None:
+    """The pool by which its runs go, and the key under which it encrypts: without them nobody could read the runs."""
+    url, master_keys = migrated_postgres_url, [bytes(32)]
+    async with open_store(url, content_keys=master_keys) as store:
+        await store.keep_catalog("digest", lambda: b"pool")
+        await store.append(replace(admission_entry("former"), contents=(("ref", b"text"),)))
+        move_to("second/1")
+        await on(url, "DELETE FROM catalogs", "DELETE FROM content_keys", CUT_OFF)
+        with suppress(StoreUnavailable):
+            await store.clock()
+        assert await store.wait_until_healthy(PATIENCE_SECONDS)
+        await store.ready()
+        await store.keep_catalog("digest", lambda: b"pool")
+        await store.append(replace(admission_entry("present"), contents=(("ref", b"text"),)))
+    async with open_store(url, content_keys=master_keys) as store:
+        assert await store.catalogs(["digest"]) == {"digest": b"pool"}
+        assert await store.contents("present", ["ref"]) == {"ref": b"text"}
 
 
 async def kinds(store: SqlStore) -> list[Kind]:

@@ -58,6 +58,10 @@ class TenantKeys:
             key = await self._in_use(tenant, entry.at)
         return key
 
+    def look_again(self) -> None:
+        """Have the database say which keys are in use: it may be a copy that lacks the latest ones."""
+        self._present.clear()
+
     async def load(self, ids: Collection[str]) -> None:
         """Load content keys that a content needs. Raises `StoreUnavailable` for one whose master key is missing."""
         rows = await self._read(partial(content_keys.of_ids, ids=ids))
