@@ -97,7 +97,7 @@ def cheapest(catalog: Catalog, tier: str, task: Task) -> int:
     tier_spec = catalog.tiers[tier]
     floor = getattr(tier_spec.efforts[tier_spec.effort], "floor_tokens", FLOOR_TOKENS)
     size = input_bound(task.messages)
-    return min(worst_case(catalog.workers[name], size, floor)[0] for name in tier_spec.pool)
+    return min(worst_case(catalog.workers[name], size, floor).usd for name in tier_spec.pool)
 
 
 async def play_capped_run(

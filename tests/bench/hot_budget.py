@@ -31,8 +31,9 @@ from unittest import mock
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access
 from app.core.pool.budgets import Budget
+from app.core.pool.catalog import Amount
 from app.core.run.events import CallFinished, CallIntended
-from app.store.protocol import Entry, Ledger
+from app.store.protocol import Entry
 from app.store.rows import budget_windows
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.migrate import migrate
@@ -115,16 +116,16 @@ class Figures:
 async def calls_of(store: SqlStore, run: str, tenant: str, accounts: tuple[str, ...], until: float) -> list[float]:
     """Make calls for a run until a time; how long each of their entries took."""
     took: list[float] = []
-    await store.append(admission_entry(run, tenant=tenant, budgets=accounts, cap=Ledger(ENOUGH, ENOUGH)))
+    await store.append(admission_entry(run, tenant=tenant, budgets=accounts, cap=Amount(ENOUGH, ENOUGH)))
     for number in itertools.count():
         if time.monotonic() >= until:
             return took
-        call, hold = f"{run} {number}", Ledger(10, 10)
+        call, hold = f"{run} {number}", Amount(10, 10)
         intent = CallIntended(call=call, n=None, worker="w", access=Access(True, ()), usd_held=10, tokens_held=10)
         call_finished = CallFinished(call=call, n=None, outcome="ok", usage=Usage(input=1), usd=4, seconds=0.0)
         for entry in (
             Entry(run, 2.0, (intent,), epoch=1, hold=hold),
-            Entry(run, 3.0, (call_finished,), epoch=1, release=hold, spent=Ledger(4, 4)),
+            Entry(run, 3.0, (call_finished,), epoch=1, release=hold, spent=Amount(4, 4)),
         ):
             began = time.monotonic()
             await store.append(entry)

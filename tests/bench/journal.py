@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.core.pool.catalog import Amount
 from app.core.records import content_ref
 from app.core.run.events import Kind
-from app.store.protocol import Entry, Ledger, Move, NewRun, Outbox, Projection
+from app.store.protocol import Entry, Move, NewRun, Outbox, Projection
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.migrate import migrate
 from tests.harness.raw_facts import Raw
@@ -56,7 +57,7 @@ def _at(values: list[float], share: float) -> str:
 def one_step_run(run: str) -> list[Entry]:
     """Return the four entries of a run with one step: admitted, planned, taken, answered."""
     question, answer = content_ref(SALT, TEXT + run.encode()), content_ref(SALT, run.encode() + TEXT)
-    new = NewRun("tenant", "key", "mini", "baton-mini", SALT, "driver", FAR, FAR, Ledger(10**9, 10**9), "bench")
+    new = NewRun("tenant", "key", "mini", "baton-mini", SALT, "driver", FAR, FAR, Amount(10**9, 10**9), "bench")
     call = {"call": f"{run}-0", "step": 0, "worker": "alpha", "access": ["user"], "sha256": question, "usd": 420}
     return [
         Entry(
@@ -83,7 +84,7 @@ def one_step_run(run: str) -> list[Entry]:
             3.0,
             (Raw(Kind.CALL_INTENDED, call),),
             move=Move(0, "take", holder="d", until=FAR),
-            hold=Ledger(420, 900),
+            hold=Amount(420, 900),
         ),
         Entry(
             run,
@@ -94,8 +95,8 @@ def one_step_run(run: str) -> list[Entry]:
                 Raw(Kind.SUCCEEDED, {"answer": answer, "usd": 300}),
             ),
             move=Move(0, "finish", claim=1),
-            release=Ledger(420, 900),
-            spent=Ledger(300, 500),
+            release=Amount(420, 900),
+            spent=Amount(300, 500),
             contents=((answer, run.encode() + TEXT),),
         ),
     ]

@@ -6,10 +6,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
+from app.core.pool.catalog import Amount
 from app.core.run.events import Kind
 from app.store.protocol import (
     Entry,
-    Ledger,
     Move,
     NewRun,
     Outbox,
@@ -24,7 +24,7 @@ Opener = Callable[[], AbstractAsyncContextManager[SqlStore]]
 
 
 def new_run(**changes: Any) -> NewRun:
-    plain = NewRun("tenant", "key", "mini", "baton-mini", SALT, "driver", 100.0, 500.0, Ledger(1000, 1000), "v1")
+    plain = NewRun("tenant", "key", "mini", "baton-mini", SALT, "driver", 100.0, 500.0, Amount(1000, 1000), "v1")
     return replace(plain, **changes)
 
 

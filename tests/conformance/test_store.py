@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from app.core.pool.catalog import Amount
 from app.core.records import content_ref
 from app.core.run.events import TERMINAL, Event, Kind
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget, StoreUnavailable
@@ -13,7 +14,6 @@ from app.store.protocol import (
     MOVED,
     AppendResult,
     Entry,
-    Ledger,
     Outbox,
     Projection,
     RunQuery,
@@ -172,7 +172,7 @@ async def test_after_the_end_only_an_outcome_is_taken(store: Store) -> None:
     refused = (
         note("run", epoch=1),
         Entry("run", 6.0, outbox=(Outbox(1, "mini", "driver"),)),
-        Entry("run", 6.0, hold=Ledger(1, 1)),
+        Entry("run", 6.0, hold=Amount(1, 1)),
         Entry("run", 6.0, (Raw(Kind.CALL_FINISHED, {}), Raw(Kind.STEP_DONE, {})), epoch=1),
     )
     for entry in refused:
@@ -206,8 +206,8 @@ async def test_tickets_that_nobody_took_die_with_the_run(store: Store) -> None:
 
 async def test_racing_holds_never_pass_a_cap(opener: Opener) -> None:
     async with opener() as first_store, opener() as second_store:
-        await first_store.append(admission_entry("run", cap=Ledger(1000, 10**6)))
-        holds = [Entry("run", 2.0, (Raw(Kind.CALL_INTENDED, {}),), epoch=1, hold=Ledger(7, 1)) for _ in range(200)]
+        await first_store.append(admission_entry("run", cap=Amount(1000, 10**6)))
+        holds = [Entry("run", 2.0, (Raw(Kind.CALL_INTENDED, {}),), epoch=1, hold=Amount(7, 1)) for _ in range(200)]
         answers = await gather_outcomes(
             store.append(hold) for store, hold in zip([first_store, second_store] * 100, holds, strict=True)
         )
@@ -215,24 +215,24 @@ async def test_racing_holds_never_pass_a_cap(opener: Opener) -> None:
         assert granted == 1000 // 7
         assert sum(isinstance(answer, RunOverBudget) for answer in answers) == 200 - granted
         row = await first_store.run("run")
-        assert (row.held, row.spent, row.seq) == (Ledger(7 * granted, granted), Ledger(), 1 + granted)
+        assert (row.held, row.spent, row.seq) == (Amount(7 * granted, granted), Amount(), 1 + granted)
 
 
 async def test_settling_gives_back_and_adds_the_true_cost(store: Store) -> None:
     await store.append(admission_entry("run"))
-    await store.append(note("run", hold=Ledger(600, 10)))
+    await store.append(note("run", hold=Amount(600, 10)))
     with pytest.raises(RunOverBudget):
-        await store.append(note("run", hold=Ledger(401, 0)))
+        await store.append(note("run", hold=Amount(401, 0)))
     with pytest.raises(RunOverBudget):
-        await store.append(note("run", hold=Ledger(0, 991)))
-    await store.append(note("run", release=Ledger(600, 10), spent=Ledger(100, 5), hold=Ledger(900, 995)))
+        await store.append(note("run", hold=Amount(0, 991)))
+    await store.append(note("run", release=Amount(600, 10), spent=Amount(100, 5), hold=Amount(900, 995)))
     row = await store.run("run")
-    assert (row.held, row.spent) == (Ledger(900, 995), Ledger(100, 5))
+    assert (row.held, row.spent) == (Amount(900, 995), Amount(100, 5))
     # What a provider bills beyond the reservation is still recorded; only new holds are refused.
-    await store.append(note("run", release=Ledger(900, 995), spent=Ledger(1500, 0)))
-    assert (await store.run("run")).spent == Ledger(1600, 5)
+    await store.append(note("run", release=Amount(900, 995), spent=Amount(1500, 0)))
+    assert (await store.run("run")).spent == Amount(1600, 5)
     with pytest.raises(ValueError, match="released"):
-        await store.append(note("run", release=Ledger(1, 0)))
+        await store.append(note("run", release=Amount(1, 0)))
 
 
 # Batches
@@ -242,7 +242,7 @@ async def test_a_refused_entry_fails_alone(store: Store) -> None:
     await asyncio.gather(*(store.append(admission_entry(f"run-{n}")) for n in range(8)))
     entries = [note(f"run-{n}", epoch=1) for n in range(8)]
     entries[2] = note("run-2", epoch=9)
-    entries[4] = note("run-4", hold=Ledger(10**6, 0))
+    entries[4] = note("run-4", hold=Amount(10**6, 0))
     entries[6] = note("none")
     answers = await gather_outcomes(map(store.append, entries))
     kinds = [type(answer) for answer in answers]
@@ -260,7 +260,7 @@ async def test_a_refused_entry_leaves_nothing_behind(store: Store) -> None:
             note(
                 "run",
                 epoch=9,
-                spent=Ledger(5, 5),
+                spent=Amount(5, 5),
                 contents=((ref, b"text"),),
                 outbox=(Outbox(0, "mini", "driver"),),
                 row=Projection(state="running"),
@@ -275,7 +275,7 @@ async def test_a_refused_entry_leaves_nothing_behind(store: Store) -> None:
 
 async def test_an_entry_that_the_database_does_not_take_fails_alone(store: Store) -> None:
     await store.append(admission_entry("run"))
-    poison = admission_entry("bad", cap=Ledger(2**70, 0))
+    poison = admission_entry("bad", cap=Amount(2**70, 0))
     answers = await gather_outcomes(map(store.append, (note("run"), poison, note("run"))))
     assert [type(answer) for answer in answers] == [AppendResult, StoreUnavailable, AppendResult]
     assert (await store.run("run")).seq == 3

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from app.core.pool.budgets import Budget
+from app.core.pool.catalog import Amount
 from app.core.pool.conductor_versions import Change
 from app.errors import NotFound
 from app.store.protocol import (
@@ -16,7 +17,6 @@ from app.store.protocol import (
     HoldQuery,
     KeyQuery,
     KeyRow,
-    Ledger,
     SpendQuery,
     SpendRow,
     Store,
@@ -90,8 +90,8 @@ async def test_tenants_are_created_disabled_and_enabled(store: Store) -> None:
 async def test_spending_is_added_up_by_tenant_and_by_key(store: Store) -> None:
     for run, tenant, key, at in (("a", "acme", "k1", 10.0), ("b", "acme", "k2", 20.0), ("c", "other", "k3", 20.0)):
         await store.append(admission_entry(run, at, tenant=tenant, key=key))
-        await store.append(note(run, hold=Ledger(100, 10)))
-        await store.append(note(run, release=Ledger(40, 4), spent=Ledger(30, 3)))
+        await store.append(note(run, hold=Amount(100, 10)))
+        await store.append(note(run, release=Amount(40, 4), spent=Amount(30, 3)))
     rows = await store.spending(SpendQuery(since=10.0, until=20.0))
     assert rows == (SpendRow("acme", None, runs=1, usd=30, held=60, tokens=3),)
     rows = await store.spending(SpendQuery(since=0.0, until=99.0, by="key", tenant="acme"))

@@ -14,11 +14,12 @@ from sqlalchemy import insert, select
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access
 from app.core.pool.budgets import Budget, slice_of, window
+from app.core.pool.catalog import Amount
 from app.core.run.events import CallFinished, CallIntended
 from app.core.run.notices import payload
 from app.errors import BudgetExhausted, NotFound
 from app.store.archive import AccountSums, open_archive
-from app.store.protocol import AppendResult, Entry, Ledger, Store
+from app.store.protocol import AppendResult, Entry, Store
 from app.store.rows import runs as run_rows
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.tables import METADATA
@@ -57,17 +58,17 @@ async def test_another_process_learns_of_a_tenants_first_budget(opener: Opener) 
 
 
 def accounts_run(run: str, accounts: tuple[str, ...], cap: int = 10_000) -> Entry:
-    return admission_entry(run, budgets=accounts, cap=Ledger(cap, cap))
+    return admission_entry(run, budgets=accounts, cap=Amount(cap, cap))
 
 
 def intend(run: str, call: str, usd: int) -> Entry:
     intent = CallIntended(call=call, n=None, worker="w", access=Access(True, ()), usd_held=usd, tokens_held=1)
-    return Entry(run, 2.0, (intent,), epoch=1, hold=Ledger(usd, 1))
+    return Entry(run, 2.0, (intent,), epoch=1, hold=Amount(usd, 1))
 
 
 def outcome(run: str, call: str, usd_held: int, usd: int, word: str = "ok") -> Entry:
     finished = CallFinished(call=call, n=None, outcome=word, usage=Usage(input=1), usd=usd, seconds=0.0)
-    return Entry(run, 3.0, (finished,), epoch=1, release=Ledger(usd_held, 1), spent=Ledger(usd, 1))
+    return Entry(run, 3.0, (finished,), epoch=1, release=Amount(usd_held, 1), spent=Amount(usd, 1))
 
 
 async def begin(store: Store, *runs: str, budgets: tuple[Budget, ...] = (DAILY,), user: str = "alice") -> None:
@@ -210,7 +211,7 @@ async def test_another_time_zone_gives_nobody_the_same_hours_twice(
 async def test_a_hold_whose_outcome_is_refused_with_the_next_hold_stays(store: Store) -> None:
     await begin(store, "run")
     await store.append(intend("run", "a", 600))
-    both = replace(outcome("run", "a", 600, 500), hold=Ledger(600, 1))
+    both = replace(outcome("run", "a", 600, 500), hold=Amount(600, 1))
     with pytest.raises(BudgetExhausted):
         await store.append(replace(both, events=(*both.events, *intend("run", "b", 600).events)))
     assert await figures(store) == [(600, 0, 0)]
@@ -260,7 +261,7 @@ async def test_a_budget_that_is_removed_holds_nothing_more_and_keeps_what_was_sp
 async def test_a_run_that_is_admitted_with_its_first_intent_holds_at_once(store: Store) -> None:
     await store.set_budget(DAILY)
     accounts = await store.budget_accounts("acme", {"user": "alice"})
-    first = replace(accounts_run("run", accounts), hold=Ledger(1_001, 1))
+    first = replace(accounts_run("run", accounts), hold=Amount(1_001, 1))
     intent = intend("run", "a", 1_001).events
     with pytest.raises(BudgetExhausted):
         await store.append(replace(first, events=(*first.events, *intent)))

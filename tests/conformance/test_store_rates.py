@@ -2,9 +2,10 @@
 
 import asyncio
 
+from app.core.pool.catalog import Amount
 from app.core.pool.rates import CLAIM_SECONDS, WINDOW_SECONDS, RateLimits, RateReply, RateRequest
 from app.core.run.events import Kind
-from app.store.protocol import Entry, Ledger, Projection, Store
+from app.store.protocol import Entry, Projection, Store
 from tests.conformance.entries import Opener, admission_entry
 from tests.harness.raw_facts import Raw
 
@@ -17,7 +18,7 @@ async def ask(store: Store, limits: RateLimits, *, run: str = "", tokens: int = 
 
 
 def end_entry(run: str, tokens: int, at: float) -> Entry:
-    return Entry(run, at, (Raw(Kind.SUCCEEDED, {}),), epoch=1, spent=Ledger(0, tokens), row=Projection("succeeded"))
+    return Entry(run, at, (Raw(Kind.SUCCEEDED, {}),), epoch=1, spent=Amount(0, tokens), row=Projection("succeeded"))
 
 
 async def test_several_gateways_let_no_more_requests_through_than_the_limit(opener: Opener) -> None:

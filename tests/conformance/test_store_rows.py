@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from app.core.pool.catalog import Amount
 from app.core.run.events import Kind
 from app.errors import Conflict, LeaseLost
 from app.store.protocol import (
@@ -18,7 +19,6 @@ from app.store.protocol import (
     KeyRow,
     LapsedRuns,
     Lease,
-    Ledger,
     Outbox,
     Projection,
     RunQuery,
@@ -405,7 +405,7 @@ async def test_lists_filter_by_every_column(store: Store) -> None:
     await store.append(admission_entry("c", 30.0, tenant="t2", row=Projection(degraded=True)))
     await store.append(Entry("a", 31.0, (Raw(Kind.FAILED, {}),), epoch=1, row=Projection(error="no_worker")))
     row = Projection(state="running", topology="chain", steps=3)
-    await store.append(note("b", spent=Ledger(700, 1), row=row, tags=(("worker", "w"),)))
+    await store.append(note("b", spent=Amount(700, 1), row=row, tags=(("worker", "w"),)))
     await store.append(Entry("b", 32.0, (Raw(Kind.CALL_INTENDED, {}),), epoch=1))  # of a release without a ledger
     cases: dict[str, list[RunQuery]] = {
         "cba": [RunQuery(), RunQuery(since=10.0, until=30.1)],
@@ -466,9 +466,9 @@ async def test_pages_hold_every_row_once_while_others_come_in(store: Store) -> N
 @pytest.mark.parametrize("ascending", [False, True])
 async def test_pages_by_cost_hold_every_ended_run_once_while_others_end(store: Store, ascending: bool) -> None:
     async def spend(name: str, usd: int, *, ends: bool = True) -> None:
-        await store.append(admission_entry(name, 1.0, cap=Ledger(10_000, 10_000)))
+        await store.append(admission_entry(name, 1.0, cap=Amount(10_000, 10_000)))
         end = (Raw(Kind.SUCCEEDED, {}),) if ends else (Raw(Kind.STEP_SKIPPED, {}),)
-        await store.append(Entry(name, 2.0, end, epoch=1, spent=Ledger(usd, 1)))
+        await store.append(Entry(name, 2.0, end, epoch=1, spent=Amount(usd, 1)))
 
     await asyncio.gather(*(spend(f"run-{n:02}", 100 + n // 4) for n in range(24)))
     await spend("open", 50, ends=False)

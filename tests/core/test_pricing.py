@@ -33,9 +33,9 @@ def test_an_output_is_as_long_as_the_money_allows(
 
     def fits(output: int) -> bool:
         hold = worst_case(worker, size, output)
-        return hold[0] <= usd and hold[1] <= tokens
+        return hold.usd <= usd and hold.tokens <= tokens
 
-    output = affordable_output(worker, size, output_wanted, floor=floor, usd=usd, tokens=tokens)
+    output = affordable_output(worker, size, output_wanted, floor=floor, left=Amount(usd, tokens))
     if output == 0:
         assert not fits(min(floor, output_wanted))
     else:

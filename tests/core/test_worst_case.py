@@ -53,13 +53,13 @@ def test_the_worst_case_covers_every_usage_within_its_bounds(
 ) -> None:
     worker = Worker("ada", "stub", "ada", Price(into, out, cached))
     most_in, most_out = data.draw(TOKENS), data.draw(TOKENS)
-    usd, tokens = worst_case(worker, most_in, most_out)
+    most = worst_case(worker, most_in, most_out)
     input_tokens, output_tokens = data.draw(st.integers(0, most_in)), data.draw(st.integers(0, most_out))
     usage = Usage(
         input_tokens, data.draw(st.integers(0, input_tokens)), output_tokens, data.draw(st.integers(0, output_tokens))
     )
-    assert worker.price.cost(usage) <= usd
-    assert usage.total <= tokens
+    assert worker.price.cost(usage) <= most.usd
+    assert usage.total <= most.tokens
 
 
 OTHER_RATES = st.none() | RATES
@@ -83,7 +83,7 @@ def test_the_worst_case_covers_cache_writes_reasoning_and_the_price_of_long_prom
         data.draw(st.integers(0, output_tokens)),
         written=data.draw(st.integers(0, input_tokens - cached_tokens)),
     )
-    assert price.cost(usage) <= worst_case(Worker("ada", "stub", "ada", price), most_in, most_out)[0]
+    assert price.cost(usage) <= worst_case(Worker("ada", "stub", "ada", price), most_in, most_out).usd
 
 
 def test_a_long_prompt_costs_the_price_of_long_prompts_altogether() -> None:

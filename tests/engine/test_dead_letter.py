@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from app.core.pool.catalog import Amount
 from app.core.run.events import Kind
 from app.engine.delivery.messages import FollowedRun
 from app.engine.steps.execution import MOST_DELIVERIES, Execution
 from app.errors import NotFound
 from app.process.wiring import Runtime
-from app.store.protocol import Entry, Ledger, Move
+from app.store.protocol import Entry, Move
 from tests.harness.ends import end_of
 from tests.harness.in_process import events, finish, kinds, limits_with, order, plan, pool_text, running_service
 from tests.harness.raw_facts import fact_from_json
@@ -38,7 +39,7 @@ async def die(runtime: Runtime, run: str, times: int, *, with_intent: bool = Fal
         body = {"call": f"call_{n}", "n": step, "worker": "alpha", "access": ["user"], "usd_held": 5, "tokens_held": 7}
         intent = (fact_from_json(Kind.CALL_INTENDED, body),) if with_intent else ()
         move = Move(step, "take", version=due.version + n, holder=f"dead-{n}", until=now - 1)
-        await store.append(Entry(run, now, intent, move=move, hold=Ledger(5, 7) if with_intent else Ledger()))
+        await store.append(Entry(run, now, intent, move=move, hold=Amount(5, 7) if with_intent else Amount()))
 
 
 async def dispatch_to_end(runtime: Runtime, followed_run: FollowedRun) -> str:
@@ -64,7 +65,7 @@ async def test_a_step_that_silences_its_dispatchers_is_given_up(stub: ProviderSt
         assert (tail[0][1]["call"], tail[0][1]["outcome"], tail[0][1]["usd"]) == ("call_0", "unknown", 5)
         assert tail[1][1] == {"n": 0, "error": "dead_letter", "deliveries": MOST_DELIVERIES}
         row = await runtime.context.store.run(followed_run.run)
-        assert (row.held, row.spent) == (Ledger(), Ledger(5, 7))
+        assert (row.held, row.spent) == (Amount(), Amount(5, 7))
         assert await runtime.context.store.find_ticket(followed_run.run, 0) is None
         assert b'baton_dead_letters_total{tier="baton-mini"} 1.0' in runtime.context.telemetry.exposition()
 

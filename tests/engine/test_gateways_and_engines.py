@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from app.core.pool.catalog import Amount
 from app.core.run.events import Kind, RunAdmitted
 from app.engine.delivery.messages import FollowedRun
 from app.engine.runs.client import Cancellations
@@ -21,7 +22,7 @@ from app.errors import OverQuota, QueueUnavailable, RunUndecided, StoreUnavailab
 from app.process.wiring import Runtime
 from app.stepqueue.protocol import ListenRequest, Live
 from app.stepqueue.redis import RedisQueue
-from app.store.protocol import UNDECIDED, AppendResult, Entry, Ledger, Move, Outbox, RunQuery
+from app.store.protocol import UNDECIDED, AppendResult, Entry, Move, Outbox, RunQuery
 from tests.harness.conversations import Conversation, look_call, tool_call_reply
 from tests.harness.in_process import (
     LONG_LEASE,
@@ -390,7 +391,7 @@ async def outcomes_after_a_takeover(stub: ProviderStub, tmp_path: Path, **more: 
         body = {"call": "call_0", "n": 0, "worker": "alpha", "access": ["user"], "usd_held": 5, "tokens_held": 7}
         move = Move(0, "take", version=due.version, holder="dead", until=now + 3600.0)
         intent = (fact_from_json(Kind.CALL_INTENDED, body),)
-        await store.append(Entry(followed_run.run, now, intent, move=move, hold=Ledger(5, 7)))
+        await store.append(Entry(followed_run.run, now, intent, move=move, hold=Amount(5, 7)))
     with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:  # its engine has died
         database.execute("UPDATE runs SET driver = 'dead', lease_until = 0 WHERE id = ?", (followed_run.run,))
     database.close()

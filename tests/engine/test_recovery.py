@@ -13,6 +13,7 @@ import pytest
 from app.conductor.protocol import FixedPlanConductor
 from app.core.plan.workflow import Step
 from app.core.pool.budgets import Budget
+from app.core.pool.catalog import Amount
 from app.core.run.events import Kind, RunCancelAsked
 from app.core.run.state import FALLBACK
 from app.engine.context import StandstillWatch
@@ -21,7 +22,7 @@ from app.engine.runs.recovery import is_newer
 from app.engine.runs.registry import Drivers
 from app.errors import StoreUnavailable
 from app.process.wiring import Runtime
-from app.store.protocol import AppendResult, Entry, Ledger, RunRow
+from app.store.protocol import AppendResult, Entry, RunRow
 from app.store.sql import SqlStore
 from tests.harness.in_process import events, finish, kinds, limits_with, order, pool_text, running_service
 from tests.harness.raw_facts import fact_from_json
@@ -119,8 +120,8 @@ async def test_an_orphan_without_content_fails_and_leaves_nothing_open(
         assert (row.state, row.error) == ("failed", "content_erased")
         journal = await events(runtime, run)
         assert kinds(journal).count(Kind.CALL_INTENDED) == kinds(journal).count(Kind.CALL_FINISHED)
-        assert row.held == Ledger()
-        assert (row.spent == Ledger()) == (tier == "baton-mini")
+        assert row.held == Amount()
+        assert (row.spent == Amount()) == (tier == "baton-mini")
         other = await runtime.runs.start(order(runtime, "baton-mini"))
         assert (await finish(other)).ended.error is None
 
@@ -246,7 +247,7 @@ async def test_a_run_that_nobody_can_read_gives_its_budgets_back_what_its_calls_
         events_at_end = await heir.context.store.call_events(run)
     assert before.held > 0
     assert (use.held, use.spent) == (0, before.held)
-    assert (row.state, row.held, row.spent.usd) == ("expired", Ledger(), before.held)
+    assert (row.state, row.held, row.spent.usd) == ("expired", Amount(), before.held)
     assert [event.body.get("outcome") for event in events_at_end] == [None, "unknown"]
 
 
@@ -464,4 +465,4 @@ async def test_a_run_that_a_bug_keeps_from_every_engine_ends_with_its_deadline(
     monkeypatch.setattr(registry, "read_task_and_policy", read_with_a_bug)
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
         row = await at_its_end(runtime, run)
-    assert (row.state, row.error, row.held) == ("expired", "run_expired", Ledger())
+    assert (row.state, row.error, row.held) == ("expired", "run_expired", Amount())

@@ -9,6 +9,7 @@ import pytest
 
 from app.core.pool.budgets import shadow_budget
 from app.core.pool.catalog import (
+    Amount,
     Catalog,
     ConductorSpec,
     Limits,
@@ -34,7 +35,7 @@ from app.engine.conductors.trials import (
 from app.engine.conductors.versions import RequestedChange, make_change
 from app.engine.context import EngineContext
 from app.gateway.admin.replies import TierEvidence
-from app.store.protocol import PROCESS, Actor, Ledger, RunQuery, RunRow, Store
+from app.store.protocol import PROCESS, Actor, RunQuery, RunRow, Store
 
 SPEC = PromotionSpec(min_pairs=2)
 OWN = Tier("own", ("a",), ConductorSpec("model", worker="planner"), "a", {"medium": Limits()}, promotion=SPEC)
@@ -59,7 +60,7 @@ class Journal:
         facts: list[Fact] = [admission(model=model, **admitted), end]
         events = [Event.of(id_, seq, at, fact) for seq, fact in enumerate(facts, 1)]
         run = JournaledRun(id_, "t", "k", "own", state, "single", False, at, True, tuple(events))
-        nothing = Ledger()
+        nothing = Amount()
         row = RunRow(
             *(id_, "t", "k", "own", model, state, at, at, 1, "", at, 2),
             *(nothing, nothing, nothing, "single", False, 1, at, None),

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.store.protocol import Ledger, RunRow
+from app.core.pool.catalog import Amount
+from app.store.protocol import RunRow
 from tests.harness.stand_ins import TEXTS, GatewayStandIn, row_of
 
 
@@ -76,7 +77,7 @@ async def test_only_a_key_of_all_tenants_chooses_a_tenant(gateway: GatewayStandI
 
 async def test_a_page_by_cost_goes_on_behind_a_cost(gateway: GatewayStandIn, key: str) -> None:
     def spent(name: str, usd: int) -> RunRow:
-        return replace(row_of(name, "acme", 1e9), spent=Ledger(usd, 1), ended_at=2e9)
+        return replace(row_of(name, "acme", 1e9), spent=Amount(usd, 1), ended_at=2e9)
 
     gateway.store.rows = [spent("run_1", 700), spent("run_2", 800), replace(spent("run_3", 900), ended_at=None)]
     first = await get(gateway, key, "/v1/runs?sort=cost&limit=1")

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from app.core.message.chat import Message, Task, Text, Usage, task_to_json
-from app.core.pool.catalog import Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
+from app.core.pool.catalog import Amount, Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
 from app.core.pool.rates import RateReply, RateRequest, RunUse, Window, decide
 from app.core.rating.economics import JournaledRun
 from app.core.rating.feedback import Feedback
@@ -41,7 +41,6 @@ from app.store.protocol import (
     Journal,
     KeyQuery,
     KeyRow,
-    Ledger,
     LogState,
     Period,
     Proof,
@@ -473,9 +472,9 @@ def row_of(run: str, tenant: str, created_at: float = 1e9, **changes: Any) -> Ru
         driver="d",
         lease_until=2e9,
         seq=14,
-        cap=Ledger(2_000_000, 400_000),
-        held=Ledger(),
-        spent=Ledger(100, 53),
+        cap=Amount(2_000_000, 400_000),
+        held=Amount(),
+        spent=Amount(100, 53),
         topology="chain",
         degraded=False,
         steps=2,

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Connection, delete, update
 
 from app.core.plan.workflow import Access
-from app.core.pool.catalog import Deadlines
+from app.core.pool.catalog import Amount, Deadlines
 from app.core.pool.rules import Reading
 from app.core.records import copy_with
 from app.core.run import drafts, notices, visibility
@@ -33,7 +33,7 @@ from app.engine.steps.claimed_step import PendingOutcomes
 from app.engine.steps.dispatcher import Dispatcher
 from app.engine.steps.execution import Execution
 from app.errors import LeaseLost, RunOverBudget, StoreUnavailable
-from app.store.protocol import AppendResult, Entry, Ledger, Move
+from app.store.protocol import AppendResult, Entry, Move
 from app.store.rows import content, runs
 from app.store.sql import SqlStore
 from app.store.sqlkit.statements import Statements
@@ -181,7 +181,7 @@ def release_the_budget_early(patch: Patch) -> None:
     balance = batch._balance
 
     def holds_nothing(run: Any, entry: Entry) -> tuple[int, int, int, int]:
-        return balance(run, replace(entry, hold=Ledger(), release=Ledger()))
+        return balance(run, replace(entry, hold=Amount(), release=Amount()))
 
     patch.setattr(batch, "_balance", holds_nothing)
 

@@ -16,10 +16,11 @@ from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
+from app.core.pool.catalog import Amount
 from app.core.run.events import Kind
 from app.errors import Conflict, StoreUnavailable
 from app.store import sql
-from app.store.protocol import UNDECIDED, AppendResult, Entry, Ledger, NewRun, RunQuery
+from app.store.protocol import UNDECIDED, AppendResult, Entry, NewRun, RunQuery
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit import postgres, sqlite
 from app.store.sqlkit.runner import Fault, parse_url
@@ -29,7 +30,7 @@ from tests.harness.waiting import PATIENCE_SECONDS, assert_stays, let_others_run
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
-NEW = NewRun("tenant", "key", "mini", "baton-mini", b"salt", "driver", 100.0, 500.0, Ledger(1000, 1000), "v1")
+NEW = NewRun("tenant", "key", "mini", "baton-mini", b"salt", "driver", 100.0, 500.0, Amount(1000, 1000), "v1")
 Mood = Literal["open", "shut", "cut before commit", "cut after commit", "cut, and commit late"]
 COMMIT_DELAY = 0.1
 """Seconds that Postgres is given to commit before its connection is cut."""

@@ -11,10 +11,11 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, text
 
+from app.core.pool.catalog import Amount
 from app.core.records import content_ref
 from app.core.run.events import Kind
 from app.errors import LeaseLost, NotFound, RunEnded, StoreUnavailable
-from app.store.protocol import BRIEF, Entry, Lease, Ledger, Move, Outbox, TicketClaim
+from app.store.protocol import BRIEF, Entry, Lease, Move, Outbox, TicketClaim
 from app.store.rows.runs import CachedRows
 from app.store.sql import SqlStore, open_store
 from app.store.writing.batch import RowCache
@@ -170,10 +171,10 @@ async def test_nothing_of_a_batch_is_written_on_outdated_rows(stores: Sequence[S
 
 async def test_an_entry_is_never_refused_on_outdated_rows(stores: Sequence[SqlStore]) -> None:
     first_store, second_store = stores
-    await first_store.append(admission_entry("run", cap=Ledger(10, 10)))
-    await first_store.append(driven(hold=Ledger(10, 10)))
-    await second_store.append(driven(release=Ledger(10, 10)))
-    await first_store.append(driven(hold=Ledger(10, 10)))
+    await first_store.append(admission_entry("run", cap=Amount(10, 10)))
+    await first_store.append(driven(hold=Amount(10, 10)))
+    await second_store.append(driven(release=Amount(10, 10)))
+    await first_store.append(driven(hold=Amount(10, 10)))
     await second_store.append(driven(lease=Lease("other", 9.0, 9.0)))
     await first_store.append(replace(driven(), epoch=2))
     with pytest.raises(LeaseLost):
@@ -185,8 +186,8 @@ async def test_money_that_others_reserved_without_an_event_counts(stores: Sequen
     first_store, second_store = stores
     await first_store.append(admission_entry("run"))
     for store in (second_store, first_store, second_store, first_store):
-        await store.append(Entry("run", 2.0, epoch=1, hold=Ledger(100, 10)))
-    assert (await second_store.run("run")).held == Ledger(400, 40)
+        await store.append(Entry("run", 2.0, epoch=1, hold=Amount(100, 10)))
+    assert (await second_store.run("run")).held == Amount(400, 40)
 
 
 @pytest.mark.parametrize("beside", [False, True])

@@ -163,7 +163,7 @@ def _limits(worker: Worker, tier: Tier, task: BuiltIn, tokens: int) -> Limits:
     tier_limits = tier.efforts[tier.effort]
     tokens = min(tokens, worker.card.max_output, tier_limits.output_tokens)
     attempts = min(MAX_ATTEMPTS, tier_limits.attempts)
-    most = attempts * worst_case(worker, input_bound(task.task.messages), tokens)[0]
+    most = attempts * worst_case(worker, input_bound(task.task.messages), tokens).usd
     seconds = min(MAX_RUN_SECONDS, tier_limits.seconds)
     return replace(
         tier_limits,

@@ -40,7 +40,7 @@ def question_tokens(task: Task) -> int:
 
 def least_price(worker: Worker, input_tokens: int, floor: int) -> Amount:
     """Return the amount that one call holds if it may write `floor` tokens."""
-    return Amount(*worst_case(worker, input_tokens, min(floor, worker.card.max_output)))
+    return worst_case(worker, input_tokens, min(floor, worker.card.max_output))
 
 
 def step_bytes_at_floor(floor: int) -> int:

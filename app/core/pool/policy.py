@@ -33,7 +33,7 @@ from app.core.message.chat import (
     Usage,
     toolbox_to_json,
 )
-from app.core.pool.catalog import REQUESTED, TIER, ApprovalTerms, Card, Catalog, Tier, Worker, attributes
+from app.core.pool.catalog import REQUESTED, TIER, Amount, ApprovalTerms, Card, Catalog, Tier, Worker, attributes
 from app.core.pool.rules import SOURCES, Match, Reading
 from app.core.records import record
 
@@ -298,33 +298,28 @@ def _of_tools(message: Message) -> int:
     return calls + len(json.dumps(message.keepsake))
 
 
-def worst_case(worker: Worker, input_tokens: int, output_tokens: int) -> tuple[int, int]:
-    """Return the micro-dollars and the tokens to reserve before a call, at the dearest of the rates that it may be
-    billed at: nobody promises that cached input is the cheaper one."""
-    return worker.price.worst(input_tokens, output_tokens), input_tokens + output_tokens
+def worst_case(worker: Worker, input_tokens: int, output_tokens: int) -> Amount:
+    """Return the amount to reserve before a call, at the dearest of the rates that it may be billed at: nobody promises
+    that cached input is the cheaper one."""
+    return Amount(worker.price.worst(input_tokens, output_tokens), input_tokens + output_tokens)
 
 
-def affordable_output(worker: Worker, input_tokens: int, max_tokens: int, *, floor: int, usd: int, tokens: int) -> int:
-    """Return the largest number of output tokens, of at most `max_tokens`, whose worst case fits `usd` micro-dollars
-    and `tokens`.
+def affordable_output(worker: Worker, input_tokens: int, max_tokens: int, *, floor: int, left: Amount) -> int:
+    """Return the largest number of output tokens, of at most `max_tokens`, whose worst case can be paid from what is
+    left.
 
     0 if even `floor` tokens do not fit. A call that wants less than the floor is never cut.
     """
     low, high = min(floor, max_tokens), max_tokens
-    if not _fits(worker, input_tokens, low, usd, tokens):
+    if not left.covers(worst_case(worker, input_tokens, low)):
         return 0
     while low < high:
         middle = (low + high + 1) // 2
-        if _fits(worker, input_tokens, middle, usd, tokens):
+        if left.covers(worst_case(worker, input_tokens, middle)):
             low = middle
         else:
             high = middle - 1
     return low
-
-
-def _fits(worker: Worker, input_tokens: int, output_tokens: int, usd: int, tokens: int) -> bool:
-    hold = worst_case(worker, input_tokens, output_tokens)
-    return hold[0] <= usd and hold[1] <= tokens
 
 
 def estimate_usage(messages: Sequence[Message], text: str) -> Usage:

@@ -410,7 +410,7 @@ def _times(shape: Sequence[Sequence[int]], drawn: Sequence[_Drawn], overheads: S
 def _worst(step: PlannedStep, steps: Sequence[PlannedStep]) -> int:
     """Return the most that one call of a step can cost, in micro-dollars."""
     read = sum(BYTES_A_TOKEN * steps[n].most_tokens for n in step.inputs)
-    return worst_case(step.worker, int(step.bytes + read), step.most_tokens)[0]
+    return worst_case(step.worker, int(step.bytes + read), step.most_tokens).usd
 
 
 def _most_usd(worst: Sequence[int], limits: Limits) -> int:

@@ -62,7 +62,6 @@ from app.errors import (
 from app.network.tracing import CallSpan
 from app.providers.faults import VERDICTS, malformed_reply
 from app.providers.protocol import Request
-from app.store.protocol import Ledger
 
 ADAPTER_BROKE = "adapter_broke"
 """The code of a call that ended with a bug of ours."""
@@ -355,7 +354,7 @@ class Attempt:
             schema_bytes = len(self._body)
         self._input_bound = policy.input_bound(self._request.messages, schema_bytes)
         self._max_output = self._request.sampling.max_tokens or self.worker.card.max_output
-        self.hold = Ledger(*policy.worst_case(self.worker, self._input_bound, self._max_output))
+        self.hold = policy.worst_case(self.worker, self._input_bound, self._max_output)
         decodes = self._request.logprobs is not None and self.step is not None
         judged = self._request
         if self.step is None:  # a plan has a reader of its own, which reports every fault for the conductor to correct
@@ -371,21 +370,14 @@ class Attempt:
 
     def least(self, floor: int) -> Amount:
         """The amount that it would hold if its output were cut to the floor."""
-        return Amount(*policy.worst_case(self.worker, self._input_bound, min(floor, self._max_output)))
+        return policy.worst_case(self.worker, self._input_bound, min(floor, self._max_output))
 
     def within(self, left: Amount, floor: int) -> "Attempt | None":
         """This attempt, with its output cut to what the amount that is left pays for, if that is needed; None if it
         does not pay for `floor` tokens. Only an attempt that is not made yet can be cut."""
-        if left.covers(Amount(self.hold.usd, self.hold.tokens)):
+        if left.covers(self.hold):
             return self
-        fits = policy.affordable_output(
-            self.worker,
-            self._input_bound,
-            self._max_output,
-            floor=floor,
-            usd=left.usd,
-            tokens=left.tokens,
-        )
+        fits = policy.affordable_output(self.worker, self._input_bound, self._max_output, floor=floor, left=left)
         if not fits:
             return None
         request = copy_with(self._request, sampling=copy_with(self._request.sampling, max_tokens=fits))
@@ -649,10 +641,10 @@ class Attempt:
         return policy.usage_of_broken(self._input_bound, self._max_output, written, unreceived)
 
     @property
-    def spent(self) -> Ledger:
+    def spent(self) -> Amount:
         """Return the cost of the call, for settling."""
         finished = self.build_outcome()
-        return Ledger(finished.usd, finished.usage.total)
+        return Amount(finished.usd, finished.usage.total)
 
     def build_outcome(self) -> CallFinished:
         """The outcome, exactly one for each intent; it may be asked for again, where it could not be written."""
@@ -662,7 +654,7 @@ class Attempt:
 
     def _end(self) -> CallFinished:
         usage = self.usage
-        spent = Ledger(self.worker.price.cost(usage), usage.total)
+        spent = Amount(self.worker.price.cost(usage), usage.total)
         error, failure = self.error, self.failure
         self._count(usage, spent)
         if failure is not None:
@@ -727,7 +719,7 @@ class Attempt:
             seconds=round(self._times.seconds, 3),
         )
 
-    def _count(self, usage: Usage, spent: Ledger) -> None:
+    def _count(self, usage: Usage, spent: Amount) -> None:
         telemetry, name = self._context.telemetry, self.worker.name
         telemetry.count("baton_calls_total", name, self.outcome)
         if self._purpose.version:
@@ -765,13 +757,13 @@ def outcome_of_lost_call(call: Call) -> CallFinished:
     return CallFinished(call=call.id, n=call.step, outcome="unknown", usage=usage, usd=call.usd_held, seconds=0.0)
 
 
-def outcomes_of_lost_calls(calls: Sequence[Call]) -> tuple[tuple[CallFinished, ...], Ledger]:
+def outcomes_of_lost_calls(calls: Sequence[Call]) -> tuple[tuple[CallFinished, ...], Amount]:
     """The outcomes of calls whose process was lost, and what was held for them together."""
     outcomes = []
-    held = Ledger()
+    held = Amount()
     for call in calls:
         outcomes.append(outcome_of_lost_call(call))
-        held += Ledger(call.usd_held, call.tokens_held)
+        held += Amount(call.usd_held, call.tokens_held)
     return tuple(outcomes), held
 
 

@@ -9,12 +9,13 @@ here falls back to tickets, which any engine may take.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from app.core.pool.catalog import Amount
 from app.core.records import record
 from app.core.run.events import Event, Fact
 from app.core.run.identifiers import Trace
 from app.core.run.state import RunState
 from app.stepqueue.protocol import ListenRequest
-from app.store.protocol import AppendResult, Entry, Ledger, Outbox
+from app.store.protocol import AppendResult, Entry, Outbox
 
 
 class LocalRun(Protocol):
@@ -60,7 +61,7 @@ class PreparedStep:
     """Its ticket, taken."""
     intent: Fact
     """To be committed in the entry that queues the step."""
-    reserved: Ledger
+    reserved: Amount
     """The amount that the entry reserves for the call."""
     start: Callable[[int], None]
     """Make the call: the entry is committed, with this claim."""

@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 
 import orjson
 
-from app.core.pool.catalog import Catalog
+from app.core.pool.catalog import Amount, Catalog
 from app.core.records import copy_with, record
 from app.core.run import drafts
 from app.core.run.events import CallFinished, Event, Fact, Kind, PlanStep, RunAwaitingApproval, StepQueued, StepSkipped
@@ -47,7 +47,6 @@ from app.store.protocol import (
     AppendResult,
     Entry,
     Lease,
-    Ledger,
     Outbox,
     Projection,
     Store,
@@ -74,9 +73,9 @@ class Append(Protocol):
         /,
         *,
         contents: Contents = (),
-        hold: Ledger = Ledger(),
-        release: Ledger = Ledger(),
-        spent: Ledger = Ledger(),
+        hold: Amount = Amount(),
+        release: Amount = Amount(),
+        spent: Amount = Amount(),
         within: float = inf,
     ) -> Coroutine[Any, Any, None]:
         """Commit and fold."""
@@ -158,7 +157,7 @@ class Consequences:
     events: list[Fact] = field(default_factory=list)
     outbox: list[Outbox] = field(default_factory=list)
     contents: list[tuple[str, bytes]] = field(default_factory=list)
-    hold: Ledger = Ledger()
+    hold: Amount = Amount()
     """The amount that is reserved for the calls that are intended in `events`."""
     pending_command: Propose | Finish | None = None
     """The next command, which cannot be carried out before these consequences are committed."""
@@ -215,7 +214,7 @@ class Consequences:
             state=apply_facts(self.state, intents),
             events=[*self.events, *intents],
             outbox=[taken.get(row.step, row) for row in self.outbox],
-            hold=sum([step.reserved for step in steps], Ledger()),
+            hold=sum([step.reserved for step in steps], Amount()),
         )
 
 
@@ -393,9 +392,9 @@ class RunWriter:
         events: tuple[Fact, ...],
         *,
         contents: Contents = (),
-        hold: Ledger = Ledger(),
-        release: Ledger = Ledger(),
-        spent: Ledger = Ledger(),
+        hold: Amount = Amount(),
+        release: Amount = Amount(),
+        spent: Amount = Amount(),
         within: float = inf,
     ) -> None:
         """Commit events from which nothing else is to follow yet; they are folded when this returns.
@@ -436,7 +435,7 @@ class RunWriter:
         step = self.state.steps.get(draft.n)
         return step is not None and step.settled
 
-    async def end(self, decided_on: RunState, events: tuple[Fact, ...], lost: Ledger) -> None:
+    async def end(self, decided_on: RunState, events: tuple[Fact, ...], lost: Amount) -> None:
         """Commit the run's end as it was decided on that state; nothing if others have written meanwhile.
 
         `lost` was held for calls that `events` give up for lost. Raises `Conflict` if there are events which have not

@@ -16,7 +16,7 @@ from app.core.plan.proposals import by_name, read_plan
 from app.core.plan.workflow import CONDUCTOR as ITSELF
 from app.core.plan.workflow import Step
 from app.core.pool.budgets import TEAM_FIELD, USER_FIELD, Scope
-from app.core.pool.catalog import Catalog, Limits, Tier, Worker
+from app.core.pool.catalog import Amount, Catalog, Limits, Tier, Worker
 from app.core.pool.policy import (
     Eligible,
     Overrides,
@@ -53,7 +53,6 @@ from app.store.protocol import (
     USER_TAG,
     Entry,
     IdempotencyRecord,
-    Ledger,
     NewRun,
     SharedContent,
     metadata_tag,
@@ -391,7 +390,7 @@ def entry(context: EngineContext, catalog: Catalog, admission: Admission, *, gat
         driver="",
         lease_until=now + untaken_seconds(context),
         deadline=admitted.deadline,
-        cap=Ledger(order.limits.usd, order.limits.tokens),
+        cap=Amount(order.limits.usd, order.limits.tokens),
         code=context.code,
         budgets=order.budgets,
         origin_kind=order.origin_kind,

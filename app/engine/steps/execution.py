@@ -64,7 +64,7 @@ from app.errors import (
 )
 from app.providers.protocol import Request
 from app.stepqueue.protocol import AGAIN, CommittedEvents, Live
-from app.store.protocol import Entry, Ledger, Move, TicketRow
+from app.store.protocol import Entry, Move, TicketRow
 
 OUTCOME_DELAY_SECONDS = 1.0
 """Seconds for which an outcome may wait for the next entry of its step."""
@@ -410,8 +410,7 @@ class Execution:
         call = state.calls.get(attempt.call) if attempt is not None else None
         if attempt is None or call is None or call.outcome is not None:
             return unspent
-        spent = Amount(attempt.spent.usd, attempt.spent.tokens)
-        return (unspent + Amount(attempt.hold.usd, attempt.hold.tokens)).minus(spent)
+        return (unspent + attempt.hold).minus(attempt.spent)
 
     def _seconds_left(self, state: RunState) -> float:
         return state.turn.deadline - self._context.now()
@@ -519,7 +518,7 @@ class Execution:
         self,
         events: tuple[Fact, ...],
         *,
-        hold: Ledger = Ledger(),
+        hold: Amount = Amount(),
         move: Move | None = None,
         contents: tuple[tuple[str, bytes], ...] = (),
     ) -> Entry:
@@ -532,10 +531,10 @@ class Execution:
             move = Move(n, "hold", claim=self._work.claim)
         elif move is None:
             move = Move(n, "take", version=self._version, holder=self._name, until=now + self._context.lease)
-        lost = Ledger()
+        lost = Amount()
         for fact in events:
             if isinstance(fact, CallFinished) and fact.outcome == "unknown":
-                lost += Ledger(fact.usd, fact.usage.input)
+                lost += Amount(fact.usd, fact.usage.input)
         released = spent = lost
         attempt = self._unrecorded
         if attempt is not None:
@@ -683,7 +682,7 @@ class Execution:
         move = Move(self._ticket.step, "finish", claim=self._work.claim)
         named = orjson.dumps([fact.to_json() for fact in outcomes])
         texts = tuple(content for content in entry.contents if content[0].encode() in named)
-        await self._context.store.append(copy_with(entry, events=outcomes, contents=texts, hold=Ledger(), move=move))
+        await self._context.store.append(copy_with(entry, events=outcomes, contents=texts, hold=Amount(), move=move))
 
     def _followers(self, state: RunState) -> Sequence[str]:
         """The gateways that follow the run, as far as this process knows."""

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from app.core.message.chat import sum_usages
-from app.core.pool.catalog import MILLION
+from app.core.pool.catalog import MILLION, Amount
 from app.core.rating.feedback import Feedback
 from app.core.records import record
 from app.core.run.caller_view import bill, dollars, usage_figures, usage_of
@@ -33,7 +33,7 @@ from app.core.run.visibility import LabelFlow
 from app.engine.calls.step_request import messages_of_step
 from app.errors import NotFound
 from app.gateway.runs import exchanges
-from app.store.protocol import ContentReads, Journal, Ledger, RunRow
+from app.store.protocol import ContentReads, Journal, RunRow
 
 F = TypeVar("F")
 
@@ -57,16 +57,16 @@ def summary(row: RunRow) -> dict[str, Any]:
         "topology": row.topology,
         "degraded": row.degraded,
         "steps": row.steps,
-        "spent": _ledger(row.spent),
-        "held": _ledger(row.held),
-        "cap": _ledger(row.cap),
+        "spent": _amount(row.spent),
+        "held": _amount(row.held),
+        "cap": _amount(row.cap),
         "error": row.error,
         "origin": origin,
     }
 
 
-def _ledger(ledger: Ledger) -> dict[str, Any]:
-    return {"usd": dollars(ledger.usd), "tokens": ledger.tokens}
+def _amount(amount: Amount) -> dict[str, Any]:
+    return {"usd": dollars(amount.usd), "tokens": amount.tokens}
 
 
 def render_run(

@@ -7,21 +7,11 @@ checks that follow from these.
 
 from typing import Literal
 
+from app.core.pool.catalog import Amount
 from app.core.records import record
 from app.core.run.events import Event, Fact
 from app.core.run.kinds import OriginKind
 from app.store.protocol.idempotency import IdempotencyRecord
-
-
-@record(frozen=True, slots=True)
-class Ledger:
-    """An amount of money in micro-dollars and of tokens; the two are always reserved and settled together."""
-
-    usd: int = 0
-    tokens: int = 0
-
-    def __add__(self, other: "Ledger") -> "Ledger":
-        return Ledger(self.usd + other.usd, self.tokens + other.tokens)
 
 
 @record(frozen=True, slots=True)
@@ -41,7 +31,7 @@ class NewRun:
     driver: str
     lease_until: float
     deadline: float
-    cap: Ledger
+    cap: Amount
     code: str
     """Version of the code that admitted the run."""
     budgets: tuple[str, ...] = ()
@@ -146,11 +136,11 @@ class Entry:
     new: NewRun | None = None
     epoch: int | None = None
     move: Move | None = None
-    hold: Ledger = Ledger()
+    hold: Amount = Amount()
     """Reserved in addition to what is held."""
-    release: Ledger = Ledger()
+    release: Amount = Amount()
     """Given back from what was held."""
-    spent: Ledger = Ledger()
+    spent: Amount = Amount()
     """Spent for good."""
     contents: tuple[tuple[str, bytes], ...] = ()
     """(ref, body) pairs. Writing the same ref twice is harmless."""

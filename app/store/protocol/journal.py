@@ -23,10 +23,11 @@ seconds, the code is `UNDECIDED`, and the entry may have been written. Every wai
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
+from app.core.pool.catalog import Amount
 from app.core.records import record
 from app.core.run.events import Event
 from app.core.run.kinds import OriginKind
-from app.store.protocol.entries import AppendResult, Entry, Ledger
+from app.store.protocol.entries import AppendResult, Entry
 
 
 @record(frozen=True, slots=True)
@@ -58,9 +59,9 @@ class RunRow:
     driver: str
     lease_until: float
     seq: int
-    cap: Ledger
-    held: Ledger
-    spent: Ledger
+    cap: Amount
+    held: Amount
+    spent: Amount
     topology: str | None
     degraded: bool
     steps: int

@@ -22,6 +22,7 @@ from sqlalchemy import (
     update,
 )
 
+from app.core.pool.catalog import Amount
 from app.core.records import record
 from app.core.run.events import Event, Kind
 from app.core.run.kinds import WAITING
@@ -35,7 +36,6 @@ from app.store.protocol import (
     Backlog,
     Journal,
     LapsedRuns,
-    Ledger,
     Place,
     RatingFilter,
     RunQuery,
@@ -526,9 +526,9 @@ def run_row(row: Any) -> RunRow:
         driver=row.driver,
         lease_until=row.lease_until,
         seq=row.seq,
-        cap=Ledger(row.cap_usd, row.cap_tokens),
-        held=Ledger(row.held_usd, row.held_tokens),
-        spent=Ledger(row.spent_usd, row.spent_tokens),
+        cap=Amount(row.cap_usd, row.cap_tokens),
+        held=Amount(row.held_usd, row.held_tokens),
+        spent=Amount(row.spent_usd, row.spent_tokens),
         code=row.code,
         topology=row.topology,
         degraded=bool(row.degraded),

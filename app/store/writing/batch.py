@@ -24,6 +24,7 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection, select
 
+from app.core.pool.catalog import Amount
 from app.core.records import record
 from app.core.run import notices
 from app.core.run.events import (
@@ -44,7 +45,6 @@ from app.store.protocol import (
     AppendResult,
     Entry,
     Lease,
-    Ledger,
     Move,
     NewRun,
     Outbox,
@@ -73,7 +73,7 @@ from app.store.writing.budget_ledger import BudgetLedger, Charge, NeedsAllSlices
 
 Outcome = AppendResult | Exception
 
-NOTHING = Ledger()
+NOTHING = Amount()
 BACKDATED_SECONDS = 3600.0
 """Seconds by which the last announcement of a ticket is dated back if nobody announces it: it is overdue at once, and
 the oldest is taken first."""
