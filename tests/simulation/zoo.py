@@ -231,13 +231,10 @@ def call_again_after_the_outcome(patch: Patch) -> None:
 def do_a_step_again_when_it_is_done(patch: Patch) -> None:
     move = batch.RowBatch._move
 
-    def repeat_move(rows: Any, run: Any, ticket: Any, move_given: Move) -> None:
-        move(
-            rows,
-            run,
-            ticket,
-            replace(move_given, verb="release", until=0.0) if move_given.verb == "finish" else move_given,
-        )
+    def repeat_move(rows: Any, run: Any, ticket: Any, move_given: Move) -> int:
+        if move_given.verb == "finish":
+            move_given = replace(move_given, verb="release", until=0.0)
+        return move(rows, run, ticket, move_given)
 
     patch.setattr(batch.RowBatch, "_move", repeat_move)
     patch.setattr(Execution, "_has_nothing_to_do", lambda _self, state: state.ended)

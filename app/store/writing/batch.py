@@ -270,7 +270,6 @@ class RowBatch:
             ticket = self._ticket(entry.run, entry.move, entry.at) if entry.move else None
             self._check_rows(entry)
             money = _balance(run, entry)
-            self._check_idempotency(entry)
             charge = self._charge(run, entry)
         except (LeaseLost, RunEnded, RunOverBudget, NotFound, Conflict, ValueError, NeedsAllSlices) as refusal:
             return refusal
@@ -284,8 +283,7 @@ class RowBatch:
         run.held_usd, run.held_tokens, run.spent_usd, run.spent_tokens = money
         if charge is not None and self._budgets is not None:
             self._budgets.apply(charge)
-        if entry.move and ticket:
-            self._move(run, ticket, entry.move)
+        claim = self._move(run, ticket, entry.move) if entry.move and ticket else 0
         if entry.lease is not None:
             run.epoch, run.lease = run.epoch + 1, entry.lease
         elif not is_fenced(entry):
@@ -297,7 +295,7 @@ class RowBatch:
             self._idempotency.add(entry.once, run.id)
         if entry.tenant is not None and run.id not in self._new_runs:
             self.owned.add((run.id, entry.tenant))
-        return AppendResult(events, _claim_of_move(ticket, entry.move), claims)
+        return AppendResult(events, claim, claims)
 
     def writes(self, statements: Statements) -> list[RowWrites]:
         """Return all changed rows, each with the way in which it is written. Most of the lists are empty."""
@@ -448,18 +446,17 @@ class RowBatch:
             raise NotFound
 
     def _check_rows(self, entry: Entry) -> None:
-        """Raise `Conflict` if a ticket that is to be taken as it is written exists already: it may have a holder."""
+        """Raise `Conflict` if the entry's idempotency record is there already, or a ticket that is to be taken as it is
+        written: it may have a holder."""
+        if self._idempotency is not None:
+            self._idempotency.check(entry.once, entry.at)
         for outbox in entry.outbox:
             ticket = self._tickets.get((entry.run, outbox.step))
             if outbox.holder and ticket is not None and not ticket.is_deleted:
                 raise Conflict
 
-    def _check_idempotency(self, entry: Entry) -> None:
-        """Raise `Conflict` if the entry's idempotency record is there already."""
-        if self._idempotency is not None:
-            self._idempotency.check(entry.once, entry.at)
-
-    def _move(self, run: _Run, ticket: _Ticket, move: Move) -> None:
+    def _move(self, run: _Run, ticket: _Ticket, move: Move) -> int:
+        """Move a ticket. Returns the number of the claim that this has taken; 0 if it took none."""
         self._changed_tickets.add((ticket.run, ticket.step))
         ticket.version += 1
         if move.verb == "take":
@@ -467,10 +464,12 @@ class RowBatch:
             run.claims += 1
             ticket.lost += ticket.holder is not None
             ticket.claim, ticket.holder, ticket.until, ticket.rung_at = run.claims, move.holder, move.until, 0.0
-        elif move.verb == "release":
+            return ticket.claim
+        if move.verb == "release":
             ticket.holder, ticket.until, ticket.rung_at = None, move.until, 0.0
         elif move.verb == "finish":
             ticket.is_deleted = True
+        return 0
 
     def _append_events(self, run: _Run, encoded: EncodedEntry) -> tuple[Event, ...]:
         entry, at = encoded.entry, encoded.entry.at
@@ -506,7 +505,9 @@ class RowBatch:
                 run.notify_turn = None
 
     def _store_contents(self, run: _Run, entry: Entry) -> None:
-        """Store the contents of an entry, some of them in parts."""
+        """Store the contents of an entry, some of them in parts; none of a run whose content was erased."""
+        if run.salt is None:
+            return
         outputs = {draft.output for draft in entry.events if isinstance(draft, StepDone)}
         for ref, body in entry.contents:
             if entry.shared is not None and entry.shared.ref == ref and self._may_share(entry.shared.owner):
@@ -517,7 +518,7 @@ class RowBatch:
             elif ref in outputs and len(body) >= texts.SHARED_BYTES and run.thread and self._may_share(run.thread):
                 parts = texts.parts_of_output(run.id, ref, body, run.thread)
             else:
-                self._contents.append(self._content(run.id, ref, body))
+                self._contents.append((run.id, ref, self._encrypt(run.id, ref, body)))
                 continue
             *row, own = parts.content
             self._shared.append((*row, self._encrypt(run.id, ref, own)))
@@ -526,10 +527,6 @@ class RowBatch:
                 if self._key is not None:
                     stored_text = self._key.seal(TEXT, text)
                 self._texts[name] = (name, before, spoken, stored_text, run.tenant)
-
-    def _content(self, run: str, ref: str, body: bytes) -> Row:
-        """Return the row of a content that is stored as a whole."""
-        return run, ref, self._encrypt(run, ref, body)
 
     def _encrypt(self, run: str, ref: str, body: bytes) -> bytes:
         """Return the content as it is stored: as it is, where contents are not encrypted."""
@@ -554,11 +551,7 @@ class RowBatch:
 
     def _apply_rows(self, run: _Run, entry: Entry) -> tuple[int, ...]:
         """Apply everything but the events. Returns the claims on tickets that were taken as they were written."""
-        if run.salt is not None and (entry.shared is not None or run.thread is not None):
-            self._store_contents(run, entry)
-        elif run.salt is not None:
-            for ref, body in entry.contents:
-                self._contents.append(self._content(run.id, ref, body))
+        self._store_contents(run, entry)
         for name, value in entry.tags:
             self._tags.append((name, value, run.id))
         _apply_projection(run, entry.row)
@@ -574,8 +567,8 @@ class RowBatch:
                 ticket.driver, ticket.rung_at = outbox.driver, 0.0
             self._changed_tickets.add(place)
             if outbox.holder:
-                self._move(run, ticket, Move(outbox.step, "take", holder=outbox.holder, until=outbox.until))
-                claims.append(ticket.claim)
+                move = Move(outbox.step, "take", holder=outbox.holder, until=outbox.until)
+                claims.append(self._move(run, ticket, move))
         return tuple(claims)
 
 
@@ -605,13 +598,6 @@ def _new_ticket(run: str, outbox: Outbox, at: float, *, has_row: bool) -> _Ticke
         rung_at=announced_at,
         has_row=has_row,
     )
-
-
-def _claim_of_move(ticket: _Ticket | None, move: Move | None) -> int:
-    """Return the number of the claim that a move has taken; 0 if it took none."""
-    if ticket is None or move is None or move.verb != "take":
-        return 0
-    return ticket.claim
 
 
 def is_fenced(entry: Entry) -> bool:
@@ -698,11 +684,6 @@ class AppliedBatch:
     rows: RowBatch
     signals: Sequence[Signal] = ()
     """Refusals, warnings and overruns of budgets."""
-
-    @property
-    def cacheable(self) -> Mapping[str, CachedRows | None]:
-        """Return the rows after the write, for the row cache (see `RowBatch.cacheable`)."""
-        return self.rows.cacheable()
 
 
 def commit(

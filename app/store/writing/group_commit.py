@@ -333,7 +333,7 @@ class GroupCommit:
                 self._row_cache.clear()
             raise
         if self._row_cache is not None:
-            self._row_cache.update(applied.cacheable)
+            self._row_cache.update(applied.rows.cacheable())
         for signal in applied.signals:
             self._on_signal(signal)
         return applied.outcomes
