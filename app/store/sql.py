@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import inf
 from types import MappingProxyType
@@ -135,7 +135,35 @@ async def open_store(
         raise failure
 
 
-class SqlStore(Administration):
+class TenantVerbs(Administration):
+    """The verbs that are the same for callers of one tenant and for those of all: `_read` and `_write` say for whom."""
+
+    _statements: Statements
+
+    @property
+    def lists(self) -> run_lists.DatabaseRunLists:
+        return run_lists.DatabaseRunLists(self._read)
+
+    async def run(self, run: str) -> RunRow:
+        return await self._read(runs.run(self._statements, run), brief=True)
+
+    async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
+        return await self._read(partial(runs.page, query=query))
+
+    async def pruned_run(self, run: str) -> PrunedRun:
+        return await self._read(partial(retention.pruned_run, name=run))
+
+    async def feedback(self, run: str) -> tuple[Feedback, ...]:
+        return await self._read(partial(feedback.of_run, run=run))
+
+    async def find_idempotency_record(self, name: str, now: float) -> IdempotencyRecord | None:
+        return await self._read(partial(idempotency.find, name=name, now=now))
+
+    async def add_idempotency_record(self, once: IdempotencyRecord, now: float) -> IdempotencyRecord:
+        return await self._write(partial(idempotency.remember, once=once, now=now))
+
+
+class SqlStore(TenantVerbs):
     """Implements `protocol.Store`, which documents all public methods."""
 
     def __init__(
@@ -173,10 +201,6 @@ class SqlStore(Administration):
     @property
     def log(self) -> DatabaseLog:
         return self._log
-
-    @property
-    def lists(self) -> run_lists.DatabaseRunLists:
-        return run_lists.DatabaseRunLists(self._read)
 
     @property
     def pool_use(self) -> PoolUse:
@@ -311,7 +335,7 @@ class SqlStore(Administration):
     def administration_of(self, tenant: str | None) -> TenantAdministration:
         if tenant is None:
             return self
-        return SqlTenantAdministration(self, tenant)
+        return SqlTenantStore(self, tenant)
 
     async def runs_with_content(
         self, query: ContentQuery, after: tuple[float, str] | None = None, limit: int = 200
@@ -370,25 +394,8 @@ class SqlStore(Administration):
         writer and does not queue the others, which get the lock while nobody has it."""
         await asyncio.sleep(0.0 if self._statements.arrays else seconds)
 
-    async def pruned_run(self, run: str) -> PrunedRun:
-        return await self.pruned_run_of(None, run)
-
-    async def pruned_run_of(self, tenant: str | None, run: str) -> PrunedRun:
-        """Return the row that stays of a pruned run, read for a tenant if there is one."""
-        return await self.read_for(tenant, partial(retention.pruned_run, name=run))
-
     async def overwrite_erased(self) -> bool:
         return await self._runner.overwrite_erased()
-
-    async def run(self, run: str) -> RunRow:
-        return await self.run_of(None, run)
-
-    async def run_of(self, tenant: str | None, run: str) -> RunRow:
-        """Return the row of a run, read for a tenant if there is one."""
-        return await self.read_for(tenant, runs.run(self._statements, run), brief=True)
-
-    async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
-        return await self._read(partial(runs.page, query=query))
 
     async def renew_leases(self, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
         renewed: dict[str, int] = {}
@@ -448,12 +455,6 @@ class SqlStore(Administration):
             return ()
         return await self._write(partial(runs.announce, now=now, grace=grace, limit=limit))
 
-    async def find_idempotency_record(self, name: str, now: float) -> IdempotencyRecord | None:
-        return await self._read(partial(idempotency.find, name=name, now=now))
-
-    async def add_idempotency_record(self, once: IdempotencyRecord, now: float) -> IdempotencyRecord:
-        return await self._write(partial(idempotency.remember, once=once, now=now))
-
     async def acquire_leadership(self, leader: IdempotencyRecord, now: float) -> bool:
         return await self._write(partial(idempotency.add_or_prolong, once=leader, now=now))
 
@@ -494,9 +495,6 @@ class SqlStore(Administration):
 
     async def rate(self, rating: Feedback) -> Feedback:
         return await self._write(partial(feedback.add, rating=rating))
-
-    async def feedback(self, run: str) -> tuple[Feedback, ...]:
-        return await self._read(partial(feedback.of_run, run=run))
 
     async def feedback_after(self, last: tuple[float, str], limit: int) -> tuple[Feedback, ...]:
         return await self._read(partial(feedback.after, last=last, limit=limit))
@@ -646,12 +644,22 @@ class SqlStore(Administration):
         return StoreUnavailable(retry_after=1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class SqlTenantStore:
-    """Implements `protocol.TenantStore` for one tenant."""
+class SqlTenantStore(TenantVerbs):
+    """Implements `protocol.TenantStore` and `protocol.TenantAdministration` for one tenant."""
 
-    _store: SqlStore
-    _tenant: str
+    def __init__(self, store: SqlStore, tenant: str) -> None:
+        self._store = store
+        self._tenant = tenant
+        self._statements = store._statements
+
+    async def _read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
+        return await self._store.read_for(self._tenant, work, brief=brief)
+
+    async def _write(self, work: Callable[[Connection], T]) -> T:
+        return await self._store.write_for(self._tenant, work)
+
+    def note_budget_change(self, id_: str, warnings: int) -> None:
+        self._store.note_budget_change(id_, warnings)
 
     async def append(self, entry: Entry) -> AppendResult:
         return await self._store.append(copy_with(entry, tenant=self._tenant))
@@ -659,22 +667,11 @@ class SqlTenantStore:
     async def journal(self, run: str, upto: int | None = None, after: int = 0) -> Journal:
         return await self._store.journal_of(self._tenant, run, upto, after)
 
-    @property
-    def lists(self) -> run_lists.DatabaseRunLists:
-        return run_lists.DatabaseRunLists(partial(self._store.read_for, self._tenant))
-
-    async def run(self, run: str) -> RunRow:
-        return await self._store.run_of(self._tenant, run)
-
-    async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
-        return await self._store.read_for(self._tenant, partial(runs.page, query=query))
-
     async def journaled_runs(self, query: RunQuery) -> tuple[JournaledRun, ...]:
-        own = replace(query, tenant=self._tenant)
-        return await self._store.read_for(self._tenant, partial(reports.journaled_runs, query=own))
+        return await self._read(partial(reports.journaled_runs, query=replace(query, tenant=self._tenant)))
 
     async def disclosures(self, query: DisclosureQuery) -> tuple[Disclosure, ...]:
-        return await self._store.read_for(self._tenant, partial(disclosures.page, query=query, tenant=self._tenant))
+        return await self._read(partial(disclosures.page, query=query, tenant=self._tenant))
 
     async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         return await self._store.contents_of(self._tenant, run, refs)
@@ -686,34 +683,5 @@ class SqlTenantStore:
     async def erase(self, run: str) -> bool:
         return await self._store.erase_of(run, self._tenant)
 
-    async def pruned_run(self, run: str) -> PrunedRun:
-        return await self._store.pruned_run_of(self._tenant, run)
-
     async def rate(self, rating: Feedback) -> Feedback:
         return await self._store.rate(copy_with(rating, tenant=self._tenant))
-
-    async def feedback(self, run: str) -> tuple[Feedback, ...]:
-        return await self._store.read_for(self._tenant, partial(feedback.of_run, run=run))
-
-    async def find_idempotency_record(self, name: str, now: float) -> IdempotencyRecord | None:
-        return await self._store.read_for(self._tenant, partial(idempotency.find, name=name, now=now))
-
-    async def add_idempotency_record(self, once: IdempotencyRecord, now: float) -> IdempotencyRecord:
-        return await self._store.write_for(self._tenant, partial(idempotency.remember, once=once, now=now))
-
-
-class SqlTenantAdministration(Administration):
-    """Implements `protocol.TenantAdministration` for one tenant."""
-
-    def __init__(self, store: SqlStore, tenant: str) -> None:
-        self._store = store
-        self._tenant = tenant
-
-    async def _read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
-        return await self._store.read_for(self._tenant, work, brief=brief)
-
-    async def _write(self, work: Callable[[Connection], T]) -> T:
-        return await self._store.write_for(self._tenant, work)
-
-    def note_budget_change(self, id_: str, warnings: int) -> None:
-        self._store.note_budget_change(id_, warnings)
