@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
 from math import inf
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 
@@ -62,24 +62,6 @@ MOST_CACHED_CONTENTS = 64
 
 Contents = tuple[tuple[str, bytes], ...]
 """(ref, body) pairs to be stored with events."""
-
-
-class Append(Protocol):
-    """The way in which a planner writes: see `RunWriter.append`."""
-
-    def __call__(
-        self,
-        events: tuple[Fact, ...],
-        /,
-        *,
-        contents: Contents = (),
-        hold: Amount = Amount(),
-        release: Amount = Amount(),
-        spent: Amount = Amount(),
-        within: float = inf,
-    ) -> Coroutine[Any, Any, None]:
-        """Commit and fold."""
-        ...
 
 
 T = TypeVar("T")
@@ -143,7 +125,7 @@ def _journaled_values(event: Event) -> tuple[str, float, object]:
 
 
 OnFolded = Callable[[Sequence[Event]], Awaitable[None]]
-OpenPlan = Callable[[RunState, Propose, Append], Awaitable[tuple[list[Fact], list[tuple[str, bytes]]]]]
+OpenPlan = Callable[[RunState, Propose, "RunWriter"], Awaitable[tuple[list[Fact], list[tuple[str, bytes]]]]]
 """Opens a proposal; returns its events and contents: one event if a conductor has yet to be asked, none if even that
 has to wait."""
 
@@ -512,7 +494,7 @@ class RunWriter:
 
     async def _open_proposal(self, command: Propose, consequences: Consequences) -> Sequence[Fact]:
         """Return the events of a proposal. The command stays pending where these do not include the whole plan."""
-        events, contents = await self._open_plan(consequences.state, command, self.append)
+        events, contents = await self._open_plan(consequences.state, command, self)
         consequences.contents += contents
         if len(events) < 2:
             consequences.pending_command = command

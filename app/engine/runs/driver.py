@@ -143,7 +143,7 @@ class Driver:
         async with asyncio.TaskGroup() as group:
             try:
                 if self.planning is not None:
-                    self._planner.start(group, self.state, self.planning, writer.append)
+                    self._planner.start(group, self.state, self.planning, writer)
                 elif self.state.open_proposal is not None:
                     await self._reject([DRIVER_LOST], outage=True)
                 while not writer.is_over:
@@ -170,7 +170,7 @@ class Driver:
         if isinstance(command, Finish):
             await self._finish(command)
         elif command is not None:
-            self._planner.start(group, self.state, command, self.writer.append)
+            self._planner.start(group, self.state, command, self.writer)
         elif self.state.is_waiting and not self.writer.released:
             await self.writer.release()
         return consequences.state

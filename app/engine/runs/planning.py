@@ -53,7 +53,7 @@ from app.core.run.state import CALLER, FALLBACK, REPLAY, Proposal, RunState, Ste
 from app.core.run.visibility import LabelFlow, conversation_reading, label_refusals, labels_matter
 from app.engine.calls.attempt import Attempt, CallTime, PlannedCall, Purpose, tier_seconds
 from app.engine.calls.step_request import texts_of, view_of_step
-from app.engine.commit.run_writer import Append, Contents, retry_until_deadline
+from app.engine.commit.run_writer import Contents, RunWriter, retry_until_deadline
 from app.engine.context import EngineContext
 from app.engine.runs.means import PLAN_TOKENS, Means
 from app.engine.steps import claimed_step
@@ -141,7 +141,7 @@ class Planner:
         """The workers that are left out of each proposal because they fail, with the reasons."""
 
     async def open(
-        self, state: RunState, command: Propose, append: Append
+        self, state: RunState, command: Propose, writer: RunWriter
     ) -> tuple[list[Fact], list[tuple[str, bytes]]]:
         """`plan.opened`, and the whole plan if the conductor is instant; with the contents to store with them.
         Nothing at all while a chooser waits for an embedding or for the answer before: see `start`."""
@@ -177,7 +177,7 @@ class Planner:
         if not conductor.instant:
             return [opened], contents
         steps = []
-        async for step in conductor.propose(brief, partial(self._ask, append, brief)):
+        async for step in conductor.propose(brief, partial(self._ask, writer, brief)):
             if isinstance(step, Step):
                 steps.append(step)
         events, plan_contents = self._open_complete_plan(state, command, opened, steps)
@@ -369,7 +369,7 @@ class Planner:
             return ""
         return content_ref(self._salt, text.encode())
 
-    def start(self, group: asyncio.TaskGroup, state: RunState, command: Propose, append: Append) -> None:
+    def start(self, group: asyncio.TaskGroup, state: RunState, command: Propose, writer: RunWriter) -> None:
         """Let a conductor that takes its time propose; its steps arrive through `send`. Or get the embedding, or the
         answer of the round before, that a chooser waits for; when there is nothing more to wait for, an empty message
         wakes the driver, which decides again."""
@@ -380,9 +380,9 @@ class Planner:
         self._until = self._deadline(state, command)
         self._stopped = False
         if has_to_prepare:
-            work = self._prepare_choice(state, command, append)
+            work = self._prepare_choice(state, command, writer)
         else:
-            work = self._propose(state, command, append)
+            work = self._propose(state, command, writer)
         self._running = group.create_task(work)
 
     @property
@@ -399,7 +399,7 @@ class Planner:
             self._running.cancel()
         await asyncio.wait([self._running], timeout=STOP_WAIT_SECONDS)
 
-    async def _propose(self, state: RunState, command: Propose, append: Append) -> None:
+    async def _propose(self, state: RunState, command: Propose, writer: RunWriter) -> None:
         conductor = self._conductor_for(state, command)
         self.call = ""
         error: BatonError | None = None
@@ -419,7 +419,7 @@ class Planner:
             brief = await with_inputs(self._context.store, state, command, brief, self._seconds_to_plan)
             drafted: list[Fact] = []
             refused: list[str] = []
-            async for step in conductor.propose(brief, partial(self._ask, append, brief)):
+            async for step in conductor.propose(brief, partial(self._ask, writer, brief)):
                 if isinstance(step, Rationale):
                     why = step.why
                     continue
@@ -455,13 +455,13 @@ class Planner:
             return None
         return worker
 
-    async def _prepare_choice(self, state: RunState, command: Propose, append: Append) -> None:
+    async def _prepare_choice(self, state: RunState, command: Propose, writer: RunWriter) -> None:
         """Get what a chooser waits for; no error on the way is the run's."""
         worker = self._embedder(state, command)
         if command.round > 1:
             self._previous_rounds[command.number] = await self._read_previous_round(state, command)
         elif worker is not None:
-            self._sights[command.number] = await self._embed_request(state, command, append, worker)
+            self._sights[command.number] = await self._embed_request(state, command, writer, worker)
         self.call = self._text = ""
         self._send(PlannerMessage(command.number))
 
@@ -474,21 +474,21 @@ class Planner:
         except BatonError:
             return None
 
-    async def _embed_request(self, state: RunState, command: Propose, append: Append, worker: Worker) -> Sight:
+    async def _embed_request(self, state: RunState, command: Propose, writer: RunWriter, worker: Worker) -> Sight:
         """The embedding of the request, or the reason why there is none."""
         text = excerpt(find_last_question(self._task.messages))
         if not text:
             return Sight(blind="no_text")
         try:
-            embedding = await self._ask_embedder(state, command, append, worker, text)
+            embedding = await self._ask_embedder(state, command, writer, worker, text)
             return Sight(sketch_to_features(embedding, worker.model))
         except BatonError as error:
             return Sight(blind=error.public_code or "embedder_failed")
 
     async def _ask_embedder(
-        self, state: RunState, command: Propose, append: Append, worker: Worker, text: str
+        self, state: RunState, command: Propose, writer: RunWriter, worker: Worker, text: str
     ) -> Sequence[float]:
-        ask = partial(self._ask, append, self._brief(state, command, FixedPlanConductor(())))
+        ask = partial(self._ask, writer, self._brief(state, command, FixedPlanConductor(())))
         patience = 0.0
         if isinstance(self._policy, Chooser):
             patience = self._policy.patience
@@ -562,7 +562,7 @@ class Planner:
         return self._until - self._context.now()
 
     async def _ask(
-        self, append: Append, brief: Brief, question: Question, *, within: float = inf
+        self, writer: RunWriter, brief: Brief, question: Question, *, within: float = inf
     ) -> AsyncIterator[list[Piece]]:
         """One journaled call for a conductor, `within` so many seconds: its intent first, exactly one outcome after."""
         catalog = self._context.catalog()
@@ -591,7 +591,7 @@ class Planner:
         with attempt.abandon_on_error():
             pin = partial(self._context.pin, attempt.catalog)
             await retry_until_deadline(self._context.store, pin, self._seconds_to_plan)
-            await append((attempt.build_intent(),), hold=attempt.hold)
+            await writer.append((attempt.build_intent(),), hold=attempt.hold)
         self.call, self._text = attempt.call, ""
         try:
             async for pieces in attempt.stream():
@@ -599,7 +599,7 @@ class Planner:
                 yield pieces
         finally:
             self._text = attempt.reply.text
-            await append(
+            await writer.append(
                 (attempt.build_outcome(),),
                 contents=attempt.contents,
                 release=attempt.hold,
