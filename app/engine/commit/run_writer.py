@@ -462,8 +462,15 @@ class RunWriter:
         self.answer = await retry_until_deadline(self._store, read, self.seconds_to_wait)
 
     async def _enqueue(self, outbox: Sequence[Outbox]) -> None:
-        if outbox:
-            await enqueue(self._context, self.state, outbox, self._trace)
+        """Queue the tickets of committed outbox rows; while the queue is unavailable, engines poll the outbox."""
+        if not outbox:
+            return
+        of_run = copy_with(run_ticket(self.state), trace=self._trace, at=self._context.now())
+        tickets = []
+        for row in outbox:
+            if row.announced:
+                tickets.append(copy_with(of_run, step=row.step, driver=row.driver, version=row.version))
+        await _queue(self._context, tickets)
 
     # -- deciding
 
@@ -746,19 +753,6 @@ def _refuses_steps(error: BaseException) -> bool:
 
 
 # -- tickets
-
-
-async def enqueue(context: EngineContext, state: RunState, outbox: Iterable[Outbox], trace: Trace) -> None:
-    """Queue the tickets of committed outbox rows; while the queue is unavailable, engines poll the outbox.
-
-    `trace` is the span of the run, whose trace the steps continue.
-    """
-    of_run = copy_with(run_ticket(state), trace=trace, at=context.now())
-    tickets = []
-    for row in outbox:
-        if row.announced:
-            tickets.append(copy_with(of_run, step=row.step, driver=row.driver, version=row.version))
-    await _queue(context, tickets)
 
 
 async def offer_run(context: EngineContext, state: RunState) -> None:
