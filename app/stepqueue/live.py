@@ -56,8 +56,8 @@ class ForgedPayload(MessageFormatError):
 
 
 class Publisher:
-    """Messages that wait to be published, in the order of the calls. One task takes the `next_batch` and sends the
-    `commands` of it, again and again."""
+    """Messages that wait to be published, in the order of the calls. One task sends the `next_commands`, again and
+    again."""
 
     def __init__(self, seals: SealKeys) -> None:
         """The first of `seals` seals the messages."""
@@ -81,8 +81,8 @@ class Publisher:
         self._added.set()
         self.idle.clear()
 
-    async def next_batch(self) -> Mapping[str, Sequence[Live]]:
-        """Wait until there are messages that may be published, and take all of them, by channel."""
+    async def next_commands(self) -> list[Command]:
+        """Wait until there are messages that may be published, and return the commands that publish all of them."""
         if not self._next:
             self.idle.set()
         await self._added.wait()
@@ -91,13 +91,9 @@ class Publisher:
             await asyncio.sleep(early)
         self._added.clear()
         taken, self._next, self._waiting = self._next, {}, 0
-        return taken
-
-    def commands(self, batch: Mapping[str, Sequence[Live]]) -> list[Command]:
-        """Return the commands that publish it."""
         commands: list[Command] = []
         key = self._seals.keys[0] if self._seals.keys else b""
-        for channel, messages in batch.items():
+        for channel, messages in taken.items():
             for payload in pack_live(messages):
                 commands.append(("PUBLISH", channel, seal_payload(payload, channel, key)))
         return commands

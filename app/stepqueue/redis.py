@@ -139,7 +139,7 @@ class RedisQueue:
         fault = None
         with suppress(QueueUnavailable):
             fault = await self._eviction_fault()
-            await self._forget_consumers(leaving=False)
+            await self._call_redis(self._streams.forget_consumers, leaving=False)
         if fault is not None:
             await self.__aexit__()
             raise QueueUnavailable(fault, code=MAY_EVICT)
@@ -191,9 +191,9 @@ class RedisQueue:
 
     async def _publish_batches(self) -> None:
         while not self._closed:
-            batch = await self._publisher.next_batch()
+            commands = await self._publisher.next_commands()
             with suppress(QueueUnavailable):
-                await self._call_redis(self._commands.call, *self._publisher.commands(batch))
+                await self._call_redis(self._commands.call, *commands)
 
     @asynccontextmanager
     async def subscribe(self, address: str, sink: Callable[[Live], None]) -> AsyncIterator[None]:
@@ -240,7 +240,7 @@ class RedisQueue:
         if self._closed:
             return
         with suppress(QueueUnavailable):
-            await self._forget_consumers(leaving=True)
+            await self._call_redis(self._streams.forget_consumers, leaving=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(GIVE_UP_SECONDS):
                 await self._publisher.idle.wait()
@@ -289,9 +289,6 @@ class RedisQueue:
             fault = await self._eviction_fault()
             if fault is not None:
                 log.error(fault)
-
-    async def _forget_consumers(self, *, leaving: bool) -> None:
-        await self._call_redis(self._streams.forget_consumers, leaving=leaving)
 
     async def _eviction_fault(self) -> str | None:
         """Return the fault of the server's eviction policy. Servers that do not allow the question are trusted."""

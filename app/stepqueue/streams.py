@@ -18,10 +18,10 @@ callers here have already; its connection and hiredis' parser, taken by themselv
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import hiredis
 import orjson
@@ -32,8 +32,6 @@ from app.core.run.identifiers import NO_TRACE, read_trace
 from app.errors import QueueUnavailable
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Ticket
 from app.telemetry import PoolUse
-
-T = TypeVar("T")
 
 START: Final = b"0-0"
 """The cursor at which a sweep over the pending entries begins, and which Redis returns at its end."""
@@ -220,9 +218,9 @@ class Streams:
 
     async def add(self, tickets: Sequence[Ticket]) -> None:
         """One round trip; another one for lanes that were full last time. Raises `QueueUnavailable` if one still is."""
-        lanes = sorted({self._lane(ticket) for ticket in tickets})
+        lanes = sorted({self._by_kind.of(ticket) for ticket in tickets})
         await self._check_room([lane for lane in lanes if self._lengths.get(lane, 0) >= self._bound])
-        additions = [_addition(self._lane(ticket), ticket) for ticket in tickets]
+        additions = [_addition(self._by_kind.of(ticket), ticket) for ticket in tickets]
         try:
             replies = await self._commands.call(*additions, *(("XLEN", lane) for lane in lanes))
         except ResponseError as refusal:
@@ -235,7 +233,14 @@ class Streams:
         """Abandoned tickets if their time has come, else new ones by priority, else what comes in `block` seconds.
         Without `runs` nothing but steps."""
         lanes = self._lanes if runs else list(self._by_kind.steps.values())
-        return await self._exchange_rights(await self._with_groups(lambda: self._look(lanes, slots, block)))
+        try:
+            tickets = await self._look(lanes, slots, block)
+        except ResponseError as fault:
+            if not _is_group_missing(fault):
+                raise
+            await self._make_groups()
+            tickets = await self._look(lanes, slots, block)
+        return await self._exchange_rights(tickets)
 
     async def claim(self, tickets: Sequence[Ticket]) -> None:
         """Set the idle time of deliveries to zero; those that are gone stay gone."""
@@ -277,27 +282,18 @@ class Streams:
         policy: str = config[1].decode()
         return policy
 
-    def _lane(self, ticket: Ticket) -> str:
-        return self._by_kind.of(ticket)
-
     async def _check_room(self, lanes: Sequence[str]) -> None:
         for lane in lanes:
             (self._lengths[lane],) = await self._commands.call(("XLEN", lane))
             if self._lengths[lane] >= self._bound:
                 raise QueueUnavailable("The step queue is full; nothing is lost, the sweeper will queue them again.")
 
-    async def _with_groups(self, command: Callable[[], Awaitable[T]]) -> T:
-        """Run `command`; where groups are missing (first use, FLUSHALL), make them and run it once more."""
-        try:
-            return await command()
-        except ResponseError as fault:
-            if not _is_group_missing(fault):
-                raise
+    async def _make_groups(self) -> None:
+        """Make the groups that are missing, as at the first use and after FLUSHALL."""
         for lane in self._lanes:
             with suppress(ResponseError):  # BUSYGROUP: another process was faster
                 # From 0, not from $: tickets may have been queued before anybody made the group.
                 await self._commands.call(("XGROUP", "CREATE", lane, GROUP, "0", "MKSTREAM"))
-        return await command()
 
     async def _look(self, lanes: Sequence[str], slots: int, block: float) -> list[Ticket]:
         if time.monotonic() >= self._sweep_at:
@@ -383,10 +379,10 @@ class Streams:
         """Queue the tickets again that a read over several lanes returned above its count, for processes with room."""
         if not surplus:
             return
-        await self._commands.call(*_transaction([*self._queue_commands(surplus), *_deletions(_by_stream(surplus))]))
-
-    def _queue_commands(self, tickets: Sequence[Ticket]) -> list[Command]:
-        return [("XADD", self._lane(ticket), "*", *_pack_fields(ticket)) for ticket in tickets]
+        additions: list[Command] = [
+            ("XADD", self._by_kind.of(ticket), "*", *_pack_fields(ticket)) for ticket in surplus
+        ]
+        await self._commands.call(*_transaction([*additions, *_deletions(_by_stream(surplus))]))
 
     async def _exchange_rights(self, tickets: list[Ticket]) -> list[Ticket]:
         """Exchange the tickets of entries that are rights to a ticket for those whose turn it is. An entry for which
