@@ -359,6 +359,19 @@ async def test_a_database_that_stays_away_after_a_commit_leaves_it_undecided(
         assert (refused.value.public_code, "not known" in refused.value.message) == (UNDECIDED, True)
 
 
+async def test_an_admission_that_may_come_late_after_the_last_try_is_undecided(
+    proxy: Proxy, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can wait for the row of a run that others do not see yet."""
+    monkeypatch.setattr(group_commit, "TRIES", 1)
+    async with behind(proxy, postgres_url) as store:
+        await store.append(admission_entry("run"))
+        proxy.mood = "cut, and commit late"
+        with pytest.raises(StoreUnavailable) as refused:
+            await store.append(admission_entry("other"))
+        assert refused.value.public_code == UNDECIDED
+
+
 async def test_who_finds_the_connection_closed_knows_that_nothing_was_written(
     proxy: Proxy, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -307,7 +307,7 @@ class GroupCommit:
                     raise
                 return await self._one_by_one(batch, all_slices=all_slices)
             await asyncio.sleep(random.random() * 0.01 * 2**attempt)
-        raise Fault("contended")
+        raise Fault("undecided", unanswered)  # the last attempt was not answered, and may still come late
 
     async def _transact(self, batch: list[EncodedEntry], *, locks: bool, all_slices: bool) -> list[Outcome]:
         """Commit a batch in one transaction: on cached rows, unless `locks` or one of them is missing. Rows that others
