@@ -396,7 +396,7 @@ class Streams:
             ((left, taken),) = await self._commands.call(("EVAL", NEXT, 1, lane, len(places)))
             self._tenants_waiting[lane] = left
             for place, (tenant, packed) in zip(places, taken, strict=False):
-                with suppress(TicketFormatError):
+                with suppress(TicketFormatError, UnicodeDecodeError):  # others may have written to the lists, too
                     tickets[place] = _waiting(tenant, packed, tickets[place].receipt)
         return tickets
 

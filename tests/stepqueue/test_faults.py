@@ -21,7 +21,7 @@ from app.network.retries import REDIS_PAUSE
 from app.stepqueue.live import MOST_WAITING, PROBE_SECONDS, pack_live, seal_payload
 from app.stepqueue.protocol import CommittedEvents, Delta, Live, SealKeys, Stop, Ticket
 from app.stepqueue.redis import GIVE_UP_SECONDS, KeyNames, RedisQueue
-from app.stepqueue.streams import GROUP
+from app.stepqueue.streams import GROUP, pack_ticket
 from tests.harness import servers
 from tests.harness.waiting import PATIENCE_SECONDS, assert_stays, let_others_run, until
 
@@ -390,8 +390,12 @@ async def test_rubbish_is_dropped(server: servers.Server, queue: RedisQueue) -> 
         ):
             await client.publish(keys.live("a"), rubbish)
         await queue.enqueue([ticket(1)])
+        turns = keys.steps("mini").encode()
+        await client.rpush(turns + b":tenants", b"\xff")
+        await client.rpush(turns + b":of:\xff", pack_ticket(ticket(9)))
+        await queue.enqueue([ticket(2)])
         await queue.publish("a", [Stop("\ud800"), Stop("run")])
-        assert [each.step for each in await queue.take(9, 1.0)] == [1]
+        assert [each.step for each in await queue.take(9, 1.0)] == [1, 2]
         await until(lambda: bool(messages))
         assert await client.xlen(keys.steps("ultra")) == 0
     assert messages == [Stop("run")]
