@@ -551,12 +551,31 @@ class RunWriter:
         contents = self._cached_contents | dict((*entry.contents, *consequences.contents))
         steps = await starter.prepare(consequences.state, self.salt, contents, consequences.outbox)
         if steps:
-            appended = await start_after_commit(steps, lambda: self._write(entry, consequences.with_intents(steps)))
+            appended = await self._write_and_start(entry, consequences, steps)
             if appended is not None:
                 started = {step.row.step for step in steps}
                 consequences.outbox = [row for row in consequences.outbox if row.step not in started]
                 return appended
         return await self._write(entry, consequences)
+
+    async def _write_and_start(
+        self, entry: Entry, consequences: Consequences, steps: Sequence[PreparedStep]
+    ) -> AppendResult | None:
+        """Commit with the intents of prepared steps, and start these. None if the entry was refused because of them."""
+        try:
+            appended = await self._write(entry, consequences.with_intents(steps))
+        except BaseException as error:
+            for step in steps:
+                step.abandon()
+            if _refuses_steps(error):
+                return None
+            raise
+        for step, claim in zip_longest(steps, appended.outbox_claims):
+            if claim is not None:
+                step.start(claim)
+            else:  # an entry that is found again after an outage has no claims: those tickets lapse and are taken anew
+                step.abandon()
+        return appended
 
     async def _write(self, entry: Entry, consequences: Consequences, within: float = inf) -> AppendResult:
         """Commit an entry with what follows from it, and fold it. The caller holds the lock.
@@ -720,29 +739,6 @@ def tags(events: Iterable[Fact]) -> tuple[tuple[str, str], ...]:
         elif isinstance(event, RunAwaitingApproval):
             filters.append((APPROVAL_TAG, ASKED))
     return tuple(filters)
-
-
-# -- steps that are begun in the entry that queues them
-
-
-async def start_after_commit(
-    steps: Sequence[PreparedStep], commit: Callable[[], Awaitable[AppendResult]]
-) -> AppendResult | None:
-    """Start prepared steps once `commit` has committed their entry. None if it was refused because of them."""
-    try:
-        appended = await commit()
-    except BaseException as error:
-        for step in steps:
-            step.abandon()
-        if _refuses_steps(error):
-            return None
-        raise
-    for step, claim in zip_longest(steps, appended.outbox_claims):
-        if claim is not None:
-            step.start(claim)
-        else:  # an entry that is found again after an outage has no claims: those tickets lapse and are taken anew
-            step.abandon()
-    return appended
 
 
 def _refuses_steps(error: BaseException) -> bool:
