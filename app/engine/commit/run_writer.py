@@ -43,6 +43,7 @@ from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Ticket
 from app.store.protocol import (
     APPROVAL_TAG,
     ASKED,
+    BRIEF,
     MOVED,
     AppendResult,
     Entry,
@@ -52,7 +53,6 @@ from app.store.protocol import (
     Store,
     TicketRow,
 )
-from app.store.protocol.step_input import BRIEF
 
 WRITE_GRACE_SECONDS = 15.0
 """How long beyond its deadline a run still waits for the database, so that its end can be written."""

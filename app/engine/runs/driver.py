@@ -55,8 +55,7 @@ from app.engine.runs.planning import Planner, PlannerMessage, faults
 from app.errors import Conflict, PlanRejected, QueueUnavailable
 from app.network.tracing import Span
 from app.stepqueue.protocol import DISPATCHERS, CommittedEvents, ListenRequest, Live, Stop
-from app.store.protocol import ContentReads, Entry, Outbox
-from app.store.protocol.step_input import BRIEF
+from app.store.protocol import BRIEF, ContentReads, Entry, Outbox
 
 QUIESCE_SECONDS = 1.5
 """Time that running calls get to write their outcome before the run's end is written."""

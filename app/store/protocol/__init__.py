@@ -29,6 +29,7 @@ from app.store.protocol.idempotency import TAKEN, IdempotencyRecord, Idempotency
 from app.store.protocol.journal import (
     APPROVAL_TAG,
     ASKED,
+    BRIEF,
     ERASED_TAGS,
     FIRST_REVISION,
     METADATA_TAG,
@@ -45,6 +46,7 @@ from app.store.protocol.journal import (
     RunQuery,
     RunRow,
     RunSort,
+    StepInput,
     metadata_tag,
 )
 from app.store.protocol.keys import EVERY_KEY, KeyQuery, KeyRow, Keys
@@ -55,7 +57,6 @@ from app.store.protocol.rates import RateWindows
 from app.store.protocol.reports import Reports
 from app.store.protocol.retention import ContentPage, ContentQuery, PrunedRun, PruneQuery, Retention
 from app.store.protocol.run_lists import CallGroup, EjectedWorker, Period, RunDetails, RunFigures, RunGroup, RunLists
-from app.store.protocol.step_input import BRIEF, StepInput, StepInputs
 from app.store.protocol.tenancy import Tenancy, TenantAdministration, TenantStore
 from app.store.protocol.tenants import SpendQuery, SpendRow, TenantRow, Tenants
 from app.store.protocol.transparency_log import LogState, Proof, ProvenLeaf, SealingResult, TransparencyLog, WithLog
@@ -148,7 +149,6 @@ __all__ = [
     "SpendQuery",
     "SpendRow",
     "StepInput",
-    "StepInputs",
     "Store",
     "Tenancy",
     "TenantAdministration",
@@ -169,7 +169,6 @@ class Store(
     Contents,
     Retention,
     Holds,
-    StepInputs,
     IdempotencyRecords,
     Notices,
     Learning,

@@ -38,6 +38,23 @@ class Journal:
     events: tuple[Event, ...]
 
 
+BRIEF = 16_384
+"""Bytes of the largest content that is read together with a journal, and buffered for the run's next steps."""
+
+
+@record(frozen=True, slots=True)
+class StepInput:
+    """A run's journal, and those of its contents that are small. Other contents have to be read apart."""
+
+    salt: bytes
+    events: tuple[Event, ...]
+    contents: Mapping[str, bytes]
+    epoch: int
+    """Epoch of the run when it was read."""
+    driver: str
+    """Address of the engine that drives the run, or that drove it until its lease lapsed; empty if there is none."""
+
+
 ErasedBy = Literal["request", "retention", "tenant", "user", "operator"]
 """The cause of an erasure: a caller's request for that run, the end of its time, an operator's erasure of everything of
 the run's tenant or of its end user, or another command of an operator."""
@@ -183,6 +200,14 @@ class RunJournal(Protocol):
 
     async def journal(self, run: str, upto: int | None = None, after: int = 0) -> Journal:
         """Return the events with `seq > after`: all of them, or at least those up to `upto`, which a cache may serve.
+
+        Raises `NotFound`.
+        """
+        ...
+
+    async def step_input(self, run: str, after: int = 0) -> StepInput:
+        """Return all that a step of a run begins from, in one round trip; with `after`, the later events and the
+        contents that they name.
 
         Raises `NotFound`.
         """
