@@ -15,7 +15,9 @@ from app.core.run.events import Kind
 from app.core.run.progress import Command, Finish, decide
 from app.core.run.state import RunState
 from app.engine.commit import run_writer
+from app.engine.commit.colocation import PreparedStep
 from app.engine.commit.run_writer import Consequences, RunWriter
+from app.engine.runs import cancellation
 from app.engine.runs import driver as driver_module
 from app.engine.runs.driver import Driver
 from app.engine.steps import execution
@@ -25,7 +27,7 @@ from app.errors import StoreUnavailable
 from app.process.wiring import Runtime
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import Live, Stop
-from app.store.protocol import AppendResult, Entry
+from app.store.protocol import AppendResult, Entry, Outbox
 from tests.harness.conversations import Conversation, look_call, tool_call_reply
 from tests.harness.in_process import (
     await_ended_row,
@@ -324,6 +326,28 @@ async def test_steps_whose_entry_cannot_be_made_give_their_slots_back(
         with pytest.raises(ValueError, match="a bug"):
             await runtime.runs.start(order(runtime, "baton-mini"))
     assert runtime.dispatcher.free_slots == free_before
+
+
+async def test_no_step_begins_after_a_wish_to_cancel_that_comes_while_it_is_prepared(
+    stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That it follows from the end of the step before was decided when nobody had asked for the run's end."""
+    prepare, context = Dispatcher.prepare, runtime.context
+
+    async def prepare_meanwhile(
+        dispatcher: Dispatcher, state: RunState, salt: bytes, contents: Mapping[str, bytes], rows: Sequence[Outbox]
+    ) -> list[PreparedStep]:
+        steps = await prepare(dispatcher, state, salt, contents, rows)
+        driver = runtime.drivers.driver_of(state.run)
+        if driver is not None and rows[0].step == 1:
+            row = await context.store.run(state.run)
+            await cancellation.ask(context.store, context.queue, row, "somebody", context.now())
+            await until(lambda: driver.state.cancel_asked)
+        return steps
+
+    monkeypatch.setattr(Dispatcher, "prepare", prepare_meanwhile)
+    outcome = await finish(await runtime.runs.start(order(runtime, "baton-ultra", plan=CHAIN)))
+    assert (outcome.ended.state.state, len(stub.requests)) == ("cancelled", 1)
 
 
 async def test_both_fences_hold_for_a_joined_entry(stub: ProviderStub, tmp_path: Path) -> None:

@@ -604,8 +604,8 @@ class RunWriter:
         ends_turn = ends_run or consequences.lease is not None
         takes_lease = entry.lease is not None  # such an entry has the number already
         decides = ends_turn or (bool(consequences.events) and not takes_lease)
-        if decides and entry.new is None:
-            return self.state.seq
+        if decides and entry.new is None:  # not `self.state.seq`: others may have been heard since it was decided
+            return consequences.state.seq - len(entry.events) - len(consequences.events)
         return entry.seq
 
     async def _append_unless_ended(self, entry: Entry, within: float) -> AppendResult | None:
