@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import orjson
 from rich.console import Console
@@ -24,7 +25,12 @@ QUIETED_LOGGERS = ("uvicorn", "alembic", "asyncio", "httpx", "aiohttp")
 
 
 class _Console(Console):
-    """A console that does not choose the exit status of the process when its reader has left, as rich's does."""
+    """A console that no text can steer, and that does not choose the exit status of the process when its reader has
+    left, as rich's does."""
+
+    def render_str(self, text: str, **attributes: Any) -> Text:
+        """Render a text, which callers or workers may have written, without control characters."""
+        return super().render_str(clean(text), **attributes)
 
     def on_broken_pipe(self) -> None:
         """Raise the error on."""

@@ -15,6 +15,16 @@ def test_texts_cannot_steer_the_terminal() -> None:
     assert terminal.clean("a\U000e0148\ufe00\u3164") == "a\ufffd\ufffd\ufffd"
 
 
+def test_no_text_that_is_printed_can_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.stdout().print("key \x1b[2J\u202e is revoked")
+    table = terminal.table("name")
+    table.add_row("\x1b]0;owned\x07")
+    terminal.stderr().print(table)
+    printed = capsys.readouterr()
+    assert printed.out == "key \ufffd[2J\ufffd is revoked\n"
+    assert "\x1b" not in printed.err
+
+
 def test_square_brackets_are_printed_as_they_stand(capsys: pytest.CaptureFixture[str]) -> None:
     table = terminal.table("worker[red]")
     table.add_row("a[/x]")

@@ -173,7 +173,7 @@ def _print(report: Verification, seconds: float) -> None:
         if number == MAX_PRINTED_FINDINGS:
             console.print(f"... and {report.rules.total() - MAX_PRINTED_FINDINGS:,} more")
             break
-        console.print(terminal.clean(str(finding)), soft_wrap=True)
+        console.print(str(finding), soft_wrap=True)
     for name, number in report.rules.most_common():
         console.print(f"{number:,} x {name}: {RULES[name]}", style="red", soft_wrap=True)
     rate = report.events / max(seconds, 0.001)
@@ -188,6 +188,6 @@ def _print(report: Verification, seconds: float) -> None:
     for note in report.notes:
         console.print(note, soft_wrap=True)
     if report.first is not None:
-        console.print(terminal.clean(f"The first bad place: {report.first}"), style="bold red", soft_wrap=True)
+        console.print(f"The first bad place: {report.first}", style="bold red", soft_wrap=True)
         return
     console.print("Nothing that was sealed is altered or missing.", style="green")

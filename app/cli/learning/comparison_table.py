@@ -2,7 +2,6 @@
 
 from rich.console import Group
 from rich.table import Table as RichTable
-from rich.text import Text
 
 from app.cli import terminal
 from app.cli.learning import plot
@@ -22,11 +21,10 @@ def draw(table: Table) -> Group:
     second.add_column("degraded", justify="right")
     second.add_column("invalid", justify="right")
     for place, standing in enumerate(table.standings):
-        name = Text(terminal.clean(standing.arm))
-        first.add_row(plot.mark(place), name, *_value_cells(standing, table.reference))
+        first.add_row(plot.mark(place), standing.arm, *_value_cells(standing, table.reference))
         if standing.arm != ORACLE:
-            second.add_row(plot.mark(place), name, *_effort(standing))
-    return Group(Text(_head(table)), first, Text("\nmeans for each task, and counts of rows"), second, Text(""))
+            second.add_row(plot.mark(place), standing.arm, *_effort(standing))
+    return Group(_head(table), first, "\nmeans for each task, and counts of rows", second, "")
 
 
 def _columns(*names: str) -> RichTable:
@@ -49,7 +47,7 @@ def _head(table: Table) -> str:
     weights = " or ".join(f"{share:g}" for share in LAMBDAS)
     return (
         f"{table.tasks} tasks{note}; 95 % intervals over tasks, paired, {table.resamples:,} resamples; "
-        f"reference: {terminal.clean(table.reference)}\n{too_few}"
+        f"reference: {table.reference}\n{too_few}"
         f"reward: a right answer, less {weights} of its cost in parts of {terminal.dollars(table.full_usd * MILLION)}; "
         "failures and outages are wrong; the oracle is a ceiling that cannot be served\n"
     )

@@ -38,7 +38,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         terminal.print_json(approval)
     else:
         for line in _lines(approval):
-            terminal.stdout().print(terminal.clean(line), soft_wrap=True)
+            terminal.stdout().print(line, soft_wrap=True)
     return 0
 
 

@@ -150,7 +150,7 @@ async def _execute(config: Configuration, args: Arguments) -> int:
     if args.json:
         terminal.print_json(summary)
     else:
-        terminal.stdout().print(terminal.clean(end.answer), soft_wrap=True)
+        terminal.stdout().print(end.answer, soft_wrap=True)
         terminal.stderr().print(f"{end.state.run}: {terminal.dollars(end.bill.usd)}")
     return 0
 

@@ -67,17 +67,13 @@ def _print_candidate(candidate: Mapping[str, Any]) -> None:
     unfinished = ""
     if candidate["unfinished"]:
         unfinished = f"; {candidate['unfinished']:,} unfinished"
-    console.print(
-        f"\n{terminal.clean(candidate['subject'])}: {terminal.count(candidate['pairs'], 'pair')}{plans}{unfinished}",
-    )
+    console.print(f"\n{candidate['subject']}: {terminal.count(candidate['pairs'], 'pair')}{plans}{unfinished}")
     if not candidate["figures"]:
         console.print("Nothing is known yet: there is no pair of a run and its shadow that have ended.")
     else:
         console.print(_table(candidate["figures"]))
     if candidate["new_recipients"]:
-        recipients = ", ".join(
-            f"{terminal.clean(name)} ({count:,})" for name, count in candidate["new_recipients"].items()
-        )
+        recipients = ", ".join(f"{name} ({count:,})" for name, count in candidate["new_recipients"].items())
         console.print(f"Shown callers' words in the shadow alone: {recipients}.", soft_wrap=True)
     if candidate["conditions"]:
         print_conditions(candidate["conditions"])

@@ -134,7 +134,7 @@ async def _explain(settings: Settings, args: Arguments) -> None:
     if args.json:
         terminal.print_json(document)
     else:
-        terminal.stdout().print(terminal.clean(document["text"]), soft_wrap=True)
+        terminal.stdout().print(document["text"], soft_wrap=True)
 
 
 # -- watch

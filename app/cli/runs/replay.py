@@ -420,7 +420,7 @@ def _print(batch: Batch, differences: Sequence[tuple[PairedDifference, Interval 
     terminal.print_table(table, "No run was replayed.")
     for pair in batch.pairs:
         if pair.refusal:
-            console.print(f"{pair.run}: {terminal.clean(pair.refusal)}", soft_wrap=True)
+            console.print(f"{pair.run}: {pair.refusal}", soft_wrap=True)
     for reason, count in batch.left_out.most_common():
         console.print(f"left out: {count:,}, {reason}")
     if len(batch.pairs) > 1:

@@ -84,7 +84,7 @@ def _print(figures: Mapping[str, Any], names: Mapping[str, str]) -> None:
     if figures["threshold"] is not None:
         console.print(f"The threshold is {figures['threshold']:g}.")
     sources = ", ".join(f"{name} ({terminal.count(number, 'run')})" for name, number in figures["sources"].items())
-    console.print(f"The verdicts come from: {terminal.clean(sources) or 'none yet'}.", soft_wrap=True)
+    console.print(f"The verdicts come from: {sources or 'none yet'}.", soft_wrap=True)
     _print_rows(console, "Cost of a successful query", _group_rows(figures["groups"], names), "groups")
     _print_rows(console, "All of them", _group_rows([{"by": "all", "group": "", **total}], names), "summary")
     if total["runs"]:

@@ -83,9 +83,9 @@ def _print_line(row: RunRow, summary: Mapping[str, Any], args: Arguments) -> Non
     if args.json:
         print(orjson.dumps(summary).decode(), flush=True)
         return
-    key = terminal.clean(summary["key_name"] or row.key)
+    key = summary["key_name"] or row.key
     state = f"{row.state}{_note(row, is_preview=summary['preview'], wide=True)}"
-    words = (terminal.moment(row.created_at), row.id, terminal.clean(row.tier), key, state)
+    words = (terminal.moment(row.created_at), row.id, row.tier, key, state)
     terminal.stdout().print("  ".join((*words, terminal.dollars(row.spent.usd))), soft_wrap=True)
 
 
@@ -179,8 +179,8 @@ def _cells(
     return {
         "run": run,
         "when": when,
-        "tier": terminal.clean(row.tier),
-        "key": terminal.clean(names.get(row.key, row.key)),
+        "tier": row.tier,
+        "key": names.get(row.key, row.key),
         "state": Text(state, style=_colour(row), overflow="fold"),
         "shape": f"{row.topology or '-'} {row.steps or ''}",
         "took": took,
