@@ -130,6 +130,15 @@ def add_row(table: Table, cells: Iterable[str]) -> None:
     table.add_row(*[Text(clean(cell), overflow="fold") for cell in cells])
 
 
+def plain(value: object) -> str:
+    """Return a value of a JSON document in words, for people."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return ("no", "yes")[value]
+    return str(value)
+
+
 def print_json(value: object) -> None:
     """Print a value as indented JSON on standard output."""
     print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode(), flush=True)

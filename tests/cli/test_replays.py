@@ -93,6 +93,7 @@ def test_two_runs_are_compared_in_words(desk: Desk) -> None:
     text = desk.say("runs", "diff", desk.runs[0], listed["id"])[1]
     assert "step 1.0: " in text
     assert "(conductor) saw user" in text
+    assert not {"None", "False"} & set(text.split())
     readings = desk.read("audit", "reads", "--run", desk.runs[0])
     assert [reading["what"] for reading in readings][:2] == ["comparison", "replay"]
 

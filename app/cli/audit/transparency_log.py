@@ -67,7 +67,7 @@ async def _show(settings: Settings, args: Arguments) -> int:
     for name, value in facts.items():
         if isinstance(value, list):
             value = "\n".join(value)
-        terminal.stdout().print(f"{name}: {value}", soft_wrap=True)
+        terminal.stdout().print(f"{name}: {terminal.plain(value)}", soft_wrap=True)
     return 0
 
 

@@ -473,7 +473,8 @@ def _print_two(comparison: Comparison) -> None:
     table = terminal.table("", "first", "second")
     for name in record["first"]:
         if name != "run":
-            table.add_row(name.replace("_", " "), str(record["first"][name]), str(record["second"][name]))
+            cells = [terminal.plain(record[run][name]) for run in ("first", "second")]
+            terminal.add_row(table, (name.replace("_", " "), *cells))
     console.print(table)
     console.print(SAME_ANSWER_SENTENCES[comparison.same_answer])
     for step in comparison.steps:
