@@ -148,6 +148,7 @@ def test_values_have_their_units_and_defaults(words: str, name: str, value: Any)
         ("disclosures --until 27.11.2026", "a time such as"),
         ("report --threshold nan", "finite"),
         ("eval --temperature nan", "finite"),
+        ("conductor serve m --port 100000", "range 1<=x<=65535"),
         ("runs show last --seconds -1", "range"),
         ("runs erase --run '' --tenant acme", "'--run': must not be empty"),
         ("keys add ''", "must not be empty"),

@@ -102,7 +102,7 @@ def _server(conductor: Group) -> None:
     @argument("folder", "The folder of the model.")
     @option("--name", default="conductor", help="Its name in the pool file, in addition to its version.")
     @option("--host", default="127.0.0.1", help="The address to listen on; callers must not reach it.")
-    @option("--port", type=COUNT, default=8000, help="The port to listen on.")
+    @option("--port", type=click.IntRange(1, 65_535), metavar="PORT", default=8000, help="The port to listen on.")
     @option("--context", type=COUNT, default=16_384, help="Tokens of context, if the model has so many.")
     @flag("--adapters", help="Let adapters be loaded and unloaded while it runs.")
     @option("--rank", type=COUNT, default=32, help="The highest rank of an adapter.")
@@ -178,7 +178,7 @@ def _define_shadow(root: Group) -> None:
     shadow = group(root, "shadow", "Compare a tier's live runs with their shadows.")
 
     @shadow.add("report", "promotion.shadow_report", "baton shadow report baton-ultra --since 7d")
-    @in_order(argument("tier", "The tier whose runs are compared with their shadows."))
+    @argument("tier", "The tier whose runs are compared with their shadows.")
     @option(
         "--since",
         type=SPAN,
