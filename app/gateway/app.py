@@ -316,7 +316,8 @@ class Frontdoor:
         request_id: str = scope["baton.headers"][0][1].decode()
         fields = {"route": route_of(scope), "request": request_id, "error": place_of(error)}
         self._context.telemetry.log(logging.ERROR, "A request failed because of a bug.", **fields)
-        return _refuse(scope, 500, fault.crash_response(request_id), "internal_error")
+        message = f"Something went wrong inside the service; report request {request_id} if it stays."
+        return _refuse(scope, 500, message, "internal_error")
 
 
 def _has_anthropic_format(scope: MutableMapping[str, Any]) -> bool:

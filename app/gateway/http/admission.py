@@ -518,11 +518,12 @@ def idempotency_record(request: Request, caller: Caller, body: Mapping[str, obje
     return IdempotencyRecord(name, fingerprint, 0.0, tenant=caller.key.tenant)
 
 
-def last_event(request: Request) -> int | None:
-    """Return the number in a `Last-Event-ID` header; None without one. Raises `InvalidRequest`."""
+def last_event(request: Request, starting_after: int | None = None) -> int | None:
+    """Return the number in a `Last-Event-ID` header; without one that of the parameter `starting_after`. Raises
+    `InvalidRequest`."""
     number = request.headers.get("last-event-id", "")
     if not number:
-        return None
+        return starting_after
     if not EVENT_NUMBER.fullmatch(number):
         raise caller_view.unknown_event_error()
     return int(number)

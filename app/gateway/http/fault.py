@@ -67,17 +67,12 @@ def plain(message: str, code: str) -> dict[str, Any]:
     return _object(message, "invalid_request_error", None, code)
 
 
-def crash_response(request_id: str) -> str:
-    """Return the message for a request that failed because of a bug."""
-    return f"Something went wrong inside the service; report request {request_id} if it stays."
-
-
 def _reply(status: int, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
     return Response(orjson.dumps(body), status, dict(headers), media_type="application/json")
 
 
 def plan_error(error: PlanRejected) -> InvalidRequest:
-    """Return a caller's own plan that cannot be executed: every fault at once."""
+    """Return the error for a caller's own plan that cannot be executed; it names as many faults as fit in."""
     return InvalidRequest(
         f"The plan cannot be executed: {_join_reasons(error.reasons)}", param="baton.plan", code="plan_rejected"
     )

@@ -201,9 +201,7 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, ide
         stored_response = await _find_stored(context, response, caller)
         if not options.stream:
             return json_reply(reply.render_response(stored_response.subject, stored_response.end))
-        after = last_event(request)
-        if after is None:
-            after = options.starting_after
+        after = last_event(request, options.starting_after)
         _check(stored_response.subject.state, after)
         state = stored_response.subject.state
         if request.method == "HEAD":  # which would wait for the response's end, and for no body

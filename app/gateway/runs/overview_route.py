@@ -89,10 +89,7 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         if followed is None:
             followed = shared[key] = _SharedOverview(context, limit, overview_filters, caller)
         number, first = await followed.at(0)
-        seconds = None
-        if filters.seconds is not None:
-            seconds = float(filters.seconds)
-        return streams.begin(request, caller, _follow_overview(context, followed, number, first), seconds)
+        return streams.begin(request, caller, _follow_overview(context, followed, number, first), filters.seconds)
 
     return router
 

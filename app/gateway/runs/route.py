@@ -196,9 +196,7 @@ def _add_follow_route(router: APIRouter, context: GatewayContext, keys: Keys, st
         seconds of its key's revocation."""
         if request.method == "HEAD":  # which would wait for the run's end, and for no body
             return Response(media_type="text/event-stream")
-        after = last_event(request)
-        if after is None:
-            after = options.starting_after
+        after = last_event(request, options.starting_after)
 
         def to_json(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]:
             hidden: Collection[str] = ()
@@ -371,9 +369,7 @@ def _add_stream_route(router: APIRouter, context: GatewayContext, keys: Keys, id
         """The chunks of a chat completion. `Last-Event-ID` counts before `starting_after`."""
         if request.method == "HEAD":  # which would wait for the run's end, and for no body
             return Response(media_type="text/event-stream")
-        after = last_event(request)
-        if after is None:
-            after = options.starting_after
+        after = last_event(request, options.starting_after)
         turn = await idempotency.follow(request, caller, TurnToFollow(row.id, after))
         return route.stream(context, turn)
 

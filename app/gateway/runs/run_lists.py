@@ -68,10 +68,7 @@ def add_routes(router: APIRouter, context: GatewayContext, keys: Keys, streams: 
         if request.method == "HEAD":  # which would wait for a stream's end, and for no body
             return Response(media_type="text/event-stream")
         frames = await pages.frames(caller.tenant, filters, run_query)
-        seconds = None
-        if filters.seconds is not None:
-            seconds = float(filters.seconds)
-        return streams.begin(request, caller, frames, seconds)
+        return streams.begin(request, caller, frames, filters.seconds)
 
 
 # -- a page
