@@ -24,7 +24,7 @@ from app.engine.sealer import Sealer
 from app.gateway.http.api_keys import mint
 from app.process.administration import admin_app
 from app.process.wiring import Runtime
-from app.store.protocol import HoldQuery, KeyQuery, RunRow
+from app.store.protocol import Hold, HoldQuery, KeyQuery, RunRow
 from tests.harness.console import ORIGIN, SAME_ORIGIN, sign_in
 from tests.harness.prepared_apps import lent_app
 from tests.harness.stand_ins import api_routes
@@ -148,7 +148,11 @@ async def _tenant(runtime: Runtime, app: FastAPI, admin: FastAPI, name: str) -> 
         clients.append(
             httpx.AsyncClient(transport=transport, base_url="http://baton", headers=headers, timeout=PATIENCE_SECONDS)
         )
-    return Tenant(name, *clients, key_ids=[row.id])
+    tenant = Tenant(name, *clients, key_ids=[row.id])
+    hold = Hold(f"hold_{name}", "key", row.id, "", tenant.word, placed_at=0.0, placed_by="")
+    await runtime.gateway.store.place_hold(hold)
+    await runtime.gateway.store.release_hold(hold.id, 0.0)  # one in force would forbid the erasures
+    return tenant
 
 
 async def _operate(
@@ -172,7 +176,7 @@ async def _operate(
     foreign = target is other
     ids = {kind: chance.choice(having or [""]) for kind, having in kinds.items()}
     ids |= {"n": "0", "model": "baton-mini", "other": chance.choice(target.runs or [""])}
-    ids |= {"tenant": target.name, "hold": "hold_0", "conductor": "planner", "tier": "baton-mini"}
+    ids |= {"tenant": target.name, "hold": f"hold_{target.name}", "conductor": "planner", "tier": "baton-mini"}
     ids["tile"] = chance.choice(TILES) if foreign else TILES[0]
     if method == "POST" and path.endswith("/approvals/{approval}"):
         operation.body["digest"] = target.asking[ids["approval"]]
@@ -223,7 +227,7 @@ async def _browse(
         "plan": plan,
         "key": key,
         "tenant": other.name,
-        "hold": "hold_0",
+        "hold": f"hold_{other.name}",
         "conductor": "planner",
         "tier": "baton-mini",
     }
