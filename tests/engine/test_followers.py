@@ -42,7 +42,7 @@ from app.engine.runs.driver import Driver
 from app.engine.runs.registry import Drivers
 from app.engine.steps.claimed_step import ClaimedStep, Relay
 from app.engine.steps.dispatcher import Dispatcher
-from app.errors import Conflict, StoreUnavailable
+from app.errors import Conflict, EventMalformed, StoreUnavailable
 from app.network.tracing import Span
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import CommittedEvents, Delta, ListenRequest, Live, Ticket
@@ -264,6 +264,17 @@ async def test_a_turn_that_ends_while_somebody_joins_ends_for_them_as_well() -> 
     assert [(caller_view.words, caller_view.error) for caller_view in (first, second)] == [(ANSWER, None)] * 2
 
 
+async def test_a_run_that_cannot_be_read_after_a_failover_ends_for_its_callers_alone() -> None:
+    """A newer release may have written to it, on the server to which the database has moved."""
+    async with gateway() as here:
+        caller = await here.join()
+        here.store.server_changes = 1
+        here.store.meanwhile["the journal is read"] = unreadable
+        await here.followers._look(healthy=True)
+        assert caller.error == "record_damaged"
+        assert len(here.followers) == 0
+
+
 async def test_an_engine_that_has_gone_on_to_other_runs_says_so() -> None:
     """The run ends after its row was read, which named the engine: nobody here was sent the end."""
     async with gateway() as here, engine(here) as (drivers, _):
@@ -375,6 +386,11 @@ async def test_a_follower_reads_on_for_itself_and_not_for_its_successor() -> Non
         goes_on.set()
         await here.settled()
     assert (second.words, second.error) == (ANSWER, None)
+
+
+async def unreadable() -> None:
+    """A newer release has written an event."""
+    raise EventMalformed(RUN, 12)
 
 
 async def unavailable() -> None:

@@ -38,10 +38,12 @@ from app.engine.delivery import messages
 from app.engine.delivery.messages import PUBLIC_FIELDS, AnswerPart, CallerMessage, Mailbox, StepEvent, TurnEnd
 from app.errors import (
     BatonError,
+    EventMalformed,
     LeaseLost,
     NotFound,
     Overloaded,
     QueueUnavailable,
+    RecordDamaged,
     RunEnded,
     RunLost,
     StoreUnavailable,
@@ -556,25 +558,18 @@ class Followers:
             self._ended(follower)
 
     async def _catch_up(self, follower: Follower) -> None:
-        run = follower.state.run
         try:
             await follower.catch_up()
         except StoreUnavailable:
             self._context.telemetry.log(
                 logging.WARNING,
                 "The database is unavailable, so that a run cannot be followed; its journal is read again.",
-                run=run,
+                run=follower.state.run,
             )
         except BatonError as error:
             self._drop(follower, error)
-        except Exception as bug:
-            self._context.telemetry.log(
-                logging.ERROR,
-                "A follower failed because of a bug; its callers get an error, and the run goes on.",
-                bug,
-                run=run,
-            )
-            self._drop(follower, BatonError())
+        except Exception as failure:
+            self._drop_because_of(failure, follower)
         finally:
             is_again = follower in self._read_again
             self._read_again.discard(follower)
@@ -583,6 +578,16 @@ class Followers:
             self._stop_following(follower)
         elif is_again:
             self.catch_up(follower)
+
+    def _drop_because_of(self, failure: Exception, follower: Follower) -> None:
+        """Stop following a run that cannot be read here: because of a bug, or of an event that is damaged or newer."""
+        self._context.telemetry.log(
+            logging.ERROR,
+            "A run cannot be followed; its callers get an error, and it goes on.",
+            failure,
+            run=follower.state.run,
+        )
+        self._drop(follower, RecordDamaged() if isinstance(failure, EventMalformed) else BatonError())
 
     def _drop(self, follower: Follower, error: BatonError) -> None:
         follower.audience.end(messages.end_with_error(follower.state, error))
@@ -615,6 +620,10 @@ class Followers:
                 await follower.rewind()
             except RunLost as error:
                 self._drop(follower, error)
+            except StoreUnavailable:
+                raise
+            except Exception as failure:
+                self._drop_because_of(failure, follower)
             else:
                 self.catch_up(follower)
         self._server_changes = changes
