@@ -72,6 +72,14 @@ def test_what_comes_after_the_end_degrades_nothing(journal: Journal) -> None:
     assert "degraded-wrong" not in audit_run(run).rules
 
 
+def test_a_run_that_is_to_end_needs_no_tickets(journal: Journal) -> None:
+    run = ForgedRun.of(journal.runs["single"], journal)
+    tampers_of_runs.unclaimed_work(run)
+    assert "ticket-missing" in audit_run(run).rules
+    run.insert(len(run.events), "run.cancel_asked", {"by": "client"})
+    assert "ticket-missing" not in audit_run(run).rules
+
+
 def test_the_journal_is_clean_before_anybody_falsifies_it(journal: Journal) -> None:
     for name, record in journal.runs.items():
         report = audit_run(ForgedRun.of(record, journal))
