@@ -22,12 +22,12 @@ FAULT_CHARS = 200
 BACKTRACKS = 100_000
 """Steps after which a pattern counts as not matching."""
 MOST_CHECKS: Final = 10_000
-"""Schemas by which one value may be checked: 60 definitions, each of which refers to the next one twice, would ask for
-2**60 of them, and a process does nothing else while it validates."""
+"""The most subschemas that a validator may apply to one value. Of 60 definitions, each of which refers twice to the
+next one, it would apply 2**60, and the process does nothing else while it validates."""
 MOST_DOCUMENTS: Final = 8
-"""Parts with an `$id` to which references may lead."""
+"""The most subschemas with an `$id`, each of which is a document of its own for references."""
 IN_PLACE: Final = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"})
-"""Keywords with schemas, or lists or tables of them, by which the same value is checked."""
+"""Keywords whose subschemas apply to the same value as the schema itself, and not to a part of the value."""
 OPEN: Final = frozenset(
     {"allOf", "oneOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "patternProperties"}
 )
@@ -61,7 +61,8 @@ def schema_fault(schema: Mapping[str, Any]) -> str | None:
 
 
 class _Checks:
-    """Counts by how many schemas a value is checked at its own place, be it of the whole schema or of a part of it."""
+    """Counts how many subschemas a validator applies to one value: a subschema itself, those that its keywords combine,
+    and those to which its references lead."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._parts = [part for part in _all_in(schema) if isinstance(part, Mapping)]
@@ -73,14 +74,14 @@ class _Checks:
         self._counts: dict[int | str, int] = {}
 
     def most(self) -> int:
-        """Return the largest number of any part."""
+        """Return the largest count of any subschema."""
         try:
             return max(map(self._count, self._parts))
         except RecursionError:
             return MOST_CHECKS + 1
 
     def _count(self, part: object) -> int:
-        """Return the number of a part, or of all parts to which a reference with this fragment leads."""
+        """Return the count of a subschema. A text is a reference's fragment, and counts for all that it leads to."""
         key = part if isinstance(part, str) else id(part)
         if key not in self._counts:
             self._counts[key] = 0  # a validator does not follow a part that leads back to itself
@@ -91,7 +92,7 @@ class _Checks:
         return self._counts[key]
 
     def _inner(self, part: object) -> Iterator[object]:
-        """Yield the schemas by which a value of this one is checked too, and the fragments of its references."""
+        """Yield the subschemas that apply to the same value, and the fragments of the references that do."""
         if not isinstance(part, Mapping):
             return
         for keyword in IN_PLACE & part.keys():
@@ -102,7 +103,7 @@ class _Checks:
                 yield unquote(str(part[keyword]).partition("#")[2])
 
     def _targets(self, fragment: str) -> Iterator[object]:
-        """Yield the parts to which a reference with this fragment may lead, in any document that the schema has."""
+        """Yield what a reference with this fragment may lead to, in any document of the schema."""
         if fragment and not fragment.startswith("/"):
             yield from self._anchored[fragment]
             return

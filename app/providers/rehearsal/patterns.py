@@ -8,10 +8,10 @@ from string import ascii_letters, digits
 from typing import Any, Final
 
 VARIANTS: Final = 16
-"""Texts that are made of one expression: each takes other characters and branches, and repeats more often."""
+"""How many texts are made from one expression. Each takes other characters and alternatives, and repeats more often."""
 MOST_CHARACTERS: Final = 20_000
 CHARACTERS: Final = digits[1:] + digits[0] + ascii_letters + " -_.,:/@#+!'"
-"""Characters that sets of them are searched for, the likeliest to be wanted first."""
+"""The characters that are tried where an expression allows several, the most usual ones first."""
 CATEGORIES: Final[Mapping[str, Callable[[str], bool]]] = {
     "DIGIT": str.isdigit,
     "SPACE": str.isspace,
@@ -21,13 +21,16 @@ NAMED_GROUP: Final = re.compile(r"\(\?<(?![=!])")
 """The beginning of a named group as ECMA-262 writes it, whose expressions JSON schemas have."""
 
 Parts = Any
-"""What Python's parser returns: pairs of an operation and its argument, which may be such parts again."""
+"""A parsed expression, as Python's own parser returns it: a sequence of pairs, such as `(LITERAL, 97)` for the letter
+a. The first of a pair names an operation; the second is its argument, which may contain parsed expressions in turn."""
 
 
 def matching_texts(pattern: str, least: int) -> Iterator[str]:
-    """Yield texts that the expression is likely to match, the first ones short, then one with parts repeated `least`
-    times; nothing if Python cannot read it. What it looks for ahead is written out in some of them. Its anchors are
-    left out: check each text."""
+    """Yield texts that the expression probably matches: short ones first, then one whose parts are repeated `least`
+    times. Yields nothing if Python cannot parse the expression.
+
+    Anchors are ignored, and the text of a lookahead is written out in half of the texts, so the caller checks each one.
+    """
     try:
         parts = _parser.parse(NAMED_GROUP.sub("(?P<", pattern))
     except (re.error, OverflowError):
@@ -40,7 +43,7 @@ def matching_texts(pattern: str, least: int) -> Iterator[str]:
 
 
 class _Writer:
-    """One text that is being made."""
+    """Writes one text that matches an expression."""
 
     def __init__(self, variant: int, *, writes_ahead: bool) -> None:
         self._variant = variant
