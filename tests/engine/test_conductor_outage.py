@@ -42,7 +42,8 @@ async def test_an_open_breaker_leads_to_the_fallback_without_a_call(
     stub.always("planner", Hang())
     quick = "[workers.planner]\ndeadlines = { first = 0.3 }\n"
     async with running_service(tmp_path, pool_text(stub).replace("[workers.planner]\n", quick)) as runtime:
-        monkeypatch.setattr(runtime.context.health, "_monotonic", lambda: 1_000.0)  # no ejection is ever over
+        now = time.monotonic()
+        monkeypatch.setattr(runtime.context.health, "_monotonic", lambda: now)  # no ejection is ever over
         await asyncio.gather(*(run(runtime) for _ in range(FAILURES_IN_A_ROW)))
         request_count = len(stub.requests_for("planner"))
         outcome = await run(runtime)
