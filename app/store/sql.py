@@ -427,9 +427,17 @@ class SqlStore(TenantVerbs):
         return await self._read(partial(runs.count_waiting, most=most))
 
     async def take_over(
-        self, driver: str, now: float, until: float, limit: int, kinds: Sequence[tuple[str, str]]
+        self,
+        driver: str,
+        now: float,
+        until: float,
+        limit: int,
+        kinds: Sequence[tuple[str, str]],
+        *,
+        only_cancelled: bool = False,
     ) -> tuple[RunRow, ...]:
-        return await self._write(partial(runs.take_over, driver=driver, now=now, until=until, limit=limit, kinds=kinds))
+        work = partial(runs.take_over, driver=driver, now=now, until=until, limit=limit, kinds=kinds)
+        return await self._write(partial(work, only_cancelled=only_cancelled))
 
     async def renew_claims(self, claims: Sequence[TicketClaim], until: float) -> frozenset[TicketClaim]:
         renewed: set[TicketClaim] = set()

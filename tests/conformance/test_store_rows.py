@@ -287,7 +287,7 @@ async def test_runs_of_another_kind_are_left_until_their_deadline(store: Store) 
     for name, (tier, code) in kinds.items():
         await store.append(admission_entry(name, lease_until=10.0, tier=tier, code=code, deadline=50.0))
     await store.append(admission_entry("driven", lease_until=99.0, tier="grand"))
-    counted = [LapsedRuns("grand", "v1", 1, 0), LapsedRuns("mini", "v1", 1, 0), LapsedRuns("mini", "v2", 1, 0)]
+    counted = [LapsedRuns(tier, code, 1, 0, 0) for tier, code in sorted(kinds.values())]
     assert await store.count_lapsed_runs(9.9) == ()
     assert await store.count_lapsed_runs(10.0) == tuple(counted)
     assert await store.take_over("heir", 10.0, 30.0, 10, []) == ()
@@ -295,6 +295,25 @@ async def test_runs_of_another_kind_are_left_until_their_deadline(store: Store) 
     assert await store.count_lapsed_runs(50.0) == tuple(replace(ticket, expired=1) for ticket in counted)
     late = await store.take_over("anybody", 50.0, 60.0, 10, [])
     assert {row.id: (row.tier, row.code) for row in late} == kinds
+
+
+async def test_of_runs_that_no_engine_has_room_for_only_those_to_be_cancelled_are_taken(store: Store) -> None:
+    tiers = {"wished": "mini", "waits": "mini", "elsewhere": "grand", "driven": "mini"}
+    for name, tier in tiers.items():
+        lease_until = 99.0 if name == "driven" else 10.0
+        await store.append(admission_entry(name, lease_until=lease_until, tier=tier, deadline=50.0))
+    for name in ("wished", "elsewhere", "driven"):
+        await store.append(note(name))
+    counted = (LapsedRuns("grand", "v1", 1, 0, 1), LapsedRuns("mini", "v1", 2, 0, 1))
+    assert await store.count_lapsed_runs(10.0) == counted
+    taken = await store.take_over("heir", 10.0, 30.0, 10, KINDS, only_cancelled=True)
+    assert [row.id for row in taken] == ["wished"]
+    assert await store.count_lapsed_runs(50.0) == (
+        LapsedRuns("grand", "v1", 1, 1, 0),
+        LapsedRuns("mini", "v1", 2, 2, 0),
+    )
+    late = await store.take_over("anybody", 50.0, 60.0, 10, [], only_cancelled=True)
+    assert {row.id for row in late} == {"waits", "elsewhere", "wished"}
 
 
 # Lists

@@ -17,7 +17,7 @@ from app.core.pool.catalog import Amount
 from app.core.run.events import Kind, RunCancelAsked
 from app.core.run.state import FALLBACK
 from app.engine.context import StandstillWatch
-from app.engine.runs import admission, registry
+from app.engine.runs import admission, cancellation, registry
 from app.engine.runs.recovery import is_newer
 from app.engine.runs.registry import Drivers
 from app.errors import StoreUnavailable
@@ -127,13 +127,24 @@ async def test_an_orphan_without_content_fails_and_leaves_nothing_open(
 
 
 @pytest.mark.long
-async def test_an_engine_without_room_ends_what_is_overdue(
+async def test_an_engine_without_room_ends_what_is_overdue_and_what_is_cancelled(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overdue = await abandon_run(stub, tmp_path, "baton-ultra", seconds=1.0)
+    planning = await abandon_run(stub, tmp_path, "baton-ultra")
+    untaken = await abandon_run(stub, tmp_path)
+    erased = await abandon_run(stub, tmp_path)
     other = await abandon_run(stub, tmp_path, "baton-ultra")
     monkeypatch.setattr(Drivers, "room", 0)
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        store = runtime.context.store
+        await store.erase_contents([erased])
+        for run in (planning, untaken, erased):
+            await cancellation.ask(store, runtime.context.queue, await store.run(run), "caller", runtime.context.now())
+        assert (await at_its_end(runtime, planning)).state == "cancelled"
+        assert (await at_its_end(runtime, untaken)).state == "cancelled"
+        row = await at_its_end(runtime, erased)
+        assert (row.state, row.error) == ("failed", "content_erased")
         assert (await at_its_end(runtime, overdue)).state == "expired"
         assert (await runtime.context.store.run(other)).epoch == 1
 

@@ -54,8 +54,8 @@ class Recovery:
         self._maintained_at = 0.0
 
     async def sweep(self, room: int, renew: Callable[[], Awaitable[object]]) -> bool:
-        """Take over at most `room` runs, or, without any, those that are overdue: their end needs no step slot. Returns
-        whether there may be more.
+        """Take over at most `room` runs, or, without any, those that are overdue or to be cancelled: their end needs no
+        step slot. Returns whether there may be more.
 
         `renew` prolongs this engine's own leases, since one that stood still must not take over what it drives itself.
         After an outage of the database every lease has lapsed; those who hold them get the length of one to come back.
@@ -95,9 +95,12 @@ class Recovery:
             if not self._can_drive(kind):
                 if kind.runs > kind.expired:
                     stranded.append(kind)
-            elif room > 0:
-                ours.append((kind.tier, kind.code))
+                continue
+            ours.append((kind.tier, kind.code))
+            if room > 0:
                 wanted += kind.runs - kind.expired
+            else:
+                wanted += kind.cancelled
         self._report(stranded)
         if not wanted:
             return False
@@ -106,7 +109,7 @@ class Recovery:
             most = min(room, MOST_IN_SWEEP)
         await renew()
         until = self._context.now() + self._context.lease
-        rows = await self._context.store.take_over(self._home, now, until, most, ours)
+        rows = await self._context.store.take_over(self._home, now, until, most, ours, only_cancelled=room <= 0)
         for row in rows:
             try:
                 await self._go_on(row)

@@ -13,12 +13,14 @@ from app.store.protocol.journal import RunRow
 
 @record(frozen=True, slots=True)
 class LapsedRuns:
-    """The number of open runs of one tier and code version whose lease lapsed, and how many are past their deadline."""
+    """The number of open runs of one tier and code version whose lease lapsed, how many of them are past their
+    deadline, and how many of the others are to be cancelled."""
 
     tier: str
     code: str
     runs: int
     expired: int
+    cancelled: int
 
 
 @record(frozen=True, slots=True)
@@ -83,13 +85,20 @@ class LeasesAndOutbox(Protocol):
         ...
 
     async def take_over(
-        self, driver: str, now: float, until: float, limit: int, kinds: Sequence[tuple[str, str]]
+        self,
+        driver: str,
+        now: float,
+        until: float,
+        limit: int,
+        kinds: Sequence[tuple[str, str]],
+        *,
+        only_cancelled: bool = False,
     ) -> tuple[RunRow, ...]:
         """Take over runs whose lease lapsed, and their tickets: the epoch is one higher, the driver is this one.
 
-        Only runs whose (tier, code) is among `kinds` are taken, and those past their deadline. The tenant with the
-        fewest runs that are driven comes first, each time that one is taken, and its oldest run. Returns the rows
-        after the change.
+        Only runs whose (tier, code) is among `kinds` are taken, with `only_cancelled` those of them that are to be
+        cancelled, and those of any kind past their deadline. The tenant with the fewest runs that are driven comes
+        first, each time that one is taken, and its oldest run. Returns the rows after the change.
         """
         ...
 

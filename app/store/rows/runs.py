@@ -229,10 +229,16 @@ def _has_lapsed(now: float) -> tuple[ColumnElement[bool], ...]:
     return RUNS.c.ended_at.is_(None), RUNS.c.lease_until <= now
 
 
+def _is_to_be_cancelled() -> ColumnElement[bool]:
+    """Return the condition for a run whose end was asked for."""
+    return exists().where(EVENTS.c.run == RUNS.c.id, EVENTS.c.kind == Kind.CANCEL_ASKED)
+
+
 def count_lapsed(conn: Connection, now: float) -> tuple[LapsedRuns, ...]:
     """Return the number of lapsed runs of each tier and code version."""
     expired = func.sum(case((RUNS.c.deadline <= now, 1), else_=0))
-    query = select(RUNS.c.tier, RUNS.c.code, func.count(), expired).where(*_has_lapsed(now))
+    cancelled = func.sum(case((and_(RUNS.c.deadline > now, _is_to_be_cancelled()), 1), else_=0))
+    query = select(RUNS.c.tier, RUNS.c.code, func.count(), expired, cancelled).where(*_has_lapsed(now))
     rows = conn.execute(query.group_by(RUNS.c.tier, RUNS.c.code).order_by(RUNS.c.tier, RUNS.c.code))
     return tuple([LapsedRuns(*row) for row in rows])
 
@@ -270,11 +276,19 @@ def _turns(now: float, ours: ColumnElement[bool]) -> Select[Any]:
 
 
 def take_over(
-    conn: Connection, driver: str, now: float, until: float, limit: int, kinds: Sequence[tuple[str, str]]
+    conn: Connection,
+    driver: str,
+    now: float,
+    until: float,
+    limit: int,
+    kinds: Sequence[tuple[str, str]],
+    only_cancelled: bool,
 ) -> tuple[RunRow, ...]:
     """Take over lapsed runs, and have their tickets report to the new driver. Rows that others lock are skipped."""
-    ours = or_(RUNS.c.deadline <= now, tuple_(RUNS.c.tier, RUNS.c.code).in_(kinds))
-    turns = _turns(now, ours).subquery()
+    ours: ColumnElement[bool] = tuple_(RUNS.c.tier, RUNS.c.code).in_(kinds)
+    if only_cancelled:
+        ours = and_(ours, _is_to_be_cancelled())
+    turns = _turns(now, or_(RUNS.c.deadline <= now, ours)).subquery()
     query = select(RUNS.c.id).join(turns, turns.c.id == RUNS.c.id).where(*_has_lapsed(now))
     query = query.order_by(turns.c.turn, turns.c.place).limit(limit)
     names = conn.execute(query.with_for_update(of=RUNS, skip_locked=True)).scalars().all()
