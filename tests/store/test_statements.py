@@ -197,6 +197,21 @@ async def test_who_looks_for_what_has_lapsed_goes_by_what_is_open(store: SqlStor
             assert "Seq Scan on runs" not in plan
 
 
+async def test_later_runs_are_taken_over_in_place_of_those_that_others_write_to(
+    store: SqlStore, migrated_postgres_url: str
+) -> None:
+    for number in range(6):
+        await store.append(admission_entry(f"run-{number}", lease_until=1.0 + number))
+    other = await asyncpg.connect(migrated_postgres_url)
+    try:
+        async with other.transaction():
+            await other.execute("SELECT id FROM runs WHERE id IN ('run-0', 'run-1', 'run-2') FOR UPDATE")
+            taken = await store.take_over("heir", 10.0, 30.0, 2, [("mini", "v1")])
+    finally:
+        await other.close()
+    assert [row.id for row in taken] == ["run-3", "run-4"]
+
+
 async def test_leases_and_claims_are_prolonged_in_place(migrated_postgres_url: str) -> None:
     """No index is written for that, and none left to be swept up."""
     names = [f"run-{n}" for n in range(200)]
