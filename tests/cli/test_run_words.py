@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.cli.runs import run_words
+from app.core.run.kinds import DRIVER_LOST
 
 
 def test_ratings_are_told_with_who_gave_them() -> None:
@@ -35,6 +36,8 @@ def test_rounds_are_explained() -> None:
         "round 2, first proposal: a model planned it (a) · it accepted the previous answer"
     )
     assert run_words.proposal(proposal | {"topology": "single", "steps": [3]}).endswith("accepted · single of 1 step")
+    lost = proposal | {"state": "rejected", "outage": True, "reasons": [DRIVER_LOST]}
+    assert run_words.proposal(lost).endswith(" · engine lost"), "the conductor is not to blame"
     run: Mapping[str, Any] = {"proposals": [proposal], "rounds": 2, "degraded": True, "preview": False, "end": {}}
     assert run_words.why(run)[1] == "2 rounds: each was shown the previous answer"
     stopped = run_words.why(run | {"end": {"stopped": "run_over_budget"}})

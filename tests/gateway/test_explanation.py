@@ -28,6 +28,7 @@ from app.core.run.events import (
     StepQueued,
 )
 from app.core.run.fold import fold
+from app.core.run.kinds import DRIVER_LOST
 from app.core.run.state import RunState
 from app.gateway.runs import audit, explanation_words
 from app.gateway.runs.explanation import ReadRun, explanation_of
@@ -263,6 +264,12 @@ def test_a_plan_that_was_cut_short_is_told_apart_from_a_further_round_that_faile
     failed = explain(admission(), *planned(("ada", USER)), *called(0), *further, end)["text"]
     assert "a further round was begun, and it has no answer (plan_rejected)" in failed
     assert "could not be carried out to its end" not in failed
+
+
+def test_a_conductor_is_not_blamed_for_an_engine_that_was_lost_while_planning() -> None:
+    for reason, failure in (("worker_refused", "the conductor failed"), (DRIVER_LOST, "the engine was lost")):
+        lost = [PlanOpened(0, 0, "first", "model"), PlanRejected(0, "", (reason,), outage=True)]
+        assert f"Proposal 0 was not used, because {failure}: " in explain(admission(), *lost)["text"]
 
 
 @pytest.mark.long

@@ -6,6 +6,7 @@ from typing import Any
 
 from app.cli.terminal import clean, count, dollars, duration, excerpt, moment
 from app.core.pool.catalog import LIMITS, MILLION, Limit
+from app.core.run.kinds import DRIVER_LOST
 
 Record = Mapping[str, Any]
 """A run, step, proposal or attempt in the form of the audit trail (`runs/audit.py`)."""
@@ -272,7 +273,9 @@ def proposal(record: Record) -> str:
     if record["attempts"]:
         head += f" ({_planner(record['attempts'][0])})"
     parts = [head]
-    if record["outage"]:
+    if record["reasons"] == [DRIVER_LOST]:
+        parts.append("engine lost")
+    elif record["outage"]:
         parts.append("conductor failed")
     elif record["round"] > 1 and record["state"] == "accepted" and not record["steps"]:
         parts.append(ANSWER_ACCEPTED)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from app.core.plan.workflow import CONDUCTOR
+from app.core.run.kinds import DRIVER_LOST
 
 Data = Mapping[str, Any]
 EXCERPT: Final = 300
@@ -181,7 +182,9 @@ def _describe_rejection(proposal: Data) -> list[str]:
     if proposal["state"] != "rejected":
         return []
     failure = "it was rejected"
-    if proposal["outage"]:
+    if proposal["rejected_because"] == [DRIVER_LOST]:
+        failure = "the engine was lost"
+    elif proposal["outage"]:
         failure = "the conductor failed"
     reasons = "; ".join(map(quote, proposal["rejected_because"]))
     return [f"  Proposal {proposal['number']} was not used, because {failure}: {reasons}."]
