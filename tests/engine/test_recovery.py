@@ -2,6 +2,7 @@
 them. And drivers that are told nothing: they learn from the renewal of their leases that a journal has moved."""
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
@@ -18,7 +19,7 @@ from app.core.run.events import Kind, RunCancelAsked
 from app.core.run.state import FALLBACK
 from app.engine.context import StandstillWatch
 from app.engine.runs import admission, cancellation, registry
-from app.engine.runs.recovery import is_newer
+from app.engine.runs.recovery import Recovery, is_newer
 from app.engine.runs.registry import Drivers
 from app.errors import StoreUnavailable
 from app.process.wiring import Runtime
@@ -303,6 +304,29 @@ async def test_a_run_that_is_taken_over_while_its_admission_is_being_answered_is
         assert (await finish(followed_run)).ended.error is None
         assert (await runtime.context.store.run(followed_run.run)).epoch > 1
         await until(lambda: len(runtime.drivers) == 0)
+
+
+async def test_a_bug_in_a_sweep_ends_neither_the_engine_nor_the_sweeps(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed, swept = asyncio.Event(), asyncio.Event()
+
+    async def sweep(*_: object) -> bool:
+        if not failed.is_set():
+            failed.set()
+            raise ValueError("the bug")
+        swept.set()
+        return False
+
+    monkeypatch.setattr(Recovery, "sweep", sweep)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        runtime.drivers.sweep_soon()
+        await failed.wait()
+        runtime.drivers.sweep_soon()
+        await swept.wait()
+    assert runtime.drivers.is_open
+    (line,) = [line for line in caplog.records if line.levelno == logging.ERROR]
+    assert line.message == "The search for runs that nobody drives failed because of a bug; it is repeated."
 
 
 async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_taken_it_over(

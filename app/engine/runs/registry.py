@@ -485,6 +485,12 @@ class Drivers:
                     "The search for runs that nobody drives failed; it is repeated.",
                     error=error.public_code,
                 )
+            except Exception as bug:  # it must end neither this engine nor the runs that it drives
+                self._context.telemetry.log(
+                    logging.ERROR,
+                    "The search for runs that nobody drives failed because of a bug; it is repeated.",
+                    bug,
+                )
 
 
 def _was_interrupted(state: RunState) -> bool:
