@@ -88,6 +88,7 @@ class Health:
         unchanged = {name for name, spec in catalog.providers.items() if self._specs.get(name) == spec}
         kept = {_key(worker) for worker in catalog.workers.values() if worker.provider in unchanged}
         self._breakers = _only(kept, self._breakers)
+        self._last_signs = _only(kept, self._last_signs)
         self._slow_replies = _only(kept, self._slow_replies)
         self._reply_seconds = _only(kept, self._reply_seconds)
         self._specs, self._workers = catalog.providers, catalog.workers

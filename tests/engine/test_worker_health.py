@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from math import inf
 from random import Random
 from typing import Any
 
@@ -171,9 +172,11 @@ def test_another_pool_keeps_what_is_known_of_unchanged_workers(health: Health, t
 
 def test_a_worker_that_was_gone_comes_back_unknown(health: Health) -> None:
     settle(health, "cyd", "misconfigured")
+    health.note_sign_of_life(WORKERS["cyd"])
     health.use_catalog(replace(CATALOG, workers={"ada": WORKERS["ada"]}))
     health.use_catalog(CATALOG)
     assert health.ejected_workers(list(WORKERS.values())) == {}
+    assert health.seconds_silent(WORKERS["cyd"]) == inf
 
 
 def test_a_new_key_of_a_provider_ends_the_ejection_of_its_workers(health: Health) -> None:
