@@ -45,6 +45,13 @@ def make_plan(baton: Baton) -> dict[str, Any]:
     return preview
 
 
+@pytest.mark.parametrize("command", [("plan",), ("plans", "make")])
+def test_a_worker_that_there_is_not_is_named_with_the_options(baton: Baton, command: tuple[str, ...]) -> None:
+    status, text = baton(*command, HARD, "--allow", "nope")
+    assert status == 2
+    assert "--allow, --deny, --pin: nope: not in the pool of baton-ultra; there are rehearsal-sage, " in text
+
+
 @pytest.mark.long
 def test_a_plan_is_made_edited_and_executed(baton: Baton) -> None:
     plan = make_plan(baton)["id"]

@@ -60,7 +60,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 async def _make(config: Configuration, args: Arguments) -> dict[str, Any]:
     order = orders.to_preview(preview.order_of(config.catalog, args))
     async with storage.existing_database(config.settings), engine.start_engine(config, 1) as runtime:
-        end = _successful_end(await engine.run_to_end(runtime, order))
+        end = _successful_end(await preview.run_to_end(runtime, order))
         store = runtime.context.store
         plan = Plan((revisions.revision_of_state(end.state, PREVIEW_KEY),))
         return await _document(store, config.catalog, plan, plan.first)

@@ -14,10 +14,10 @@ from app.core.message.chat import Message, Task
 from app.core.message.chat import Text as Said
 from app.core.plan.arms import tier_for
 from app.core.pool.catalog import MILLION, Catalog, Tier
-from app.core.pool.policy import Overrides
+from app.core.pool.policy import Overrides, unknown_names
 from app.engine.delivery.messages import TurnEnd
 from app.engine.runs.admission import Order
-from app.errors import ConfigInvalid
+from app.errors import ConfigInvalid, InvalidRequest
 from app.gateway.plans import revisions
 from app.gateway.runs import forecasts
 from app.process.config import Configuration, configure
@@ -72,13 +72,25 @@ def _tier(catalog: Catalog, args: Arguments) -> tuple[Tier, str]:
 
 async def _preview(config: Configuration, order: Order) -> tuple[TurnEnd, Tree, dict[str, Any]]:
     async with storage.existing_database(config.settings), engine.start_engine(config, 1) as runtime:
-        end = await engine.run_to_end(runtime, order)
+        end = await run_to_end(runtime, order)
         store = runtime.context.store
         record, question = await run_tree.read_run(store, await store.run(end.state.run))
         tree = run_tree.draw(record, question, full=False)
         if end.error is None and end.state.current_steps:
             tree.add(await _estimate(runtime, end, order))
         return end, tree, record
+
+
+async def run_to_end(runtime: Runtime, order: Order) -> TurnEnd:
+    """Carry out a preview, and return its end. Raises `ConfigInvalid` if an option names an unknown worker."""
+    try:
+        return await engine.run_to_end(runtime, order)
+    except InvalidRequest as refused:
+        if refused.param != "baton.pool":
+            raise
+        unknown = ", ".join(unknown_names(order.tier, order.overrides))
+        fault = f"--allow, --deny, --pin: {unknown}: not in the pool of {order.tier.name}"
+        raise ConfigInvalid([f"{fault}; there are {', '.join(order.tier.pool)}"]) from None
 
 
 async def _estimate(runtime: Runtime, end: TurnEnd, order: Order) -> Text:
