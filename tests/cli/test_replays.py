@@ -81,6 +81,11 @@ def test_past_runs_are_replayed_once_and_compared(desk: Desk, tmp_path: Path) ->
     assert cost["interval_95"][0] <= cost["difference"] <= cost["interval_95"][1]
     status, again = desk.say("replay", "--since", "1h", *out, "--json")
     assert (status, json.loads(again)["left_out"]) == (0, {"replayed before": RUNS})
+    notes = tmp_path / "notes.json"
+    notes.write_text('{"a": 1}')
+    status, text = desk.say("replay", "--since", "1h", "--out", str(notes))
+    assert (status, notes.read_text()) == (2, '{"a": 1}')
+    assert f"--out: {notes} has something other than replays in it" in text
 
 
 @pytest.mark.long

@@ -53,6 +53,8 @@ SELECTIONS = (
 """Options that choose the runs to replay, in place of their ids."""
 REPLAYED_BEFORE = "replayed before"
 """The reason why a run is left out of which the file of `--out` has a replay."""
+FIRST_BYTES = b'{"run":'
+"""The beginning of a file of `--out`."""
 SAME_ANSWER: Mapping[bool | None, str] = {True: "same", False: "other", None: "unknown"}
 SAME_ANSWER_SENTENCES: Mapping[bool | None, str] = {
     True: "The answers are the same.",
@@ -246,13 +248,16 @@ async def _rows(store: Store, args: Arguments, now: float) -> list[RunRow]:
 def _open_results(out: str | None) -> set[str]:
     """Return the runs that an earlier command has replayed into this file. A line that was cut off does not count.
 
-    A file that cannot be written is an error now, before money is spent.
+    A file that cannot be written, or that is no file of replays, is an error now, before money is spent.
     """
     runs: set[str] = set()
     if out is None:
         return runs
     Path(out).open("ab").close()
-    for line in Path(out).read_bytes().splitlines():
+    earlier_results = Path(out).read_bytes()
+    if earlier_results and not earlier_results.startswith(FIRST_BYTES):
+        raise ConfigInvalid([f"--out: {out} has something other than replays in it; name another file, or a new one"])
+    for line in earlier_results.splitlines():
         with suppress(orjson.JSONDecodeError, KeyError, TypeError):
             runs.add(str(orjson.loads(line)["run"]))
     return runs
