@@ -220,7 +220,7 @@ def read(folder: Path) -> tuple[Manifest, list[GoldenPrompt]]:
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_text())
         golden = _golden_prompts(folder / GOLDEN)
     except OSError as error:
-        raise ConfigInvalid([f"{error.filename}: {error.strerror}; `baton conductor` exports what it needs"]) from None
+        raise ConfigInvalid([f"{error.filename}: {error.strerror}; `baton conductor describe` writes it"]) from None
     except UnicodeDecodeError:
         raise ConfigInvalid([f"{folder}: its manifest or its golden prompts are no text in UTF-8"]) from None
     except ValidationError as error:

@@ -37,4 +37,5 @@ def test_a_hold_that_covers_nothing_or_two_things_is_refused(tmp_path: Path) -> 
         result = baton(tmp_path, "holds", "add", "--reason", "case", *line.split())
         assert result.status == 2, line
         assert "name one of --run, --user, --tenant and --key" in result.err
+    assert "`baton holds ls` lists them" in baton(tmp_path, "holds", "release", "hold_none").err
     assert "no tenant of this name" in baton(tmp_path, "holds", "add", "--reason", "x", "--tenant", "acme").err

@@ -95,7 +95,7 @@ def _check_rehearsal(catalog: Catalog) -> Iterator[Verdict]:
     if catalog.rehearsal:
         words = "REHEARSAL: all workers are simulated; no language model is behind any answer"
         remedy = "for real answers set a provider key such as OPENAI_API_KEY or ANTHROPIC_API_KEY, or BATON_POOL"
-        yield Verdict("pool", "ok", words, remedy)
+        yield Verdict("rehearsal", "ok", words, remedy)
 
 
 def _check_prices(catalog: Catalog) -> Iterator[Verdict]:

@@ -7,7 +7,7 @@ from secrets import token_hex
 from app.cli import event_loop, storage, terminal
 from app.cli.administration.keys import find_key
 from app.cli.arguments import Arguments
-from app.errors import ConfigInvalid
+from app.errors import ConfigInvalid, NotFound
 from app.process.config import Settings
 from app.store.protocol import Hold, HoldScope, Store
 
@@ -71,7 +71,10 @@ async def _list(settings: Settings, args: Arguments, _now: float) -> list[Hold]:
 
 async def _release(settings: Settings, args: Arguments, now: float) -> list[Hold]:
     async with storage.open_configured_store(settings) as store:
-        return [await store.release_hold(args.hold, now, by=storage.operator())]
+        try:
+            return [await store.release_hold(args.hold, now, by=storage.operator())]
+        except NotFound:
+            raise NotFound("There is no legal hold of this id; `baton holds ls` lists them.") from None
 
 
 def _cells(hold: Hold) -> tuple[str, ...]:
