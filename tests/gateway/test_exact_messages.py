@@ -22,6 +22,7 @@ ASKED: dict[str, Any] = {
     "tools": [ADD],
 }
 CALLS = (ToolCall("add", '{"a": 2}', "c1"), ToolCall("add", '{"a": 3}', "c2"))
+ODD_ARGUMENTS = '{"half a pair": "\\ud83d", "beyond 64 bits": 123456789012345678901234567890, "beyond a double": 1e400}'
 BLOCK = ["content_block_start", "content_block_delta", "content_block_stop"]
 END = ["message_delta", "message_stop"]
 REPLIES: dict[str, tuple[Reply, list[str], str]] = {
@@ -38,6 +39,11 @@ REPLIES: dict[str, tuple[Reply, list[str], str]] = {
     "without usage": (Reply(usage=None), BLOCK, "end_turn"),
     "not ASCII": (Reply(chunks=("\U0001f600", "\u2028", '"\\', "\x00")), BLOCK, "end_turn"),
     "calling": (Reply(chunks=(), tool_calls=CALLS[:1], finish="tool"), BLOCK, "tool_use"),
+    "calling with numbers and texts that not every parser reads": (
+        Reply(chunks=(), tool_calls=(ToolCall("add", ODD_ARGUMENTS, "c1"),), finish="tool"),
+        BLOCK,
+        "tool_use",
+    ),
     "saying and calling": (
         Reply(chunks=("Let me see.",), tool_calls=CALLS, finish="tool"),
         [*BLOCK, *BLOCK, *BLOCK],

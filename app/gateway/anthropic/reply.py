@@ -51,7 +51,7 @@ def message(end: TurnEnd, stops: Sequence[str]) -> bytes:
     if text:
         content.append({"type": "text", "text": text})
     for call in end.calls:
-        content.append(_tool_use(call.id, call.name) | {"input": orjson.loads(call.arguments)})
+        content.append(_tool_use(call.id, call.name) | {"input": orjson.Fragment(call.arguments)})
     return orjson.dumps(
         _head(end.state)
         | {"content": content, "usage": usage_of(end.bill), "baton": extension(end)}
