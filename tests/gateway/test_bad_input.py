@@ -229,6 +229,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
     "budget in words": (baton(budget={"usd": CANARY}), "baton.budget.usd"),
     "no seconds": (baton(budget={"seconds": 0}), "baton.budget.seconds"),
     "half a step": (baton(budget={"steps": 1.5}), "baton.budget.steps"),
+    "pool of nobody": (baton(pool={"allow": []}), "baton.pool.allow"),
     "pool of numbers": (baton(pool={"allow": [1]}), "baton.pool.allow[0]"),
     "label with spaces": (baton(labels=["a " + CANARY]), "baton.labels[0]"),
     "plan in words": (baton(plan=CANARY), "baton.plan"),

@@ -520,7 +520,7 @@ def labels_on(*holders: BaseModel) -> frozenset[str]:
 class PoolChoice(WireModel):
     """The workers of the tier's pool that may be used."""
 
-    allow: Annotated[list[WorkerName], Field(max_length=256, fail_fast=True)] | None = None
+    allow: Annotated[list[WorkerName], Field(min_length=1, max_length=256, fail_fast=True)] | None = None
     deny: Annotated[list[WorkerName], Field(max_length=256, fail_fast=True)] | None = None
     pin: WorkerName | None = None
 
