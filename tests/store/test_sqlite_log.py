@@ -92,6 +92,16 @@ def test_runs_that_failed_are_found_by_the_index_of_rare_states(
         assert "runs_unhappy" in plan_of(lambda: runs.page(conn, RunQuery(state="failed")))
 
 
+def test_whether_a_run_was_only_planned_is_looked_up_by_the_key_of_its_tag(
+    tmp_path: Path, make_schema: Callable[[str], None]
+) -> None:
+    url = f"sqlite:///{tmp_path}/baton.db"
+    make_schema(url)
+    with reader_of_plans(url) as (conn, plan_of):
+        assert "(name=? AND value=? AND run=?)" in plan_of(lambda: runs.page(conn, RunQuery(preview=True)))
+        assert "(name=? AND value=? AND run=?)" in plan_of(lambda: runs.page(conn, RunQuery(preview=False)))
+
+
 def test_rows_that_are_to_be_sealed_are_found_by_their_primary_keys(
     tmp_path: Path, make_schema: Callable[[str], None]
 ) -> None:

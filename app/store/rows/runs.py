@@ -29,8 +29,10 @@ from app.core.run.kinds import WAITING
 from app.errors import NotFound
 from app.store.protocol import (
     BRIEF,
+    FIRST_REVISION,
     PLAN_TAG,
     REQUEST_TAG,
+    SHOWN_ONCE,
     TRACE_TAG,
     USER_TAG,
     Backlog,
@@ -451,10 +453,7 @@ def _conditions_on_other_tables(query: RunQuery) -> list[ColumnElement[bool]]:
     column = RUNS.c
     conditions: list[ColumnElement[bool]] = []
     if query.preview is not None:
-        is_plan: ColumnElement[bool] = exists().where(TAGS.c.name == PLAN_TAG, TAGS.c.run == column.id)
-        if not query.preview:
-            is_plan = ~is_plan
-        conditions.append(is_plan)
+        conditions.append(_is_plan() if query.preview else ~_is_plan())
     if query.outcome is not None:
         conditions.append(_has_call(query.outcome, dict(query.tags).get(WORKER_TAG)))
     if query.rated is not None:
@@ -463,6 +462,13 @@ def _conditions_on_other_tables(query: RunQuery) -> list[ColumnElement[bool]]:
         queued = column.id.in_(select(TICKETS.c.run).where(TICKETS.c.until <= query.untaken_at))
         conditions.append(or_(queued, and_(*_has_lapsed(query.untaken_at))))
     return conditions
+
+
+def _is_plan() -> ColumnElement[bool]:
+    """Return the condition for runs that only made a plan. All values of the tag are named, so that each run's is found
+    by its key: without them, all plans would be read for each run."""
+    value = TAGS.c.value.in_((FIRST_REVISION, SHOWN_ONCE, RUNS.c.origin_run))
+    return exists().where(TAGS.c.name == PLAN_TAG, value, TAGS.c.run == RUNS.c.id)
 
 
 def _select_rated_runs(rated: RatingFilter) -> Select[tuple[str]]:
