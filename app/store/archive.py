@@ -110,11 +110,12 @@ def _sums_of_accounts() -> Select[Any]:
     """Select the sums over the windows of each account or slice. A single statement reads a hold and its window as they
     are together. The row of an account holds what its slices have in escrow, which is left out here."""
     row, hold = BUDGET_WINDOWS.c, BUDGET_HOLDS.c
-    holds = select(func.sum(hold.usd)).where(hold.account == row.account).scalar_subquery()
+    holds = select(hold.account, func.sum(hold.usd).label("usd")).group_by(hold.account).subquery()
     escrow = func.sum(case((row.whole.is_(None), row.escrow), else_=0))
     held = func.sum(row.held) - escrow
-    sums = (func.sum(row.spent), func.sum(row.overrun), held, func.coalesce(holds, 0))
-    return select(row.account, *sums).group_by(row.account)
+    sums = (func.sum(row.spent), func.sum(row.overrun), held, func.coalesce(func.max(holds.c.usd), 0))
+    query = select(row.account, *sums).select_from(BUDGET_WINDOWS)
+    return query.outerjoin(holds, holds.c.account == row.account).group_by(row.account)
 
 
 _OLDEST_FIRST = select(RUNS).order_by(RUNS.c.created_at, RUNS.c.id)

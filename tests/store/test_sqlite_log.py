@@ -12,8 +12,9 @@ import pytest
 from sqlalchemy import Connection, create_engine
 
 from app.core.records import content_ref
+from app.store.archive import read_accounts
 from app.store.protocol import RunQuery
-from app.store.rows import log_sources, runs
+from app.store.rows import budgets, log_sources, runs
 from app.store.sql import open_store
 from app.store.sqlkit.runner import parse_url
 from app.store.sqlkit.sqlite import LOG_BYTES, Sqlite
@@ -100,6 +101,16 @@ def test_whether_a_run_was_only_planned_is_looked_up_by_the_key_of_its_tag(
     with reader_of_plans(url) as (conn, plan_of):
         assert "(name=? AND value=? AND run=?)" in plan_of(lambda: runs.page(conn, RunQuery(preview=True)))
         assert "(name=? AND value=? AND run=?)" in plan_of(lambda: runs.page(conn, RunQuery(preview=False)))
+
+
+def test_sums_over_all_accounts_of_budgets_read_the_rows_once(
+    tmp_path: Path, make_schema: Callable[[str], None]
+) -> None:
+    url = f"sqlite:///{tmp_path}/baton.db"
+    make_schema(url)
+    with reader_of_plans(url) as (conn, plan_of):
+        assert "CORRELATED" not in plan_of(lambda: budgets.use(conn, "tenant/key/*/day", limit=1, account=None))
+        assert "CORRELATED" not in plan_of(lambda: read_accounts(conn))
 
 
 def test_rows_that_are_to_be_sealed_are_found_by_their_primary_keys(

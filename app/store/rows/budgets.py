@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, literal_column, or_, select, tuple_, update
 
-from app.core.pool.budgets import EVERYBODY, Budget, Scope, Window, accounts
+from app.core.pool.budgets import EVERYBODY, MOST_SLICES, Budget, Scope, Window, accounts, slice_of
 from app.core.run import notices
 from app.store.protocol import Actor, BudgetUse
 from app.store.rows import runs
@@ -150,28 +150,28 @@ def accounts_of(conn: Connection, tenant: str, names: Mapping[Scope, str]) -> tu
 def use(conn: Connection, id_: str, limit: int, account: str | None) -> tuple[BudgetUse, ...]:
     """Return windows of a budget, the newest first and the dearest of those first.
 
-    Slices are added to their accounts.
+    Slices are added to their accounts. All rows of a window are summed up at once: a search for the slices of each
+    account reads those of all others.
     """
     row = BUDGET_WINDOWS.c
-    held_sum = row.held - row.escrow + _of_slices("held")
-    spent_sum = row.spent + _of_slices("spent")
-    columns = (row.account, row.start, row.end, held_sum, spent_sum, row.overrun + _of_slices("overrun"), row.warned_at)
-    query = select(*columns).where(row.budget == id_, row.start > EARLIER, row.whole.is_(None))
+    chosen = [row.budget == id_, row.start > EARLIER]
     if account is not None:
-        query = query.where(row.account == account)
-    query = query.order_by(row.start.desc(), (spent_sum + held_sum).desc(), row.account).limit(limit)
+        slices = [slice_of(account, number) for number in range(MOST_SLICES)]
+        chosen.append(row.account.in_([account, *slices]))
+    newest = select(row.start).where(*chosen, row.whole.is_(None)).order_by(row.start.desc())
+    last_start = conn.execute(newest.offset(limit - 1).limit(1)).scalar_one_or_none()
+    if last_start is not None:
+        chosen.append(row.start >= last_start)
+    owner = func.coalesce(row.whole, row.account)
+    escrow = func.sum(case((row.whole.is_(None), row.escrow), else_=0))
+    held_sum, spent_sum = func.sum(row.held) - escrow, func.sum(row.spent)
+    columns = (owner, row.start, func.max(row.end), held_sum, spent_sum, func.sum(row.overrun), func.max(row.warned_at))
+    query = select(*columns).where(*chosen).group_by(owner, row.start)
+    query = query.order_by(row.start.desc(), (spent_sum + held_sum).desc(), owner).limit(limit)
     uses = []
     for of, start, end, held_now, spent_now, overrun, warned_at in conn.execute(query):
         uses.append(BudgetUse(of, start, end, int(held_now), int(spent_now), int(overrun), warned_at))
     return tuple(uses)
-
-
-def _of_slices(name: str) -> ColumnElement[int]:
-    """Return the sum of a column over the slices of a window. Those of a window without escrow are not looked for."""
-    row, part = BUDGET_WINDOWS.c, BUDGET_WINDOWS.alias().c
-    mine = (part.budget == row.budget, part.start == row.start, part.whole == row.account)
-    total = select(func.coalesce(func.sum(part[name]), 0)).where(*mine).scalar_subquery()
-    return case((row.escrow > 0, total), else_=0)
 
 
 def sum_up(conn: Connection, before: float) -> int:
