@@ -360,6 +360,21 @@ async def test_a_background_response_is_cancelled_at_work_and_after(
     assert reply.json() == (await client.get(f"/v1/responses/{over['id']}")).json()
 
 
+async def test_cancelling_a_response_that_is_over_leaves_the_later_ones_alone(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    stub.script("alpha", CALLS, SLOW)
+    first = await status(client, (await create_response(client, background=True, tools=[ADD]))["id"], "completed")
+    over = (await client.post(f"/v1/responses/{first['id']}/cancel")).json()
+    assert (over["status"], over["output"]) == ("completed", first["output"])
+    assert (await client.get(f"/v1/runs/{first['id']}")).json()["state"] == "awaiting_tool"
+    result = [{"type": "function_call_output", "call_id": first["output"][0]["call_id"], "output": "4"}]
+    second = await create_response(client, input=result, previous_response_id=first["id"], tools=[ADD], background=True)
+    await client.post(f"/v1/responses/{first['id']}/cancel")
+    assert (await client.get(f"/v1/responses/{second['id']}")).json()["status"] != "cancelled"
+    assert (await client.post(f"/v1/responses/{second['id']}/cancel")).json()["status"] == "cancelled"
+
+
 async def test_a_response_in_the_foreground_is_not_cancelled_by_its_id(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:

@@ -240,7 +240,7 @@ def _add_cancel_route(router: APIRouter, context: GatewayContext, keys: Keys, id
         response: ResponseId,
         request: Request,
     ) -> Response:
-        """Cancel its run and wait a little for the end; one that is over stays as it is.
+        """Cancel its run and wait a little for the end. A response that is over stays as it is, and so does its run.
 
         Only a response that was created with `background: true` can be cancelled, as with OpenAI.
         """
@@ -249,11 +249,12 @@ def _add_cancel_route(router: APIRouter, context: GatewayContext, keys: Keys, id
             stored_response = await _find_stored(context, response, caller)
             if not stored_response.subject.state.turn.wire.get("background"):
                 raise InvalidRequest(NOT_BACKGROUND_MESSAGE)
-            store = context.store.of_tenant(caller.tenant)
-            row = await store.run(stored_response.subject.state.run)
-            await cancel.stop(store, context.queue, row, context.now())
-            stopped_response = await _find_stored(context, response, caller)
-            return json_reply(reply.render_response(stopped_response.subject, stopped_response.end))
+            if reply.status_of(stored_response.subject, stored_response.end) in ("queued", "in_progress"):
+                store = context.store.of_tenant(caller.tenant)
+                row = await store.run(stored_response.subject.state.run)
+                await cancel.stop(store, context.queue, row, context.now())
+                stored_response = await _find_stored(context, response, caller)
+            return json_reply(reply.render_response(stored_response.subject, stored_response.end))
 
         return await idempotency.reply(request, caller, body, stop, has_content=True)
 
