@@ -11,7 +11,8 @@
     │                                        WorkerMalformed · WorkerTruncated · WorkerMisconfigured 502
     ├ RunEnded         a terminal state      RunCancelled 499 · RunExpired 504 · RunOverBudget 429 · RunFailed 502
     │                                        RunRefused 400 · RunRateLimited, RunOutOfQuota 429
-    ├ OursError        blame us, never 401   StoreUnavailable 503, as is RunUndecided · QueueUnavailable 503
+    ├ OursError        blame us, never 401   StoreUnavailable 503, as are RunUndecided and
+    │                                        ContentKeyUnavailable · QueueUnavailable 503
     │                                        LeaseLost, ArchiveUnavailable (stay inside)
     └ RecordDamaged    blame the database    500, and no request can mend it
 
@@ -416,6 +417,10 @@ class StoreUnavailable(OursError):
     """The database is unavailable, so nothing was started; send the request again shortly."""
 
     code = "store_unavailable"
+
+
+class ContentKeyUnavailable(StoreUnavailable):
+    """The key under which the content is encrypted cannot be used; BATON_CONTENT_KEYS names the master keys."""
 
 
 class RunUndecided(StoreUnavailable):

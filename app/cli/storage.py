@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from app.cli import terminal
 from app.core.run.identifiers import run_of_reply
-from app.errors import NotFound, RunPruned, StoreUnavailable
+from app.errors import ContentKeyUnavailable, NotFound, RunPruned, StoreUnavailable
 from app.process.config import Settings, content_keys, describe, read
 from app.store.archive import Archive, open_archive
 from app.store.protocol import Actor, RunQuery, RunRow, Store
@@ -69,7 +69,8 @@ def name_database_in_failures(settings: Settings) -> Iterator[None]:
 async def existing_database(settings: Settings) -> AsyncIterator[None]:
     """Require that the configured database exists, and explain why it could not be used.
 
-    The message of `StoreUnavailable` names the database and the cause; log lines of the store are suppressed.
+    The message of `StoreUnavailable` names the database and the cause, or the key of a content that cannot be used; log
+    lines of the store are suppressed.
     """
     logging.getLogger("app.store").setLevel(logging.ERROR)
     if not revisions.exists(settings.database_url):
@@ -79,6 +80,8 @@ async def existing_database(settings: Settings) -> AsyncIterator[None]:
         )
     try:
         yield
+    except ContentKeyUnavailable:
+        raise
     except StoreUnavailable:
         cause = await asyncio.to_thread(revisions.cause, settings.database_url)
         words = cause or "it did not answer; `baton doctor` looks further"

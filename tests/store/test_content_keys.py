@@ -18,6 +18,7 @@ from sqlalchemy import Connection, func, select
 from app.__main__ import main
 from app.cli.retention import erase
 from app.core.records import content_ref
+from app.core.transparency.notes import Signer
 from app.errors import StoreUnavailable
 from app.store.archive import open_archive
 from app.store.protocol import ContentQuery, Entry
@@ -174,6 +175,22 @@ def test_the_commands_read_erase_and_rewrap_with_the_key(tmp_path: Path, monkeyp
         assert main(["runs", "ls"], environ | {"BATON_CONTENT_KEYS": "short"}) == 2
     assert "BATON_CONTENT_KEYS" in errors.getvalue()
     assert "openssl rand -base64 32" in errors.getvalue()
+
+
+@pytest.mark.parametrize("line", ["audit check", "audit verify", "audit export FILE"])
+def test_a_command_without_the_master_key_says_which_setting_it_needs(tmp_path: Path, line: str) -> None:
+    url = f"sqlite:///{tmp_path}/baton.db"
+
+    async def fill() -> None:
+        async with open_store(url, content_keys=[FIRST]) as store:
+            await store.append(run_of("ours"))
+            await store.log.seal([Signer("log.example/baton", SECOND)], lambda: bytes(16))
+
+    asyncio.run(fill())
+    with redirect_stderr(StringIO()) as errors:
+        status = main(line.replace("FILE", str(tmp_path / "export")).split(), {"BATON_DATA_DIR": str(tmp_path)})
+    assert status in (1, 2)
+    assert "The content is encrypted; set BATON_CONTENT_KEYS" in errors.getvalue()
 
 
 class FakeKms(BaseHTTPRequestHandler):

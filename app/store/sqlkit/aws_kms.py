@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any, Final
 
-from app.errors import ConfigInvalid, StoreUnavailable
+from app.errors import ConfigInvalid, ContentKeyUnavailable
 
 SCHEME: Final = "aws-kms:"
 """Stands before the key's id, alias or ARN."""
@@ -48,7 +48,7 @@ class AwsKms:
         return bytes(answer["Plaintext"])
 
     def _ask(self, verb: str, **fields: Any) -> Any:
-        """Return the service's answer. Raises `StoreUnavailable`, and the library's `ClientError` for a wrong
+        """Return the service's answer. Raises `ContentKeyUnavailable`, and the library's `ClientError` for a wrong
         ciphertext."""
         try:
             if self._client is None:
@@ -59,6 +59,8 @@ class AwsKms:
             code = error.response.get("Error", {}).get("Code")
             if code == "InvalidCiphertextException":
                 raise
-            raise StoreUnavailable(f"The key {self._key} of AWS KMS cannot be used: {code}.") from None
+            raise ContentKeyUnavailable(f"The key {self._key} of AWS KMS cannot be used: {code}.") from None
         except (self._failures.BotoCoreError, OSError) as error:
-            raise StoreUnavailable(f"The key {self._key} of AWS KMS cannot be used: {type(error).__name__}.") from None
+            raise ContentKeyUnavailable(
+                f"The key {self._key} of AWS KMS cannot be used: {type(error).__name__}."
+            ) from None

@@ -17,7 +17,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Final
 
 from app.core.records import record
-from app.errors import StoreUnavailable
+from app.errors import ContentKeyUnavailable
 from app.store.sqlkit.aws_kms import AwsKms
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Keyring:
     def load(self, rows: Iterable[StoredKey], ids: Collection[str] = ()) -> None:
         """Take content keys into use. Those of the `ids` that have no row were destroyed.
 
-        Raises `StoreUnavailable` for a key whose master key is not there.
+        Raises `ContentKeyUnavailable` for a key whose master key is not there.
         """
         for row in rows:
             if self._loaded.get(row.id) is None:
@@ -135,7 +135,7 @@ class Keyring:
             self._loaded.setdefault(name, None)
 
     def rewrap(self, row: StoredKey) -> StoredKey:
-        """Return the content key encrypted under the present master key. Raises `StoreUnavailable`."""
+        """Return the content key encrypted under the present master key. Raises `ContentKeyUnavailable`."""
         wrapped = self._wrap(row.id, row.tenant, self._unwrap(row))
         return StoredKey(row.id, row.tenant, row.made_at, self.present, wrapped, row.retired_at)
 
@@ -169,15 +169,15 @@ class Keyring:
     def _unwrap(self, row: StoredKey) -> bytes:
         master = self._masters.get(row.master)
         if master is None and not self._masters:
-            raise StoreUnavailable(f"The {NO_KEYS}.")
+            raise ContentKeyUnavailable(f"The {NO_KEYS}.")
         if master is None:
-            raise StoreUnavailable(
+            raise ContentKeyUnavailable(
                 f"The content of the tenant {row.tenant} is encrypted under a master key ({row.master}) that is not in "
                 "BATON_CONTENT_KEYS; add it behind the present one."
             )
         key = master.decrypt(bytes(row.wrapped), f"{row.id} {row.tenant}")
         if key is None:
-            raise StoreUnavailable(f"The content key {row.id} of the tenant {row.tenant} is damaged.")
+            raise ContentKeyUnavailable(f"The content key {row.id} of the tenant {row.tenant} is damaged.")
         return key
 
 
