@@ -28,6 +28,8 @@ TOKENS = 100_000_000
 """Above any context window; a count beyond it is a fault, not a bill."""
 MOST_LOGPROBS = 20
 """The most alternatives of a token that OpenAI's two formats let be asked for."""
+MOST_LEVELS = 64
+"""The deepest nesting of a reply's JSON that is handed on. The JSON library reads 1,024 levels and writes 254."""
 DOCUMENT_NAME = "document.pdf"
 """The file name of a PDF that has none; OpenAI's two formats want one."""
 _ESCAPES = re.compile(
@@ -44,6 +46,27 @@ def parse(data: bytes, sender: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise malformed_reply(sender, "no JSON object")
     return value
+
+
+def refuse_deep(value: object, sender: str) -> None:
+    """Raise WorkerMalformed for JSON that is nested too deeply to be stored and sent again."""
+    if _is_deep(value):
+        raise malformed_reply(sender, f"JSON of more than {MOST_LEVELS} levels")
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(MOST_LEVELS + 1):
+        deeper: list[object] = []
+        for entry in level:
+            if isinstance(entry, dict):
+                deeper += entry.values()
+            elif isinstance(entry, list):
+                deeper += entry
+        if not deeper:
+            return False
+        level = deeper
+    return True
 
 
 def peek(data: bytes) -> object:
@@ -239,15 +262,19 @@ class StreamedCalls:
 def arguments_text(arguments: object, sender: str) -> str:
     """Return arguments as JSON text, whether they came as text or as an object."""
     if isinstance(arguments, dict):
+        refuse_deep(arguments, sender)
         return orjson.dumps(arguments).decode()
     return words(arguments, sender)
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
-    """Return arguments as an object, for formats that want one; other values, from another history, are wrapped."""
+    """Return arguments as an object, for formats that want one; other values, from another history, are wrapped, and
+    what is nested too deeply is wrapped as text."""
     try:
         value = orjson.loads(arguments or "{}")
     except orjson.JSONDecodeError:
+        value = arguments
+    if _is_deep(value):
         value = arguments
     if isinstance(value, dict):
         return value

@@ -28,7 +28,7 @@ from app.errors import (
 )
 from app.network.http_client import async_client
 from app.providers.authentication import Authentication, authentication
-from app.providers.document import peek
+from app.providers.document import peek, refuse_deep
 from app.providers.excerpt import excerpt, label
 from app.providers.faults import WORDS, error_by_status, fault, malformed_reply
 
@@ -284,14 +284,14 @@ async def exchange(
             if call.is_whole:
                 pieces: list[Piece] = []
                 reader.read_whole(await call.read_rest(), pieces)
-                _end(reader, pieces)
+                _end(reader, pieces, request.sender)
                 yield pieces
                 return
             if decoder is None:
                 decoder = EventReader(request.sender)
             while not reader.done:
                 read = await call.read(answered=reader.complete)
-                pieces, error = _pieces(reader, decoder, read)
+                pieces, error = _pieces(reader, decoder, read, request.sender)
                 if pieces:
                     yield pieces
                 if error is not None:
@@ -306,7 +306,9 @@ async def exchange(
         raise
 
 
-def _pieces(reader: ReplyReader, decoder: StreamDecoder, read: bytes) -> tuple[list[Piece], WorkerError | None]:
+def _pieces(
+    reader: ReplyReader, decoder: StreamDecoder, read: bytes, sender: str
+) -> tuple[list[Piece], WorkerError | None]:
     """Return the pieces of one read, and its error if it has one: pieces before an error are paid for and are
     returned."""
     pieces: list[Piece] = []
@@ -316,16 +318,17 @@ def _pieces(reader: ReplyReader, decoder: StreamDecoder, read: bytes) -> tuple[l
             if reader.done:
                 break
         if reader.done or not read:
-            _end(reader, pieces)
+            _end(reader, pieces, sender)
     except WorkerError as error:
         return pieces, error
     return pieces, None
 
 
-def _end(reader: ReplyReader, pieces: list[Piece]) -> None:
+def _end(reader: ReplyReader, pieces: list[Piece], sender: str) -> None:
     end = reader.end()
     keepsake = reader.keepsake()
     if keepsake:
+        refuse_deep(keepsake, sender)
         pieces.append(Keepsake(keepsake))
     pieces.append(end)
 

@@ -1,13 +1,17 @@
 """Fields of a provider's reply that have another type than its format says: the reply is malformed, or they are left
 out where nothing depends on them. No reply may break its reader, whose bug it would be taken for."""
 
+import json
+
 import orjson
 import pytest
 
-from app.core.message.chat import End, Piece, Words
+from app.core.message.chat import End, Message, Piece, Text, ToolCall, Words
 from app.errors import WorkerMalformed
 from app.providers.adapters.anthropic import Reply
 from app.providers.adapters.openai import Completion
+from tests.conformance.wire_formats import FORMATS, Format, connected, request
+from tests.stubs import ProviderStub, Raw
 
 CALL = {"id": "call-1", "function": {"name": "add", "arguments": "{}"}}
 TOOL = {"type": "tool_use", "id": "call-1", "name": "add", "input": {}}
@@ -35,3 +39,32 @@ def test_reasoning_that_is_none_is_left_out() -> None:
     reader.event(chunk({}, finish="stop"), pieces)
     assert pieces == [Words("Yes.")] * 4
     assert isinstance(reader.end(), End)
+
+
+DEEP = '{"a":' * 300 + "1" + "}" * 300
+"""More levels than the JSON library writes; it reads them."""
+
+
+@pytest.mark.parametrize("field", ["arguments", "extra_content", "reasoning_details"])
+async def test_what_is_nested_too_deeply_to_be_written_again_is_malformed(stub: ProviderStub, field: str) -> None:
+    call, message = CALL, {"role": "assistant"}
+    if field == "arguments":
+        call = CALL | {"function": {"name": "add", "arguments": orjson.loads(DEEP)}}
+    elif field == "extra_content":
+        call = CALL | {"extra_content": orjson.loads(DEEP)}
+    else:
+        message |= {"reasoning_details": [{"type": "a", "data": orjson.loads(DEEP)}]}
+    choice = {"index": 0, "delta": message | {"tool_calls": [call]}, "finish_reason": "tool_calls"}
+    stub.always("*", Raw(body=f"data: {json.dumps({'choices': [choice]})}\n\ndata: [DONE]\n\n"))
+    async with connected(FORMATS["openai"], stub) as line:
+        with pytest.raises(WorkerMalformed, match="JSON of more than 64 levels"):
+            await line.pieces(request())
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=list(FORMATS))
+async def test_arguments_that_are_nested_too_deeply_are_sent_on_as_text(stub: ProviderStub, form: Format) -> None:
+    called = Message("assistant", (), calls=(ToolCall("call-1", "add", DEEP),))
+    question, result = Message("user", (Text("1 + 2"),)), Message("tool", (Text("3"),), call_id="call-1")
+    async with connected(form, stub) as line:
+        await line.pieces(request(question, called, result))
+    assert "a" * 300 in stub.requests[-1].body.decode().replace('\\"', "").replace("{", "").replace(":", "")
