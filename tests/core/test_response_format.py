@@ -38,6 +38,8 @@ def test_what_validates_has_no_faults(text: str) -> None:
         ('{"x": 1, "tags": ["a", 2]}', "at tags[1]: "),
         ('{"x": 1, "y": 2}', "Additional properties"),
         ("[1]", "at the top: "),
+        (r'{"x": 1, "tags": ["\ud83d"]}', "half of a surrogate pair"),
+        ('{"x": ' + "[" * 300 + "]" * 300 + "}", "nested too deeply"),
     ],
 )
 def test_every_fault_names_its_place(text: str, fault: str) -> None:
@@ -140,5 +142,6 @@ def test_a_repair_shows_the_answer_and_its_faults(constrained: bool) -> None:
 
 @given(st.text() | st.from_type(dict).map(str))
 def test_no_text_raises(text: str) -> None:
-    faults(Form(POINT), text)
-    faults(Form(), text)
+    for each in (text, json.dumps({"x": text}), json.dumps({"x": text + "\ud800"})):
+        faults(Form(POINT), each)
+        faults(Form(), each)

@@ -163,11 +163,12 @@ def faults(form: Form, text: str) -> tuple[str, ...]:
         if isinstance(value, dict):
             return ()
         return ("it is not a JSON object",)
-    reasons = []
-    for error in validator(form.schema).iter_errors(value):
-        reasons.append(f"at {_place(error.instance_path)}: {error.message}"[:FAULT_CHARS])
-        if len(reasons) == FAULTS:
-            break
+    its_validator, reasons = validator(form.schema), list[str]()
+    try:
+        for error in islice(its_validator.iter_errors(value), FAULTS):
+            reasons.append(f"at {_place(error.instance_path)}: {error.message}"[:FAULT_CHARS])
+    except ValueError:  # the validator cannot take the value
+        return ("it has half of a surrogate pair, or is nested too deeply",)
     return tuple(reasons)
 
 
