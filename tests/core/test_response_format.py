@@ -38,7 +38,7 @@ def test_what_validates_has_no_faults(text: str) -> None:
         ('{"x": 1, "tags": ["a", 2]}', "at tags[1]: "),
         ('{"x": 1, "y": 2}', "Additional properties"),
         ("[1]", "at the top: "),
-        (r'{"x": 1, "tags": ["\ud83d"]}', "half of a surrogate pair"),
+        (r'{"x": "\ud83d"}', "half of a surrogate pair"),
         ('{"x": ' + "[" * 300 + "]" * 300 + "}", "nested too deeply"),
     ],
 )
