@@ -135,6 +135,7 @@ async def test_the_tokens_of_input_are_counted_with_what_stands_before_it(
     offered = await count_tokens(input="Hi", tools=[SPAWN], instructions="Be brief.")
     assert 0 < alone < after
     assert alone < offered
+    assert 0 < await count_tokens() < await count_tokens(instructions="Be brief.") < offered
     assert len(stub.requests) == calls
     wrong = await client.post("/v1/responses/input_tokens", json={"model": "gpt-x", "input": "Hi"})
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (404, "model_not_found")

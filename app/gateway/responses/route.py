@@ -301,6 +301,9 @@ def _order(
     if reasoning is not None:
         wire |= {"effort": reasoning.effort, "summary": reasoning.summary}
     task = _task(response_request, before)
+    asked = task.messages[1:] if response_request.instructions else task.messages
+    if not any(message.parts or message.calls for message in asked):
+        raise InvalidRequest("Invalid value for 'input': at least one of its items must have content.", param="input")
     tier = resolve_tier(context.catalog(), caller.key, response_request.model)
     options = RequestOptions(
         model=response_request.model,
@@ -321,13 +324,7 @@ def _order(
 def _task(response_request: ResponsesRequest, before: StoredResponse | None) -> Task:
     """Return the task of a request, with the conversation and the tools on offer that the response before leaves."""
     if before is None:
-        task = task_of(response_request, ())
-        asked = task.messages[1:] if response_request.instructions else task.messages
-        if not any(message.parts or message.calls for message in asked):
-            raise InvalidRequest(
-                "Invalid value for 'input': at least one of its items must have content.", param="input"
-            )
-        return task
+        return task_of(response_request, ())
     calls = before.end.calls if before.end is not None else ()
     return task_of(response_request, before.messages, tools_loaded_after(before.subject.turn_task.toolbox, calls))
 
