@@ -109,8 +109,12 @@ def find_eligible(catalog: Catalog, tier: Tier, task: Task, least: Reading, over
 
     `least` is what every worker of the run reads in any of its steps.
     """
-    size = input_bound(task.messages, tool_bytes(task.toolbox)) // 4
-    needs = Needs(images=task.has_images, documents=task.has_documents, tools=task.needs_tools, context=size)
+    needs = Needs(
+        images=task.has_images,
+        documents=task.has_documents,
+        tools=task.needs_tools,
+        context=estimate_input(task),
+    )
     workers: list[Worker] = []
     excluded: dict[str, str] = {}
     for name in tier.pool:
@@ -320,6 +324,11 @@ def affordable_output(worker: Worker, input_tokens: int, max_tokens: int, *, flo
         else:
             high = middle - 1
     return low
+
+
+def estimate_input(task: Task) -> int:
+    """Return the likely tokens of a conversation with the tools that are on offer: four bytes a token."""
+    return input_bound(task.messages, tool_bytes(task.toolbox)) // 4
 
 
 def estimate_usage(messages: Sequence[Message], text: str) -> Usage:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.message.chat import labels_of
-from app.core.pool import policy
+from app.core.pool.policy import estimate_input
 from app.engine.runs.admission import Order
 from app.gateway.anthropic import reply
 from app.gateway.anthropic.request import (
@@ -66,8 +66,7 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
             message_request = read_count(body)
             resolve_tier(context.catalog(), caller.key, message_request.model)
             task = task_of(message_request)
-            likely = policy.estimate_usage(task.messages, "").input + policy.tool_bytes(task.toolbox) // 4
-            return json_reply({"input_tokens": likely})
+            return json_reply({"input_tokens": estimate_input(task)})
 
         return await idempotency.reply(request, caller, body, count)
 

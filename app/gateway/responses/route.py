@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.message.chat import Task, labels_of
-from app.core.pool import policy
+from app.core.pool.policy import estimate_input
 from app.core.run import caller_view
 from app.core.run.caller_view import Position
 from app.core.run.state import RunState
@@ -177,8 +177,7 @@ def _add_count_route(router: APIRouter, context: GatewayContext, keys: Keys, ide
             before = await _find_previous_response(context, response_request, caller)
             resolved_request = await _resolve_references(context, response_request, caller)
             task = _task(resolved_request, before)
-            likely = policy.estimate_usage(task.messages, "").input + policy.tool_bytes(task.toolbox) // 4
-            return json_reply({"object": "response.input_tokens", "input_tokens": likely})
+            return json_reply({"object": "response.input_tokens", "input_tokens": estimate_input(task)})
 
         return await idempotency.reply(request, caller, body, count)
 
