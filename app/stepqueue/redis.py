@@ -35,7 +35,7 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, OutOfMemoryError, ReadOnlyError, ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from app.core.records import record
@@ -125,7 +125,7 @@ class RedisQueue:
     def healthy(self) -> bool:
         """See the seam."""
         breaker = self._breaker
-        if self._closed or breaker.open or breaker.full:
+        if self._closed or breaker.open or breaker.write_fault is not None:
             return False
         return all(subscriber.subscribed for subscriber in self._subscribers)
 
@@ -232,8 +232,11 @@ class RedisQueue:
         fault = await self._eviction_fault()
         if fault is not None:
             raise QueueUnavailable(fault, code=MAY_EVICT)
-        if self._breaker.full:
+        refusal = self._breaker.write_fault
+        if isinstance(refusal, OutOfMemoryError):
             raise QueueUnavailable("Redis is out of memory and takes no tickets.", code="queue_full")
+        if refusal is not None:
+            raise QueueUnavailable(f"Redis takes no tickets: {refusal}", code="queue_refuses_writes")
 
     async def close(self) -> None:
         """End the subscriptions, refuse new calls, let those in flight end, and disconnect. May be called twice."""
@@ -342,7 +345,8 @@ class CircuitBreaker:
     time limit.
 
         closed   calls go through
-        full     the server is out of memory: it takes no new tickets, everything else goes through
+        closed, with a `write_fault`
+                 the server refuses writes: it takes no new tickets, and calls go through as far as it lets them
         open     the server does not answer: nothing is tried, and calls that wait for an answer are ended at once
 
     A probe goes out every second, and every quarter of a second after a first failure, be it of a probe or of a call;
@@ -363,7 +367,9 @@ class CircuitBreaker:
         self.open = False
         self.refused = False
         """True while it is open because the server refuses our login."""
-        self.full = False
+        self.write_fault: ResponseError | None = None
+        """The error with which the server refuses writes, because it is out of memory, cannot save to its disk or lacks
+        replicas; None while it takes them."""
 
     def close(self) -> None:
         """Let `watch` return."""
@@ -415,8 +421,10 @@ class CircuitBreaker:
                 await self._client.connection_pool.disconnect(inuse_connections=False)
             if _means_unavailable(fault):
                 return
+            if isinstance(fault, ResponseError) and not isinstance(fault, NoPermissionError):
+                self._note_refused_write(fault)
         else:
-            self.full = False
+            self.write_fault = None
         if self.open:
             self.open = self.refused = False
             log.warning("Redis answers again.")
@@ -426,9 +434,13 @@ class CircuitBreaker:
         if _means_unavailable(fault):
             self._open(fault)
         elif isinstance(fault, OutOfMemoryError):
-            if not self.full:
-                log.error("Redis is out of memory; new tickets wait in the database for engines that look there.")
-            self.full = True
+            self._note_refused_write(fault)
+
+    def _note_refused_write(self, fault: ResponseError) -> None:
+        if self.write_fault is None:
+            words = "is out of memory" if isinstance(fault, OutOfMemoryError) else f"refuses writes ({fault})"
+            log.error("Redis %s; new tickets wait in the database for engines that look there.", words)
+        self.write_fault = fault
 
     def _open(self, fault: BaseException) -> None:
         self.refused = isinstance(fault, AuthenticationError)

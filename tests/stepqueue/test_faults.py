@@ -373,6 +373,20 @@ async def test_a_server_out_of_memory_refuses_tickets(server: servers.Server, qu
     await until(lambda: queue.healthy)
 
 
+async def test_a_server_that_refuses_writes_is_not_healthy(server: servers.Server, queue: RedisQueue) -> None:
+    """As one does that cannot save to its disk (MISCONF), or that has lost its replicas (NOREPLICAS)."""
+    async with Redis.from_url(server.url) as client:
+        await client.config_set("min-replicas-to-write", "1")
+        await until(lambda: not queue.healthy)
+        with pytest.raises(QueueUnavailable, match="Not enough good replicas") as refusal:
+            await queue.ready()
+        assert refusal.value.public_code == "queue_refuses_writes"
+        await client.config_set("min-replicas-to-write", "0")
+    await until(lambda: queue.healthy)
+    await queue.ready()
+    await queue.enqueue([ticket(1)])
+
+
 async def test_rubbish_is_dropped(server: servers.Server, queue: RedisQueue) -> None:
     messages: list[Live] = []
     keys = KeyNames("baton")
