@@ -91,6 +91,7 @@ T = TypeVar("T")
 
 CHUNK = 200
 """Most runs or tickets that one transaction renews: other writers wait for its locks."""
+OVERLONG = "The database took too long for this request, though it answers others; ask for less at a time."
 READY_SECONDS = 2.0
 """Seconds within which a write must succeed for the database to count as ready. Less than `/readyz` waits for a check,
 which is less than the chart's probes wait for a reply, so that a probe is given the reason and not a time-out."""
@@ -647,6 +648,8 @@ class SqlStore(TenantVerbs):
         """Report a fault, and return it as the error that callers of the store are given."""
         if fault.reason == "foreign":
             return NotFound()
+        if fault.reason == "overlong":
+            return StoreUnavailable(OVERLONG, retry_after=1.0)
         if fault.reason in AWAY:
             self.availability.report_away(fault.describe_cause())
         return StoreUnavailable(retry_after=1.0)

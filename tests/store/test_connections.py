@@ -102,7 +102,7 @@ async def test_a_connection_is_not_used_again_whose_statement_was_broken_off(
                 await going
         else:
             runner._seconds = 0.1
-            with pytest.raises(Fault, match="down"):
+            with pytest.raises(Fault, match="overlong"):
                 await runner.read(ask(runner, "pg_sleep(5)"))
             runner._seconds = PATIENCE_SECONDS
         assert await runner.read(ask(runner, PID)) != before

@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -203,6 +204,20 @@ async def test_dead_connections_in_the_pool_are_nobodys_error(proxy: Proxy, post
         proxy.mood = "open"
         await store.append(note("run"))
         assert (await store.run("run")).seq == 2
+
+
+async def test_a_database_that_answers_others_is_not_away_because_one_read_takes_too_long(
+    migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sql, "Postgres", partial(postgres.Postgres, work_seconds=1.0))
+    async with open_store(migrated_postgres_url) as store:
+        reading = asyncio.create_task(store._read(lambda conn: conn.exec_driver_sql("SELECT pg_sleep(60)")))
+        while not reading.done():
+            await store.clock()
+        with pytest.raises(StoreUnavailable, match="took too long"):
+            await reading
+        assert store.healthy
+        assert store.seconds_since_recovery == inf
 
 
 async def test_a_store_opens_before_its_database_is_up(proxy: Proxy, postgres_url: str) -> None:

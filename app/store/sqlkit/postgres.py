@@ -541,8 +541,11 @@ class Postgres:
     def _fault(self, error: Exception, unanswered: object = None) -> Fault:
         reason = reason_of(error, self.dialect)
         not_opened = isinstance(error, NoConnection) or sqlstate(error) == TOO_MANY
-        if not_opened and self._connections.has_answered_within(CONNECT_SECONDS):
+        answers_others = self._connections.has_answered_within(CONNECT_SECONDS)
+        if not_opened and answers_others:
             reason = "slow"
+        elif isinstance(error, TimeoutError) and answers_others:
+            reason = "overlong"
         if reason == "lost":
             self._connections.note_loss()
         if unanswered is not None and not sqlstate(error).startswith(NEVER_COMMITTED):

@@ -16,7 +16,7 @@ from app.errors import ConfigInvalid
 from app.telemetry import PoolUse
 
 T = TypeVar("T")
-Reason = Literal["down", "slow", "busy", "lost", "contended", "refused", "foreign", "undecided"]
+Reason = Literal["down", "slow", "overlong", "busy", "lost", "contended", "refused", "foreign", "undecided"]
 
 LOCK_SECONDS = 2.0
 """Longest wait for a lock of another transaction."""
@@ -43,6 +43,7 @@ class Fault(Exception):
     * `down`: it cannot be reached, or did not answer in time.
     * `slow`: a new connection did not open in time, as on a machine without CPU to spare, or the server had none left,
       as when it still counts those that were lost; but it has answered others meanwhile. The work may be repeated.
+    * `overlong`: it was not done in the time that work may take; but the server has answered others meanwhile.
     * `busy`: all connections of this process are in use.
     * `lost`: the connection broke before COMMIT; the work may be repeated on another one.
     * `contended`: another transaction was in the way; the work may be repeated.
