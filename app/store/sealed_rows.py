@@ -20,7 +20,6 @@ from sqlalchemy import (
     bindparam,
     case,
     cast,
-    exists,
     func,
     or_,
     select,
@@ -366,11 +365,12 @@ class SealedRows:
         table = KINDS[kind]
         keys = list(table.primary_key.columns)
         last: tuple[Any, ...] | None = None
+        at_once = ROWS if kind == "feedback" else PAGE  # no index leads to its entries: each time the log is read
         while True:
             query = select(table).order_by(*keys).limit(ROWS)
             page = [named_columns(row) for row in self._conn.execute(_behind(query, keys, last)).mappings()]
-            for start in range(0, len(page), PAGE):
-                some_rows = page[start : start + PAGE]
+            for start in range(0, len(page), at_once):
+                some_rows = page[start : start + at_once]
                 ids = [_id_of(row, keys) for row in some_rows]
                 entries = self.entries_about(kind, ids)
                 for id_, row in zip(ids, some_rows, strict=True):
@@ -383,9 +383,9 @@ class SealedRows:
         """Yield the last entry of this kind about each thing that is not stored."""
         table = RUNS if kind == "run" else KINDS[kind]
         row = LOG_LEAVES.c
-        last = select(func.max(row.place)).where(row.kind == kind).group_by(row.id)
-        stored = exists(select(table.primary_key.columns[0]).where(_has_id(table, row.id)))
-        query = select(LOG_LEAVES).where(row.place.in_(last), ~stored).order_by(row.place)
+        absent_ids = select(row.id).where(row.kind == kind).except_(select(_identity(table)))
+        last = select(func.max(row.place)).where(row.kind == kind, row.id.in_(absent_ids)).group_by(row.id)
+        query = select(LOG_LEAVES).where(row.place.in_(last)).order_by(row.place)
         for entry_row in self._conn.execute(query):
             yield _log_row(entry_row._mapping)
 
@@ -443,14 +443,13 @@ def _id_of(row: Row, keys: Sequence[Any]) -> str:
     return "\n".join([str(row[key.name]) for key in keys])
 
 
-def _has_id(table: Table, id_: Any) -> Any:
-    """Return the condition that a row has this id of an entry."""
-    keys = list(table.primary_key.columns)
-    first, *others = keys
+def _identity(table: Table) -> ColumnElement[str]:
+    """Return the id of an entry about a row of a table."""
+    first, *others = table.primary_key.columns
     identity: ColumnElement[str] = first if first.type.python_type is str else cast(first, Text)
     for key in others:
         identity = identity + "\n" + key
-    return identity == id_
+    return identity
 
 
 def _behind(query: Any, keys: Sequence[Any], last: tuple[Any, ...] | None) -> Any:

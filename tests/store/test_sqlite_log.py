@@ -15,6 +15,7 @@ from app.core.records import content_ref
 from app.store.archive import read_accounts
 from app.store.protocol import RunQuery
 from app.store.rows import budgets, log_sources, runs
+from app.store.sealed_rows import SealedRows
 from app.store.sql import open_store
 from app.store.sqlkit.runner import parse_url
 from app.store.sqlkit.sqlite import LOG_BYTES, Sqlite
@@ -111,6 +112,17 @@ def test_sums_over_all_accounts_of_budgets_read_the_rows_once(
     with reader_of_plans(url) as (conn, plan_of):
         assert "CORRELATED" not in plan_of(lambda: budgets.use(conn, "tenant/key/*/day", limit=1, account=None))
         assert "CORRELATED" not in plan_of(lambda: read_accounts(conn))
+
+
+def test_entries_of_the_log_without_a_row_are_found_in_one_pass_over_the_rows(
+    tmp_path: Path, make_schema: Callable[[str], None]
+) -> None:
+    url = f"sqlite:///{tmp_path}/baton.db"
+    make_schema(url)
+    with reader_of_plans(url) as (conn, plan_of):
+        stored = SealedRows(conn, lambda _place, body: body)
+        assert "CORRELATED" not in plan_of(lambda: list(stored.find_entries_without_row("run")))
+        assert "CORRELATED" not in plan_of(lambda: list(stored.find_entries_without_row("admin_event")))
 
 
 def test_rows_that_are_to_be_sealed_are_found_by_their_primary_keys(
