@@ -192,7 +192,10 @@ async def test_a_waiting_run_goes_on_with_its_results(stub: ProviderStub, client
     first = await create_response(client, tools=[ADD], instructions="Be brief.")
     [call] = first["output"]
     result = [{"type": "function_call_output", "call_id": call["call_id"], "output": "4"}]
-    second = await create_response(client, input=result, previous_response_id=first["id"], tools=[ADD])
+    later = {"previous_response_id": first["id"], "instructions": "Be long."}
+    second = await create_response(client, input=result, tools=[ADD], **later)
+    assert second["instructions"] == "Be brief."
+    assert stub.requests_for("alpha")[-1].json["messages"][0]["content"] == "Be brief."
     assert (text_of(second), second["id"], second["previous_response_id"]) == ("Four.", f"{first['id']}_1", first["id"])
     assert (await client.get(f"/v1/responses/{first['id']}")).json() == first
     assert (await client.get(f"/v1/responses/{second['id']}")).json() == second

@@ -161,7 +161,10 @@ RESPONSES: Final[Mapping[str, Parameter]] = {
         "A text, or items: messages, calls of functions and of custom tools, searches for tools, their outputs, "
         "additional tools, compactions, references to items of stored responses; reasoning items are left out."
     ),
-    "instructions": _honour("A message before the conversation; not carried over to the next response."),
+    "instructions": _honour(
+        "A message before the conversation; not carried over to the next response. A run that goes on with the results "
+        "of its calls keeps those that it began with."
+    ),
     "previous_response_id": _honour("Goes on with that response's conversation, or its waiting run."),
     "tools": _honour(
         "At most 128 functions, also in namespaces, and custom tools. `strict` has the effect that it has in a chat "
