@@ -1,4 +1,5 @@
-"""The audit: applies every rule to each run. Memory is bounded by the largest page of runs."""
+"""The audit: applies every rule to each run. Memory is bounded by the largest page of runs, and by
+the ids of all runs where a file is read."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

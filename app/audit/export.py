@@ -196,18 +196,20 @@ class Export:
     def _records(self) -> Iterator[Record]:
         gathered: _PartialRun | None = None
         has_ledger = self._head()["version"] not in WITHOUT_LEDGER
-        runs = ended = number = 0
+        names: set[str] = set()
+        ended = number = 0
         for number, line in self._lines():
             try:
                 if "run" in line:
                     if gathered is not None:
                         yield gathered.record(has_ledger=has_ledger)
                     gathered = _PartialRun(_decode_run(line["run"]))
-                    runs += 1
+                    self._add_name(number, gathered.row["id"], names)
                 elif "end" in line:
                     ended = number
-                    if line["end"] != runs:
-                        raise self._fault(number, f"says {line['end']} runs, but the file has {runs}; export it again")
+                    if line["end"] != len(names):
+                        words = f"says {line['end']} runs, but the file has {len(names)}; export it again"
+                        raise self._fault(number, words)
                 elif gathered is not None and not OUTSIDE_RUNS & line.keys():
                     gathered.add(line)
             except MALFORMED:
@@ -216,6 +218,12 @@ class Export:
             raise self._fault(number, "is where the file breaks off; export it again")
         if gathered is not None:
             yield gathered.record(has_ledger=has_ledger)
+
+    def _add_name(self, number: int, name: str, names: set[str]) -> None:
+        """Add the name of a run to those of the runs before it, of which it is none."""
+        if name in names:
+            raise self._fault(number, f"is the run {name} once more; a file has each run once")
+        names.add(name)
 
     def _lines_outside_runs(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the lines of a kind that belong to no run: they stand before the first run and behind the last one."""

@@ -87,3 +87,11 @@ async def test_a_file_that_has_not_as_many_runs_as_it_says_is_refused(tmp_path: 
     path.write_text(path.read_text().replace('{"end": 1}', json.dumps({"end": said})))
     with pytest.raises(ConfigInvalid, match=f":{len(LINES) + 2}: says {said} runs, but the file has 1;"):
         await read_all(Export(path))
+
+
+async def test_a_file_that_has_a_run_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write(path, (*LINES, LINES[2], LINES[3]))
+    path.write_text(path.read_text().replace('{"end": 1}', '{"end": 2}'))
+    with pytest.raises(ConfigInvalid, match=f":{len(LINES) + 2}: is the run run_1 once more; a file has each run once"):
+        await read_all(Export(path))
