@@ -795,6 +795,8 @@ def test_a_run_that_was_taken_out_of_an_export_or_put_into_it_is_found(data: Pat
             status, out = verify_file(file.replace(removed, ""), *options)
             assert (status, "it was sealed; the file neither has it" in out) == (1, True)
         assert verify_file(made_at_once.replace(removed, ""))[0] == 0  # what was just sealed may be missing
+    made_earlier = re.sub(r'"at":[0-9.]+', f'"at":{newest - 1_000}', text, count=1)
+    assert "after the time at which the file says" in verify_file(made_earlier.replace(blocks[0], ""))[1]
     a_part = made_later.replace('"whole":true', '"whole":false').replace(blocks[0], "")
     status, out = verify_file(a_part)
     assert (status, "1 runs of the log are not in the file, which says that it has not all" in out) == (0, True)

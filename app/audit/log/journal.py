@@ -35,7 +35,11 @@ class Moments:
     def must_be_sealed(self, at: float) -> bool:
         """Return True if the log must have what was written at this time. What claims to be later than its file is not
         taken for new."""
-        return at < self.sealed_at - UNSEALED_SECONDS or at > self.exported_at + UNSEALED_SECONDS
+        return at < self.sealed_at - UNSEALED_SECONDS or self.is_later_than_file(at)
+
+    def is_later_than_file(self, at: float) -> bool:
+        """Return True for what cannot have been written or sealed before the file was."""
+        return at > self.exported_at + UNSEALED_SECONDS
 
 
 async def check_journal(
@@ -121,6 +125,10 @@ def _check_run(record: Record, entries: Sequence[LogEntry], moments: Moments, re
             words = f"one of the events {before + 1} to {entry.events} is not as it was sealed"
             report.add(Finding("altered", thing, words, entry.place))
             return
+    last = entries[-1]
+    if tree.size and moments.is_later_than_file(min(last.at, record.events[tree.size - 1].at)):
+        words = f"event {tree.size} is of after the time at which the file says that it was written"
+        report.add(Finding("surplus", thing, words, last.place))
     for event in record.events[tree.size :]:
         if moments.must_be_sealed(event.at):
             words = f"the file has event {event.seq}, and it was never sealed"
