@@ -1,11 +1,14 @@
 """`baton holds`: what is placed, listed and released, and what the commands that erase say then."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
+from app.store.sql import open_store
 from tests.cli.test_commands import baton
+from tests.conformance.test_store_retention import admission, end_run
 
 pytestmark = pytest.mark.usefixtures("database_of_commands")
 
@@ -30,6 +33,19 @@ def test_a_hold_lives_from_add_to_release(tmp_path: Path) -> None:
     changes = json.loads(baton(tmp_path, "audit", "changes", "--target", placed["id"], "--json").out)
     assert [change["action"] for change in changes] == ["hold.released", "hold.placed"]
     assert {change["via"] for change in changes} == {"command"}
+
+
+def test_an_erasure_says_of_its_own_runs_what_is_left_and_of_held_ones_that_they_stay(tmp_path: Path) -> None:
+    async def fill() -> None:
+        async with open_store(f"sqlite:///{tmp_path / 'data' / 'baton.db'}") as store:
+            for entry in (admission("run_1"), end_run("run_1", 2.0)):
+                await store.append(entry)
+
+    asyncio.run(fill())
+    (hold,) = json.loads(baton(tmp_path, "holds", "add", "--user", "ann", "--reason", "case 12", "--json").out)
+    result = baton(tmp_path, "runs", "erase", "--user", "ann")
+    assert result.status == 1
+    assert result.out.endswith(f"is left in the database's files. Legal holds ({hold['id']}) keep 1 other run whole.\n")
 
 
 def test_a_hold_that_covers_nothing_or_two_things_is_refused(tmp_path: Path) -> None:

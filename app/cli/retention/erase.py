@@ -156,20 +156,24 @@ def _held_text(held: Mapping[str, str]) -> str:
     if not held:
         return ""
     names = ", ".join(sorted(set(held.values())))
-    return f" Legal holds ({names}) cover {terminal.count(len(held), 'run')}, left as before."
+    return f" Legal holds ({names}) keep {terminal.count(len(held), 'other run')} whole."
 
 
 def _report(settings: Settings, result: EraseResult) -> str:
     text = f"The content of {terminal.count(result.runs, 'run')} is erased; every journal remains."
-    text += _held_text(result.held)
+    return f"{text} {_remains_text(settings, result)}{_held_text(result.held)}"
+
+
+def _remains_text(settings: Settings, result: EraseResult) -> str:
+    """Return the sentences about the bytes of what was erased."""
     if result.overwritten:
-        return f"{text} Nothing of it is left in the database's files."
+        return "Nothing of it is left in the database's files."
     if settings.database_url.startswith("sqlite"):
         return (
-            f"{text} Parts of it may be left in the database's files: a reader was in the way, or the file is too "
+            "Parts of it may be left in the database's files: a reader was in the way, or the file is too "
             "large to be written anew now. Run VACUUM on it while Baton is stopped."
         )
     return (
-        f"{text} Its bytes remain in Postgres's files and statistics until VACUUM (FULL, ANALYZE), in its write-ahead "
+        "Its bytes remain in Postgres's files and statistics until VACUUM (FULL, ANALYZE), in its write-ahead "
         "log and in back-ups."
     )
