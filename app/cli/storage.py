@@ -16,6 +16,7 @@ from app.errors import ContentKeyUnavailable, NotFound, RunPruned, StoreUnavaila
 from app.process.config import Settings, content_keys, describe, read
 from app.store.archive import Archive, open_archive
 from app.store.protocol import Actor, RunQuery, RunRow, Store
+from app.store.run_pages import run_pages
 from app.store.sql import open_store
 from app.store.sqlkit import revisions
 
@@ -103,13 +104,9 @@ async def open_configured_store(settings: Settings) -> AsyncIterator[Store]:
 
 async def every_run(store: Store, query: RunQuery) -> AsyncIterator[RunRow]:
     """Yield all runs that a query selects, in its order. Its limit is not regarded: they are read page by page."""
-    query = replace(query, limit=PAGE_RUNS)
-    while rows := await store.runs(query):
+    async for rows in run_pages(store.runs, replace(query, limit=PAGE_RUNS)):
         for row in rows:
             yield row
-        if len(rows) < PAGE_RUNS:
-            return
-        query = replace(query, before=(rows[-1].created_at, rows[-1].id))
 
 
 async def find_run(store: Store, name: str) -> RunRow:

@@ -43,6 +43,7 @@ from app.core.run.events import PlanAccepted, RunAdmitted, facts
 from app.core.run.kinds import TERMINAL
 from app.core.run.state import CALLER, REPLAY
 from app.store.protocol import ContentReads, RunQuery, RunRow, Store
+from app.store.run_pages import run_pages
 
 VERSION_SUBJECT_PREFIX: Final = "conductor "
 """The name of a subject begins with this if the subject is a version of the tier's own conductor."""
@@ -110,13 +111,10 @@ async def shadows_of(runs: Runs, tier: str, since: float, until: float, *, answe
     return tuple(subjects)
 
 
-async def _pages(runs: Runs, query: RunQuery) -> AsyncIterator[tuple[JournaledRun, ...]]:
+async def _pages(runs: Runs, query: RunQuery) -> AsyncIterator[Sequence[JournaledRun]]:
     """Yield the pages of a query."""
-    while page := await runs.journaled_runs(query):
+    async for page in run_pages(runs.journaled_runs, query):
         yield page
-        if len(page) < query.limit:
-            return
-        query = replace(query, before=(page[-1].created_at, page[-1].id))
         await asyncio.sleep(0)  # figures are made in the event loop: let other tasks in
 
 
@@ -358,15 +356,13 @@ async def _latest_runs(
     latest: list[str] = []
     rows_read = 0
     query = replace(query, origin_kind="", preview=False, limit=ROWS)
-    while rows_read < MOST_ROWS:
-        rows = await store.runs(query)
+    async for rows in run_pages(store.runs, query):
         for row in rows:
             if row.ended_at is not None and is_wanted(row) and not is_arm(catalog, row.model):
                 latest.append(row.id)
-        if len(rows) < ROWS or len(latest) >= MOST_RUNS:
-            break
         rows_read += len(rows)
-        query = replace(query, before=(rows[-1].created_at, rows[-1].id))
+        if rows_read >= MOST_ROWS or len(latest) >= MOST_RUNS:
+            break
     return latest[:MOST_RUNS]
 
 

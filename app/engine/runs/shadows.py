@@ -42,6 +42,7 @@ from app.engine.runs.admission import Order
 from app.engine.runs.registry import Drivers
 from app.errors import Conflict, InvalidRequest, NotFound, OursError, Overloaded
 from app.store.protocol import IdempotencyRecord, RunQuery, RunRow
+from app.store.run_pages import run_pages
 
 EVERY_SECONDS = 2.0
 """Seconds between two looks."""
@@ -135,7 +136,7 @@ class Shadows:
         mark = notes.mark
         recent: set[str] = set()
         query = RunQuery(tier=tier, origin_kind="", since=mark - LATE_SECONDS, ascending=True, limit=PAGE)
-        while rows := await self._context.store.runs(query):
+        async for rows in run_pages(self._context.store.runs, query):
             for row in rows:
                 mark = max(mark, row.created_at)
                 if not is_sampled(row.id, spec.share) or is_arm(catalog, row.model):
@@ -147,9 +148,6 @@ class Shadows:
                     notes = self._count(tier, notes, "queue_full")
                 else:
                     waiting.append(row.id)
-            if len(rows) < PAGE:
-                break
-            query = replace(query, before=(rows[-1].created_at, rows[-1].id))
         return replace(notes, mark=mark, seen=frozenset(recent), waiting=tuple(waiting))
 
     def _count(self, tier: str, notes: ShadowNotes, outcome: str) -> ShadowNotes:

@@ -6,7 +6,6 @@ labels may be large.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter
@@ -24,6 +23,7 @@ from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations
 from app.store.protocol import RunQuery, TenantStore
+from app.store.run_pages import run_pages
 
 MOST_RUNS = 1_000
 """The most past runs to which a file is applied, the newest."""
@@ -174,8 +174,7 @@ def _add_trial_route(router: APIRouter, context: AdminContext, keys: Keys, reade
 async def _try_on_runs(store: TenantStore, catalog: Catalog, query: RunQuery) -> tuple[int, list[RefusedRun]]:
     """Return the number of runs that were looked at, the newest first, and those that would have been refused."""
     run_count, refused_runs = 0, list[RefusedRun]()
-    while run_count < MOST_RUNS:
-        rows = await store.runs(query)
+    async for rows in run_pages(store.runs, query):
         for row in rows:
             try:
                 refusal = find_refused_calls((await store.journal(row.id)).events, catalog)
@@ -184,7 +183,6 @@ async def _try_on_runs(store: TenantStore, catalog: Catalog, query: RunQuery) ->
             if refusal is not None:
                 refused_runs.append(refusal)
         run_count += len(rows)
-        if len(rows) < PAGE:
+        if run_count >= MOST_RUNS:
             break
-        query = replace(query, before=(rows[-1].created_at, rows[-1].id))
     return run_count, refused_runs

@@ -22,6 +22,7 @@ from app.core.pool.snapshot import restore_catalog
 from app.core.rating.economics import MOST_GROUPS, JournaledRun, Report, ReportOptions, TooManyGroups
 from app.errors import ConfigInvalid, Overloaded
 from app.store.protocol import Reports, RunQuery, TenantStore
+from app.store.run_pages import run_pages
 
 Part = Literal["summary", "groups", "dearest", "failures"]
 Row = dict[str, Any]
@@ -87,16 +88,13 @@ async def make(
     report, prices = Report(options, zone), _Prices(catalogs)
     run_count = 0
     query = replace(query, sort="time", ascending=True, before=None, limit=PAGE)
-    while page := await store.journaled_runs(query):
+    async for page in run_pages(store.journaled_runs, query):
         run_count += len(page)
         if most is not None and run_count > most:
             raise TooManyRuns
         await prices.learn(page)
         for run in page:
             report.add(run, prices.of(run))
-        if len(page) < PAGE:
-            break
-        query = replace(query, before=(page[-1].created_at, page[-1].id))
         await asyncio.sleep(0)  # figures are made in the event loop: let other tasks in
     return report.figures()
 
