@@ -76,6 +76,13 @@ async def test_outputs_in_any_order(stub: ProviderStub, client: httpx.AsyncClien
     ]
 
 
+async def test_a_call_may_have_any_id_that_other_servers_give(client: httpx.AsyncClient) -> None:
+    """Such as that of LiteLLM, which puts a signature in base64 behind the id."""
+    id_ = {"call_id": "call_1__thought__a+b/c=="}
+    history = [{"role": "user", "content": "Hi"}, CALL | id_, OUTPUT | id_]
+    await respond(client, input=history)
+
+
 CALL = {"type": "function_call", "call_id": "x", "name": "spawn", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "x", "output": "begun"}
 CHAT = {"role": "tool", "tool_call_id": "x", "content": "begun"}

@@ -11,7 +11,7 @@ from pydantic import AliasChoices, Discriminator, Field, StringConstraints, Tag
 
 from app.core.message.chat import Image, Message, Part, Text, Tool, ToolCall
 from app.errors import InvalidRequest
-from app.gateway.chat.request import IMAGE
+from app.gateway.chat.request import IMAGE, CallId
 from app.gateway.responses import compaction_item, tool_search
 from app.gateway.responses.compaction_item import CompactionItem
 from app.gateway.responses.tool_search import Execution, ToolSearch
@@ -20,7 +20,6 @@ from app.gateway.wire import custom_tools
 from app.gateway.wire.documents import FILE, file_parts, unsupported_error
 from app.gateway.wire.parameters import PartOptions, WireModel, labels_on
 
-CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:|-]{1,256}$")]
 ItemId = Annotated[str, StringConstraints(max_length=256)] | None
 Status = Literal["in_progress", "completed", "incomplete"] | None
 Role = Literal["user", "assistant", "system", "developer"]
