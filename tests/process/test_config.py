@@ -563,6 +563,7 @@ def test_the_pepper_is_made_once(tmp_path: Path) -> None:
     first = pepper(settings).get_secret_value()
     assert len(first) >= 32
     assert pepper(settings).get_secret_value() == first
+    assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "data" / "pepper").stat().st_mode) == 0o600
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["pepper"]
     assert pepper(read({"BATON_PEPPER": "given"})).get_secret_value() == "given"

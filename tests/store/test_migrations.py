@@ -122,6 +122,11 @@ def test_every_version_goes_up_and_down(current: str) -> None:
     assert ask(current, differences) == []
 
 
+def test_the_folder_of_a_new_file_is_its_owners_alone(tmp_path: Path) -> None:
+    migrate(f"sqlite:///{tmp_path}/data/baton.db")
+    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_file_of_the_newest_schema_is_left_alone(
     tmp_path: Path, embedded_database: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

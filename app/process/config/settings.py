@@ -599,7 +599,7 @@ def _embedded_url(data_dir: str) -> str:
 
 def _write_once(path: Path, text: str) -> None:
     """Write a file unless it exists. Of two processes that start together one wins: a link replaces no file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

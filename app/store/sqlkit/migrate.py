@@ -85,9 +85,9 @@ def _is_newest_file(url: URL) -> bool:
 
 
 def _make_folder(url: URL) -> None:
-    """Make the folder of an SQLite file; SQLite itself makes the file only."""
+    """Make the folder of an SQLite file, for its owner alone; SQLite itself makes the file only."""
     if url.get_backend_name() == "sqlite" and url.database:
-        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 @contextmanager
