@@ -476,9 +476,6 @@ class RunRetention:
         """Prune the runs of a selection whose time is over."""
         query = prune_query(self._context.now(), chosen.seconds, self._claim_seconds)
         query = replace(query, within=chosen.within, without=chosen.without)
-        prunable, *_ = await self._context.store.count_prunable(query)
-        if not prunable:
-            return
         began = self._context.monotonic()
 
         async def pause() -> bool:
@@ -500,7 +497,8 @@ class RunRetention:
                 await pruning.prune(query)
             finally:
                 self._report(pruning.done)
-        await self._context.store.overwrite_erased()
+        if pruning.done.runs:
+            await self._context.store.overwrite_erased()
 
     def _report(self, done: PruneResult) -> None:
         telemetry = self._context.telemetry
