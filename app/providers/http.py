@@ -452,6 +452,8 @@ class Call:
             raise error_by_status(sender, response.status_code, response.headers, await self._error(kind))
         if kind == "text/html":
             raise malformed_reply(sender, "a web page")
+        if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
+            raise malformed_reply(sender, "a compressed reply, which it was asked not to send")
         if kind == "application/json":
             self.is_whole = True
         elif kind == "text/event-stream":

@@ -1,7 +1,9 @@
 """Fields of a provider's reply that have another type than its format says: the reply is malformed, or they are left
 out where nothing depends on them. No reply may break its reader, whose bug it would be taken for."""
 
+import asyncio
 import json
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -10,7 +12,7 @@ from app.core.message.chat import End, Message, Piece, Text, ToolCall, Words
 from app.errors import WorkerMalformed
 from app.providers.adapters.anthropic import Reply
 from app.providers.adapters.openai import Completion
-from tests.conformance.wire_formats import FORMATS, Format, connected, request
+from tests.conformance.wire_formats import FORMATS, PATIENT, Format, connected, request
 from tests.stubs import ProviderStub, Raw
 
 CALL = {"id": "call-1", "function": {"name": "add", "arguments": "{}"}}
@@ -68,3 +70,23 @@ async def test_arguments_that_are_nested_too_deeply_are_sent_on_as_text(stub: Pr
     async with connected(form, stub) as line:
         await line.pieces(request(question, called, result))
     assert "a" * 300 in stub.requests[-1].body.decode().replace('\\"', "").replace("{", "").replace(":", "")
+
+
+async def test_a_reply_that_is_compressed_unasked_is_malformed_and_not_cut_off(stub: ProviderStub) -> None:
+    """As by a proxy that compresses whatever passes through it. Nothing of it is unpacked, be it ever so large."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-encoding: gzip\r\n")
+        writer.write(b"content-length: 2\r\n\r\n\x1f\x8b")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as proxy:
+        port = proxy.sockets[0].getsockname()[1]
+        form = FORMATS["openai"]
+        spec = replace(form.spec(stub), base_url=f"http://127.0.0.1:{port}/v1")
+        adapter = form.adapter(spec, form.key)
+        with pytest.raises(WorkerMalformed, match="compressed"):
+            await anext(adapter.stream(request(), adapter.render(request()), PATIENT))
+        await adapter.close()
