@@ -145,13 +145,17 @@ class NetworkProxy:
         self._carriers.add(carrier)
         try:
             there, onward = await asyncio.open_connection("127.0.0.1", self.target)
-        except OSError:
+        except (OSError, asyncio.CancelledError):  # nobody is there, or the line closes
             _break(writer)
             return
         finally:
             self._carriers.discard(carrier)
-        self._carriers.add(carrier)
         pair = (writer, onward)
+        if isinstance(self._mode, Refuse):  # since it was accepted
+            for end in pair:
+                _break(end)
+            return
+        self._carriers.add(carrier)
         self._ends.update(pair)
         try:
             await asyncio.gather(self._carry(reader, onward, None), self._carry(there, writer, pair))
