@@ -799,7 +799,7 @@ def test_pruning_deletes_old_runs_alone(service: Service) -> None:
         assert "a legal hold covers them: 1 run" in kept
     erased = baton(service.folder, "runs", "erase", "--before", "30d", "--dry-run")
     assert "of 0 runs would be erased" in erased.out
-    assert f"({held[0]['id']}) cover 1 run" in erased.out
+    assert f"({held[0]['id']}) keep 1 other run whole" in erased.out
     assert baton(service.folder, "holds", "release", held[0]["id"]).status == 0
     text = baton(service.folder, "runs", "prune", "--before", "30d", BATON_ARCHIVE=str(service.folder / "archive")).out
     assert "Pruned: 1 run with 9 events." in text
