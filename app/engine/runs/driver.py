@@ -21,7 +21,6 @@ is sent to the gateways that follow the run as soon as it is folded; they find i
 """
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import inf
@@ -244,14 +243,8 @@ class Driver:
         return tuple(reply)
 
     async def _send(self, address: str, messages: Sequence[Live]) -> None:
-        try:
+        with suppress(QueueUnavailable):  # the queue has logged it; other processes find the events in the journal
             await self._context.queue.publish(address, messages)
-        except QueueUnavailable:
-            self._context.telemetry.log(
-                logging.WARNING,
-                "The step queue is unavailable; other processes find the run's events in its journal.",
-                run=self.state.run,
-            )
 
     # -- planning
 
