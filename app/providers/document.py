@@ -22,6 +22,7 @@ from app.core.message.chat import (
     ToolDelta,
     Usage,
 )
+from app.core.message.nesting import is_deeper
 from app.providers.faults import malformed_reply
 
 TOKENS = 100_000_000
@@ -50,23 +51,8 @@ def parse(data: bytes, sender: str) -> dict[str, Any]:
 
 def refuse_deep(value: object, sender: str) -> None:
     """Raise WorkerMalformed for JSON that is nested too deeply to be stored and sent again."""
-    if _is_deep(value):
+    if is_deeper(value, MOST_LEVELS):
         raise malformed_reply(sender, f"JSON of more than {MOST_LEVELS} levels")
-
-
-def _is_deep(value: object) -> bool:
-    level = [value]
-    for _ in range(MOST_LEVELS + 1):
-        deeper: list[object] = []
-        for entry in level:
-            if isinstance(entry, dict):
-                deeper += entry.values()
-            elif isinstance(entry, list):
-                deeper += entry
-        if not deeper:
-            return False
-        level = deeper
-    return True
 
 
 def peek(data: bytes) -> object:
@@ -274,7 +260,7 @@ def arguments_object(arguments: str) -> dict[str, Any]:
         value = orjson.loads(arguments or "{}")
     except orjson.JSONDecodeError:
         value = arguments
-    if _is_deep(value):
+    if is_deeper(value, MOST_LEVELS):
         value = arguments
     if isinstance(value, dict):
         return value

@@ -7,6 +7,7 @@ import orjson
 from pydantic import Discriminator, Field, StringConstraints
 
 from app.core.message.chat import Form
+from app.core.message.nesting import is_deeper
 from app.core.message.response_format import is_closed, schema_fault
 from app.errors import InvalidRequest
 from app.gateway.wire.parameters import WireModel
@@ -102,20 +103,6 @@ def _cached_fault(text: bytes) -> str | None:
 
 
 def _fault(schema: dict[str, Any]) -> str | None:
-    if _is_deeper(schema, SCHEMA_DEPTH):
+    if is_deeper(schema, SCHEMA_DEPTH):
         return f"it is nested deeper than {SCHEMA_DEPTH} levels"
     return schema_fault(schema)
-
-
-def _is_deeper(value: object, levels: int) -> bool:
-    """Return True if there is an object or a list below so many levels of them."""
-    level = [value]
-    for _ in range(levels):
-        deeper: list[object] = []
-        for container in level:
-            if isinstance(container, dict):
-                deeper += container.values()
-            elif isinstance(container, list):
-                deeper += container
-        level = deeper
-    return any(isinstance(item, dict | list) for item in level)
