@@ -246,6 +246,12 @@ class Archive:
         )
         return await self._read(work)
 
+    async def count_prunable(self, query: PruneQuery) -> tuple[int, int]:
+        """Return the number of runs that may be pruned, and of their events."""
+        counts = select(func.count(), func.coalesce(func.sum(RUNS.c.seq), 0)).where(*prunable(query))
+        runs, events = await self._read(lambda conn: conn.execute(counts).one())
+        return runs, int(events)
+
     async def pruned_runs(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[PrunedRun]:
         """Yield the rows that are left of pruned runs, chosen as in `records`, in the order of their ids."""
         where = _conditions(PRUNED_RUNS, run, since)

@@ -41,7 +41,6 @@ from app.store.protocol import (
     KeyRow,
     LapsedRuns,
     PrunedRun,
-    PruneQuery,
     Reader,
     RebuildBatch,
     RunQuery,
@@ -372,9 +371,6 @@ class SqlStore(TenantVerbs):
 
     async def count_released_holds(self) -> int:
         return await self._read(holds.count_released)
-
-    async def count_prunable(self, query: PruneQuery) -> tuple[int, int]:
-        return await self._read(partial(retention.count_prunable, query=query))
 
     async def prune(self, runs: Sequence[tuple[PrunedRun, int]]) -> Sequence[str]:
         pruned_runs: list[str] = []

@@ -19,6 +19,7 @@ from app.core.run.events import Kind, RunAwaitingApproval, RunSucceeded
 from app.core.run.retention_classes import RunClass
 from app.engine.retention import erase_all, runs_with_text, texts_with_ref
 from app.errors import NotFound
+from app.store.archive import open_archive
 from app.store.protocol import (
     APPROVAL_TAG,
     ASKED,
@@ -119,7 +120,7 @@ async def test_runs_are_found_by_user_tenant_and_time_until_they_are_erased(stor
 
 
 @pytest.mark.long
-async def test_runs_are_found_by_their_class(store: Store) -> None:
+async def test_runs_are_found_by_their_class(store: Store, database: str) -> None:
     phi = (("label", "phi"),)
     await fill(store, [admission("bank", tenant="bank"), replace(admission("phi"), tags=phi)])
     await fill(store, [replace(admission("both", tenant="bank"), tags=phi), admission("none")])
@@ -136,7 +137,8 @@ async def test_runs_are_found_by_their_class(store: Store) -> None:
     await fill(store, [replace(end_run(run, 2.0), tags=()) for run in ("bank", "phi", "both", "none")])
     await seal_all(store)
     query = PruneQuery(ended_before=9.0, deadline_before=9e9, within=labelled, without=(bank,))
-    assert (await store.count_prunable(query))[0] == 1
+    async with open_archive(database) as archive:
+        assert (await archive.count_prunable(query))[0] == 1
 
 
 async def test_words_of_callers_in_tags_are_erased_with_the_content_and_pruned_with_the_run(store: SqlStore) -> None:
@@ -370,28 +372,30 @@ async def test_a_run_that_is_open_or_was_changed_since_it_was_read_is_not_pruned
     assert await store.prune(revisions) == ["rated"]
 
 
-async def test_only_runs_whose_time_and_deadline_are_over_are_selected(store: SqlStore) -> None:
+async def test_only_runs_whose_time_and_deadline_are_over_are_selected(store: SqlStore, database: str) -> None:
     await fill(
         store,
         [admission("open"), admission("short"), admission("long", at=3.0), end_run("short", 5.0), end_run("long", 8.0)],
     )
     await seal_all(store)
     deadline = 500.0
-    assert await store.count_prunable(PruneQuery(ended_before=9.0, deadline_before=deadline + 1)) == (2, 6)
-    assert await store.count_prunable(PruneQuery(ended_before=8.0, deadline_before=deadline + 1)) == (1, 3)
-    assert await store.count_prunable(PruneQuery(ended_before=9.0, deadline_before=deadline)) == (0, 0)
+    async with open_archive(database) as archive:
+        assert await archive.count_prunable(PruneQuery(ended_before=9.0, deadline_before=deadline + 1)) == (2, 6)
+        assert await archive.count_prunable(PruneQuery(ended_before=8.0, deadline_before=deadline + 1)) == (1, 3)
+        assert await archive.count_prunable(PruneQuery(ended_before=9.0, deadline_before=deadline)) == (0, 0)
 
 
-async def test_a_run_is_not_pruned_before_all_of_its_events_are_sealed(store: SqlStore) -> None:
+async def test_a_run_is_not_pruned_before_all_of_its_events_are_sealed(store: SqlStore, database: str) -> None:
     query = PruneQuery(ended_before=9.0, deadline_before=9e9)
     waiting = replace(query, unsealed=True)
     await fill(store, [admission("run"), end_run("run", 2.0)])
-    assert (await store.count_prunable(query), await store.count_prunable(waiting)) == ((0, 0), (1, 3))
-    await seal_all(store)
-    assert (await store.count_prunable(query), await store.count_prunable(waiting)) == ((1, 3), (0, 0))
-    left = await find_rest_of(store, "run")
-    await store.append(Entry("run", 3.0, (Raw(Kind.CALL_FINISHED, {}),), epoch=1))
-    assert (await store.count_prunable(query), await store.count_prunable(waiting)) == ((0, 0), (1, 4))
+    async with open_archive(database) as archive:
+        assert (await archive.count_prunable(query), await archive.count_prunable(waiting)) == ((0, 0), (1, 3))
+        await seal_all(store)
+        assert (await archive.count_prunable(query), await archive.count_prunable(waiting)) == ((1, 3), (0, 0))
+        left = await find_rest_of(store, "run")
+        await store.append(Entry("run", 3.0, (Raw(Kind.CALL_FINISHED, {}),), epoch=1))
+        assert (await archive.count_prunable(query), await archive.count_prunable(waiting)) == ((0, 0), (1, 4))
     assert await store.prune([left]) == []
 
 

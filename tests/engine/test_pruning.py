@@ -17,7 +17,7 @@ from app.audit.check import Auditor
 from app.audit.export import Export
 from app.core.run.journal_hash import root
 from app.engine.retention import ArchiveTarget, RunRetention, archiving
-from app.errors import ArchiveUnavailable, NotFound, StoreUnavailable
+from app.errors import ArchiveUnavailable, NotFound
 from app.process.wiring import Runtime
 from app.providers.formats import adapter
 from app.store.archive import Record, open_archive
@@ -177,18 +177,6 @@ async def test_a_pruned_run_is_a_404_that_says_so_to_its_own_tenant_alone(servic
     never = await service.client.get("/v1/runs/run_" + "0" * 31)
     assert foreign.json()["error"] == never.json()["error"] | {"message": foreign.json()["error"]["message"]}
     assert foreign.json()["error"]["code"] == "not_found"
-
-
-async def test_an_engine_prunes_also_where_the_runs_are_too_many_to_be_counted(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fail(*_: object) -> tuple[int, int]:
-        raise StoreUnavailable
-
-    run = await service.ask()
-    monkeypatch.setattr(service.runtime.context.store, "count_prunable", fail)
-    await service.prune()
-    assert not await service.exists(run)
 
 
 async def test_nothing_is_deleted_while_the_archive_fails(service: Service, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,8 @@ from app.cli.arguments import Arguments
 from app.core.records import copy_with, record
 from app.engine.retention import Pruner, PruneResult, archiving, prune_query
 from app.process.config import Settings
-from app.store.protocol import PruneQuery, Store
+from app.store.archive import Archive
+from app.store.protocol import PruneQuery
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
@@ -45,16 +46,16 @@ class _Kept:
 
 async def _count(settings: Settings, query: PruneQuery) -> tuple[int, int, _Kept]:
     """Return the number of runs that would be pruned, of their events, and of the runs that are kept."""
-    async with storage.open_configured_store(settings) as store:
-        return *await store.count_prunable(query), await _count_kept(store, query)
+    async with storage.existing_database(settings), storage.open_journals(settings) as journals:
+        return *await journals.count_prunable(query), await _count_kept(journals, query)
 
 
-async def _count_kept(store: Store, query: PruneQuery) -> _Kept:
+async def _count_kept(journals: Archive, query: PruneQuery) -> _Kept:
     held = 0
     for is_unsealed in (False, True):
-        runs, _ = await store.count_prunable(replace(query, on_hold=True, unsealed=is_unsealed))
+        runs, _ = await journals.count_prunable(replace(query, on_hold=True, unsealed=is_unsealed))
         held += runs
-    unsealed, _ = await store.count_prunable(replace(query, unsealed=True))
+    unsealed, _ = await journals.count_prunable(replace(query, unsealed=True))
     return _Kept(held, unsealed)
 
 
@@ -68,7 +69,7 @@ async def _prune(settings: Settings, query: PruneQuery, now: Callable[[], float]
     async with storage.open_configured_store(settings) as store, storage.open_journals(settings) as journals:
         result = await Pruner(store, journals, archive, now=now, name=_name, pause=rest).prune(query)
         await store.overwrite_erased()
-        kept = await _count_kept(store, query)
+        kept = await _count_kept(journals, query)
     return result, copy_with(kept, held=kept.held + len(result.held))
 
 

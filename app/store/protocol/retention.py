@@ -93,10 +93,6 @@ class Retention(Protocol):
         how many runs had any. Runs that a legal hold covers are left out."""
         ...
 
-    async def count_prunable(self, query: PruneQuery) -> tuple[int, int]:
-        """Return the number of runs that a query selects, and of their events."""
-        ...
-
     async def prune(self, runs: Sequence[tuple[PrunedRun, int]]) -> Sequence[str]:
         """Delete all rows of these runs in short transactions, but for one row each. Returns the runs that are gone.
 

@@ -176,12 +176,6 @@ def prunable(query: PruneQuery) -> tuple[ColumnElement[bool], ...]:
     return row.created_at < query.ended_before, *has_ended, is_on_hold, *_of_class(query), is_sealed
 
 
-def count_prunable(conn: Connection, query: PruneQuery) -> tuple[int, int]:
-    """Return the number of runs that may be pruned, and of their events."""
-    runs, events = conn.execute(select(func.count(), func.sum(RUNS.c.seq)).where(*prunable(query))).one()
-    return runs, int(events or 0)
-
-
 def pruning_groups(runs: Sequence[tuple[PrunedRun, int]], most: int) -> Iterator[list[tuple[PrunedRun, int]]]:
     """Yield these runs in groups of at most that many events, each of which one short transaction can prune."""
     group: list[tuple[PrunedRun, int]] = []
