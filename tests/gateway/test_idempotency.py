@@ -117,6 +117,20 @@ async def test_another_request_under_the_same_key_is_a_conflict(stub: ProviderSt
     assert len(stub.requests) == 1
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/compact"])
+async def test_a_reply_is_repeated_although_the_response_before_was_deleted(runtime: Runtime, path: str) -> None:
+    async with client_over_socket(runtime, await add_key(runtime)) as client:
+        first = await client.post("/v1/responses", json={"model": "baton-mini", "input": "One?"})
+        body = {"model": "baton-mini", "input": "Two?", "previous_response_id": first.json()["id"]}
+        reply, deleted, again = [
+            await client.post(path, json=body, headers={"Idempotency-Key": "one"}),
+            await client.delete(f"/v1/responses/{first.json()['id']}"),
+            await client.post(path, json=body, headers={"Idempotency-Key": "one"}),
+        ]
+    assert (reply.status_code, deleted.status_code, again.status_code) == (200, 200, 200), again.text
+    assert (again.content, again.headers["idempotent-replayed"]) == (reply.content, "true")
+
+
 async def test_a_key_belongs_to_its_tenant(stub: ProviderStub, runtime: Runtime) -> None:
     names = [await add_key(runtime, tenant) for tenant in ("acme", "acme", "other")]
     replies = []

@@ -80,7 +80,11 @@ def _add_create_route(router: APIRouter, context: GatewayContext, keys: Keys, id
         body: Annotated[dict[str, object], json_body(context.bounds)],
     ) -> Response:
         """Anthropic's message, whole or, with `stream: true`, as server-sent events."""
-        turn = await idempotency.begin(request, caller, body, lambda: to_order(context, caller, body))
+
+        async def order() -> Order:
+            return to_order(context, caller, body)
+
+        turn = await idempotency.begin(request, caller, body, order)
         return await reply_to_turn(context, request, turn, stop_sequences(body))
 
     router.add_api_route(

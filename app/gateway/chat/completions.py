@@ -55,7 +55,7 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
     ) -> Response:
         """OpenAI's text completion, whole or, with `stream: true`, as server-sent events."""
 
-        def order() -> Order:
+        async def order() -> Order:
             chat_request, ignored = read_prompt(body)
             tier = resolve_tier(context.catalog(), caller.key, chat_request.model)
             chat_order = to_order(chat_request, ignored, tier, caller.key)

@@ -362,13 +362,14 @@ class Idempotency:
         request: Request,
         caller: Caller,
         body: Mapping[str, object],
-        order: Callable[[], Order],
+        order: Callable[[], Awaitable[Order]],
         *,
         needs_whole_text: bool = False,
         once: IdempotencyRecord | None = None,
     ) -> OpenTurn:
-        """Begin a run, or follow the one that this request began before. `order` is called only in the first case;
-        `needs_whole_text` counts only in the second (see `TurnToFollow`).
+        """Begin a run, or follow the one that this request began before. `order` is called only in the first case, so
+        that a request is answered again although what it read was deleted meanwhile; `needs_whole_text` counts only in
+        the second (see `TurnToFollow`).
 
         The record is that of the request's `Idempotency-Key`, unless the route makes one of its own (`once`).
 
@@ -385,7 +386,7 @@ class Idempotency:
             if after:
                 raise caller_view.unknown_event_error()
             try:
-                return await self._begin(request, caller, order(), once)
+                return await self._begin(request, caller, await order(), once)
             except Conflict as conflict:
                 if once is None or conflict.public_code != TAKEN:
                     raise

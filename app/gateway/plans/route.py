@@ -128,13 +128,10 @@ def _add_create_route(
     ) -> Response:
         """The body is that of a chat completion, of a response or of a message (`api`). Only the conductor is asked, as
         it would be for that request."""
-        responses_order = None
-        if options.api == "responses":  # which reads earlier responses, so it is made before the run begins
-            responses_order = await responses.to_order(context, caller, body)
 
-        def order() -> Order:
-            if responses_order is not None:
-                return orders.to_preview(responses_order)
+        async def order() -> Order:
+            if options.api == "responses":
+                return orders.to_preview(await responses.to_order(context, caller, body))
             if options.api == "messages":
                 return orders.to_preview(messages.to_order(context, caller, body))
             chat_request, ignored = read_request(body)
@@ -238,10 +235,14 @@ def _add_revise_route(
         value = requests.apply_revision(revision_request, revisions.as_value(steps), plan.first.state.admitted.pool)
         task = await target.task()
         repeated_order = orders.repeat_order(context.catalog(), caller, plan, base, target.row.tenant, task)
-        order = orders.to_revision(repeated_order, plan, value, number)
+        revision_order = orders.to_revision(repeated_order, plan, value, number)
         once = orders.record_of_revision(plan, number, target.row.tenant, body)
+
+        async def order() -> Order:
+            return revision_order
+
         try:
-            turn = await idempotency.begin(request, caller, body, lambda: order, once=once)
+            turn = await idempotency.begin(request, caller, body, order, once=once)
         except InvalidRequest as error:
             raise orders.edit_error(error) from None
         except Conflict as conflict:
@@ -252,7 +253,7 @@ def _add_revise_route(
         new_revision = await _read_revision(target.store, turn, caller)
         other_revisions = [revision for revision in plan.revisions if revision.number != number]
         revised_plan = Plan((*other_revisions, new_revision))
-        content = await _read_content(target.store, histories, revised_plan, new_revision, order.task)
+        content = await _read_content(target.store, histories, revised_plan, new_revision, revision_order.task)
         return await _plan_reply(context, caller, revised_plan, new_revision, content, options.format)
 
 
@@ -300,7 +301,7 @@ def _add_run_route(router: APIRouter, context: GatewayContext, keys: Keys, idemp
         steps = await revisions.steps_of(target.store, revision)
         task = await target.task()
 
-        def order() -> Order:
+        async def order() -> Order:
             run_request = requests.read_run(body)
             repeated_order = orders.repeat_order(
                 context.catalog(), caller, target.plan, revision, target.row.tenant, task

@@ -82,11 +82,9 @@ def _add_create_route(router: APIRouter, context: GatewayContext, keys: Keys, id
     ) -> Response:
         """OpenAI's response: whole, in the background, or, with `stream: true`, as server-sent events."""
         response_request, ignored = read_request(body, omits_search=context.omits_search)
-        before = await _find_previous_response(context, response_request, caller)
-        response_request = await _resolve_references(context, response_request, caller)
 
-        def order() -> Order:
-            return _order(context, response_request, ignored, before, caller)
+        async def order() -> Order:
+            return await _order(context, caller, response_request, ignored)
 
         turn = await idempotency.begin(request, caller, body, order, needs_whole_text=True)
         streams, background = response_request.stream, response_request.background
@@ -117,11 +115,11 @@ def _add_compact_route(router: APIRouter, context: GatewayContext, keys: Keys, i
     ) -> Response:
         """Return the messages of the user, and one item with notes of everything else: the next request's `input`."""
         response_request, ignored = compaction.read_request(body)
-        before = await _find_previous_response(context, response_request, caller)
-        resolved_request = await _resolve_references(context, response_request, caller)
-        history = before.messages if before is not None else ()
 
-        def order() -> Order:
+        async def order() -> Order:
+            before = await _find_previous_response(context, response_request, caller)
+            resolved_request = await _resolve_references(context, response_request, caller)
+            history = before.messages if before is not None else ()
             task = compaction.task_of(resolved_request, history)
             if before is not None:
                 task = compaction.for_user_of(before.subject.task, task)
@@ -278,13 +276,11 @@ def _add_delete_route(router: APIRouter, context: GatewayContext, keys: Keys) ->
         return json_reply({"id": response, "object": "response", "deleted": True})
 
 
-def _order(
-    context: GatewayContext,
-    response_request: ResponsesRequest,
-    ignored: tuple[str, ...],
-    before: StoredResponse | None,
-    caller: Caller,
+async def _order(
+    context: GatewayContext, caller: Caller, response_request: ResponsesRequest, ignored: tuple[str, ...]
 ) -> Order:
+    before = await _find_previous_response(context, response_request, caller)
+    response_request = await _resolve_references(context, response_request, caller)
     reasoning = response_request.reasoning
     wire: dict[str, Any] = {
         "format": "responses",
@@ -331,8 +327,7 @@ def _task(response_request: ResponsesRequest, before: StoredResponse | None) -> 
 async def to_order(context: GatewayContext, caller: Caller, body: dict[str, Any]) -> Order:
     """Return the order of a run for a request. Raises `InvalidRequest` and `NotFound`."""
     response_request, ignored = read_request(body, omits_search=context.omits_search)
-    before = await _find_previous_response(context, response_request, caller)
-    return _order(context, await _resolve_references(context, response_request, caller), ignored, before, caller)
+    return await _order(context, caller, response_request, ignored)
 
 
 async def reply_to_turn(

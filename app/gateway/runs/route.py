@@ -29,6 +29,7 @@ from app.core.run.instant import Instant, snapshot
 from app.core.run.state import RunState
 from app.core.transparency.notes import NoteInvalid
 from app.core.transparency.tiles import TileMissing
+from app.engine.runs.admission import Order
 from app.errors import Forbidden, NotFound, RecordDamaged, RunPruned
 from app.gateway.chat import route
 from app.gateway.http.admission import Idempotency, TurnToFollow, idempotency_record, last_event
@@ -467,8 +468,11 @@ def _add_replay_route(router: APIRouter, context: GatewayContext, keys: Keys, id
         if not run.may_read:
             raise Forbidden()
         await reads.note_foreign(context, caller, run.row, "replay")
-        order = await replay.order(context, run.store, run.row, caller, replay_request)
-        turn = await idempotency.begin(request, caller, body, lambda: order)
+
+        async def order() -> Order:
+            return await replay.order(context, run.store, run.row, caller, replay_request)
+
+        turn = await idempotency.begin(request, caller, body, order)
         try:
             row = await run.store.run(turn.run.run)
             row = await cancel.wait_until_ended(run.store, row, replay_request.wait)
