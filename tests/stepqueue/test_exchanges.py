@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 from redis.asyncio import ConnectionPool
@@ -22,9 +23,14 @@ def server() -> Iterator[servers.Server]:
         yield running
 
 
+def _pool(url: str) -> "ConnectionPool[Any]":
+    """Connections that leave it to their callers how long an answer may take, as those of the queue do."""
+    return ConnectionPool.from_url(url, protocol=2, socket_timeout=None)
+
+
 @pytest.fixture
 async def connections(server: servers.Server) -> AsyncIterator[Connections]:
-    opened_connections = Connections(ConnectionPool.from_url(server.url, protocol=2))
+    opened_connections = Connections(_pool(server.url))
     yield opened_connections
     await opened_connections.forget()
 
@@ -53,7 +59,7 @@ async def test_connections_that_broke_while_nobody_used_them_go_unnoticed(connec
 
 async def test_a_server_that_is_gone_is_an_error(connections: Connections) -> None:
     with servers.redis() as other:
-        gone = Connections(ConnectionPool.from_url(other.url, protocol=2))
+        gone = Connections(_pool(other.url))
         await gone.send(("PING",))
     with pytest.raises((RedisConnectionError, OSError)):
         await gone.send(("PING",))
