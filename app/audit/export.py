@@ -220,7 +220,7 @@ class Export:
             yield gathered.record(has_ledger=has_ledger)
 
     def _add_name(self, number: int, name: str, names: set[str]) -> None:
-        """Add the name of a run to those of the runs before it, of which it is none."""
+        """Add the name of a run, which must not be among those of the runs before it."""
         if name in names:
             raise self._fault(number, f"is the run {name} once more; a file has each run once")
         names.add(name)

@@ -433,8 +433,17 @@ class SqlStore(TenantVerbs):
         *,
         only_cancelled: bool = False,
     ) -> tuple[RunRow, ...]:
-        work = partial(runs.take_over, driver=driver, now=now, until=until, limit=limit, kinds=kinds)
-        return await self._write(partial(work, only_cancelled=only_cancelled))
+        return await self._write(
+            partial(
+                runs.take_over,
+                driver=driver,
+                now=now,
+                until=until,
+                limit=limit,
+                kinds=kinds,
+                only_cancelled=only_cancelled,
+            )
+        )
 
     async def renew_claims(self, claims: Sequence[TicketClaim], until: float) -> frozenset[TicketClaim]:
         renewed: set[TicketClaim] = set()

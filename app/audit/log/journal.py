@@ -127,7 +127,7 @@ def _check_run(record: Record, entries: Sequence[LogEntry], moments: Moments, re
             return
     last = entries[-1]
     if tree.size and moments.is_later_than_file(min(last.at, record.events[tree.size - 1].at)):
-        words = f"event {tree.size} is of after the time at which the file says that it was written"
+        words = f"event {tree.size} comes after the time at which the file says that it was written"
         report.add(Finding("surplus", thing, words, last.place))
     for event in record.events[tree.size :]:
         if moments.must_be_sealed(event.at):
