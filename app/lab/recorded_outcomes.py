@@ -8,7 +8,8 @@ own JSON lines ... {"prompt": ..., "outcomes": {MODEL: {"score": 0 to 1, "usd": 
 CSV .............. `prompt`, a column of scores for each model (numbers, True or False), and optionally `MODEL_usd` or
                    `MODEL_tokens`; `MODEL_response` is ignored. RouteLLM's recorded responses have this form.
 RouterArena ...... its cached results: a file for each model, joined by `global_index`
-LiteLLM .......... standard logging payloads (`response_cost`) and rows of its table of spend logs (`spend`)
+LiteLLM .......... standard logging payloads (`response_cost`) and rows of its table of spend logs (`spend`), whose
+                   prompts are in `proxy_server_request`: `messages` are stored there of realtime calls alone
 OpenRouter ....... metadata of generations (`total_cost`), together with the stored `input` of each
 
 A line that cannot be read is refused with its file and number, and with what to do. A call that failed is left out and
@@ -16,11 +17,12 @@ counted, since an outage is no wrong answer; so is a line without a score, and a
 """
 
 import csv
+import hashlib
 import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,6 +62,8 @@ class RecordedPrompt:
     prompt: str
     outcomes: Mapping[str, Outcome]
     propensity: float | None = None
+    conversation: str = ""
+    """The conversation that a log's line belongs to; an empty one is a conversation of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ def read(paths: Sequence[Path], scores: Mapping[str, float], costs: Mapping[str,
                         f"{path}: the id {row.id} is that of another prompt in {files[row.id]}; give it another"
                     )
                 outcomes = {**rows[row.id].outcomes, **outcomes}
-            rows[row.id] = RecordedPrompt(row.id, row.prompt, outcomes, row.propensity)
+            rows[row.id] = replace(row, outcomes=outcomes)
             files.setdefault(row.id, path)
     return _dataset(list(rows.values()), costs, left_out)
 
@@ -271,7 +275,7 @@ def _json_lines(path: Path, scores: Mapping[str, float], left_out: Counter[str])
     for place, line in _objects(path):
         value = line
         if isinstance(line.get("data"), dict):
-            value = line["data"]
+            value = {**line, **line["data"]}
         if "outcomes" in value:
             yield _with_outcomes(value, place)
         elif "global_index" in value:
@@ -341,15 +345,17 @@ def _read_logged_row(
     else:
         outcome = Outcome(_score(score, place), *_read_cost(value, place))
         chance = _propensity(value.get("propensity"), place)
-        yield RecordedPrompt(f"{id_} {model}", _prompt(value, place), {model: outcome}, chance)
+        prompt = _prompt(value, place)
+        yield RecordedPrompt(f"{id_} {model}", prompt, {model: outcome}, chance, _conversation(value))
 
 
 def _find_score(value: Mapping[str, Any]) -> Any:
-    """Return the score in the line, or in the metadata that the caller of LiteLLM sent; None if there is none."""
+    """Return the score in the line, or in the metadata that the caller of LiteLLM sent; None if there is none. Of the
+    latter a row of its spend logs has only `spend_logs_metadata`."""
     metadata = value.get("metadata")
     sources: list[Any] = [value, metadata]
     if isinstance(metadata, dict):
-        sources.append(metadata.get("requester_metadata"))
+        sources += [metadata.get("requester_metadata"), metadata.get("spend_logs_metadata")]
     for source in sources:
         if isinstance(source, Mapping) and source.get("score") is not None:
             return source["score"]
@@ -367,15 +373,30 @@ def _read_cost(value: Mapping[str, Any], place: str) -> tuple[float | None, Unit
 
 def _prompt(value: Mapping[str, Any], place: str) -> str:
     """Return the text of the last message of a user, from a prompt or from messages."""
-    prompt = value.get("prompt") or value.get("messages") or value.get("input")
-    if isinstance(prompt, dict):
-        prompt = prompt.get("prompt") or prompt.get("messages")
+    prompt = _request(value)
     if isinstance(prompt, list):
         prompt = _last_text_of_user(prompt)
     if not isinstance(prompt, str) or not prompt:
         remedy = "have the proxy store prompts (LiteLLM: store_prompts_in_spend_logs), or merge them into the line"
         raise RecordsRefused(f"{place}: there is no prompt; {remedy}")
     return prompt
+
+
+def _request(value: Mapping[str, Any]) -> Any:
+    """Return what was asked: a text, or messages; None if it was not stored."""
+    request = value.get("prompt") or value.get("messages") or value.get("input") or value.get("proxy_server_request")
+    if isinstance(request, dict):
+        request = request.get("prompt") or request.get("messages") or request.get("input")
+    return request
+
+
+def _conversation(value: Mapping[str, Any]) -> str:
+    """Return the name of a line's conversation: a hash of its messages up to the first one of the user."""
+    request = _request(value)
+    if isinstance(request, list):
+        users = [n for n, message in enumerate(request) if isinstance(message, dict) and message.get("role") == "user"]
+        request = request[: users[0] + 1]
+    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _last_text_of_user(messages: Sequence[Any]) -> str | None:

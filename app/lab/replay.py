@@ -21,7 +21,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from random import Random
 from typing import NamedTuple
 
@@ -120,15 +120,25 @@ def split(
     data: Dataset, routing: Routes, features_of_row: dict[int, Features], plan: Plan, seed: int
 ) -> tuple[Part, Part]:
     """Return the training and the held-out part of a seed; of few rows at least half are for training. There is no
-    training on rows of a log whose model is left out.
+    training on rows of a log whose model is left out, nor on the conversations of held-out rows.
 
-    `seen` keeps the features of rows, by their place, for the next seed.
+    `features_of_row` keeps the features of rows, by their place, for the next seed.
     """
-    order = list(range(len(data.rows)))
-    Random(f"replay|{seed}").shuffle(order)
+    places_of: dict[str, list[int]] = {}
+    for place, row in enumerate(data.rows):
+        places_of.setdefault(row.conversation or f"row {place}", []).append(place)
+    conversations = list(places_of.values())
+    Random(f"replay|{seed}").shuffle(conversations)
+    order = list(chain.from_iterable(conversations))
     count = min(plan.held_out, len(order) // 2)
     held_out = order[:count]
-    training = [place for place in order[count:] if not data.rows[place].outcomes.keys().isdisjoint(routing.models)]
+    held_out_conversations = {data.rows[place].conversation for place in held_out} - {""}
+    training: list[int] = []
+    for place in order[count:]:
+        row = data.rows[place]
+        is_routed = not row.outcomes.keys().isdisjoint(routing.models)
+        if is_routed and row.conversation not in held_out_conversations:
+            training.append(place)
     training = training[: plan.ratings]
     if not training:
         raise RecordsRefused(f"no line to learn from is of {' or '.join(routing.models)}; give more lines of them")
@@ -345,7 +355,6 @@ def _make_logged_rows(routing: Routes, part: Part, shares: Mapping[str, float]) 
         propensity = row.propensity
         if propensity is None:
             propensity = shares[model]
-        logged.append(
-            LoggedOutcome(hash_features(prompt_features), model, propensity, routing.reward(model, outcome.score))
-        )
+        reward = routing.reward(model, outcome.score)
+        logged.append(LoggedOutcome(hash_features(prompt_features), model, propensity, reward, row.conversation))
     return logged

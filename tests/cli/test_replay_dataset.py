@@ -164,7 +164,7 @@ def logs(folder: Path, count: int = 600) -> tuple[Path, Path, Path]:
 
 def test_a_log_gets_off_policy_estimates_and_is_said_to_be_one(tmp_path: Path) -> None:
     litellm, openrouter, scores = logs(tmp_path)
-    few = ("--seeds", 1, "--ratings", 200, "--held-out", 300)
+    few = ("--seeds", 2, "--ratings", 200, "--held-out", 300)
     report = replay_dataset(litellm, *few)
     assert report["feedback"] == "one outcome for each prompt"
     assert report["left_out"] == {"the call failed": 1}
@@ -182,6 +182,40 @@ def test_a_log_gets_off_policy_estimates_and_is_said_to_be_one(tmp_path: Path) -
     assert "bandit feedback" in out
     assert "refused, for example: the log is worth" in out
     assert "there is no score" in read_refusal(openrouter)
+
+
+def test_rows_of_litellms_spend_logs_have_their_prompts_in_the_body_of_the_request(tmp_path: Path) -> None:
+    """Its `messages` column is filled for realtime calls alone."""
+    litellm, openrouter, _ = logs(tmp_path)
+    rows, lines = [], []
+    for line in litellm.read_text().splitlines()[:-1]:
+        payload = json.loads(line)
+        row = {"request_id": payload["id"], "model": payload["model"], "status": "success"}
+        row |= {"spend": payload["response_cost"], "messages": {}, "response": {}}
+        row |= {"proxy_server_request": {"model": "group", "messages": payload["messages"], "temperature": 0}}
+        rows.append(row | {"metadata": {"spend_logs_metadata": payload["metadata"]["requester_metadata"]}})
+    for line, row in zip(openrouter.read_text().splitlines(), rows, strict=True):
+        lines.append(json.loads(line) | row["metadata"]["spend_logs_metadata"])
+    few = ("--seeds", 1, "--ratings", 200, "--held-out", 300)
+    expected = replay_dataset(litellm, *few)["policies"]
+    assert replay_dataset(write(tmp_path / "spend.jsonl", rows), *few)["policies"] == expected
+    beside = write(tmp_path / "beside.jsonl", lines)
+    assert replay_dataset(beside, *few)["policies"] == expected, "a score beside OpenRouter's data counts"
+
+
+def test_lines_of_one_conversation_are_one_value(tmp_path: Path) -> None:
+    """A log of 1,200 calls about 30 questions, each of which has further turns, knows no more than 30 questions say."""
+    random, lines = Random(3), []
+    for number, (prompt, right) in enumerate(prompts(1_200)):
+        first = {"role": "user", "content": f"question {number % 30}"}
+        model = random.choice((LARGE, SMALL))
+        cost = 0.01 if model == LARGE else 0.001
+        messages = [first, {"role": "assistant", "content": "An answer."}, {"role": "user", "content": prompt}]
+        lines.append({"messages": messages, "model": model, "score": right or model == LARGE, "usd": cost})
+    policies = replay_dataset(write(tmp_path / "log.jsonl", lines), "--seeds", 2)["policies"]
+    for report in policies[f"always {LARGE}"]["seeds"]:
+        assert (report["rows"], report["clusters"]) == (600, 15)
+        assert report["verdict"] == "undecided"
 
 
 def test_a_known_propensity_needs_no_assumption(tmp_path: Path) -> None:
