@@ -1,5 +1,6 @@
 """Published routers as baselines: each learns from scores of prompts and estimates the score of every model on another.
 
+mean scores ............ the mean of the model, whatever the prompt
 knn .................... the mean of the most similar prompts, weighted by similarity
 k-means ................ the mean of the prompt's cluster (Avengers, arXiv 2505.19797)
 logistic regression .... one for each model
@@ -61,7 +62,8 @@ def mean_scores(examples: Sequence[Example], models: Sequence[str]) -> Scores:
 
 
 def constant(examples: Sequence[Example], models: Sequence[str], random: Random) -> Estimator:
-    """Estimate the mean of each model for all prompts alike: routing by it is random routing."""
+    """Estimate the mean of each model for all prompts alike. So prompts are upgraded at random along the curve, and by
+    reward all of them go to the same model."""
     means = mean_scores(examples, models)
     return lambda features: means
 
@@ -280,7 +282,7 @@ def _product(factors: Sequence[_Parameter], values: Sequence[float]) -> float:
 
 Fit = Callable[[Sequence[Example], Sequence[str], Random], Estimator]
 BASELINES: Mapping[str, Fit] = {
-    "random": constant,
+    "mean scores": constant,
     "kNN": knn,
     "k-means": k_means,
     "logistic regression": logistic_regression,
