@@ -208,7 +208,7 @@ class StreamedCalls:
         self._ids: list[str] = []
         self._current: dict[object, int] = {}
         """The latest call under each of the server's keys."""
-        self._nameless: dict[object, tuple[str, str]] = {}
+        self._nameless: dict[object, tuple[str, list[str]]] = {}
         """Id and arguments that came before their call's name."""
 
     def __len__(self) -> int:
@@ -221,16 +221,17 @@ class StreamedCalls:
         """
         current = self._current.get(key)
         if name and (current is None or (id_ and id_ != self._ids[current])):
-            waiting_id, waiting_arguments = self._nameless.pop(key, ("", ""))
+            waiting_id, waiting_arguments = self._nameless.pop(key, ("", []))
             current = self._current[key] = len(self._ids)
             self._ids.append(id_ or waiting_id)
-            pieces.append(ToolDelta(current, id_ or waiting_id, name, waiting_arguments + arguments))
+            pieces.append(ToolDelta(current, id_ or waiting_id, name, "".join((*waiting_arguments, arguments))))
         elif current is not None:
             if arguments:
                 pieces.append(ToolDelta(current, arguments=arguments))
         else:
-            waiting_id, waiting_arguments = self._nameless.get(key, ("", ""))
-            self._nameless[key] = (id_ or waiting_id, waiting_arguments + arguments)
+            waiting_id, waiting_arguments = self._nameless.get(key, ("", []))
+            waiting_arguments.append(arguments)
+            self._nameless[key] = (id_ or waiting_id, waiting_arguments)
         return current
 
     def finish(self, reported: Finish) -> Finish:

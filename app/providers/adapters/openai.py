@@ -467,11 +467,12 @@ def _sum(first: object, other: object) -> int | None:
 class Reasoning:
     """Reasoning and signatures of a reply, which its server wants back with the turn."""
 
-    __slots__ = ("_details", "_extras", "_texts")
+    __slots__ = ("_detail_texts", "_details", "_extras", "_texts")
 
     def __init__(self) -> None:
         self._texts: dict[str, list[str]] = {}
         self._details: list[dict[str, Any]] = []
+        self._detail_texts: dict[tuple[int, str], list[str]] = {}
         self._extras: dict[int, Any] = {}
 
     def take(self, message: Mapping[str, Any]) -> None:
@@ -495,6 +496,8 @@ class Reasoning:
     def keepsake(self, calls: int) -> dict[str, Any]:
         """Return all of it, empty if nothing came. `reasoning_details` replace `reasoning`: they hold more."""
         fields: dict[str, Any] = {}
+        for (place, name), texts in self._detail_texts.items():
+            self._details[place][name] = "".join(texts)
         if self._details:
             fields["message"] = {"reasoning_details": self._details}
         elif self._texts:
@@ -510,10 +513,8 @@ class Reasoning:
         is_same = last.get("type") == detail.get("type") and last.get("index") == detail.get("index")
         if not last or not is_same or "data" in detail:
             self._details.append(dict(detail))
-            return
         for name, value in detail.items():
-            earlier = last.get(name) or ""
-            if name in ("text", "summary") and isinstance(value, str) and isinstance(earlier, str):
-                last[name] = earlier + value
+            if name in ("text", "summary") and isinstance(value, str):
+                self._detail_texts.setdefault((len(self._details) - 1, name), []).append(value)
             elif value is not None:
-                last[name] = value
+                self._details[-1][name] = value
