@@ -310,11 +310,15 @@ def _pieces(
     reader: ReplyReader, decoder: StreamDecoder, read: bytes, sender: str
 ) -> tuple[list[Piece], WorkerError | None]:
     """Return the pieces of one read, and its error if it has one: pieces before an error are paid for and are
-    returned."""
+    returned. After a complete answer an event with an error is skipped."""
     pieces: list[Piece] = []
     try:
         for event in decoder.feed(read):
-            reader.event(event, pieces)
+            try:
+                reader.event(event, pieces)
+            except WorkerError:
+                if not reader.complete:
+                    raise
             if reader.done:
                 break
         if reader.done or not read:

@@ -219,6 +219,13 @@ async def test_a_complete_answer_needs_no_done(openai: Line, monkeypatch: pytest
         assert ending(pieces).finish == "stop"
 
 
+@pytest.mark.parametrize("fault", [Garbage("end"), WrongSchema("end"), StreamError("end")])
+async def test_what_follows_a_complete_answer_cannot_spoil_it(openai: Line, fault: Any) -> None:
+    openai.stub.script("model-a", Reply(fault=fault))
+    pieces = await openai.pieces(request())
+    assert (text_of_pieces(pieces), ending(pieces).finish) == ("Hello there.", "stop")
+
+
 async def test_a_duplicate_finish_is_one_end(line: Line) -> None:
     line.stub.script("model-a", Reply(fault=DuplicateFinish()))
     pieces = await line.pieces(request())
