@@ -114,8 +114,8 @@ WORDS: dict[str, int] = {
 """The HTTP status that means the same as a provider's error code."""
 
 _TOO_LONG = re.compile(
-    r"context_length_exceeded|maximum context length|context (?:window|limit|size)|prompt is too long"
-    r"|(?:input|prompt) (?:is too long|token count)|maximum (?:number of )?(?:input )?tokens"
+    r"context[_ ](?:length|window|limit|size)|(?:input|prompt) (?:is too long|token count)"
+    r"|maximum (?:prompt|model) length|maximum (?:number of )?(?:input )?tokens|model token limit"
     r"|too many (?:input )?tokens",
     re.IGNORECASE,
 )
