@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.cli.commands import parse
-from app.cli.learning import grade
+from app.cli.learning import grade, task_set
 from app.core.rating.feedback import Feedback
 from app.errors import ConfigInvalid
 from app.process.wiring import Runtime
@@ -161,6 +161,7 @@ async def test_questions_asked_side_by_side_are_not_asked_again(
         (["{"], "tasks.jsonl:1: is no task"),
         ([task(SIX, 6), {"grader": {}}], "tasks.jsonl:3: is no task"),
         ([{"question": "x"}], "tasks.jsonl:1: a grader must be an object"),
+        ([{"question": " ", "grader": {"kind": "exact", "expected": "x"}}], "tasks.jsonl:1: is no task"),
         ([{"question": "x", "grader": {"kind": "regex", "pattern": "("}}], "tasks.jsonl:1: a regex grader needs"),
     ],
 )
@@ -169,6 +170,15 @@ def test_faults_of_a_file_are_told_by_line(tmp_path: Path, lines: list[object], 
     with pytest.raises(ConfigInvalid) as caught:
         grade.run(options, {"BATON_DATA_DIR": str(tmp_path)}, lambda: 0.0)
     assert words in caught.value.faults[0]
+
+
+def test_a_file_of_a_windows_editor_is_read(tmp_path: Path) -> None:
+    lines = ['{"question": "2 + 2?", "grader": {"kind": "numeric", "expected": 4}}', ""]
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes("\r\n".join(lines).encode("utf-8-sig"))
+    faults: list[str] = []
+    assert [task.question for task in task_set.read(path, None, faults)] == ["2 + 2?"]
+    assert faults == []
 
 
 @pytest.mark.parametrize("arguments", [[], ["--tasks", "/nowhere"], ["--grader", "42"], ["--grader", "{"]])

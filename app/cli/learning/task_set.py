@@ -41,7 +41,7 @@ class GradedTask:
 def read(path: Path, execute: Execute | None, faults: list[str]) -> list[GradedTask]:
     """Read the tasks of a file, and add its faults to `faults`."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # editors of Windows write a byte order mark
     except (OSError, UnicodeDecodeError):
         faults.append(f"{path}: cannot be read; name a file of JSON lines")
         return []
@@ -108,17 +108,18 @@ def _task(line: str, place: str, number: str, execute: Execute | None, faults: l
 
 
 def _messages(task: Mapping[str, Any]) -> tuple[Mapping[str, str], ...] | None:
-    """Return `messages` in the API's form (texts only), or `question` as a user's message; None for neither."""
-    if isinstance(task.get("question"), str) and "messages" not in task:
-        return ({"role": "user", "content": task["question"]},)
+    """Return `messages` in the API's form (texts only), or `question` as a user's message; None where neither asks
+    anything."""
     messages = task.get("messages")
-    if not isinstance(messages, list) or "question" in task:
+    if "question" in task and messages is None:
+        messages = [{"role": "user", "content": task["question"]}]
+    elif "question" in task or not isinstance(messages, list):
         return None
     for message in messages:
         if not isinstance(message, dict) or set(message) != {"role", "content"} or message["role"] not in ROLES:
             return None
         if not isinstance(message["content"], str):
             return None
-    if not any(message["role"] == "user" for message in messages):
+    if not any(message["role"] == "user" and message["content"].strip() for message in messages):
         return None
     return tuple(messages)
