@@ -374,6 +374,24 @@ async def test_the_soft_limit_of_slices_warns_with_the_outcome_that_reaches_it(o
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo"])
+async def test_slices_in_another_time_zone_keep_to_the_window_that_has_begun(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch, zone: str
+) -> None:
+    now = 1_700_000_000.0
+    monkeypatch.setattr(run_rows, "clock_of", lambda _conn: str(now))
+    day = window("day", "UTC", now)
+    await begin(store, "run", budgets=(replace(DAILY, zone="UTC"),))
+    await store.append(intend("run", "a", 600))
+    await store.set_budget(replace(SLICED, zone=zone))
+    await store.append(intend("run", "b", 100))
+    with pytest.raises(BudgetExhausted) as refused:
+        await store.append(intend("run", "c", 400))
+    assert refused.value.until == day.end
+    assert {*await rows_of(store, "start", "end")} == {(day.start, day.end)}
+
+
+@pytest.mark.long
 async def test_slices_of_old_windows_are_summed_up_in_their_account(
     opener: Opener, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

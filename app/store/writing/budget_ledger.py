@@ -264,16 +264,16 @@ def load(
         budget = budgets.get(budget_id(account))
         if budget is None:
             continue
-        start = _start_of_window(budget, now, latest.get(account))
+        current = _current_window(budget, now, latest.get(account))
         names = [account]
         if budget.slices is not None:
             names = _slice_ids(account, budget.slices)
         own = names[number % len(names)]
-        current_places[account] = own, start
+        current_places[account] = own, current.start
         needed = {account, *names} if all_slices else {own}
         for name in needed:
-            places.add((name, start))
-            ends[name, start] = window(budget.period, budget.zone, start).end
+            places.add((name, current.start))
+            ends[name, current.start] = current.end
     if all_slices:
         whole = {(account_of_slice(name), start) for name, start in places}
         places |= {*whole, *budget_windows.slices_of(conn, whole)}
@@ -281,14 +281,12 @@ def load(
     return BudgetLedger(now, budgets, windows, current_places, holds, has_all_slices=all_slices)
 
 
-def _start_of_window(budget: Budget, now: float, latest: Window | None) -> int:
-    """Return the start of the window in which an account holds now, given its latest one."""
-    if latest is not None and now < latest.end:
-        return latest.start
-    start = window(budget.period, budget.zone, now).start
-    if latest is not None:
-        return max(start, latest.start)
-    return start
+def _current_window(budget: Budget, now: float, latest: Window | None) -> Window:
+    """Return the window in which an account holds now, given its latest one."""
+    current = window(budget.period, budget.zone, now)
+    if latest is not None and (now < latest.end or current.start <= latest.start):
+        return latest
+    return current
 
 
 def _calls_and_accounts(
