@@ -133,6 +133,33 @@ async def test_nobody_else_refers_to_its_items(stub: ProviderStub, client: httpx
     assert len(stub.requests) == count_before
 
 
+@pytest.mark.parametrize("content", ["Hi", [{"type": "input_text", "text": "Hi"}]])
+async def test_an_item_of_an_earlier_request_by_reference(
+    stub: ProviderStub, client: httpx.AsyncClient, content: object
+) -> None:
+    first = await create_response(client, input=[{"role": "developer", "content": content}])
+    (item,) = (await client.get(f"/v1/responses/{first['id']}/input_items")).json()["data"]
+    await create_response(client, input=[{"type": "item_reference", "id": item["id"]}])
+    first_messages, second_messages = [received.json["messages"] for received in stub.requests_for("alpha")]
+    assert first_messages == second_messages
+    for id_ in (first["id"], item["id"].replace("_in0", "_in1")):
+        refusal = await read_refusal(client, input=[{"type": "item_reference", "id": id_}])
+        assert refusal == (404, "input[0].id", "item_not_found")
+
+
+async def test_the_output_of_a_call_by_reference(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    stub.script("alpha", Reply(chunks=(), tool_calls=CALLS.tool_calls[:1], finish="tool"))
+    calling = await create_response(client, tools=[ADD])
+    (call,) = calling["output"]
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": "4"}
+    told = await create_response(client, tools=[ADD], previous_response_id=calling["id"], input=[output])
+    (item,) = (await client.get(f"/v1/responses/{told['id']}/input_items")).json()["data"]
+    references = [{"type": "item_reference", "id": id_} for id_ in (call["id"], item["id"])]
+    await create_response(client, tools=[ADD], input=[{"role": "user", "content": "Hi"}, *references])
+    *_, result = stub.requests_for("alpha")[-1].json["messages"]
+    assert (result["role"], result["content"]) == ("tool", "4")
+
+
 async def test_a_reply_of_another_format_is_no_response(client: httpx.AsyncClient) -> None:
     chat = {"model": "baton-mini", "messages": [{"role": "user", "content": "Hi"}]}
     run = (await client.post("/v1/chat/completions", json=chat)).json()["baton"]["run"]

@@ -16,14 +16,7 @@ from app.store.protocol import ContentReads
 
 async def page(store: ContentReads, subject: Subject, filters: ItemFilters) -> dict[str, Any]:
     """Return a list object; newest first unless `order=asc`."""
-    messages = await _messages_of_request(store, subject)
-    box = subject.turn_task.toolbox
-    kinds = {call.id: kind_of(box, call.name) for entry in messages for call in entry.calls}
-    if subject.state.turn.number:
-        messages = messages[1:]  # the calls are the reply's, not the request's
-    all_items: list[dict[str, Any]] = []
-    for place, message in enumerate(messages):
-        all_items += _items(subject, place, message, kinds)
+    all_items = await items_of_request(store, subject)
     if filters.order == "desc":
         all_items.reverse()
     if filters.after is not None:
@@ -33,6 +26,19 @@ async def page(store: ContentReads, subject: Subject, filters: ItemFilters) -> d
         all_items = all_items[ids.index(filters.after) + 1 :]
     data = all_items[: filters.limit]
     return list_page(data, has_more=len(data) < len(all_items))
+
+
+async def items_of_request(store: ContentReads, subject: Subject) -> list[dict[str, Any]]:
+    """Return the items that the request added, in their order."""
+    messages = await _messages_of_request(store, subject)
+    box = subject.turn_task.toolbox
+    kinds = {call.id: kind_of(box, call.name) for entry in messages for call in entry.calls}
+    if subject.state.turn.number:
+        messages = messages[1:]  # the calls are the reply's, not the request's
+    all_items: list[dict[str, Any]] = []
+    for place, message in enumerate(messages):
+        all_items += _items(subject, place, message, kinds)
+    return all_items
 
 
 async def _messages_of_request(store: ContentReads, subject: Subject) -> list[Message]:

@@ -1,33 +1,29 @@
 """Items of earlier responses that a request names by their ids instead of repeating them."""
 
+import re
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
-from app.core.message.chat import Toolbox, ToolCall, run_of
+from pydantic import TypeAdapter
+
+from app.core.message.chat import run_of
 from app.core.run.notices import response_id
 from app.engine.delivery import messages as endings
 from app.errors import InvalidRequest, NotFound
+from app.gateway.responses import reply
 from app.gateway.responses.history import StoredResponse
-from app.gateway.responses.input import (
-    AnyCall,
-    AnyItem,
-    CallItem,
-    CustomCallItem,
-    ItemReference,
-    MessageItem,
-    OutputText,
-    SearchCallItem,
-    SearchOutputItem,
-)
+from app.gateway.responses.input import AnyItem, Item, ItemReference
+from app.gateway.responses.items import items_of_request
 from app.gateway.responses.request import ResponsesRequest
-from app.gateway.responses.tools import hosted_search_items, kind_of
-from app.gateway.wire import custom_tools
 from app.gateway.wire.parameters import PartOptions
 from app.store.protocol import TenantStore
 
 MOST_REFERENCES = 128
-CALLS: Final = ("fc_", "ctc_", "tsc_", "tso_")
+CALLS: Final = ("fc", "ctc", "tsc", "tso")
 """Beginnings of the ids of items that go by a call's id."""
+INPUT_ITEM: Final = re.compile(r"[a-z]+_(run_[0-9a-z]+(?:_[0-9]+)?)_in[0-9]+")
+"""The id of an item of a request, with the id of its response in it."""
+ITEM: Final = TypeAdapter[AnyItem](Item)
 FindResponse = Callable[[str], Awaitable[StoredResponse]]
 """From a response's id to the response, if the caller may see it; `NotFound`."""
 
@@ -55,15 +51,12 @@ async def resolve_references(
 async def _find_item(
     store: TenantStore, item_id: str, place: int, responses: dict[str, StoredResponse], find_response: FindResponse
 ) -> AnyItem:
-    """Return a message of an output, a call of one, or the search before it."""
-    call, name = None, item_id.replace("msg_", "resp_", 1)
+    """Return an item of an output, or of what a request has added to its conversation."""
     try:
-        if item_id.startswith(CALLS):
-            call = item_id.partition("_")[2]
-            name = await _response_of_call(store, call)
+        name = await _response_of_item(store, item_id)
         if name not in responses:
             responses[name] = await find_response(name)
-        return _item_of(responses[name], item_id, call)
+        return await _item_of(store, responses[name], item_id)
     except NotFound:
         raise NotFound(
             f"There is no stored item of the id in input[{place}], or this key may not see it; send the item itself.",
@@ -72,33 +65,31 @@ async def _find_item(
         ) from None
 
 
-def _item_of(response: StoredResponse, item_id: str, call: str | None) -> AnyItem:
-    """Return the item of a response that goes by the id of this call, or, without one, its message; `NotFound`."""
-    labels = PartOptions.model_construct(labels=sorted(response.labels))
-    if response.end is None:
-        raise NotFound()
-    if call is None and response.end.answer:
-        part = OutputText(type="output_text", text=response.end.answer)
-        return MessageItem(type="message", role="assistant", content=[part], baton=labels)
-    for tool_call in response.end.calls:
-        if tool_call.id == call:
-            stored_item = _rebuild_item(item_id, tool_call, response.subject.turn_task.toolbox)
-            if isinstance(stored_item, AnyCall):
-                return stored_item.model_copy(update={"baton": labels})
-            return stored_item
+async def _response_of_item(store: TenantStore, item_id: str) -> str:
+    """Return the response of whose input or output an item is; `NotFound`."""
+    prefix, _, rest = item_id.partition("_")
+    if is_input := INPUT_ITEM.fullmatch(item_id):
+        return f"resp_{is_input[1]}"
+    if prefix == "msg":
+        return f"resp_{rest}"
+    if prefix in CALLS:
+        return await _response_of_call(store, rest)
     raise NotFound()
 
 
-def _rebuild_item(item_id: str, call: ToolCall, toolbox: Toolbox) -> AnyItem:
-    """Return a call, which has the name that workers know, or a part of the hosted search before it."""
-    for item in hosted_search_items(toolbox, call, ()):
-        if item["id"] == item_id:
-            kind = SearchCallItem if item["type"] == "tool_search_call" else SearchOutputItem
-            return kind.model_validate(item)
-    if kind_of(toolbox, call.name) == "custom":
-        text = custom_tools.text_of(call.arguments)
-        return CustomCallItem(type="custom_tool_call", call_id=call.id, name=call.name, input=text)
-    return CallItem(type="function_call", call_id=call.id, name=call.name, arguments=call.arguments)
+async def _item_of(store: TenantStore, response: StoredResponse, item_id: str) -> AnyItem:
+    """Return the item of a response as its caller sees it, with the labels of the response; `NotFound`."""
+    items: list[dict[str, Any]] = []
+    if INPUT_ITEM.fullmatch(item_id):
+        items = await items_of_request(store, response.subject)
+    elif response.end is not None:
+        items = reply.items(response.subject, response.end, "completed")
+    labels = PartOptions.model_construct(labels=sorted(response.labels))
+    for fields in items:
+        if fields["id"] == item_id:
+            item = ITEM.validate_python(fields)
+            return item.model_copy(update={"baton": labels}) if hasattr(item, "baton") else item
+    raise NotFound()
 
 
 async def _response_of_call(store: TenantStore, call: str) -> str:
