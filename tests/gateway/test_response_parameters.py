@@ -396,7 +396,8 @@ async def test_null_is_as_good_as_absent(client: httpx.AsyncClient) -> None:
 async def test_a_choice_among_some_of_the_tools(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "add"}]}
     stub.always("alpha", CALL)
-    assert (await post_response(client, tools=[ADD, LOOK], tool_choice=choice)).status_code == 200
+    reply = await post_response(client, tools=[ADD, LOOK], tool_choice=choice)
+    assert (reply.json()["tool_choice"], [tool["name"] for tool in reply.json()["tools"]]) == (choice, ["add", "look"])
     request_body = stub.requests_for("alpha")[-1].json
     assert ([tool["function"]["name"] for tool in request_body["tools"]], request_body["tool_choice"]) == (
         ["add"],

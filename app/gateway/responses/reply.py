@@ -101,7 +101,7 @@ def render_response(subject: Subject, end: TurnEnd | None) -> dict[str, Any]:
         "temperature": subject.turn_task.sampling.temperature,
         "text": {"format": _format(subject.turn_task.form)} | _verbosity(echoed),
         "tool_choice": echoed.get("tool_choice") or tool_choice_of(subject.turn_task.toolbox),
-        "tools": response_tools(subject.turn_task.toolbox),
+        "tools": echoed.get("tools") or response_tools(subject.turn_task.toolbox),
         "top_logprobs": subject.turn_task.logprobs or 0,
         "top_p": subject.turn_task.sampling.top_p,
         "truncation": echoed.get("truncation", "disabled"),

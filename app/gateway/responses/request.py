@@ -21,6 +21,7 @@ from app.gateway.responses.tools import (
     Choice,
     check_search,
     list_ignored_tools,
+    response_tools,
     toolbox_of,
 )
 from app.gateway.wire.parameters import (
@@ -194,7 +195,7 @@ def task_of(request: ResponsesRequest, before: tuple[Message, ...], loaded_befor
         toolbox=toolbox_of(request.tools, request.tool_choice, request.parallel_tool_calls, loaded_tools),
         logprobs=logprobs,
         form=_form(request),
-        echoed=_collect_echoed_parameters(request),
+        echoed=_collect_echoed_parameters(request, loaded_tools),
     )
 
 
@@ -205,11 +206,12 @@ def new_messages(request: ResponsesRequest) -> tuple[Message, ...]:
     return conversation(request.input)
 
 
-def _collect_echoed_parameters(request: ResponsesRequest) -> dict[str, Any]:
+def _collect_echoed_parameters(request: ResponsesRequest, loaded_tools: Iterable[Tool]) -> dict[str, Any]:
     """Return the parameters of `ECHOED` that the request has, and what of the others the task does not keep as it was
     sent.
 
-    A turn that brings tool results keeps neither the user nor the metadata, a task without tools nothing about them.
+    A turn that brings tool results keeps neither the user nor the metadata, a task without tools nothing about them,
+    and one with a choice among some of the tools only those.
     """
     echoed = {name: getattr(request, name) for name in ECHOED}
     echoed["verbosity"] = request.text.verbosity if request.text is not None else None
@@ -219,6 +221,7 @@ def _collect_echoed_parameters(request: ResponsesRequest) -> dict[str, Any]:
         echoed["parallel_tool_calls"] = False
     if isinstance(request.tool_choice, AllowedTools):
         echoed["tool_choice"] = request.tool_choice.model_dump()
+        echoed["tools"] = response_tools(toolbox_of(request.tools, None, request.parallel_tool_calls, loaded_tools))
     elif not request.tools:
         echoed["tool_choice"] = request.tool_choice
     return {name: value for name, value in echoed.items() if value is not None}
