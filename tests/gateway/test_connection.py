@@ -144,6 +144,20 @@ async def test_who_still_sends_a_head_that_is_too_large_is_not_reset(line: Line)
     assert await line.is_closed()
 
 
+async def test_many_requests_in_one_packet_that_ends_within_a_head(line: Line) -> None:
+    """The heads before the last one are no part of it, and neither is the body before it."""
+    get = GET + b"x: %s\r\n\r\n" % (b"y" * 8_000)
+    post = b"POST /healthz HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n" + b"z" * 100_000
+    await line.send(10 * get + GET)
+    await asyncio.sleep(GAP_SECONDS)
+    await line.send(b"\r\n")
+    await line.send(post + GET)
+    await asyncio.sleep(GAP_SECONDS)
+    await line.send(b"\r\n")
+    statuses = [(await line.reply())[0] for _ in range(13)]
+    assert statuses == [*(11 * [200]), 405, 200]
+
+
 async def test_a_head_that_is_too_late(line: Line) -> None:
     await line.send(GET)
     assert check(await line.reply(), 408)["code"] == "request_timeout"

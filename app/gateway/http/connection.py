@@ -104,10 +104,11 @@ class Connection(HttpToolsProtocol):
         if self._has_refused:
             return
         self._unset_keepalive_if_required()
+        self._head_bytes += len(data)
         unread = data
         while unread:
             unread = self._feed(unread)
-        self._watch_head(data)
+        self._watch_head()
 
     def _feed(self, data: bytes) -> bytes:
         """Feed the parser; return what it is to be fed next, which is nothing unless a request asks for an upgrade."""
@@ -136,14 +137,14 @@ class Connection(HttpToolsProtocol):
         """Return True: uvicorn then leaves a request that asks for an upgrade to `_feed`, and begins none for it."""
         return True
 
-    def _watch_head(self, data: bytes) -> None:
+    def _watch_head(self) -> None:
         """Bound the size of a head that has not arrived whole, and the time that it takes."""
         if self._has_refused:
             return
         if not self._in_head:
+            self._head_bytes = 0
             self._cancel_deadline()
             return
-        self._head_bytes += len(data)
         if self._head_bytes > HEAD_BYTES:
             self._refuse(431, "The request's headers are too large.", "headers_too_large")
         elif self._deadline is None:
@@ -157,8 +158,13 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head has arrived whole."""
         self._in_head = False
-        self._head_bytes = 0
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The request has arrived whole. What follows in the same packet is not counted, because the parser does not
+        say how much that is."""
+        self._head_bytes = 0
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse bytes that are not HTTP."""
