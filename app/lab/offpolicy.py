@@ -123,7 +123,7 @@ class Report:
             return "; its choices were never drawn, so that more rows do not help"
         if self.needed is None:
             return "; the advantage is too small for any number of rows"
-        return f": about {max(self.needed - self.rows, 1)} more rows like these"
+        return f"; about {max(self.needed - self.rows, 1)} more rows like these lead to a verdict"
 
     @property
     def verdict(self) -> str:

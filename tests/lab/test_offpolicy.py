@@ -126,7 +126,7 @@ def test_beside_a_refusal_stand_the_rows_that_are_still_needed() -> None:
     few = report_on(draw_decisions(Random(2), 60), A)
     assert few.verdict == "refused"
     assert few.needed is not None
-    assert f"about {few.needed - 60} more rows like these" in few.refusal
+    assert f"about {few.needed - 60} more rows like these lead to a verdict" in few.refusal
     assert report_on(draw_decisions(Random(2), round(1.5 * few.needed)), A).verdict == "better"
     assert report_on([row("b", 0.5, 0.0)] * 50, A).needed is None
     equal = report_on(draw_decisions(Random(3), 2_000, better=0.0), A)
