@@ -29,6 +29,7 @@ def test_a_tier_is_tried_promoted_with_a_reason_and_rolled_back(tmp_path: Path) 
     assert "baton-mini: its own definition; canary worker rehearsal-sage for 10% of the runs" in tried.out
     refused = baton(tmp_path, "tier", "promote", "baton-mini", "--to", "baton-next", **environ)
     assert (refused.status, "min_pairs" in refused.out, "Not promoted" in refused.err) == (1, True, True)
+    assert "baton-mini, without a run to compare:" in refused.out
     forced = ("tier", "promote", "baton-mini", "--to", "baton-next", "--force", "incident 12", "--json")
     (change,) = json.loads(baton(tmp_path, *forced, **environ).out)["changes"]
     assert (change["version"], json.loads(change["note"])["forced"]) == ("tier baton-next", "incident 12")

@@ -43,7 +43,10 @@ def refuse(evidence: tuple[Judgement, ...], *, as_json: bool) -> int:
         terminal.print_json({"promoted": False, "tiers": [judgement.to_json() for judgement in evidence]})
         return 1
     for judgement in evidence:
-        terminal.stdout().print(f"{judgement.tier}, by its {judgement.source} runs:")
+        compared = f"by its {judgement.source} runs"
+        if judgement.source == "none":
+            compared = "without a run to compare"
+        terminal.stdout().print(f"{judgement.tier}, {compared}:")
         print_conditions(judgement.to_json()["conditions"])
         if judgement.left_out:
             terminal.stdout().print(f"{watch.left_out_words(judgement.left_out)}.")
