@@ -41,7 +41,7 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the words of the command line, and refuse one that is not UTF-8, because no database stores it, and an
-        option or argument that is given as an empty text.
+        option or argument that is given as an empty text, or as spaces alone.
 
         That is the slip of a script whose variable is not set, and would mean something else than what was asked for.
         """
@@ -95,7 +95,8 @@ def _is_given_empty(parameter: click.Parameter, ctx: click.Context) -> bool:
     if getattr(parameter, "may_be_empty", False) or name.startswith("baton_"):
         return False
     value = ctx.params.get(name)
-    is_empty = value == "" or (isinstance(value, tuple) and "" in value)
+    values = value if isinstance(value, tuple) else (value,)
+    is_empty = any([isinstance(text, str) and not text.strip() for text in values])
     return is_empty and _is_given(parameter, ctx)
 
 

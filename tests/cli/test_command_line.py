@@ -154,6 +154,7 @@ def test_values_have_their_units_and_defaults(words: str, name: str, value: Any)
         ("keys add ''", "must not be empty"),
         ("keys add x --label ''", "must not be empty"),
         ("audit export ''", "must not be empty"),
+        ("tier promote baton-mini --to sol --force ' '", "'--force': must not be empty"),
         ("audit check --run a\udcff", "is not UTF-8"),
     ],
 )

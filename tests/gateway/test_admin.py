@@ -236,6 +236,15 @@ async def test_a_tenant_is_created_disabled_and_enabled(admin: AdminStandIn) -> 
         assert await assert_refused(client, "GET", "/tenants/ops") == (404, "not_found")
 
 
+async def test_a_reason_says_something(admin: AdminStandIn) -> None:
+    too_short = (400, "string_below_min_length")
+    forced = {"subject": "baton-ultra", "force": " "}
+    held = {"scope": "run", "subject": "run_1", "reason": "\n"}
+    async with admin.client(await admin.add_key("root", all_tenants=True)) as client:
+        assert await assert_refused(client, "POST", "/tiers/baton-mini/promote", json=forced) == too_short
+        assert await assert_refused(client, "POST", "/holds", json=held) == too_short
+
+
 @pytest.mark.long
 async def test_lists_go_on_behind_what_was_seen(admin: AdminStandIn) -> None:
     key = await admin.add_key("boss")

@@ -97,7 +97,7 @@ class HoldRequest(WireModel):
     scope: HoldScope
     name: Annotated[str, StringConstraints(min_length=1, max_length=2_000)]
     """The run's id, the user as requests name it, the tenant's name, or the key's id."""
-    reason: Annotated[str, StringConstraints(min_length=1, max_length=2_000)]
+    reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2_000)]
     """The reason why nothing of it may be erased."""
     tenant: TenantName | None = None
     """For the scope `user`: the tenant whose runs are held; every tenant's if it is left out."""
@@ -126,7 +126,7 @@ class VersionRequest(WireModel):
 class PromotionRequest(VersionRequest):
     """A version of a conductor that is to conduct all runs."""
 
-    force: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
+    force: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=500)] | None = None
     """The reason why it is promoted although conditions of a tier's `promotion` do not hold; it is recorded."""
 
 
@@ -147,7 +147,7 @@ class SubjectRequest(WireModel):
 class TierPromotionRequest(SubjectRequest):
     """The subject that is to serve all runs of a tier."""
 
-    force: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
+    force: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=500)] | None = None
     """The reason why it is promoted although conditions of the tier's `promotion` do not hold; it is recorded."""
 
 
