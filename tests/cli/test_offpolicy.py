@@ -88,7 +88,7 @@ async def test_a_models_choices_are_weighed_by_their_probabilities(
 
         words = await output_of(tmp_path, capsys)
         assert f'baton-ultra, model, plans of the shape [["user"]]: {runs} decisions' in words
-        assert "rows of that policy, and 100 are needed: about " in words
+        assert "rows of that policy, and 100 are needed; about " in words
         assert "runs of baton-ultra with an answer and no score: 1;" in words
         assert "rated, but not usable: 1, because no answer, or a plan without probabilities" in words
         assert "always beta" in words or "always gamma" in words

@@ -239,7 +239,7 @@ async def test_a_tenant_is_created_disabled_and_enabled(admin: AdminStandIn) -> 
 async def test_a_reason_says_something(admin: AdminStandIn) -> None:
     too_short = (400, "string_below_min_length")
     forced = {"subject": "baton-ultra", "force": " "}
-    held = {"scope": "run", "subject": "run_1", "reason": "\n"}
+    held = {"scope": "run", "name": "run_1", "reason": "\n"}
     async with admin.client(await admin.add_key("root", all_tenants=True)) as client:
         assert await assert_refused(client, "POST", "/tiers/baton-mini/promote", json=forced) == too_short
         assert await assert_refused(client, "POST", "/holds", json=held) == too_short

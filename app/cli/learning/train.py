@@ -72,7 +72,7 @@ def import_object(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise
-        where = "`make learn WORLD=1` makes an environment that has it; `pip install 'baton[train]'` adds all that is needed"
+        where = "`make learn WORLD=1` makes an environment that has it; `pip install 'baton[train]'` adds all of it"
         raise ConfigInvalid([f"{error.name} is not installed; {where}"]) from None
 
 
