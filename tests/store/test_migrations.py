@@ -261,10 +261,23 @@ def test_urls_as_people_write_them(written: str, understood: str) -> None:
     assert parse_url(written).render_as_string(hide_password=False) == understood
 
 
-@pytest.mark.parametrize("written", ["", "sqlite://", "sqlite:///:memory:", "mysql://u:secret@h/db", "::"])
+URLS_OF_NO_USE = (
+    "",
+    "sqlite://",
+    "sqlite:///:memory:",
+    "mysql://u:secret@h/db",
+    "::",
+    "postgresql://u:secret@h:port/db",
+    "postgresql://u:secret@h:99999/db",
+    "postgresql://u:secret@h/db?sslmode=require&channel_binding=require",
+)
+
+
+@pytest.mark.parametrize("written", URLS_OF_NO_USE)
 def test_other_urls_are_refused_without_being_shown(written: str) -> None:
     with pytest.raises(ConfigInvalid) as refused:
         parse_url(written)
+    assert "BATON_DATABASE_URL" in str(refused.value)
     assert "secret" not in str(refused.value)
 
 

@@ -36,9 +36,12 @@ HIDDEN = "********"
 DAY_SECONDS = 86_400.0
 PEPPER_CHARS = 32
 """Characters that a pepper has at least, so that nobody can guess it."""
-SCHEMES = {
-    "database_url": ("sqlite|postgres|postgresql", "sqlite:///baton.db or postgresql://user@host/name"),
-    "redis_url": ("redis|rediss|unix", "redis://host:6379/0"),
+URL_FORMS = {
+    "database_url": (r"(sqlite|postgres|postgresql)(\+\w+)?://.*", "sqlite:///baton.db or postgresql://user@host/name"),
+    "redis_url": (
+        r"rediss?://([^/?#]*@)?(\[[^]]*\]|[^:/?#]*)(:\d{1,5})?(/\d*)?(\?.*)?|unix://.*",
+        "redis://host:6379/0",
+    ),
 }
 URLS = frozenset({"database_url", "redis_url", "webhook_url"})
 """URLs that may hold a password."""
@@ -408,9 +411,9 @@ class Settings(BaseModel):
 
     @field_validator("database_url", "redis_url")
     @classmethod
-    def _scheme(cls, value: str | None, info: ValidationInfo) -> str | None:
-        schemes, example = SCHEMES[info.field_name or ""]
-        if value is not None and not re.match(rf"({schemes})(\+\w+)?://", value):
+    def _url_form(cls, value: str | None, info: ValidationInfo) -> str | None:
+        pattern, example = URL_FORMS[info.field_name or ""]
+        if value is not None and not re.fullmatch(pattern, value):
             raise ValueError(f"is not a URL that Baton can use; write it as {example}")
         return value
 

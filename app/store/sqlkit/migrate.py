@@ -35,6 +35,8 @@ REASONS: Mapping[type[BaseException], str] = {
     asyncpg.LockNotAvailableError: "another transaction holds a lock that this change needs; try again",
     socket.gaierror: "the host name {host} is unknown",
     ConnectionRefusedError: "nothing listens on {place}",
+    ConnectionResetError: "{place} has closed the connection",
+    ConnectionError: "{place} refuses TLS, which the URL demands",
     TimeoutError: "{place} does not answer in time",
     PermissionError: "this user may not open {database}",
 }
@@ -119,7 +121,7 @@ def _place(url: URL) -> str:
     several = url.normalized_query.get("host", ())
     if several:
         return " or ".join(several)
-    return f"{url.host}:{url.port or 5432}"
+    return f"{url.host or 'localhost'}:{url.port or 5432}"
 
 
 def alembic_config(url: str) -> "Config":

@@ -23,6 +23,12 @@ LOCK_SECONDS = 2.0
 POOLING = "pgbouncer"
 """Parameter of the URL that says how PgBouncer pools: `session`, which is no different from no PgBouncer at all, or
 `transaction`."""
+URL_FAULT = "BATON_DATABASE_URL: is not a URL that Baton can use; write sqlite:///path or postgresql://user@host/name"
+URL_PARAMETERS = frozenset(
+    "host port user password ssl sslmode direct_tls target_session_attrs passfile service servicefile krbsrvname gsslib"
+    f" prepared_statement_cache_size {POOLING}".split()
+)
+"""The parameters that the URL of a Postgres may have: those of asyncpg that are text, and those that are read here."""
 CLOSED = "connection is closed"
 """Part of asyncpg's message for a connection that is closed already."""
 CONTENDED = frozenset({"40001", "40P01", "23505"})
@@ -145,16 +151,19 @@ def parse_url(text: str) -> URL:
     """
     try:
         url = make_url(text)
-    except ArgumentError:
-        raise ConfigInvalid(["database URL: write sqlite:///path or postgresql://user@host/name"]) from None
+    except (ArgumentError, ValueError):  # a port that is no number is a ValueError
+        raise ConfigInvalid([URL_FAULT]) from None
     kind = url.drivername.partition("+")[0]
     if kind == "sqlite" and url.database and url.database != ":memory:":
         return url.set(drivername="sqlite+pysqlite")
-    if kind not in {"postgres", "postgresql"}:
-        raise ConfigInvalid(["database URL: write sqlite:///path or postgresql://user@host/name"])
+    if kind not in {"postgres", "postgresql"} or not 0 < (url.port or 5432) < 1 << 16:
+        raise ConfigInvalid([URL_FAULT])
+    unknown = sorted(url.query.keys() - URL_PARAMETERS)
+    if unknown:
+        raise ConfigInvalid([f"BATON_DATABASE_URL: Baton does not know the parameter {unknown[0]}; remove it"])
     url = url.set(drivername="postgresql+asyncpg")
     if url.query.get(POOLING, "session") not in ("session", "transaction"):
-        raise ConfigInvalid([f"database URL: {POOLING} is session or transaction"])
+        raise ConfigInvalid([f"BATON_DATABASE_URL: {POOLING} must be session or transaction; correct it"])
     mode = url.query.get("sslmode")
     if mode:
         return url.difference_update_query(["sslmode"]).update_query_dict({"ssl": mode})
