@@ -3,11 +3,13 @@
 import errno
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 
 from app.cli import event_loop, terminal
 from app.cli.arguments import Arguments
 from app.cli.operations import startup_message
+from app.errors import ConfigInvalid
 from app.process.config import Settings, configure
 from app.process.serve import Announcement, Roles, serve
 
@@ -16,11 +18,14 @@ ROLES: Mapping[str, Roles] = {
     "gateway": Roles(gateway=True, dispatcher=False),
     "dispatcher": Roles(gateway=False, dispatcher=True),
 }
+EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Serve. Returns 0 after an orderly stop."""
     config = configure(environ)
+    listeners = _listeners(config.settings, ROLES[args.verb])
+    _refuse_shared_addresses(listeners)
     terminal.log_to_stderr(config.settings.log_level)
     for note in config.notes:
         terminal.stderr().print(f"note: {note}", soft_wrap=True)
@@ -39,13 +44,13 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
             event_loop.run(serve(config, dict(environ), ROLES[args.verb], announce))
         except SystemExit:  # uvicorn's, when it cannot listen
             status.stop()
-            print(f"baton: {_why_not_listening(config.settings, ROLES[args.verb])}", file=sys.stderr)
+            print(f"baton: {_why_not_listening(listeners)}", file=sys.stderr)
             return 1
     return 0
 
 
-def _why_not_listening(settings: Settings, roles: Roles) -> str:
-    """Return the reason why the service cannot listen on one of its addresses, found by another try."""
+def _listeners(settings: Settings, roles: Roles) -> list[tuple[str, int, str, str]]:
+    """Return host and port of each listener, then what sets the port, and what sets both."""
     places = []
     if roles.gateway:
         places.append((settings.host, settings.port, "--port or BATON_PORT", "--host and --port"))
@@ -55,6 +60,18 @@ def _why_not_listening(settings: Settings, roles: Roles) -> str:
     if roles.gateway and settings.admin_port is not None:
         options = "BATON_ADMIN_PORT", "BATON_ADMIN_HOST and BATON_ADMIN_PORT"
         places.append((settings.admin_host, settings.admin_port, *options))
+    return places
+
+
+def _refuse_shared_addresses(places: Sequence[tuple[str, int, str, str]]) -> None:
+    """Raise `ConfigInvalid` if two listeners of this process have the same address."""
+    for (host, port, first, _), (other_host, other_port, second, _) in combinations(places, 2):
+        if port == other_port != 0 and (host == other_host or {host, other_host} & EVERY_ADDRESS):
+            raise ConfigInvalid([f"{second}: is the port of another listener, {port}; change it, or {first}"])
+
+
+def _why_not_listening(places: Sequence[tuple[str, int, str, str]]) -> str:
+    """Return the reason why the service cannot listen on one of its addresses, found by another try."""
     for host, port, another, both in places:
         family = socket.AF_INET
         if ":" in host:
