@@ -365,6 +365,8 @@ class CircuitBreaker:
         self._calls: set[asyncio.Timeout] = set()
         self._closed = False
         self.open = False
+        self.fault: BaseException | None = None
+        """The fault that has opened it."""
         self.refused = False
         """True while it is open because the server refuses our login."""
         self.write_fault: ResponseError | None = None
@@ -382,7 +384,7 @@ class CircuitBreaker:
         Raises `QueueUnavailable` only.
         """
         if self.open:
-            raise QueueUnavailable
+            raise QueueUnavailable from self.fault
         try:
             async with asyncio.timeout(seconds) as limit:
                 self._calls.add(limit)
@@ -443,7 +445,7 @@ class CircuitBreaker:
         self.write_fault = fault
 
     def _open(self, fault: BaseException) -> None:
-        self.refused = isinstance(fault, AuthenticationError)
+        self.fault, self.refused = fault, isinstance(fault, AuthenticationError)
         if not self.open:
             words = REFUSED
             if not self.refused:

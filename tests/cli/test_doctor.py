@@ -141,3 +141,9 @@ async def test_a_redis_that_is_reached_but_of_no_use_is_told_apart_from_one_that
     assert "Redis" in result.out
     assert words in result.out
     assert "cannot be reached" not in result.out
+
+
+def test_a_redis_that_is_away_is_shown_with_the_cause(tmp_path: Path) -> None:
+    result = baton(tmp_path, "doctor", BATON_REDIS_URL="redis://127.0.0.1:1/0")
+    assert result.status == 1
+    assert "fail  redis: it cannot be reached (Error 111 connecting to 127.0.0.1:1." in result.out

@@ -38,25 +38,24 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
 
 
 async def _check(config: Configuration, *, every: bool) -> list[Verdict]:
-    """Check the schema first, because without it all other checks of the database fail for the same reason.
+    """Check the schema first, because without it all other checks of the database would fail for the same reason.
 
     An SQLite file that nobody has made yet is not made: the parts are opened over a temporary folder instead.
     """
     if revisions.exists(config.settings.database_url):
-        return await _check_runtime(config, config, every=every, exists=True)
+        return await _check_runtime(config, config, every=every)
     with TemporaryDirectory(prefix="baton-doctor-") as folder:
         place = {"data_dir": Path(folder), "database_url": f"sqlite:///{folder}/baton.db"}
         elsewhere = replace(config, settings=config.settings.model_copy(update=place))
-        return await _check_runtime(config, elsewhere, every=every, exists=False)
+        return [doctor_checks.missing_database(config), *await _check_runtime(config, elsewhere, every=every)]
 
 
-async def _check_runtime(
-    config: Configuration, effective: Configuration, *, every: bool, exists: bool
-) -> list[Verdict]:
+async def _check_runtime(config: Configuration, effective: Configuration, *, every: bool) -> list[Verdict]:
     schema = await doctor_checks.check_schema(config)
+    has_database = effective is config and all(verdict.status != "fail" for verdict in schema)
     try:
         async with open_runtime(effective) as runtime:
-            return [*schema, *await doctor_checks.check_parts(config, runtime, every=every, exists=exists)]
+            return [*schema, *await doctor_checks.check_parts(config, runtime, every=every, has_database=has_database)]
     except BatonError as error:
         return [*schema, Verdict("start", "fail", terminal.clean(error.message))]
 

@@ -18,6 +18,7 @@ from app.engine.conductors.versions import missing_subjects
 from app.errors import (
     BatonError,
     OursError,
+    QueueUnavailable,
     StoreUnavailable,
     WorkerError,
     WorkerRateLimited,
@@ -106,6 +107,12 @@ def _check_prices(catalog: Catalog) -> Iterator[Verdict]:
         yield Verdict("prices", "skip", words, remedy)
 
 
+def missing_database(config: Configuration) -> Verdict:
+    """Report that the configured database is an SQLite file that nobody has made yet."""
+    where = _setting_text(config, "BATON_DATABASE_URL")
+    return Verdict("database", "skip", f"{where} does not exist yet; `baton serve` or `baton migrate` makes it")
+
+
 async def check_schema(config: Configuration) -> list[Verdict]:
     """Check that the database has this version's tables. SQLite is left out, which gets them when it is opened.
 
@@ -152,21 +159,19 @@ async def _has_undeclared_pooling(url: str) -> bool:
         return False
 
 
-async def check_parts(config: Configuration, runtime: Runtime, *, every: bool, exists: bool) -> list[Verdict]:
+async def check_parts(config: Configuration, runtime: Runtime, *, every: bool, has_database: bool) -> list[Verdict]:
     """Check database, queue, conductors and providers at the same time, and report them in this order.
 
-    `every` asks all workers instead of the cheapest of each provider. Unless `exists`, the configured database is an
-    SQLite file that nobody has made yet, and is not checked.
+    `every` asks all workers instead of the cheapest of each provider. Unless `has_database`, the database is missing or
+    cannot be used, as was reported before, and is not checked.
     """
     catalog = config.catalog
     conductors = _tiers_by_conductor(catalog)
-    if exists:
-        pending = [_check_database(config, runtime), _check_queue(config, runtime)]
-        pending += [_check_keys(runtime), _check_log(runtime), _check_tiers(runtime)]
+    pending = [_check_queue(config, runtime)]
+    if has_database:
+        pending += [_check_database(config, runtime), _check_keys(runtime), _check_log(runtime), _check_tiers(runtime)]
         if config.settings.log_export:
             pending.append(_check_exported_checkpoints(config, runtime))
-    else:
-        pending = [_missing_database(config), _check_queue(config, runtime)]
     for name, tiers in conductors.items():
         pending.append(_check_generation(f"conductor of {tiers}", catalog.workers[name], runtime))
     if every:
@@ -176,7 +181,7 @@ async def check_parts(config: Configuration, runtime: Runtime, *, every: bool, e
         pending += [_check_provider(spec, catalog, conductors, runtime) for spec in catalog.providers.values()]
     verdicts: list[Verdict] = list(await asyncio.gather(*pending))
     if not conductors:
-        verdicts.insert(2, Verdict("conductor", "skip", "no tier is conducted by a model"))
+        verdicts.append(Verdict("conductor", "skip", "no tier is conducted by a model"))
     return verdicts
 
 
@@ -268,11 +273,6 @@ async def _check_exported_checkpoints(config: Configuration, runtime: Runtime) -
         return Verdict("log held outside", "ok", words)
 
     return await _with_deadline("log held outside", check, "check BATON_LOG_EXPORT and its credentials")
-
-
-async def _missing_database(config: Configuration) -> Verdict:
-    where = _setting_text(config, "BATON_DATABASE_URL")
-    return Verdict("database", "skip", f"{where} does not exist yet; `baton serve` or `baton migrate` makes it")
 
 
 async def _check_queue(config: Configuration, runtime: Runtime) -> Verdict:
@@ -369,7 +369,10 @@ async def _with_deadline(
     except TimeoutError:
         return Verdict(name, "fail", f"no answer within {CHECK_SECONDS:.0f} s", remedy)
     except OursError as error:
-        return Verdict(name, "fail", OPERATOR_MESSAGES.get(error.public_code or "", error.message), remedy)
+        words = OPERATOR_MESSAGES.get(error.public_code or "", error.message)
+        if isinstance(error, QueueUnavailable) and error.__cause__ is not None:
+            words += f" ({terminal.clean(str(error.__cause__) or type(error.__cause__).__name__)})"
+        return Verdict(name, "fail", words, remedy)
     except BatonError as error:
         return Verdict(name, "fail", _failure(error) + _cause(error), _remedy(error, remedy, spec, worker))
 
