@@ -121,7 +121,7 @@ def _earlier_manifest(folder: Path) -> tuple[Manifest | None, list[GoldenPrompt]
     try:
         earlier = Manifest.model_validate_json((folder / MANIFEST).read_text())
         golden = _golden_prompts(folder / GOLDEN)
-    except (OSError, ValidationError):
+    except (OSError, UnicodeDecodeError, ValidationError, ConfigInvalid):
         return None, []
     if earlier.name.endswith(f"@{weights_sha256(folder, earlier.kind)[:DIGITS]}"):
         return earlier, golden
@@ -129,9 +129,28 @@ def _earlier_manifest(folder: Path) -> tuple[Manifest | None, list[GoldenPrompt]
 
 
 def _golden_prompts(file: Path) -> list[GoldenPrompt]:
-    """Return the golden prompts of a file, which has one on each line."""
-    lines = [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
-    return list(map(GoldenPrompt.model_validate_json, lines))
+    """Return the golden prompts of a file, which has one on each line. Raises `ConfigInvalid`, and OSError."""
+    prompts: list[GoldenPrompt] = []
+    try:
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError:
+        raise ConfigInvalid([f"{file}: is no text in UTF-8"]) from None
+    for number, line in enumerate(lines, 1):
+        try:
+            if line.strip():
+                prompts.append(GoldenPrompt.model_validate_json(line))
+        except ValidationError as error:
+            raise _invalid(f"{file}:{number}", error) from None
+    return prompts
+
+
+def _invalid(place: str, error: ValidationError) -> ConfigInvalid:
+    """Return every fault of a manifest or of a golden prompt."""
+    faults = []
+    for detail in error.errors():
+        field = ".".join(map(str, detail["loc"]))
+        faults.append(": ".join(filter(None, (place, field, detail["msg"]))))
+    return ConfigInvalid(faults)
 
 
 def _fields_of_training(earlier: Manifest | None) -> dict[str, Any]:
@@ -222,13 +241,9 @@ def read(folder: Path) -> tuple[Manifest, list[GoldenPrompt]]:
     except OSError as error:
         raise ConfigInvalid([f"{error.filename}: {error.strerror}; `baton conductor describe` writes it"]) from None
     except UnicodeDecodeError:
-        raise ConfigInvalid([f"{folder}: its manifest or its golden prompts are no text in UTF-8"]) from None
+        raise ConfigInvalid([f"{folder / MANIFEST}: is no text in UTF-8"]) from None
     except ValidationError as error:
-        invalid = []
-        for detail in error.errors():
-            place = ".".join(map(str, detail["loc"]))
-            invalid.append(f"{folder}: {place}: {detail['msg']}")
-        raise ConfigInvalid(invalid) from None
+        raise _invalid(str(folder), error) from None
     if faults := [f"{folder}: {fault}" for fault in _faults(folder, manifest)]:
         raise ConfigInvalid(faults)
     return manifest, golden

@@ -292,7 +292,7 @@ def change_weights(bench: Bench) -> None:
         (no_plans, "9 of 10 golden prompts led to no valid plan"),
         (other_plans, "8 of 10 golden plans came out as they should; 90% must"),
         (nobody, "could not be reached"),
-        (no_text, "are no text in UTF-8"),
+        (no_text, "golden.jsonl: is no text in UTF-8"),
         (change_weights, "adapter_model.safetensors is not the file of the manifest"),
     ],
 )
@@ -410,6 +410,14 @@ def test_an_adapter_that_peft_has_made_is_described_from_its_base(
     assert "has no adapter_config.json" in capsys.readouterr().err
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
     assert bench.run(*words) == 0
+    for text, message in (
+        (b"\xff", "mine.jsonl: is no text in UTF-8"),
+        (b"\n{\n", "mine.jsonl:2: Invalid JSON"),
+        (b'{"messages": []}', "mine.jsonl:1: workers: Field required"),
+    ):
+        (bench.folder / "mine.jsonl").write_bytes(text)
+        assert bench.run(*words, "--golden", str(bench.folder / "mine.jsonl")) == 2
+        assert message in capsys.readouterr().err
     card, golden = manifest.read(folder)
     assert (card.kind, card.base, card.steps) == ("adapter", manifest.read(base)[0].name, 5)
     assert {prompt.plan for prompt in golden} == {None}
