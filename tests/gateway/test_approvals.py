@@ -252,7 +252,7 @@ async def test_whoever_asked_does_not_approve(runtime: Runtime, stub: ProviderSt
 
 @pytest.mark.long
 async def test_whoever_wrote_a_plan_does_not_approve_it_for_a_run_that_somebody_else_began(runtime: Runtime) -> None:
-    """Nor whoever wrote an earlier revision of it; everybody else may."""
+    """Nor whoever wrote an earlier revision of it, for a replay of that run either; everybody else may."""
     roles = [deciding(runtime, *ROLES["owner"]) for _ in range(4)]
     async with roles[0] as author, roles[1] as editor, roles[2] as beginner, roles[3] as boss:
         first = (await author.post("/v1/plans", json=QUESTION)).json()
@@ -264,6 +264,15 @@ async def test_whoever_wrote_a_plan_does_not_approve_it_for_a_run_that_somebody_
         assert [(reply.status_code, reply.json()["error"]["code"]) for reply in refused] == [(403, "own_run")] * 3
         assert (await decide(boss, run)).json()["status"] == "approved"
         assert (await await_ended_row(runtime.context.store, run)).state == "succeeded"
+        replay = (await boss.post(f"/v1/runs/{run}/replay")).json()["id"]
+
+        async def waits() -> bool:
+            return (await runtime.context.store.run(replay)).state == "awaiting_approval"
+
+        await until(waits)
+        refused = [await decide(person, replay) for person in (author, editor, boss)]
+        assert [reply.status_code for reply in refused] == [403] * 3
+        assert (await decide(beginner, replay)).json()["status"] == "approved"
 
 
 def decision(digest: str) -> dict[str, str]:
