@@ -273,18 +273,20 @@ class Archive:
         return await self._read(partial(orphans, limit=limit))
 
     async def snapshot(self, work: Callable[[Connection, Decrypt], T]) -> T:
-        """Run work that reads as much as it likes, all of it in one snapshot of the database."""
-        keys = await self._read_once(content_keys.read_all)
-        await asyncio.to_thread(self._keyring.load, keys)
-        return await self._read_once(lambda conn: work(conn, self._open))
+        """Run work that reads as much as it likes, all of it in one snapshot of the database.
 
-    def _open(self, place: str, body: bytes) -> bytes | None:
-        """Decrypt a content, all keys of which are loaded: one that is not was destroyed."""
-        try:
-            return self._keyring.open(place, body)
-        except UnknownKeys as unknown:
-            self._keyring.load((), unknown.ids)
-            return self._keyring.open(place, body)
+        A content key is decrypted when the first content needs it: work that reads no content needs no master key.
+        """
+        keys = {key.id: key for key in await self._read_once(content_keys.read_all)}
+
+        def decrypt(place: str, body: bytes) -> bytes | None:
+            try:
+                return self._keyring.open(place, body)
+            except UnknownKeys as unknown:
+                self._keyring.load([keys[name] for name in unknown.ids if name in keys], unknown.ids)
+                return self._keyring.open(place, body)
+
+        return await self._read_once(lambda conn: work(conn, decrypt))
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
         """Run work in one read-only transaction, whose statements all see the same snapshot; again with each content

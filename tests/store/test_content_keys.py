@@ -193,6 +193,18 @@ def test_a_command_without_the_master_key_says_which_setting_it_needs(tmp_path: 
     assert "The content is encrypted; set BATON_CONTENT_KEYS" in errors.getvalue()
 
 
+def test_without_texts_the_log_is_verified_without_the_master_key(tmp_path: Path) -> None:
+    async def fill() -> None:
+        async with open_store(f"sqlite:///{tmp_path}/baton.db", content_keys=[FIRST]) as store:
+            await store.append(run_of("ours"))
+            await store.log.seal([Signer("log.example/baton", SECOND)], lambda: bytes(16))
+
+    asyncio.run(fill())
+    with redirect_stdout(StringIO()) as out:
+        assert main(["audit", "verify", "--no-contents"], {"BATON_DATA_DIR": str(tmp_path)}) == 0
+    assert "Nothing that was sealed is altered or missing." in out.getvalue()
+
+
 class FakeKms(BaseHTTPRequestHandler):
     """The two operations of AWS KMS that Baton uses, as JSON over HTTP: a ciphertext is its plaintext and context."""
 

@@ -177,7 +177,10 @@ class Keyring:
             )
         key = master.decrypt(bytes(row.wrapped), f"{row.id} {row.tenant}")
         if key is None:
-            raise ContentKeyUnavailable(f"The content key {row.id} of the tenant {row.tenant} is damaged.")
+            raise ContentKeyUnavailable(
+                f"The content key {row.id} of the tenant {row.tenant} is damaged; restore its row of the table "
+                "content_keys from a back-up."
+            )
         return key
 
 
