@@ -5,9 +5,10 @@ and a schema that cannot be used is refused before a run begins.
 """
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -26,6 +27,8 @@ MOST_CHECKS: Final = 10_000
 next one, it would apply 2**60, and the process does nothing else while it validates."""
 MOST_DOCUMENTS: Final = 8
 """The most subschemas with an `$id`, each of which is a document of its own for references."""
+FIELD_NAME: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_.-]{0,63}")
+"""A key of a schema that may be told, because it looks like the name of a field."""
 IN_PLACE: Final = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"})
 """Keywords whose subschemas apply to the same value as the schema itself, and not to a part of the value."""
 OPEN: Final = frozenset(
@@ -47,11 +50,16 @@ class Flaw:
 
 
 def schema_fault(schema: Mapping[str, Any]) -> str | None:
-    """Return the reason why a schema cannot be used, or None. The reason contains no text of the schema."""
+    """Return the reason why a schema cannot be used, or None. Of the schema the reason contains only names of fields."""
     try:
         validator(schema)
-    except (ValidationError, ValueError):
-        return "it is not a valid JSON schema of draft 2020-12 whose references stay inside it"
+    except ValidationError as error:
+        if not error.instance_path:
+            return "a reference in it leads to nothing, or out of it"
+        place = _place(list(takewhile(_is_field_name, error.instance_path)))
+        return f"it is not a valid JSON schema of draft 2020-12 at {place}"
+    except ValueError:
+        return "it is not a valid JSON schema of draft 2020-12"
     checks = _Checks(schema)
     if len(checks.documents) > MOST_DOCUMENTS:
         return f"it has more than {MOST_DOCUMENTS} parts with an $id"
@@ -247,6 +255,10 @@ def validator(schema: Mapping[str, Any]) -> Draft202012Validator:
     """Return what validates values by the schema. Raises ValidationError or ValueError for one that cannot be used."""
     limits = FancyRegexOptions(backtrack_limit=BACKTRACKS)
     return Draft202012Validator(dict(schema), pattern_options=limits, offline=True)
+
+
+def _is_field_name(part: str | int) -> bool:
+    return isinstance(part, int) or FIELD_NAME.fullmatch(part) is not None
 
 
 def _place(path: Sequence[str | int]) -> str:
