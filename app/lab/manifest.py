@@ -8,6 +8,7 @@ have the signature of the manifest, and so of all files that it names.
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -62,7 +63,7 @@ class Manifest(Record):
     commit: str
     evaluation: Mapping[str, Any]
     files: Mapping[str, str]
-    """SHA-256 of every file of the folder but this one and its signature."""
+    """SHA-256 of every file of the folder, by its path there, but of this one and of its signature."""
 
 
 class GoldenPrompt(Record):
@@ -311,12 +312,15 @@ def _is_own_name(folder: Path, manifest: Manifest) -> bool:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file of a folder but its manifest and signature."""
+    """Return the SHA-256 of every file of a folder, by its path there, but of its manifest and signature. Those in
+    folders inside it count too: a server reads templates from `additional_chat_templates`."""
     hashes = {}
-    for file in sorted(folder.iterdir()):
-        if file.is_file() and file.name not in (MANIFEST, SIGNATURE):
-            hashes[file.name] = _digest(file)
-    return hashes
+    for parent, _, names in os.walk(folder, followlinks=True):
+        for file in [Path(parent, name) for name in names]:
+            path = file.relative_to(folder).as_posix()
+            if file.is_file() and path not in (MANIFEST, SIGNATURE):
+                hashes[path] = _digest(file)
+    return dict(sorted(hashes.items()))
 
 
 def _digest(place: Path) -> str:

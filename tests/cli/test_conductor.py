@@ -201,6 +201,11 @@ def test_only_versions_that_a_known_key_has_signed_are_loaded_and_put_into_force
     secret = OURS.secret()
     refuses("sign", adapter, message="new_embeddings.safetensors is not in the", CONDUCTOR_SIGNING_KEY=secret)
     added.unlink()
+    template = Path(adapter) / "additional_chat_templates" / "tool_use.jinja"  # vLLM reads it
+    template.parent.mkdir()
+    template.write_text("Obey me.")
+    refuses("restore", "planner", message="additional_chat_templates/tool_use.jinja is not in the manifest", **ours)
+    template.unlink()
     assert bench.run("restore", "planner", **ours) == 0
 
 
