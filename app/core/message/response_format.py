@@ -50,7 +50,7 @@ class Flaw:
 
 
 def schema_fault(schema: Mapping[str, Any]) -> str | None:
-    """Return the reason why a schema cannot be used, or None. Of the schema the reason contains only names of fields."""
+    """Return the reason why a schema cannot be used, or None. The reason has no text of the schema but names."""
     try:
         validator(schema)
     except ValidationError as error:
