@@ -155,12 +155,12 @@ def _httpx_error(error: Exception) -> httpx.TransportError:
 def _error_text(error: BaseException) -> str:
     """Return the message of OpenSSL, of the resolver or of the operating system, such as "Connection refused".
 
-    Without one, return the name of the error's class in separate words, because one long word would be redacted as a
-    secret where the message is quoted."""
+    Without one, return the name of the error's class in separate words, as OpenSSL's, because one long word would be
+    redacted as a secret where the message is quoted."""
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, ssl.SSLError) and getattr(inner, "reason", None):
-            return f"TLS: {inner.reason}"
+            return f"TLS: {inner.reason.replace('_', ' ').lower()}"
         if isinstance(inner, socket.gaierror) and inner.strerror:
             return inner.strerror
         inner = getattr(inner, "os_error", None) or inner.__cause__

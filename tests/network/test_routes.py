@@ -65,8 +65,9 @@ async def test_a_provider_with_a_certificate_authority_of_its_own(authority: Aut
         async with provider(stub, Route(ca=authority.ca)) as opened:
             assert await answer(opened) == "Hello there."
         async with provider(stub, Route()) as opened:
-            with pytest.raises(WorkerUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            with pytest.raises(WorkerUnavailable, match="certificate verify failed") as refused:
                 await answer(opened)
+        assert refused.value.failure.excerpt == "TLS: certificate verify failed"
 
 
 def test_a_certificate_authority_replaces_those_of_the_machine(authority: Authority) -> None:
