@@ -78,6 +78,8 @@ def test_what_conducts_cannot_be_unloaded_and_what_is_gone_is_not_gone_back_to()
     assert "still conducts" in refusal(both, "unloaded", "b")
     steps: tuple[tuple[ChangeKind, str], ...] = (("loaded", "a"), ("promoted", "a"), ("loaded", "b"), ("promoted", "b"))
     assert stands(*steps, ("unloaded", "a"), ("rolled_back", "")).live == ""
+    assert stands(*steps, ("promoted", "a"), ("unloaded", "b"), ("rolled_back", "a")).live == "", "not a once more"
+    assert stands(*steps, ("promoted", "a"), ("rolled_back", "a"), ("rolled_back", "b")).live == "a"
 
 
 def test_only_what_is_loaded_ever_conducts() -> None:

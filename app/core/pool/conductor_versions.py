@@ -116,10 +116,13 @@ def _after(now: VersionsInForce, change: Change) -> VersionsInForce:
         case "rolled_back" if now.canary and version in (now.canary, ""):
             return replace(now, canary="", share=0.0)
         case "rolled_back" if version in (now.live, ""):
+            before = now.before
+            while before and before[-1] == now.live:  # what was live in between is unloaded
+                before = before[:-1]
             live = ""
-            if now.before:
-                live = now.before[-1]
-            return replace(now, live=live, before=now.before[:-1])
+            if before:
+                live = before[-1]
+            return replace(now, live=live, before=before[:-1])
         case _:
             return now
 
