@@ -18,6 +18,7 @@ from app.store.protocol import (
     BudgetUse,
     Hold,
     HoldQuery,
+    IdempotencyRecord,
     KeyQuery,
     KeyRow,
     SpendQuery,
@@ -58,10 +59,18 @@ class Administration(ABC):
         return await self._write(partial(keys.revoke, public_id=public_id, at=at, by=by))
 
     async def rotate_key(
-        self, public_id: str, digest: bytes, until: float, pepper: str | None = None, *, by: Actor = PROCESS
+        self,
+        public_id: str,
+        digest: bytes,
+        until: float,
+        pepper: str | None = None,
+        *,
+        by: Actor = PROCESS,
+        once: IdempotencyRecord | None = None,
+        now: float = 0.0,
     ) -> bool:
         work = partial(keys.rotate, public_id=public_id, digest=digest, until=until, pepper=pepper, by=by)
-        return await self._write(work)
+        return await self._write(partial(work, once=once, now=now))
 
     async def rehash_key(self, public_id: str, *, was: bytes, digest: bytes, pepper: str) -> bool:
         return await self._write(partial(keys.rehash, public_id=public_id, was=was, digest=digest, pepper=pepper))

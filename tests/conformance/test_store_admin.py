@@ -8,13 +8,14 @@ import pytest
 from app.core.pool.budgets import Budget
 from app.core.pool.catalog import Amount
 from app.core.pool.conductor_versions import Change
-from app.errors import NotFound
+from app.errors import Conflict, NotFound
 from app.store.protocol import (
     PROCESS,
     Actor,
     AdminEventQuery,
     Hold,
     HoldQuery,
+    IdempotencyRecord,
     KeyQuery,
     KeyRow,
     SpendQuery,
@@ -55,6 +56,21 @@ async def test_every_change_is_logged_with_its_author_and_without_secrets(store:
     assert await store.admin_events(AdminEventQuery(target="k1", actor="anna")) == (logged[1], logged[4])
     assert await store.admin_events(AdminEventQuery(tenant="acme", action="key.rotated")) == (logged[3],)
     assert await store.admin_events(AdminEventQuery(since=logged[0].at + 1)) == ()
+
+
+async def test_a_rotation_with_an_idempotency_record_is_made_once_while_that_lasts(store: Store) -> None:
+    await store.add_key(KEY)
+    ours = store.administration_of("acme")
+    for now, digest, is_new in ((1.0, b"second", True), (9.0, b"third", False), (10.0, b"fourth", True)):
+        once = IdempotencyRecord("once", b"f", now + 9.0, tenant="acme")
+        if is_new:
+            assert await ours.rotate_key("k1", digest, 50.0, once=once, now=now)
+        else:
+            with pytest.raises(Conflict):
+                await ours.rotate_key("k1", digest, 50.0, once=once, now=now)
+    row = await store.key("k1")
+    assert row is not None
+    assert (row.digest, row.previous_digest) == (b"fourth", b"second")
 
 
 async def test_a_change_that_cannot_be_logged_is_not_made(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

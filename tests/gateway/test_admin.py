@@ -18,9 +18,11 @@ from app.core.roles import KEY_FORMAT
 from app.core.run.kinds import Kind
 from app.core.transparency.notes import Signer
 from app.core.transparency.version_signatures import TrustedSigners
+from app.errors import StoreUnavailable
 from app.gateway.administration import create_admin
 from app.gateway.http.api_keys import mint
 from app.store.protocol import Entry, Projection
+from app.store.rows import keys as key_rows
 from tests.conformance.entries import new_run
 from tests.conformance.test_store_budgets import begin, intend
 from tests.harness.administration import AdminStandIn, administration
@@ -139,6 +141,25 @@ async def test_a_rotation_that_is_sent_again_ends_no_secret_in_use(admin: AdminS
         admin.stand_in.seconds += 61
         later = await call_admin(client, "POST", path, json={"overlap_seconds": 60}, headers=again)
         assert later["key"] not in (None, rotated)
+
+
+async def test_a_rotation_that_has_failed_is_carried_out_when_it_is_sent_again(
+    admin: AdminStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = {"idempotency-key": "one"}
+    async with admin.client(await admin.add_key("boss")) as client:
+        key = await call_admin(client, "POST", "/keys", json={"name": "leaked"})
+        request = ("POST", f"/keys/{key['id']}/rotate")
+
+        def fail(*_arguments: object, **_fields: object) -> None:
+            raise StoreUnavailable(retry_after=1)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(key_rows, "_change", fail)
+            failed = await assert_refused(client, *request, json={"overlap_seconds": 0}, headers=again)
+        assert failed == (503, "store_unavailable")
+        rotated = await call_admin(client, *request, json={"overlap_seconds": 0}, headers=again)
+        assert await statuses(admin, key["key"], rotated["key"]) == [401, 200]
 
 
 async def test_a_request_that_is_not_valid_names_its_field(admin: AdminStandIn) -> None:

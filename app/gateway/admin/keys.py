@@ -3,7 +3,6 @@
 Nobody can make a key, or learn the secret of one, that may do more than they may themselves.
 """
 
-import secrets
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -17,12 +16,12 @@ from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext, administration
 from app.gateway.admin.requests import KeyFilters, KeyRequest, NoFields, RotateRequest, read
 from app.gateway.admin.responses import as_page, positions
-from app.gateway.http.admission import idempotency_record
+from app.gateway.http.admission import idempotency_record, require_same_request
 from app.gateway.http.api_keys import is_in_force, key_to_json, mint, new_secret, pepper_mark
 from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations
-from app.store.protocol import IdempotencyRecord, KeyQuery, KeyRow, TenantAdministration
+from app.store.protocol import TAKEN, IdempotencyRecord, KeyQuery, KeyRow, TenantAdministration
 
 PUBLIC_DIGITS = 16
 """Hexadecimal digits of a key's id."""
@@ -128,30 +127,25 @@ def _add_rotate_route(router: APIRouter, context: AdminContext, keys: Keys) -> N
         _check_rights(caller, row)
         if not is_in_force(row, now):
             raise _not_in_force_error()
-        if not await _is_first(context, caller, idempotency_record(request, caller, body)):
-            return json_reply(key_reply(row, now) | {"key": None})
+        once = idempotency_record(request, caller, body)
+        if once is not None:
+            once = replace(once, until=now + AGAIN_SECONDS)
         secret, digest = new_secret(row, context.gateway.pepper)
         mark = pepper_mark(context.gateway.pepper)
-        if not await store.rotate_key(row.id, digest, now + overlap, mark, by=caller.actor):
-            raise _not_in_force_error()
+        try:
+            if not await store.rotate_key(row.id, digest, now + overlap, mark, by=caller.actor, once=once, now=now):
+                raise _not_in_force_error()
+        except Conflict as conflict:
+            if once is None or conflict.public_code != TAKEN:
+                raise
+            earlier = await context.gateway.store.of_tenant(caller.tenant).find_idempotency_record(once.id, now)
+            require_same_request(once, earlier)
+            return json_reply(key_reply(row, now) | {"key": None})
         return json_reply(key_reply(await store.key(row.id) or row, now) | {"key": secret})
 
 
 def _not_in_force_error() -> Conflict:
     return Conflict("The key is not in force any more; make a new one.", code="key_not_in_force")
-
-
-async def _is_first(context: AdminContext, caller: Caller, record: IdempotencyRecord | None) -> bool:
-    """Return False if the same request was sent within a minute with the same Idempotency-Key: a second rotation would
-    end the secret that is in use. Raises `Conflict` for another request with that key."""
-    if record is None:
-        return True
-    now = context.gateway.now()
-    own_record = replace(record, until=now + AGAIN_SECONDS, reply=secrets.token_bytes(16))
-    stored_record = await context.gateway.store.of_tenant(caller.tenant).add_idempotency_record(own_record, now)
-    if stored_record.fingerprint != own_record.fingerprint:
-        raise Conflict("This Idempotency-Key was used with another request.", code="idempotency_key_reuse")
-    return stored_record.reply == own_record.reply
 
 
 def _add_revoke_route(router: APIRouter, context: AdminContext, keys: Keys) -> None:

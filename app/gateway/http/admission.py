@@ -391,7 +391,7 @@ class Idempotency:
                 if once is None or conflict.public_code != TAKEN:
                     raise
                 earlier = await self._store(caller).find_idempotency_record(once.id, self._context.now())
-        record = _require_same_request(once, earlier)
+        record = require_same_request(once, earlier)
         target = TurnToFollow(record.run, after, once=record.id, needs_whole_text=needs_whole_text)
         turn = await self.follow(request, caller, target)
         request.scope["baton.headers"].append(REPLAYED)
@@ -447,7 +447,7 @@ class Idempotency:
             stored = await self._store(caller).add_idempotency_record(own, now)
             if stored == own:
                 return response
-        record = _require_same_request(once, stored)
+        record = require_same_request(once, stored)
         request.scope["baton.headers"].append(REPLAYED)
         if not record.reply:
             return await act()
@@ -530,7 +530,7 @@ def last_event(request: Request, starting_after: int | None = None) -> int | Non
     return int(number)
 
 
-def _require_same_request(once: IdempotencyRecord | None, stored: IdempotencyRecord | None) -> IdempotencyRecord:
+def require_same_request(once: IdempotencyRecord | None, stored: IdempotencyRecord | None) -> IdempotencyRecord:
     """Return the stored record, if it is that of the same request; raises `Conflict` if it is not."""
     if once is None or stored is None:  # it expired between two reads
         raise Conflict("The Idempotency-Key has just expired; send the request again.", code=TAKEN)

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from app.core.records import record
 from app.store.protocol.admin_events import PROCESS, Actor
+from app.store.protocol.idempotency import IdempotencyRecord
 
 
 @record(frozen=True, slots=True)
@@ -83,12 +84,21 @@ class Keys(Protocol):
         ...
 
     async def rotate_key(
-        self, public_id: str, digest: bytes, until: float, pepper: str | None = None, *, by: Actor = PROCESS
+        self,
+        public_id: str,
+        digest: bytes,
+        until: float,
+        pepper: str | None = None,
+        *,
+        by: Actor = PROCESS,
+        once: IdempotencyRecord | None = None,
+        now: float = 0.0,
     ) -> bool:
         """Give a key a new secret. The one before it works until `until`, and no earlier one works any longer. `pepper`
-        is the mark of the pepper of the new digest.
+        is the mark of the pepper of the new digest. The record `once` of the request is added in the same transaction.
 
-        False if there is no such key, or if it is revoked.
+        False if there is no such key, or if it is revoked. Raises `Conflict` with the code `TAKEN`, and changes
+        nothing, if an earlier record of the same id lasts at `now`.
         """
         ...
 

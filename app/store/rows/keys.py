@@ -8,7 +8,9 @@ from typing import Any
 import orjson
 from sqlalchemy import ColumnElement, Connection, and_, not_, or_, select, update
 
-from app.store.protocol import PROCESS, Actor, KeyQuery, KeyRow
+from app.errors import Conflict
+from app.store.protocol import PROCESS, TAKEN, Actor, IdempotencyRecord, KeyQuery, KeyRow
+from app.store.rows import idempotency
 from app.store.rows.admin_events import note
 from app.store.rows.positions import follows
 from app.store.sqlkit.tables import KEYS, TENANTS, insert_into
@@ -68,11 +70,25 @@ def revoke(conn: Connection, public_id: str, at: float, by: Actor) -> bool:
     return True
 
 
-def rotate(conn: Connection, public_id: str, digest: bytes, until: float, pepper: str | None, by: Actor) -> bool:
-    """Replace the digest of a key that is not revoked, and keep the earlier one. False if there is no such key."""
+def rotate(
+    conn: Connection,
+    public_id: str,
+    digest: bytes,
+    until: float,
+    pepper: str | None,
+    by: Actor,
+    once: IdempotencyRecord | None,
+    now: float,
+) -> bool:
+    """Replace the digest of a key that is not revoked, and keep the earlier one. False if there is no such key.
+
+    Raises `Conflict` with the code `TAKEN` if the request was carried out before.
+    """
     key = _lock_key(conn, public_id)
     if key is None or key.revoked_at is not None:
         return False
+    if once is not None and idempotency.remember(conn, once, now) is not once:
+        raise Conflict(code=TAKEN)
     values = {"digest": digest, "previous_digest": key.digest, "previous_until": until, "pepper": pepper}
     _change(conn, key, values, by, "key.rotated")
     return True
