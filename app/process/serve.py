@@ -169,8 +169,6 @@ def _log_export(runtime: Runtime, settings: Settings) -> CheckpointExport:
             ["BATON_LOG_TIMESTAMP_URL: needs rfc3161-client; install it with `pip install 'baton[timestamps]'`"]
         )
     if not settings.log_export:
-        if settings.log_witness or settings.log_timestamp_url:
-            raise ConfigInvalid(["BATON_LOG_EXPORT: must be set where checkpoints are cosigned or stamped"])
         return CheckpointExport(runtime.context, None)
     files = open_archive_files(settings.log_export, settings.archive_endpoint)
     return CheckpointExport(runtime.context, files, authorities)

@@ -542,6 +542,13 @@ def test_the_address_of_a_listener_needs_its_port(listener: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["BATON_LOG_WITNESS", "BATON_LOG_TIMESTAMP_URL"])
+def test_who_confirms_checkpoints_needs_a_place_for_them(name: str) -> None:
+    with pytest.raises(ConfigInvalid) as caught:
+        read({name: "https://stamps.example"})
+    assert f"{name}: is set without BATON_LOG_EXPORT; set both, or none" in caught.value.faults
+
+
 def test_a_webhook_may_have_a_query_and_several_secrets() -> None:
     url, secrets = "http://hooks:8080/take?token=x", f"{WEBHOOK_SECRET} {WEBHOOK_SECRET}"
     settings = read({"BATON_WEBHOOK_URL": url, "BATON_WEBHOOK_SECRET": secrets})

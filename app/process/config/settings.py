@@ -661,6 +661,7 @@ def _incomplete(values: Mapping[str, str]) -> list[str]:
         *_without_webhook(values),
         *_without_provider(values),
         *_without_port(values),
+        *_without_export(values),
     ]
 
 
@@ -671,6 +672,13 @@ def _without_port(values: Mapping[str, str]) -> list[str]:
             host, port = f"{PREFIX}{listener.upper()}_HOST", f"{PREFIX}{listener.upper()}_PORT"
             faults.append(f"{host}: has no effect without {port}; set both, or none")
     return faults
+
+
+def _without_export(values: Mapping[str, str]) -> list[str]:
+    if "log_export" in values:
+        return []
+    names = [name for name in ("log_witness", "log_timestamp_url") if name in values]
+    return [f"{PREFIX}{name.upper()}: is set without BATON_LOG_EXPORT; set both, or none" for name in names]
 
 
 def _without_provider(values: Mapping[str, str]) -> list[str]:
