@@ -383,6 +383,16 @@ async def test_a_fault_of_the_query_is_told_in_a_plain_sentence(gateway: Gateway
     assert not RAW_WORDS.search(message)
 
 
+@pytest.mark.parametrize(("query", "param"), [("nothing=x", "nothing"), ("%3Cb%3E=x", None)])
+async def test_an_unknown_parameter_of_the_query_is_named(
+    gateway: GatewayStandIn, key: str, query: str, param: str | None
+) -> None:
+    async with gateway.client(key) as client:
+        error = check(await client.get(f"/v1/runs?{query}"), 400)
+    assert (error["param"], error["code"]) == (param, "unknown_parameter")
+    assert error["message"] == ("Unknown parameter: 'nothing'." if param else "Unknown parameter.")
+
+
 async def test_an_unknown_model_is_a_404(gateway: GatewayStandIn, key: str) -> None:
     error = check(await send(gateway, key, json.dumps(chat_body() | {"model": CANARY}).encode()), 404)
     assert (error["code"], error["param"]) == ("model_not_found", "model")

@@ -330,10 +330,9 @@ def _missing_error(param: str) -> InvalidRequest:
 def parameters_error(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     """Return the first fault that FastAPI found in a request's query parameters, as a 400."""
     first = errors[0]
-    if first["type"] == "extra_forbidden":
-        message = "Unknown query parameter; GET /openapi.json describes those of this route."
-        return InvalidRequest(message, code="unknown_parameter")
     name = str(first["loc"][1])
+    if first["type"] == "extra_forbidden":
+        return unknown_parameter(name if FIELD_NAME.fullmatch(name) else None)
     if first["type"] == "missing":
         return _missing_error(name)
     reason = str(first["msg"])
