@@ -1,9 +1,11 @@
 """The provider seam under faults (F-21 to F-25): each failure has its class, its deadline, and no secret to tell."""
 
+import json
 from typing import Any
 
 import pytest
 
+from app.core.message.chat import Piece, Usage
 from app.errors import (
     WorkerError,
     WorkerMalformed,
@@ -15,6 +17,7 @@ from app.errors import (
     WorkerUnavailable,
 )
 from app.providers import http
+from app.providers.adapters.openai import Completion
 from app.providers.faults import error_by_status, error_in_reply
 from tests.conformance.failures import failure
 from tests.conformance.wire_formats import (
@@ -203,9 +206,27 @@ async def test_an_error_inside_a_whole_200_answer(line: Line) -> None:
     assert type(error) is WorkerUnavailable
 
 
-async def test_a_server_that_gave_up_says_so_in_its_finish_reason(openai: Line) -> None:
-    error, _ = await failure(openai, Reply(finish="error"))
+@pytest.mark.parametrize("reason", ["error", "network_error"])
+async def test_a_server_that_gave_up_says_so_in_its_finish_reason(openai: Line, reason: Any) -> None:
+    error, _ = await failure(openai, Reply(finish=reason))
     assert type(error) is WorkerUnavailable
+
+
+def test_an_error_of_a_choice_is_the_one_that_it_names() -> None:
+    """OpenRouter gives the error of the provider behind it in the choice that it broke off."""
+    choice = {"index": 0, "delta": {}, "finish_reason": "error", "error": {"code": 429, "message": "Slow down."}}
+    with pytest.raises(WorkerRateLimited) as caught:
+        Completion("w").event(json.dumps({"choices": [choice]}).encode(), [])
+    assert caught.value.failure.excerpt == "Slow down."
+
+
+def test_usage_is_kept_although_a_later_event_has_none() -> None:
+    reading, pieces = Completion("w"), list[Piece]()
+    counts = {"prompt_tokens": 5, "completion_tokens": 1}
+    for usage in (counts, {}):
+        choice = {"index": 0, "delta": {"content": "Hi"}, "finish_reason": "stop"}
+        reading.event(json.dumps({"choices": [choice], "usage": usage}).encode(), pieces)
+    assert reading.end().usage == Usage(input=5, output=1)
 
 
 async def test_a_complete_answer_needs_no_done(openai: Line, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,12 +66,13 @@ FINISH: dict[str, Finish] = {
     "length": "length",
     "model_length": "length",
     "content_filter": "content_filter",
+    "sensitive": "content_filter",
     "tool_calls": "tool_calls",
     "function_call": "tool_calls",
 }
 """Any other reason ends the answer as `length`: it may be incomplete, but it was paid for and is not thrown away."""
-BROKEN_OFF = frozenset(("abort", "error", "insufficient_system_resource"))
-"""Finish reasons of vLLM, of OpenRouter and Mistral, and of DeepSeek, which mean that the server aborted."""
+BROKEN_OFF = frozenset(("abort", "error", "insufficient_system_resource", "network_error"))
+"""Finish reasons of vLLM, of OpenRouter and Mistral, of DeepSeek, and of Zhipu, which mean that the server aborted."""
 LONGEST_ID = 40
 PICTURES = "Images that the tools returned:"
 FILES = "Files that the tools returned:"
@@ -359,7 +360,7 @@ class Completion:
         if "choices" not in document and "usage" not in document:
             raise malformed_reply(self._sender, "no choices")
         if document.get("usage") is not None:
-            self._usage = _usage(document["usage"])
+            self._usage = _usage(document["usage"]) or self._usage
         model = document.get("model")
         if model != self._model:
             self._model = label(model) or self._model
@@ -397,7 +398,7 @@ class Completion:
             pieces.extend(tokens(object_or_empty(choice["logprobs"], sender).get("content"), sender))
         reason = choice.get("finish_reason")
         if reason is not None:
-            self._end_with(words(reason, sender))
+            self._end_with(words(reason, sender), choice)
             stop_reason = choice.get("stop_reason")  # vLLM's own: the stop sequence, or the id of a token
             if isinstance(stop_reason, str):
                 self._stop_sequence = stop_reason
@@ -407,7 +408,9 @@ class Completion:
             self._refused = True
             pieces.append(Words(refusal, refusal=True))
 
-    def _end_with(self, reason: str) -> None:
+    def _end_with(self, reason: str, choice: dict[str, Any]) -> None:
+        if choice.get("error") is not None:  # OpenRouter's
+            raise error_in_reply(self._sender, choice)
         if reason in BROKEN_OFF:
             raise fault(WorkerUnavailable, self._sender, "it aborted its answer")
         if reason:
