@@ -79,13 +79,13 @@ FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
     "content is a number": (message(5), "messages[0].content"),
     "content is an object": (message({"type": "text", "text": CANARY}), "messages[0].content"),
     "empty parts": (message([]), "messages[0].content"),
-    "unknown part": (message([{"type": CANARY}]), "messages[0].content[0]"),
+    "unknown part": (message([{"type": CANARY}]), "messages[0].content[0].type"),
     "a text part with a strange field": (
         message([{"type": "text", "text": "x", "foo": CANARY}]),
         "messages[0].content[0].foo",
     ),
     "text is a number": (message([{"type": "text", "text": 5}]), "messages[0].content[0].text"),
-    "audio part": (message([{"type": "input_audio", "input_audio": {"data": CANARY}}]), "messages[0].content[0]"),
+    "audio part": (message([{"type": "input_audio", "input_audio": {"data": CANARY}}]), "messages[0].content[0].type"),
     "file url": (
         message([{"type": "image_url", "image_url": {"url": "file:///" + CANARY}}]),
         "messages[0].content[0].image_url.url",
@@ -129,7 +129,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
     ),
     "a call of another tool": (
         message("x", "assistant", tool_calls=[CALL | {"type": CANARY}]),
-        "messages[0].tool_calls[0]",
+        "messages[0].tool_calls[0].type",
     ),
     "arguments that are none": (
         message("x", "assistant", tool_calls=[CALL | {"function": {"name": "f", "arguments": {}}}]),
@@ -168,7 +168,10 @@ FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
     "n true": (chat_body(n=True), "n"),
     "a tool of another type": (chat_body(tools=[{"type": "mcp", "mcp": {"name": CANARY}}]), "tools[0].type"),
     "a custom tool with a bad name": (chat_body(tools=[write(f"a b {CANARY}")]), "tools[0].custom.name"),
-    "a custom tool with another format": (chat_body(tools=[write("f", {"type": CANARY})]), "tools[0].custom.format"),
+    "a custom tool with another format": (
+        chat_body(tools=[write("f", {"type": CANARY})]),
+        "tools[0].custom.format.type",
+    ),
     "a custom tool with another grammar": (
         chat_body(tools=[write("f", {"type": "grammar", "grammar": {"syntax": CANARY, "definition": "x"}})]),
         "tools[0].custom.format.grammar.syntax",
@@ -198,7 +201,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
     ),
     "parallel_tool_calls 1": (chat_body(tools=[offer("f")], parallel_tool_calls=1), "parallel_tool_calls"),
     "functions": (chat_body(functions=[{"name": CANARY}]), "functions"),
-    "unknown format": (chat_body(response_format={"type": "xml"}), "response_format"),
+    "unknown format": (chat_body(response_format={"type": "xml"}), "response_format.type"),
     "schema without a name": (
         chat_body(response_format={"type": "json_schema", "json_schema": {}}),
         "response_format.json_schema.name",
@@ -363,6 +366,7 @@ async def test_fields_that_are_wrong(gateway: GatewayStandIn, key: str, name: st
         ("max_tokens 1.5", "'max_tokens': it must be a whole number."),
         ("five stops", "'stop': it must have at most 4 entries."),
         ("empty messages", "'messages': it must have at least 1 entry."),
+        ("unknown format", "'response_format.type': it must be one of 'text', 'json_object', 'json_schema'."),
         ("long user", "'user': it must have at most 512 characters."),
         ("a bias of words", "'logit_bias': each of its keys must match the regular expression ^[0-9]{1,9}$."),
     ],

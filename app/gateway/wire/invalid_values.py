@@ -72,7 +72,7 @@ def sentence(fault: Fault, value: object, alternatives: Sequence[Fault] = ()) ->
     if kind == "finite_number":
         return "it must be a finite number"
     if kind == "union_tag_invalid":  # the tags that there are, without the one that was given
-        return f"its type must be one of {context['expected_tags']}"
+        return f"it must be one of {context['expected_tags']}"
     return "it does not have the form that GET /openapi.json describes"
 
 

@@ -314,6 +314,8 @@ def invalid_request(error: ValidationError, body: Mapping[str, Any]) -> InvalidR
     kind = deepest["type"]
     if kind == "union_tag_not_found" and isinstance(value, dict) and deepest["ctx"]["discriminator"] == "'type'":
         kind, param = "missing", f"{param}.type"
+    if kind == "union_tag_invalid":
+        param = f"{param}.type"
     if kind == "extra_forbidden":
         return unknown_parameter(param)
     if kind == "missing":
