@@ -185,7 +185,7 @@ async def test_documents_of_text_reach_every_worker_as_text(stub: ProviderStub, 
     ("block", "says"),
     [
         (document({"type": "url", "url": "https://x.example/a.pdf"}), "send a PDF as base64"),
-        (document({"type": "file", "file_id": "file_1"}), "'messages.0.content.0.source'"),
+        (document({"type": "file", "file_id": "file_1"}), "'messages.0.content.0.source.type'"),
         (plain("x", citations={"enabled": True}), "'messages.0.content.0.citations'"),
         (pdf(citations={"enabled": True}), "'messages.0.content.0.citations'"),
     ],

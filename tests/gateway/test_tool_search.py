@@ -265,7 +265,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     ),
     (
         {"input": [GO, {"type": "tool_search_output", "tools": [{"type": "mcp"}]}]},
-        "input[1].tools[0]",
+        "input[1].tools[0].type",
         "'function'",
     ),
     (
