@@ -21,13 +21,12 @@ by then follow it.
 Each line is JSON. Bytes are written as base64. A file may be compressed with gzip; its name ends with `.gz` then.
 """
 
-import gzip
 import os
+import zlib
 from base64 import b64encode
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,6 +41,8 @@ VERSION = 3
 BYTES = "base64"
 LEVEL = 6
 """Level of gzip: journals shrink to about a sixth."""
+GZIP_FORMAT = zlib.MAX_WBITS | 16
+"""What has zlib write the head and the checksum of gzip around what it compresses."""
 
 
 class Source(Protocol):
@@ -129,27 +130,29 @@ class CompressedJournals:
     """A compressed file that is made in memory. Its methods use the CPU for long: call them on a thread."""
 
     def __init__(self, now: float, catalogs: Mapping[str, bytes], changes: Sequence[Change]) -> None:
-        self._written = BytesIO()
-        self._file = gzip.GzipFile(fileobj=self._written, mode="wb", compresslevel=LEVEL, mtime=0)
-        self._file.writelines(_head(now, catalogs, changes, is_whole=False))
+        self._compressor = zlib.compressobj(LEVEL, wbits=GZIP_FORMAT)
+        self._written = bytearray()
+        self._write(_head(now, catalogs, changes, is_whole=False))
         self.runs = 0
 
     @property
     def size(self) -> int:
         """Return the bytes that were compressed so far."""
-        return self._written.tell()
+        return len(self._written)
 
     def add(self, records: Sequence[Record]) -> None:
         """Add runs."""
         for record in records:
-            self._file.write(b"".join(_lines(record)))
+            self._write(_lines(record))
         self.runs += len(records)
 
     def finish(self) -> bytes:
         """End the file and return it."""
-        self._file.write(_line({"end": self.runs}))
-        self._file.close()
-        return self._written.getvalue()
+        self._write([_line({"end": self.runs})])
+        return bytes(self._written + self._compressor.flush())
+
+    def _write(self, lines: Iterable[bytes]) -> None:
+        self._written += self._compressor.compress(b"".join(lines))
 
 
 def _head(now: float, catalogs: Mapping[str, bytes], changes: Sequence[Change], *, is_whole: bool) -> Iterator[bytes]:
