@@ -1,6 +1,7 @@
 """Whoever changes a key or a tenant past the log of changes is caught, and the log itself cannot be altered."""
 
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,9 +70,8 @@ async def test_what_was_changed_through_the_service_agrees_with_its_log(database
     ],
 )
 async def test_a_change_past_the_log_is_caught(database: Path, statement: str, violation_text: str) -> None:
-    with sqlite3.connect(database) as conn:
+    with closing(sqlite3.connect(database)) as conn, conn:
         conn.execute(statement)
-    conn.close()
     assert any(str(violation).startswith(violation_text) for violation in (await audit_file(database)).violations)
 
 

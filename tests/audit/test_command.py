@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,13 @@ class Desk:
 
     def falsify(self, statement: str, *values: Any) -> None:
         """Change the database behind everybody's back."""
-        with sqlite3.connect(self.folder / "baton.db") as database:
+        with closing(sqlite3.connect(self.folder / "baton.db")) as database, database:
             assert database.execute(statement, values).rowcount > 0
-        database.close()
 
 
 @pytest.fixture
 def desk(journal: Journal, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Desk:
-    with sqlite3.connect(journal.folder / "baton.db") as original:
+    with closing(sqlite3.connect(journal.folder / "baton.db")) as original, original:
         original.execute("VACUUM INTO ?", (f"{tmp_path}/baton.db",))
     original.close()
 

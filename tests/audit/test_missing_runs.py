@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,9 +49,8 @@ class Desk:
         return status, captured.out + captured.err
 
     def falsify(self, statement: str, *values: object) -> None:
-        with sqlite3.connect(self.folder / "baton.db") as database:
+        with closing(sqlite3.connect(self.folder / "baton.db")) as database, database:
             assert database.execute(statement, values).rowcount > 0
-        database.close()
 
     def prune(self, archive: str = "") -> PruneResult:
         """Prune every run that has ended."""
@@ -68,7 +68,7 @@ class Desk:
 
 @pytest.fixture
 def desk(journal: Journal, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Desk:
-    with sqlite3.connect(journal.folder / "baton.db") as original:
+    with closing(sqlite3.connect(journal.folder / "baton.db")) as original, original:
         original.execute("VACUUM INTO ?", (f"{tmp_path}/baton.db",))
     original.close()
     new_desk = Desk(tmp_path, capsys)

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -611,7 +612,7 @@ MISTYPED = (
 def test_a_value_of_another_type_is_named_and_ends_nothing_with_a_traceback(
     data: Path, table: str, column: str, value: str, kind: str
 ) -> None:
-    with sqlite3.connect(data / "data" / "baton.db") as written:
+    with closing(sqlite3.connect(data / "data" / "baton.db")) as written, written:
         for trigger in [name for (name,) in written.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")]:
             written.execute(f"DROP TRIGGER {trigger}")
         written.execute(f"UPDATE {table} SET {column} = {value}")

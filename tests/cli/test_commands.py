@@ -803,9 +803,8 @@ def is_sealed(path: Path, run: str) -> bool:
 @pytest.mark.long
 def test_pruning_deletes_old_runs_alone(service: Service) -> None:
     old, new = (service.ask("baton-mini", EASY)["baton"]["run"] for _ in range(2))
-    with sqlite3.connect(service.folder / "data" / "baton.db") as database:
+    with closing(sqlite3.connect(service.folder / "data" / "baton.db")) as database, database:
         database.execute("UPDATE runs SET created_at = 1, ended_at = 2, deadline = 3 WHERE id = ?", (old,))
-    database.close()
     wait_until(lambda: is_sealed(service.folder / "data" / "baton.db", old))
     counted = baton(service.folder, "runs", "prune", "--before", "30d", "--dry-run").out
     assert "1 run with 9 events would be pruned" in counted

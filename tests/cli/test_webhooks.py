@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,8 @@ ROW = (
 def test_messages_that_were_given_up_are_listed_and_sent_again(tmp_path: Path) -> None:
     assert baton(tmp_path, "webhooks", "failed").out == "No message was given up.\n"
     (file,) = tmp_path.rglob("baton.db")
-    with sqlite3.connect(file) as database:
+    with closing(sqlite3.connect(file)) as database, database:
         database.executemany(ROW, [("run_a", "HTTP 410"), ("run_b", "timeout"), ("run_c", "timeout")])
-    database.close()
     assert "response.failed" in baton(tmp_path, "webhooks", "failed").out
     (first, *_) = json.loads(baton(tmp_path, "webhooks", "failed", "--json").out)
     assert (first["id"], first["about"], first["reason"], first["tries"]) == ("evt_a", "run_a", "HTTP 410", 3)

@@ -1,6 +1,7 @@
 """Budgets over several runs, as a caller meets them: what is held for a run, and how one that cannot be paid ends."""
 
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,7 @@ async def test_an_account_that_is_not_what_the_journal_says_is_found(
     async with running_service(tmp_path, pool_text(stub)) as runtime:
         await runtime.context.store.set_budget(RICH)
         await finish(await runtime.runs.start(order(runtime, "baton-mini")))
-    with sqlite3.connect(tmp_path / "baton.db") as database:
+    with closing(sqlite3.connect(tmp_path / "baton.db")) as database, database:
         if "events" in statement:
             statement += " WHERE kind = 'call.intended'"
         database.execute(statement)

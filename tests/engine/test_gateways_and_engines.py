@@ -6,7 +6,7 @@ Houses over one database stand for processes: one that is a gateway alone, and o
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -392,9 +392,9 @@ async def outcomes_after_a_takeover(stub: ProviderStub, tmp_path: Path, **more: 
         move = Move(0, "take", version=due.version, holder="dead", until=now + 3600.0)
         intent = (fact_from_json(Kind.CALL_INTENDED, body),)
         await store.append(Entry(followed_run.run, now, intent, move=move, hold=Amount(5, 7)))
-    with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:  # its engine has died
+    # Its engine has died.
+    with closing(sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS)) as database, database:
         database.execute("UPDATE runs SET driver = 'dead', lease_until = 0 WHERE id = ?", (followed_run.run,))
-    database.close()
     async with running_service(tmp_path, pool_text(stub), settings, audits=False) as heir:
 
         async def ended() -> bool:

@@ -167,9 +167,8 @@ async def test_an_engine_that_stood_still_gives_others_the_time_to_renew_leases_
 ) -> None:
     """One run has a step that another engine has claimed; the other run has only a lease."""
     run = await abandon_run(stub, tmp_path, tier)
-    with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
+    with closing(sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS)) as database, database:
         database.execute("UPDATE tickets SET holder = 'another', until = 0")
-    database.close()
     awake_for = 0.0
     monkeypatch.setattr(StandstillWatch, "look", lambda _watch: awake_for)
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
@@ -212,9 +211,8 @@ async def test_a_run_of_newer_code_waits_and_is_ended_by_anybody_when_its_time_i
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await abandon_run(stub, tmp_path, seconds=4.0)
-    with sqlite3.connect(tmp_path / "baton.db") as database:  # a word that only newer code knows
+    with closing(sqlite3.connect(tmp_path / "baton.db")) as database, database:  # a word that only newer code knows
         database.execute("UPDATE events SET kind = 'plan.dreamt' WHERE run = ? AND kind = 'plan.accepted'", (run,))
-    database.close()
     monkeypatch.setattr("app.process.wiring.version", lambda _: "0.0.9")
     async with running_service(tmp_path, pool_text(stub), SETTINGS, audits=False) as runtime:
         await until_reported(runtime)
@@ -373,11 +371,10 @@ async def test_a_run_that_was_lost_and_comes_back_is_driven_once(stub: ProviderS
         await stub.wait_for(1, "alpha")
         old = runtime.drivers.driver_of(followed_run.run)
         # Another one took it over, and died.
-        with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
+        with closing(sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS)) as database, database:
             database.execute(
                 "UPDATE runs SET epoch = 2, driver = 'other', lease_until = 0 WHERE id = ?", (followed_run.run,)
             )
-        database.close()
         await runtime.drivers._recovery.sweep(5, runtime.drivers._renew)
         again = runtime.drivers.driver_of(followed_run.run)
         assert again is not None

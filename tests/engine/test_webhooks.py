@@ -4,7 +4,7 @@ import asyncio
 import base64
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -202,10 +202,9 @@ async def test_an_end_that_nobody_can_explain_is_told_too(
     """A run past its deadline is ended without its journal being understood: newer code has written to it."""
     async with run_house(stub, receiver, tmp_path, dispatches=False) as runtime:
         followed_run = await runtime.runs.start(order(runtime, "baton-mini", wire=BACKGROUND))
-    with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
+    with closing(sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS)) as database, database:
         database.execute("UPDATE events SET kind = 'plan.dreamt' WHERE kind = 'plan.accepted'")
         database.execute("UPDATE runs SET deadline = 0, lease_until = 0")
-    database.close()
     async with run_house(stub, receiver, tmp_path, audits=False) as runtime:
         (event,) = await receiver.wait_for(1)
         assert (event.type, event.data.id) == ("response.failed", f"resp_{followed_run.run}")
@@ -270,9 +269,8 @@ async def test_after_three_days_it_is_given_up(
     async with run_house(stub, receiver, tmp_path, environ={"BATON_WEBHOOK_URL": "http://127.0.0.1:1/"}) as runtime:
         await run_of(runtime)
         await until(lambda: outcomes(runtime)[1] >= 1)
-    with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
+    with closing(sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS)) as database, database:
         database.execute("UPDATE notices SET at = at - ?, due = 0", (notices.TRIED_SECONDS,))
-    database.close()
     receiver.answers = [503]
     async with run_house(stub, receiver, tmp_path) as runtime:
         await none_left(runtime)
@@ -382,9 +380,8 @@ async def test_without_a_webhook_nothing_is_kept_and_old_notices_are_forgotten(
     async with running_service(tmp_path, pool_text(stub)) as runtime:
         await run_of(runtime)
         assert await runtime.context.store.count_pending_notices(9) == 1
-        with sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS) as database:
+        with closing(sqlite3.connect(tmp_path / "baton.db", timeout=PATIENCE_SECONDS)) as database, database:
             database.execute("UPDATE notices SET at = at - ?, due = 0", (notices.TRIED_SECONDS,))
-        database.close()
         await none_left(runtime)
     assert receiver.came == []
 
