@@ -17,6 +17,7 @@ from app.errors import (
     WorkerUnavailable,
 )
 from app.providers import http
+from app.providers.adapters.gemini import Candidate
 from app.providers.adapters.openai import Completion
 from app.providers.faults import error_by_status, error_in_reply
 from tests.conformance.failures import failure
@@ -227,6 +228,11 @@ def test_usage_is_kept_although_a_later_event_has_none() -> None:
         choice = {"index": 0, "delta": {"content": "Hi"}, "finish_reason": "stop"}
         reading.event(json.dumps({"choices": [choice], "usage": usage}).encode(), pieces)
     assert reading.end().usage == Usage(input=5, output=1)
+    candidate = Candidate("w")
+    for metadata in ({"promptTokenCount": 5, "candidatesTokenCount": 1}, {}):
+        document = {"candidates": [{"finishReason": "STOP"}], "usageMetadata": metadata}
+        candidate.event(json.dumps(document).encode(), pieces)
+    assert candidate.end().usage == Usage(input=5, output=1)
 
 
 async def test_a_complete_answer_needs_no_done(openai: Line, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -278,7 +278,7 @@ class Candidate:
         self._id = label(document.get("responseId")) or self._id
         counts = document.get("usageMetadata")
         if isinstance(counts, dict):
-            self._usage = _usage(counts)
+            self._usage = _usage(counts) or self._usage
         feedback = object_or_empty(document.get("promptFeedback"), self._sender)
         if words(feedback.get("blockReason"), self._sender) not in UNSPECIFIED:
             self._finish = "content_filter"
