@@ -518,6 +518,7 @@ WEBHOOK_SECRET = "whsec_" + base64.b64encode(b"s" * 24).decode()
         ({"URL": "https://h/x"}, "BATON_WEBHOOK_SECRET: is not set"),
         ({"SECRET": WEBHOOK_SECRET}, "BATON_WEBHOOK_SECRET: is set without BATON_WEBHOOK_URL"),
         ({"URL": "https://h/x", "SECRET": "hunter2"}, "BATON_WEBHOOK_SECRET: is no secret; write whsec_"),
+        ({"URL": "https://h/x", "SECRET": "whsec_hunter2é"}, "BATON_WEBHOOK_SECRET: is no secret; write whsec_"),
         ({"URL": "https://h/x", "SECRET": f"{WEBHOOK_SECRET} hunter2"}, "BATON_WEBHOOK_SECRET: is no secret"),
         ({"URL": "ftp://hunter2/x", "SECRET": WEBHOOK_SECRET}, "BATON_WEBHOOK_URL: is not an HTTP URL"),
         ({"URL": "https://u:hunter2@h/x", "SECRET": WEBHOOK_SECRET}, "BATON_WEBHOOK_URL: holds credentials"),

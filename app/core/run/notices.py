@@ -5,7 +5,6 @@ exact body, so that a receiver with the secret can detect a forged, changed or r
 """
 
 import base64
-import binascii
 import hashlib
 import hmac
 import json
@@ -162,7 +161,7 @@ def read_secrets(text: str) -> tuple[bytes, ...]:
 def _read_secret(text: str) -> bytes:
     try:
         secret = base64.b64decode(text.removeprefix(PREFIX), validate=True)
-    except binascii.Error:
+    except ValueError:  # a letter that is not of base64
         secret = b""
     if not text.startswith(PREFIX) or len(secret) not in SECRET_BYTES:
         raise ValueError("is no secret; write whsec_ and the base64 form of 24 to 64 random bytes")
