@@ -72,7 +72,8 @@ async def test_a_models_choices_are_weighed_by_their_probabilities(
         while "alpha" not in workers:  # whom the model chooses by a place among three, which are in an order by chance
             workers.append(await ask(runtime, "baton-ultra", 1.0))
         runs = len(workers)
-        await ask(runtime, "baton-ultra", None)
+        unrated = (await finish(await runtime.runs.start(order(runtime, "baton-ultra")))).ended.state.run
+        await ask(runtime, "baton-ultra", None, origin_kind="replay", origin_run=unrated)  # no caller sees its answer
         await ask(runtime, "baton-mini", 1.0)
         printed = await output_of(tmp_path, capsys, "--policy", "always alpha", "--policy", "uniform", "--json")
         alpha, uniform = json.loads(printed)

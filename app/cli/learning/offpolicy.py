@@ -19,6 +19,7 @@ from app.core.message.chat import task_from_json
 from app.core.pool.catalog import Tier
 from app.core.rating.features import Features, features, find_last_question, from_json
 from app.core.run.events import RunAdmitted, facts
+from app.core.run.kinds import COPIES
 from app.engine.conductors.ratings import posterior_of
 from app.errors import ConfigInvalid
 from app.lab.logged_decisions import (
@@ -80,7 +81,7 @@ class JournaledDecisions:
 
     rows: dict[Group, list[RewardedDecision]] = field(default_factory=dict)
     unrated_runs: Counter[str] = field(default_factory=Counter)
-    """Runs of each tier that have an answer and no score."""
+    """Runs of each tier that have an answer and no score; replays aside, whose answers no caller sees."""
     skip_counts: Counter[str] = field(default_factory=Counter)
     """Rated runs that say nothing about other policies, by reason."""
     beliefs: dict[tuple[str, str], Beliefs] = field(default_factory=dict)
@@ -139,7 +140,8 @@ async def _note(store: Store, config: Configuration, row: RunRow, decisions: Jou
         spec = tier.conductor.selector
     reward = worth(await store.feedback(row.id), row.spent.usd, spec)
     if reward is None:
-        decisions.unrated_runs[row.tier] += row.state == "succeeded"
+        has_caller = row.origin_kind not in COPIES
+        decisions.unrated_runs[row.tier] += has_caller and row.state == "succeeded"
         return
     events = (await store.journal(row.id)).events
     decision = read_decision(events)
