@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, NullPool, create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import OperationalError
 
@@ -459,7 +459,7 @@ async def test_the_log_says_why_the_database_is_unavailable(caplog: pytest.LogCa
 
 
 def test_the_cause_of_a_fault_has_neither_a_statement_nor_its_values() -> None:
-    engine = create_engine("sqlite://")
+    engine = create_engine("sqlite://", poolclass=NullPool)
     with engine.connect() as conn, pytest.raises(OperationalError) as caught:
         conn.execute(text("SELECT :value FROM nowhere"), {"value": "a secret"})
     fault = Fault("down")
