@@ -8,6 +8,7 @@ import pytest
 
 from app.process.wiring import Runtime
 from tests.audit.scenes import Journal, play
+from tests.audit.tampers import Subject, prepare
 from tests.harness.in_process import pool_text, running_service
 from tests.stubs import ProviderStub
 
@@ -30,3 +31,9 @@ async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
 def journal(tmp_path_factory: pytest.TempPathFactory) -> Journal:
     """Runs of every kind, made once."""
     return asyncio.run(play(tmp_path_factory.mktemp("scenes")))
+
+
+@pytest.fixture(scope="session")
+def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    """A sealed database, with the checkpoints that are held outside of it."""
+    return asyncio.run(prepare(tmp_path_factory.mktemp("sealed")))
