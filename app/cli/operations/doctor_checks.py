@@ -169,7 +169,8 @@ async def check_parts(config: Configuration, runtime: Runtime, *, every: bool, h
     conductors = _tiers_by_conductor(catalog)
     pending = [_check_queue(config, runtime)]
     if has_database:
-        pending += [_check_database(config, runtime), _check_keys(runtime), _check_log(runtime), _check_tiers(runtime)]
+        pending.insert(0, _check_database(config, runtime))
+        pending += [_check_keys(runtime), _check_log(runtime), _check_tiers(runtime)]
         if config.settings.log_export:
             pending.append(_check_exported_checkpoints(config, runtime))
     for name, tiers in conductors.items():
