@@ -42,7 +42,7 @@ BYTES = "base64"
 LEVEL = 6
 """Level of gzip: journals shrink to about a sixth."""
 GZIP_FORMAT = zlib.MAX_WBITS | 16
-"""What has zlib write the head and the checksum of gzip around what it compresses."""
+"""The `wbits` of zlib for the gzip format: the largest window, and 16 for gzip's header and checksum."""
 
 
 class Source(Protocol):
