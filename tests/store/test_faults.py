@@ -298,7 +298,7 @@ async def test_an_entry_that_waited_for_this_process_alone_is_not_refused(tmp_pa
 async def test_pool_exhaustion_is_unavailable_not_a_hang(
     proxy: Proxy, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(postgres, "CONNECT_SECONDS", 2.0)
     async with behind(proxy, postgres_url, connections=1) as store:
         async with store._runner._writing.connect():  # type: ignore[attr-defined]
             with pytest.raises(StoreUnavailable):
