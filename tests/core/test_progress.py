@@ -365,10 +365,9 @@ def test_no_step_begins_before_a_plan_that_waits_is_accepted() -> None:
     assert decide(state_of(opened, *steps), 0.0) == (Queue((0,)),)
 
 
-def test_a_step_that_nobody_could_do_in_time_ends_the_run_before_its_deadline() -> None:
-    state = state_of(
-        *plan_facts(seeing(), seeing()), *queue_steps(0, 1), step_failed(0, NO_TIME), step_failed(1, NO_TIME)
-    )
+@pytest.mark.parametrize("error", [NO_TIME, "run_expired"])
+def test_a_step_that_nobody_could_do_in_time_ends_the_run_before_its_deadline(error: str) -> None:
+    state = state_of(*plan_facts(seeing(), seeing()), *queue_steps(0, 1), step_failed(0, error), step_failed(1, error))
     assert decide(state, 0.0) == (Finish(Kind.EXPIRED, error="run_expired"),)
 
 

@@ -194,11 +194,11 @@ def _await_approval(state: RunState) -> tuple[Command, ...]:
 def _shortage(live: Sequence[StepState]) -> tuple[Kind, str] | None:
     """Return the end of a run whose answering step is lost, if that or another step had no time or no money."""
     lost = {step.error for step in live}
-    if NO_TIME in lost:
+    if NO_TIME in lost or EXPIRED in lost:  # also where the clock of the step's engine is ahead of ours
         return Kind.EXPIRED, EXPIRED
-    if OVER_BUDGET not in lost:
-        return None
-    return (Kind.OVER_BUDGET, OVER_BUDGET)
+    if OVER_BUDGET in lost:
+        return Kind.OVER_BUDGET, OVER_BUDGET
+    return None
 
 
 def _next_proposal(state: RunState, parent: int | None = None) -> Command:
