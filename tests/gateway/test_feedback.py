@@ -107,6 +107,15 @@ async def test_the_same_request_rates_once_and_another_rates_again(runtime: Runt
     assert [rating.score for rating in await runtime.context.store.feedback(run)] == [1.0, 0.0, 0.0]
 
 
+async def test_a_key_that_is_forgotten_rates_another_run(runtime: Runtime, client: httpx.AsyncClient) -> None:
+    first, second = await answer_one_run(client), await answer_one_run(client)
+    await rate(client, first, "one", score=1)
+    assert await runtime.context.store.forget_idempotency_records(2e12, 10)
+    assert (await rate(client, second, "one", score=0)).json()["score"] == 0
+    scores = [rating.score for run in (first, second) for rating in await runtime.context.store.feedback(run)]
+    assert scores == [1.0, 0.0]
+
+
 async def test_another_tenants_run_is_not_there(runtime: Runtime, client: httpx.AsyncClient) -> None:
     run = await answer_one_run(client)
     key, row = mint(runtime.gateway.pepper, tenant="other", name="x", scopes=["runs:write", "runs:read"], now=0.0)

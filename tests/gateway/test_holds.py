@@ -1,5 +1,6 @@
 """Legal holds by the admin API: who places, sees and releases them."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,23 @@ async def test_a_hold_is_placed_listed_and_released_by_an_owner_of_all_tenants(a
         assert await assert_refused(client, "POST", "/holds/none/release") == (404, "not_found")
         assert await call_admin(client, "GET", f"/holds/{placed['id']}") == released
         assert await assert_refused(client, "GET", "/holds/none") == (404, "not_found")
+
+
+async def test_a_hold_that_is_asked_for_again_is_placed_once(admin: AdminStandIn) -> None:
+    again = {"idempotency-key": "one"}
+    async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
+        await admin.add_key("mine")
+        first, second = await asyncio.gather(
+            *[call_admin(client, "POST", "/holds", json=CASE, headers=again) for _ in range(2)]
+        )
+        assert first == second
+        assert len((await call_admin(client, "GET", "/holds"))["data"]) == 1
+        await call_admin(client, "POST", f"/holds/{first['id']}/release")
+        admin.stand_in.seconds += admin.gateway.remembered + 1
+        released = await assert_refused(client, "POST", "/holds", json=CASE, headers=again)
+        assert released == (409, "hold_released")
+        other = await call_admin(client, "POST", "/holds", json=CASE | {"reason": "case 13"}, headers=again)
+        assert (other["in_force"], other["reason"]) == (True, "case 13")
 
 
 async def test_an_owner_of_one_tenant_sees_its_holds_and_changes_none(admin: AdminStandIn) -> None:

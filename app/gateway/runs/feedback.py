@@ -45,7 +45,7 @@ async def take(
     if row.ended_at is None:
         raise Conflict("The run goes on; send feedback when it has ended.", code="run_not_ended")
     if once is not None:
-        feedback_id = f"fb_{once.id[:32]}"
+        feedback_id = f"fb_{once.digits}"
     else:
         feedback_id = context.name("fb")
     score = rating_request.score

@@ -49,7 +49,8 @@ class Holds(Protocol):
     """All verbs raise `StoreUnavailable`."""
 
     async def place_hold(self, hold: Hold, *, by: Actor = PROCESS) -> Hold:
-        """Put a hold in force, in the name of `by`; as it is stored then. Raises `NotFound` if nothing has its name.
+        """Put a hold in force, in the name of `by`; as it is stored then. One of its id that is in force stays as it
+        is. Raises `NotFound` if nothing has its name, and `Conflict` if a hold of its id was released.
 
         The tenant of a run's or a key's hold is found here. An erasure that is under way is waited for, and none that
         begins later reaches what the hold covers.

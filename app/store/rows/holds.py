@@ -13,7 +13,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, and_, exists, func, insert, literal, or_, select, update
 
 from app.core.records import copy_with
-from app.errors import LegalHold, NotFound
+from app.errors import Conflict, LegalHold, NotFound
 from app.store.protocol import USER_TAG, Actor
 from app.store.protocol.holds import Hold, HoldQuery
 from app.store.rows import end_users
@@ -35,10 +35,13 @@ def lock(conn: Connection) -> None:
 
 
 def place(conn: Connection, hold: Hold, by: Actor) -> Hold:
-    """Store a hold, after all erasures that are under way, and log it with its author. Raises `NotFound`."""
+    """Store a hold, after all erasures that are under way, and log it with its author. One of its id that is in force
+    already stays as it is. Raises `NotFound`, and `Conflict` if that one was released."""
     if conn.dialect.name == "postgresql":
         conn.execute(select(func.pg_advisory_xact_lock(literal(LOCK))))
     earlier_hold = conn.execute(select(HOLDS).where(HOLD.id == hold.id)).one_or_none()
+    if earlier_hold is not None and earlier_hold.released_at is not None:
+        raise Conflict("The hold of this request was released; use a new Idempotency-Key.", code="hold_released")
     if earlier_hold is not None:
         return Hold(**earlier_hold._mapping)
     stored_hold = copy_with(hold, tenant=_tenant(conn, hold), placed_by=by.id)
