@@ -18,7 +18,7 @@ def select_due(now: float, limit: int) -> Select[tuple[str, int, str, float, int
 def take(conn: Connection, now: float, until: float, limit: int) -> tuple[Notice, ...]:
     """Claim notices until then, but none that another process is claiming at the moment. Those that were given up
     are due only when they have been kept for long enough, and are deleted."""
-    conn.execute(delete(NOTICES).where(NOTICES.c.failed_at <= now - KEPT_FAILED_SECONDS))
+    conn.execute(delete(NOTICES).where(NOTICES.c.due <= now, NOTICES.c.failed_at.is_not(None)))
     rows = conn.execute(select_due(now, limit).with_for_update(skip_locked=True)).all()
     if rows:
         is_among = tuple_(NOTICES.c.run, NOTICES.c.turn).in_([(row.run, row.turn) for row in rows])
