@@ -199,6 +199,15 @@ def test_what_cannot_be_addressed_in_a_url_is_no_name(tmp_path: Path, section: s
         assert f"{section}.{name}: " in fault
 
 
+def test_a_count_that_could_not_be_stored_is_a_fault(tmp_path: Path) -> None:
+    """Of ten trillions of tokens the cost no longer fits into the 64 bits of JSON and of the database."""
+    text = GOOD.replace("[workers.small]", "[workers.small]\ncontext = 10_000_000_000_000")
+    text += '[tiers.one]\npool = ["small"]\nlimits = { tokens = 10_000_000_000_000 }\n'
+    of_worker, of_tier = faults(write_pool(tmp_path, text))
+    assert "workers.small.context: must be less than or equal to 1000000000000; correct the value" in of_worker
+    assert "tiers.one.limits.tokens: must be less than or equal to 1000000000000; correct the value" in of_tier
+
+
 def test_a_good_file(tmp_path: Path) -> None:
     configuration = configure(write_pool(tmp_path, GOOD))
     catalog = configuration.catalog

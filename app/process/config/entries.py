@@ -44,7 +44,10 @@ ALL = "*"
 """The entry that stands for all workers, in place of `pool = "all"`; no worker can have this name."""
 EFFORTS: tuple["Effort", ...] = ("minimal", "low", "medium", "high", "xhigh", "max")
 MAX_PRICE = Decimal(10_000)
-"""USD per million tokens; more is taken for a slip of the decimal point."""
+"""USD; more, for a million tokens or for a run, is taken for a slip of the decimal point."""
+MAX_COUNT = 1_000_000_000_000
+"""The most of any count, where no lower bound holds: at the highest price the cost of so many tokens fits into the 64
+bits of JSON and of the database."""
 
 Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
 PARAMETERS = tuple(name for name in SAMPLING if name != "max_tokens")
@@ -65,7 +68,7 @@ def _dollars(value: object) -> int:
     if amount < 0:
         raise ValueError("is negative; give USD, or 0 for what costs nothing")
     if amount > MAX_PRICE:
-        raise ValueError("is above $10,000; check the decimal point, prices are per million tokens")
+        raise ValueError("is above $10,000; check the decimal point (prices are for a million tokens)")
     micro = amount * MILLION
     if micro != micro.to_integral_value():
         raise ValueError("is finer than a micro-dollar; round it up to six decimals")
@@ -150,7 +153,7 @@ def _version(value: str) -> str:
 Dollars = Annotated[int, BeforeValidator(_dollars)]
 Number = Annotated[float, BeforeValidator(_number)]
 Names = Annotated[list[str], AfterValidator(_distinct)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Seconds = Annotated[Number, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 
@@ -346,7 +349,7 @@ def _limit(limit: Limit) -> Any:
         return Dollars | None
     if limit.unit == "seconds":
         return Annotated[Number, Field(gt=limit.least, le=limit.most, allow_inf_nan=False)] | None
-    return Annotated[int, Field(ge=int(limit.least), le=limit.most)] | None
+    return Annotated[int, Field(ge=int(limit.least), le=limit.most or MAX_COUNT)] | None
 
 
 _FIELDS: Final[dict[str, Any]] = {limit.name: (_limit(limit), None) for limit in LIMITS.values()}
@@ -374,7 +377,7 @@ class ConductorEntry(Entry):
     temperature: Annotated[Number, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
     prompt: Literal["general", "compact", "worded", "cards"] = "general"
     reasons: bool = False
-    message_chars: Annotated[int, Field(ge=0), AfterValidator(_message_chars)] = 8_000
+    message_chars: Annotated[int, Field(ge=0, le=MAX_COUNT), AfterValidator(_message_chars)] = 8_000
     share: Annotated[Number, Field(gt=0, le=1, allow_inf_nan=False)] = 0.4
     probe: Annotated[Number, Field(ge=0, le=60, allow_inf_nan=False)] = 2.5
     templates: Annotated[list[Template], AfterValidator(_distinct), Field(min_length=1)] = list(CHOICES.templates)
@@ -389,7 +392,7 @@ class ConductorEntry(Entry):
     trusted: Names = []
     peers: Annotated[Number, Field(ge=0, le=1, allow_inf_nan=False)] = CHOICES.peers
     raters: dict[str, Annotated[Number, Field(ge=0, le=1, allow_inf_nan=False)]] = {}
-    daily: Annotated[int, Field(ge=0)] = CHOICES.daily
+    daily: Annotated[int, Field(ge=0, le=MAX_COUNT)] = CHOICES.daily
 
     @model_validator(mode="after")
     def _fits_kind(self) -> "ConductorEntry":
