@@ -7,12 +7,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha256
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import httpx
 
 from app.core.transparency.notes import NoteInvalid
 from app.core.transparency.witnesses import Witness, find_cosignature_line, submission
+from app.errors import ConfigInvalid
 from app.network import retries
 from app.network.http_client import async_client
 from app.network.retries import retry
@@ -40,6 +42,14 @@ class ConfirmationError(Exception):
 
 class _Busy(Exception):
     """The reply is a 5xx."""
+
+
+def check_timestamp_library() -> None:
+    """Raise `ConfigInvalid` if the library of time stamps is not installed."""
+    if find_spec(TIMESTAMP_LIBRARY) is None:
+        raise ConfigInvalid(
+            ["BATON_LOG_TIMESTAMP_URL: needs rfc3161-client; install it with `pip install 'baton[timestamps]'`"]
+        )
 
 
 def authority_client() -> httpx.AsyncClient:

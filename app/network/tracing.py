@@ -166,12 +166,15 @@ class Tracing:
             self._tokens.record(number, {**attributes, "gen_ai.token.type": kind})
 
 
-def exports(signal: str, environ: Mapping[str, str]) -> bool:
-    """Return True if OpenTelemetry's variables ask for the export of a signal, `TRACES` or `METRICS`."""
-    general, own = "OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"
-    disabled = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
-    none = environ.get(f"OTEL_{signal}_EXPORTER", "") == "none"
-    return bool(environ.get(general) or environ.get(own)) and not disabled and not none
+def endpoint_variable(signal: str, environ: Mapping[str, str]) -> str:
+    """Return which of OpenTelemetry's variables says where a signal, `TRACES` or `METRICS`, is exported to; empty if it
+    is not."""
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get(f"OTEL_{signal}_EXPORTER") == "none":
+        return ""
+    for variable in (f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"):
+        if environ.get(variable):
+            return variable
+    return ""
 
 
 def read_trace_headers(headers: Iterable[tuple[bytes, bytes]]) -> Trace:

@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Tracer
 
-from app.network.tracing import SCHEMA, exports
+from app.network.tracing import SCHEMA, endpoint_variable
 
 FLUSH_SECONDS = 3.0
 """Time for which a process that stops waits until its last spans and figures are sent."""
@@ -54,12 +54,12 @@ def export(home: str, environ: Mapping[str, str]) -> Export:
     resource = _resource(home, environ)
     tracer, meter = None, None
     shutdowns: list[Callable[[], object]] = []
-    if exports("TRACES", environ):
+    if endpoint_variable("TRACES", environ):
         spans = TracerProvider(resource=resource, shutdown_on_exit=False)
         spans.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         tracer = spans.get_tracer("baton", version("baton"), schema_url=SCHEMA)
         shutdowns.append(spans.shutdown)
-    if exports("METRICS", environ):
+    if endpoint_variable("METRICS", environ):
         reader = PeriodicExportingMetricReader(OTLPMetricExporter())
         figures = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
         meter = figures.get_meter("baton", version("baton"), schema_url=SCHEMA)

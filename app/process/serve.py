@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from itertools import chain
 from pkgutil import resolve_name
 
@@ -38,7 +37,7 @@ from app.gateway.app import create_app, create_probes, place_of
 from app.gateway.http.api_keys import adopt, is_any_key_accepted, mint
 from app.gateway.http.connection import connection
 from app.network import retries
-from app.network.log_authorities import TIMESTAMP_LIBRARY
+from app.network.log_authorities import check_timestamp_library
 from app.process import gc_policy
 from app.process.config import Configuration, Settings, log_signers, log_witnesses, reload
 from app.process.wiring import DRAIN_SECONDS, Runtime, check_roles, open_runtime
@@ -164,10 +163,8 @@ def _content_retention(runtime: Runtime, settings: Settings) -> ContentRetention
 def _log_export(runtime: Runtime, settings: Settings) -> CheckpointExport:
     """Return the task that exports checkpoints. Raises `ConfigInvalid` if a library is needed and not installed."""
     authorities = Authorities(log_witnesses(settings), settings.log_timestamp_url)
-    if authorities.timestamps and find_spec(TIMESTAMP_LIBRARY) is None:
-        raise ConfigInvalid(
-            ["BATON_LOG_TIMESTAMP_URL: needs rfc3161-client; install it with `pip install 'baton[timestamps]'`"]
-        )
+    if authorities.timestamps:
+        check_timestamp_library()
     if not settings.log_export:
         return CheckpointExport(runtime.context, None)
     files = open_archive_files(settings.log_export, settings.archive_endpoint)

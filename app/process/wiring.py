@@ -47,7 +47,7 @@ from app.engine.worker_health import Health
 from app.errors import ConfigInvalid, WorkerMisconfigured
 from app.gateway.http.context import Bounds, GatewayContext, Rates
 from app.network import tls
-from app.network.tracing import SIGNALS, Tracing, exports
+from app.network.tracing import SIGNALS, Tracing, endpoint_variable
 from app.process.clock import Clock
 from app.process.config import Configuration, Settings, content_keys, endpoint_secret, pepper_file, peppers, rate_limits
 from app.process.config.secret_files import secret_text
@@ -462,7 +462,7 @@ class RandomIds:
 async def _tracing(home: str) -> AsyncIterator[Tracing]:
     """Open the spans and GenAI metrics of the process. They are exported over OTLP if OpenTelemetry's variables say
     where to, the last of them when the block is left."""
-    if not any(exports(signal, os.environ) for signal in SIGNALS):
+    if not any(endpoint_variable(signal, os.environ) for signal in SIGNALS):
         yield Tracing()
         return
     open_export: Callable[[str, Mapping[str, str]], Export] = resolve_name(OTLP_EXPORT)

@@ -158,7 +158,7 @@ class Bucket:
             self._failures = import_module("botocore.exceptions")
         except ImportError:
             raise ConfigInvalid(
-                ["BATON_ARCHIVE: S3 needs botocore; install it with `pip install 'baton[s3]'`"]
+                [f"{SCHEME}://{bucket}: needs botocore; install it with `pip install 'baton[s3]'`"]
             ) from None
         self._bucket = bucket
         self._prefix = prefix

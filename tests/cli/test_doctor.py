@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.operations import doctor_checks
+from app.network import log_authorities
 from app.process.config import configure
 from app.store.sqlkit import revisions
 from tests.cli.test_commands import Done, baton
@@ -44,12 +45,38 @@ def test_workers_of_unknown_price_are_named(tmp_path: Path) -> None:
         '[workers.free]\nprovider = "house"\nmodel = "n"\nprice = { input = 0, output = 0 }\n'
         '[tiers.mini]\npool = "all"\nfallback = "house"\nconductor = { kind = "fixed", shape = "single" }\n'
     )
-    verdicts = doctor_checks.check_settings(configure({"BATON_POOL": str(pool)}))
+    verdicts = doctor_checks.check_settings(configure({"BATON_POOL": str(pool)}), {})
     [words] = [verdict.words for verdict in verdicts if verdict.name == "prices"]
     assert words.startswith("no price is known of house: not called for a request, key or tenant that has a budget")
-    names = [verdict.name for verdict in doctor_checks.check_settings(configure({})) if verdict.name != "note"]
+    names = [verdict.name for verdict in doctor_checks.check_settings(configure({}), {}) if verdict.name != "note"]
     assert "prices" not in names
     assert len(set(names)) == len(names), "each check has a name of its own"
+
+
+FAILURES_OF_SETTINGS = [
+    ({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4318"}, "tracing", "OTEL_EXPORTER_OTLP_ENDPOINT is not an HTTP URL"),
+    (
+        {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "collector:4318/v1/metrics"},
+        "tracing",
+        "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT is not an HTTP URL",
+    ),
+    ({"BATON_LOG_EXPORT": "/dev/null/log"}, "log export", "/dev/null is no folder"),
+    ({"BATON_ARCHIVE": "/dev/null/archive"}, "archive", "/dev/null is no folder"),
+]
+
+
+@pytest.mark.parametrize(("environ", "name", "words"), FAILURES_OF_SETTINGS)
+def test_settings_that_only_fail_when_they_are_used_are_told(environ: dict[str, str], name: str, words: str) -> None:
+    verdicts = doctor_checks.check_settings(configure(environ), environ)
+    [failure] = [verdict for verdict in verdicts if verdict.status == "fail"]
+    assert (failure.name, words in failure.words) == (name, True), failure
+
+
+def test_a_missing_library_for_time_stamps_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_authorities, "find_spec", lambda name: None)
+    config = configure({"BATON_LOG_EXPORT": "log", "BATON_LOG_TIMESTAMP_URL": "http://127.0.0.1:9"})
+    [failure] = [verdict for verdict in doctor_checks.check_settings(config, {}) if verdict.status == "fail"]
+    assert failure.words.startswith("BATON_LOG_TIMESTAMP_URL: needs rfc3161-client; install it with")
 
 
 async def test_a_newer_schema_is_told_apart_from_a_server_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

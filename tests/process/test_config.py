@@ -320,7 +320,9 @@ def test_rules_are_read_and_their_faults_named(tmp_path: Path) -> None:
 def test_broken_toml_names_its_line(tmp_path: Path) -> None:
     (fault,) = faults(write_pool(tmp_path, GOOD + "\n[workers.small]\nmodel = 1\n"))
     assert "pool.toml:27: not valid TOML" in fault
-    assert "pool.toml:1: " in faults({"BATON_POOL": str(tmp_path / "none" / "pool.toml")})[0]
+    [missing] = faults({"BATON_POOL": str(tmp_path / "none" / "pool.toml")})
+    assert "pool.toml:1: cannot be read: No such file or directory; correct BATON_POOL" in missing
+    assert "is larger than 4194304 bytes" in faults({"BATON_POOL": "/dev/zero"})[0]
 
 
 def test_a_key_that_is_not_set(tmp_path: Path) -> None:
@@ -483,6 +485,12 @@ def test_settings_defaults_and_values() -> None:
     )
     assert settings.database_url == f"sqlite:///{Path('elsewhere') / 'baton.db'}"
     assert (settings.host, settings.port, settings.redis_url, settings.log_level) == ("127.0.0.1", 0, None, "info")
+
+
+@pytest.mark.parametrize("url", ["redis://cache:65536/0", "redis://cache:99999", "rediss://[::1]:70000"])
+def test_a_port_of_redis_that_does_not_exist_is_a_fault(url: str) -> None:
+    [fault] = faults({"BATON_REDIS_URL": url})
+    assert fault.startswith("BATON_REDIS_URL: Port out of range 0-65535; it is for: Redis URL")
 
 
 def test_what_others_put_into_the_environment() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.core.run.identifiers import NO_TRACE
-from app.network.tracing import OPERATION_DURATION, TOKEN_USAGE, Tracing, exports
+from app.network.tracing import OPERATION_DURATION, TOKEN_USAGE, Tracing, endpoint_variable
 from app.process import otlp
 from tests.harness.in_process import ask, client_of, pool_text, running_service
 from tests.harness.otlp import Collector, running_collector
@@ -19,6 +19,7 @@ from tests.harness.waiting import until, wait_until
 from tests.stubs import ProviderStub
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 HUNG_SECONDS = 30.0
 """A process that waited for a hung export would take longer: the exporter's own patience is twice that."""
 
@@ -48,16 +49,17 @@ async def test_spans_and_metrics_go_to_the_endpoint(collector: Collector, stub: 
 @pytest.mark.parametrize(
     ("environ", "traces", "metrics"),
     [
-        ({}, False, False),
-        ({ENDPOINT: "http://c:4318"}, True, True),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:4318/v1/traces"}, True, False),
-        ({ENDPOINT: "http://c:4318", "OTEL_METRICS_EXPORTER": "none"}, True, False),
-        ({ENDPOINT: "http://c:4318", "OTEL_TRACES_EXPORTER": "none"}, False, True),
-        ({ENDPOINT: "http://c:4318", "OTEL_SDK_DISABLED": "true"}, False, False),
+        ({}, "", ""),
+        ({ENDPOINT: "http://c:4318"}, ENDPOINT, ENDPOINT),
+        ({TRACES_ENDPOINT: "http://c:4318/v1/traces"}, TRACES_ENDPOINT, ""),
+        ({ENDPOINT: "http://c:4318", TRACES_ENDPOINT: "http://d:4318/v1/traces"}, TRACES_ENDPOINT, ENDPOINT),
+        ({ENDPOINT: "http://c:4318", "OTEL_METRICS_EXPORTER": "none"}, ENDPOINT, ""),
+        ({ENDPOINT: "http://c:4318", "OTEL_TRACES_EXPORTER": "none"}, "", ENDPOINT),
+        ({ENDPOINT: "http://c:4318", "OTEL_SDK_DISABLED": "true"}, "", ""),
     ],
 )
-def test_the_usual_variables_say_what_is_exported(environ: dict[str, str], traces: bool, metrics: bool) -> None:
-    assert (exports("TRACES", environ), exports("METRICS", environ)) == (traces, metrics)
+def test_the_usual_variables_say_what_is_exported(environ: dict[str, str], traces: str, metrics: str) -> None:
+    assert (endpoint_variable("TRACES", environ), endpoint_variable("METRICS", environ)) == (traces, metrics)
 
 
 def test_the_sampler_and_the_service_name_are_those_of_the_variables(

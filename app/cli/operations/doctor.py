@@ -28,7 +28,7 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     except ConfigInvalid as error:
         report.add([Verdict("settings", "fail", fault) for fault in error.faults])
         return report.end()
-    report.add(doctor_checks.check_settings(config))
+    report.add(doctor_checks.check_settings(config, environ))
     if not config.catalog.rehearsal:
         terminal.stderr().print("Each real model is asked for one token now, which costs a fraction of a cent.")
     with terminal.stderr().status("checking"):

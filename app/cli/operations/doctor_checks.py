@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +18,7 @@ from app.core.pool.serving import tier_in
 from app.engine.conductors.versions import missing_subjects
 from app.errors import (
     BatonError,
+    ConfigInvalid,
     OursError,
     QueueUnavailable,
     StoreUnavailable,
@@ -26,9 +28,13 @@ from app.errors import (
     WorkerTruncated,
 )
 from app.gateway.http.api_keys import is_any_key_accepted
+from app.network.log_authorities import check_timestamp_library
+from app.network.tracing import SIGNALS, endpoint_variable
 from app.process.config import Configuration, Settings, describe, log_witnesses
+from app.process.config.settings import url_problem
 from app.process.wiring import Runtime
 from app.providers.protocol import Request
+from app.store.archive_files import open_archive_files
 from app.store.sqlkit import revisions
 
 logger = logging.getLogger(__name__)
@@ -63,15 +69,17 @@ class Verdict:
     remedy: str = ""
 
 
-def check_settings(config: Configuration) -> list[Verdict]:
-    """Report the settings and the pool, which were read without faults before."""
+def check_settings(config: Configuration, environ: Mapping[str, str]) -> list[Verdict]:
+    """Report the settings and the pool, which were read without faults before, and what would only fail in use."""
     catalog = config.catalog
     workers, providers = count(len(catalog.workers), "worker"), count(len(catalog.providers), "provider")
     size = f"{workers} at {providers}, tiers {', '.join(catalog.tiers)}"
     return [
         Verdict("settings", "ok", f"{len(config.settings.given)} set by the environment"),
         Verdict("pool", "ok", f"{config.origin}: {size}"),
+        *_check_tracing(environ),
         _check_log_export(config.settings),
+        *_check_archive(config.settings),
         Verdict("retention", "ok", periods.retention_text(config.settings)),
         *_check_rehearsal(catalog),
         *_check_prices(catalog),
@@ -83,6 +91,12 @@ def _check_log_export(settings: Settings) -> Verdict:
     if not settings.log_export:
         words = "no checkpoint is held outside of the database, so a log that was made anew would pass"
         return Verdict("log export", "skip", words, "set BATON_LOG_EXPORT to a folder elsewhere, or a bucket")
+    try:
+        if settings.log_timestamp_url:
+            check_timestamp_library()
+        _check_place(settings.log_export, settings)
+    except ConfigInvalid as error:
+        return Verdict("log export", "fail", error.faults[0], "correct BATON_LOG_EXPORT, or install what is missing")
     confirmations = [witness.name for witness in log_witnesses(settings)]
     if settings.log_timestamp_url:
         confirmations.append("a time-stamp authority")
@@ -90,6 +104,37 @@ def _check_log_export(settings: Settings) -> Verdict:
     if confirmations:
         words += f", confirmed by {', '.join(confirmations)}"
     return Verdict("log export", "ok", words)
+
+
+def _check_archive(settings: Settings) -> Iterator[Verdict]:
+    if settings.archive:
+        try:
+            _check_place(settings.archive, settings)
+            yield Verdict("archive", "ok", f"runs are written to {settings.archive} before they are deleted")
+        except ConfigInvalid as error:
+            yield Verdict("archive", "fail", error.faults[0], "correct BATON_ARCHIVE, or install what is missing")
+
+
+def _check_place(address: str, settings: Settings) -> None:
+    """Raise `ConfigInvalid` if files cannot be written to a place, as far as this is seen without writing one."""
+    open_archive_files(address, settings.archive_endpoint)
+    if "://" in address:
+        return
+    folder = os.path.abspath(address)
+    while not os.path.exists(folder):  # it is made when it is first used
+        folder = os.path.dirname(folder)
+    if not os.path.isdir(folder):
+        raise ConfigInvalid([f"{folder} is no folder"])
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigInvalid([f"{folder} cannot be written to by this user"])
+
+
+def _check_tracing(environ: Mapping[str, str]) -> Iterator[Verdict]:
+    for variable in sorted({endpoint_variable(signal, environ) for signal in SIGNALS} - {""}):
+        problem = url_problem(environ[variable].partition("?")[0])
+        if problem:
+            fault, _, remedy = problem.partition("; ")
+            yield Verdict("tracing", "fail", f"{variable} {fault}", remedy)
 
 
 def _check_rehearsal(catalog: Catalog) -> Iterator[Verdict]:

@@ -99,7 +99,7 @@ def load(settings: Settings, environ: Mapping[str, str]) -> Configuration:
     """Read the pool: a file if one is named, else the providers in the environment, else the rehearsal pool."""
     extra = conductor_entries(settings)
     if settings.pool is not None:
-        pool = parse(_read_text(settings.pool), str(settings.pool), environ, extra)
+        pool = parse(_read_text(settings.pool, "BATON_POOL"), str(settings.pool), environ, extra)
         origin = f"pool file {settings.pool}"
         return Configuration(settings, pool.catalog, pool.secrets, origin, proxy_credentials=pool.proxy_credentials)
     faults: list[str] = []
@@ -116,7 +116,7 @@ def load(settings: Settings, environ: Mapping[str, str]) -> Configuration:
 
 def read_catalog(path: Path) -> Catalog:
     """Read the catalog of any pool file, whose secrets need not be set here. Raises `ConfigInvalid`."""
-    return read_catalog_text(_read_text(path), str(path))
+    return read_catalog_text(_read_text(path, "the name of the pool file"), str(path))
 
 
 def read_catalog_text(text: str, source: str) -> Catalog:
@@ -155,16 +155,17 @@ def _build_without_file(document: Mapping[str, Any], environ: Mapping[str, str])
     return build(document, Faults("environment", {}), environ)
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, named_by: str) -> str:
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(MAX_POOL_BYTES + 1)
     except OSError as error:
         words = error.strerror or type(error).__name__
         raise ConfigInvalid(
-            [f"{path}:1: cannot be read: {words}; correct the name of the pool file or its permissions"]
+            [f"{path}:1: cannot be read: {words}; correct {named_by} or the file's permissions"]
         ) from None
     if len(raw) > MAX_POOL_BYTES:
-        raise ConfigInvalid([f"{path}:1: is larger than {MAX_POOL_BYTES} bytes; name a pool file"])
+        raise ConfigInvalid([f"{path}:1: is larger than {MAX_POOL_BYTES} bytes; correct {named_by}"])
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -417,6 +417,13 @@ class Settings(BaseModel):
             raise ValueError(f"is not a URL that Baton can use; write it as {example}")
         return value
 
+    @field_validator("redis_url")
+    @classmethod
+    def _redis_port(cls, value: str | None) -> str | None:
+        if value is not None:
+            urlsplit(value).port  # noqa: B018 - it raises ValueError for a port that does not exist
+        return value
+
 
 def rate_limits(value: str) -> RateLimits:
     """Return the limits of a setting such as `rpm=60, concurrency=8`. Raises `ValueError`."""
