@@ -25,7 +25,7 @@ input, of a worker's prompt, of a provider's reply or of a key may ever be put i
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 FailureReason = Literal[
     "authentication",
@@ -48,6 +48,8 @@ FailureReason = Literal[
 table. It is finer than the error's code, which callers know and which does not change."""
 
 
+RETRY_SECONDS: Final = 1.0
+"""The pause after which a request that got a 503 may be sent again, where nothing better is known."""
 QuotaLimit = Literal["requests", "tokens", "concurrency", "waiting_runs"]
 """The limits beyond which a request is refused: of its key, and of runs that wait for an engine."""
 
@@ -83,10 +85,13 @@ class BatonError(Exception):
         code: str | None = None,
         retry_after: float | None = None,
     ) -> None:
-        """`param` names the field at fault; `retry_after` is in seconds; `code` refines the class's own code."""
+        """`param` names the field at fault; `retry_after` is in seconds, for a 503 by default `RETRY_SECONDS`; `code`
+        refines the class's own code."""
         self.message = message or " ".join((type(self).__doc__ or "").split())
         self.param = param
         self.public_code = code or self.code
+        if retry_after is None and self.status == 503:
+            retry_after = RETRY_SECONDS
         self.retry_after = retry_after
         super().__init__(self.message)
 
@@ -436,7 +441,7 @@ class RunUndecided(StoreUnavailable):
             f"The database became unavailable while run {run} was written, so the run may or may not exist. Ask "
             f"GET /v1/runs/{run} later; a request with an Idempotency-Key can simply be sent again."
         )
-        super().__init__(message, retry_after=1.0)
+        super().__init__(message)
 
 
 class RunLost(OursError):

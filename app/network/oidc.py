@@ -126,7 +126,7 @@ class OpenIdProvider:
         metadata = await self._discover(client)
         keys: Any = _object(await client.get(str(metadata["jwks_uri"])))
         if not isinstance(keys.get("keys"), list):
-            raise OursError("The identity provider sent no list of keys.", retry_after=1.0)
+            raise OursError("The identity provider sent no list of keys.")
         self._keys = _usable_keys(keys["keys"])
         return jwt.decode(token, self._keys, algorithms=list(ALGORITHMS))
 
@@ -137,7 +137,7 @@ class OpenIdProvider:
         document = _object(await client.get(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"))
         needed = ("authorization_endpoint", "token_endpoint", "jwks_uri")
         if document.get("issuer") != self._issuer or not all(document.get(name) for name in needed):
-            raise OursError("The identity provider does not describe the issuer in BATON_OIDC_ISSUER.", retry_after=1.0)
+            raise OursError("The identity provider does not describe the issuer in BATON_OIDC_ISSUER.")
         self._metadata = (self._now() + KNOWN_SECONDS, document)
         self._keys = None  # so that a key which the provider has given up is forgotten, too
         return document
@@ -150,7 +150,7 @@ class OpenIdProvider:
             async with asyncio.timeout(LOGIN_SECONDS), async_client(headers=headers) as client:
                 yield client
         except (httpx.HTTPError, OSError, TimeoutError):
-            raise OursError("The identity provider cannot be reached; try again shortly.", retry_after=1.0) from None
+            raise OursError("The identity provider cannot be reached; try again shortly.") from None
 
 
 def _object(reply: httpx.Response) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def _object(reply: httpx.Response) -> dict[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise OursError("The identity provider sent no JSON object.", retry_after=1.0)
+        raise OursError("The identity provider sent no JSON object.")
     return value
 
 

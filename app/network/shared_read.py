@@ -33,7 +33,7 @@ class SharedRead(Generic[T]):
         called_at = loop.time()
         async with self._lock:
             if self._failed_at > called_at:
-                raise StoreUnavailable(retry_after=1.0)
+                raise StoreUnavailable()
             if self._value is not None and loop.time() - self._read_at <= self._seconds:
                 return self._value
             try:

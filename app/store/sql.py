@@ -562,7 +562,7 @@ class SqlStore(TenantVerbs):
 
     async def key(self, public_id: str) -> KeyRow | None:
         if not self.availability.healthy:
-            raise StoreUnavailable(retry_after=1.0)
+            raise StoreUnavailable()
         return await super().key(public_id)
 
     def note_budget_change(self, id_: str, warnings: int) -> None:
@@ -604,7 +604,7 @@ class SqlStore(TenantVerbs):
                 await self._write(runs.write_pulse)
         except TimeoutError as error:
             self.availability.report_away(f"a test write took more than {READY_SECONDS:g} s")
-            raise StoreUnavailable(retry_after=1.0) from error
+            raise StoreUnavailable() from error
 
     async def close(self) -> None:
         if self._closed:
@@ -654,10 +654,10 @@ class SqlStore(TenantVerbs):
         if fault.reason == "foreign":
             return NotFound()
         if fault.reason == "overlong":
-            return StoreUnavailable(OVERLONG, retry_after=1.0)
+            return StoreUnavailable(OVERLONG)
         if fault.reason in AWAY:
             self.availability.report_away(fault.describe_cause())
-        return StoreUnavailable(retry_after=1.0)
+        return StoreUnavailable()
 
 
 class SqlTenantStore(TenantVerbs):

@@ -86,7 +86,7 @@ def test_a_long_answer_is_printed_in_its_own_lines(baton: Baton) -> None:
 @pytest.mark.long
 def test_an_engine_that_is_not_ready_in_time_is_said_so(baton: Baton, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(_client: RunClient, _order: Order) -> FollowedRun:
-        raise Overloaded(retry_after=1.0)
+        raise Overloaded()
 
     plan = make_plan(baton)["id"]
     monkeypatch.setattr(RunClient, "start", refuse)

@@ -164,7 +164,7 @@ async def test_no_call_is_made_for_an_entry_that_was_not_taken(stub: ProviderStu
         append, forgone = runtime.context.store.append, []
 
         async def failing(entry: Entry) -> AppendResult:
-            raise StoreUnavailable(retry_after=1.0)
+            raise StoreUnavailable()
 
         runtime.context.health.cancel_call = lambda worker, **_: forgone.append(worker.name)  # type: ignore[method-assign]
         runtime.context.store.append = failing  # type: ignore[method-assign]

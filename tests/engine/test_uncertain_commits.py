@@ -49,7 +49,7 @@ def leave_commit_unanswered(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, *
         has_failed = True
         if lands:
             await append(entry)
-        raise StoreUnavailable(code=UNDECIDED, retry_after=1.0)
+        raise StoreUnavailable(code=UNDECIDED)
 
     monkeypatch.setattr(runtime.context.store, "append", append_undecided)
 

@@ -152,7 +152,7 @@ async def test_a_rotation_that_has_failed_is_carried_out_when_it_is_sent_again(
         request = ("POST", f"/keys/{key['id']}/rotate")
 
         def fail(*_arguments: object, **_fields: object) -> None:
-            raise StoreUnavailable(retry_after=1)
+            raise StoreUnavailable()
 
         with monkeypatch.context() as patched:
             patched.setattr(key_rows, "_change", fail)

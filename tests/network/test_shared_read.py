@@ -21,7 +21,7 @@ class Reader:
         number = self.reads
         await self.may_end.wait()
         if self.fails:
-            raise StoreUnavailable(retry_after=1.0)
+            raise StoreUnavailable()
         return number
 
 

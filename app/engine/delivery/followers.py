@@ -481,7 +481,7 @@ class Followers:
         followed, that turn is over, and its callers are sent the reply as soon as it is read. Raises `Overloaded` while
         the process is stopping."""
         if self._group is None:
-            raise Overloaded(retry_after=1.0)
+            raise Overloaded()
         former = self._followers.get(state.run)
         if former is not None:
             self._former.add(former)

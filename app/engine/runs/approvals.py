@@ -104,7 +104,7 @@ async def write_decision(
         except Conflict as conflict:
             if conflict.public_code != MOVED:
                 raise
-    raise Overloaded(retry_after=1.0)
+    raise Overloaded()
 
 
 async def _check_second_person(store: TenantStore, row: RunRow, key: str) -> None:

@@ -204,9 +204,9 @@ class RunClient:
         one terminal state.
         """
         if not self._open or len(self._followers) >= self._bound:
-            raise Overloaded(retry_after=1.0)
+            raise Overloaded()
         if not self._context.clock_is_set():  # the time of the database is not known yet
-            raise StoreUnavailable(retry_after=1.0)
+            raise StoreUnavailable()
         followed = await self._continue_run(order)
         if followed is None:
             followed = await self._begin(order)
@@ -297,7 +297,7 @@ class RunClient:
             if resumption is None:  # they are only the history of a new run
                 return None
             return await self.attach(results.run, turn=resumption.state.turn.number, tenant=order.tenant)
-        raise Overloaded(retry_after=1.0)
+        raise Overloaded()
 
     async def _resume(self, order: Order, resumption: Resumption) -> FollowedRun:
         """Begin the run's next turn, with the results of its caller, in one entry."""
@@ -372,7 +372,7 @@ class RunClient:
             audience.end(await messages.read_turn_end(store, state))
         elif present is None:
             if len(self._followers) >= self._bound:
-                raise Overloaded(retry_after=1.0)
+                raise Overloaded()
             await self._followers.ask(self._followers.follow(state, journal.salt, audience))
         return FollowedRun(run, mailbox, state, replayed=True)
 

@@ -330,7 +330,7 @@ class Drivers:
     async def _begin(self, driver: Driver, entry: Entry) -> None:
         """Commit the entry that takes the run's lease, and drive the run."""
         if not self.is_open:
-            raise Overloaded(retry_after=1.0)
+            raise Overloaded()
         run = entry.run
         stale = self._drivers.get(run)
         self._drivers[run] = driver  # it is sent messages from now on: a step may be done before the commit returns

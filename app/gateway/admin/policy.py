@@ -56,7 +56,7 @@ class PoolFileReader:
         """Return the result of `work`, which runs on a thread. Raises `Overloaded` while other work goes on, and
         `InvalidRequest` for a faulty file."""
         if self._lock.locked():
-            raise Overloaded("Another pool file is being looked at; try again shortly.", retry_after=1.0)
+            raise Overloaded("Another pool file is being looked at; try again shortly.")
         async with self._lock:
             try:
                 return await asyncio.to_thread(work)

@@ -24,7 +24,6 @@ Every POST route under /v1 hands its body to one of two verbs (a test walks the 
 
 import asyncio
 import hashlib
-import math
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -61,8 +60,6 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller
 from app.store.protocol import TAKEN, IdempotencyRecord, KeyRow, TenantStore
 
-OVERLOAD_RETRY_SECONDS = 1.0
-"""Time to wait when too many requests are served: about what a short one takes."""
 RECENT_TENANT_SECONDS = 600.0
 """Time after its last request for which a tenant counts as one that may come again."""
 MOST_TENANTS = 1_000
@@ -213,7 +210,7 @@ def _headers(figures: Sequence[Figures]) -> Headers:
 def _over_quota(refusal: Refusal) -> OverQuota:
     owner = OWNERS[refusal.window.partition(":")[0]]
     message = MESSAGES[refusal.reason].format(owner=owner)
-    return OverQuota(message, limit=refusal.reason, retry_after=max(1, math.ceil(refusal.seconds)))
+    return OverQuota(message, limit=refusal.reason, retry_after=refusal.seconds)
 
 
 class RequestSlots:
@@ -299,7 +296,7 @@ class Admission:
         """
         await self.capacity()
         if self.slots.has_used_share(key.tenant):
-            raise Overloaded(retry_after=OVERLOAD_RETRY_SECONDS)
+            raise Overloaded()
         permit = Permit(self, key.tenant, self.limiter.request(key, order))
         self.slots.take(key.tenant)
         try:
@@ -317,7 +314,7 @@ class Admission:
         costs the requests that are being served as little as possible.
         """
         if self.slots.are_full:
-            raise Overloaded(retry_after=OVERLOAD_RETRY_SECONDS)
+            raise Overloaded()
 
 
 @record(frozen=True, slots=True)

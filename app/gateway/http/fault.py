@@ -45,8 +45,8 @@ def headers_of(error: BatonError) -> dict[str, str]:
     headers = {}
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    if error.retry_after is not None or error.status == 503:
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after or 1)))
+    if error.retry_after is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     if isinstance(error, UnsupportedMedia):
         headers["accept-encoding"] = "gzip, deflate"
     stays_refused = error.status == 409 and error.public_code in LASTING_CONFLICTS

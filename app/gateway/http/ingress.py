@@ -97,7 +97,7 @@ def room_for_body(pending: PendingBodies, most_bytes: int) -> Iterator[Reserve]:
     def reserve(size: int) -> None:
         nonlocal reserved_bytes
         if pending.bytes + size > most_bytes:
-            raise Overloaded("Too much is being sent to this service at once; try again shortly.", retry_after=1.0)
+            raise Overloaded("Too much is being sent to this service at once; try again shortly.")
         pending.bytes += size
         reserved_bytes += size
 
@@ -715,7 +715,7 @@ class Keys:
             if earlier != CANCELLED:
                 return earlier
         if len(self._lookups) >= MOST_LOOKUPS:
-            raise Overloaded(retry_after=1.0)
+            raise Overloaded()
         self._lookups[mark] = lookup = asyncio.get_running_loop().create_future()
         result: LookupResult = CANCELLED
         began = self._context.tick()
@@ -739,7 +739,7 @@ class Keys:
         except BatonError:
             raise
         except (OSError, TimeoutError):
-            raise StoreUnavailable(retry_after=1) from None
+            raise StoreUnavailable() from None
 
     async def _check(self, row: KeyRow | None, secret: str) -> KeyRow | None:
         """Return the row, if the secret is the key's: the present one, or one from before a rotation that still

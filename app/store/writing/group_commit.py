@@ -195,10 +195,10 @@ class GroupCommit:
     def put(self, encoded: EncodedEntry) -> asyncio.Future[AppendResult]:
         """Queue an entry. Raises `StoreUnavailable` at once if the queue is full."""
         if self._closed or len(self._queue) >= MOST_WAITING or self._bytes >= MOST_WAITING_BYTES:
-            raise StoreUnavailable(retry_after=1.0)
+            raise StoreUnavailable()
         accepts_new_runs = self._availability.healthy and len(self._queue) < MOST_WAITING_FOR_NEW
         if encoded.entry.new is not None and not accepts_new_runs:
-            raise StoreUnavailable(retry_after=1.0)
+            raise StoreUnavailable()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[AppendResult] = loop.create_future()
         self._queue.append(_QueuedEntry(encoded, future, loop.time()))
@@ -244,7 +244,7 @@ class GroupCommit:
             if queued_entry.future.done():  # the caller went away before anything was written
                 continue
             if queued_entry.since < limit:
-                queued_entry.future.set_exception(StoreUnavailable(retry_after=1.0))
+                queued_entry.future.set_exception(StoreUnavailable())
                 continue
             batch.append(queued_entry)
             size += queued_entry.encoded.size
@@ -415,9 +415,9 @@ def _refusal(error: Exception) -> BatonError:
             "The store could not write an entry to the journal because of a bug; report it with this traceback.",
             exc_info=error,
         )
-    unavailable = StoreUnavailable(retry_after=1.0)
+    unavailable = StoreUnavailable()
     if isinstance(error, Fault) and error.reason == "undecided":
-        unavailable = StoreUnavailable(UNKNOWN, code=UNDECIDED, retry_after=1.0)
+        unavailable = StoreUnavailable(UNKNOWN, code=UNDECIDED)
     unavailable.__cause__ = error
     return unavailable
 
