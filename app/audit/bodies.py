@@ -34,6 +34,11 @@ def is_step(value: object) -> bool:
     return value is None or (isinstance(value, int) and is_whole(value) and value <= MAX_STEPS)
 
 
+def is_price(value: object) -> bool:
+    """Return True for an amount of micro-dollars, or None for a price that is not known."""
+    return value is None or is_whole(value)
+
+
 def is_round(value: object) -> bool:
     """Return True for the number of a round, or a missing field."""
     return value is None or (is_step(value) and value != 0)
@@ -198,7 +203,7 @@ FIELDS: Mapping[Kind, Mapping[str, Test]] = {
         "until": is_number,
         "seconds": is_number,
         "reasons": is_texts,
-        "price": is_step,
+        "price": is_price,
         "workers": is_table,
         "catalog": is_text,
         "discloses": is_table,

@@ -29,6 +29,15 @@ async def test_one_call(runtime: Runtime) -> None:
     await clean(runtime, calls=1)
 
 
+async def test_a_dear_plan_that_waits_for_an_approval(runtime: Runtime) -> None:
+    followed_run = await runtime.runs.start(order(runtime, "baton-mini", "Count these. " * 8_000, approval=True))
+    await finish(followed_run)
+    journal = await events(runtime, followed_run.run)
+    [question] = [event.body for event in journal if event.kind is Kind.AWAITING_APPROVAL]
+    assert question["price"] > 100_000  # ten cents
+    await clean(runtime)
+
+
 @pytest.mark.long
 async def test_a_conducted_run_while_it_streams_and_after(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("planner", Reply(chunks=tuple(plan_text((0, "Plan it", ["user"]), (1, "Solve it", ["user", 0])))))
