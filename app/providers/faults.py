@@ -115,6 +115,7 @@ WORDS: dict[str, int] = {
 
 _TOO_LONG = re.compile(
     r"context[_ ](?:length|window|limit|size)|(?:input|prompt) (?:is too long|token count)"
+    r"|prompt exceeds max length|`inputs`.* must (?:be <=|have less than)"
     r"|maximum (?:prompt|model) length|maximum (?:number of )?(?:input )?tokens|model token limit"
     r"|too many (?:input )?tokens",
     re.IGNORECASE,
