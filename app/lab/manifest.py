@@ -28,6 +28,7 @@ PARTS = "model.safetensors.index.json"
 """The index that large models have instead: which file each weight is in."""
 TOKENIZER, CHAT = ("tokenizer.json", "tokenizer_config.json"), "chat_template.jinja"
 """Newer libraries write the template apart."""
+TITLE = re.compile(r"[\w.-]+")
 DIGITS = 12
 """Hexadecimal digits of a hash in a version's name."""
 
@@ -182,7 +183,10 @@ def title_of(folder: Path) -> str:
 
 
 def version(title: str, digest: str) -> str:
-    """Return the name of a version whose weights have this SHA-256."""
+    """Return the name of a version whose weights have this SHA-256. Raises `ConfigInvalid` for a title with other signs
+    than a name of the pool file has in front of its `@`."""
+    if not TITLE.fullmatch(title):
+        raise ConfigInvalid([f"--title {title}: write letters, digits and . _ - only"])
     return f"{title}@{digest[:DIGITS]}"
 
 

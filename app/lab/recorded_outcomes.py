@@ -110,6 +110,12 @@ def read(paths: Sequence[Path], scores: Mapping[str, float], costs: Mapping[str,
                         f"{path}: the id {row.id} is that of another prompt in {files[row.id]}; give it another"
                     )
                 outcomes = {**rows[row.id].outcomes, **outcomes}
+                for model, outcome in rows[row.id].outcomes.items():
+                    if outcomes[model] != outcome:
+                        id_ = row.id.removesuffix(f" {model}")
+                        raise RecordsRefused(
+                            f"{path}: for the id {id_} {files[row.id]} has another outcome of {model}; leave out one"
+                        )
             rows[row.id] = replace(row, outcomes=outcomes)
             files.setdefault(row.id, path)
     return _dataset(list(rows.values()), costs, left_out)

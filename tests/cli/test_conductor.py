@@ -414,6 +414,8 @@ def test_an_adapter_that_peft_has_made_is_described_from_its_base(
     assert bench.run(*words) == 2
     assert "has no adapter_config.json" in capsys.readouterr().err
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
+    assert bench.run(*words[:-1], "my own/conductor") == 2
+    assert "--title my own/conductor: write letters, digits and . _ -" in capsys.readouterr().err
     assert bench.run(*words) == 0
     for text, message in (
         (b"\xff", "mine.jsonl: is no text in UTF-8"),

@@ -277,6 +277,16 @@ def test_an_id_of_two_prompts_is_refused_and_loses_none(tmp_path: Path) -> None:
     assert message in read_refusal(tmp_path)
 
 
+def test_two_scores_of_a_model_for_one_id_are_refused_and_the_same_line_twice_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    line = '{"id": "7", "prompt": "p", "model": "a", "score": 1}\n'
+    path.write_text(line + line)
+    assert "usable prompts: 1, and 20 are needed" in read_refusal(path)
+    path.write_text(line + line.replace('"score": 1', '"score": 0'))
+    message = f"{path}: for the id 7 {path} has another outcome of a; leave out one"
+    assert message in read_refusal(path)
+
+
 def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     for text in ("pr\xe9mpt,a\nx,1\n", "prompt,a\n" + "x,1\n" * 5_000 + "\xe9,1\n"):
