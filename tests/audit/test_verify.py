@@ -331,6 +331,13 @@ def test_what_no_commitment_covers_fits_what_is_stored_beside_it(
     assert words in " ".join([finding.words for finding in find_after_change(open_conn, change)])
 
 
+@pytest.mark.parametrize("events", [-1, 2**62])
+def test_an_entry_with_an_impossible_number_of_events_is_found(open_conn: Connection, events: int) -> None:
+    change = f"""UPDATE log_leaves SET entry = CAST(json_set(CAST(entry AS TEXT), '$.events', {events}) AS BLOB)
+        WHERE kind = 'run' AND place = (SELECT max(place) FROM log_leaves WHERE kind = 'run')"""
+    assert {finding.rule for finding in find_after_change(open_conn, change)} >= {"entry"}
+
+
 def test_an_open_run_is_clean_as_it_was_sealed(open_conn: Connection) -> None:
     report = verify(open_conn, ())
     open_conn.rollback()

@@ -41,12 +41,15 @@ def read_entry(place: int, entry: bytes, salt: bytes | None) -> LogEntry:
         for text in (fields["t"], fields["id"], fields.get("root", ""), fields.get("run", "")):
             if not isinstance(text, str):
                 raise TypeError("a kind, an id or a root that is no text")
+        events = int(fields.get("events", 0))
+        if events < 0:
+            raise ValueError("a negative number of events")
         return LogEntry(
             place=place,
             kind=fields["t"],
             id=fields["id"],
             at=float(fields["at"]),
-            events=int(fields.get("events", 0)),
+            events=events,
             root=fields.get("root", ""),
             is_deletion=bool(fields.get("gone", False)),
             run=fields.get("run", ""),

@@ -211,7 +211,7 @@ class RowCheck:
         """The events are those that were sealed, one batch after the other."""
         thing, sealed = f"run {name}", entries[-1].events
         numbers = [event[0] for event in run.events]
-        if numbers[:sealed] != list(range(1, sealed + 1)):
+        if len(numbers) < sealed or numbers[:sealed] != list(range(1, sealed + 1)):
             self._report_gap(thing, numbers, entries)
         else:
             self._check_roots(thing, run, entries)
