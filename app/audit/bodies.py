@@ -241,4 +241,4 @@ def wrong_field(kind: Kind, body: object) -> str:
     """Return the first field that is missing or has the wrong type; empty if there is none."""
     if not isinstance(body, dict):
         return "the whole body"
-    return next((name for name, test in FIELDS.get(kind, {}).items() if not test(body.get(name))), "")
+    return next((name for name, test in FIELDS[kind].items() if not test(body.get(name))), "")

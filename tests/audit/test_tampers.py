@@ -158,6 +158,10 @@ def test_a_changed_field_is_caught_unless_nothing_else_depends_on_it(journal: Jo
     assert not silent
 
 
+def test_the_fields_of_every_kind_of_event_are_checked() -> None:
+    assert set(FIELDS) == set(Kind)
+
+
 def test_every_rule_catches_something() -> None:
     # test_shared_texts.py, test_absent.py, test_administration.py, test_replays.py
     of_all_runs = {"text-left", "run-lost", "pruned-left", "journal-rewritten", "change-unlogged", "change-log-broken"}
