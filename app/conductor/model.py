@@ -42,7 +42,9 @@ class ModelConductor:
         if brief.nests:
             names.append(CONDUCTOR)
         reasoned = self._style.gives_reasons and brief.reasons
-        reader = proposals.PlanReader(proposals.by_ordinal(names), brief.limits.steps, brief.round > 1, reasoned)
+        reader = proposals.PlanReader(
+            proposals.by_ordinal(names), brief.limits.steps, further=brief.round > 1, reasoned=reasoned
+        )
         probabilities = WorkerProbabilities()
         question = Question(
             self._worker,

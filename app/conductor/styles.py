@@ -39,7 +39,7 @@ class Style:
             len(brief.workers) + brief.nests,
             brief.limits.steps,
             self.subtask_chars,
-            positional,
+            positional=positional,
             tools=self.offers_tools and bool(brief.task.toolbox.tools),
             further=brief.round > 1,
             reasons=self.gives_reasons and brief.reasons,

@@ -533,11 +533,11 @@ def brief(question: str, steps: int = 5) -> Brief:
 async def propose_plan(of: Brief, *, positional: bool = True) -> tuple[list[Step], list[float | None]]:
     """Return the plan that the model conductor would read from the rehearsal conductor's stream."""
     names = [worker.name for worker in of.workers]
-    schema = proposals.schema(len(names), of.limits.steps, 600, positional, further=of.round > 1)
+    schema = proposals.schema(len(names), of.limits.steps, 600, positional=positional, further=of.round > 1)
     pieces_of_plan = await pieces(
         RehearsalProvider(spec()), request(CONDUCTOR, prompt(of), form=Form(schema, strict=True), logprobs=5)
     )
-    reader = proposals.PlanReader(proposals.by_ordinal(names), of.limits.steps, of.round > 1)
+    reader = proposals.PlanReader(proposals.by_ordinal(names), of.limits.steps, further=of.round > 1)
     probabilities = WorkerProbabilities()
     probabilities.add(pieces_of_plan)
     steps = [*reader.feed(text(pieces_of_plan)), *reader.finish()]

@@ -304,7 +304,7 @@ class Play:
         assert unmade is not None
         skips = drafts.steps_skipped(self.state.steps_of(unmade), "plan_rejected")
         reason = self.random.choice(("no", "run_over_budget" if outage else "never", DRIVER_LOST))
-        return (*skips, drafts.plan_rejected(unmade.number, "", [reason], outage))
+        return (*skips, drafts.plan_rejected(unmade.number, "", [reason], outage=outage))
 
     def _end(self, call: Call) -> tuple[Fact, ...]:
         """A call's outcome, and what follows for its step; a step that was settled meanwhile is written about too."""

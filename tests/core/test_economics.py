@@ -23,7 +23,7 @@ from tests.core.test_progress import state_of
 )
 def test_the_loss_of_an_engine_is_told_from_a_failure_of_the_conductor(reason: str, outage: bool, cause: str) -> None:
     opened = drafts.plan_opened(Propose(0, 0, "first"), "model", POOL, instant=False)
-    facts: list[Any] = [opened, drafts.plan_rejected(0, "", [reason], outage)]
+    facts: list[Any] = [opened, drafts.plan_rejected(0, "", [reason], outage=outage)]
     facts.append(drafts.run_ended(state_of(*facts), Finish(Kind.CANCELLED)))
     events = number_events(admission(tenant="acme"), *facts)
     report = Report(ReportOptions(), UTC)

@@ -70,7 +70,7 @@ def reject_proposal(state: RunState, reason: str = "no", *, outage: bool = False
     """Return the state with its open proposal rejected."""
     assert state.open_proposal is not None
     skips = drafts.steps_skipped(state.steps_of(state.open_proposal), "plan_rejected")
-    return after(state, *skips, drafts.plan_rejected(state.open_proposal.number, "", [reason], outage))
+    return after(state, *skips, drafts.plan_rejected(state.open_proposal.number, "", [reason], outage=outage))
 
 
 OPENED = at(*plan_facts(Step("ada"), replace(ITSELF, access=Access(False, (0,)))), *answer_step(0))

@@ -65,7 +65,7 @@ def test_a_server_without_prefix_items_gets_one_schema_for_all_places() -> None:
 
 def test_where_tools_are_offered_each_step_says_whether_it_may_call_them() -> None:
     for positional in (True, False):
-        steps = proposals.schema(3, 2, 600, positional, tools=True)["properties"]["steps"]
+        steps = proposals.schema(3, 2, 600, positional=positional, tools=True)["properties"]["steps"]
         place = steps["prefixItems"][1] if positional else steps["items"]
         assert list(place["properties"]) == place["required"] == ["worker", "subtask", "access", "tools"]
     tooled = [entry | {"tools": place == 0} for place, entry in enumerate(json.loads(TWO)["steps"])]

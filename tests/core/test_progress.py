@@ -76,7 +76,7 @@ def answer_step(
 def reject_plan(number: int = 0, reason: str = "no", *, outage: bool = False, mode: Mode = "first") -> list[Fact]:
     """A proposal that came to nothing."""
     opened = drafts.plan_opened(Propose(number, 0, mode), "model", POOL, instant=False)
-    return [opened, drafts.plan_rejected(number, "", [reason], outage)]
+    return [opened, drafts.plan_rejected(number, "", [reason], outage=outage)]
 
 
 # -- random histories
@@ -437,15 +437,15 @@ def test_a_round_is_not_opened_before_the_one_before_is_over() -> None:
 
 
 def test_a_further_round_that_cannot_be_planned_leaves_the_answer_before() -> None:
-    opened, no = plan_further_round()[0], drafts.plan_rejected(1, "", ["no"], False)
+    opened, no = plan_further_round()[0], drafts.plan_rejected(1, "", ["no"], outage=False)
     once = state_of(*FIRST_ROUND, opened, no, limits=ROUNDS)
     assert decide(once, 0.0) == (Propose(2, 1, "repair", 2),)
-    out = state_of(*FIRST_ROUND, opened, drafts.plan_rejected(1, "", ["conductor_out"], True), limits=ROUNDS)
+    out = state_of(*FIRST_ROUND, opened, drafts.plan_rejected(1, "", ["conductor_out"], outage=True), limits=ROUNDS)
     end_with_kept_answer = Finish(Kind.SUCCEEDED, 0, stopped="plan_rejected")
     assert decide(out, 0.0) == (end_with_kept_answer,), "no worker answers in place of an answer that is there"
     assert drafts.run_ended(out, end_with_kept_answer).stopped == "plan_rejected"
     assert drafts.run_ended(out, end_with_kept_answer).degraded is True
-    lost = state_of(*FIRST_ROUND, opened, drafts.plan_rejected(1, "", [DRIVER_LOST], True), limits=ROUNDS)
+    lost = state_of(*FIRST_ROUND, opened, drafts.plan_rejected(1, "", [DRIVER_LOST], outage=True), limits=ROUNDS)
     assert decide(lost, 0.0) == (Propose(2, 1, "first", 2),)
 
 

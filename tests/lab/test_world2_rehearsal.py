@@ -29,7 +29,7 @@ CARDS = "\n".join(
 def plan_for(question: str, usd: float = 1.0, most: int = 5) -> list[planner.Choice]:
     request_prompt = f"<question>\nuser: {question}\n</question>\n\nBudget left: ${usd:.4f}."
     prompt = (Message("system", (Text(f"Workers:\n{CARDS}"),)), Message("user", (Text(request_prompt),)))
-    plan_text = planner.plan(prompt, schema(5, most, 600, True))
+    plan_text = planner.plan(prompt, schema(5, most, 600))
     assert plan_text is not None
     return plan_text
 

@@ -50,6 +50,7 @@ def schema(
     workers: int,
     max_steps: int,
     subtask_chars: int,
+    *,
     positional: bool = True,
     tools: bool = False,
     further: bool = False,
@@ -66,7 +67,14 @@ def schema(
     """
     before: list[str | int] = ["user", PREVIOUS] if further else ["user"]
     places = [
-        _step_schema(workers, [*before, *range(place)], subtask_chars, positional, tools, reasons)
+        _step_schema(
+            workers,
+            [*before, *range(place)],
+            subtask_chars,
+            positional=positional,
+            tools=tools,
+            reasons=reasons,
+        )
         for place in range(max_steps)
     ]
     steps: dict[str, Any] = {"type": "array"}
@@ -76,18 +84,18 @@ def schema(
         steps |= {"items": places[-1]}
     properties = {"steps": steps}
     if reasons:
-        properties[SHAPE] = _reason_schema(positional)
+        properties[SHAPE] = _reason_schema(positional=positional)
     return {"type": "object", "additionalProperties": False, "required": list(properties), "properties": properties}
 
 
-def _reason_schema(positional: bool) -> dict[str, Any]:
+def _reason_schema(*, positional: bool) -> dict[str, Any]:
     if not positional:
         return {"type": "string"}
     return {"type": "string", "pattern": f"^[^\\u0000-\\u001f\\u007f]{{0,{REASON_CHARS}}}$"}
 
 
 def _step_schema(
-    workers: int, may_see: Sequence[str | int], subtask_chars: int, positional: bool, tools: bool, reasons: bool
+    workers: int, may_see: Sequence[str | int], subtask_chars: int, *, positional: bool, tools: bool, reasons: bool
 ) -> dict[str, Any]:
     subtask: dict[str, Any] = {"type": "string"}
     access: dict[str, Any] = {"type": "array", "items": {"enum": list(may_see)}}
@@ -104,7 +112,7 @@ def _step_schema(
     if tools:
         properties["tools"] = {"type": "boolean"}
     if reasons:
-        properties |= dict.fromkeys((WHY, WITHHELD), _reason_schema(positional))
+        properties |= dict.fromkeys((WHY, WITHHELD), _reason_schema(positional=positional))
     return {"type": "object", "additionalProperties": False, "required": list(properties), "properties": properties}
 
 
@@ -141,7 +149,7 @@ def by_name(names: Sequence[str]) -> Resolve:
 
 
 def check_step(
-    value: object, place: int, resolve: Resolve, further: bool = False, reasoned: bool = False
+    value: object, place: int, resolve: Resolve, *, further: bool = False, reasoned: bool = False
 ) -> tuple[Step | None, list[str]]:
     """Return one step of a plan, or every reason why it is none. `place` counts from 0, and the reasons name it. In a
     `further` round it may see the previous answer; a `reasoned` one may give the conductor's reasons."""
@@ -161,7 +169,7 @@ def check_step(
         reasons.append(f"step {place}: subtask is longer than {MAX_SUBTASK_CHARS} characters")
     elif not _sendable(subtask):
         reasons.append(f"step {place}: subtask holds NUL or unpaired surrogate characters")
-    access = _check_access(value.get("access", []), place, reasons, further)
+    access = _check_access(value.get("access", []), place, reasons, further=further)
     tools = value.get("tools", False)
     if not isinstance(tools, bool):
         reasons.append(f"step {place}: tools must be true or false")
@@ -182,7 +190,7 @@ def reason(value: object) -> str:
     return ""
 
 
-def _check_access(value: object, place: int, reasons: list[str], further: bool) -> Access:
+def _check_access(value: object, place: int, reasons: list[str], *, further: bool) -> Access:
     if not isinstance(value, list):
         reasons.append(f'step {place}: access must be a list of "user" and earlier steps')
         return Access()
@@ -206,7 +214,7 @@ def _sendable(text: str) -> bool:
     return re.search("[\x00\ud800-\udfff]", text) is None
 
 
-def read_plan(value: object, resolve: Resolve, max_steps: int, further: bool = False) -> tuple[Step, ...]:
+def read_plan(value: object, resolve: Resolve, max_steps: int, *, further: bool = False) -> tuple[Step, ...]:
     """Return a whole plan that is given as a JSON value (a caller's, say). Raises `PlanRejected` with every fault."""
     if not isinstance(value, Mapping) or not isinstance(value.get("steps"), list):
         raise PlanRejected(["the plan must be an object whose field steps is a list"])
@@ -218,7 +226,7 @@ def read_plan(value: object, resolve: Resolve, max_steps: int, further: bool = F
         reasons.append(f"the plan has {len(entries)} steps; at most {max_steps} are allowed here")
     steps: list[Step] = []
     for place, entry in enumerate(entries[: max(2 * max_steps, 32)]):
-        step, faults = check_step(entry, place, resolve, further)
+        step, faults = check_step(entry, place, resolve, further=further)
         reasons += faults
         if step is not None:
             steps.append(step)
@@ -243,7 +251,7 @@ class PlanReader:
     _LONGEST_START = 320
     _SHAPE = re.compile(r',\s{0,99}"shape"\s{0,99}:\s{0,99}(?=")')
 
-    def __init__(self, resolve: Resolve, max_steps: int, further: bool = False, reasoned: bool = False) -> None:
+    def __init__(self, resolve: Resolve, max_steps: int, *, further: bool = False, reasoned: bool = False) -> None:
         """`further`: the plan is for a round after the first. `reasoned`: the conductor was asked for its reasons."""
         self._resolve = resolve
         self._max_steps = max_steps
@@ -292,8 +300,8 @@ class PlanReader:
         if len(self._text) > MAX_PLAN_CHARS:
             self._reasons.append(f"the plan is longer than {MAX_PLAN_CHARS} characters")
         if not self._started and not self._reasons:
-            plan = read_lists(self._text, self._further)
-            return list(read_plan(plan, self._resolve, self._max_steps, self._further))
+            plan = read_lists(self._text, further=self._further)
+            return list(read_plan(plan, self._resolve, self._max_steps, further=self._further))
         if self._started and not self._closed:
             self._reasons.append("the plan breaks off before its list of steps is closed")
         elif self._started and not self._ends(self._text[self._at :].lstrip()):
@@ -391,7 +399,7 @@ class PlanReader:
         except (ValueError, RecursionError):
             self._reasons.append(f"step {place}: is not valid JSON")
             return
-        step, faults = check_step(value, place, self._resolve, self._further, self._reasoned)
+        step, faults = check_step(value, place, self._resolve, further=self._further, reasoned=self._reasoned)
         self._reasons += faults
         self._waiting = step
 

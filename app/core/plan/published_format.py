@@ -29,7 +29,7 @@ _LABELS: Mapping[str, re.Pattern[str]] = {
 }
 
 
-def read_lists(text: str, further: bool = False) -> dict[str, Any]:
+def read_lists(text: str, *, further: bool = False) -> dict[str, Any]:
     """Return the plan of a text with the three lists, in Baton's own form, which is yet to be checked. Raises
     `PlanRejected`.
 
@@ -41,23 +41,23 @@ def read_lists(text: str, further: bool = False) -> dict[str, Any]:
     if missing:
         raise PlanRejected([f"no plan found: neither a steps object nor the list {', '.join(missing)}"])
     models, subtasks, access = (lists[label] or [] for label in _LABELS)
-    return _join_lists(models, subtasks, access, further)
+    return _join_lists(models, subtasks, access, further=further)
 
 
 def _join_lists(
-    workers: Sequence[object], subtasks: Sequence[object], access: Sequence[object], further: bool
+    workers: Sequence[object], subtasks: Sequence[object], access: Sequence[object], *, further: bool
 ) -> dict[str, Any]:
     """Return a plan in Baton's own form. Raises `PlanRejected` if the lists are not equally long."""
     if not len(workers) == len(subtasks) == len(access):
         raise PlanRejected([f"the lists differ in length: {len(workers)}, {len(subtasks)}, {len(access)}"])
     steps = []
     for place, (worker, subtask, access_value) in enumerate(zip(workers, subtasks, access, strict=True)):
-        step_access = _convert_access(access_value, place, further)
+        step_access = _convert_access(access_value, place, further=further)
         steps.append({"worker": worker, "subtask": subtask, "access": step_access})
     return {"steps": steps}
 
 
-def _convert_access(access_value: object, place: int, further: bool) -> object:
+def _convert_access(access_value: object, place: int, *, further: bool) -> object:
     """Return the access list of the step at this place in Baton's own form, as the published one writes it."""
     if access_value in ("all", ["all"]):
         return Access(True, tuple(range(place)), previous=further).as_list()

@@ -111,7 +111,7 @@ def plan_accepted(
 
 
 def plan_rejected(
-    proposal: int, call: str, reasons: Sequence[str], outage: bool, budget: tuple[str, float] | None = None
+    proposal: int, call: str, reasons: Sequence[str], *, outage: bool, budget: tuple[str, float] | None = None
 ) -> PlanRejected:
     """Return all reasons, up to a bound. `outage` says that the conductor failed, in contrast to a bad plan; `budget`
     is the one over several runs that had not enough left for its call, with the end of its window."""
