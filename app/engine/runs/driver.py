@@ -279,9 +279,7 @@ class Driver:
             outcome = "engine_lost"
         self._context.telemetry.count("baton_plans_total", self.state.admitted.tier, outcome)
         stops = [step.n for step in current if step.state in ("queued", "running")]
-        rejected = drafts.plan_rejected(
-            proposal.number, self._planner.call, reasons, outage=outage, budget=budget
-        )
+        rejected = drafts.plan_rejected(proposal.number, self._planner.call, reasons, outage=outage, budget=budget)
         lost_calls = self.state.open_planning_calls if self._planner.idle else ()
         outcomes, held = outcomes_of_lost_calls(lost_calls)
         events = (*outcomes, *drafts.steps_skipped(current, "plan_rejected"), rejected)
