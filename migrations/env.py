@@ -15,6 +15,9 @@ from app.store.sqlkit.tables import METADATA
 
 MIGRATION_LOCK = 0x6261746F6E  # "baton"; any number that no other program on the database uses
 
+WAIT_BRIEFLY = "SET LOCAL lock_timeout = '3s'"
+"""A migration that waits for a table's lock makes every later statement wait behind it: it fails instead."""
+
 
 def database() -> URL:
     """From `app.store.sqlkit.migrate`, or from `-x url=...` on the command line."""
@@ -28,6 +31,7 @@ def upgrade(connection: Connection) -> None:
     with context.begin_transaction():
         if connection.dialect.name == "postgresql":  # SQLite's transaction has the write lock already
             connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": MIGRATION_LOCK})
+            connection.execute(text(WAIT_BRIEFLY))
         context.run_migrations()
         if connection.dialect.name == "postgresql" and revision(connection) == newest():
             row_security.enforce(connection)
@@ -46,6 +50,8 @@ def print_sql(url: URL) -> None:
     """For `alembic upgrade --sql`."""
     context.configure(url=url, target_metadata=METADATA, literal_binds=True)
     with context.begin_transaction():
+        if url.get_backend_name() == "postgresql":
+            context.execute(WAIT_BRIEFLY)
         context.run_migrations()
 
 

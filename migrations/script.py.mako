@@ -20,16 +20,8 @@ depends_on = ${repr(depends_on)}
 
 
 def upgrade() -> None:
-    wait_briefly_for_locks()
     ${upgrades if upgrades else "pass"}
 
 
 def downgrade() -> None:
-    wait_briefly_for_locks()
     ${downgrades if downgrades else "pass"}
-
-
-def wait_briefly_for_locks() -> None:
-    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
-    if op.get_context().dialect.name == "postgresql":
-        op.execute("SET LOCAL lock_timeout = '3s'")

@@ -18,7 +18,6 @@ OPEN = sa.text("ended_at IS NULL")
 
 
 def upgrade() -> None:
-    wait_briefly_for_locks()
     op.create_table(
         "contents",
         sa.Column("run", sa.Text(), nullable=False),
@@ -146,12 +145,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    wait_briefly_for_locks()
     for table in ("tickets", "tags", "runs", "pulse", "keys", "events", "contents"):
         op.drop_table(table)
-
-
-def wait_briefly_for_locks() -> None:
-    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
-    if op.get_context().dialect.name == "postgresql":
-        op.execute("SET LOCAL lock_timeout = '3s'")

@@ -14,7 +14,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    wait_briefly_for_locks()
     op.add_column("runs", sa.Column("notify_turn", sa.BigInteger(), nullable=True))
     op.create_table(
         "notices",
@@ -31,12 +30,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    wait_briefly_for_locks()
     op.drop_table("notices")
     op.drop_column("runs", "notify_turn")
-
-
-def wait_briefly_for_locks() -> None:
-    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
-    if op.get_context().dialect.name == "postgresql":
-        op.execute("SET LOCAL lock_timeout = '3s'")

@@ -14,7 +14,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    wait_briefly_for_locks()
     op.create_table(
         "trials",
         sa.Column("worker", sa.Text(), nullable=False),
@@ -36,11 +35,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    wait_briefly_for_locks()
     op.drop_table("trials")
-
-
-def wait_briefly_for_locks() -> None:
-    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
-    if op.get_context().dialect.name == "postgresql":
-        op.execute("SET LOCAL lock_timeout = '3s'")

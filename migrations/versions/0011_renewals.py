@@ -19,7 +19,6 @@ OPEN = sa.text("ended_at IS NULL")
 
 
 def upgrade() -> None:
-    wait_briefly_for_locks()
     lock_both()
     op.create_index("runs_open", "runs", ["id"], unique=False, postgresql_where=OPEN, sqlite_where=OPEN)
     op.create_index("tickets_by_ring", "tickets", ["rung_at"], unique=False)
@@ -29,7 +28,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    wait_briefly_for_locks()
     lock_both()
     op.create_index("runs_by_lease", "runs", ["lease_until"], unique=False, postgresql_where=OPEN, sqlite_where=OPEN)
     op.create_index("tickets_by_until", "tickets", ["until"], unique=False)
@@ -49,9 +47,3 @@ def keep_room(runs: str, tickets: str) -> None:
     if op.get_context().dialect.name == "postgresql":
         op.execute(f"ALTER TABLE runs {runs}")
         op.execute(f"ALTER TABLE tickets {tickets}")
-
-
-def wait_briefly_for_locks() -> None:
-    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
-    if op.get_context().dialect.name == "postgresql":
-        op.execute("SET LOCAL lock_timeout = '3s'")

@@ -47,14 +47,12 @@ SQLITE = f"""
 
 
 def upgrade() -> None:
-    wait_briefly_for_locks()
     op.add_column("runs", sa.Column("revision", sa.BigInteger(), nullable=False, server_default=sa.text("0")))
     for statement in POSTGRES if is_postgres() else (SQLITE,):
         op.execute(statement)
 
 
 def downgrade() -> None:
-    wait_briefly_for_locks()
     if is_postgres():
         op.execute("DROP TRIGGER runs_revision ON runs")
         op.execute("DROP FUNCTION raise_run_revision()")
@@ -65,9 +63,3 @@ def downgrade() -> None:
 
 def is_postgres() -> bool:
     return op.get_context().dialect.name == "postgresql"
-
-
-def wait_briefly_for_locks() -> None:
-    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
-    if op.get_context().dialect.name == "postgresql":
-        op.execute("SET LOCAL lock_timeout = '3s'")

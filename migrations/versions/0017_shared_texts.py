@@ -29,7 +29,6 @@ SINCE = f"INSERT INTO forms (name, since) SELECT 'shared', CASE WHEN {IN_USE} TH
 
 
 def upgrade() -> None:
-    wait_briefly_for_locks()
     op.add_column("runs", sa.Column("thread", sa.Text()))
     op.create_table(
         "shared_contents",
@@ -65,7 +64,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    wait_briefly_for_locks()
     if not op.get_context().as_sql:
         make_contents_whole(op.get_bind())
     op.drop_table("forms")
@@ -84,9 +82,3 @@ def make_contents_whole(conn: sa.Connection) -> None:
             if rows:
                 conn.execute(sa.insert(CONTENTS), rows)
         conn.execute(sa.delete(SHARED_CONTENTS).where(theirs.in_(names)))
-
-
-def wait_briefly_for_locks() -> None:
-    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
-    if op.get_context().dialect.name == "postgresql":
-        op.execute("SET LOCAL lock_timeout = '3s'")

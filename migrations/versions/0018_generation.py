@@ -16,16 +16,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    wait_briefly_for_locks()
     op.add_column("pulse", sa.Column("server", sa.Text()))
 
 
 def downgrade() -> None:
-    wait_briefly_for_locks()
     op.drop_column("pulse", "server")
-
-
-def wait_briefly_for_locks() -> None:
-    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
-    if op.get_context().dialect.name == "postgresql":
-        op.execute("SET LOCAL lock_timeout = '3s'")

@@ -19,7 +19,6 @@ OF_NOTICES = (("failed_at", sa.Double()), ("reason", sa.Text()), ("about", sa.Te
 
 
 def upgrade() -> None:
-    wait_briefly_for_locks()
     op.add_column("runs", sa.Column("budgets", sa.Text()))
     for name, kind in OF_NOTICES:
         op.add_column("notices", sa.Column(name, kind))
@@ -66,15 +65,8 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    wait_briefly_for_locks()
     for table in ("budget_holds", "budget_windows", "budgets"):
         op.drop_table(table)
     for name, _kind in OF_NOTICES:
         op.drop_column("notices", name)
     op.drop_column("runs", "budgets")
-
-
-def wait_briefly_for_locks() -> None:
-    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
-    if op.get_context().dialect.name == "postgresql":
-        op.execute("SET LOCAL lock_timeout = '3s'")

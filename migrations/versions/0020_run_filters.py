@@ -26,19 +26,11 @@ INDEXES = (
 
 
 def upgrade() -> None:
-    wait_briefly_for_locks()
     for name, table, columns, condition in INDEXES:
         where = sa.text(condition)
         op.create_index(name, table, columns, postgresql_where=where, sqlite_where=where, if_not_exists=True)
 
 
 def downgrade() -> None:
-    wait_briefly_for_locks()
     for name, table, _, _ in INDEXES:
         op.drop_index(name, table_name=table)
-
-
-def wait_briefly_for_locks() -> None:
-    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
-    if op.get_context().dialect.name == "postgresql":
-        op.execute("SET LOCAL lock_timeout = '3s'")

@@ -41,7 +41,6 @@ SQLITE = tuple(
 
 
 def upgrade() -> None:
-    wait_briefly_for_locks()
     op.create_table(
         "tenants",
         sa.Column("name", sa.Text(), nullable=False),
@@ -72,7 +71,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    wait_briefly_for_locks()
     op.execute("DELETE FROM forms WHERE name = 'admin_events'")
     op.drop_table("admin_events")
     if is_postgres():
@@ -82,9 +80,3 @@ def downgrade() -> None:
 
 def is_postgres() -> bool:
     return op.get_context().dialect.name == "postgresql"
-
-
-def wait_briefly_for_locks() -> None:
-    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
-    if op.get_context().dialect.name == "postgresql":
-        op.execute("SET LOCAL lock_timeout = '3s'")

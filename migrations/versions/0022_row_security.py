@@ -40,7 +40,6 @@ POLICIES: Mapping[str, str] = {
 
 
 def upgrade() -> None:
-    wait_briefly_for_locks()
     op.add_column("texts", sa.Column("tenant", sa.Text()))
     op.add_column("once", sa.Column("tenant", sa.Text()))
     if op.get_context().dialect.name != "postgresql":
@@ -53,7 +52,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    wait_briefly_for_locks()
     if op.get_context().dialect.name == "postgresql":
         for table in POLICIES:
             op.execute(f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY")
@@ -61,9 +59,3 @@ def downgrade() -> None:
             op.execute(f"DROP POLICY baton_service ON {table}")
     op.drop_column("once", "tenant")
     op.drop_column("texts", "tenant")
-
-
-def wait_briefly_for_locks() -> None:
-    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
-    if op.get_context().dialect.name == "postgresql":
-        op.execute("SET LOCAL lock_timeout = '3s'")

@@ -16,7 +16,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    wait_briefly_for_locks()
     op.create_table(
         "rate_windows",
         sa.Column("name", sa.Text(), primary_key=True),
@@ -28,11 +27,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    wait_briefly_for_locks()
     op.drop_table("rate_windows")
-
-
-def wait_briefly_for_locks() -> None:
-    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
-    if op.get_context().dialect.name == "postgresql":
-        op.execute("SET LOCAL lock_timeout = '3s'")

@@ -17,7 +17,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    wait_briefly_for_locks()
     op.create_table(
         "content_keys",
         sa.Column("id", sa.Text(), nullable=False),
@@ -33,7 +32,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    wait_briefly_for_locks()
     if not op.get_context().as_sql:
         refuse_to_destroy_keys(op.get_bind())
     op.drop_table("content_keys")
@@ -43,9 +41,3 @@ def refuse_to_destroy_keys(conn: sa.Connection) -> None:
     """Without its key an encrypted content is lost."""
     if conn.execute(sa.text("SELECT 1 FROM content_keys LIMIT 1")).first() is not None:
         raise RuntimeError("contents are encrypted under keys in the table content_keys, which would be lost")
-
-
-def wait_briefly_for_locks() -> None:
-    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
-    if op.get_context().dialect.name == "postgresql":
-        op.execute("SET LOCAL lock_timeout = '3s'")

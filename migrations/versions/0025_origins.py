@@ -18,7 +18,6 @@ FOLLOWS = sa.text("origin_run IS NOT NULL")
 
 
 def upgrade() -> None:
-    wait_briefly_for_locks()
     op.add_column("runs", sa.Column("origin_kind", sa.Text()))
     op.add_column("runs", sa.Column("origin_run", sa.Text()))
     columns = ["origin_run", "created_at", "id"]
@@ -26,13 +25,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    wait_briefly_for_locks()
     op.drop_index("runs_by_origin", "runs")
     op.drop_column("runs", "origin_run")
     op.drop_column("runs", "origin_kind")
-
-
-def wait_briefly_for_locks() -> None:
-    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
-    if op.get_context().dialect.name == "postgresql":
-        op.execute("SET LOCAL lock_timeout = '3s'")

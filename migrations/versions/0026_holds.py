@@ -17,7 +17,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    wait_briefly_for_locks()
     op.create_table(
         "holds",
         sa.Column("id", sa.Text(), nullable=False),
@@ -35,7 +34,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    wait_briefly_for_locks()
     if not op.get_context().as_sql:
         refuse_to_drop_holds(op.get_bind())
     op.drop_table("holds")
@@ -45,9 +43,3 @@ def refuse_to_drop_holds(conn: sa.Connection) -> None:
     """Without its row a hold would protect nothing any more."""
     if conn.execute(sa.text("SELECT 1 FROM holds WHERE released_at IS NULL LIMIT 1")).first() is not None:
         raise RuntimeError("legal holds are in force; release them with `baton holds release` first")
-
-
-def wait_briefly_for_locks() -> None:
-    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
-    if op.get_context().dialect.name == "postgresql":
-        op.execute("SET LOCAL lock_timeout = '3s'")

@@ -20,7 +20,6 @@ TENANT = "(SELECT current_setting('baton.tenant', true))"
 
 
 def upgrade() -> None:
-    wait_briefly_for_locks()
     op.create_table(
         "disclosures",
         sa.Column("run", sa.Text(), nullable=False),
@@ -65,11 +64,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    wait_briefly_for_locks()
     op.drop_table("disclosures")
-
-
-def wait_briefly_for_locks() -> None:
-    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
-    if op.get_context().dialect.name == "postgresql":
-        op.execute("SET LOCAL lock_timeout = '3s'")

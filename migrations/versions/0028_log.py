@@ -78,7 +78,6 @@ SQLITE = (
 
 
 def upgrade() -> None:
-    wait_briefly_for_locks()
     make_tables()
     for statement in triggers():
         op.execute(statement)
@@ -164,7 +163,6 @@ def identity(columns: Sequence[str], row: str) -> str:
 
 
 def downgrade() -> None:
-    wait_briefly_for_locks()
     if is_postgres():
         for table in ("events", *ADDED, *CHANGED):
             op.execute(f"DROP TRIGGER {table}_logged ON {table}")
@@ -179,9 +177,3 @@ def downgrade() -> None:
 
 def is_postgres() -> bool:
     return op.get_context().dialect.name == "postgresql"
-
-
-def wait_briefly_for_locks() -> None:
-    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
-    if op.get_context().dialect.name == "postgresql":
-        op.execute("SET LOCAL lock_timeout = '3s'")

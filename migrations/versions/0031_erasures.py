@@ -17,18 +17,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    wait_briefly_for_locks()
     op.add_column("runs", sa.Column("erased_at", sa.Double()))
     op.add_column("runs", sa.Column("erased_by", sa.Text()))
 
 
 def downgrade() -> None:
-    wait_briefly_for_locks()
     op.drop_column("runs", "erased_by")
     op.drop_column("runs", "erased_at")
-
-
-def wait_briefly_for_locks() -> None:
-    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
-    if op.get_context().dialect.name == "postgresql":
-        op.execute("SET LOCAL lock_timeout = '3s'")

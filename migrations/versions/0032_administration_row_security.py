@@ -38,7 +38,6 @@ TABLES: Mapping[str, str] = {
 
 
 def upgrade() -> None:
-    wait_briefly_for_locks()
     op.create_index("holds_by_tenant", "holds", ["tenant", "placed_at", "id"])
     if op.get_context().dialect.name != "postgresql":
         return
@@ -51,7 +50,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    wait_briefly_for_locks()
     if op.get_context().dialect.name == "postgresql":
         for table in TABLES:
             op.execute(f"ALTER TABLE {table} NO FORCE ROW LEVEL SECURITY")
@@ -59,9 +57,3 @@ def downgrade() -> None:
             op.execute(f"DROP POLICY baton_tenant ON {table}")
             op.execute(f"DROP POLICY baton_service ON {table}")
     op.drop_index("holds_by_tenant", "holds")
-
-
-def wait_briefly_for_locks() -> None:
-    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
-    if op.get_context().dialect.name == "postgresql":
-        op.execute("SET LOCAL lock_timeout = '3s'")
