@@ -16,6 +16,7 @@ from app.core.message.chat import Form, Image, Message, Piece, Sampling, Text, U
 from app.core.pool.catalog import ProviderSpec
 from app.errors import ConfigInvalid, WorkerError
 from app.providers.http import EventReader, ReplyReader
+from app.providers.options import SAMPLING, WITHOUT
 from tests.conformance.wire_formats import (
     FORMATS,
     PATIENT,
@@ -252,6 +253,15 @@ def _render_body(name: str, spec: dict[str, Any] | None = None, **changes: Any) 
 
 
 ALL = Sampling(1.5, 0.9, 99, ("\n\n",), 7, 0.1, 0.2, (("50256", -100),))
+
+
+@pytest.mark.parametrize("parameter", sorted(SAMPLING))
+def test_a_sampling_parameter_is_sent_unless_the_format_is_listed_as_one_without_it(
+    form: Format, parameter: str
+) -> None:
+    sampling = replace(Sampling(max_tokens=64), **{parameter: getattr(ALL, parameter)})
+    is_sent = _render_body(form.name, sampling=sampling) != _render_body(form.name)
+    assert is_sent != (parameter in WITHOUT.get(form.name, ()))
 
 
 def test_openai_renders_all_of_the_sampling_and_the_schema() -> None:
