@@ -7,6 +7,7 @@ exception inside the stream is given on as an error event of Anthropic's.
 
 import base64
 import binascii
+import struct
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -33,7 +34,9 @@ class MessageReader:
         self._sender = sender
         library = import_module("botocore.eventstream")
         self._buffer: Any = library.EventStreamBuffer()
-        self._broken: type[Exception] = library.ParserError
+        self._faults = (library.ParserError, KeyError, UnicodeDecodeError, struct.error)
+        """What the library raises for what is no such stream: the last three where headers have an unknown type, are no
+        text, or are cut off."""
         self._total = 0
         self._held = 0
         """Bytes since the last complete message."""
@@ -50,7 +53,7 @@ class MessageReader:
             for message in self._buffer:
                 self._held = 0
                 events += self._event(message.headers, message.payload)
-        except self._broken:
+        except self._faults:
             raise malformed_reply(self._sender, "no event stream") from None
         return events
 

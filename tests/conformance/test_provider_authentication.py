@@ -28,7 +28,16 @@ from app.providers import authentication
 from app.providers.formats import adapter
 from tests.conformance.wire_formats import PATIENT, ending, request, text_of_pieces
 from tests.stubs import Reply
-from tests.stubs.clouds import CloudStub, TokenStub, chunk, exception, message, require_signature, with_header
+from tests.stubs.clouds import (
+    CloudStub,
+    TokenStub,
+    chunk,
+    exception,
+    framed,
+    message,
+    require_signature,
+    with_header,
+)
 
 ACCESS, SECRET, REGION = "AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", "eu-west-1"
 CLAUDE = Worker("w", "cloud", "anthropic.claude-opus-5-v1:0")
@@ -195,6 +204,9 @@ async def test_without_credentials_nothing_is_sent(aws: None, monkeypatch: pytes
         (chunk("no json"), WorkerMalformed),
         (message({":message-type": "event", ":event-type": "chunk"}, b'{"bytes": "%"}'), WorkerMalformed),
         (chunk('{"type": "message_stop"}')[:-1] + b"\x00", WorkerMalformed),
+        (framed(b"\x01a\x63", b""), WorkerMalformed),
+        (framed(b"\x01a", b""), WorkerMalformed),
+        (framed(b"\x01\xff\x00", b""), WorkerMalformed),
         (b"", WorkerTruncated),
         (chunk('{"type": "message_stop"}')[:-4], WorkerTruncated),
     ],

@@ -89,6 +89,11 @@ def message(headers: Mapping[str, str], payload: bytes) -> bytes:
         bytes([len(name)]) + name.encode() + b"\x07" + struct.pack(">H", len(value)) + value.encode()
         for name, value in headers.items()
     )
+    return framed(lines, payload)
+
+
+def framed(lines: bytes, payload: bytes) -> bytes:
+    """Return a message of an event stream with these bytes in the place of its headers."""
     prelude = struct.pack(">II", 16 + len(lines) + len(payload), len(lines))
     prelude += struct.pack(">I", zlib.crc32(prelude))
     whole = prelude + lines + payload
