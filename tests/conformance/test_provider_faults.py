@@ -207,6 +207,12 @@ async def test_an_error_inside_a_whole_200_answer(line: Line) -> None:
     assert type(error) is WorkerUnavailable
 
 
+@pytest.mark.parametrize("reason", ["eos", "eos_token", "stop_sequence"])
+async def test_other_servers_words_for_a_complete_answer(openai: Line, reason: Any) -> None:
+    openai.stub.script("model-a", Reply(finish=reason))
+    assert ending(await openai.pieces(request())).finish == "stop"
+
+
 @pytest.mark.parametrize("reason", ["error", "network_error"])
 async def test_a_server_that_gave_up_says_so_in_its_finish_reason(openai: Line, reason: Any) -> None:
     error, _ = await failure(openai, Reply(finish=reason))

@@ -63,6 +63,8 @@ BASE_URL = "https://api.openai.com/v1"
 FINISH: dict[str, Finish] = {
     "stop": "stop",
     "eos": "stop",
+    "eos_token": "stop",
+    "stop_sequence": "stop",
     "length": "length",
     "model_length": "length",
     "content_filter": "content_filter",
