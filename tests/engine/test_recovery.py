@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from app.conductor.protocol import FixedPlanConductor
+from app.core.message.chat import Message, Task, Text
 from app.core.plan.workflow import Step
 from app.core.pool.budgets import Budget
 from app.core.pool.catalog import Amount
@@ -25,6 +26,7 @@ from app.errors import StoreUnavailable
 from app.process.wiring import Runtime
 from app.store.protocol import AppendResult, Entry, RunRow
 from app.store.sql import SqlStore
+from tests.harness.conversations import TOOLBOX, look_call, tool_call_reply
 from tests.harness.in_process import events, finish, kinds, limits_with, order, pool_text, running_service
 from tests.harness.raw_facts import fact_from_json
 from tests.harness.waiting import PATIENCE_SECONDS, assert_stays, until
@@ -223,6 +225,29 @@ async def test_a_run_of_newer_code_waits_and_is_ended_by_anybody_when_its_time_i
             "run_expired",
             True,
         )
+
+
+@pytest.mark.long
+async def test_where_nobody_knows_its_tier_a_run_is_cancelled_or_was_left_by_its_caller_all_the_same(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    stub.script("alpha", tool_call_reply(look_call("a")))
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        limits = limits_with(runtime, "baton-mini", tool_wait=2.0)
+        task = Task((Message("user", (Text("Look."),)),), toolbox=TOOLBOX)
+        left = await runtime.runs.start(order(runtime, "baton-mini", task=task, limits=limits))
+        assert (await finish(left)).ended.finish == "tool_calls"
+    unwanted = await abandon_run(stub, tmp_path, seconds=2.0)
+    renamed = pool_text(stub).replace("[tiers.baton-mini]", "[tiers.other]")
+    async with running_service(tmp_path, renamed, SETTINGS, audits=False) as stranger:
+        store = stranger.context.store
+        row = await store.run(unwanted)
+        await cancellation.ask(store, stranger.context.queue, row, "caller", stranger.context.now())
+        ends = [await at_its_end(stranger, run) for run in (unwanted, left.run)]
+    assert [(end.state, end.error) for end in ends] == [
+        ("cancelled", "run_cancelled"),
+        ("expired", "tool_results_missing"),
+    ]
 
 
 @pytest.mark.parametrize("change", ["kind = 'plan.dreamt'", "body = '[]'"], ids=["kind", "body"])

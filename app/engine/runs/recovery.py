@@ -16,7 +16,7 @@ from contextlib import suppress
 from app.core.message.chat import Usage
 from app.core.run.events import Kind, RunExpired
 from app.core.run.fold import apply_facts, fold
-from app.core.run.progress import Finish, give_up
+from app.core.run.progress import EXPIRED, Finish, decide_end_again, give_up
 from app.core.run.state import Call, RunState
 from app.engine.calls.attempt import outcomes_of_lost_calls, read_open_calls
 from app.engine.commit.run_writer import RunSnapshot, ending, projection, run_ticket, ticket_of_row
@@ -154,7 +154,7 @@ class Recovery:
             return
         self._context.telemetry.count("baton_swept_total", "run" if has_begun(state) else "handed")
         if late and not self._can_drive(row):
-            return await self._end(state, row, give_up(state, Kind.EXPIRED, "run_expired"))
+            return await self._end(state, row, self._overdue_end(state))
         try:
             await self._take(RunSnapshot(state, journal.salt, row.epoch))
         except NotFound:
@@ -170,7 +170,11 @@ class Recovery:
                 bug,
                 run=row.id,
             )
-            await self._end(state, row, give_up(state, Kind.EXPIRED, "run_expired"))
+            await self._end(state, row, self._overdue_end(state))
+
+    def _overdue_end(self, state: RunState) -> Finish:
+        """Return the end that a driver would decide on: the run may be asked to end, or its caller has left it."""
+        return decide_end_again(give_up(state, Kind.EXPIRED, EXPIRED), state, self._context.now())
 
     async def _end(self, state: RunState, row: RunRow, command: Finish) -> None:
         """End a run that can be read but not driven; its planning calls are `unknown`, those of steps have tickets."""
@@ -186,10 +190,10 @@ class Recovery:
             usd=spent.usd,
             usage=Usage(input=spent.tokens, estimated=True),
             degraded=row.degraded,
-            error="run_expired",
+            error=EXPIRED,
             unread=True,
         )
-        columns = Projection("expired", error="run_expired")
+        columns = Projection("expired", error=EXPIRED)
         events, now = (*outcomes, expired), self._context.now()
         await self._write(row, Entry(row.id, now, events, epoch=row.epoch, release=held, spent=held, row=columns))
 
@@ -235,7 +239,7 @@ async def hand_back(context: EngineContext, home: str, drivers: Mapping[str, Dri
 
 def _without_content(late: bool) -> Finish:
     if late:
-        return Finish(Kind.EXPIRED, error="run_expired")
+        return Finish(Kind.EXPIRED, error=EXPIRED)
     return Finish(Kind.FAILED, error="content_erased")
 
 

@@ -34,6 +34,7 @@ from app.core.run.events import CallFinished, Fact, NamedCall, StepAwaitingTool,
 from app.core.run.fold import fold
 from app.core.run.identifiers import Trace, trace_of_turn
 from app.core.run.kinds import AFTER_THE_END
+from app.core.run.progress import EXPIRED
 from app.core.run.share import share
 from app.core.run.state import Call, RunState, StepState
 from app.core.run.visibility import find_readers
@@ -334,7 +335,7 @@ class Execution:
             return None
         seconds_left = self._seconds_left(basis.state)
         if seconds_left <= 0:
-            await self._fail(StepFailed(n, "run_expired"), lost_outcomes)
+            await self._fail(StepFailed(n, EXPIRED), lost_outcomes)
             return None
         attempt = self._affordable(basis, seconds_left)
         if isinstance(attempt, WorkerChoice):
