@@ -4,6 +4,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from html import unescape
+from html.parser import HTMLParser
 from typing import Any
 
 import httpx
@@ -25,7 +26,8 @@ async def console_client(
     bugs: list[Exception] = []
     console = Console(app, lambda: (PEPPER,), now, lambda error, _path: bugs.append(error), **more)
     transport = httpx.ASGITransport(console)
-    async with httpx.AsyncClient(transport=transport, base_url=ORIGIN) as client:
+    hooks = {"response": [check_tables]}
+    async with httpx.AsyncClient(transport=transport, base_url=ORIGIN, event_hooks=hooks) as client:
         yield client
     for bug in bugs:
         raise bug
@@ -39,6 +41,32 @@ async def signed_in_client(
     async with console_client(app or stand_in.app, lambda: stand_in.seconds) as client:
         await sign_in(client, key)
         yield client
+
+
+class RowWidths(HTMLParser):
+    """The columns that each row of each table of a page takes up."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tables: list[list[int]] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """A table, a row or a cell begins."""
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append(0)
+        elif tag in ("th", "td"):
+            self.tables[-1][-1] += int(dict(attrs).get("colspan") or 1)
+
+
+async def check_tables(reply: httpx.Response) -> None:
+    """Check that all rows of a table are as wide as its head, also the one that says that there are no others."""
+    if reply.headers.get("content-type", "").startswith("text/html"):
+        await reply.aread()
+        for widths in RowWidths(reply.text).tables:
+            assert len(set(widths)) <= 1, (reply.url.path, widths)
 
 
 async def sign_in(client: httpx.AsyncClient, key: str) -> None:
