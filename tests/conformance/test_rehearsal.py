@@ -11,7 +11,7 @@ from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
 from ipaddress import IPv4Address, IPv6Address
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 from uuid import UUID
 
 import pytest
@@ -28,10 +28,10 @@ from app.core.run.visibility import EarlierStep, compose
 from app.errors import WorkerRefused, WorkerTimeout
 from app.process.config import configure
 from app.providers.protocol import Request
-from app.providers.rehearsal.families import solve
+from app.providers.rehearsal.families import PLANS, solve
 from app.providers.rehearsal.fenced_steps import read_steps
 from app.providers.rehearsal.minds import find_final_answer, minds, read
-from app.providers.rehearsal.problem import plain
+from app.providers.rehearsal.problem import Family, plain
 from app.providers.rehearsal.provider import RehearsalProvider
 
 EASY = [
@@ -113,6 +113,11 @@ async def ask(model: str, question: str, subtask: str = "", earlier_answers: Ite
     return text(
         await pieces(RehearsalProvider(spec(**options)), request(model, compose(task(question), subtask, steps)))
     )
+
+
+def test_there_is_a_plan_and_a_question_for_each_family() -> None:
+    problems = [solve(question) for question, _ in EASY]
+    assert set(PLANS) == set(get_args(Family)) == {problem.family for problem in problems if problem is not None}
 
 
 @pytest.mark.parametrize(("question", "answer"), EASY)

@@ -23,9 +23,8 @@ TRUST, PLAN_HELPS, CHECK_HELPS = 0.85, 0.35, 0.15
 CANNOT_KNOW = "I was not shown the question, so I cannot know the answer."
 OUTSIDE = (
     "This is Baton's rehearsal pool: simulated workers inside the service, not language models. They solve small "
-    "checkable tasks only: arithmetic, equations, number theory, Roman numerals, unit conversion, dates, words, text "
-    "extraction and logic puzzles, for example 'What is 17 * 23?'. For real answers set a provider key such as "
-    "OPENAI_API_KEY or ANTHROPIC_API_KEY, or a pool file with BATON_POOL, and start Baton again."
+    f"checkable tasks only ({', '.join(PLANS)}), for example 'What is 17 * 23?'. For real answers set a provider key "
+    "such as OPENAI_API_KEY or ANTHROPIC_API_KEY, or a pool file with BATON_POOL, and start Baton again."
 )
 
 
