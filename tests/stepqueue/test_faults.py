@@ -387,6 +387,7 @@ async def test_a_server_that_refuses_writes_is_not_healthy(server: servers.Serve
     await queue.enqueue([ticket(1)])
 
 
+@pytest.mark.usefixtures("patient_redis")
 async def test_rubbish_is_dropped(server: servers.Server, queue: RedisQueue) -> None:
     messages: list[Live] = []
     keys = KeyNames("baton")
@@ -415,6 +416,7 @@ async def test_rubbish_is_dropped(server: servers.Server, queue: RedisQueue) -> 
     assert messages == [Stop("run")]
 
 
+@pytest.mark.usefixtures("patient_redis")
 async def test_a_message_that_no_process_of_ours_sent_is_dropped_and_counted(server: servers.Server) -> None:
     messages: list[Live] = []
     delta = Delta("run", 0, "call", 0, "so says whoever can write to Redis")
@@ -436,6 +438,7 @@ async def test_a_message_that_no_process_of_ours_sent_is_dropped_and_counted(ser
     assert messages == [Stop("run")]
 
 
+@pytest.mark.usefixtures("patient_redis")
 async def test_while_a_pepper_is_rotated_messages_under_both_are_accepted(server: servers.Server) -> None:
     messages: list[Live] = []
     seals = SealKeys((b"old",))
@@ -457,6 +460,7 @@ async def test_while_a_pepper_is_rotated_messages_under_both_are_accepted(server
     assert (queue.forged, ahead.forged) == (1, 0)
 
 
+@pytest.mark.usefixtures("patient_redis")
 async def test_a_large_backlog_of_lost_tickets_comes_back_whole(server: servers.Server, queue: RedisQueue) -> None:
     async with RedisQueue(server.url, TIERS, LEASE) as dead:
         await dead.enqueue([ticket(number) for number in range(500)])
@@ -475,6 +479,7 @@ async def test_a_large_backlog_of_lost_tickets_comes_back_whole(server: servers.
         assert steps == set(range(450, 500))
 
 
+@pytest.mark.usefixtures("patient_redis")
 async def test_it_leaves_nothing_behind(server: servers.Server) -> None:
     async with Redis.from_url(server.url) as client:
         async with RedisQueue(server.url, TIERS, LEASE) as queue:
@@ -487,6 +492,7 @@ async def test_it_leaves_nothing_behind(server: servers.Server) -> None:
         assert len(await client.client_list()) == 1
 
 
+@pytest.mark.usefixtures("patient_redis")
 async def test_a_read_that_brings_too_much_gives_the_rest_back(server: servers.Server, queue: RedisQueue) -> None:
     assert await queue.take(2, 0.02) == []  # nothing is left behind, so the next look is at all tiers at once
     await queue.enqueue(
@@ -504,6 +510,7 @@ async def test_a_read_that_brings_too_much_gives_the_rest_back(server: servers.S
         assert [await client.xlen(KeyNames("baton").steps(tier)) for tier in TIERS] == [0, 0]
 
 
+@pytest.mark.usefixtures("patient_redis")
 async def test_bodies_may_hold_any_mapping_and_sets(queue: RedisQueue) -> None:
     messages: list[Live] = []
     body = MappingProxyType({"access": frozenset({2, 1}), "labels": ("b", "a")})
