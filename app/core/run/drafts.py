@@ -28,6 +28,7 @@ from app.core.run.events import (
 from app.core.run.progress import OVER_BUDGET, Await, Conclude, DropPlan, Finish, Propose, Skip, access_in_run
 from app.core.run.recording import KeptOutput
 from app.core.run.state import Proposal, RunState, StepState, Turn
+from app.errors import RunFailed
 
 MOST_REASONS = 50
 """Reasons that are kept of a rejected plan."""
@@ -146,7 +147,7 @@ def steps_settled(state: RunState, command: Skip | Conclude) -> tuple[Fact, ...]
     if isinstance(command, Skip):
         return steps_skipped([state.steps[command.step]], command.reason)
     if command.answer is None:
-        error = command.error or "run_failed"
+        error = command.error or RunFailed.code
         return (StepFailed(command.step, error, retry_after=_retry_after(state, error)),)
     answer = command.answer.step
     completion = StepDone(

@@ -33,6 +33,7 @@ from app.core.records import copy_with, record
 from app.core.run import approvals
 from app.core.run.kinds import DRIVER_LOST, Kind, Mode
 from app.core.run.state import NO_RESULTS, ROUND_OVER, Answer, Proposal, RunState, StepState, answer_of
+from app.errors import PlanRejected, RunCancelled, RunExpired, RunFailed, RunOverBudget
 
 
 @record(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class DropPlan:
 Command = Propose | Queue | Skip | Conclude | Await | AwaitApproval | DropPlan | Finish
 
 
-EXPIRED, OVER_BUDGET = "run_expired", "run_over_budget"
+EXPIRED, OVER_BUDGET = RunExpired.code, RunOverBudget.code
 """The errors of a run that has no time, or no money, left."""
 
 
@@ -118,7 +119,7 @@ def decide(state: RunState, now: float) -> tuple[Command, ...]:
     if state.ended:
         return ()
     if state.cancel_asked:
-        return (Finish(Kind.CANCELLED, error="run_cancelled"),)
+        return (Finish(Kind.CANCELLED, error=RunCancelled.code),)
     if state.is_waiting:
         return _end_of_wait(state, now)
     if now >= state.turn.deadline:
@@ -222,9 +223,9 @@ def _next_proposal(state: RunState, parent: int | None = None) -> Command:
     if last.mode == "first" and not last.outage and not unpaid:
         return copy_with(command, mode="repair")
     if parent is not None and last.mode == "fallback":
-        return Conclude(parent, error="plan_rejected")
+        return Conclude(parent, error=PlanRejected.code)
     if parent is None and (last.mode == "fallback" or last.round > 1):
-        return give_up(state, Kind.FAILED, "plan_rejected")  # no worker answers in place of an answer that is there
+        return give_up(state, Kind.FAILED, PlanRejected.code)  # no worker answers in place of an answer that is there
     return copy_with(command, mode="fallback")
 
 
@@ -401,7 +402,7 @@ def _finish(state: RunState, current: Sequence[StepState], answering: StepState 
         return ()  # a step that waits for tools, and those that wait for it, are not needed once the answer is there
     answer = state.answer_of_round(state.round)
     if answer is None:
-        return (give_up(state, Kind.FAILED, answering.error or "run_failed"),)
+        return (give_up(state, Kind.FAILED, answering.error or RunFailed.code),)
     if state.is_last_round:
         return _succeed(answer)
     return _next_round(state, current)

@@ -16,9 +16,10 @@ from app.core.run.approvals import Approval
 from app.core.run.events import RunAdmitted, RunAwaitingApproval, RunEnd
 from app.core.run.identifiers import NO_TRACE, Trace
 from app.core.run.kinds import ENDED, REPLIED, WAITING, Mode, OnDisconnect
+from app.errors import WorkerRateLimited
 
-RATE_LIMITED = "worker_rate_limited"
-"""The error of a call that its provider refused because of a rate limit."""
+RATE_LIMITED = WorkerRateLimited.code
+"""The error of a call that its provider refused because of a rate limit, and of a run all of whose workers' did."""
 FALLBACK = "fallback"
 """The conductor's name where one worker answers alone: no conductor may read the task, or none gave a usable plan."""
 CALLER = "caller"

@@ -40,6 +40,7 @@ from app.engine.worker_health import Health, WorkerChoice
 from app.errors import (
     BatonError,
     NotFound,
+    RunFailed,
     RunOutOfQuota,
     RunOverBudget,
     RunTooLong,
@@ -459,7 +460,7 @@ def _summary(errors: Sequence[BatonError | None]) -> str:
     before a refusal, which others may not share; and a refusal before a worker that only an operator can put right.
     """
     if not errors:
-        return "run_failed"
+        return RunFailed.code
     refused = [error for error in errors if isinstance(error, WorkerRefused)]
     limited = [error for error in errors if isinstance(error, WorkerRateLimited)]
     misconfigured = [error for error in errors if isinstance(error, WorkerMisconfigured)]
@@ -468,7 +469,7 @@ def _summary(errors: Sequence[BatonError | None]) -> str:
     if passing:
         last = passing[-1]
         if last is None or not last.public_code:
-            return "worker_failed"
+            return WorkerError.code
         return last.public_code
     if any(error.failure.reason == "context_length" for error in refused):
         return RunTooLong.code

@@ -23,7 +23,7 @@ from app.core.run import caller_view
 from app.core.run.caller_view import Bill, bill
 from app.core.run.events import TERMINAL, Event, Kind, RunAwaitingTool, RunResumed
 from app.core.run.fold import fold
-from app.core.run.state import NO_RESULTS, RunState, StepState
+from app.core.run.state import NO_RESULTS, RATE_LIMITED, RunState, StepState
 from app.errors import BatonError, NotFound
 from app.store.protocol import ContentReads
 from app.telemetry import Telemetry
@@ -160,8 +160,6 @@ PUBLIC_FIELDS: Mapping[Kind, tuple[str, ...]] = {
 """The public fields of each event that a caller who asked for steps receives."""
 
 
-RATE_LIMITED = errors.WorkerRateLimited.code
-"""The error of a run of which every worker's provider limits the rate of requests."""
 ERRORS_OF_FAILED_RUNS: Mapping[str | None, type[errors.RunEnded]] = {
     errors.WorkerRefused.code: errors.RunRefused,
     errors.RunTooLong.code: errors.RunTooLong,

@@ -282,7 +282,7 @@ class Driver:
         rejected = drafts.plan_rejected(proposal.number, self._planner.call, reasons, outage=outage, budget=budget)
         lost_calls = self.state.open_planning_calls if self._planner.idle else ()
         outcomes, held = outcomes_of_lost_calls(lost_calls)
-        events = (*outcomes, *drafts.steps_skipped(current, "plan_rejected"), rejected)
+        events = (*outcomes, *drafts.steps_skipped(current, PlanRejected.code), rejected)
         await self.writer.append(events, release=held, spent=held)
         for step in stops:
             await self._stop(step)

@@ -208,7 +208,7 @@ class Planner:
         taken_over, outputs = self._take_over_steps(command, self._find_recorded_plan(state, command))
         refused = label_refusals(self._context.catalog(), state, [*events, *taken_over])
         if refused:
-            events += [StepSkipped(command.base + place, "plan_rejected") for place in range(len(steps))]
+            events += [StepSkipped(command.base + place, PlanRejected.code) for place in range(len(steps))]
             events.append(drafts.plan_rejected(command.number, "", refused, outage=False))
             return events, contents
         inputs = [step.access.steps for step in steps]
