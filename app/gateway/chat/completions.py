@@ -16,14 +16,14 @@ from app.core.run.state import RunState
 from app.engine.delivery.messages import AnswerPart, TurnEnd
 from app.engine.runs.admission import Order
 from app.errors import InvalidRequest
-from app.gateway.chat.request import ChatRequest, read_request, to_order
+from app.gateway.chat.request import ChatRequest, order_of_chat, read_request
 from app.gateway.chat.route import TERMINAL, Chunks, extension, words_of
 from app.gateway.http.admission import Idempotency
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Direct, Keys, json_body
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import chat_replies, operations, replies
-from app.gateway.wire.parameters import COMPLETIONS, check_names, collect_ignored_names, drop_nulls, resolve_tier
+from app.gateway.wire.parameters import COMPLETIONS, resolve_tier, sort_fields
 from app.gateway.wire.request_schemas import build_schema
 
 SCHEMAS: Final[operations.Schemas] = {
@@ -58,7 +58,7 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
         async def order() -> Order:
             chat_request, ignored = read_prompt(body)
             tier = resolve_tier(context.catalog(), caller.key, chat_request.model)
-            chat_order = to_order(chat_request, ignored, tier, caller.key)
+            chat_order = order_of_chat(chat_request, ignored, tier, caller.key)
             return replace(chat_order, wire={**chat_order.wire, "format": "completions"})
 
         turn = await idempotency.begin(request, caller, body, order)
@@ -79,12 +79,9 @@ class CompletionRequest(ChatRequest):
 def read_prompt(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]:
     """Return the request as one for chat, and the names of what is ignored; raises `InvalidRequest` naming the
     field."""
-    fields = drop_nulls(body)
-    check_names(fields, COMPLETIONS)
-    ignored = collect_ignored_names(fields, COMPLETIONS)
+    fields, ignored = sort_fields(body, COMPLETIONS)
     message = {"role": "user", "content": _prompt(fields.pop("prompt", None))}
-    prompt_fields = {name: value for name, value in fields.items() if COMPLETIONS[name].decision == "honoured"}
-    request, _ = read_request(prompt_fields | {"messages": [message]})
+    request, _ = read_request(fields | {"messages": [message]})
     return request, ignored
 
 

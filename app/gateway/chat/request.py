@@ -37,12 +37,10 @@ from app.gateway.wire.parameters import (
     RequestOptions,
     WireModel,
     check_kinds,
-    check_names,
-    collect_ignored_names,
-    drop_nulls,
     labels_on,
     order_of,
     read_fields,
+    sort_fields,
 )
 from app.gateway.wire.response_formats import ResponseFormat, check_parameters, form_of
 from app.store.protocol import KeyRow
@@ -492,10 +490,7 @@ class ChatRequest(WireModel):
 def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]:
     """Return the request, and the names of parameters that are ignored; raises `InvalidRequest` naming the field at
     fault."""
-    fields = drop_nulls(body)
-    check_names(fields, PARAMETERS)
-    ignored = collect_ignored_names(fields, PARAMETERS)
-    fields = {name: value for name, value in fields.items() if PARAMETERS[name].decision != "refused"}
+    fields, ignored = sort_fields(body, PARAMETERS)
     check_kinds(fields.get("tools"), "function", "custom")
     request = read_fields(ChatRequest, fields)
     if request.stream_options and not request.stream:
@@ -520,7 +515,7 @@ def _marks(request: ChatRequest) -> list[str]:
     return marks
 
 
-def to_order(request: ChatRequest, ignored: tuple[str, ...], tier: Tier, key: KeyRow) -> Order:
+def order_of_chat(request: ChatRequest, ignored: tuple[str, ...], tier: Tier, key: KeyRow) -> Order:
     """Return the order of a run for a request."""
     task = _task(request)
     wire: dict[str, Any] = {"format": "chat"}

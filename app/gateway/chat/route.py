@@ -23,7 +23,7 @@ from app.core.run.state import RunState, StepState
 from app.engine.delivery.messages import AnswerPart, StepEvent, TurnEnd
 from app.engine.runs.admission import Order
 from app.errors import BatonError
-from app.gateway.chat.request import ChatRequest, read_request, to_order, wire_calls
+from app.gateway.chat.request import ChatRequest, order_of_chat, read_request, wire_calls
 from app.gateway.http import fault
 from app.gateway.http.admission import Idempotency, OpenTurn
 from app.gateway.http.context import GatewayContext
@@ -64,16 +64,26 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
         """OpenAI's chat completion, whole or, with `stream: true`, as server-sent events."""
 
         async def order() -> Order:
-            chat_request, ignored = read_request(body)
-            tier = resolve_tier(context.catalog(), caller.key, chat_request.model)
-            return to_order(chat_request, ignored, tier, caller.key)
+            return to_order(context, caller, body)
 
         turn = await idempotency.begin(request, caller, body, order)
-        if turn.run.state.turn.streams:
-            return stream(context, turn)
-        return Response(completion(await collect(context, turn, request.receive)), media_type="application/json")
+        return await reply_to_turn(context, request, turn)
 
     return router
+
+
+def to_order(context: GatewayContext, caller: Caller, body: Mapping[str, object]) -> Order:
+    """Return the order of a run for a request. Raises `InvalidRequest` and `NotFound`."""
+    chat_request, ignored = read_request(body)
+    tier = resolve_tier(context.catalog(), caller.key, chat_request.model)
+    return order_of_chat(chat_request, ignored, tier, caller.key)
+
+
+async def reply_to_turn(context: GatewayContext, request: Request, turn: OpenTurn) -> Response:
+    """Return the reply of a run, whole or as a stream."""
+    if turn.run.state.turn.streams:
+        return stream(context, turn)
+    return Response(completion(await collect(context, turn, request.receive)), media_type="application/json")
 
 
 def stream(context: GatewayContext, turn: OpenTurn) -> EventStream:

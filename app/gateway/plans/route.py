@@ -20,8 +20,6 @@ from app.engine.runs.admission import Order
 from app.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from app.gateway.anthropic import route as messages
 from app.gateway.chat import route as chat
-from app.gateway.chat.request import read_request, to_order
-from app.gateway.chat.route import completion
 from app.gateway.http.admission import Idempotency, OpenTurn
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys, json_body
@@ -35,7 +33,6 @@ from app.gateway.runs import cancel, reads
 from app.gateway.runs.forecasts import Histories
 from app.gateway.runs.identity import key_names
 from app.gateway.wire import query
-from app.gateway.wire.parameters import resolve_tier
 from app.store.protocol import FIRST_REVISION, PLAN_TAG, TAKEN, DisclosureQuery, RunQuery, RunRow, TenantStore
 
 SCHEMAS: Final[operations.Schemas] = {
@@ -134,9 +131,7 @@ def _add_create_route(
                 return orders.to_preview(await responses.to_order(context, caller, body))
             if options.api == "messages":
                 return orders.to_preview(messages.to_order(context, caller, body))
-            chat_request, ignored = read_request(body)
-            tier = resolve_tier(context.catalog(), caller.key, chat_request.model)
-            return orders.to_preview(to_order(chat_request, ignored, tier, caller.key))
+            return orders.to_preview(chat.to_order(context, caller, body))
 
         turn = await idempotency.begin(request, caller, body, order)
         await collect(context, turn, request.receive)
@@ -318,9 +313,7 @@ def _add_run_route(router: APIRouter, context: GatewayContext, keys: Keys, idemp
         if wire_format == "responses":
             streams = turn.run.state.turn.streams
             return await responses.reply_to_turn(context, request, turn, streams=streams, background=False)
-        if turn.run.state.turn.streams:
-            return chat.stream(context, turn)
-        return Response(completion(await collect(context, turn, request.receive)), media_type="application/json")
+        return await chat.reply_to_turn(context, request, turn)
 
 
 def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[VisiblePlan]]:

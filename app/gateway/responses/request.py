@@ -32,10 +32,8 @@ from app.gateway.wire.parameters import (
     Parameter,
     WireModel,
     check_kinds,
-    check_names,
-    collect_ignored_names,
-    drop_nulls,
     read_fields,
+    sort_fields,
 )
 from app.gateway.wire.response_formats import NamedSchema, schema_form
 
@@ -146,10 +144,7 @@ def validate_body(
 ) -> tuple[Read, tuple[str, ...]]:
     """Return the fields of a body that `table` lets be read, and the names of those that are ignored, as
     `read_request`."""
-    fields = drop_nulls(body)
-    check_names(fields, table)
-    ignored = collect_ignored_names(fields, table)
-    fields = {name: value for name, value in fields.items() if table[name].decision != "refused"}
+    fields, ignored = sort_fields(body, table)
     for tools, param in _tool_lists(fields):
         check_search(tools, param, omitted=omits_search)
     check_kinds(fields.get("tools"), "function", "custom", "namespace", "tool_search", "web_search")

@@ -235,14 +235,30 @@ INPUT_TOKENS: Final[Mapping[str, Parameter]] = {
 """The parameters of `POST /v1/responses/input_tokens`."""
 
 
-def is_ignored(name: str, value: object, table: Mapping[str, Parameter] = PARAMETERS) -> bool:
-    """Return True if a field is only noted; raises `InvalidRequest` for one that is refused with this value."""
-    row = table[name]
-    if row.decision != "refused":
-        return row.decision == "ignored"
-    for neutral in row.neutral:
-        if type(value) is type(neutral) and value == neutral:
-            return True
+def sort_fields(body: Mapping[str, Any], table: Mapping[str, Parameter]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the fields of a body that a request's model reads, and the names of those that are noted as ignored.
+    Raises `InvalidRequest` for a field that is not in the table, and for one that is refused with its value."""
+    fields = drop_nulls(body)
+    for name in fields:
+        if name not in table:
+            raise unknown_parameter(name if FIELD_NAME.fullmatch(name) else None)
+    read: dict[str, Any] = {}
+    ignored: list[str] = []
+    for name, value in fields.items():
+        row = table[name]
+        if row.decision == "refused":
+            _check_neutral(name, value, row)
+        else:
+            read[name] = value
+        if row.decision != "honoured":
+            ignored.append(name)
+    return read, tuple(sorted(ignored))
+
+
+def _check_neutral(name: str, value: object, row: Parameter) -> None:
+    """Raise `InvalidRequest` for a refused field, unless its value asks for nothing."""
+    if any(type(value) is type(neutral) and value == neutral for neutral in row.neutral):
+        return
     raise InvalidRequest(
         f"'{name}' is not supported with this value. {row.note} Leave it out.",
         param=name,
@@ -253,18 +269,6 @@ def is_ignored(name: str, value: object, table: Mapping[str, Parameter] = PARAME
 def drop_nulls(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a body without those that are null: a null stands for an absent field."""
     return {name: value for name, value in body.items() if value is not None}
-
-
-def check_names(fields: Mapping[str, object], table: Mapping[str, Parameter]) -> None:
-    """Raise `InvalidRequest` for a field that is not in the table."""
-    for name in fields:
-        if name not in table:
-            raise unknown_parameter(name if FIELD_NAME.fullmatch(name) else None)
-
-
-def collect_ignored_names(fields: Mapping[str, object], table: Mapping[str, Parameter]) -> tuple[str, ...]:
-    """Return the names of the fields that are only noted; raises `InvalidRequest` for one that is refused."""
-    return tuple(sorted(name for name, value in fields.items() if is_ignored(name, value, table)))
 
 
 def document() -> str:
