@@ -611,6 +611,19 @@ def test_a_body_of_another_shape_is_found_and_ends_nothing(
     assert "run run_kept" in {finding.thing for finding in report.findings}
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("column", tampers.list_recorded_columns("runs"))
+def test_every_column_of_a_run_is_sealed_or_follows_from_what_is(
+    conn: Connection, subject: Subject, column: str
+) -> None:
+    """A new column is compared with the events in `app/audit/run_row.py` and in `app/audit/log/rows.py`, or named in
+    `tampers.UNSEALED`."""
+    outcomes = [attempt(conn, subject, way("runs", column), random.Random(1)) for way in (tampers.edit, tampers.fill)]
+    made = [outcome for outcome in outcomes if outcome is not None]
+    assert made
+    assert [words for words, finding in made if finding is None] == []
+
+
 @pytest.mark.parametrize("tamper", KNOWING, ids=[tamper.__name__ for tamper in KNOWING])
 def test_a_tamper_is_found(subject: Subject, conn: Connection, tamper: Tamper) -> None:
     outcome = attempt(conn, subject, tamper, random.Random(7))

@@ -291,8 +291,8 @@ class RowCheck:
         if row["claims"] < run.last_claim:
             words = f"its row counts {row['claims']} claims, and a ticket has the claim {run.last_claim}"
             self._add("altered", thing, words, last.place)
-        threads = [owner.to_bytes(8, signed=True).hex() + head for owner, head in run.threads]
-        if row["salt"] is not None and (row["thread"] not in threads if threads else row["thread"] is not None):
+        threads: list[str | None] = [owner.to_bytes(8, signed=True).hex() + head for owner, head in run.threads]
+        if row["thread"] not in (threads or [None]):
             self._add("altered", thing, "its row has another `thread` than its texts", last.place)
 
     def _check_deadline(self, thing: str, run: SealedRun, last: LogEntry) -> None:
