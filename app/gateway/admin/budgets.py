@@ -11,7 +11,7 @@ from app.errors import Forbidden, InvalidRequest, NotFound
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext, administration
 from app.gateway.admin.requests import AccountFilters, BudgetFilters, BudgetRequest, read
-from app.gateway.admin.responses import as_page
+from app.gateway.admin.responses import page
 from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations
@@ -43,10 +43,10 @@ def _add_read_routes(router: APIRouter, context: AdminContext, keys: Keys) -> No
     async def list_budgets(filters: Annotated[BudgetFilters, Query()], caller: reader) -> Any:
         """The budgets of the caller's tenant; for a caller of all tenants, those of every tenant."""
         if not caller.may_list(filters.tenant):
-            return as_page([], "id", filters.limit)
+            return page([], "id", filters.limit)
         tenant = filters.tenant or caller.tenant
         budgets = await administration(context, caller).budgets(tenant, after=filters.after, limit=filters.limit + 1)
-        return as_page([_to_json(budget) for budget in budgets], "id", filters.limit)
+        return page([_to_json(budget) for budget in budgets], "id", filters.limit)
 
     @router.get(
         "/{budget:path}",

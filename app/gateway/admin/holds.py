@@ -11,7 +11,7 @@ from app.errors import InvalidRequest, NotFound
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext, administration
 from app.gateway.admin.requests import HoldFilters, HoldRequest, NoFields, read
-from app.gateway.admin.responses import as_page, positions
+from app.gateway.admin.responses import page, positions
 from app.gateway.http.admission import Idempotency, idempotency_record
 from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.http.json_reply import json_reply
@@ -44,12 +44,12 @@ def _add_read_routes(router: APIRouter, context: AdminContext, keys: Keys) -> No
         """List the holds on runs of the caller's tenant, the released ones included; for a caller of all tenants, every
         one."""
         if not caller.may_list(filters.tenant):
-            return as_page([], "id", filters.limit)
+            return page([], "id", filters.limit)
         tenant = filters.tenant or caller.tenant
         query = HoldQuery(tenant, in_force=filters.in_force, after=filters.after, limit=filters.limit + 1)
         with positions():
             holds = await administration(context, caller).holds(query)
-        return as_page([_to_json(hold) for hold in holds], "id", filters.limit)
+        return page([_to_json(hold) for hold in holds], "id", filters.limit)
 
     @router.get(
         "/{hold}",

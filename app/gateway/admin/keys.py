@@ -15,7 +15,7 @@ from app.errors import ConfigInvalid, Conflict, Forbidden, InvalidRequest, NotFo
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext, administration
 from app.gateway.admin.requests import KeyFilters, KeyRequest, NoFields, RotateRequest, read
-from app.gateway.admin.responses import as_page, positions
+from app.gateway.admin.responses import page, positions
 from app.gateway.http.admission import idempotency_record, require_same_request
 from app.gateway.http.api_keys import is_in_force, key_to_json, mint, new_secret, pepper_mark
 from app.gateway.http.ingress import Caller, Keys, json_body
@@ -54,13 +54,13 @@ def _add_read_routes(router: APIRouter, context: AdminContext, keys: Keys) -> No
         """The keys of the caller's tenant; for a caller of all tenants, those of every tenant."""
         now = context.gateway.now()
         if not caller.may_list(filters.tenant):
-            return as_page([], "id", filters.limit)
+            return page([], "id", filters.limit)
         tenant = filters.tenant or caller.tenant
         after, limit = filters.after, filters.limit + 1
         query = KeyQuery(tenant, in_force=filters.in_force, now=now, after=after, limit=limit)
         with positions():
             rows = await administration(context, caller).keys(query)
-        return as_page([key_reply(row, now) for row in rows], "id", filters.limit)
+        return page([key_reply(row, now) for row in rows], "id", filters.limit)
 
     @router.get(
         "/{key}",

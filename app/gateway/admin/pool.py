@@ -28,7 +28,7 @@ from app.gateway.admin.requests import (
     TierPromotionRequest,
     read,
 )
-from app.gateway.admin.responses import page
+from app.gateway.admin.responses import whole_list
 from app.gateway.http.admission import Idempotency
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys, json_body
@@ -79,7 +79,7 @@ def _add_worker_routes(router: APIRouter, context: AdminContext, keys: Keys) -> 
     async def list_workers(caller: Annotated[Caller, keys.needs("workers:read")]) -> Any:
         """The workers of the pool file in force. Their state is what the engine of this process has measured."""
         catalog = context.gateway.catalog()
-        return page([_worker(context, catalog, worker) for worker in catalog.workers.values()], "name", has_more=False)
+        return whole_list([_worker(context, catalog, worker) for worker in catalog.workers.values()])
 
 
 def _worker(context: AdminContext, catalog: Catalog, worker: Worker) -> dict[str, Any]:
@@ -112,9 +112,7 @@ def _add_conductor_routes(router: APIRouter, context: AdminContext, keys: Keys) 
         """For each conductor of the pool file the version in force, the canary, and the versions that are loaded."""
         in_force = versions_in_force(await context.gateway.store.changes())
         names = sorted(versions.conductor_names(context.gateway.catalog()))
-        return page(
-            [_conductor_to_json(name, in_force.get(name, VersionsInForce())) for name in names], "name", has_more=False
-        )
+        return whole_list([_conductor_to_json(name, in_force.get(name, VersionsInForce())) for name in names])
 
     @router.get(
         "/conductors/{conductor}/evidence",
@@ -160,7 +158,7 @@ def _add_tier_routes(router: APIRouter, context: AdminContext, keys: Keys) -> No
         """For each tier of the pool file what serves its runs, its own definition or a subject, and the canary."""
         catalog = context.gateway.catalog()
         in_force = versions_in_force(await context.gateway.store.changes())
-        return page([_tier_to_json(catalog, name, in_force) for name in sorted(catalog.tiers)], "name", has_more=False)
+        return whole_list([_tier_to_json(catalog, name, in_force) for name in sorted(catalog.tiers)])
 
     @router.get(
         "/tiers/{tier}/evidence",

@@ -18,7 +18,7 @@ from app.gateway.admin.requests import (
     TenantRequest,
     read,
 )
-from app.gateway.admin.responses import as_page, page
+from app.gateway.admin.responses import page
 from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations
@@ -54,7 +54,7 @@ def _add_list_routes(router: APIRouter, context: AdminContext, keys: Keys) -> No
         rows = await administration(context, caller).tenants(
             caller.tenant, after=filters.after, limit=filters.limit + 1
         )
-        return as_page([_to_json(row) for row in rows], "name", filters.limit)
+        return page([_to_json(row) for row in rows], "name", filters.limit)
 
     @router.get(
         "/tenants/{tenant}",
@@ -131,8 +131,8 @@ def _add_change_log_route(router: APIRouter, context: AdminContext, keys: Keys) 
     ) -> Any:
         """Changes to keys, tenants, budgets and conductors; those of other tenants, and of what all tenants share, only
         for a caller of all tenants."""
-        if filters.tenant is not None and not caller.sees(filters.tenant):
-            return page([], "seq", has_more=False)
+        if not caller.may_list(filters.tenant):
+            return page([], "seq", filters.limit)
         tenant = caller.tenant
         if filters.tenant is not None:
             tenant = filters.tenant
@@ -146,11 +146,7 @@ def _add_change_log_route(router: APIRouter, context: AdminContext, keys: Keys) 
             since=filters.since,
         )
         changes = await administration(context, caller).admin_events(query)
-        return page(
-            [_change_to_json(change) for change in changes[: filters.limit]],
-            "seq",
-            has_more=len(changes) > filters.limit,
-        )
+        return page([_change_to_json(change) for change in changes], "seq", filters.limit)
 
 
 def _add_spending_route(router: APIRouter, context: AdminContext, keys: Keys) -> None:
