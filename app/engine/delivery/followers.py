@@ -157,7 +157,7 @@ class Audience:
             attempt = caller_view.attempt_of(state, delta.call)
             if state.answering_step is None or state.answering_step.n != delta.step or attempt <= self._attempt:
                 return False
-            self._begin(delta, attempt)
+            self._begin(delta.call, attempt)
         known_chars, known_calls = self.chars - delta.offset, len(self._calls) - delta.since
         text = delta.text[known_chars:] if known_chars >= 0 else ""
         calls = delta.calls[known_calls:] if min(known_chars, known_calls) >= 0 else ()
@@ -185,13 +185,10 @@ class Audience:
 
     def lose(self) -> None:
         """Note that the present attempt was lost: whoever comes from now on is sent nothing of it."""
-        self._clear("", self._attempt)
+        self._begin("", self._attempt)
 
-    def _begin(self, delta: Delta, attempt: int) -> None:
-        """Begin with the text of another attempt."""
-        self._clear(delta.call, attempt)
-
-    def _clear(self, call: str, attempt: int) -> None:
+    def _begin(self, call: str, attempt: int) -> None:
+        """Begin with the text of another attempt, or of no call."""
         for listener in self._listeners:
             if listener.attempt == self._attempt and listener.replaced_text is None and listener.chars <= self.chars:
                 listener.replaced_text = self.text[: listener.chars]
