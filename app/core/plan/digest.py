@@ -35,7 +35,7 @@ def plan_form(steps: Sequence[Step], limits: Limits, base: int = 0) -> dict[str,
     """
     whole = {name: int(getattr(limits, name)) for name in WHOLE_LIMITS}
     spent = {"milliseconds": round(limits.seconds * 1000), "usd_micros": limits.usd}
-    inputs = [_inputs(step, base) for step in steps]
+    inputs = [step.access.places(base) for step in steps]
     return {
         "version": VERSION,
         "topology": topology(inputs) if inputs else "",
@@ -54,18 +54,13 @@ def _step(step: Step, base: int) -> dict[str, Any]:
     }
 
 
-def _inputs(step: Step, base: int) -> list[int]:
-    return [n - base for n in step.access.steps if n >= base]
-
-
 def _access(access: Access, base: int) -> list[str | int]:
     """Return the access list, sorted and without repetitions, because neither changes what a step sees."""
-    numbers = sorted(set(access.steps))
     entries: list[str | int] = ["user"] if access.user else []
     if access.previous:
         entries.append(PREVIOUS)
-    entries += [f"run:{n}" for n in numbers if n < base]
-    return [*entries, *[n - base for n in numbers if n >= base]]
+    entries += [f"run:{n}" for n in sorted(set(access.steps)) if n < base]
+    return [*entries, *sorted(set(access.places(base)))]
 
 
 def digest(form: Mapping[str, Any]) -> str:

@@ -41,6 +41,10 @@ class Access:
         before = (previous,) if self.previous and previous is not None else ()
         return Access(self.user, (*before, *(n + by for n in self.steps)))
 
+    def places(self, base: int) -> tuple[int, ...]:
+        """Return the listed steps of the plan whose first step has the number `base`, by their places in that plan."""
+        return tuple([n - base for n in self.steps if n >= base])
+
     def as_list(self) -> list[str | int]:
         """Return the form of plans and of the audit trail: `["user", 0, 1]`."""
         entries: list[str | int] = []

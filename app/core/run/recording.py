@@ -205,7 +205,7 @@ def build_recorded_plan(
 
 def _build_planned_step(proposal: Proposal, fact: PlanStep, texts: Mapping[str, str]) -> Step:
     """Return a step as it was planned; positions in its access list count from the first step of its plan."""
-    positions = tuple([n - proposal.base for n in fact.access.steps if n >= proposal.base])
+    positions = fact.access.places(proposal.base)
     if proposal.parent is not None:
         access = Access(fact.inherits, positions)
     else:

@@ -41,7 +41,7 @@ from app.core.run.identifiers import Trace
 from app.core.run.kinds import DRIVER_LOST
 from app.core.run.progress import Finish, Propose, decide_end_again
 from app.core.run.recording import Recording
-from app.core.run.state import CALLER, FALLBACK, REPLAY, Proposal, RunState, StepState
+from app.core.run.state import CALLER, FALLBACK, REPLAY, RunState, StepState
 from app.engine.calls.attempt import outcomes_of_lost_calls
 from app.engine.calls.step_request import NOTHING, bodies_of, task_of
 from app.engine.commit.colocation import StepStarter
@@ -262,7 +262,7 @@ class Driver:
         if planned.step is not None:
             draft, contents = self._planner.step(self.state, proposal, len(current), planned.step)
         else:
-            inputs = [_places(step, proposal) for step in current]
+            inputs = [step.access.places(proposal.base) for step in current]
             draft, contents = self._planner.accept_plan(self.state, proposal, inputs, planned.why)
             self._context.telemetry.count("baton_plans_total", self.state.admitted.tier, "accepted")
         await self.writer.commit((draft,), contents)
@@ -331,11 +331,6 @@ class Driver:
             telemetry.count("baton_approvals_total", state.admitted.tier, "asked")
         else:
             telemetry.count("baton_tool_turns_total", state.admitted.tier)
-
-
-def _places(step: StepState, proposal: Proposal) -> list[int]:
-    """The steps of the same proposal that a step reads, by their places in it."""
-    return [n - proposal.base for n in step.access.steps if n >= proposal.base]
 
 
 # -- drivers of runs that exist already
