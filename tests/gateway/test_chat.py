@@ -244,6 +244,20 @@ async def test_a_run_that_never_ends_is_given_up_on() -> None:
     assert [by for _, by in gateway.runs.cancelled] == ["client", "client"]
 
 
+@pytest.mark.parametrize("name", ["José", "ann@example.com", "sales.agent", "営業", "a" * 64])
+async def test_the_name_of_a_message_is_what_it_may_be_at_openai(gateway: GatewayStandIn, key: str, name: str) -> None:
+    body = chat_body(messages=[{"role": "user", "content": "Hello", "name": name}])
+    assert (await post(gateway, key, body)).status_code == 200
+    [order] = gateway.runs.orders
+    assert order.task.messages[0].name == name
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a\u3000b", "a<b", "a|b", "a\\b", "a/b", "a>b", "a" * 65, "a\n"])
+async def test_other_names_are_refused(gateway: GatewayStandIn, key: str, name: str) -> None:
+    reply = await post(gateway, key, chat_body(messages=[{"role": "user", "content": "Hello", "name": name}]))
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "messages[0].name")
+
+
 async def test_everything_of_a_request_reaches_the_order(gateway: GatewayStandIn, key: str) -> None:
     body = {
         "model": "mini",

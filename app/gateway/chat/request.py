@@ -47,6 +47,8 @@ from app.store.protocol import KeyRow
 
 MOST_TOOLS: Final = 128
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+AuthorName = Annotated[str, StringConstraints(pattern=r"^[^\s<|\\/>]{1,64}$")]
+"""The name of a message's author; OpenAI has the same pattern."""
 CallId = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,256}$")]
 Description = Annotated[str, StringConstraints(max_length=65_536)] | None
 
@@ -422,7 +424,7 @@ class WireMessage(WireModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[AnyPart], Field(min_length=1, max_length=512, fail_fast=True)] | None = None
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
+    name: AuthorName | None = None
     refusal: str | None = None
     tool_calls: CallsOfTurn | None = None
     tool_call_id: CallId | None = None
