@@ -158,8 +158,9 @@ async def test_a_refused_parameter_is_named(gateway: GatewayStandIn, key: str, n
     reply = await post(gateway, key, chat_body() | {name: REFUSED[name]})
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, name)
-    assert error["code"] in ("unsupported_parameter", "unsupported_value")
-    assert PARAMETERS[name].note in error["message"]
+    row = PARAMETERS[name]
+    code, which = ("unsupported_value", " with this value") if row.neutral else ("unsupported_parameter", "")
+    assert (error["code"], error["message"]) == (code, f"'{name}' is not supported{which}. {row.note} Leave it out.")
     assert gateway.runs.orders == []
 
 

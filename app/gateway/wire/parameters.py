@@ -259,11 +259,10 @@ def _check_neutral(name: str, value: object, row: Parameter) -> None:
     """Raise `InvalidRequest` for a refused field, unless its value asks for nothing."""
     if any(type(value) is type(neutral) and value == neutral for neutral in row.neutral):
         return
-    raise InvalidRequest(
-        f"'{name}' is not supported with this value. {row.note} Leave it out.",
-        param=name,
-        code="unsupported_value" if row.neutral else "unsupported_parameter",
-    )
+    code, which = "unsupported_parameter", ""
+    if row.neutral:
+        code, which = "unsupported_value", " with this value"
+    raise InvalidRequest(f"'{name}' is not supported{which}. {row.note} Leave it out.", param=name, code=code)
 
 
 def drop_nulls(body: Mapping[str, Any]) -> dict[str, Any]:
