@@ -54,7 +54,9 @@ def _check_single_end(run: AuditedRun) -> Iterator[Violation]:
 def _check_deadlines(run: AuditedRun) -> Iterator[Violation]:
     for turn in run.turns:
         seconds = turn.start.body["deadline"] - turn.start.at
-        if abs(seconds - run.limits["seconds"]) > ROUNDING_SECONDS:
+        too_long = seconds > run.limits["seconds"] + ROUNDING_SECONDS
+        too_short = seconds < run.limits["seconds"] - ROUNDING_SECONDS
+        if too_long or (too_short and not turn.number):  # the request of a later turn may give it less time
             yield run.violation("deadline-wrong", turn.start.seq, f"turn {turn.number} may take {seconds:.1f} s")
         if turn.tool_calls is not None:
             wait = turn.tool_calls.body["until"] - turn.tool_calls.at

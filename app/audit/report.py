@@ -76,7 +76,7 @@ RULES: Mapping[str, tuple[str, str]] = {
     "end-unfounded": ("N-2", "a run ends as its events demand"),
     "answer-wrong": ("I-14", "the answer is the output of the step that answers"),
     "degraded-wrong": ("N-7", "`degraded` says whether a fallback decided, a step was lost or a round failed"),
-    "deadline-wrong": ("I-8", "a turn's deadline is its beginning plus the seconds of the limits"),
+    "deadline-wrong": ("I-8", "a turn may take the seconds of the limits, and a later one what its request says"),
     # plans
     "plan-out-of-order": ("I-5", "a plan is opened, gets its steps, and is accepted or rejected, one at a time"),
     "decision-missing": ("I-4", "each first plan of a selector has its decision, and no other plan has one"),
