@@ -14,7 +14,7 @@ from app.errors import InvalidRequest
 from app.process.wiring import Runtime
 from app.store.protocol import Entry
 from tests.harness.conversations import ADD, LOOK, TOOLBOX, Conversation, assemble_calls, look_call, tool_call_reply
-from tests.harness.in_process import events, finish, kinds, plan, pool_text, running_service
+from tests.harness.in_process import events, finish, kinds, limits_with, plan, pool_text, running_service
 from tests.harness.raw_facts import fact_from_json
 from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Raw, Reply
@@ -134,6 +134,16 @@ async def test_streams_tell_calls_as_they_come_and_every_turn_by_itself(stub: Pr
     second = await conversation.take_turn()
     assert ("".join(second.texts), second.tool_deltas) == ("It is 42.", [])
     assert len(second.texts) > 1
+
+
+async def test_a_turn_that_is_given_less_time_than_the_first_ends_with_what_was_written_in_it(
+    stub: ProviderStub, runtime: Runtime
+) -> None:
+    stub.script("alpha", tool_call_reply(look_call("a")), Reply(chunks=("word ",) * 50, gap=0.05))
+    conversation = Conversation(runtime)
+    conversation.add_results(await conversation.take_turn(), "A")
+    last = await conversation.take_turn(limits=limits_with(runtime, "baton-mini", seconds=0.6))
+    assert (last.ended.finish, last.ended.state.degraded) == ("length", True)
 
 
 async def test_what_the_caller_says_of_decoding_and_tools_holds_from_then_on(

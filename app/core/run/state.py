@@ -110,6 +110,11 @@ class Turn:
     trace: Trace = NO_TRACE
     """The span of the request."""
 
+    @property
+    def seconds(self) -> float:
+        """Return the seconds from its beginning to its deadline."""
+        return round(self.deadline - self.at, 3)
+
 
 @record(frozen=True, slots=True)
 class StepState:

@@ -708,9 +708,10 @@ class Execution:
 
 def _may_be_cut(state: RunState, step: StepState, request: Request, tier_seconds: float) -> bool:
     """Return whether the text that has come by the end of the run's time counts as the step's answer: where the caller
-    has given the run less time than its tier does, and the text needs no form."""
+    has given the run, or this turn of it, less time than its tier does, and the text needs no form."""
     is_answer = step.answers or step.complete
-    return is_answer and request.form is None and state.admitted.limits.seconds < tier_seconds
+    seconds = min(state.turn.seconds, state.admitted.limits.seconds)  # a wait for an approval has moved the deadline
+    return is_answer and request.form is None and seconds < tier_seconds
 
 
 def _deliveries(due: TicketRow) -> int:
