@@ -10,7 +10,15 @@ import pytest
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = (ROOT / "deploy" / "docs" / "contributing.md").read_text()
 NAMED: Final = sorted(set(re.findall(r"`((?:app|tests)/[\w/]+\.py(?::[\w.]+)?)`", PAGE)))
-MOST: Final = {"A time-out": 5, "A wire format": 4, "A field": 5, "A new kind": 5, "A limit": 5, "A ticket": 5}
+MOST: Final = {
+    "A time-out": 5,
+    "A wire format": 4,
+    "A field": 5,
+    "A new kind": 5,
+    "A fact": 7,
+    "A limit": 5,
+    "A ticket": 5,
+}
 """Files that a newcomer opens for each task, at most."""
 
 
