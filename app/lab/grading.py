@@ -254,9 +254,9 @@ def code_in(answer: str) -> str:
 
 def grader(spec: object, execute: Execute | None = None) -> Grader:
     """Return the grader that a specification stands for. Raises ValueError, which says what to correct."""
-    if not isinstance(spec, Mapping) or spec.get("kind") not in FIELDS:
+    kind = spec.get("kind") if isinstance(spec, Mapping) else None
+    if not isinstance(spec, Mapping) or not isinstance(kind, str) or kind not in FIELDS:
         raise ValueError(f"a grader must be an object whose kind is one of {', '.join(FIELDS)}")
-    kind = spec["kind"]
     unknown = sorted(map(str, set(spec) - FIELDS[kind] - {"kind"}))
     if unknown:
         raise ValueError(f"a {kind} grader has no field {unknown[0][:40]}; it has {', '.join(sorted(FIELDS[kind]))}")

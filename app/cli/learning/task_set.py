@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from app.errors import ConfigInvalid
 from app.lab import grading
 from app.lab.grading import Execute, Grader
 
-MAX_LINES, MAX_LINE_BYTES = 1_000_000, 1_000_000
 ROLES = ("system", "developer", "user", "assistant")
 
 
@@ -51,7 +52,7 @@ def read(path: Path, execute: Execute | None, faults: list[str]) -> list[GradedT
 def parse(lines: Sequence[str], source: str, execute: Execute | None, faults: list[str]) -> list[GradedTask]:
     """Read the tasks of a file's lines, and add their faults to `faults`."""
     tasks: list[GradedTask] = []
-    for number, line in enumerate(lines[:MAX_LINES], 1):
+    for number, line in enumerate(lines, 1):
         if line.strip():
             tasks += _task(line, f"{source}:{number}", str(number), execute, faults)
     return tasks
@@ -80,31 +81,38 @@ def digest(tasks: Sequence[GradedTask]) -> str:
 
 def rule(text: str, place: str, execute: Execute | None, faults: list[str]) -> Iterator[tuple[Grader, str]]:
     """Yield a grader that is given as JSON, with its canonical text, or add its faults to `faults`."""
+    for spec in _json(text, place, faults):
+        yield from _grader(spec, place, execute, faults)
+
+
+def _json(text: str, place: str, faults: list[str]) -> Iterator[Any]:
+    """Yield the value of JSON, or add its fault to `faults`, such as half a pair of surrogates, which cannot be sent."""
     try:
-        spec = json.loads(text)
+        yield orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        faults.append(f"{place}: is not JSON: {error}; correct it")
+
+
+def _grader(spec: object, place: str, execute: Execute | None, faults: list[str]) -> Iterator[tuple[Grader, str]]:
+    try:
         yield grading.grader(spec, execute), json.dumps(spec, sort_keys=True)
-    except json.JSONDecodeError:
-        faults.append(f"{place}: is not JSON; correct it")
     except ValueError as error:
         faults.append(f"{place}: {error}")
 
 
 def _task(line: str, place: str, number: str, execute: Execute | None, faults: list[str]) -> Iterator[GradedTask]:
-    try:
-        task = json.loads(line[:MAX_LINE_BYTES])
-    except (ValueError, RecursionError):
-        task = None
-    messages, name = None, None
-    if isinstance(task, dict):
-        messages, name = _messages(task), task.get("id", number)
-    if messages is None or not isinstance(name, str | int):
-        faults.append(f'{place}: is no task; write {{"question": "...", "grader": {{...}}}}')
-        return
-    family = task.get("family", "")
-    if not isinstance(family, str):
-        family = ""
-    for grader, grader_text in rule(json.dumps(task.get("grader")), place, execute, faults):
-        yield GradedTask(str(name), messages, grader, grader_text, family)
+    for task in _json(line, place, faults):
+        messages, name = None, None
+        if isinstance(task, dict):
+            messages, name = _messages(task), task.get("id", number)
+        if messages is None or not isinstance(name, str | int):
+            faults.append(f'{place}: is no task; write {{"question": "...", "grader": {{...}}}}')
+            return
+        family = task.get("family", "")
+        if not isinstance(family, str):
+            family = ""
+        for grader, grader_text in _grader(task.get("grader"), place, execute, faults):
+            yield GradedTask(str(name), messages, grader, grader_text, family)
 
 
 def _messages(task: Mapping[str, Any]) -> tuple[Mapping[str, str], ...] | None:
