@@ -86,7 +86,7 @@ def rule(text: str, place: str, execute: Execute | None, faults: list[str]) -> I
 
 
 def _json(text: str, place: str, faults: list[str]) -> Iterator[Any]:
-    """Yield the value of JSON, or add its fault to `faults`, such as half a pair of surrogates, which cannot be sent."""
+    """Yield what JSON says, or add its fault to `faults`, such as half a pair of surrogates, which cannot be sent."""
     try:
         yield orjson.loads(text)
     except orjson.JSONDecodeError as error:
