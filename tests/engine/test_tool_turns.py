@@ -136,6 +136,7 @@ async def test_streams_tell_calls_as_they_come_and_every_turn_by_itself(stub: Pr
     assert len(second.texts) > 1
 
 
+@pytest.mark.long
 async def test_a_turn_that_is_given_less_time_than_the_first_ends_with_what_was_written_in_it(
     stub: ProviderStub, runtime: Runtime
 ) -> None:

@@ -24,7 +24,7 @@ from tests.harness.in_process import (
     script_plans,
 )
 from tests.harness.waiting import until
-from tests.stubs import Hang, ProviderStub, Reply, ToolCall
+from tests.stubs import Hang, ProviderStub, ReceivedRequest, Reply, ToolCall
 
 CHAIN = plan_text((0, "Draft it", ["user"]), (1, "Answer it", [0]))
 EMPTY = '{"steps": []}'
@@ -166,13 +166,14 @@ def calls(query: str) -> Reply:
     return Reply(chunks=(), tool_calls=(ToolCall("look", json.dumps({"q": query}), "their-1"),), finish="tool")
 
 
-async def record_tool_results(client: httpx.AsyncClient, stub: ProviderStub) -> str:
-    """Return a run that has called a tool and was given its result. Its worker would do the same once more."""
+async def record_tool_results(client: httpx.AsyncClient, stub: ProviderStub, **first_only: str) -> str:
+    """Return a run that has called a tool and was given its result. Its worker would do the same once more. The first
+    request has `first_only` in addition."""
     for _ in range(2):
         stub.script("alpha", calls("a"), Reply(chunks=("It is 42.",)))
     messages: list[dict[str, Any]] = [{"role": "user", "content": "What is 2 + 2?"}]
     request_body = {"model": "baton-mini", "tools": [LOOK]}
-    first = await client.post("/v1/chat/completions", json=request_body | {"messages": messages})
+    first = await client.post("/v1/chat/completions", json=request_body | {"messages": messages} | first_only)
     message = first.json()["choices"][0]["message"]
     messages += [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "The result."}]
     await client.post("/v1/chat/completions", json=request_body | {"messages": messages})
@@ -233,10 +234,40 @@ async def test_recorded_tool_results_are_given_again_for_equal_calls_only(
     assert (await client.post(f"/v1/runs/{waiting}/cancel")).json()["state"] == "cancelled"
 
 
-async def waits(client: httpx.AsyncClient, run: str) -> None:
-    """Wait until a run waits for tool results."""
-    reply = {}
-    while reply.get("state") != "awaiting_tool":
+@pytest.mark.long
+async def test_a_worker_that_repeats_its_call_is_not_given_the_recorded_results_for_ever(
+    client: httpx.AsyncClient, stub: ProviderStub
+) -> None:
+    run = await record_tool_results(client, stub)
+    stub.clear()
+    stub.always("alpha", calls("a"))
+    waiting = (await client.post(f"/v1/runs/{run}/replay")).json()["id"]
+    await stub.wait_for(2, "alpha")
+    await waits(client, waiting, attempts=2)
+    assert len(stub.requests) == 2
+    assert (await client.post(f"/v1/runs/{waiting}/cancel")).json()["state"] == "cancelled"
+
+
+@pytest.mark.long
+async def test_a_replay_asks_in_each_turn_for_what_its_run_asked_for(
+    client: httpx.AsyncClient, stub: ProviderStub
+) -> None:
+    """The first request demands a tool call, and the one with the results does not."""
+
+    def call_if_demanded(received: ReceivedRequest) -> Reply:
+        return calls("a") if received.json.get("tool_choice") == "required" else Reply(chunks=("It is 42.",))
+
+    stub.always("alpha", call_if_demanded)
+    run = await record_tool_results(client, stub, tool_choice="required")
+    again = await replay_run(client, run)
+    assert again["state"] == "succeeded"
+    assert [request.json.get("tool_choice") for request in stub.requests] == ["required", None]
+
+
+async def waits(client: httpx.AsyncClient, run: str, *, attempts: int = 1) -> None:
+    """Wait until a run of one step waits for tool results, after so many attempts."""
+    reply: dict[str, Any] = {}
+    while reply.get("state") != "awaiting_tool" or len(reply["steps"][0]["attempts"]) < attempts:
         reply = (await client.get(f"/v1/runs/{run}")).json()
         assert reply["end"] == {}
 

@@ -4,6 +4,7 @@
                         round, or the place of the step that it is nested in
     kept outputs ...... the outputs of the steps before the one from which the replay begins; these are not called again
     tool results ...... what the caller returned for each call of its tools, to be given again for equal calls
+    requests .......... how the turns after the first were to be decoded, and with which tools
 
 The *place* of a step is its round, counted from 1, and its position in the plan, counted from 0 (`1.0`, `1.1`); for a
 nested step the place of the step around it and the position in there (`1.1.0`). Unlike the numbers of steps, places do
@@ -117,6 +118,8 @@ class Recording:
     run: str
     plans: Mapping[str, RecordedPlan] = field(default_factory=dict)
     tools: tuple[RecordedTools, ...] = ()
+    requests: tuple[Mapping[str, Any], ...] = ()
+    """The request of each turn after the first, in plain JSON values."""
 
     @property
     def rounds(self) -> int:
@@ -141,13 +144,15 @@ class Recording:
     def to_json(self) -> dict[str, Any]:
         """Return the recording in plain JSON values."""
         plans = {key: plan.to_json() for key, plan in self.plans.items()}
-        return {"run": self.run, "plans": plans, "tools": [tool.to_json() for tool in self.tools]}
+        tools = [tool.to_json() for tool in self.tools]
+        return {"run": self.run, "plans": plans, "tools": tools, "requests": list(self.requests)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Recording":
         """Return the inverse of `to_json`."""
         plans = {key: RecordedPlan.from_json(plan) for key, plan in value["plans"].items()}
-        return cls(value["run"], plans, tuple([RecordedTools.from_json(tool) for tool in value["tools"]]))
+        tools = tuple([RecordedTools.from_json(tool) for tool in value["tools"]])
+        return cls(value["run"], plans, tools, tuple(value["requests"]))
 
 
 # -- places
@@ -240,8 +245,11 @@ def results_for_calls(
     """Return the recorded results for the calls of a message, under the ids of these calls; None if nothing equal was
     called.
 
-    The exchange of the same step comes first, by `index` among those of the step; then any other with equal calls.
+    The exchange of the same step comes first, by `index` among those of the step; then any other with equal calls. A
+    step is given as many results as there are: one that repeats its calls would go on until the run's money is spent.
     """
+    if index >= len(recording.tools):
+        return None
     calls = record_tool_use(message, (), place, frozenset()).calls
     of_step = [tool_use for tool_use in recording.tools if tool_use.place == place]
     for tool_use in (*of_step[index : index + 1], *recording.tools):

@@ -18,6 +18,7 @@ from app.core.pool.catalog import LIMITS, REQUESTED, Catalog, Limits, Tier
 from app.core.pool.conductor_versions import VersionsInForce, versions_in_force
 from app.core.pool.policy import DENIED
 from app.core.records import content_ref, copy_with, record
+from app.core.run.events import RunResumed, facts
 from app.core.run.fold import fold
 from app.core.run.recording import (
     KeptOutput,
@@ -58,6 +59,8 @@ class EarlierRun:
     """Its subtasks and outputs by ref."""
     messages: Mapping[str, Any]
     """The messages with tool calls and their results by ref, in plain JSON values."""
+    requests: tuple[Mapping[str, Any], ...] = ()
+    """The requests of its turns after the first, likewise."""
 
 
 @record(frozen=True, slots=True)
@@ -105,7 +108,8 @@ async def read_run(store: ContentReads, journal: Journal) -> EarlierRun:
             raise NotFound
         text_refs = {ref for step in state.steps.values() for ref in (step.subtask, step.output)}
         texts = await texts_of(store, state.run, text_refs - {""})
-        refs = {state.admitted.task}
+        turns = [fact.request or state.admitted.task for fact in facts(journal.events, RunResumed)]
+        refs = {state.admitted.task, *turns}
         for use in exchanges:
             refs |= {use.message, use.results}
         bodies = await store.contents(state.run, sorted(refs))
@@ -116,8 +120,9 @@ async def read_run(store: ContentReads, journal: Journal) -> EarlierRun:
             "The content of the run was erased, so it cannot be repeated; its journal remains.", code="content_erased"
         ) from None
     values = {ref: orjson.loads(body) for ref, body in bodies.items()}
-    task = task_from_json(values.pop(state.admitted.task))
-    return EarlierRun(state, journal, task, {"": "", **texts}, values)
+    task = task_from_json(values[state.admitted.task])
+    requests = tuple([values[ref] for ref in turns])
+    return EarlierRun(state, journal, task, {"": "", **texts}, values, requests)
 
 
 # -- what is taken over
@@ -139,7 +144,7 @@ def recording(
     if changes.conducts:
         _refuse(changes.from_step is not None, "from_step", "A conductor plans from the start; leave out from_step.")
         _refuse(changes.plan is not None, "plan", "Give a plan, or a model that plans, not both.")
-        return Recording(earlier.state.run, {}, tools)
+        return Recording(earlier.state.run, {}, tools, earlier.requests)
     plans = dict(_plans(earlier, _keep_outputs(earlier, changes, catalog, labels)))
     if changes.plan is not None:
         plans = {"1": _read_given_plan(earlier, changes, pool, most_steps, plans.get("1"))}
@@ -148,7 +153,7 @@ def recording(
     elif changes.worker is not None:
         plans = {key: _with_worker(plan, changes.worker) for key, plan in plans.items()}
     _refuse("1" not in plans, "run", "The run has no plan that could be repeated; choose a model that plans.")
-    return Recording(earlier.state.run, plans, tools)
+    return Recording(earlier.state.run, plans, tools, earlier.requests)
 
 
 def _refuse(wrong: bool, param: str, message: str) -> None:
@@ -311,7 +316,7 @@ async def results(context: EngineContext, run: RunSnapshot) -> tuple[Order, Resu
         shares[step.n] = content_ref(run.salt, body), body
         labels[step.n] = recorded.labels
     order = Order(
-        task=await _latest_task(context, state),
+        task=await _next_request(context, state, of_earlier),
         tier=tier,
         model=state.admitted.model,
         effort=state.admitted.effort,
@@ -327,8 +332,11 @@ async def results(context: EngineContext, run: RunSnapshot) -> tuple[Order, Resu
     return order, Resumption(WaitingRun(order.owner, run), "go_on", shares, labels)
 
 
-async def _latest_task(context: EngineContext, state: RunState) -> Task:
-    """The request of the latest turn: how to decode, and the tools."""
+async def _next_request(context: EngineContext, state: RunState, of_earlier: Recording) -> Task:
+    """The request of the next turn, how to decode and the tools: that of the earlier run, or where this run has more
+    turns, that of its latest turn."""
+    if state.turn.number < len(of_earlier.requests):
+        return task_from_json(of_earlier.requests[state.turn.number])
     ref = state.turn.request or state.admitted.task
     body = (await context.store.contents(state.run, [ref])).get(ref)
     if body is None:
