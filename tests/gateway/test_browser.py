@@ -12,6 +12,8 @@ PREFLIGHT = {
     "access-control-request-method": "POST",
     "access-control-request-headers": "authorization,content-type,x-stainless-os",
 }
+EXPOSED_ANYWAY = {"content-type", "content-length", "cache-control", "vary"}
+"""Headers that every page may read, and one that is for caches."""
 
 
 def open_gateway(*origins: str) -> GatewayStandIn:
@@ -68,6 +70,16 @@ async def test_a_page_may_read_every_reply_and_its_headers(status: int, path: st
     assert reply.headers["access-control-allow-origin"] == PAGE
     exposed = set(reply.headers["access-control-expose-headers"].split(", "))
     assert {"x-request-id", "x-baton-run", "retry-after", "x-ratelimit-remaining-requests"} <= exposed
+
+
+async def test_each_header_of_a_reply_is_for_the_page() -> None:
+    stand_in = open_gateway(PAGE)
+    async with stand_in.client(stand_in.add_key()) as client:
+        for path, body in (("/v1/chat/completions", chat_body()), ("/v1/messages", chat_body(max_tokens=9))):
+            reply = await client.post(path, json=body, headers={"origin": PAGE})
+            assert reply.status_code == 200
+            own = {name for name in reply.headers if not name.startswith("access-control")} - EXPOSED_ANYWAY
+            assert own <= set(reply.headers["access-control-expose-headers"].split(", "))
 
 
 async def test_errors_and_streams_too_are_for_the_page() -> None:

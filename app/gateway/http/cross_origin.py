@@ -5,6 +5,7 @@ has: it still needs a key. A preflight is answered before routing and without a 
 """
 
 from collections.abc import Collection
+from itertools import product
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -13,13 +14,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 METHODS: Final = ("GET", "HEAD", "POST", "PATCH", "DELETE", "OPTIONS")
-FIGURES: Final = ("limit", "remaining", "reset")
+RATES: Final = tuple(product(("requests", "tokens"), ("limit", "remaining", "reset")))
 EXPOSED: Final = (
-    *("x-request-id", "x-baton-run", "idempotent-replayed", "retry-after", "openai-processing-ms"),
-    *("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
-    *("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
-    *("request-id", "x-should-retry"),
-    *(f"anthropic-ratelimit-{unit}-{name}" for unit in ("requests", "tokens") for name in FIGURES),
+    *("x-request-id", "request-id", "x-baton-run", "idempotent-replayed", "openai-processing-ms"),
+    *("retry-after", "x-should-retry"),
+    *(f"x-ratelimit-{figure}-{unit}" for unit, figure in RATES),
+    *(f"anthropic-ratelimit-{unit}-{figure}" for unit, figure in RATES),
 )
 """Headers of replies that a page's script may read."""
 MAX_AGE: Final = 7_200
