@@ -17,6 +17,7 @@ from app.console.api import ApiError, Event, Session, path_segment
 from app.console.forms import TOKEN_BYTES, Field, read_fields
 from app.console.live import Live, Regions
 from app.console.pages import Pages, form_lists, last_value, redirect_to
+from app.core.roles import permits
 
 PAGE_PLANS: Final = 20
 """Plans of a page; the journal of each is read."""
@@ -120,7 +121,7 @@ class Approvals:
             "approval.html",
             status,
             approval=approval,
-            may_decide=not {"approvals:decide", "admin"}.isdisjoint(me["scopes"]),
+            may_decide=permits(me["scopes"], "approvals:decide", all_tenants=me["all_tenants"]),
             is_own=approval["four_eyes"] and approval["key"] == me["id"],
             others=[name for name in approval["workers"] if name not in workers],
             faults=faults or {},

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from app.console.admin import budgets
+from app.console.admin.sections import SECTIONS
 from app.console.api import Api, timeout_error
 from app.core.pool.conductor_versions import Change
 from app.core.roles import ROLES
@@ -254,6 +255,15 @@ async def test_everybody_sees_the_sections_that_their_scopes_allow(admin: AdminS
         await sign_in(client, await admin.add_key("boss"))
         assert (await client.get("/console/admin")).status_code == 404
         assert "Administration" not in (await client.get("/console/runs")).text
+
+
+async def test_the_scope_of_each_section_is_enough_for_its_page(admin: AdminStandIn) -> None:
+    statuses = {}
+    for number, section in enumerate(SECTIONS):
+        key = await admin.add_key(f"reader{number}", scopes=[section.scope], all_tenants=True)
+        async with console(admin, key) as client:
+            statuses[section.name] = (await client.get(section.path)).status_code
+    assert set(statuses.values()) == {200}, statuses
 
 
 def test_a_budget_shows_the_period_of_today_not_what_was_spent_in_an_earlier_one() -> None:
