@@ -37,6 +37,8 @@ LEAST_ROWS = 20
 FORMATS = (
     'give "prompt" with "outcomes", or "prompt" with "model" and "score" (deploy/docs/offpolicy.md has the formats)'
 )
+MOST_COST = 1e12
+"""The most dollars or tokens of one call; sums of larger ones would soon be infinite."""
 MOST_CHARS = 1 << 24
 """The length of the longest field of a CSV file that is read."""
 
@@ -438,8 +440,8 @@ def _score(value: Any, place: str) -> float:
 
 def _cost(value: Any, place: str) -> float:
     cost = _number(value)
-    if cost is None or cost < 0:
-        raise RecordsRefused(f"{place}: the cost is {value!r}; give a number that is not negative")
+    if cost is None or not 0 <= cost <= MOST_COST:
+        raise RecordsRefused(f"{place}: the cost is {value!r}; give a number from 0 to {MOST_COST:g}")
     return cost
 
 

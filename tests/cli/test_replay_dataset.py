@@ -250,7 +250,12 @@ GOOD = '{"prompt": "p", "outcomes": {"a": {"score": 1}, "b": {"score": 0}}}\n'
         (
             "x.jsonl",
             '{"prompt": "p", "model": "a", "score": 1, "usd": -1}\n',
-            "the cost is -1; give a number that is not",
+            "the cost is -1; give a number from 0 to 1e+12",
+        ),
+        (
+            "x.jsonl",
+            '{"prompt": "p", "model": "a", "score": 1, "usd": 1e308}\n',
+            "the cost is 1e+308; give a number from 0 to 1e+12",
         ),
         ("x.jsonl", '{"prompt": "p", "model": "a", "score": 1, "propensity": 0}\n', "give a probability above 0"),
         ("x.jsonl", "[" * 200_000, "x.jsonl:1: the line is no JSON; write one JSON object on each line"),
