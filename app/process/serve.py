@@ -326,6 +326,15 @@ async def _announce(
             announce(replace(announcement, key=late_key))
 
 
+def listener_url(host: str, port: int) -> str:
+    """Return the URL at which this machine reaches a listener of its own."""
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    elif ":" in host:  # an address of IPv6
+        host = f"[{host}]"
+    return f"http://{host}:{port}"
+
+
 class Server(uvicorn.Server):
     """uvicorn, with signals left to `serve` and an event that is set when it listens."""
 
@@ -345,8 +354,7 @@ class Server(uvicorn.Server):
         if self.started:
             await self._open_further_sockets()
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            visible_host = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-            self.url = f"http://{visible_host}:{port}"
+            self.url = listener_url(host, port)
             self.listening.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

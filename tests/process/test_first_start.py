@@ -13,6 +13,7 @@ import pytest
 from openai import AuthenticationError
 
 from app.cli.runs import run_words
+from app.process.serve import listener_url
 from tests.conformance.test_rehearsal import EASY
 from tests.harness.processes import Caller, Process, environment, open_caller, run_command, running_process
 from tests.harness.waiting import wait_until
@@ -120,3 +121,11 @@ def test_a_lost_pepper_is_told_at_the_start_and_by_the_doctor(
     checked = run_command(service.folder, environ, "doctor")
     assert checked.returncode == 1
     assert "\nfail  keys: all are void" in checked.stdout
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("0.0.0.0", "http://127.0.0.1:80"), ("::", "http://127.0.0.1:80"), ("::1", "http://[::1]:80")],
+)
+def test_a_listener_is_announced_at_a_url_that_can_be_called(host: str, url: str) -> None:
+    assert listener_url(host, 80) == url
