@@ -545,8 +545,8 @@ class SqlStore(TenantVerbs):
     ) -> bool:
         return await self._write(partial(rated_runs.learn, policy=policy, learned=learned, at=at, parts=parts))
 
-    async def change(self, change: Change, *, by: Actor | None = None) -> None:
-        await self._write(partial(conductor_changes.add, change=change, by=by))
+    async def change(self, change: Change, *, by: Actor | None = None) -> bool:
+        return await self._write(partial(conductor_changes.add, change=change, by=by))
 
     async def changes(self) -> tuple[Change, ...]:
         return await self._read(conductor_changes.read_all)

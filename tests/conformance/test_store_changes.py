@@ -11,5 +11,6 @@ async def test_changes_come_back_as_they_were_made_in_the_order_of_their_time(st
     changes = [replace(first, id="a", at=9.0, kind="canary", share=0.125), first, replace(first, id="c", who="ünal")]
     assert await store.changes() == ()
     for change in changes:
-        await store.change(change)
+        assert await store.change(change)
+    assert not await store.change(replace(first, version="v@2")), "the id exists already"
     assert await store.changes() == (first, changes[2], changes[0])

@@ -458,6 +458,20 @@ async def test_a_version_is_promoted_and_rolled_back_by_its_author(admin: AdminS
         assert (await call_admin(client, "GET", "/changes?target=alpha"))["data"] == []
 
 
+async def test_a_rollback_that_is_sent_again_goes_back_once(admin: AdminStandIn) -> None:
+    """Also where the process that made it was gone before it could store its reply."""
+    again = {"idempotency-key": "one"}
+    for number, version in enumerate(("v1", "v2")):
+        for kind in ("loaded", "promoted"):
+            await admin.store.change(Change(f"{kind}{number}", 1.0 + number, "ann", "alpha", kind, version))
+    async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:
+        rollback = ("POST", "/conductors/alpha/rollback")
+        assert (await call_admin(client, *rollback, headers=again))["live"] == "v1"
+        assert await admin.store.forget_idempotency_records(2e12, 10) == 1
+        assert await assert_refused(client, *rollback, headers=again) == (409, "change_made")
+        assert (await call_admin(client, "GET", "/conductors"))["data"][0]["live"] == "v1"
+
+
 @pytest.mark.long
 async def test_a_subject_is_put_in_a_tiers_place_and_rolled_back_by_its_author(admin: AdminStandIn) -> None:
     async with admin.client(await admin.add_key("root", tenant="ops", all_tenants=True)) as client:

@@ -191,12 +191,13 @@ def signature_of(changes: Sequence[Change], conductor: str, version: str) -> str
     return ""
 
 
-async def make_change(store: Store, wanted: RequestedChange, *, name: str, by: Actor, note: str = "") -> None:
+async def make_change(store: Store, wanted: RequestedChange, *, name: str, by: Actor, note: str = "") -> bool:
     """Store a change with the time of the database's clock: changes are ordered by it, and clocks differ. It comes
-    after all others, also where that clock was put back, or another database has taken over whose clock is behind."""
+    after all others, also where that clock was put back, or another database has taken over whose clock is behind.
+    False if there is a change of this name already."""
     at = await store.clock()
     changes = await store.changes()
     if changes:
         at = max(at, math.nextafter(changes[-1].at, math.inf))
     change = Change(name, at, by.id, wanted.conductor, wanted.kind, wanted.version, wanted.share, note)
-    await store.change(change, by=by)
+    return await store.change(change, by=by)

@@ -196,7 +196,8 @@ class PromotionWatch:
         wanted = RequestedChange(candidate.conductor, "rolled_back", candidate.version)
         names = [condition.name for condition in breached]
         evidence = evidence_note([judgement], breached=names)
-        await versions.make_change(context.store, wanted, name=name, by=PROCESS, note=evidence)
+        if not await versions.make_change(context.store, wanted, name=name, by=PROCESS, note=evidence):
+            return
         for name in names:
             context.telemetry.count("baton_rollbacks_total", candidate.conductor, name)
         context.telemetry.log(

@@ -12,7 +12,7 @@ from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext, administration
 from app.gateway.admin.requests import HoldFilters, HoldRequest, NoFields, read
 from app.gateway.admin.responses import page, positions
-from app.gateway.http.admission import Idempotency, idempotency_record
+from app.gateway.http.admission import Idempotency
 from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations
@@ -87,9 +87,8 @@ def _add_place_route(router: APIRouter, context: AdminContext, keys: Keys, idemp
         hold_request = read(HoldRequest, body)
         if hold_request.tenant is not None and hold_request.scope != "user":
             raise InvalidRequest("Only a hold on a user has a tenant.", param="tenant", code="invalid_value")
-        once = idempotency_record(request, caller, body)
         hold = Hold(
-            id=context.gateway.name("hold") if once is None else f"hold_{once.digits}",
+            id=idempotency.name("hold", request, caller, body),
             scope=hold_request.scope,
             name=hold_request.name,
             tenant=hold_request.tenant or "",

@@ -234,8 +234,10 @@ def _add_conductor_change(
             partial(_warn, context),
         )
 
+        change_id = idempotency.name("change", request, caller, body)
+
         async def change() -> Response:
-            await _make_change(context, check, "version", getattr(change_request, "force", None), caller)
+            await _make_change(context, check, change_id, getattr(change_request, "force", None), caller)
             in_force = versions_in_force(await store.changes())
             return json_reply(_conductor_to_json(conductor, in_force.get(conductor, VersionsInForce())))
 
@@ -274,8 +276,10 @@ def _add_tier_change(
         )
         check = partial(versions.check_service, store, catalog, requested_change)
 
+        change_id = idempotency.name("change", request, caller, body)
+
         async def change() -> Response:
-            await _make_change(context, check, "tier", getattr(change_request, "force", None), caller)
+            await _make_change(context, check, change_id, getattr(change_request, "force", None), caller)
             return json_reply(_tier_to_json(catalog, tier, versions_in_force(await store.changes())))
 
         return await idempotency.reply(request, caller, body, change)
@@ -284,18 +288,18 @@ def _add_tier_change(
 async def _make_change(
     context: AdminContext,
     check: Callable[[], Awaitable[versions.RequestedChange]],
-    noun: str,
+    change_id: str,
     force_reason: str | None,
     caller: Caller,
 ) -> None:
-    """Make the change that `check` finds possible. Raises `Conflict` if it is not."""
+    """Make the change that `check` finds possible. Raises `Conflict` if it is not, and if one of this id was made."""
     try:
         change = await check()
         note = await _note_of_change(context, change, force_reason)
     except ConfigInvalid as error:
-        raise Conflict(f"The {noun} cannot be changed: {'; '.join(error.faults)}.", code="change_refused") from None
-    gateway = context.gateway
-    await versions.make_change(gateway.store, change, name=gateway.name("change"), by=caller.actor, note=note)
+        raise Conflict(f"The change is refused: {'; '.join(error.faults)}.", code="change_refused") from None
+    if not await versions.make_change(context.gateway.store, change, name=change_id, by=caller.actor, note=note):
+        raise Conflict("A request with this Idempotency-Key has made this change already.", code="change_made")
 
 
 def _warn(context: AdminContext, objection: str) -> None:

@@ -450,6 +450,14 @@ class Idempotency:
             return await act()
         return Response(record.reply, record.status, media_type="application/json")
 
+    def name(self, prefix: str, request: Request, caller: Caller, body: Mapping[str, object]) -> str:
+        """Return the id of what a request adds: a fresh one, or that of this very request under its Idempotency-Key, so
+        that whoever carries it out twice adds the same thing. Raises `InvalidRequest` for a malformed key."""
+        once = idempotency_record(request, caller, body)
+        if once is None:
+            return self._context.name(prefix)
+        return f"{prefix}_{once.id[:16]}{once.fingerprint.hex()[:16]}"
+
     def _store(self, caller: Caller) -> TenantStore:
         return self._context.store.of_tenant(caller.tenant)
 

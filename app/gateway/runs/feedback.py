@@ -17,7 +17,7 @@ from app.gateway.http.ingress import Caller
 from app.gateway.http.json_reply import json_reply
 from app.gateway.runs import audit
 from app.gateway.wire.parameters import Label, WireModel, drop_nulls, read_fields
-from app.store.protocol import IdempotencyRecord, RunRow
+from app.store.protocol import RunRow
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,63}$")]
 THUMBS: Mapping[str, float] = {"up": 1.0, "down": 0.0}
@@ -34,25 +34,19 @@ class FeedbackRequest(WireModel):
     version: Name | Literal[""] = ""
 
 
-async def take(
-    context: GatewayContext, row: RunRow, caller: Caller, body: Mapping[str, Any], once: IdempotencyRecord | None
-) -> Response:
-    """Store the rating and show it. With a claim (`once`) the same request stores the same rating.
+async def take(context: GatewayContext, row: RunRow, caller: Caller, body: Mapping[str, Any], name: str) -> Response:
+    """Store the rating under this id, unless one of it is stored already, and show it.
 
     Raises `InvalidRequest` for a body that rates nothing, and `Conflict` for a run that has not ended.
     """
     rating_request = _read_request(body)
     if row.ended_at is None:
         raise Conflict("The run goes on; send feedback when it has ended.", code="run_not_ended")
-    if once is not None:
-        feedback_id = f"fb_{once.digits}"
-    else:
-        feedback_id = context.name("fb")
     score = rating_request.score
     if rating_request.thumbs is not None:
         score = THUMBS[rating_request.thumbs]
     feedback = Feedback(
-        id=feedback_id,
+        id=name,
         run=row.id,
         tenant=row.tenant,
         key=caller.key.id,

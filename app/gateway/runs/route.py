@@ -32,7 +32,7 @@ from app.core.transparency.tiles import TileMissing
 from app.engine.runs.admission import Order
 from app.errors import Forbidden, NotFound, RecordDamaged, RunPruned
 from app.gateway.chat import route
-from app.gateway.http.admission import Idempotency, TurnToFollow, idempotency_record, last_event
+from app.gateway.http.admission import Idempotency, TurnToFollow, last_event
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.http.json_reply import json_reply, list_page
@@ -434,11 +434,8 @@ def _add_rate_route(router: APIRouter, context: GatewayContext, keys: Keys, idem
         request: Request,
     ) -> Response:
         """Store a rating of a run that has ended. With an `Idempotency-Key` the same request stores one rating."""
-        key_record = idempotency_record(request, caller, body)
-        row = run.row
-        return await idempotency.reply(
-            request, caller, body, lambda: feedback.take(context, row, caller, body, key_record)
-        )
+        name, row = idempotency.name("fb", request, caller, body), run.row
+        return await idempotency.reply(request, caller, body, lambda: feedback.take(context, row, caller, body, name))
 
 
 def _add_replay_route(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:

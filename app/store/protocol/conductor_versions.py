@@ -9,9 +9,9 @@ from app.store.protocol.admin_events import Actor
 class ConductorVersions(Protocol):
     """Changes are only ever added. Both verbs raise `StoreUnavailable`."""
 
-    async def change(self, change: Change, *, by: Actor | None = None) -> None:
+    async def change(self, change: Change, *, by: Actor | None = None) -> bool:
         """Store a change, and log it in the same transaction. `by` is its author; None: `change.who`, the
-        user of a command."""
+        user of a command. False if its id exists already."""
         ...
 
     async def changes(self) -> tuple[Change, ...]:

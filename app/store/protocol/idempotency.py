@@ -26,12 +26,6 @@ class IdempotencyRecord:
     tenant: str | None = None
     """The tenant of the request. It is part of the id as well."""
 
-    @property
-    def digits(self) -> str:
-        """Return 32 hexadecimal digits of this very request under its key, for the id of what it adds: whoever carries
-        it out twice adds the same thing."""
-        return self.id[:16] + self.fingerprint.hex()[:16]
-
 
 class IdempotencyRecords(Protocol):
     """Records that are not part of an entry. All verbs raise `StoreUnavailable`."""

@@ -2,26 +2,28 @@
 
 from dataclasses import asdict
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, select
 
 from app.core.pool.conductor_versions import Change
 from app.core.pool.serving import tier_in
 from app.store.protocol import Actor
 from app.store.rows.admin_events import note
-from app.store.sqlkit.tables import CONDUCTOR_CHANGES
+from app.store.sqlkit.tables import CONDUCTOR_CHANGES, insert_into
 
 MOST = 10_000
 """Most changes that are read. Operators make a few a day."""
 
 
-def add(conn: Connection, change: Change, by: Actor | None) -> None:
-    """Store a change, and log it. `by` is its author; None: the user of a command."""
-    conn.execute(insert(CONDUCTOR_CHANGES).values(asdict(change)))
+def add(conn: Connection, change: Change, by: Actor | None) -> bool:
+    """Store a change, and log it. `by` is its author; None: the user of a command. False if its id exists already."""
+    if conn.execute(insert_into(conn, CONDUCTOR_CHANGES).values(asdict(change)).on_conflict_do_nothing()).rowcount != 1:
+        return False
     author = by or Actor(change.who, "command")
     after = {"change": change.id, "version": change.version, "share": change.share, "note": change.note}
     tier = tier_in(change.conductor)
     action = f"tier.{change.kind}" if tier else f"conductor.{change.kind}"
     note(conn, author, action, tier or change.conductor, tenant="", before=None, after=after)
+    return True
 
 
 def read_all(conn: Connection) -> tuple[Change, ...]:
