@@ -127,6 +127,6 @@ async def reply_to_turn(context: GatewayContext, request: Request, turn: OpenTur
     if turn.run.state.turn.streams:
         request_id = request.scope["baton.headers"][0][1].decode()
         events = reply.Events(turn.run.state, request_id, turn.after, stops)
-        return EventStream(context, turn.run, events, turn.permit, turn.seconds)
+        return EventStream(context, turn, events)
     end = await collect(context, turn, request.receive)
     return Response(reply.message(end, stops), media_type="application/json")

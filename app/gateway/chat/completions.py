@@ -63,8 +63,7 @@ def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> API
 
         turn = await idempotency.begin(request, caller, body, order)
         if turn.run.state.turn.streams:
-            chunks = TextChunks(turn.run.state, turn.after)
-            return EventStream(context, turn.run, chunks, turn.permit, turn.seconds)
+            return EventStream(context, turn, TextChunks(turn.run.state, turn.after))
         return Response(text_completion(await collect(context, turn, request.receive)), media_type="application/json")
 
     return router

@@ -88,8 +88,7 @@ async def reply_to_turn(context: GatewayContext, request: Request, turn: OpenTur
 
 def stream(context: GatewayContext, turn: OpenTurn) -> EventStream:
     """Return the turn as chunks, from behind the event that the caller named."""
-    chunks = Chunks(turn.run.state, turn.after)
-    return EventStream(context, turn.run, chunks, turn.permit, turn.seconds)
+    return EventStream(context, turn, Chunks(turn.run.state, turn.after))
 
 
 # -- the replies

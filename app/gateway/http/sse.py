@@ -16,8 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from app.engine.delivery.messages import AnswerPart, CallerMessage, FollowedRun, StepEvent, TurnEnd, end_with_error
 from app.errors import BatonError, RunExpired
-from app.gateway.http.admission import OpenTurn, Permit
-from app.gateway.http.connection import RequestLog, route_of
+from app.gateway.http.admission import OpenTurn
+from app.gateway.http.connection import route_of
 from app.gateway.http.context import GatewayContext
 
 UNWATCHED_SECONDS = 0.1
@@ -52,7 +52,7 @@ async def _end(context: GatewayContext, turn: OpenTurn, receive: Receive) -> Tur
     try:
         end = _end_in(await run.mailbox.take(UNWATCHED_SECONDS))
         if end is None:
-            watcher = _watch(context, run, receive, turn.log)
+            watcher = _watch(context, turn, receive)
             end = await _watching(run, watcher, lambda: _until_end(run, seconds))
         return end
     finally:
@@ -92,11 +92,11 @@ async def _watching(
     return end
 
 
-async def _watch(context: GatewayContext, run: FollowedRun, receive: Receive, log: RequestLog) -> None:
+async def _watch(context: GatewayContext, turn: OpenTurn, receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    log.is_disconnected = True
-    context.runs.leave(run)
+    turn.log.is_disconnected = True
+    context.runs.leave(turn.run)
 
 
 class Frames(Protocol):
@@ -132,40 +132,35 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, context: GatewayContext, run: FollowedRun, frames: Frames, permit: Permit, seconds: float
-    ) -> None:
-        """`seconds` is the run's time limit. The stream owns `permit` and releases it when it is over."""
+    def __init__(self, context: GatewayContext, turn: OpenTurn, frames: Frames) -> None:
+        """The stream owns the turn's permit, and releases it when it is over."""
         self.status_code = 200
         self.background = None
         self.raw_headers = list(STREAM_HEADERS)
         self._context = context
-        self._run = run
+        self._turn = turn
         self._wire = frames
-        self._permit = permit
-        self._seconds = seconds
         self._turn_end: TurnEnd | None = None
         self._is_complete = False
-        self._log: RequestLog
         self._route = ""
         self._has_text = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the stream."""
         last = b""
-        self._log, self._route = scope["baton.log"], route_of(scope)
+        turn, self._route = self._turn, route_of(scope)
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await _write(send, self._wire.opening(), more=True)
-            watch = _watch(self._context, self._run, receive, self._log)
-            await _watching(self._run, watch, lambda: self._relay(send))
+            watch = _watch(self._context, turn, receive)
+            await _watching(turn.run, watch, lambda: self._relay(send))
         except RunExpired as error:
-            self._log.fail(error)
-            last = self._wire.failure(error, end_with_error(self._run.state, error))
+            turn.log.fail(error)
+            last = self._wire.failure(error, end_with_error(turn.run.state, error))
         finally:
             if self._turn_end is None:
-                self._context.runs.leave(self._run)
-            self._permit.release()
+                self._context.runs.leave(turn.run)
+            turn.permit.release()
         if not self._is_complete:
             with suppress(TimeoutError):  # a client that does not read holds nothing but its own connection
                 async with asyncio.timeout(LAST_WRITE_SECONDS):
@@ -173,9 +168,9 @@ class EventStream(Response):
 
     async def _relay(self, send: Send) -> TurnEnd | None:
         try:
-            async with asyncio.timeout(self._seconds + self._context.grace):
+            async with asyncio.timeout(self._turn.seconds + self._context.grace):
                 while self._turn_end is None:
-                    batch = await self._run.mailbox.take(self._context.ping)
+                    batch = await self._turn.run.mailbox.take(self._context.ping)
                     frames = self._frames(batch) if batch else self._wire.ping
                     await _write(send, frames, more=self._turn_end is None)
             self._is_complete = True
@@ -194,15 +189,15 @@ class EventStream(Response):
                 frames.append(wire.step_event(message))
             else:
                 self._turn_end = message
-                self._log.end(self._run, message)
-                self._permit.release()  # before the caller can know that there is room for another request
+                self._turn.log.end(self._turn.run, message)
+                self._turn.permit.release()  # before the caller can know that there is room for another request
                 frames.append(self._last(message))
         return b"".join(frames)
 
     def _note_first_text(self) -> None:
         if not self._has_text:
             self._has_text = True
-            seconds = self._context.tick() - self._log.began
+            seconds = self._context.tick() - self._turn.log.began
             self._context.telemetry.observe("baton_stream_first_text_seconds", seconds, self._route)
 
     def _last(self, end: TurnEnd) -> bytes:

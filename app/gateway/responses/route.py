@@ -204,7 +204,7 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, ide
         if request.method == "HEAD":  # which would wait for the response's end, and for no body
             return Response(media_type="text/event-stream")
         turn = await idempotency.follow(request, caller, TurnToFollow(state.run, number=state.turn.number))
-        return EventStream(context, turn.run, reply.Events(stored_response.subject, after), turn.permit, turn.seconds)
+        return EventStream(context, turn, reply.Events(stored_response.subject, after))
 
     @router.get(
         "/{response}/input_items",
@@ -342,7 +342,7 @@ async def reply_to_turn(
             context.runs.leave(turn.run)
             turn.permit.release()
             raise
-        return EventStream(context, turn.run, reply.Events(source, turn.after), turn.permit, turn.seconds)
+        return EventStream(context, turn, reply.Events(source, turn.after))
     if background:
         context.runs.leave(turn.run)
         turn.permit.release()
