@@ -105,22 +105,23 @@ def read(paths: Sequence[Path], scores: Mapping[str, float], costs: Mapping[str,
         else:
             read_rows = _json_lines(path, scores, left_out)
         for row in read_rows:
-            outcomes = dict(row.outcomes)
             if row.id in rows:
-                if rows[row.id].prompt != row.prompt:
-                    raise RecordsRefused(
-                        f"{path}: the id {row.id} is that of another prompt in {files[row.id]}; give it another"
-                    )
-                outcomes = {**rows[row.id].outcomes, **outcomes}
-                for model, outcome in rows[row.id].outcomes.items():
-                    if outcomes[model] != outcome:
-                        id_ = row.id.removesuffix(f" {model}")
-                        raise RecordsRefused(
-                            f"{path}: for the id {id_} {files[row.id]} has another outcome of {model}; leave out one"
-                        )
-            rows[row.id] = replace(row, outcomes=outcomes)
+                row = _joined(rows[row.id], files[row.id], row, path)
+            rows[row.id] = row
             files.setdefault(row.id, path)
     return _dataset(list(rows.values()), costs, left_out)
+
+
+def _joined(first: RecordedPrompt, first_path: Path, row: RecordedPrompt, path: Path) -> RecordedPrompt:
+    """Return a row together with the outcomes of an earlier one of the same id. Raises `RecordsRefused` if they
+    contradict each other."""
+    if first.prompt != row.prompt:
+        raise RecordsRefused(f"{path}: the id {row.id} is that of another prompt in {first_path}; give it another")
+    for model, outcome in row.outcomes.items():
+        if first.outcomes.get(model, outcome) != outcome:
+            id_ = row.id.removesuffix(f" {model}")
+            raise RecordsRefused(f"{path}: for the id {id_} {first_path} has another outcome of {model}; leave out one")
+    return replace(row, outcomes={**first.outcomes, **row.outcomes})
 
 
 def read_scores(path: Path) -> Mapping[str, float]:
