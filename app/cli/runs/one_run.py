@@ -154,15 +154,19 @@ async def _watch(settings: Settings, args: Arguments, now: Callable[[], float]) 
             while True:
                 for event in (await store.journal(row.id, after=seq)).events:
                     seq = event.seq
-                    if args.json:
-                        print(orjson.dumps(_event(event)).decode(), flush=True)
-                    else:
-                        line = Text(f"{event.at - began:8.2f} s  "), Text(_event_in_words(event))
-                        console.print(*line, soft_wrap=True)
+                    _print_event(event, began, as_json=args.json)
                     if event.kind in TERMINAL:
                         status.stop()
                         return int(event.kind is not Kind.SUCCEEDED)
                 await asyncio.sleep(POLL_SECONDS)
+
+
+def _print_event(event: Event, began: float, *, as_json: bool) -> None:
+    """Print one line for an event, with its time since the run `began`."""
+    if as_json:
+        print(orjson.dumps(_event(event)).decode(), flush=True)
+        return
+    terminal.stdout().print(Text(f"{event.at - began:8.2f} s  "), Text(_event_in_words(event)), soft_wrap=True)
 
 
 async def _watch_view(settings: Settings, args: Arguments, now: Callable[[], float]) -> int:
