@@ -1,16 +1,21 @@
 """Rules about the texts of a journal: all that it names are stored, no others, and each has its hash."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from app.audit.audited_run import AuditedRun
 from app.audit.report import Violation
 from app.core.run.kinds import Kind
 
-REFS = ("task", "subtask", "output", "logprobs", "said", "results", "request", "answer", "why", "why_withheld")
-"""Fields that name a content. The request of an intent is the hash of the bytes that were sent, which are not
-stored."""
-OTHER_REFS = frozenset({("run.admitted", "plan"), ("run.approved", "reason"), ("run.refused", "reason")})
+REFS = ("task", "subtask", "output", "logprobs", "said", "results", "answer", "why", "why_withheld")
+"""Fields of events that name a content."""
+OTHER_REFS: Mapping[str, tuple[str, ...]] = {
+    "run.admitted": ("plan",),
+    "run.resumed": ("request",),
+    "run.approved": ("reason",),
+    "run.refused": ("reason",),
+}
 """Fields that name a content in events of one kind, and something else, or nothing, in others."""
 
 
@@ -30,9 +35,7 @@ def check_contents(run: AuditedRun) -> Iterator[Violation]:
     for ref, body in run.record.contents.items():
         if content_ref(run.record.row["salt"], body) != ref:
             yield run.violation("content-altered", 0, f"content {ref[:12]} does not have its hash")
-    for seq, ref in _named_refs(run):
-        if ref not in run.record.contents:
-            yield run.violation("content-missing", seq, f"content {ref[:12]} is not stored, and the run was not erased")
+    yield from _check_presence(run)
     yield from _check_lengths(run)
 
 
@@ -41,19 +44,24 @@ def content_ref(salt: bytes, body: bytes) -> str:
     return hashlib.sha256(salt + body).hexdigest()
 
 
-def _named_refs(run: AuditedRun) -> Iterator[tuple[int, str]]:
-    """Yield every ref of a content in the journal, with the number of its event."""
+def named_refs(kind: str, body: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the refs of the contents that an event names."""
+    for name in (*REFS, *OTHER_REFS.get(kind, ())):
+        ref = body.get(name)
+        if isinstance(ref, str) and ref:
+            yield ref
+    decision = body.get("decision")
+    features = decision.get("features") if isinstance(decision, dict) else None
+    if isinstance(features, str) and features:
+        yield features
+
+
+def _check_presence(run: AuditedRun) -> Iterator[Violation]:
     for event in run.events:
-        for name in REFS:
-            ref = event.body.get(name)
-            if isinstance(ref, str) and ref and event.kind is not Kind.CALL_INTENDED:
-                yield event.seq, ref
-        for kind, name in OTHER_REFS:
-            if event.kind == kind and event.body.get(name):
-                yield event.seq, event.body[name]
-        decision = event.body.get("decision")
-        if isinstance(decision, dict) and isinstance(decision.get("features"), str):
-            yield event.seq, decision["features"]
+        for ref in named_refs(event.kind, event.body):
+            if ref not in run.record.contents:
+                words = f"content {ref[:12]} is not stored, and the run was not erased"
+                yield run.violation("content-missing", event.seq, words)
 
 
 def _check_lengths(run: AuditedRun) -> Iterator[Violation]:

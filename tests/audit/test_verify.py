@@ -15,10 +15,10 @@ import pytest
 from sqlalchemy import Connection, create_engine, insert, text
 
 from app.audit.budgets import check_windows
+from app.audit.contents import OTHER_REFS
 from app.audit.log import verify as log_verify
 from app.audit.log.findings import Finding, Verification
 from app.audit.log.folder import TilesFolder
-from app.audit.log.rows import OTHER_REFS
 from app.audit.log.tree import Checkpoint, GrowingTree, leaf_hash, root_of
 from app.audit.log.verify import LogCheck, StoredEntry, tiles_of
 from app.core.pool.budgets import Budget

@@ -12,6 +12,7 @@ import orjson
 from app.audit.administration import check_administration
 from app.audit.audited_run import AuditedRun, read_run
 from app.audit.budgets import JournalSums, check_windows
+from app.audit.contents import named_refs
 from app.audit.disclosures import check_disclosures
 from app.audit.log.entries import (
     BEFORE,
@@ -37,7 +38,7 @@ from app.audit.run_row import check_columns
 from app.core.pool.catalog import ProviderSpec
 from app.providers.protocol import Provider
 from app.store.archive import Record, StoredEvent
-from app.store.sealed_rows import KINDS, Event, LogRow, Row, SealedRows, SealedRun
+from app.store.sealed_rows import KINDS, LogRow, Row, SealedRows, SealedRun
 
 ADMISSION_COLUMNS = ("id", "tenant", "key", "tier", "model", "code", "created_at")
 """Columns of a run that are sealed as they were at its admission."""
@@ -51,15 +52,6 @@ TIME_COLUMNS = ("at", "placed_at", "pruned_at", "created_at", "made_at")
 UNSEALED_COLUMNS = {"feedback": ("comment",), "budget": ("slices",)}
 """Columns that are not sealed with their row: a rating's words are erased with its run, and the log of changes says how
 many slices a budget has."""
-REFS = ("task", "subtask", "output", "logprobs", "said", "results", "answer", "why", "why_withheld")
-"""Fields of events that name a content."""
-OTHER_REFS: Mapping[str, tuple[str, ...]] = {
-    "run.admitted": ("plan",),
-    "run.resumed": ("request",),
-    "run.approved": ("reason",),
-    "run.refused": ("reason",),
-}
-"""Fields that name a content in events of one kind, and something else, or nothing, in others."""
 INTENT, OUTCOME = "call.intended", "call.finished"
 DEADLINE_KINDS = frozenset(
     {
@@ -398,9 +390,10 @@ class RowCheck:
                 self._add("content", thing, f"the text {ref[:12]} does not have its hash", place)
         if salt is None:
             return
-        for ref in _named_refs(run.events):
-            if ref not in run.contents:
-                self._add("content", thing, f"the text {ref[:12]} is not stored, and the run was not erased", place)
+        for _, kind, _, raw in run.events:
+            for ref in _read_refs(kind, raw):
+                if ref not in run.contents:
+                    self._add("content", thing, f"the text {ref[:12]} is not stored, and the run was not erased", place)
 
     def _is_ledger_as_sealed(self, thing: str, run: SealedRun, entries: Sequence[LogEntry]) -> bool:
         """Return True if the run's rows in the ledger of disclosures are as they were sealed with its last event.
@@ -709,23 +702,12 @@ def _tags_of_plan(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield PREVIEW_TAG
 
 
-def _named_refs(events: Sequence[Event]) -> Iterator[str]:
-    """Return the refs of all contents that events name."""
-    for _, kind, _, raw in events:
-        if kind == INTENT:
-            continue
-        try:
-            body = _read_body(raw)
-        except BodyUnreadable:
-            continue
-        for name in (*REFS, *OTHER_REFS.get(kind, ())):
-            ref = body.get(name)
-            if ref and isinstance(ref, str):
-                yield ref
-        decision = body.get("decision")
-        features = decision.get("features") if isinstance(decision, dict) else None
-        if features and isinstance(features, str):
-            yield features
+def _read_refs(kind: str, raw: bytes) -> Iterator[str]:
+    """Yield the refs of the contents that an event names."""
+    try:
+        yield from named_refs(kind, _read_body(raw))
+    except BodyUnreadable:
+        return
 
 
 def _is_higher(value: Any, kind: str, before: LogEntry) -> bool:
