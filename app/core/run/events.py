@@ -651,6 +651,13 @@ class CallFinished(Fact):
     out_of_time: bool = optional(False)
     """True if the time of the run was over before the text was complete, and what there was of it is the answer."""
 
+    @property
+    def is_empty_answer(self) -> bool:
+        """Return True if it ended with neither text nor tool calls, and not because the model or its provider
+        refused."""
+        is_answer = self.outcome == "ok" and self.finish in ("stop", "length")
+        return is_answer and not (self.output or self.refused)
+
 
 # -- steps
 

@@ -290,7 +290,7 @@ def _on_call_finished(state: RunState, fact: CallFinished) -> Changes:
         usd=fact.usd,
         seconds=fact.seconds,
         limited=fact.error == RATE_LIMITED,
-        empty=fact.outcome == "ok" and not fact.output,
+        empty=fact.is_empty_answer,
         out_of_time=fact.out_of_time,
     )
     return {"calls": {**state.calls, call.id: call}}

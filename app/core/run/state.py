@@ -76,7 +76,7 @@ class Call:
     limited: bool = False
     """True if its provider refused it because of a rate limit."""
     empty: bool = False
-    """True if it went well and has no text. It may have called tools."""
+    """True if it gave an empty answer (`CallFinished.is_empty_answer`)."""
     out_of_time: bool = False
     """True if its text is cut off because the time of the run was over."""
 

@@ -204,12 +204,6 @@ class Reply:
         return bool(self._texts) or len(self._gathering) > 0
 
     @property
-    def is_empty(self) -> bool:
-        """Return True if it ended with neither text nor tool calls, and not because the model or its provider
-        refused."""
-        return self.finish in ("stop", "length") and not (self.began or self._refused)
-
-    @property
     def text(self) -> str:
         """Return the text that has come so far."""
         return "".join(self._texts)

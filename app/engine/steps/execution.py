@@ -501,7 +501,7 @@ class Execution:
 
     def _should_ask_another(self, candidates: Candidates, attempt: Attempt) -> bool:
         """Return whether another worker is asked because the answer of this one is empty: once for each step."""
-        if self._empty is not None or not attempt.reply.is_empty or not candidates.spare:
+        if self._empty is not None or not attempt.build_outcome().is_empty_answer or not candidates.spare:
             return False
         self._empty = attempt
         candidates.note_empty_answer(attempt.worker)
