@@ -1,13 +1,13 @@
 """Rules about runs that are no longer stored: each was pruned, which leaves a row with a hash, or it was lost.
 
 An earlier export shows more: every run of it must be stored with the same events, or must have been pruned with them.
-The hash is the root of a Merkle tree as RFC 6962 builds it; it is computed here anew.
+The hash is the root of a Merkle tree as RFC 6962 builds it; the auditor computes it anew.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from app.audit.log.tree import event_hash, root_of
 from app.audit.report import Report, Violation
 from app.store.archive import Record, StoredEvent
 from app.store.journal_file import Source
@@ -81,17 +81,4 @@ async def check_missing_runs(
 
 def merkle_root(run: str, events: Sequence[StoredEvent]) -> bytes:
     """Return the root over the events of a run."""
-    level: list[bytes] = []
-    for event in events:
-        head = f"{run}\n{event.seq}\n{event.kind}\n{event.at!r}\n"
-        level.append(_hash(b"\0", head.encode() + event.body))
-    while len(level) > 1:
-        pairs = [_hash(b"\1", level[at] + level[at + 1]) for at in range(0, len(level) - 1, 2)]
-        level = pairs + level[2 * len(pairs) :]
-    if level:
-        return level[0]
-    return hashlib.sha256(b"").digest()
-
-
-def _hash(kind: bytes, data: bytes) -> bytes:
-    return hashlib.sha256(kind + data).digest()
+    return root_of([event_hash(run, event.seq, event.kind, event.at, event.body) for event in events])

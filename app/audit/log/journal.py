@@ -11,7 +11,7 @@ from math import inf
 
 from app.audit.log.entries import RUN, LogEntry, read_entry
 from app.audit.log.findings import UNSEALED_SECONDS, Finding, Verification
-from app.audit.log.tree import GrowingTree, LogFormatError, leaf_hash
+from app.audit.log.tree import GrowingTree, LogFormatError, event_hash
 from app.audit.log.verify import StoredEntry
 from app.store.archive import Record
 from app.store.journal_file import Source
@@ -116,8 +116,7 @@ def _check_run(record: Record, entries: Sequence[LogEntry], moments: Moments, re
     for entry in entries:
         before = tree.size
         for event in record.events[before : entry.events]:
-            line = f"{record.row['id']}\n{event.seq}\n{event.kind}\n{event.at!r}\n".encode()
-            tree.add(leaf_hash(line + event.body))
+            tree.add(event_hash(record.row["id"], event.seq, event.kind, event.at, event.body))
         if tree.size < entry.events:
             _add_missing_events(thing, tree.size, entry, moments, report)
             return

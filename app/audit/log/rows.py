@@ -29,7 +29,7 @@ from app.audit.log.entries import (
     read_entry,
 )
 from app.audit.log.findings import UNSEALED_SECONDS, Finding, Verification
-from app.audit.log.tree import GrowingTree, LogFormatError, leaf_hash
+from app.audit.log.tree import GrowingTree, LogFormatError, event_hash, node_hash
 from app.audit.log.verify import LOG, LogCheck, StoredEntry
 from app.audit.money import check_row_amounts
 from app.audit.report import Report, Violation
@@ -233,7 +233,7 @@ class RowCheck:
         for entry in entries:
             before = tree.size
             for seq, kind, at, body in run.events[before : entry.events]:
-                tree.add(leaf_hash(f"{run.row['id']}\n{seq}\n{kind}\n{at!r}\n".encode() + body))
+                tree.add(event_hash(run.row["id"], seq, kind, at, body))
             if base64.b64encode(tree.root()).decode() != entry.root:
                 words = f"one of the events {before + 1} to {entry.events} is not as it was sealed"
                 self._add("altered", thing, words, entry.place)
@@ -738,5 +738,5 @@ def _is_frontier(stored: bytes | None, last: LogEntry) -> bool:
         return last.events == 0
     digest = peaks[-1]
     for peak in reversed(peaks[:-1]):
-        digest = hashlib.sha256(b"\1" + peak + digest).digest()
+        digest = node_hash(peak, digest)
     return base64.b64encode(digest).decode() == last.root

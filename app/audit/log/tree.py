@@ -36,6 +36,11 @@ def leaf_hash(entry: bytes) -> bytes:
     return hashlib.sha256(b"\0" + entry).digest()
 
 
+def event_hash(run: str, seq: int, kind: str, at: float, body: bytes) -> bytes:
+    """Return the hash of an event, which is an entry of the tree of its run's events."""
+    return leaf_hash(f"{run}\n{seq}\n{kind}\n{at!r}\n".encode() + body)
+
+
 def node_hash(left: bytes, right: bytes) -> bytes:
     """Return the hash over two subtrees."""
     return hashlib.sha256(b"\1" + left + right).digest()
