@@ -44,6 +44,8 @@ TURN_FIELD: Final = b"turn"
 """The field of an entry whose ticket waits in the list of its tenant."""
 TURNS_SECONDS: Final = 3600
 """Seconds after which the lists of tenants are forgotten, if nothing was queued meanwhile."""
+MOST_STEP: Final = 2**31 - 1
+"""The highest number of a step that a database can look up."""
 ADD: Final = f"""
 local lane, group, ticket, trace, tenant = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local turns = lane .. ':tenants'
@@ -486,13 +488,15 @@ def with_trace(ticket: Ticket, data: bytes) -> Ticket:
 
 
 def unpack_ticket(data: bytes, receipt: str) -> Ticket:
-    """Return the ticket with its receipt; raises `TicketFormatError`."""
+    """Return the ticket with its receipt; raises `TicketFormatError`, also for what no database can look up."""
     try:
         fields = orjson.loads(data)
     except orjson.JSONDecodeError as fault:
         raise TicketFormatError("not JSON") from fault
     match fields:
-        case [str(run), int(step), str(tier), str(driver), int(seq), int(version)]:
+        case [str(run), int(step), str(tier), str(driver), int(seq), int(version)] if (
+            run.isprintable() and WHOLE_RUN <= step <= MOST_STEP
+        ):
             return Ticket(run, step, tier, driver, seq, version, receipt)
         case _:
             raise TicketFormatError("not a ticket")

@@ -392,7 +392,14 @@ async def test_rubbish_is_dropped(server: servers.Server, queue: RedisQueue) -> 
     messages: list[Live] = []
     keys = KeyNames("baton")
     async with Redis.from_url(server.url) as client, queue.subscribe("a", messages.append):
-        for name, value in (("t", b"\xff"), ("t", b"[1,2]"), ("other", b"{}"), ("t", b"[" * 5000)):
+        for name, value in (
+            ("t", b"\xff"),
+            ("t", b"[1,2]"),
+            ("other", b"{}"),
+            ("t", b"[" * 5000),
+            ("t", b'["run\\u0000",0,"ultra","engine",1,0]'),  # no database can look these two up
+            ("t", b'["run",9223372036854775808,"ultra","engine",1,0]'),
+        ):
             await client.xadd(keys.steps("ultra"), {name: value})
         for rubbish in (
             b"",
