@@ -298,9 +298,9 @@ class Candidates:
         """The seconds that may still be waited for workers that are ejected now."""
         self._errors: list[BatonError | None] = []
         """The error of each attempt that failed."""
-        self._limited: dict[str, tuple[Worker, float]] = {}
-        """Workers that are not called because of a rate limit, each with the seconds that the run will have left when
-        it can be called again."""
+        self._set_aside: dict[str, tuple[Worker, float]] = {}
+        """Workers that are called only once their rate limit is over, each with the seconds that the run will have left
+        then."""
         self._unpaid: dict[str, Worker] = {}
         """Workers that are not called because the run's money does not pay for their answer."""
         self._rate_limited: dict[str, float] = {}
@@ -358,12 +358,12 @@ class Candidates:
         called then."""
         next_worker = None
         most_left = 0.0
-        for worker, left_then in self._limited.values():
+        for worker, left_then in self._set_aside.values():
             if left_then > max(self._health.least_answer_seconds(worker), most_left):
                 next_worker, most_left = worker, left_then
         if next_worker is None:
             return 0.0
-        del self._limited[next_worker.name]
+        del self._set_aside[next_worker.name]
         self._workers = [next_worker]
         return max(seconds_left - most_left, 0.0)
 
@@ -405,7 +405,7 @@ class Candidates:
         elif wait is None:
             self._workers = [other for other in self._workers if other is not worker]
             if worker.name in self._rate_limited:
-                self._limited[worker.name] = worker, self._rate_limited[worker.name] - jitter * BACKOFF_SECONDS
+                self._set_aside[worker.name] = worker, self._rate_limited[worker.name] - jitter * BACKOFF_SECONDS
         elif self._health.has_retry_budget(worker, "retry"):
             self._backoff_seconds = wait
         self._consider_unpaid()
@@ -420,12 +420,12 @@ class Candidates:
     def _consider_unpaid(self) -> None:
         """Offer those again that the run's money did not pay for: what others held may be there by now. Not while there
         is nobody else but workers to wait for."""
-        if self._workers or not self._limited:
+        if self._workers or not self._set_aside:
             self._workers, self._unpaid = [*self._unpaid.values(), *self._workers], {}
 
     def _retry_wait(self, worker: Worker, error: BatonError | None, jitter: float, seconds_left: float) -> float | None:
         """Return the seconds to wait for the worker that has just failed; None if it is not called again."""
-        is_only_one = len(self._workers) == 1 and not self._limited
+        is_only_one = len(self._workers) == 1 and not self._set_aside
         if isinstance(error, WorkerError) and error.elsewhere:  # another endpoint of it takes the call at once
             return 0.0
         if error is None or not error.retryable or self._tries[worker.name] > 1:
