@@ -39,7 +39,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemory
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from app.core.records import record
-from app.errors import QueueUnavailable
+from app.errors import ConfigInvalid, QueueUnavailable
 from app.network import retries
 from app.stepqueue.live import Publisher, Subscriber
 from app.stepqueue.protocol import Live, SealKeys, Ticket
@@ -90,8 +90,16 @@ class RedisQueue:
     ) -> None:
         """`lease` is in seconds; `bound` holds for each tier. `tiers` must not be empty. No I/O happens here.
 
-        `seals` are the keys of live messages: without them, messages of any client of Redis are accepted.
+        `seals` are the keys of live messages: without them, messages of any client of Redis are accepted. Raises
+        `ConfigInvalid` for a parameter of the URL that there is not.
         """
+        try:
+            pool: Any = ConnectionPool.from_url(url)
+            pool.make_connection()
+        except (TypeError, ValueError):
+            raise ConfigInvalid(
+                ["BATON_REDIS_URL: has a parameter that the client of Redis does not take; correct it"]
+            ) from None
         self._seals = seals or SealKeys()
         self._keys = KeyNames(prefix)
         # Blocking reads hold their connections; other commands must never wait for one of them.

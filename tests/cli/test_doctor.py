@@ -72,6 +72,22 @@ def test_settings_that_only_fail_when_they_are_used_are_told(environ: dict[str, 
     assert (failure.name, words in failure.words) == (name, True), failure
 
 
+def test_a_database_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    verdict = doctor_checks.missing_database(configure({"BATON_DATABASE_URL": "sqlite:////dev/null/baton.db"}))
+    assert (verdict.status, "/dev/null is no folder" in verdict.words) == ("fail", True)
+    verdict = doctor_checks.missing_database(configure({"BATON_DATABASE_URL": f"sqlite:///{tmp_path}"}))
+    assert (verdict.status, "is no file" in verdict.words) == ("fail", True)
+    verdict = doctor_checks.missing_database(configure({"BATON_DATABASE_URL": f"sqlite:///{tmp_path}/new/baton.db"}))
+    assert verdict.status == "skip"
+
+
+@pytest.mark.parametrize("query", ["db=x", "foo=bar", "socket_timeout=abc"])
+def test_a_parameter_that_no_client_of_redis_knows_is_told(tmp_path: Path, query: str) -> None:
+    result = baton(tmp_path, "doctor", BATON_REDIS_URL=f"redis://127.0.0.1:1?{query}")
+    assert result.status == 1
+    assert "BATON_REDIS_URL: has a parameter that the client of Redis does not take; correct it" in result.out
+
+
 def test_a_missing_library_for_time_stamps_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_authorities, "find_spec", lambda name: None)
     config = configure({"BATON_LOG_EXPORT": "log", "BATON_LOG_TIMESTAMP_URL": "http://127.0.0.1:9"})

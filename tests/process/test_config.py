@@ -487,6 +487,11 @@ def test_settings_defaults_and_values() -> None:
     assert (settings.host, settings.port, settings.redis_url, settings.log_level) == ("127.0.0.1", 0, None, "info")
 
 
+def test_a_url_of_sqlite_that_names_a_host_is_a_fault() -> None:
+    [fault] = faults({"BATON_DATABASE_URL": "sqlite://host/x.db"})
+    assert fault.startswith("BATON_DATABASE_URL: is not a URL that Baton can use; write it as sqlite:///baton.db")
+
+
 @pytest.mark.parametrize("url", ["redis://cache:65536/0", "redis://cache:99999", "rediss://[::1]:70000"])
 def test_a_port_of_redis_that_does_not_exist_is_a_fault(url: str) -> None:
     [fault] = faults({"BATON_REDIS_URL": url})

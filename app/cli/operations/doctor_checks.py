@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from app.cli import terminal
@@ -118,10 +119,14 @@ def _check_archive(settings: Settings) -> Iterator[Verdict]:
 def _check_place(address: str, settings: Settings) -> None:
     """Raise `ConfigInvalid` if files cannot be written to a place, as far as this is seen without writing one."""
     open_archive_files(address, settings.archive_endpoint)
-    if "://" in address:
-        return
-    folder = os.path.abspath(address)
-    while not os.path.exists(folder):  # it is made when it is first used
+    if "://" not in address:
+        _check_folder(Path(address))
+
+
+def _check_folder(path: Path) -> None:
+    """Raise `ConfigInvalid` if a folder, which is made when it is first used, cannot be made or written to."""
+    folder = os.path.abspath(path)
+    while not os.path.exists(folder):
         folder = os.path.dirname(folder)
     if not os.path.isdir(folder):
         raise ConfigInvalid([f"{folder} is no folder"])
@@ -155,6 +160,14 @@ def _check_prices(catalog: Catalog) -> Iterator[Verdict]:
 def missing_database(config: Configuration) -> Verdict:
     """Report that the configured database is an SQLite file that nobody has made yet."""
     where = _setting_text(config, "BATON_DATABASE_URL")
+    file = revisions.sqlite_file(config.settings.database_url)
+    try:
+        if file.exists():
+            raise ConfigInvalid([f"{file} is no file"])
+        _check_folder(file.parent)
+    except ConfigInvalid as error:
+        remedy = "correct BATON_DATABASE_URL or BATON_DATA_DIR"
+        return Verdict("database", "fail", f"{where}: {error.faults[0]}", remedy)
     return Verdict("database", "skip", f"{where} does not exist yet; `baton serve` or `baton migrate` makes it")
 
 

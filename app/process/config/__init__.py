@@ -180,7 +180,7 @@ def _pool_faults(environ: Mapping[str, str]) -> list[str]:
     if environ.get("BATON_CONDUCTOR_URL", "").strip():
         conductor = "http://conductor.invalid"
     settings = Settings(
-        pool=Path(path) if path else None, database_url="sqlite://", conductor_url=conductor, conductor_model="any"
+        pool=Path(path) if path else None, database_url="sqlite:///", conductor_url=conductor, conductor_model="any"
     )
     try:
         load(settings, environ)

@@ -37,7 +37,10 @@ DAY_SECONDS = 86_400.0
 PEPPER_CHARS = 32
 """Characters that a pepper has at least, so that nobody can guess it."""
 URL_FORMS = {
-    "database_url": (r"(sqlite|postgres|postgresql)(\+\w+)?://.*", "sqlite:///baton.db or postgresql://user@host/name"),
+    "database_url": (
+        r"sqlite(\+\w+)?:///.*|postgres(ql)?(\+\w+)?://.*",
+        "sqlite:///baton.db or postgresql://user@host/name",
+    ),
     "redis_url": (
         r"rediss?://([^/?#]*@)?(\[[^]]*\]|[^:/?#]*)(:\d{1,5})?(/\d*)?(\?.*)?|unix://.*",
         "redis://host:6379/0",

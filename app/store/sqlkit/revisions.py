@@ -54,8 +54,12 @@ class Status:
 
 def exists(url: str) -> bool:
     """Return False for an SQLite file that does not exist; True for every other URL."""
-    parsed = parse_url(url)
-    return parsed.get_backend_name() != "sqlite" or Path(parsed.database or "").is_file()
+    return parse_url(url).get_backend_name() != "sqlite" or sqlite_file(url).is_file()
+
+
+def sqlite_file(url: str) -> Path:
+    """Return the file of an SQLite database."""
+    return Path(parse_url(url).database or "")
 
 
 def status(url: str) -> Status:
