@@ -227,6 +227,24 @@ async def test_erased_content_is_not_replayed(stub: ProviderStub, runtime: Runti
     assert len(stub.requests) == 1
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_the_refusal_of_an_erased_response_keeps_no_slot(
+    stub: ProviderStub, tmp_path: Path, streams: bool
+) -> None:
+    body = {"model": "baton-mini", "input": "Hi", "background": True, "stream": streams}
+    body["baton"] = {"approval": "required"}  # so that the run has no answer yet when it is erased
+    async with (
+        running_service(tmp_path, pool_text(stub), {"BATON_CONCURRENT_RUNS": "4"}) as runtime,
+        client_over_socket(runtime, await add_key(runtime)) as client,
+    ):
+        first = await client.post("/v1/responses", json=body, headers={"idempotency-key": "one"})
+        await client.delete(f"/v1/runs/{first.headers['x-baton-run']}")
+        for _ in range(5):
+            again = await client.post("/v1/responses", json=body, headers={"idempotency-key": "one"})
+            assert (again.status_code, again.json()["error"]["code"]) == (404, "content_erased")
+        assert (await post_chat(client, chat_body())).status_code == 200
+
+
 async def test_a_run_is_heard_by_all_who_ask(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("alpha", Reply(first_delay=0.4))
     async with client_over_socket(runtime, await add_key(runtime)) as client:

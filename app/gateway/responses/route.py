@@ -19,7 +19,7 @@ from app.core.run.caller_view import Position
 from app.core.run.state import RunState
 from app.engine.delivery import messages as turn_ends
 from app.engine.runs.admission import Order
-from app.errors import CallerError, Conflict, InvalidRequest, NotFound
+from app.errors import Conflict, InvalidRequest, NotFound
 from app.gateway.http.admission import Idempotency, OpenTurn, TurnToFollow, last_event
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Direct, Keys, json_body
@@ -334,21 +334,25 @@ async def reply_to_turn(
     context: GatewayContext, request: Request, turn: OpenTurn, *, streams: bool, background: bool
 ) -> Response:
     """Return the reply of a run: as a stream, in the background, or whole."""
-    source = await subject(context.store, turn.run.state)
-    if streams:
-        try:
+    if not streams and not background:
+        end = await collect(context, turn, request.receive)
+        return json_reply(reply.render_response(await subject(context.store, end.state), end))
+    try:
+        source = await subject(context.store, turn.run.state)
+        if streams:
             _check(turn.run.state, turn.after)
-        except CallerError:
-            context.runs.leave(turn.run)
-            turn.permit.release()
-            raise
+    except BaseException:
+        _stop_following(context, turn)
+        raise
+    if streams:
         return EventStream(context, turn, reply.Events(source, turn.after))
-    if background:
-        context.runs.leave(turn.run)
-        turn.permit.release()
-        return json_reply(reply.render_response(source, None))
-    end = await collect(context, turn, request.receive)
-    return json_reply(reply.render_response(await subject(context.store, end.state), end))
+    _stop_following(context, turn)
+    return json_reply(reply.render_response(source, None))
+
+
+def _stop_following(context: GatewayContext, turn: OpenTurn) -> None:
+    context.runs.leave(turn.run)
+    turn.permit.release()
 
 
 async def _resolve_references(
