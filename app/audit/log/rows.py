@@ -1,7 +1,6 @@
 """Checks what is stored against the entries of the log: runs with their events, tags and texts, and all other rows."""
 
 import base64
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -12,7 +11,7 @@ import orjson
 from app.audit.administration import check_administration
 from app.audit.audited_run import AuditedRun, read_run
 from app.audit.budgets import JournalSums, check_windows
-from app.audit.contents import named_refs
+from app.audit.contents import content_ref, named_refs
 from app.audit.disclosures import check_disclosures
 from app.audit.log.entries import (
     BEFORE,
@@ -386,7 +385,7 @@ class RowCheck:
         for ref, body in run.contents.items():
             if salt is None or ref.encode() not in bodies:
                 self._add("content", thing, f"the text {ref[:12]} is stored and should not be", place)
-            elif hashlib.sha256(salt + body).hexdigest() != ref:
+            elif content_ref(salt, body) != ref:
                 self._add("content", thing, f"the text {ref[:12]} does not have its hash", place)
         if salt is None:
             return
