@@ -56,9 +56,8 @@ def _tenant(conn: Connection, hold: Hold) -> str:
         return ""
     if hold.scope in ("user", "tenant"):
         tenant_name = hold.tenant if hold.scope == "user" else hold.name
-        tables = (select(TENANTS.c.name), TENANTS.c.name), (select(KEYS.c.id), KEYS.c.tenant)
-        for query, column in (*tables, (select(RUNS.c.id), RUNS.c.tenant)):
-            if conn.execute(query.where(column == tenant_name).limit(1)).first() is not None:
+        for column in (TENANTS.c.name, KEYS.c.tenant, RUNS.c.tenant):
+            if conn.execute(select(column).where(column == tenant_name).limit(1)).first() is not None:
                 return tenant_name
         raise NotFound("There is no tenant of this name.")
     table = RUNS if hold.scope == "run" else KEYS

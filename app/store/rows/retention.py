@@ -1,8 +1,9 @@
 """Rows of runs whose content is to be erased, or which are to be deleted as a whole (*pruned*), in short
 transactions."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import inf
+from typing import Any, TypeVar
 
 import orjson
 from sqlalchemy import (
@@ -57,6 +58,8 @@ from app.store.sqlkit.tables import (
     TAGS,
     TICKETS,
 )
+
+T = TypeVar("T")
 
 ERASED_BYTES = 4 * 2**20
 """Most bytes of content that one transaction erases, unless a single run has more."""
@@ -139,19 +142,21 @@ def find_with_text(conn: Connection, runs: Sequence[str], text: bytes, decrypt: 
 
 def groups(conn: Connection, runs: Sequence[str]) -> list[list[str]]:
     """Return these runs in groups, each of which one short transaction can erase."""
-    return list(_split_by_size(runs, content.sizes(conn, runs)))
+    sizes = content.sizes(conn, runs)
+    return list(_split(sorted(runs), lambda run: sizes.get(run, 0), ERASED_BYTES, ERASED_RUNS))
 
 
-def _split_by_size(runs: Sequence[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    group: list[str] = []
-    group_bytes = 0
-    for run in sorted(runs):
-        size = sizes.get(run, 0)
-        if group and (len(group) >= ERASED_RUNS or group_bytes + size > ERASED_BYTES):
+def _split(items: Iterable[T], size_of: Callable[[T], int], most: int, most_items: float = inf) -> Iterator[list[T]]:
+    """Yield these items in groups of at most that size and number; an item that is larger is a group of its own."""
+    group: list[T] = []
+    group_size = 0
+    for item in items:
+        size = size_of(item)
+        if group and (len(group) >= most_items or group_size + size > most):
             yield group
-            group, group_bytes = [], 0
-        group.append(run)
-        group_bytes += size
+            group, group_size = [], 0
+        group.append(item)
+        group_size += size
     if group:
         yield group
 
@@ -177,17 +182,8 @@ def prunable(query: PruneQuery) -> tuple[ColumnElement[bool], ...]:
 
 
 def pruning_groups(runs: Sequence[tuple[PrunedRun, int]], most: int) -> Iterator[list[tuple[PrunedRun, int]]]:
-    """Yield these runs in groups of at most that many events, each of which one short transaction can prune."""
-    group: list[tuple[PrunedRun, int]] = []
-    events = 0
-    for run in runs:
-        if group and events + run[0].events > most:
-            yield group
-            group, events = [], 0
-        group.append(run)
-        events += run[0].events
-    if group:
-        yield group
+    """Return these runs in groups of at most that many events, each of which one short transaction can prune."""
+    return _split(runs, lambda run: run[0].events, most)
 
 
 def prune(
