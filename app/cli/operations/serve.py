@@ -4,6 +4,7 @@ import errno
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 from app.cli import event_loop, terminal
@@ -19,6 +20,18 @@ ROLES: Mapping[str, Roles] = {
     "dispatcher": Roles(gateway=False, dispatcher=True),
 }
 EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """An address on which this process is to listen."""
+
+    host: str
+    port: int
+    port_options: str
+    """The options and settings that name the port."""
+    address_options: str
+    """Those that name host and port."""
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
@@ -49,38 +62,44 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     return 0
 
 
-def _listeners(settings: Settings, roles: Roles) -> list[tuple[str, int, str, str]]:
-    """Return host and port of each listener, then what sets the port, and what sets both."""
-    places = []
+def _listeners(settings: Settings, roles: Roles) -> list[Listener]:
+    listeners = []
     if roles.gateway:
-        places.append((settings.host, settings.port, "--port or BATON_PORT", "--host and --port"))
+        listeners.append(Listener(settings.host, settings.port, "--port or BATON_PORT", "--host and --port"))
     if settings.metrics_port is not None:
         options = "BATON_METRICS_PORT", "BATON_METRICS_HOST and BATON_METRICS_PORT"
-        places.append((settings.metrics_host or settings.host, settings.metrics_port, *options))
+        listeners.append(Listener(settings.metrics_host or settings.host, settings.metrics_port, *options))
     if roles.gateway and settings.admin_port is not None:
         options = "BATON_ADMIN_PORT", "BATON_ADMIN_HOST and BATON_ADMIN_PORT"
-        places.append((settings.admin_host, settings.admin_port, *options))
-    return places
+        listeners.append(Listener(settings.admin_host, settings.admin_port, *options))
+    return listeners
 
 
-def _refuse_shared_addresses(places: Sequence[tuple[str, int, str, str]]) -> None:
+def _refuse_shared_addresses(listeners: Sequence[Listener]) -> None:
     """Raise `ConfigInvalid` if two listeners of this process have the same address."""
-    for (host, port, first, _), (other_host, other_port, second, _) in combinations(places, 2):
-        if port == other_port != 0 and (host == other_host or {host, other_host} & EVERY_ADDRESS):
-            raise ConfigInvalid([f"{second}: is the port of another listener, {port}; change it, or {first}"])
+    for first, second in combinations(listeners, 2):
+        is_shared_host = first.host == second.host or {first.host, second.host} & EVERY_ADDRESS
+        if first.port == second.port != 0 and is_shared_host:
+            raise ConfigInvalid(
+                [
+                    f"{second.port_options}: is the port of another listener, {first.port}; change it, or "
+                    f"{first.port_options}"
+                ]
+            )
 
 
-def _why_not_listening(places: Sequence[tuple[str, int, str, str]]) -> str:
+def _why_not_listening(listeners: Sequence[Listener]) -> str:
     """Return the reason why the service cannot listen on one of its addresses, found by another try."""
-    for host, port, another, both in places:
+    for listener in listeners:
+        host, port = listener.host, listener.port
         family = socket.AF_INET
         if ":" in host:
             family = socket.AF_INET6
         try:
-            with socket.socket(family) as listener:
-                listener.bind((host, port))
+            with socket.socket(family) as attempt:
+                attempt.bind((host, port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                return f"{host}:{port} is in use by another program; choose another port with {another}"
-            return f"cannot listen on {host}:{port}: {error.strerror or error}; see {both}"
-    return "cannot listen on " + ", ".join(f"{host}:{port}" for host, port, *_ in places)
+                return f"{host}:{port} is in use by another program; choose another port with {listener.port_options}"
+            return f"cannot listen on {host}:{port}: {error.strerror or error}; see {listener.address_options}"
+    return "cannot listen on " + ", ".join(f"{listener.host}:{listener.port}" for listener in listeners)
