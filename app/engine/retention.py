@@ -123,9 +123,9 @@ async def runs_with_text(store: Retention, tenant: str, text: bytes) -> AsyncIte
     async for page in runs_with_content(store, ContentQuery(tenant=tenant)):
         for start in range(0, len(page), GROUP_RUNS):
             group = page[start : start + GROUP_RUNS]
-            holding = set(await store.runs_that_hold([run.id for run in group], text))
-            if holding:
-                yield [run for run in group if run.id in holding]
+            found = set(await store.runs_with_text([run.id for run in group], text))
+            if found:
+                yield [run for run in group if run.id in found]
 
 
 async def erase_all(store: ErasureStore, find: FindRuns, end: EndRuns, by: ErasedBy = "operator") -> EraseResult:

@@ -345,7 +345,7 @@ class SqlStore(TenantVerbs):
     async def runs_with_ref(self, ref: str) -> Sequence[str]:
         return await self._read(partial(retention.find_with_ref, ref=ref))
 
-    async def runs_that_hold(self, runs: Sequence[str], text: bytes) -> Sequence[str]:
+    async def runs_with_text(self, runs: Sequence[str], text: bytes) -> Sequence[str]:
         return await self._read(partial(retention.find_with_text, runs=runs, text=text, decrypt=self._decrypt))
 
     async def erase_contents(self, runs: Sequence[str], by: ErasedBy = "operator") -> int:

@@ -83,7 +83,7 @@ class Retention(Protocol):
         """Return the runs that have a content of this ref: one, unless two runs have the same salt."""
         ...
 
-    async def runs_that_hold(self, runs: Sequence[str], text: bytes) -> Sequence[str]:
+    async def runs_with_text(self, runs: Sequence[str], text: bytes) -> Sequence[str]:
         """Return the runs among these that have this text: as a whole content, or as a whole string in one that is
         JSON."""
         ...
