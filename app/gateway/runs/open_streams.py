@@ -40,12 +40,12 @@ class OpenStreams:
         self.keys = keys
         self._open: Counter[str] = Counter()
 
-    def begin(
-        self, request: Request, caller: Caller, frames: AsyncGenerator[bytes], seconds: float | None
-    ) -> "OpenStream":
+    def begin(self, request: Request, caller: Caller, frames: AsyncGenerator[bytes], seconds: float | None) -> Response:
         """Return the reply that writes these frames for at most so many `seconds`; None: without an end of its own.
 
         Raises `Overloaded` if the process has too many streams, `OverQuota` if the key has."""
+        if request.method == "HEAD":  # which would wait for a stream's end, and for no body
+            return Response(media_type=OpenStream.media_type)
         if self._open.total() >= MOST:
             message = f"This process has {MOST:,} open streams already. Connect again later."
             raise Overloaded(message, retry_after=RETRY_SECONDS)

@@ -81,8 +81,6 @@ def routes(context: GatewayContext, keys: Keys) -> APIRouter:
         the earliest. Streams of the same figures share their making. A stream ends within five seconds of its key's
         revocation."""
         check_tenant(caller, filters.tenant)
-        if request.method == "HEAD":  # which would wait for a stream's end, and for no body
-            return Response(media_type="text/event-stream")
         overview_filters = query.OverviewFilters(period=filters.period, tenant=filters.tenant)
         key = (caller.tenant, filters.tenant, filters.period, tuple(_hidden(caller).items()))
         followed = shared.get(key)

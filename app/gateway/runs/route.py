@@ -195,8 +195,6 @@ def _add_follow_route(router: APIRouter, context: GatewayContext, keys: Keys, st
         """The events of `GET /v1/runs/{id}/events`, each under its number as the event id, until the run has ended, or
         for the seconds that are asked for. `Last-Event-ID` counts before `starting_after`. A stream ends within five
         seconds of its key's revocation."""
-        if request.method == "HEAD":  # which would wait for the run's end, and for no body
-            return Response(media_type="text/event-stream")
         after = last_event(request, options.starting_after)
 
         def to_json(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]:

@@ -65,8 +65,6 @@ def add_routes(router: APIRouter, context: GatewayContext, keys: Keys, streams: 
         changed, and the id of each that has left it, within about a second. Who connects again is sent the page anew,
         so that nothing is missed. Comments keep the connection alive."""
         run_query = await _run_query(context, filters, caller)
-        if request.method == "HEAD":  # which would wait for a stream's end, and for no body
-            return Response(media_type="text/event-stream")
         frames = await pages.frames(caller.tenant, filters, run_query)
         return streams.begin(request, caller, frames, filters.seconds)
 
