@@ -206,6 +206,19 @@ def test_a_rejected_proposal_is_repaired_once_and_then_replaced(journal: list[Fa
     assert decide(state_of(*journal), 0.0) == (command,)
 
 
+def test_a_plan_that_three_engines_were_lost_over_is_not_made_again() -> None:
+    """What they met while they made it may be what ended them."""
+    lost = [fact for number in range(3) for fact in reject_plan(number, DRIVER_LOST, outage=True)]
+    assert decide(state_of(*lost[:-2]), 0.0) == (Propose(2, 0, "first"),)
+    assert decide(state_of(*lost), 0.0) == (Propose(3, 0, "fallback"),)
+    further = [*plan_further_round()[:1], drafts.plan_rejected(1, "", [DRIVER_LOST], outage=True)]
+    for number in (2, 3):
+        further += [*plan_further_round(number=number)[:1]]
+        further += [drafts.plan_rejected(number, "", [DRIVER_LOST], outage=True)]
+    stopped = Finish(Kind.SUCCEEDED, 0, stopped="plan_rejected")
+    assert decide(state_of(*FIRST_ROUND, *further, limits=ROUNDS), 0.0) == (stopped,)
+
+
 def test_a_new_proposal_counts_its_steps_on() -> None:
     first = plan_facts(seeing(), seeing(0), close=False)
     skips = drafts.steps_skipped(state_of(*first).current_steps, "plan_rejected")

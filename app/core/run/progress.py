@@ -5,6 +5,7 @@ decides the same.
 
     nothing proposed ........ Propose(first)         a step's inputs are settled .... Queue
     rejected once ........... Propose(repair)        all its inputs are lost ........ Skip
+    lost with its engine .... Propose (as before)
     rejected again, or out,
     or not to be paid ....... Propose(fallback)      all steps settled, or time up .. Finish
     a round has answered .... Propose(first)         nothing goes on without tools .. Await
@@ -112,6 +113,8 @@ Command = Propose | Queue | Skip | Conclude | Await | AwaitApproval | DropPlan |
 
 EXPIRED, OVER_BUDGET = RunExpired.code, RunOverBudget.code
 """The errors of a run that has no time, or no money, left."""
+MOST_LOST_ENGINES = 3
+"""Engines that may be lost while they make the plan of a round, before the run goes on without that plan."""
 
 
 def decide(state: RunState, now: float) -> tuple[Command, ...]:
@@ -211,7 +214,7 @@ def _next_proposal(state: RunState, parent: int | None = None) -> Command:
     if not tries:
         return command
     last = tries[-1]
-    if last.reasons == (DRIVER_LOST,):
+    if _is_to_be_made_again(tries):
         return copy_with(command, mode=last.mode)
     if last.reasons == (approvals.EXPIRED,):
         if last.mode == "fallback":
@@ -227,6 +230,14 @@ def _next_proposal(state: RunState, parent: int | None = None) -> Command:
     if parent is None and (last.mode == "fallback" or last.round > 1):
         return give_up(state, Kind.FAILED, PlanRejected.code)  # no worker answers in place of an answer that is there
     return copy_with(command, mode="fallback")
+
+
+def _is_to_be_made_again(tries: Sequence[Proposal]) -> bool:
+    """Return True if the latest proposal was lost with its engine, and not so many others of its round that what was
+    met while they were made may be what ended their engines."""
+    last = tries[-1]
+    lost = [tried for tried in tries if tried.reasons == (DRIVER_LOST,) and tried.round == last.round]
+    return last in lost and len(lost) < MOST_LOST_ENGINES
 
 
 def give_up(state: RunState, kind: Kind, error: str) -> Finish:
