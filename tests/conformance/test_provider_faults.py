@@ -17,6 +17,7 @@ from app.errors import (
     WorkerUnavailable,
 )
 from app.providers import http
+from app.providers.adapters.embeddings import Vector
 from app.providers.adapters.gemini import Candidate
 from app.providers.adapters.openai import Completion
 from app.providers.faults import error_by_status, error_in_reply
@@ -217,6 +218,12 @@ async def test_other_servers_words_for_a_complete_answer(openai: Line, reason: A
 async def test_a_server_that_gave_up_says_so_in_its_finish_reason(openai: Line, reason: Any) -> None:
     error, _ = await failure(openai, Reply(finish=reason))
     assert type(error) is WorkerUnavailable
+
+
+def test_an_error_in_place_of_a_vector_is_the_one_that_it_names() -> None:
+    with pytest.raises(WorkerRateLimited) as caught:
+        Vector(3, "w").read_whole(b'{"error": {"code": 429, "message": "Slow down."}}', [])
+    assert caught.value.failure.excerpt == "Slow down."
 
 
 def test_an_error_of_a_choice_is_the_one_that_it_names() -> None:

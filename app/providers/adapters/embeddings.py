@@ -21,7 +21,7 @@ from app.errors import WorkerTruncated
 from app.providers import options
 from app.providers.authentication import key_headers
 from app.providers.document import label, object_or_empty, parse, rows, usage
-from app.providers.faults import malformed_reply
+from app.providers.faults import error_in_reply, malformed_reply
 from app.providers.http import Endpoint, ProviderRequest, exchange
 from app.providers.protocol import Request
 
@@ -90,6 +90,8 @@ class Vector:
     def read_whole(self, body: bytes, pieces: list[Piece]) -> None:
         """Parse the reply."""
         document = parse(body, self._sender)
+        if document.get("error") is not None:
+            raise error_in_reply(self._sender, document)
         vectors = rows(document.get("data"), self._sender)
         if len(vectors) != 1:
             raise malformed_reply(self._sender, f"{len(vectors)} vectors for one text")
