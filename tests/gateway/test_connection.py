@@ -90,12 +90,19 @@ def check(reply: tuple[int, dict[str, str], bytes], status: int) -> dict[str, An
         GET + b"content-length: -1\r\n\r\n",
         GET + b"canary7Q: \x01\r\n\r\n",
         GET + b" folded: canary7Q\r\n\r\n",
+        GET + b"Host: canary7Q\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\n\r\n",
     ],
 )
 async def test_bytes_that_are_no_http(line: Line, data: bytes) -> None:
     await line.send(data)
     assert check(await line.reply(), 400)["code"] == "invalid_http"
     assert await line.is_closed()
+
+
+async def test_a_request_of_the_older_version_needs_no_host(line: Line) -> None:
+    await line.send(b"GET /healthz HTTP/1.0\r\n\r\n")
+    assert (await line.reply())[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -156,8 +156,11 @@ class Connection(HttpToolsProtocol):
         self._in_head = True
 
     def on_headers_complete(self) -> None:
-        """The head has arrived whole."""
+        """The head has arrived whole. Where this raises, the parser takes the request for no HTTP."""
         self._in_head = False
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) != 1 and self.parser.get_http_version() == "1.1":
+            raise ValueError("A request of HTTP/1.1 names one host (RFC 9112, 3.2).")
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
