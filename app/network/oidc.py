@@ -79,9 +79,10 @@ class OpenIdProvider:
         metadata = await self._discover(client)
         fields = {"redirect_uri": self._redirect_url, "code": code, "code_verifier": verifier}
         headers = {"content-type": "application/x-www-form-urlencoded"}
+        methods = metadata.get("token_endpoint_auth_methods_supported") or ["client_secret_basic"]
         if self._client_secret is None:
             fields["client_id"] = self._client_id
-        elif "client_secret_basic" in metadata.get("token_endpoint_auth_methods_supported", ["client_secret_basic"]):
+        elif "client_secret_basic" in methods:
             headers["authorization"] = _basic(self._client_id, self._client_secret)
         else:
             fields |= {"client_id": self._client_id, "client_secret": self._client_secret}
@@ -149,7 +150,7 @@ class OpenIdProvider:
         try:
             async with asyncio.timeout(LOGIN_SECONDS), async_client(headers=headers) as client:
                 yield client
-        except (httpx.HTTPError, OSError, TimeoutError):
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError):
             raise OursError("The identity provider cannot be reached; try again shortly.") from None
 
 

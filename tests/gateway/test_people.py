@@ -17,6 +17,7 @@ from joserfc.jwk import ECKey, KeySet, OctKey
 from app.errors import Forbidden, OursError
 from app.gateway.admin.people import SESSION, Access, Grant, People
 from app.gateway.administration import create_admin
+from app.network import oidc
 from app.network.oidc import KNOWN_SECONDS, OpenIdProvider
 from tests.harness.administration import AdminStandIn, administration
 from tests.harness.console import SAME_ORIGIN, console_client, page_text
@@ -312,6 +313,19 @@ async def test_a_key_that_cannot_be_used_does_not_stand_in_the_way_of_the_others
     async with serving(keys={"keys": [other]}) as client:
         with pytest.raises(Forbidden):
             await provider_at()._verify(client, sign_token(KEY), "n")
+
+
+async def test_a_discovery_document_whose_methods_are_null_means_the_usual_one() -> None:
+    document = DISCOVERED | {"token_endpoint_auth_methods_supported": None}
+    async with serving(**{"openid-configuration": document, "token": {"id_token": "t"}}) as client:
+        assert await provider_at()._exchange_code(client, "code", "verifier") == "t"
+
+
+async def test_an_address_of_a_provider_that_is_none_is_its_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = serving(**{"openid-configuration": DISCOVERED | {"token_endpoint": "https://id:port/token"}})
+    monkeypatch.setattr(oidc, "async_client", lambda headers: client)
+    with pytest.raises(OursError, match="cannot be reached"):
+        await provider_at().claims("code", nonce="n", verifier="v")
 
 
 @pytest.mark.parametrize("kid", ["one", "two", None])
