@@ -43,6 +43,8 @@ class FollowedRun:
         self._texts: list[str] = []
         self._chars = 0
         self._calls: dict[int, dict[str, str]] = {}
+        self._has_all_calls = False
+        """True if the stream has told the end of the turn. The state alone may be known before: it is read elsewhere."""
         self._state = ""
         self._refusal: Refusal | None = None
         self._is_paused = False
@@ -87,7 +89,8 @@ class FollowedRun:
 
     async def _events(self) -> AsyncGenerator[Event]:
         while True:
-            self._texts, self._chars, self._calls, self._is_paused = [], 0, {}, False
+            self._texts, self._chars, self._calls = [], 0, {}
+            self._has_all_calls = self._is_paused = False
             try:
                 async with self._api.events(self._session, f"{self._path}/stream") as events:
                     async for event in events:
@@ -119,6 +122,7 @@ class FollowedRun:
             return
         for choice in body.get("choices", ()):
             self._add_delta(choice.get("delta", {}))
+            self._has_all_calls = self._has_all_calls or choice.get("finish_reason") == "tool_calls"
         self._state = str(body.get("baton", {}).get("state", self._state))
         if self._state == "awaiting_approval":
             self._is_paused = True
@@ -156,7 +160,7 @@ class FollowedRun:
             words = answer[:SHOWN_CHARS]
             left_out = max(self._chars - SHOWN_CHARS, 0)
         calls: list[dict[str, str]] = []
-        if self._state == "awaiting_tool":
+        if self._state == "awaiting_tool" and self._has_all_calls:
             calls = list(self._calls.values())
         turn = ""
         if calls:
