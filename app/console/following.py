@@ -44,7 +44,7 @@ class FollowedRun:
         self._chars = 0
         self._calls: dict[int, dict[str, str]] = {}
         self._has_all_calls = False
-        """True if the stream has told the end of the turn. The state alone may be known before: it is read elsewhere."""
+        """True if the stream has told the end of the turn. The state alone may be known before; it is read apart."""
         self._state = ""
         self._refusal: Refusal | None = None
         self._is_paused = False
