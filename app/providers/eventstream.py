@@ -35,8 +35,8 @@ class MessageReader:
         library = import_module("botocore.eventstream")
         self._buffer: Any = library.EventStreamBuffer()
         self._faults = (library.ParserError, KeyError, UnicodeDecodeError, struct.error)
-        """What the library raises for what is no such stream: the last three where headers have an unknown type, are no
-        text, or are cut off."""
+        """The errors that the library raises for malformed bytes. It raises a `KeyError` for a header of an unknown
+        type, a `UnicodeDecodeError` for one that is not UTF-8, and a `struct.error` for one that is cut off."""
         self._total = 0
         self._held = 0
         """Bytes since the last complete message."""

@@ -31,7 +31,7 @@ class Listener:
     port_options: str
     """The options and settings that name the port."""
     address_options: str
-    """Those that name host and port."""
+    """The options and settings that name the host and the port together."""
 
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:

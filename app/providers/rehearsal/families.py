@@ -47,8 +47,8 @@ PLANS: Mapping[Family, str] = {
     "extraction": "read the text from left to right; mark each match; copy the matches exactly",
     "logic": "write down each fact as an arrow; chain the arrows; read off what is asked",
 }
-"""What a worker answers that is asked for a plan, by family; the pool names these families to those who ask something
-else."""
+"""The plan that a worker writes when it is asked for one, by the family of the question. The message for questions
+that no rehearsal worker can solve lists these families."""
 
 
 def solve(text: str) -> Problem | None:
