@@ -11,7 +11,7 @@
     │                                        WorkerMalformed · WorkerTruncated · WorkerMisconfigured 502
     ├ RunEnded         a terminal state      RunCancelled 499 · RunExpired 504 · RunOverBudget 429 · RunFailed 502
     │                                        RunRefused 400 · RunRateLimited, RunOutOfQuota 429
-    ├ OursError        blame us, never 401   StoreUnavailable 503, as are RunUndecided and
+    ├ ServiceUnavailable        blame us, never 401   StoreUnavailable 503, as are RunUndecided and
     │                                        ContentKeyUnavailable · QueueUnavailable 503
     │                                        LeaseLost, ArchiveUnavailable (stay inside)
     └ RecordDamaged    blame the database    500, and no request can mend it
@@ -410,7 +410,7 @@ class RunRateLimited(RunEnded):
     retryable = True
 
 
-class OursError(BatonError):
+class ServiceUnavailable(BatonError):
     """A part of the service is unavailable; send the request again after Retry-After seconds."""
 
     status = 503
@@ -418,7 +418,7 @@ class OursError(BatonError):
     retryable = True
 
 
-class StoreUnavailable(OursError):
+class StoreUnavailable(ServiceUnavailable):
     """The database is unavailable, so nothing was started; send the request again shortly."""
 
     code = "store_unavailable"
@@ -444,26 +444,26 @@ class RunUndecided(StoreUnavailable):
         super().__init__(message)
 
 
-class RunLost(OursError):
+class RunLost(ServiceUnavailable):
     """The database has moved to another server, which did not have this run yet, so the run and its answer are lost;
     send the request again."""
 
     code = "run_lost"
 
 
-class QueueUnavailable(OursError):
+class QueueUnavailable(ServiceUnavailable):
     """The step queue is unavailable; running work continues from the database, so send the request again shortly."""
 
     code = "queue_unavailable"
 
 
-class ArchiveUnavailable(OursError):
+class ArchiveUnavailable(ServiceUnavailable):
     """The archive of pruned runs cannot be written, so none is pruned; check BATON_ARCHIVE and its credentials."""
 
     code = "archive_unavailable"
 
 
-class LeaseLost(OursError):
+class LeaseLost(ServiceUnavailable):
     """Another process owns this run or step now, so this process must stop writing to it."""
 
     code = "lease_lost"

@@ -12,7 +12,7 @@ from dataclasses import replace
 from app.conductor.prompt import ALTERNATIVES
 from app.conductor.protocol import Ask, Brief, Question, Rationale
 from app.conductor.styles import Style
-from app.core.message.chat import ChosenToken, Piece, Words
+from app.core.message.chat import ChosenToken, Piece, TextDelta
 from app.core.plan import proposals
 from app.core.plan.workflow import CONDUCTOR, Step
 
@@ -57,7 +57,7 @@ class ModelConductor:
         )
         async for pieces in ask(question):
             probabilities.add(pieces)
-            words = [piece.text for piece in pieces if isinstance(piece, Words)]
+            words = [piece.text for piece in pieces if isinstance(piece, TextDelta)]
             for step in reader.feed("".join(words)):
                 yield replace(step, probability=probabilities.next_probability(names.index(step.worker)))
         for step in reader.finish():

@@ -153,7 +153,7 @@ class FixedPlanConductor:
 
 
 @record(frozen=True, slots=True)
-class Sight:
+class RequestEmbedding:
     """The embedding of a request as features; `blind` gives the reason if there are none."""
 
     vector: tuple[tuple[int, float], ...] = ()
@@ -193,7 +193,9 @@ class Chooser(ABC):
     """The conductor among its choices that asks a model, which also repairs its own proposals."""
 
     @abstractmethod
-    def choose(self, brief: Brief, seed: str, *, explores: bool, asks: bool, sight: Sight) -> ConductorChoice:
+    def choose(
+        self, brief: Brief, seed: str, *, explores: bool, asks: bool, embedding: RequestEmbedding
+    ) -> ConductorChoice:
         """Choose a conductor for this task. Equal briefs, seeds, sights and posteriors give equal choices.
 
         Without `explores` the best choice is made with certainty; without `asks` no model may be asked for a plan.

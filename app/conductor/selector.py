@@ -16,7 +16,7 @@ from math import inf
 from random import Random
 from statistics import NormalDist
 
-from app.conductor.protocol import Brief, Chooser, Conductor, ConductorChoice, FixedPlanConductor, Sight
+from app.conductor.protocol import Brief, Chooser, Conductor, ConductorChoice, FixedPlanConductor, RequestEmbedding
 from app.core.plan.pricing import every_plan_fits, least_price, plan_price, plan_seconds, question_tokens
 from app.core.plan.templates import ACCEPT, MODEL, PLANNED, Arm, arm_of, arms, build_follow_up_arm, list_follow_up_arms
 from app.core.plan.workflow import access_from_list
@@ -43,9 +43,11 @@ class Selector(Chooser):
         self.embedder, self.patience = spec.embedder, spec.patience
         self.model = model
 
-    def choose(self, brief: Brief, seed: str, *, explores: bool, asks: bool, sight: Sight) -> ConductorChoice:
+    def choose(
+        self, brief: Brief, seed: str, *, explores: bool, asks: bool, embedding: RequestEmbedding
+    ) -> ConductorChoice:
         """Choose an arm for this brief; `protocol.Chooser` has the contract."""
-        request_features, candidates, spent = self._candidates(brief, asks=asks, sight=sight)
+        request_features, candidates, spent = self._candidates(brief, asks=asks, embedding=embedding)
         payable, masked = affordable(candidates, brief)
         random = Random(seed)
         explore: float | None = None
@@ -65,10 +67,12 @@ class Selector(Chooser):
             conductor, choice, self._policy, published.version, request_features, explore or 0.0, seed, masked, lent
         )
 
-    def _candidates(self, brief: Brief, *, asks: bool, sight: Sight) -> tuple[Features, Sequence[Arm], float]:
+    def _candidates(
+        self, brief: Brief, *, asks: bool, embedding: RequestEmbedding
+    ) -> tuple[Features, Sequence[Arm], float]:
         """Return the features of the question (in a second round, of the answer too), the arms that may be chosen in
         this round, and the micro-dollars that the run has spent before it."""
-        request_features = features(find_last_question(brief.task.messages), sight.vector)
+        request_features = features(find_last_question(brief.task.messages), embedding.vector)
         if brief.round == 1:
             may_ask = asks and self.model is not None
             return request_features, arms(self._spec, brief.workers, brief.limits.steps, model=may_ask), 0.0

@@ -21,7 +21,7 @@ from app.core.transparency.notes import NoteInvalid, parse_checkpoint, split_not
 from app.core.transparency.witnesses import Witness, cosignature_time, proof_from_tiles
 from app.engine.context import EngineContext, Leadership
 from app.engine.periodic import look_repeatedly
-from app.errors import ArchiveUnavailable, OursError
+from app.errors import ArchiveUnavailable, ServiceUnavailable
 from app.network.log_authorities import ConfirmationError, authority_client, request_cosignature, request_timestamp
 from app.store.archive_files import ArchiveFiles
 
@@ -100,7 +100,7 @@ class CheckpointExport:
             if note is not None:
                 await self._export(self._files, note, parse_checkpoint(split_note(note)[0]).size)
             self._failing.discard("")
-        except (OursError, NoteInvalid, TimeoutError) as error:
+        except (ServiceUnavailable, NoteInvalid, TimeoutError) as error:
             reason = type(error).__name__
             if isinstance(error, ArchiveUnavailable):
                 reason = error.message

@@ -5,11 +5,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from app.errors import OursError
+from app.errors import ServiceUnavailable
 from app.telemetry import Telemetry
 
 
-def _wait_for_the_next_look(_error: OursError) -> None:
+def _wait_for_the_next_look(_error: ServiceUnavailable) -> None:
     return
 
 
@@ -20,7 +20,7 @@ async def look_repeatedly(
     telemetry: Telemetry,
     work: str,
     *,
-    on_outage: Callable[[OursError], None] = _wait_for_the_next_look,
+    on_outage: Callable[[ServiceUnavailable], None] = _wait_for_the_next_look,
 ) -> None:
     """Look until `stopping` is set, with a pause of so many seconds between two looks.
 
@@ -30,7 +30,7 @@ async def look_repeatedly(
     while not stopping.is_set():
         try:
             await look()
-        except OursError as error:
+        except ServiceUnavailable as error:
             on_outage(error)
         except Exception as bug:
             telemetry.log(logging.ERROR, f"{work} failed because of a bug; it is tried again.", bug)

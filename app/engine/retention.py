@@ -30,7 +30,7 @@ from app.core.run.journal_hash import root
 from app.core.run.retention_classes import RetentionClass, Selection, content_selections, event_selections
 from app.engine.context import EngineContext, Leadership
 from app.engine.periodic import look_repeatedly
-from app.errors import ArchiveUnavailable, NotFound, OursError, StoreUnavailable
+from app.errors import ArchiveUnavailable, NotFound, ServiceUnavailable, StoreUnavailable
 from app.store.archive import Archive, Record, place
 from app.store.archive_files import ArchiveFiles, open_archive_files
 from app.store.journal_file import CompressedJournals
@@ -417,7 +417,7 @@ class ContentRetention:
             self._released = released
             self._places.clear()
 
-    def _log_failure(self, error: OursError) -> None:
+    def _log_failure(self, error: ServiceUnavailable) -> None:
         self._log(logging.WARNING, "Expired content waits for the database.", error=error.public_code)
 
     def _log(self, level: int, message: str, **fields: object) -> None:
@@ -508,7 +508,7 @@ class RunRetention:
             telemetry.count("baton_runs_pruned_total", by=done.runs)
             telemetry.log(logging.INFO, "Runs were pruned because their time is over.", count=done.runs)
 
-    def _log_failure(self, error: OursError) -> None:
+    def _log_failure(self, error: ServiceUnavailable) -> None:
         telemetry = self._context.telemetry
         if isinstance(error, ArchiveUnavailable):
             telemetry.count("baton_archive_failures_total")

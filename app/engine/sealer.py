@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from app.core.transparency.notes import Signer
 from app.engine.context import EngineContext
 from app.engine.periodic import look_repeatedly
-from app.errors import OursError
+from app.errors import ServiceUnavailable
 
 LOOK_SECONDS = 1.0
 """Time between two looks for what is to be sealed, as long as there is no more than fits into one pass."""
@@ -36,7 +36,7 @@ class Sealer:
         telemetry = self._context.telemetry
         await look_repeatedly(look, stopping, LOOK_SECONDS, telemetry, "Sealing", on_outage=self._report)
 
-    def _report(self, error: OursError) -> None:
+    def _report(self, error: ServiceUnavailable) -> None:
         """Count a failure, and log the first one of several."""
         telemetry = self._context.telemetry
         telemetry.count("baton_log_failures_total")

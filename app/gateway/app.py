@@ -1,7 +1,7 @@
 """The gateway as one ASGI application: `create_app(context)`.
 
-`Frontdoor` is the layer around every route: it gives each request an id and each reply the headers that its route
-collected, counts, and turns errors into replies in OpenAI's shape. Errors are logged by type and place, never by
+`RequestMiddleware` is the layer around every route: it gives each request an id and each reply the headers that its
+route collected, counts, and turns errors into replies in OpenAI's shape. Errors are logged by type and place, never by
 value. Keys are checked by a dependency of each route, so a route without one is open and can be seen to be.
 """
 
@@ -106,7 +106,8 @@ def create_probes(context: GatewayContext) -> FastAPI:
 
 class Application(FastAPI):
     """FastAPI with fewer layers around its routes: each layer is a coroutine and its closures in every open stream, and
-    time in every request. `Frontdoor` renders errors, `ingress.py` bounds bodies, and spans are the engine's."""
+    time in every request. `RequestMiddleware` renders errors, `ingress.py` bounds bodies, and spans are the
+    engine's."""
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ class Application(FastAPI):
             routers = (*routers, self._description(), docs_page.routes())
         routes = _routes_of(routers)
         self.router.routes += routes  # as they are: `include_router` would wrap each once more
-        self._frontdoor = Frontdoor(self.router.app, context, routes)
+        self._request_middleware = RequestMiddleware(self.router.app, context, routes)
 
     def _description(self) -> APIRouter:
         """Return the route of the API's description. It is made when it is first requested, which takes a thread 100
@@ -160,7 +161,7 @@ class Application(FastAPI):
 
     def build_middleware_stack(self) -> ASGIApp:
         """Called once, with the first request."""
-        return self._frontdoor
+        return self._request_middleware
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
@@ -193,7 +194,7 @@ def _head(route: APIRoute) -> APIRoute:
 def _refuse_unrouted(scope: Scope, error: HTTPException, routes: Sequence[APIRoute]) -> Response:
     """Return the reply to a request that the router refuses."""
     if error.status_code == 404:
-        meant_route = _find_route(unsupported_routes.meant_path(scope["path"]), routes)
+        meant_route = _find_route(unsupported_routes.suggest_path(scope["path"]), routes)
         return _refuse(scope, 404, unsupported_routes.advice(scope["path"], meant_route), "unknown_url")
     if error.status_code == 405:
         methods = _allowed_methods(scope["path"], routes)
@@ -230,7 +231,7 @@ def _refuse(
     return fault.refuse(status, message, code, headers)
 
 
-class Frontdoor:
+class RequestMiddleware:
     """The outermost layer: gives every request its id and every reply its headers, counts, and renders errors."""
 
     def __init__(self, app: ASGIApp, context: GatewayContext, routes: Sequence[APIRoute]) -> None:

@@ -30,7 +30,7 @@ OFFERED = TOOLS.partition("{")[0]
 """The text that marks a prompt with a caller's tools."""
 
 
-class Pupil(Protocol):
+class TrainedModel(Protocol):
     """A trained chat model."""
 
     def tokens(self, messages: Turns) -> list[int]:
@@ -68,7 +68,7 @@ def base_of(folder: Path) -> Base:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class TrainingPrompts:
     """The prompts that training shows a model: golden prompts of that kind, the longest plan and the largest pool."""
 
     golden: Sequence[GoldenPrompt] = ()
@@ -76,21 +76,21 @@ class Reach:
     workers: int = 0
 
 
-def of_questions(questions: Sequence[Question]) -> Reach:
-    """Return the reach of training over the pools of some questions."""
+def of_questions(questions: Sequence[Question]) -> TrainingPrompts:
+    """Return what training shows over the pools of some questions."""
     pools = []
     for question in questions:
         pools.append(_Pool(question.prompt[0]["content"], len(question.workers), question.limits.steps))
-    return _reach_of_pools(pools)
+    return _prompts_of_pools(pools)
 
 
-def of_rollouts(rollouts: Sequence[Rollout]) -> Reach:
-    """Return the reach of training over the pools of some journaled runs."""
+def of_rollouts(rollouts: Sequence[Rollout]) -> TrainingPrompts:
+    """Return what training shows over the pools of some journaled runs."""
     pools = []
     for rollout in rollouts:
         steps = max(rollout.most, rollout.steps)
         pools.append(_Pool(rollout.prompt[0]["content"], len(rollout.workers), steps))
-    return _reach_of_pools(pools)
+    return _prompts_of_pools(pools)
 
 
 class _Pool(NamedTuple):
@@ -101,11 +101,11 @@ class _Pool(NamedTuple):
     steps: int
 
 
-def _reach_of_pools(pools: Sequence[_Pool]) -> Reach:
-    """Return the reach over some pools. Golden prompts are over the first different pools, in turn; none shows a
-    caller's tools."""
+def _prompts_of_pools(pools: Sequence[_Pool]) -> TrainingPrompts:
+    """Return what training shows over some pools. Golden prompts are over the first different pools, in turn; none
+    shows a caller's tools."""
     if not pools:
-        return Reach()
+        return TrainingPrompts()
     pool_of_system = {}
     for pool in pools:
         if OFFERED not in pool.system:
@@ -115,7 +115,7 @@ def _reach_of_pools(pools: Sequence[_Pool]) -> Reach:
     if shown_pools:
         for rule, pool in zip(draw_rules(COUNT, SEED), cycle(shown_pools), strict=False):
             golden.append(_golden(rule, pool))
-    return Reach(golden, max([pool.steps for pool in pools]), max([pool.workers for pool in pools]))
+    return TrainingPrompts(golden, max([pool.steps for pool in pools]), max([pool.workers for pool in pools]))
 
 
 def _golden(rule: Rule, pool: _Pool) -> GoldenPrompt:
@@ -125,12 +125,14 @@ def _golden(rule: Rule, pool: _Pool) -> GoldenPrompt:
     return GoldenPrompt(messages=messages, workers=pool.workers, steps=pool.steps)
 
 
-def describe(folder: Path, base: Base, reach: Reach, pupil: Pupil, most: int, **details: Any) -> Manifest:
+def describe(
+    folder: Path, base: Base, shown: TrainingPrompts, model: TrainedModel, most: int, **details: Any
+) -> Manifest:
     """Describe the weights in a folder, an adapter of this base or a whole model, and what they answer to the golden
     prompts, which are the base's if it has some. `most`: tokens of an answer; `details`: title, world, evaluation."""
     is_adapter = (folder / manifest.WEIGHTS["adapter"]).is_file()
     facts = {**DEFAULTS, "reward": reward.VERSION, "commit": training_record.commit(), **details}
-    facts |= {"steps": reach.steps, "workers": reach.workers, "template": TEMPLATE}
+    facts |= {"steps": shown.steps, "workers": shown.workers, "template": TEMPLATE}
     if base.card is not None:
         for field in OF_BASE:
             facts[field] = getattr(base.card, field)
@@ -142,18 +144,18 @@ def describe(folder: Path, base: Base, reach: Reach, pupil: Pupil, most: int, **
         name = manifest.version(title, manifest.weights_sha256(folder, "model"))
         tokenizer_sha256 = manifest.tokenizer_sha256(folder)
         facts |= {"name": name, "kind": "model", "base": name, "tokenizer_sha256": tokenizer_sha256}
-    golden = [_with_answer(prompt, pupil, most) for prompt in base.golden or reach.golden]
+    golden = [_with_answer(prompt, model, most) for prompt in base.golden or shown.golden]
     return manifest.write(folder, golden, **facts)
 
 
-def _with_answer(golden: GoldenPrompt, pupil: Pupil, most: int) -> GoldenPrompt:
+def _with_answer(golden: GoldenPrompt, model: TrainedModel, most: int) -> GoldenPrompt:
     """Return a golden prompt with its tokens and the model's plan; without the plan where it was a close choice."""
     turns = tuple(golden.messages)
-    text, margin = pupil.likeliest(turns, most)
+    text, margin = model.likeliest(turns, most)
     plan = None
     if margin >= CLEAR and _is_decodable(text, golden):
         plan = text
-    return golden.model_copy(update={"tokens": pupil.tokens(turns), "plan": plan})
+    return golden.model_copy(update={"tokens": model.tokens(turns), "plan": plan})
 
 
 def _is_decodable(text: str, golden: GoldenPrompt) -> bool:

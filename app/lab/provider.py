@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from app.core.message.chat import End, Message, Piece, Usage, Words, message_from_json
+from app.core.message.chat import End, Message, Piece, TextDelta, Usage, message_from_json
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTimeout
 from app.lab.workers import reply
@@ -54,7 +54,7 @@ class WorldProvider:
         await asyncio.sleep(min(pause, allowed))
         if pause > allowed:
             raise WorkerTimeout
-        yield [Words(answer.text)]
+        yield [TextDelta(answer.text)]
         yield [End(answer.finish, Usage(input=answer.input_tokens, output=answer.output_tokens), call["model"])]
 
     def _answer(

@@ -63,7 +63,7 @@ class Order:
     held_out: Sequence[Example] = ()
     origin: Mapping[str, Any] = field(default_factory=dict)
     """The origin of questions, examples and pool, for the card."""
-    reach: chat_export.Reach = field(default_factory=chat_export.Reach)
+    shown: chat_export.TrainingPrompts = field(default_factory=chat_export.TrainingPrompts)
     """For the manifest."""
     threads: int = 1
 
@@ -145,7 +145,7 @@ def _write_manifest(
     return chat_export.describe(
         folder,
         base,
-        order.reach,
+        order.shown,
         model,
         order.recipe.completion,
         title=manifest.title_of(order.out),

@@ -21,7 +21,7 @@ from joserfc import jwt
 from joserfc.errors import BadSignatureError, InvalidKeyIdError, JoseError
 from joserfc.jwk import Key, KeySet
 
-from app.errors import Forbidden, OursError
+from app.errors import Forbidden, ServiceUnavailable
 from app.network.http_client import async_client
 
 logger = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ class OpenIdProvider:
         self._keys: KeySet | None = None
 
     async def login_url(self, scopes: str, *, state: str, nonce: str, verifier: str) -> str:
-        """Return the address at the provider where a person logs in. Raises `OursError` if the provider cannot be
-        reached."""
+        """Return the address at the provider where a person logs in. Raises `ServiceUnavailable` if the provider cannot
+        be reached."""
         async with self._client() as client:
             metadata = await self._discover(client)
         url: str = prepare_grant_uri(
@@ -70,7 +70,7 @@ class OpenIdProvider:
 
     async def claims(self, code: str, *, nonce: str, verifier: str) -> Mapping[str, Any]:
         """Return the claims of the person who came back with a code. Raises `Forbidden` if the provider does not
-        confirm the login, or `OursError` if it cannot be reached."""
+        confirm the login, or `ServiceUnavailable` if it cannot be reached."""
         async with self._client() as client:
             return await self._verify(client, await self._exchange_code(client, code, verifier), nonce)
 
@@ -127,7 +127,7 @@ class OpenIdProvider:
         metadata = await self._discover(client)
         keys: Any = _object(await client.get(str(metadata["jwks_uri"])))
         if not isinstance(keys.get("keys"), list):
-            raise OursError("The identity provider sent no list of keys.")
+            raise ServiceUnavailable("The identity provider sent no list of keys.")
         self._keys = _usable_keys(keys["keys"])
         return jwt.decode(token, self._keys, algorithms=list(ALGORITHMS))
 
@@ -138,20 +138,21 @@ class OpenIdProvider:
         document = _object(await client.get(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"))
         needed = ("authorization_endpoint", "token_endpoint", "jwks_uri")
         if document.get("issuer") != self._issuer or not all(document.get(name) for name in needed):
-            raise OursError("The identity provider does not describe the issuer in BATON_OIDC_ISSUER.")
+            raise ServiceUnavailable("The identity provider does not describe the issuer in BATON_OIDC_ISSUER.")
         self._metadata = (self._now() + KNOWN_SECONDS, document)
         self._keys = None  # so that a key which the provider has given up is forgotten, too
         return document
 
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[httpx.AsyncClient]:
-        """Open a client for one login. Raises `OursError` if the provider cannot be reached, or takes too long."""
+        """Open a client for one login. Raises `ServiceUnavailable` if the provider cannot be reached, or takes too
+        long."""
         headers = {"accept": "application/json", "accept-encoding": "identity"}
         try:
             async with asyncio.timeout(LOGIN_SECONDS), async_client(headers=headers) as client:
                 yield client
         except (httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError):
-            raise OursError("The identity provider cannot be reached; try again shortly.") from None
+            raise ServiceUnavailable("The identity provider cannot be reached; try again shortly.") from None
 
 
 def _object(reply: httpx.Response) -> dict[str, Any]:
@@ -162,7 +163,7 @@ def _object(reply: httpx.Response) -> dict[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise OursError("The identity provider sent no JSON object.")
+        raise ServiceUnavailable("The identity provider sent no JSON object.")
     return value
 
 

@@ -32,7 +32,7 @@ from app.engine.log_export import Authorities, CheckpointExport
 from app.engine.retention import ContentRetention, RunRetention, archiving
 from app.engine.runs.shadows import Shadows
 from app.engine.sealer import Sealer
-from app.errors import ConfigInvalid, OursError
+from app.errors import ConfigInvalid, ServiceUnavailable
 from app.gateway.app import create_app, create_probes, place_of
 from app.gateway.http.api_keys import adopt, is_any_key_accepted, mint
 from app.gateway.http.connection import connection
@@ -186,7 +186,7 @@ def _run_retention(runtime: Runtime, settings: Settings) -> RunRetention:
 async def _when_database_answers(compare: Callable[[], Awaitable[None]], stopping: asyncio.Event) -> None:
     """Compare something with the database once, as soon as it answers."""
     while not stopping.is_set():
-        with suppress(OursError):
+        with suppress(ServiceUnavailable):
             await compare()
             return
         with suppress(TimeoutError):
@@ -224,7 +224,7 @@ async def _compare_pepper(runtime: Runtime) -> None:
 async def _apply_calibration_results(runtime: Runtime, stopping: asyncio.Event) -> None:
     """Put new results of `baton calibrate` on the workers' cards; while the database is away the cards stay."""
     while not stopping.is_set():
-        with suppress(OursError):
+        with suppress(ServiceUnavailable):
             runtime.pool.apply_trials(await runtime.context.store.trials())
         with suppress(TimeoutError):
             async with asyncio.timeout(CALIBRATION_INTERVAL_SECONDS):
@@ -474,10 +474,10 @@ async def _first_key(runtime: Runtime, roles: Roles) -> str | None:
         return text
 
     def log_failure(error: BaseException) -> None:
-        code = error.public_code if isinstance(error, OursError) else ""
+        code = error.public_code if isinstance(error, ServiceUnavailable) else ""
         runtime.context.telemetry.log(
             logging.WARNING, "The first API key waits for the database, which is unavailable.", error=code
         )
 
-    key: str | None = await retries.startup(faults=(OursError,), log=log_failure)(once)
+    key: str | None = await retries.startup(faults=(ServiceUnavailable,), log=log_failure)(once)
     return key

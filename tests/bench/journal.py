@@ -16,7 +16,7 @@ from typing import Any
 from app.core.pool.catalog import Amount
 from app.core.records import content_ref
 from app.core.run.events import Kind
-from app.store.protocol import Entry, Move, NewRun, Outbox, Projection
+from app.store.protocol import Entry, NewRun, Outbox, Projection, TicketMove
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.migrate import migrate
 from tests.harness.raw_facts import Raw
@@ -83,7 +83,7 @@ def one_step_run(run: str) -> list[Entry]:
             run,
             3.0,
             (Raw(Kind.CALL_INTENDED, call),),
-            move=Move(0, "take", holder="d", until=FAR),
+            move=TicketMove(0, "take", holder="d", until=FAR),
             hold=Amount(420, 900),
         ),
         Entry(
@@ -94,7 +94,7 @@ def one_step_run(run: str) -> list[Entry]:
                 Raw(Kind.STEP_DONE, {"step": 0, "answer": answer}),
                 Raw(Kind.SUCCEEDED, {"answer": answer, "usd": 300}),
             ),
-            move=Move(0, "finish", claim=1),
+            move=TicketMove(0, "finish", claim=1),
             release=Amount(420, 900),
             spent=Amount(300, 500),
             contents=((answer, run.encode() + TEXT),),

@@ -24,7 +24,7 @@ from app.cli.learning import eval_requests, plot, sample_tasks, task_set, train_
 from app.cli.learning.eval_requests import Bench, Experiment
 from app.cli.learning.sandbox import Sandbox
 from app.core.rating.calibration import Trial
-from app.errors import ConfigInvalid, OursError
+from app.errors import ConfigInvalid, ServiceUnavailable
 from app.lab.comparison import Table, table
 from app.lab.measurements import Measure
 from app.lab.world2.constants import DOCUMENT_TOKENS
@@ -264,7 +264,7 @@ async def test_a_busy_service_is_asked_again() -> None:
         True,
         "run_1",
     )
-    with pytest.raises(OursError, match=r"refuses new work \(rate_limit_exceeded\)"):
+    with pytest.raises(ServiceUnavailable, match=r"refuses new work \(rate_limit_exceeded\)"):
         await measure_task(busy)
 
 
@@ -273,7 +273,7 @@ async def test_a_service_that_is_gone_ends_the_evaluation_and_makes_no_row(monke
         return
 
     monkeypatch.setattr(eval_requests.asyncio, "sleep", at_once)
-    with pytest.raises(OursError, match="cannot be reached"):
+    with pytest.raises(ServiceUnavailable, match="cannot be reached"):
         await measure_task(httpx.ConnectError("no"))
     assert (await measure_task(httpx.ReadError("cut"), ADMITTED)).right == 1.0
 
@@ -304,19 +304,19 @@ async def test_what_is_no_answer_is_wrong_and_says_why(reply: httpx.Response, ou
 
 async def test_what_speaks_against_the_command_ends_it() -> None:
     for status in (401, 403, 404):
-        with pytest.raises(OursError, match="refuses arm"):
+        with pytest.raises(ServiceUnavailable, match="refuses arm"):
             await measure_task(error(status, "model_not_found"))
-    with pytest.raises(OursError, match="needs the scope runs:read"):
+    with pytest.raises(ServiceUnavailable, match="needs the scope runs:read"):
         await measure_task(ADMITTED, run=error(403, "insufficient_scope"))
-    with pytest.raises(OursError, match="store_unavailable; run the same command to go on"):
+    with pytest.raises(ServiceUnavailable, match="store_unavailable; run the same command to go on"):
         await measure_task(ADMITTED, run=error(503, "store_unavailable"))
-    with pytest.raises(OursError, match="The pool was changed"):
+    with pytest.raises(ServiceUnavailable, match="The pool was changed"):
         await measure_task(ADMITTED, run=httpx.Response(200, json=RUN | {"catalog": "other"}))
 
 
 async def test_an_option_that_the_service_refuses_ends_the_evaluation_and_makes_no_row() -> None:
     refused = {"error": {"code": "invalid_value", "param": "temperature"}}
-    with pytest.raises(OursError, match="refuses temperature: invalid_value"):
+    with pytest.raises(ServiceUnavailable, match="refuses temperature: invalid_value"):
         await measure_task(httpx.Response(400, json=refused), options={"temperature": 3.0})
     assert (await measure_task(httpx.Response(400, json=refused))).outcome == "failed", "no option of the command"
 
@@ -340,7 +340,7 @@ async def test_a_reply_of_a_proxy_before_a_run_begins_makes_no_row(
     monkeypatch.setattr(eval_requests.asyncio, "sleep", at_once)
     proxy = httpx.Response(status, text="<html>")
     assert (await measure_task(proxy, ADMITTED)).outcome == "answered"
-    with pytest.raises(OursError, match=f"refuses new work \\(status {status}\\)"):
+    with pytest.raises(ServiceUnavailable, match=f"refuses new work \\(status {status}\\)"):
         await measure_task(proxy)
 
 
@@ -387,7 +387,7 @@ async def test_nothing_more_is_begun_once_the_money_is_spent() -> None:
             by_place = {measure.place: measure for measure in measures}
             experiment = Experiment("id", tasks, ("arm",), 1, "t", "c", 1, usd=cap)
             if rows < 9:
-                with pytest.raises(OursError, match="--usd is spent"):
+                with pytest.raises(ServiceUnavailable, match="--usd is spent"):
                     await eval_requests.carry_out(bench, experiment, by_place, measures.append)
             else:
                 await eval_requests.carry_out(bench, experiment, by_place, measures.append)

@@ -10,10 +10,10 @@ from app.core.pool.catalog import Amount
 from app.core.run.events import Kind
 from app.store.protocol import (
     Entry,
-    Move,
     NewRun,
     Outbox,
     Projection,
+    TicketMove,
 )
 from app.store.sql import SqlStore
 from tests.harness.raw_facts import Raw
@@ -43,11 +43,11 @@ def queue_entry(run: str, step: int = 0, at: float = 2.0) -> Entry:
 
 
 def take(run: str, version: int, holder: str, at: float = 3.0, until: float = 10.0) -> Entry:
-    return Entry(run, at, move=Move(0, "take", version=version, holder=holder, until=until))
+    return Entry(run, at, move=TicketMove(0, "take", version=version, holder=holder, until=until))
 
 
 def move_entry(run: str, verb: Any, claim: int, until: float = 0.0) -> Entry:
-    return Entry(run, 4.0, (Raw(Kind.CALL_FINISHED, {}),), move=Move(0, verb, claim=claim, until=until))
+    return Entry(run, 4.0, (Raw(Kind.CALL_FINISHED, {}),), move=TicketMove(0, verb, claim=claim, until=until))
 
 
 async def gather_outcomes(calls: Iterable[Awaitable[Any]]) -> list[Any]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from app.core.message.chat import End, Message, Piece, Text, ToolCall, Words
+from app.core.message.chat import End, Message, Piece, Text, TextDelta, ToolCall
 from app.errors import WorkerMalformed
 from app.providers.adapters.anthropic import Reply
 from app.providers.adapters.openai import Completion
@@ -39,7 +39,7 @@ def test_reasoning_that_is_none_is_left_out() -> None:
     for details in (5, True, [{"type": "a", "text": 5}], [{"type": "a", "text": "So"}]):
         reader.event(chunk({"content": "Yes.", "reasoning_details": details}), pieces)
     reader.event(chunk({}, finish="stop"), pieces)
-    assert pieces == [Words("Yes.")] * 4
+    assert pieces == [TextDelta("Yes.")] * 4
     assert isinstance(reader.end(), End)
 
 

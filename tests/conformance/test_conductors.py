@@ -21,11 +21,11 @@ from app.core.message.chat import (
     Piece,
     Task,
     Text,
+    TextDelta,
     Tool,
     Toolbox,
     ToolCall,
     Usage,
-    Words,
 )
 from app.core.plan.proposals import by_name, read_plan
 from app.core.plan.workflow import Access, Step
@@ -69,7 +69,7 @@ def plan_of(*steps: tuple[int, list[str | int]]) -> str:
 
 def saying(*texts: str, error: Exception | None = None) -> ScriptedAsk:
     """A model that says this, one read for each text."""
-    return ScriptedAsk([*([Words(text)] for text in texts), [End("stop", Usage(9, 0, 9))]], error)
+    return ScriptedAsk([*([TextDelta(text)] for text in texts), [End("stop", Usage(9, 0, 9))]], error)
 
 
 def schema_of(question: Question) -> Mapping[str, Any]:
@@ -261,7 +261,7 @@ async def test_each_step_comes_before_the_next_is_read() -> None:
     async def ask(_question: Question) -> AsyncIterator[list[Piece]]:
         for char in text:
             reads.append(char)
-            yield [Words(char)]
+            yield [TextDelta(char)]
 
     workers_and_reads = [(step.worker, len(reads)) async for step in model().propose(BRIEF, ask)]
     assert [worker for worker, _ in workers_and_reads] == list(NAMES)
@@ -312,7 +312,7 @@ async def test_the_published_three_lists_are_read() -> None:
 
 def decode_tokens(*tokens: tuple[str, float]) -> list[list[Piece]]:
     """One read for each token, its text and its log-probability together."""
-    return [[Words(token), ChosenToken(token, math.log(chance))] for token, chance in tokens]
+    return [[TextDelta(token), ChosenToken(token, math.log(chance))] for token, chance in tokens]
 
 
 async def test_a_choice_is_as_likely_as_all_tokens_of_its_digits() -> None:

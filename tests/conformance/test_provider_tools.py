@@ -13,11 +13,11 @@ from app.core.message.chat import (
     Piece,
     Sampling,
     Text,
+    TextDelta,
     Tool,
     Toolbox,
     ToolCall,
     ToolCallCollector,
-    Words,
 )
 from app.core.pool.catalog import ProviderSpec, Worker
 from app.errors import WorkerMalformed
@@ -353,5 +353,5 @@ async def test_without_calls_nothing_is_kept(line: Line) -> None:
     line.stub.script("model-a", Reply(reasoning=("hm",)))
     pieces = await line.pieces(request(ASK, toolbox=BOX, sampling=Sampling(max_tokens=9)))
     assert keepsake_of(pieces) is None
-    assert any(isinstance(piece, Words) for piece in pieces)
+    assert any(isinstance(piece, TextDelta) for piece in pieces)
     assert Worker("w", "stub", "m").card.tools is False

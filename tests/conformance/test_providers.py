@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.core.message.chat import Form, Image, Message, Piece, Sampling, Text, Usage, Words
+from app.core.message.chat import Form, Image, Message, Piece, Sampling, Text, TextDelta, Usage
 from app.core.pool.catalog import ProviderSpec
 from app.errors import ConfigInvalid, WorkerError
 from app.providers.http import EventReader, ReplyReader
@@ -421,7 +421,7 @@ def _cut(raw: bytes, cuts: list[int]) -> list[bytes]:
 def test_any_split_of_a_stream_gives_the_same_pieces(form: Format, recorded_stream: bytes, cuts: list[int]) -> None:
     whole = _read(form.reading("w"), [recorded_stream])
     assert _read(form.reading("w"), _cut(recorded_stream, cuts)) == whole
-    assert "".join(piece.text for piece in whole if isinstance(piece, Words)) == "".join(TEXTS)
+    assert "".join(piece.text for piece in whole if isinstance(piece, TextDelta)) == "".join(TEXTS)
 
 
 @pytest.mark.long
@@ -527,7 +527,7 @@ def _assert_contained(reading: ReplyReader, data: bytes) -> None:
         reading.event(data, pieces)
         pieces.append(reading.end())
     for piece in pieces:
-        if isinstance(piece, Words):
+        if isinstance(piece, TextDelta):
             piece.text.encode()
 
 

@@ -19,7 +19,7 @@ import pytest
 from app.conductor.model import WorkerProbabilities
 from app.conductor.prompt import messages as prompt
 from app.conductor.protocol import Brief, PastStep, Previous
-from app.core.message.chat import ChosenToken, End, Form, Message, Piece, Sampling, Task, Text, Words
+from app.core.message.chat import ChosenToken, End, Form, Message, Piece, Sampling, Task, Text, TextDelta
 from app.core.message.response_format import Flaw, add_form_instructions, faults
 from app.core.plan import proposals
 from app.core.plan.workflow import Step, Workflow
@@ -28,9 +28,9 @@ from app.core.run.visibility import EarlierStep, compose
 from app.errors import WorkerRefused, WorkerTimeout
 from app.process.config import configure
 from app.providers.protocol import Request
+from app.providers.rehearsal.answering import find_final_answer, read, simulated_workers
 from app.providers.rehearsal.families import PLANS, solve
 from app.providers.rehearsal.fenced_steps import read_steps
-from app.providers.rehearsal.minds import find_final_answer, minds, read
 from app.providers.rehearsal.problem import Family, plain
 from app.providers.rehearsal.provider import RehearsalProvider
 
@@ -100,7 +100,7 @@ async def pieces(provider: RehearsalProvider, request_of_worker: Request, deadli
 
 
 def text(pieces_of_answer: Iterable[Piece]) -> str:
-    return "".join(piece.text for piece in pieces_of_answer if isinstance(piece, Words))
+    return "".join(piece.text for piece in pieces_of_answer if isinstance(piece, TextDelta))
 
 
 def task(question: str) -> Task:
@@ -641,5 +641,5 @@ async def test_orchestration_is_worth_it() -> None:
 
 def test_every_worker_of_the_shipped_pool_has_a_mind() -> None:
     models = {worker.model for worker in configure({}).catalog.workers.values()}
-    assert models == set(minds()) | {CONDUCTOR}
-    assert math.isclose(minds()["sage"].easy, 1.0)
+    assert models == set(simulated_workers()) | {CONDUCTOR}
+    assert math.isclose(simulated_workers()["sage"].easy, 1.0)

@@ -11,12 +11,12 @@ from app.core.message.chat import (
     Message,
     Sampling,
     Text,
+    TextDelta,
     Tool,
     Toolbox,
     ToolCall,
     ToolCallCollector,
     ToolDelta,
-    Words,
     fault_of_calls,
 )
 from app.core.message.response_format import add_form_instructions, faults
@@ -64,7 +64,7 @@ async def turn(
         if isinstance(piece, ToolDelta):
             gathering.take(piece)
     (end,) = [piece for piece in pieces if isinstance(piece, End)]
-    return list(gathering.calls), "".join(piece.text for piece in pieces if isinstance(piece, Words)), end.finish
+    return list(gathering.calls), "".join(piece.text for piece in pieces if isinstance(piece, TextDelta)), end.finish
 
 
 async def test_an_argument_may_have_one_of_several_types() -> None:

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.core.message.chat import ChosenToken, End, Message, Piece, Sampling, Text, Words
+from app.core.message.chat import ChosenToken, End, Message, Piece, Sampling, Text, TextDelta
 from app.core.pool.catalog import Deadlines, ProviderSpec, Worker
 from app.providers.adapters.anthropic import AnthropicProvider, Reply
 from app.providers.adapters.gemini import Candidate, GeminiProvider
@@ -90,7 +90,7 @@ def request(*messages: Message, model: str = "model-a", **changes: Any) -> Reque
 
 def text_of_pieces(pieces: list[Piece]) -> str:
     """The answer's text."""
-    return "".join(piece.text for piece in pieces if isinstance(piece, Words))
+    return "".join(piece.text for piece in pieces if isinstance(piece, TextDelta))
 
 
 def ending(pieces: list[Piece]) -> End:

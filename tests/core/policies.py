@@ -16,7 +16,7 @@ from itertools import combinations
 from app.core.pool.catalog import Card, Catalog, ConductorSpec, Limits, ProviderSpec, Tier, Worker, attributes
 from app.core.pool.policy import exclusion, permits
 from app.core.pool.policy_change import widenings
-from app.core.pool.rules import ATTRIBUTES, Match, Reading, Rule, bars
+from app.core.pool.rules import ATTRIBUTES, Match, Reading, Rule, excluding_rules
 from tests.core import information_flow
 
 LABELS = ("record", "secret", "draft", "region:eu", "retention:none")
@@ -50,7 +50,8 @@ def pool(chance: random.Random, workers: int = 6, *, further: bool = False) -> C
 def compile_rules(catalog: Catalog) -> Catalog:
     """Compile the rules into the workers again, as reading a pool file does."""
     with_bars = {
-        name: replace(worker, bars=bars(catalog.rules, attributes(worker))) for name, worker in catalog.workers.items()
+        name: replace(worker, excluding_rules=excluding_rules(catalog.rules, attributes(worker)))
+        for name, worker in catalog.workers.items()
     }
     return replace(catalog, workers=with_bars)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.conductor.protocol import Brief, Sight
+from app.conductor.protocol import Brief, RequestEmbedding
 from app.conductor.selector import Selector
 from app.core.message.chat import Message, Task, Text
 from app.core.plan.templates import arm_of_workers, arms
@@ -18,7 +18,7 @@ from app.core.rating.tenancy import join_posteriors, update_own_part
 DAY = 86_400.0
 POOL = tuple(Worker(name, "provider", name, Price(1_000_000, 1_000_000), Card()) for name in ("ant", "bee"))
 SPEC = SelectorSpec(templates=("answer",), cost=0.0)
-SIGHT = Sight()
+EMBEDDING = RequestEmbedding()
 QUESTIONS = ("Sum 2 and 3", "Write a poem", "Name the day after 3 May 2024", "Sort these words")
 
 
@@ -27,8 +27,8 @@ def ratings(count: int, good: str, at: float = DAY, step: float = 60.0) -> list[
     all_ratings = []
     for n in range(count):
         name = POOL[n % 2].name
-        sight = features(QUESTIONS[n // 2 % len(QUESTIONS)])
-        all_ratings.append(Rating(arm_of_workers("answer", [name]), sight, float(name == good), 100, at + step * n))
+        seen = features(QUESTIONS[n // 2 % len(QUESTIONS)])
+        all_ratings.append(Rating(arm_of_workers("answer", [name]), seen, float(name == good), 100, at + step * n))
     return all_ratings
 
 
@@ -103,7 +103,7 @@ def choose_often(beliefs: Beliefs, spec: SelectorSpec, count: int, *, explores: 
     """The share of choices of `answer bee`, and the posteriors that decided."""
     selector = Selector("tier", spec, lambda _: beliefs)
     decisions = [
-        selector.choose(brief("acme"), f"{n}", explores=explores, asks=False, sight=SIGHT) for n in range(count)
+        selector.choose(brief("acme"), f"{n}", explores=explores, asks=False, embedding=EMBEDDING) for n in range(count)
     ]
     bees = sum(decision.choice.action == "answer bee" for decision in decisions)
     return bees / count, {decision.version for decision in decisions}
@@ -125,6 +125,6 @@ def test_inverted_ratings_of_another_tenant_move_the_choices_by_no_more_than_its
 def test_a_weighted_choice_is_repeated_from_its_seed() -> None:
     beliefs = Beliefs(standing("bee"), 0, (standing("ant"),))
     selector = Selector("tier", replace(SPEC, peers=0.5), lambda _: beliefs)
-    twice = [selector.choose(brief("acme"), "seed", explores=True, asks=False, sight=SIGHT) for _ in range(2)]
+    twice = [selector.choose(brief("acme"), "seed", explores=True, asks=False, embedding=EMBEDDING) for _ in range(2)]
     assert twice[0].version == twice[1].version
     assert twice[0].choice == twice[1].choice

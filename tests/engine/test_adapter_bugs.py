@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.core.message.chat import Piece, Words
+from app.core.message.chat import Piece, TextDelta
 from app.core.run.events import Event, Kind
 from app.process.wiring import Runtime
 from app.providers.adapters.openai import OpenAIProvider
@@ -26,7 +26,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
     async def breaking(request: Request) -> Reading:
         if request.live:
-            yield [Words("So")]
+            yield [TextDelta("So")]
         raise KeyError("choices")
 
     def broken_stream(adapter: OpenAIProvider, request: Request, body: bytes, deadlines: Deadlines) -> Reading:

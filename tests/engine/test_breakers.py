@@ -15,7 +15,7 @@ from app.core.run.events import CallFinished, CallIntended, Kind
 from app.engine.calls.step_request import WAIT_FOR_OTHERS_SECONDS
 from app.process.wiring import Runtime
 from app.stepqueue.protocol import CommittedEvents
-from app.store.protocol import AppendResult, Entry, Move
+from app.store.protocol import AppendResult, Entry, TicketMove
 from tests.harness.in_process import Outcome, events, finish, limits_with, order, plan, pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import Fail, Hang, ProviderStub, Reply
@@ -269,10 +269,10 @@ async def test_an_outcome_that_is_received_late_counts_for_the_time_when_it_was_
         due = await store.find_ticket(followed_run.run, 0)
         assert due is not None
         intent = CallIntended("call_0", 0, "alpha", Access(user=True), usd_held=5, tokens_held=7)
-        take = Move(0, "take", version=due.version, holder="other", until=then + 120.0)
+        take = TicketMove(0, "take", version=due.version, holder="other", until=then + 120.0)
         claim = await store.append(Entry(followed_run.run, then, (intent,), move=take, hold=Amount(5, 7)))
         finished = CallFinished("call_0", 0, "error", Usage(), usd=0, seconds=0.5, blamed="failing")
-        hold = Move(0, "hold", claim=claim.claim)
+        hold = TicketMove(0, "hold", claim=claim.claim)
         ended = await store.append(Entry(followed_run.run, then, (finished,), move=hold, release=Amount(5, 7)))
         runtime.drivers.receive(CommittedEvents(followed_run.run, (*claim.events, *ended.events)))
         await until(lambda: ages)

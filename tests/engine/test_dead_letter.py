@@ -13,7 +13,7 @@ from app.engine.delivery.messages import FollowedRun
 from app.engine.steps.execution import MOST_DELIVERIES, Execution
 from app.errors import NotFound
 from app.process.wiring import Runtime
-from app.store.protocol import Entry, Move
+from app.store.protocol import Entry, TicketMove
 from tests.harness.ends import end_of
 from tests.harness.in_process import events, finish, kinds, limits_with, order, plan, pool_text, running_service
 from tests.harness.raw_facts import fact_from_json
@@ -38,7 +38,7 @@ async def die(runtime: Runtime, run: str, times: int, *, with_intent: bool = Fal
     for n in range(times):
         body = {"call": f"call_{n}", "n": step, "worker": "alpha", "access": ["user"], "usd_held": 5, "tokens_held": 7}
         intent = (fact_from_json(Kind.CALL_INTENDED, body),) if with_intent else ()
-        move = Move(step, "take", version=due.version + n, holder=f"dead-{n}", until=now - 1)
+        move = TicketMove(step, "take", version=due.version + n, holder=f"dead-{n}", until=now - 1)
         await store.append(Entry(run, now, intent, move=move, hold=Amount(5, 7) if with_intent else Amount()))
 
 

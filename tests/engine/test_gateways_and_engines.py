@@ -22,7 +22,7 @@ from app.errors import OverQuota, QueueUnavailable, RunUndecided, StoreUnavailab
 from app.process.wiring import Runtime
 from app.stepqueue.protocol import ListenRequest, Live
 from app.stepqueue.redis import RedisQueue
-from app.store.protocol import UNDECIDED, AppendResult, Entry, Move, Outbox, RunQuery
+from app.store.protocol import UNDECIDED, AppendResult, Entry, Outbox, RunQuery, TicketMove
 from tests.harness.conversations import Conversation, look_call, tool_call_reply
 from tests.harness.in_process import (
     LONG_LEASE,
@@ -389,7 +389,7 @@ async def outcomes_after_a_takeover(stub: ProviderStub, tmp_path: Path, **more: 
         due = await store.find_ticket(followed_run.run, 0)
         assert due is not None
         body = {"call": "call_0", "n": 0, "worker": "alpha", "access": ["user"], "usd_held": 5, "tokens_held": 7}
-        move = Move(0, "take", version=due.version, holder="dead", until=now + 3600.0)
+        move = TicketMove(0, "take", version=due.version, holder="dead", until=now + 3600.0)
         intent = (fact_from_json(Kind.CALL_INTENDED, body),)
         await store.append(Entry(followed_run.run, now, intent, move=move, hold=Amount(5, 7)))
     # Its engine has died.

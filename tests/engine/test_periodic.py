@@ -16,7 +16,7 @@ from app.engine.periodic import look_repeatedly
 from app.engine.renewal import renew_regularly
 from app.engine.retention import ContentRetention, RunRetention
 from app.engine.runs import shadows
-from app.errors import OursError, StoreUnavailable
+from app.errors import ServiceUnavailable, StoreUnavailable
 from app.process.wiring import Runtime
 from app.store.archive_files import Folder
 from tests.harness.waiting import PATIENCE_SECONDS
@@ -38,7 +38,7 @@ class Looks:
 async def test_an_outage_and_a_bug_are_told_and_the_next_look_comes(
     runtime: Runtime, caplog: pytest.LogCaptureFixture
 ) -> None:
-    looks, outages = Looks(StoreUnavailable(), ValueError("the bug")), list[OursError]()
+    looks, outages = Looks(StoreUnavailable(), ValueError("the bug")), list[ServiceUnavailable]()
     telemetry = runtime.context.telemetry
     await look_repeatedly(looks.look, looks.stopping, 0.0, telemetry, "The work", on_outage=outages.append)
     assert [type(error) for error in outages] == [StoreUnavailable]

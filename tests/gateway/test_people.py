@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from joserfc import jwt
 from joserfc.jwk import ECKey, KeySet, OctKey
 
-from app.errors import Forbidden, OursError
+from app.errors import Forbidden, ServiceUnavailable
 from app.gateway.admin.people import SESSION, Access, Grant, People
 from app.gateway.administration import create_admin
 from app.network import oidc
@@ -324,7 +324,7 @@ async def test_a_discovery_document_whose_methods_are_null_means_the_usual_one()
 async def test_an_address_of_a_provider_that_is_none_is_its_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     client = serving(**{"openid-configuration": DISCOVERED | {"token_endpoint": "https://id:port/token"}})
     monkeypatch.setattr(oidc, "async_client", lambda headers: client)
-    with pytest.raises(OursError, match="cannot be reached"):
+    with pytest.raises(ServiceUnavailable, match="cannot be reached"):
         await provider_at().claims("code", nonce="n", verifier="v")
 
 
@@ -338,7 +338,7 @@ async def test_a_new_key_of_the_provider_is_believed_at_once(kid: str | None) ->
     async with serving(keys={"keys": [fresh.as_dict(private=False)]}) as client:
         assert (await provider._verify(client, sign_token(fresh, kid), "n"))["sub"] == "ann"
     async with serving(keys={}) as client:
-        with pytest.raises(OursError):
+        with pytest.raises(ServiceUnavailable):
             await provider._verify(client, sign_token(KEY, "three"), "n")
 
 

@@ -1,6 +1,6 @@
 """From `baton train` to `baton conductor deploy` without a step by hand: what training leaves is taken as it is.
 
-Torch is not needed: a pupil that answers what it is told to stands for the trained model, and the server is a stub.
+Torch is not needed: a model that answers what it is told to stands for the trained one, and the server is a stub.
 `make test-vllm` has both for real.
 """
 
@@ -29,7 +29,7 @@ from tests.lab.test_teach import KEY, URL
 SECRET = "My name is Ada, and my question is this:"
 
 
-class Pupil:
+class ScriptedModel:
     """In place of a trained model; `ahead` is by how much it is sure of what it writes."""
 
     def __init__(self, text: str = PLAN, ahead: float = 9.0) -> None:
@@ -46,8 +46,8 @@ class Pupil:
 class Trainer:
     """In place of the one that needs torch: adapters as peft leaves them, then what every backend does at its end."""
 
-    def __init__(self, base: Path, pupil: Pupil) -> None:
-        self.base, self.pupil = base, pupil
+    def __init__(self, base: Path, model: ScriptedModel) -> None:
+        self.base, self.model = base, model
         self.manifest: Manifest | None = None
 
     def Order(self, **options: Any) -> Namespace:
@@ -60,7 +60,7 @@ class Trainer:
         (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
         base = chat_export.base_of(self.base)
         facts = {"title": "mine", "evaluation": {"imitation": {"loss": [2.0, 1.0]}}}
-        self.manifest = chat_export.describe(folder, base, order.reach, self.pupil, order.recipe.completion, **facts)
+        self.manifest = chat_export.describe(folder, base, order.shown, self.model, order.recipe.completion, **facts)
         for line in chat_export.next_steps(folder, base, self.manifest):
             say(line)
 
@@ -97,12 +97,12 @@ class School:
         self.bench = Bench(folder, stub, write_adapter(folder / "other", None))
         stub.models += [self.name]
 
-    def train(self, pupil: Pupil, base: Path | None = None) -> tuple[Manifest, list[str]]:
+    def train(self, model: ScriptedModel, base: Path | None = None) -> tuple[Manifest, list[str]]:
         """`baton train --backend awr`, with what it says."""
         lines: list[str] = []
         words = ["train", "--backend", "awr", "--model", str(self.base), "--out", str(self.folder / "out")]
         options = parse([*words, "--warm-start", write_rollouts(self.folder)])
-        trainer = Trainer(base or self.base, pupil)
+        trainer = Trainer(base or self.base, model)
         train_chat.run(options, {}, trainer, lines.append)
         assert trainer.manifest is not None
         self.stub.plans[trainer.manifest.name] = lambda _: PLAN
@@ -116,7 +116,7 @@ def school(tmp_path: Path, embedded_database: None) -> Iterator[School]:
 
 
 def test_what_training_leaves_is_deployed_as_it_is(school: School, capsys: pytest.CaptureFixture[str]) -> None:
-    trained, lines = school.train(Pupil())
+    trained, lines = school.train(ScriptedModel())
     assert (trained.kind, trained.base, trained.steps, trained.workers) == ("adapter", school.name, 3, 2)
     assert (trained.prompt, trained.reward, trained.evaluation["imitation"]["loss"]) == ("general", "reward-1", [2, 1])
     assert trained.commit
@@ -133,7 +133,7 @@ def test_what_training_leaves_is_deployed_as_it_is(school: School, capsys: pytes
 
 
 def test_golden_prompts_hold_nobodys_words(school: School) -> None:
-    school.train(Pupil())
+    school.train(ScriptedModel())
     _, golden = manifest.read(school.folder / "out" / "adapter")
     assert len(golden) == 24
     assert {prompt.messages[0]["content"] for prompt in golden} == {"Cards, in order 0", "Cards, in order 1"}
@@ -143,18 +143,18 @@ def test_golden_prompts_hold_nobodys_words(school: School) -> None:
 
 
 @pytest.mark.parametrize(
-    "pupil",
+    "model",
     [
-        Pupil(ahead=0.5),
-        Pupil(PLAN.replace(":", ": ")),
-        Pupil(PLAN.replace("1", "2")),
-        Pupil(PLAN.replace("Solve it.", "S" * 601)),
-        Pupil("I would ask worker 1."),
+        ScriptedModel(ahead=0.5),
+        ScriptedModel(PLAN.replace(":", ": ")),
+        ScriptedModel(PLAN.replace("1", "2")),
+        ScriptedModel(PLAN.replace("Solve it.", "S" * 601)),
+        ScriptedModel("I would ask worker 1."),
     ],
     ids=["a near thing", "blanks", "a worker who is not there", "too long for the schema", "no plan"],
 )
-def test_a_plan_is_expected_only_if_a_server_must_write_it(school: School, pupil: Pupil) -> None:
-    school.train(pupil)
+def test_a_plan_is_expected_only_if_a_server_must_write_it(school: School, model: ScriptedModel) -> None:
+    school.train(model)
     _, golden = manifest.read(school.folder / "out" / "adapter")
     assert {prompt.plan for prompt in golden} == {None}
     assert all(prompt.tokens for prompt in golden)
@@ -163,7 +163,7 @@ def test_a_plan_is_expected_only_if_a_server_must_write_it(school: School, pupil
 def test_a_base_that_is_described_gives_its_name_and_its_golden_prompts(school: School) -> None:
     base = school.folder / "other"
     card, theirs = manifest.read(base)
-    trained, lines = school.train(Pupil(), base)
+    trained, lines = school.train(ScriptedModel(), base)
     assert (trained.base, trained.steps, trained.workers) == (card.name, card.steps, card.workers)
     golden = manifest.read(school.folder / "out" / "adapter")[1]
     assert [prompt.messages for prompt in golden] == [known_prompt.messages for known_prompt in theirs]
@@ -175,13 +175,13 @@ def test_an_adapter_of_other_weights_than_the_servers_is_refused(
     school: School, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (school.base / "model.safetensors").write_bytes(b"others")
-    trained, _ = school.train(Pupil())
+    trained, _ = school.train(ScriptedModel())
     assert school.bench.deploy("out/adapter") == 2
     assert f"not to {trained.base}, the base of {trained.name}" in capsys.readouterr().err
 
 
 def test_describing_again_keeps_what_training_knew(school: School) -> None:
-    trained, _ = school.train(Pupil())
+    trained, _ = school.train(ScriptedModel())
     folder = school.folder / "out" / "adapter"
     assert school.bench.run("describe", str(folder)) == 0
     assert manifest.read(folder)[0] == trained
@@ -227,13 +227,13 @@ def test_questions_of_the_world_reach_as_far_as_its_pools(tmp_path: Path) -> Non
         def train(self, order: Namespace, say: Any) -> None:
             self.order = order
 
-    trainer = Kept(tmp_path, Pupil())
+    trainer = Kept(tmp_path, ScriptedModel())
     words = ["train", "--backend", "trl", "--model", "m", "--out", str(tmp_path / "out"), *URL, "--steps", "4"]
     train_chat.run(parse([*words, "--random-pools"]), KEY, trainer, lambda _: None)
-    reach = trainer.order.reach
-    assert (reach.steps, reach.workers) == (4, max(len(question.workers) for question in trainer.order.questions))
-    assert len(reach.golden) == 24
-    assert len({prompt.workers for prompt in reach.golden}) > 2
+    shown = trainer.order.shown
+    assert (shown.steps, shown.workers) == (4, max(len(question.workers) for question in trainer.order.questions))
+    assert len(shown.golden) == 24
+    assert len({prompt.workers for prompt in shown.golden}) > 2
     assert trainer.order.origin["questions"] == VERSION
 
 
@@ -246,7 +246,7 @@ def test_questions_that_judge_are_neither_learned_nor_imitated(tmp_path: Path) -
     tasks = [json.dumps({"question": text, "grader": {"kind": "exact", "expected": "x"}}) for text in texts]
     (tmp_path / "tasks.jsonl").write_text("\n".join(tasks))
     (tmp_path / "rollouts.jsonl").write_text("\n".join([to_line(make_rollout(text, 1.0)) for text in texts]))
-    trainer = Kept(tmp_path, Pupil())
+    trainer = Kept(tmp_path, ScriptedModel())
     sources = ["--tasks", str(tmp_path / "tasks.jsonl"), "--warm-start", str(tmp_path / "rollouts.jsonl")]
     words = ["train", "--backend", "trl", "--model", "m", "--out", str(tmp_path / "out"), *URL, *sources]
     for source in (sources, sources[2:]):

@@ -305,7 +305,7 @@ def test_rules_are_read_and_their_faults_named(tmp_path: Path) -> None:
     right = '[rules.stay]\nlabels = ["phi"]\nallow = { region = ["eu"] }\ndeny = { worker = ["small"] }\n'
     catalog = configure(write_pool(tmp_path, GOOD + right)).catalog
     assert [rule.name for rule in catalog.rules] == ["stay"]
-    assert [bar.rule for bar in catalog.workers["small"].bars] == ["stay"]
+    assert [rule.name for rule in catalog.workers["small"].excluding_rules] == ["stay"]
     for wrong, words in (
         ("labels = []", "rules.stay: decides nothing; give it `allow`, `deny` or `approve`"),
         ("deny = {}", "rules.stay.deny: names no value; name at least one"),

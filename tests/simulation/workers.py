@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from app import errors
-from app.core.message.chat import End, Piece, ToolDelta, Usage, Words
+from app.core.message.chat import End, Piece, TextDelta, ToolDelta, Usage
 from app.core.pool.catalog import Worker
 from app.errors import BatonError
 from app.providers.protocol import Deadlines, Request
@@ -136,7 +136,7 @@ class SimProvider:
         while live and position < cut:
             size = min(1 + int(40 * seam.chance()), cut - position)
             call.billed = Usage(call.billed.input, output=(position + size) // 4 + 1)
-            yield [Words(text[position : position + size])]
+            yield [TextDelta(text[position : position + size])]
             position += size
             await seam.strike("worker.piece")
             await clock.pause(0.1 * seam.chance(), deadlines.gap)
@@ -154,7 +154,7 @@ class SimProvider:
         declines = not conducts and not call.tools and seam.hit("worker.declines")
         finish = "tool_calls" if call.tools else "content_filter" if declines else "stop"
         end = End(finish, call.billed if tells_usage else None, refused=declines)
-        yield [end] if live else [*([Words(text)] if text else []), *call.tools, end]
+        yield [end] if live else [*([TextDelta(text)] if text else []), *call.tools, end]
 
     def _may_fail(self, conducts: bool) -> None:
         if conducts:

@@ -33,7 +33,7 @@ from app.engine.steps.claimed_step import PendingOutcomes
 from app.engine.steps.dispatcher import Dispatcher
 from app.engine.steps.execution import Execution
 from app.errors import LeaseLost, RunOverBudget, StoreUnavailable
-from app.store.protocol import AppendResult, Entry, Move
+from app.store.protocol import AppendResult, Entry, TicketMove
 from app.store.rows import content, runs
 from app.store.sql import SqlStore
 from app.store.sqlkit.statements import Statements
@@ -92,7 +92,7 @@ def no_epoch_fence(patch: Patch) -> None:
 
 
 def no_claim_fence(patch: Patch) -> None:
-    def anybodys(rows: Any, run: str, move: Move, _at: float) -> Any:
+    def anybodys(rows: Any, run: str, move: TicketMove, _at: float) -> Any:
         ticket = rows._tickets.get((run, move.step))
         if ticket is None or ticket.is_deleted:
             raise LeaseLost
@@ -231,7 +231,7 @@ def call_again_after_the_outcome(patch: Patch) -> None:
 def do_a_step_again_when_it_is_done(patch: Patch) -> None:
     move = batch.RowBatch._move
 
-    def repeat_move(rows: Any, run: Any, ticket: Any, move_given: Move) -> int:
+    def repeat_move(rows: Any, run: Any, ticket: Any, move_given: TicketMove) -> int:
         if move_given.verb == "finish":
             move_given = replace(move_given, verb="release", until=0.0)
         return move(rows, run, ticket, move_given)
@@ -273,7 +273,7 @@ def bury_a_dead_letter_in_silence(patch: Patch) -> None:
     async def silent(self: Execution, failed: StepFailed, openers: Any) -> None:
         if failed.error != "dead_letter":
             return await fail(self, failed, openers)
-        await self._append(self._entry(openers, move=Move(self._ticket.step, "finish", claim=self._work.claim)))
+        await self._append(self._entry(openers, move=TicketMove(self._ticket.step, "finish", claim=self._work.claim)))
 
     patch.setattr(Execution, "_fail", silent)
 

@@ -18,11 +18,11 @@ from tests.harness.raw_facts import Raw
 from tests.harness.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.integration
-Move = Callable[[str], None]
+TicketMove = Callable[[str], None]
 
 
 @pytest.fixture
-def move_to(monkeypatch: pytest.MonkeyPatch) -> Move:
+def move_to(monkeypatch: pytest.MonkeyPatch) -> TicketMove:
     """Lets every connection that is opened from now on find the server of that name."""
 
     def move(name: str) -> None:
@@ -53,7 +53,7 @@ def driven(run: str) -> Entry:
 
 @pytest.mark.long
 async def test_whoever_held_a_run_or_a_step_on_the_former_server_has_lost_it(
-    migrated_postgres_url: str, move_to: Move
+    migrated_postgres_url: str, move_to: TicketMove
 ) -> None:
     url = migrated_postgres_url
     async with open_store(url) as store:
@@ -81,7 +81,7 @@ async def test_whoever_held_a_run_or_a_step_on_the_former_server_has_lost_it(
 
 @pytest.mark.long
 async def test_a_takeover_leaves_a_claim_that_the_former_driver_has_made_on_the_new_server(
-    migrated_postgres_url: str, move_to: Move
+    migrated_postgres_url: str, move_to: TicketMove
 ) -> None:
     """Its call is under way, and would be paid twice."""
     url = migrated_postgres_url
@@ -106,7 +106,9 @@ def after_all(at: float) -> float:
     return max(at, 5e9)
 
 
-async def test_a_process_that_stays_reads_again_what_it_had_cached(migrated_postgres_url: str, move_to: Move) -> None:
+async def test_a_process_that_stays_reads_again_what_it_had_cached(
+    migrated_postgres_url: str, move_to: TicketMove
+) -> None:
     url = migrated_postgres_url
     async with open_store(url) as store:
         await store.append(admission_entry("run"))
@@ -127,7 +129,7 @@ async def test_a_process_that_stays_reads_again_what_it_had_cached(migrated_post
 
 
 async def test_a_process_that_stays_stores_again_what_the_former_server_alone_had(
-    migrated_postgres_url: str, move_to: Move
+    migrated_postgres_url: str, move_to: TicketMove
 ) -> None:
     """The pool by which its runs go, and the key under which it encrypts: without them nobody could read the runs."""
     url, master_keys = migrated_postgres_url, [bytes(32)]

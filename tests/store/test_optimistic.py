@@ -15,7 +15,7 @@ from app.core.pool.catalog import Amount
 from app.core.records import content_ref
 from app.core.run.events import Kind
 from app.errors import LeaseLost, NotFound, RunEnded, StoreUnavailable
-from app.store.protocol import BRIEF, Entry, Lease, Move, Outbox, TicketClaim
+from app.store.protocol import BRIEF, Entry, Lease, Outbox, TicketClaim, TicketMove
 from app.store.rows.runs import CachedRows
 from app.store.sql import SqlStore, open_store
 from app.store.writing.batch import RowCache
@@ -199,7 +199,7 @@ async def test_a_change_by_others_to_a_ticket_alone_is_seen(stores: Sequence[Sql
         await first_store.append(queue_entry(run))
         await first_store.append(take(run, 0, "a"))
     also = [first_store.append(move_entry("beside", "finish", 1))] if beside else []
-    await second_store.append(Entry("run", 3.0, move=Move(0, "release", claim=1, until=3.0)))
+    await second_store.append(Entry("run", 3.0, move=TicketMove(0, "release", claim=1, until=3.0)))
     answers = await gather_outcomes([first_store.append(move_entry("run", "finish", 1)), *also])
     assert isinstance(answers[0], LeaseLost)
     assert not any(isinstance(answer, Exception) for answer in answers[1:])
@@ -215,7 +215,7 @@ async def test_tickets_that_others_have_added_or_ended_are_seen(stores: Sequence
         await first_store.append(queue_entry(run))
     await second_store.append(Entry("added", 2.0, epoch=1, outbox=(Outbox(1, "mini", "driver"),)))
     await second_store.append(take("ended", 0, "a"))
-    await second_store.append(Entry("ended", 2.0, move=Move(0, "finish", claim=1)))
+    await second_store.append(Entry("ended", 2.0, move=TicketMove(0, "finish", claim=1)))
     for run in ("added", "ended"):
         also = [first_store.append(driven("beside"))] if beside else []
         end = Entry(run, 5.0, (Raw(Kind.SUCCEEDED, {}),), epoch=1)
@@ -275,7 +275,7 @@ async def test_a_ticket_that_is_queued_anew_in_one_entry_with_its_end_is_due_at_
     await first_store.append(admission_entry("run"))
     await first_store.append(queue_entry("run"))
     await first_store.append(take("run", 0, "a", until=10.0))
-    finish = Move(0, "finish", claim=1)
+    finish = TicketMove(0, "finish", claim=1)
     await first_store.append(
         Entry("run", 4.0, (Raw(Kind.CALL_FINISHED, {}),), move=finish, outbox=(Outbox(0, "mini", "d"),))
     )

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, event
 
 from app.core.run.events import Kind
 from app.errors import LeaseLost
-from app.store.protocol import Entry, Lease, Move, Outbox, RunQuery, TicketClaim
+from app.store.protocol import Entry, Lease, Outbox, RunQuery, TicketClaim, TicketMove
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.postgres import RawConnection
 from app.store.sqlkit.statements import Row, TableWrite, WriteStatements
@@ -41,7 +41,7 @@ async def _a_step(store: SqlStore, round_trips: list[str]) -> list[int]:
         "run",
         4.0,
         (Raw(Kind.CALL_FINISHED, {}), Raw(Kind.STEP_DONE, {"n": 0})),
-        move=Move(0, "finish", claim=1),
+        move=TicketMove(0, "finish", claim=1),
         contents=(("ref", b"text"), ("another", b"text")),
         outbox=(Outbox(1, "mini", "driver"),),
         tags=(("model", "a"),),
@@ -112,7 +112,9 @@ async def _each_single_statement(store: SqlStore, run: str) -> None:
     await store.append(admission_entry(run))
     await store.append(queue_entry(run))
     await store.append(take(run, 0, "a"))
-    end = Entry(run, 6.0, (Raw(Kind.CALL_FINISHED, {}),), move=Move(0, "finish", claim=1), contents=(("ref", b"x"),))
+    end = Entry(
+        run, 6.0, (Raw(Kind.CALL_FINISHED, {}),), move=TicketMove(0, "finish", claim=1), contents=(("ref", b"x"),)
+    )
     await store.append(end)
     await store.run(run)
     await store.step_input(run)
@@ -281,7 +283,7 @@ async def test_a_renewal_does_not_wait_for_the_disk(store: SqlStore, monkeypatch
     monkeypatch.setattr(RawConnection, "prepare", note_and_fetch)
     await store.renew_leases("driver", {"run": 1}, 9.0)
     await store.renew_claims([TicketClaim("run", 0, 1)], 9.0)
-    await store.append(Entry("run", 6.0, (Raw(Kind.CALL_FINISHED, {}),), move=Move(0, "finish", claim=1)))
+    await store.append(Entry("run", 6.0, (Raw(Kind.CALL_FINISHED, {}),), move=TicketMove(0, "finish", claim=1)))
     assert modes == ["off", "off", "on"]
     await store.append(note("run"))
     assert set(modes[3:]) == {"on"}

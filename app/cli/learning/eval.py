@@ -25,7 +25,7 @@ from app.cli.learning.sandbox import Sandbox
 from app.cli.learning.task_set import GradedTask
 from app.core.plan.arms import ORACLE
 from app.core.pool.catalog import MILLION
-from app.errors import ConfigInvalid, OursError
+from app.errors import ConfigInvalid, ServiceUnavailable
 from app.lab.comparison import Table, table
 from app.lab.grading import VERSION
 from app.lab.measurements import Measure, incompatibilities, of_json
@@ -124,7 +124,7 @@ async def _read_tier(client: httpx.AsyncClient, tier: str, effort: str | None) -
         reply = await client.get("/v1/models", timeout=eval_requests.READ_SECONDS)
         models = {model["id"]: model["baton"] for model in reply.json()["data"]}
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
-        raise OursError("The list of models cannot be read; check --url and --key.") from None
+        raise ServiceUnavailable("The list of models cannot be read; check --url and --key.") from None
     if tier not in models or models[tier]["tier"] != tier:
         raise ConfigInvalid([f"--tier: the service has no tier {tier}, or the key may not use it"])
     description = models[tier]

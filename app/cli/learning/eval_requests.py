@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from app.cli.learning.task_set import GradedTask
-from app.errors import OursError
+from app.errors import ServiceUnavailable
 from app.lab.grading import VERSION
 from app.lab.measurements import OUTAGE_STATUS, Figures, Measure, Outcome, figures
 
@@ -68,7 +68,8 @@ async def carry_out(
     measures: Mapping[tuple[str, str, int], Measure],
     take: Callable[[Measure], None],
 ) -> None:
-    """Send the requests that `measures` has no row of, several at a time. `take` gets each row. Raises `OursError`."""
+    """Send the requests that `measures` has no row of, several at a time. `take` gets each row. Raises
+    `ServiceUnavailable`."""
     spent_usd, is_over_budget = sum(row.usd for row in measures.values()), False
     missing = []
     for task, arm, repeat in experiment.places():
@@ -93,13 +94,13 @@ async def carry_out(
     except BaseExceptionGroup as failures:
         raise _find_expected_error(failures) from None
     if is_over_budget:
-        raise OursError("The money of --usd is spent. The rows are kept; a larger --usd goes on from them.")
+        raise ServiceUnavailable("The money of --usd is spent. The rows are kept; a larger --usd goes on from them.")
 
 
 def _find_expected_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first `OursError` of a group; a group without one is returned itself."""
+    """Return the first `ServiceUnavailable` of a group; a group without one is returned itself."""
     for exception in failures.exceptions:
-        if isinstance(exception, OursError):
+        if isinstance(exception, ServiceUnavailable):
             return exception
     return failures
 
@@ -116,7 +117,7 @@ async def _measure(bench: Bench, experiment: Experiment, task: GradedTask, arm: 
     if reply is not None and "idempotent-replayed" in reply.headers:
         wall = seconds  # an earlier process sent it, and ended before it wrote the row
     if run and run_figures.catalog != experiment.catalog:
-        raise OursError("The pool was changed while it was being evaluated; start again in another folder.")
+        raise ServiceUnavailable("The pool was changed while it was being evaluated; start again in another folder.")
     right, outcome, reason = await _verdict(task, reply)
     return Measure(
         **asdict(run_figures),
@@ -176,7 +177,7 @@ async def _final_reply(
             words = "cannot be reached"
             if reply is not None:
                 words = f"refuses new work ({_code(reply)})"
-            raise OursError(f"The service {words}; the rows so far are kept, run the same command to go on.")
+            raise ServiceUnavailable(f"The service {words}; the rows so far are kept, run the same command to go on.")
         seconds = pause
         if reply is not None and reply.headers.get("retry-after", "").isdecimal():
             seconds = float(reply.headers["retry-after"])
@@ -185,14 +186,16 @@ async def _final_reply(
 
 
 def _raise_refusal(reply: httpx.Response, arm: str, options: Mapping[str, Any]) -> None:
-    """Raise `OursError` for a reply that shows a fault of the command and not of the arm. An option of the evaluation
-    that the service refuses is one; what an arm cannot do, such as more steps than its tier has, is none."""
+    """Raise `ServiceUnavailable` for a reply that shows a fault of the command and not of the arm. An option of the
+    evaluation that the service refuses is one; what an arm cannot do, such as more steps than its tier has, is none."""
     if reply.status_code in (401, 403, 404):
-        raise OursError(f"The service refuses {arm}: {_code(reply)}; check the key, its tiers, and GET /v1/models.")
+        raise ServiceUnavailable(
+            f"The service refuses {arm}: {_code(reply)}; check the key, its tiers, and GET /v1/models."
+        )
     if reply.status_code in (400, 422) and "x-baton-run" not in reply.headers:
         parameter = _error_field(reply, "param")
         if parameter.partition(".")[0] in options:
-            raise OursError(
+            raise ServiceUnavailable(
                 f"The service refuses {parameter}: {_code(reply)}; give another value, and another folder for --out."
             )
 
@@ -202,11 +205,11 @@ async def _figures(bench: Bench, run: str) -> tuple[Figures, float]:
     try:
         reply = await bench.client.get(f"/v1/runs/{run}", timeout=READ_SECONDS)
     except httpx.HTTPError:
-        raise OursError("The journal cannot be read; run the same command to go on.") from None
+        raise ServiceUnavailable("The journal cannot be read; run the same command to go on.") from None
     if reply.status_code in RETRIED_STATUS:
-        raise OursError(f"The journal cannot be read: {_code(reply)}; run the same command to go on.")
+        raise ServiceUnavailable(f"The journal cannot be read: {_code(reply)}; run the same command to go on.")
     if reply.status_code != 200:
-        raise OursError(f"The journal cannot be read: {_code(reply)}; the key needs the scope runs:read.")
+        raise ServiceUnavailable(f"The journal cannot be read: {_code(reply)}; the key needs the scope runs:read.")
     record = reply.json()
     return figures(record), (record["ended_at"] or record["created_at"]) - record["created_at"]
 

@@ -46,7 +46,7 @@ def run(args: Arguments, environ: Mapping[str, str], trainer: Any, say: Say) -> 
     if args.backend == "awr":
         common |= _examples(rollouts, args, recipe, say)
         origin = {"imitated": args.warm_start}
-        trainer.train(trainer.Order(**common, reach=chat_export.of_rollouts(rollouts), origin=origin), say)
+        trainer.train(trainer.Order(**common, shown=chat_export.of_rollouts(rollouts), origin=origin), say)
         return
     config, pool = _pool(args, environ, out)
     name = "baton-ultra"
@@ -66,12 +66,12 @@ def run(args: Arguments, environ: Mapping[str, str], trainer: Any, say: Say) -> 
         "random_pools": args.random_pools,
     }
     with _place(args, environ, tier, pool) as place:
-        reach = chat_export.of_questions(questions)
+        shown = chat_export.of_questions(questions)
         cache = None
         if args.cache is not None:
             cache = Path(args.cache)
         more = {
-            "reach": reach,
+            "shown": shown,
             "questions": questions,
             "asked": asked,
             "fresh": fresh,

@@ -20,8 +20,8 @@ from app.engine.conductors.versions import missing_subjects
 from app.errors import (
     BatonError,
     ConfigInvalid,
-    OursError,
     QueueUnavailable,
+    ServiceUnavailable,
     StoreUnavailable,
     WorkerError,
     WorkerRateLimited,
@@ -427,7 +427,7 @@ async def _with_deadline(
             return await check()
     except TimeoutError:
         return Verdict(name, "fail", f"no answer within {CHECK_SECONDS:.0f} s", remedy)
-    except OursError as error:
+    except ServiceUnavailable as error:
         words = OPERATOR_MESSAGES.get(error.public_code or "", error.message)
         if isinstance(error, QueueUnavailable) and error.__cause__ is not None:
             words += f" ({terminal.clean(str(error.__cause__) or type(error.__cause__).__name__)})"

@@ -230,7 +230,7 @@ def append_piece(pieces: list[str], piece: str) -> None:
 
 
 @record(frozen=True, slots=True)
-class Words:
+class TextDelta:
     """Some of the answer's text, as it streams; or of the model's refusal, where its format marks that."""
 
     text: str
@@ -296,7 +296,7 @@ class End:
     """The provider's id of the reply."""
 
 
-Piece = Words | ToolDelta | Keepsake | ChosenToken | End
+Piece = TextDelta | ToolDelta | Keepsake | ChosenToken | End
 
 
 SAMPLING = tuple(attribute.name for attribute in fields(Sampling))

@@ -10,7 +10,7 @@ from math import inf
 from typing import Any, Literal
 
 from app.core.message.chat import Usage
-from app.core.pool.rules import Attributes, Bar, Rule
+from app.core.pool.rules import Attributes, ExcludingRule, Rule
 from app.core.records import record
 
 WireFormat = Literal["openai", "responses", "anthropic", "gemini", "rehearsal", "embeddings"]
@@ -278,7 +278,7 @@ class Worker:
     """Sampling parameters that keep a task from this worker: a task that has one is given to other workers only."""
     api_version: str = ""
     """The version of the API that its requests name, for formats that have one; empty: its provider's."""
-    bars: tuple[Bar, ...] = ()
+    excluding_rules: tuple[ExcludingRule, ...] = ()
     """The rules of the pool file that keep it from requests with certain labels."""
     priced: bool = True
     """False if the pool file names no price: it is not called for a run to which budgets apply."""
@@ -689,7 +689,7 @@ class Catalog:
     rehearsal: bool = False
     """True when no real provider is configured and the answers come from simulated workers."""
     rules: tuple[Rule, ...] = ()
-    """The rules of the pool file, as the auditor reads them; `Worker.bars` are compiled from them."""
+    """The rules of the pool file, as the auditor reads them; `Worker.excluding_rules` are compiled from them."""
 
     def tier(self, model: str) -> Tier | None:
         """Return the tier of this name, with aliases resolved once. `arms.tier_for` says what a caller's model id

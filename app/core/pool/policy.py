@@ -187,10 +187,10 @@ def permits(worker: Worker, reading: Reading) -> bool:
         for label in labels - worker.card.clearance:
             if not _is_granted(worker.card, label):
                 return False
-    if worker.bars:
+    if worker.excluding_rules:
         labels = labels | reading.sources
-        for bar in worker.bars:
-            if bar.labels <= labels:
+        for rule in worker.excluding_rules:
+            if rule.labels <= labels:
                 return False
     return True
 
@@ -203,7 +203,7 @@ def exclusion(worker: Worker, reading: Reading) -> str:
     if missing:
         return f"{NOT_CLEARED} {', '.join(sorted(missing))}"
     labels = reading.labels | reading.sources
-    return next(f"{EXCLUDED_BY_RULE} {bar.rule}" for bar in worker.bars if bar.labels <= labels)
+    return next(f"{EXCLUDED_BY_RULE} {rule.name}" for rule in worker.excluding_rules if rule.labels <= labels)
 
 
 def decided_by(reason: str) -> str:

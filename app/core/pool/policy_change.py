@@ -167,7 +167,7 @@ class Permissions:
     worker: Worker
     uncleared: int
     """The labels that it is not cleared for."""
-    bars: tuple[int, ...]
+    excluding_rules: tuple[int, ...]
     """The sets of labels and sources that rules keep from it."""
     inherited: int
     """The labels that its output has if what it read had them: all but those that it declassifies."""
@@ -176,8 +176,8 @@ class Permissions:
         """Return whether it may read words with these labels and sources."""
         if bit_set & self.uncleared:
             return False
-        for bar in self.bars:
-            if bar & bit_set == bar:
+        for rule in self.excluding_rules:
+            if rule & bit_set == rule:
                 return False
         return True
 
@@ -194,9 +194,9 @@ def _readers(bits: Bits, group: Mapping[Recipient, Worker]) -> Readers:
     readers: dict[Recipient, Permissions] = {}
     for recipient, worker in group.items():
         uncleared = bits.labels & ~bits.of(worker.card.cleared)
-        bars = tuple([bits.of(bar.labels) for bar in worker.bars])
+        excluding_rules = tuple([bits.of(rule.labels) for rule in worker.excluding_rules])
         inherited = bits.labels & ~bits.of(worker.declassifies)
-        readers[recipient] = Permissions(worker, uncleared, bars, inherited)
+        readers[recipient] = Permissions(worker, uncleared, excluding_rules, inherited)
     return readers
 
 
@@ -214,7 +214,7 @@ def _sets_of_bits(readers: Readers) -> Mapping[Recipient, tuple[int, tuple[int, 
     """Return the permissions without the workers, whose prices or strengths may differ."""
     sets: dict[Recipient, tuple[int, tuple[int, ...], int]] = {}
     for recipient, permissions in readers.items():
-        sets[recipient] = (permissions.uncleared, permissions.bars, permissions.inherited)
+        sets[recipient] = (permissions.uncleared, permissions.excluding_rules, permissions.inherited)
     return sets
 
 

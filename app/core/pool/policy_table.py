@@ -58,7 +58,7 @@ def list_rules_without_effect(catalog: Catalog) -> list[str]:
     """Return, in words, the rules that exclude nobody who is cleared for their labels."""
     effective: set[str] = set()
     for worker in catalog.workers.values():
-        effective |= {bar.rule for bar in worker.bars if bar.labels <= worker.card.cleared | SOURCES}
+        effective |= {rule.name for rule in worker.excluding_rules if rule.labels <= worker.card.cleared | SOURCES}
     return [_words(rule) for rule in catalog.rules if rule.name not in effective]
 
 

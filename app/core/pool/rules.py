@@ -92,13 +92,13 @@ class Rule:
 
 
 @record(frozen=True, slots=True)
-class Bar:
+class ExcludingRule:
     """A rule that keeps one worker from all requests that carry these labels."""
 
-    rule: str
+    name: str
     labels: frozenset[str]
 
 
-def bars(rules: Iterable[Rule], worker: Attributes) -> tuple[Bar, ...]:
+def excluding_rules(rules: Iterable[Rule], worker: Attributes) -> tuple[ExcludingRule, ...]:
     """Return the rules that keep one worker from requests: those that it does not satisfy."""
-    return tuple(Bar(rule.name, rule.labels) for rule in rules if not rule.permits(worker))
+    return tuple(ExcludingRule(rule.name, rule.labels) for rule in rules if not rule.permits(worker))

@@ -71,7 +71,7 @@ class Decision:
     """The amount that the run could still hold when arms were masked."""
     lent: float = 0.0
     """The share of the tenant's choices that other tenants' beliefs decide."""
-    sight: Mapping[str, str] = field(default_factory=dict)
+    embedder: Mapping[str, str] = field(default_factory=dict)
     """For a selector with an embedder: its name under `embedder`, and under `blind` the reason why it returned
     nothing."""
 
@@ -96,7 +96,7 @@ class Decision:
             body["left"] = dict(self.left)
         if self.lent:
             body["lent"] = self.lent
-        return body | dict(self.sight)
+        return body | dict(self.embedder)
 
 
 def decide(

@@ -311,7 +311,7 @@ class _Sums:
         }
 
 
-class _Dearest:
+class _MostExpensiveRuns:
     """The dearest runs and what they have in common. Keeps the cost and the number of the features of each run."""
 
     def __init__(self) -> None:
@@ -570,7 +570,7 @@ class Report:
         self._zone = zone
         self._total = _Sums()
         self._groups: dict[str, dict[str | None, _Sums]] = {name: {} for name in wanted.by}
-        self._dearest = _Dearest()
+        self._dearest = _MostExpensiveRuns()
         self._access_lists = _AccessLists()
         self._cheapest = _Cheapest()
         self._failures = _Failures()

@@ -268,7 +268,7 @@ def labels_matter(state: RunState, workers: Iterable[Worker]) -> bool:
     """Return True if the labels of a run can exclude anybody: something of it carries a label, or rules bind the
     workers."""
     for worker in workers:  # a generator takes longer than all of the rest, and each step of each run asks
-        if worker.bars:
+        if worker.excluding_rules:
             return True
     return bool(labels_in_run(state))
 

@@ -28,11 +28,11 @@ from app.core.message.chat import (
     Message,
     Piece,
     Text,
+    TextDelta,
     ToolCall,
     ToolCallCollector,
     ToolDelta,
     Usage,
-    Words,
     append_piece,
     calls_that_count,
     fault_of_calls,
@@ -134,7 +134,7 @@ class Reply:
         a tool that is not offered, before it is sent to anybody."""
         self._calls, fault = None, ""
         for piece in pieces:
-            if isinstance(piece, Words):
+            if isinstance(piece, TextDelta):
                 append_piece(self._texts, piece.text)
                 self._has_answer = self._has_answer or not piece.refusal
                 self._room -= len(piece.text)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 
-from app.core.message.chat import End, Message, Sampling, Text, Words
+from app.core.message.chat import End, Message, Sampling, Text, TextDelta
 from app.core.pool.catalog import Catalog, Deadlines, Price, Worker
 from app.engine.context import EngineContext
 from app.engine.periodic import look_repeatedly
@@ -91,7 +91,7 @@ class ConductorProbe:
         deadlines = Deadlines(min(seconds, worker.deadlines.connect), seconds, seconds, seconds)
         async with aclosing(provider.stream(request, provider.render(request), deadlines)) as batches:  # type: ignore[type-var]
             async for pieces in batches:
-                if any(isinstance(piece, Words | End) for piece in pieces):
+                if any(isinstance(piece, TextDelta | End) for piece in pieces):
                     return
         raise WorkerTruncated
 

@@ -30,10 +30,10 @@ from app.conductor.protocol import (
     Previous,
     Question,
     Rationale,
-    Sight,
+    RequestEmbedding,
 )
 from app.conductor.recorded import RecordedConductor
-from app.core.message.chat import Form, Message, Piece, Sampling, Task, Text, Words
+from app.core.message.chat import Form, Message, Piece, Sampling, Task, Text, TextDelta
 from app.core.plan.pricing import least_price, question_tokens
 from app.core.plan.workflow import CONDUCTOR, PREVIOUS, Access, Step
 from app.core.pool.breaker import NO_TIME
@@ -129,7 +129,7 @@ class Planner:
         self.call = ""
         """The latest planning call."""
         self._text = ""
-        self._sights: dict[int, Sight] = {}
+        self._embeddings: dict[int, RequestEmbedding] = {}
         """The embedding of each proposal that waits for one, or why there is none, by proposal."""
         self._previous_rounds: dict[int, Previous | None] = {}
         """The round before each proposal that a chooser makes in a further round; None where it cannot be read."""
@@ -281,25 +281,25 @@ class Planner:
             tenant=state.admitted.tenant,
             previous=self._previous_rounds.get(command.number),
         )
-        sight = self._sight(state, command)
+        embedding = self._embedding(state, command)
         chosen = self._policy.choose(
             brief,
             f"{state.run}/{command.number}",
             explores=state.admitted.explore,
             asks=self._may_model_plan(state),
-            sight=sight,
+            embedding=embedding,
         )
         self._conductor = chosen.conductor
         body = orjson.dumps(chosen.seen.to_json())
         ref = content_ref(self._salt, body)
         left = {"usd": brief.usd_left, "tokens": brief.tokens_left, "seconds": seconds_left}
-        return _decision(chosen, ref, left, _embedder_facts(self._policy.embedder, sight)), [(ref, body)]
+        return _decision(chosen, ref, left, _embedder_facts(self._policy.embedder, embedding)), [(ref, body)]
 
-    def _sight(self, state: RunState, command: Propose) -> Sight:
+    def _embedding(self, state: RunState, command: Propose) -> RequestEmbedding:
         """The embedding of the request. A further round uses that of the first one, if this process has made it."""
         if command.round == 1:
-            return self._sights.get(command.number, Sight(blind=NOT_CLEARED))
-        return self._sights.get(state.proposals[0].number, Sight(blind=NOT_HERE))
+            return self._embeddings.get(command.number, RequestEmbedding(blind=NOT_CLEARED))
+        return self._embeddings.get(state.proposals[0].number, RequestEmbedding(blind=NOT_HERE))
 
     def _may_model_plan(self, state: RunState) -> bool:
         """True if the tier's model may plan for this run: it reads the whole task (D6), and should be healthy."""
@@ -451,7 +451,7 @@ class Planner:
         if not isinstance(self._policy, Chooser) or self._policy.embedder is None or command.mode != "first":
             return None
         worker = self._context.catalog().workers.get(self._policy.embedder)
-        if worker is None or command.number in self._sights or not permits(worker, conversation_reading(state)):
+        if worker is None or command.number in self._embeddings or not permits(worker, conversation_reading(state)):
             return None
         return worker
 
@@ -461,7 +461,7 @@ class Planner:
         if command.round > 1:
             self._previous_rounds[command.number] = await self._read_previous_round(state, command)
         elif worker is not None:
-            self._sights[command.number] = await self._embed_request(state, command, writer, worker)
+            self._embeddings[command.number] = await self._embed_request(state, command, writer, worker)
         self.call = self._text = ""
         self._send(PlannerMessage(command.number))
 
@@ -474,16 +474,18 @@ class Planner:
         except BatonError:
             return None
 
-    async def _embed_request(self, state: RunState, command: Propose, writer: RunWriter, worker: Worker) -> Sight:
+    async def _embed_request(
+        self, state: RunState, command: Propose, writer: RunWriter, worker: Worker
+    ) -> RequestEmbedding:
         """The embedding of the request, or the reason why there is none."""
         text = excerpt(find_last_question(self._task.messages))
         if not text:
-            return Sight(blind="no_text")
+            return RequestEmbedding(blind="no_text")
         try:
             embedding = await self._ask_embedder(state, command, writer, worker, text)
-            return Sight(sketch_to_features(embedding, worker.model))
+            return RequestEmbedding(sketch_to_features(embedding, worker.model))
         except BatonError as error:
-            return Sight(blind=error.public_code or "embedder_failed")
+            return RequestEmbedding(blind=error.public_code or "embedder_failed")
 
     async def _ask_embedder(
         self, state: RunState, command: Propose, writer: RunWriter, worker: Worker, text: str
@@ -496,7 +498,7 @@ class Planner:
         answer = ""
         async for pieces in ask(question, within=patience):
             for piece in pieces:
-                if isinstance(piece, Words):
+                if isinstance(piece, TextDelta):
                     answer += piece.text
         embedding: list[float] = orjson.loads(answer)
         return embedding
@@ -690,7 +692,9 @@ def _is_bound(task: Task) -> bool:
     return task.form is not None or task.toolbox.must or bool(task.sampling.stop)
 
 
-def _decision(chosen: ConductorChoice, features: str, left: Mapping[str, float], sight: Mapping[str, str]) -> Decision:
+def _decision(
+    chosen: ConductorChoice, features: str, left: Mapping[str, float], embedder: Mapping[str, str]
+) -> Decision:
     return Decision(
         choice=chosen.choice,
         policy=chosen.policy,
@@ -701,7 +705,7 @@ def _decision(chosen: ConductorChoice, features: str, left: Mapping[str, float],
         masked=chosen.masked,
         left=left,
         lent=chosen.lent,
-        sight=sight,
+        embedder=embedder,
     )
 
 
@@ -726,13 +730,13 @@ def _adapt_worker(worker: Worker, version: str, within: float) -> Worker:
     return replace(worker, deadlines=worker.deadlines.within(within, live=False, spare=False))
 
 
-def _embedder_facts(embedder: str | None, sight: Sight) -> Mapping[str, str]:
+def _embedder_facts(embedder: str | None, embedding: RequestEmbedding) -> Mapping[str, str]:
     """The facts that the journal keeps of an embedder."""
     if embedder is None:
         return {}
-    if not sight.blind:
+    if not embedding.blind:
         return {"embedder": embedder}
-    return {"embedder": embedder, "blind": sight.blind}
+    return {"embedder": embedder, "blind": embedding.blind}
 
 
 def faults(state: RunState, proposal: Proposal, planned: PlannerMessage) -> Sequence[str]:

@@ -40,7 +40,7 @@ from app.engine.periodic import look_repeatedly
 from app.engine.runs import admission
 from app.engine.runs.admission import Order
 from app.engine.runs.registry import Drivers
-from app.errors import Conflict, InvalidRequest, NotFound, OursError, Overloaded
+from app.errors import Conflict, InvalidRequest, NotFound, Overloaded, ServiceUnavailable
 from app.store.protocol import IdempotencyRecord, RunQuery, RunRow
 from app.store.run_pages import run_pages
 
@@ -190,7 +190,7 @@ class Shadows:
             return "no_worker"
         except Overloaded:
             return ""
-        except OursError:
+        except ServiceUnavailable:
             raise
         except Exception as bug:  # a run that cannot be repeated must not keep the others waiting
             self._context.telemetry.log(logging.ERROR, "The shadow of a run could not be started.", bug, run=run)

@@ -189,7 +189,7 @@ def _check_authority(
     """Workers were chosen for the run's labels and for what it showed them; neither may grow without their having been
     chosen for it."""
     workers = context.catalog().workers
-    if order.labels or any(worker.bars for worker in workers.values()):
+    if order.labels or any(worker.excluding_rules for worker in workers.values()):
         _check_labels(context, order, state, results, portions)
     for n, messages in portions.items():
         worker = workers.get(state.steps[n].worker)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from app.core.message.chat import Piece, ToolDelta, Words, count_tokens_covering
+from app.core.message.chat import Piece, TextDelta, ToolDelta, count_tokens_covering
 from app.core.pool.catalog import MILLION
 from app.core.records import record
 from app.core.run.events import CallFinished, CallIntended, Fact, PassedOver, StepAwaitingTool, StepDone, StepFailed
@@ -66,7 +66,7 @@ class Relay:
         """
         text = ""
         for piece in pieces:
-            if isinstance(piece, Words):
+            if isinstance(piece, TextDelta):
                 text += piece.text
             elif isinstance(piece, ToolDelta) and self._counts(piece):
                 self._calls.append(self._with_our_id(piece))

@@ -65,7 +65,7 @@ from app.errors import (
 )
 from app.providers.protocol import Request
 from app.stepqueue.protocol import AGAIN, CommittedEvents, Live
-from app.store.protocol import Entry, Move, TicketRow
+from app.store.protocol import Entry, TicketMove, TicketRow
 
 OUTCOME_DELAY_SECONDS = 1.0
 """Seconds for which an outcome may wait for the next entry of its step."""
@@ -167,7 +167,7 @@ class Execution:
         due, state = claimed
         lost_calls, deliveries = self._outcomes_of_lost_calls(state), _deliveries(due)
         if self._has_nothing_to_do(state):  # only the calls of a lost dispatcher get their outcomes
-            await self._append(self._entry(lost_calls, move=Move(due.step, "finish", claim=self._work.claim)))
+            await self._append(self._entry(lost_calls, move=TicketMove(due.step, "finish", claim=self._work.claim)))
         elif deliveries >= MOST_DELIVERIES:
             self._log.begin(state, due.step)
             self._context.telemetry.count("baton_dead_letters_total", due.tier)
@@ -211,7 +211,7 @@ class Execution:
         await self._append(self._entry(()))
         open_calls = read_open_calls(await self._context.store.call_events(due.run), due.step)
         outcomes, _ = outcomes_of_lost_calls(open_calls)
-        await self._append(self._entry(outcomes, move=Move(due.step, "finish", claim=self._work.claim)))
+        await self._append(self._entry(outcomes, move=TicketMove(due.step, "finish", claim=self._work.claim)))
 
     def _is_postponed(self, due: TicketRow) -> bool:
         """Return whether the step is left to a later delivery, because this engine works on another one that is given
@@ -511,7 +511,7 @@ class Execution:
         if not self._work.claim:
             await self._append(self._entry(lost_outcomes))
             lost_outcomes = ()
-        move = Move(self._ticket.step, "finish", claim=self._work.claim)
+        move = TicketMove(self._ticket.step, "finish", claim=self._work.claim)
         settled: Fact = self._step_done(failed.n, self._empty) if self._empty is not None else failed
         await self._write_last_entry(self._entry((*lost_outcomes, settled), move=move))
 
@@ -520,7 +520,7 @@ class Execution:
         events: tuple[Fact, ...],
         *,
         hold: Amount = Amount(),
-        move: Move | None = None,
+        move: TicketMove | None = None,
         contents: tuple[tuple[str, bytes], ...] = (),
     ) -> Entry:
         """The next entry under this claim: first the outcome that is not recorded yet, if there is one, then `events`.
@@ -529,9 +529,9 @@ class Execution:
         """
         now, n = self._context.now(), self._ticket.step
         if move is None and self._work.claim:
-            move = Move(n, "hold", claim=self._work.claim)
+            move = TicketMove(n, "hold", claim=self._work.claim)
         elif move is None:
-            move = Move(n, "take", version=self._version, holder=self._name, until=now + self._context.lease)
+            move = TicketMove(n, "take", version=self._version, holder=self._name, until=now + self._context.lease)
         lost = Amount()
         for fact in events:
             if isinstance(fact, CallFinished) and fact.outcome == "unknown":
@@ -585,7 +585,7 @@ class Execution:
         calls = (await self._read_state(None)).calls  # the entry that failed may have been committed all the same
         if self._unrecorded is not None and calls[self._unrecorded.call].outcome is not None:
             self._unrecorded = None
-        move = Move(self._ticket.step, "release", claim=self._work.claim, until=self._context.now())
+        move = TicketMove(self._ticket.step, "release", claim=self._work.claim, until=self._context.now())
         await self._append(self._entry((), move=move))
 
     async def _withdraw(self, lost_outcomes: tuple[Fact, ...] = ()) -> None:
@@ -595,10 +595,10 @@ class Execution:
         if not claim:
             return
         if stopped:
-            await self._write_last_entry(self._entry(lost_outcomes, move=Move(n, "finish", claim=claim)))
+            await self._write_last_entry(self._entry(lost_outcomes, move=TicketMove(n, "finish", claim=claim)))
             self._log.write("cancelled")
             return
-        move = Move(n, "release", claim=claim, until=self._context.now())
+        move = TicketMove(n, "release", claim=claim, until=self._context.now())
         await self._write_last_entry(self._entry(lost_outcomes, move=move))
         with suppress(QueueUnavailable):
             await self._context.queue.enqueue([copy_with(self._ticket, version=AGAIN)])
@@ -611,7 +611,7 @@ class Execution:
 
     def _last_entry(self, step: StepState, attempt: Attempt) -> Entry:
         """The entry that ends the step after a call that succeeded: it is done, or waits for results of tool calls."""
-        move = Move(step.n, "finish", claim=self._work.claim)
+        move = TicketMove(step.n, "finish", claim=self._work.claim)
         if not attempt.reply.calls:
             return self._entry((self._step_done(step.n, attempt),), move=move)
         awaiting, contents = self._step_awaiting_tool(step, attempt)
@@ -680,7 +680,7 @@ class Execution:
         outcomes = tuple(fact for fact in entry.events if fact.kind in AFTER_THE_END)
         if not self._work.claim:
             return
-        move = Move(self._ticket.step, "finish", claim=self._work.claim)
+        move = TicketMove(self._ticket.step, "finish", claim=self._work.claim)
         named = orjson.dumps([fact.to_json() for fact in outcomes])
         texts = tuple(content for content in entry.contents if content[0].encode() in named)
         await self._context.store.append(copy_with(entry, events=outcomes, contents=texts, hold=Amount(), move=move))

@@ -65,7 +65,7 @@ class Provider(Protocol):
         ...
 
     async def claims(self, code: str, *, nonce: str, verifier: str) -> Mapping[str, Any]:
-        """Return the claims of a person who came back with a code. Raises `Forbidden` or `OursError`."""
+        """Return the claims of a person who came back with a code. Raises `Forbidden` or `ServiceUnavailable`."""
         ...
 
 

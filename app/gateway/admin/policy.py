@@ -90,7 +90,7 @@ def _rule(catalog: Catalog, rule: Rule) -> dict[str, Any]:
 
 
 def _rules_of(worker: Worker) -> frozenset[str]:
-    return frozenset(bar.rule for bar in worker.bars)
+    return frozenset(rule.name for rule in worker.excluding_rules)
 
 
 def _add_check_route(router: APIRouter, context: AdminContext, keys: Keys, reader: PoolFileReader) -> None:

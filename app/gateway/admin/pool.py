@@ -95,7 +95,7 @@ def _worker(context: AdminContext, catalog: Catalog, worker: Worker) -> dict[str
         "region": worker.card.region,
         "retention": worker.card.retention,
         "clearance": sorted(worker.card.clearance),
-        "rules": sorted({bar.rule for bar in worker.bars}),
+        "rules": sorted({rule.name for rule in worker.excluding_rules}),
         "state": state,
     }
 

@@ -4,10 +4,11 @@ uvicorn's own refusals are in OpenAI's shape, and the head of a request has two 
 `HEAD_SECONDS` and `HEAD_BYTES`; uvicorn bounds neither. A head that comes in one packet, as nearly all do, costs
 nothing more.
 
-`Frontdoor` makes a `RequestLog` and a span for each request and puts both into the request's scope, as `baton.log` and
-`baton.span`; whoever learns something of the request notes it there. Nothing that a caller sends gets into the line but
-the request's id, whose form is checked. The span follows OpenTelemetry's conventions for servers and stands below the
-span that the caller names; the request's headers, query and body, and the addresses of callers, are not in it.
+`RequestMiddleware` makes a `RequestLog` and a span for each request and puts both into the request's scope, as
+`baton.log` and `baton.span`; whoever learns something of the request notes it there. Nothing that a caller sends gets
+into the line but the request's id, whose form is checked. The span follows OpenTelemetry's conventions for servers and
+stands below the span that the caller names; the request's headers, query and body, and the addresses of callers, are
+not in it.
 """
 
 import asyncio

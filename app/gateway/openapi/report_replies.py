@@ -52,7 +52,7 @@ class OverRepresented(Reply):
     lift: float
 
 
-class Dearest(Reply):
+class MostExpensiveRuns(Reply):
     """The dearest runs and what they have in common."""
 
     share_of_runs: float
@@ -120,7 +120,7 @@ class Report(Reply):
     left_out: LeftOut
     total: Sums
     groups: list[GroupSums]
-    dearest: Dearest
+    dearest: MostExpensiveRuns
     access_lists: AccessLists
     cheapest: CheapestAlternative
     failures: list[Failures]

@@ -43,7 +43,7 @@ NO_COMPLETIONS: Final = "Baton keeps no chat completions:"
 VERSION: Final = "v1"
 
 
-def meant_path(path: str) -> str:
+def suggest_path(path: str) -> str:
     """Return a path as it was probably meant: without empty segments, and with one `v1`, at its beginning."""
     segments = [segment for segment in path.split("/") if segment]
     while VERSION in segments[1:]:
@@ -52,8 +52,8 @@ def meant_path(path: str) -> str:
 
 
 def advice(path: str, meant_route: str | None) -> str:
-    """Return the message of a 404; nothing of `path` occurs in it. `meant_route` is the route at `meant_path`, if there
-    is one."""
+    """Return the message of a 404; nothing of `path` occurs in it. `meant_route` is the route at `suggest_path`, if
+    there is one."""
     first, _, rest = path.strip("/").partition("/")
     family, _, rest = rest.partition("/")
     if first == "v1" and family == "messages" and rest.partition("/")[0] == "batches":

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic import SecretStr, ValidationError
 
 from app.core.pool.catalog import Catalog, Deadlines, ProviderSpec, ShadowSpec, Tier, Worker, attributes
-from app.core.pool.rules import Rule, bars
+from app.core.pool.rules import Rule, excluding_rules
 from app.core.pool.snapshot import seal_catalog
 from app.errors import ConfigInvalid
 from app.network import tls
@@ -157,7 +157,7 @@ def _worker(name: str, entry: WorkerEntry, draft: CheckedEntries, rules: Sequenc
     provider = draft.providers[entry.provider]
     assert provider is not None
     worker = entry.core(name, provider.deadlines.core(Deadlines()), provider.sampling)
-    return replace(worker, bars=bars(rules, attributes(worker)))
+    return replace(worker, excluding_rules=excluding_rules(rules, attributes(worker)))
 
 
 def _tier(name: str, entry: TierEntry, draft: CheckedEntries) -> Tier:

@@ -30,10 +30,10 @@ from app.core.message.chat import (
     Piece,
     Sampling,
     Text,
+    TextDelta,
     Tool,
     Toolbox,
     Usage,
-    Words,
 )
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTruncated
@@ -394,7 +394,7 @@ class Reply:
     def _say(self, block: Mapping[str, Any], pieces: list[Piece]) -> None:
         text = words(block.get("text"), self._sender)
         if text:
-            pieces.append(Words(text))
+            pieces.append(TextDelta(text))
 
     def _start(self, message: Mapping[str, Any]) -> None:
         self._model = label(message.get("model")) or self._model

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from app.core.message.chat import End, Piece, Words
+from app.core.message.chat import End, Piece, TextDelta
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.core.rating.features import sketch_embedding
 from app.errors import WorkerTruncated
@@ -95,7 +95,7 @@ class Vector:
         vectors = rows(document.get("data"), self._sender)
         if len(vectors) != 1:
             raise malformed_reply(self._sender, f"{len(vectors)} vectors for one text")
-        pieces.append(Words(orjson.dumps(self._sketch(vectors[0].get("embedding"))).decode()))
+        pieces.append(TextDelta(orjson.dumps(self._sketch(vectors[0].get("embedding"))).decode()))
         counts = object_or_empty(document.get("usage"), self._sender)
         self._end = End("stop", usage(counts.get("prompt_tokens"), 0), label(document.get("model")))
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import orjson
 
-from app.core.message.chat import End, Finish, Part, Piece, Sampling, Text, Tool, Toolbox, Usage, Words
+from app.core.message.chat import End, Finish, Part, Piece, Sampling, Text, TextDelta, Tool, Toolbox, Usage
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerMalformed, WorkerTruncated
 from app.providers import document, options
@@ -292,7 +292,7 @@ class Candidate:
                 self._call(part, pieces)
             text = words(part.get("text"), self._sender)
             if text and not part.get("thought"):
-                pieces.append(Words(text))
+                pieces.append(TextDelta(text))
         reason = words(candidate.get("finishReason"), self._sender)
         if reason in UNREADABLE:
             raise fault(WorkerMalformed, self._sender, "the model's output could not be read")

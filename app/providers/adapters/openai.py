@@ -30,10 +30,10 @@ from app.core.message.chat import (
     Piece,
     Sampling,
     Text,
+    TextDelta,
     Tool,
     Toolbox,
     Usage,
-    Words,
 )
 from app.core.message.response_format import is_closed
 from app.core.pool.catalog import Deadlines, ProviderSpec
@@ -387,7 +387,7 @@ class Completion:
         if not isinstance(text, str):
             text = _content(text, sender)
         if text:
-            pieces.append(Words(text))
+            pieces.append(TextDelta(text))
         self._reasoning.take(message)
         calls = message.get("tool_calls")
         if calls is not None:
@@ -408,7 +408,7 @@ class Completion:
     def _refuse(self, refusal: str, pieces: list[Piece]) -> None:
         if refusal:
             self._refused = True
-            pieces.append(Words(refusal, refusal=True))
+            pieces.append(TextDelta(refusal, refusal=True))
 
     def _end_with(self, reason: str, choice: dict[str, Any]) -> None:
         if choice.get("error") is not None:  # OpenRouter's

@@ -29,10 +29,10 @@ from app.core.message.chat import (
     Piece,
     Sampling,
     Text,
+    TextDelta,
     Tool,
     Toolbox,
     Usage,
-    Words,
 )
 from app.core.message.response_format import is_closed
 from app.core.pool.catalog import Deadlines, ProviderSpec
@@ -334,14 +334,14 @@ class Response:
         self._given.add(place)
         answer = words(text, self._sender)
         if answer:
-            pieces.append(Words(answer))
+            pieces.append(TextDelta(answer))
 
     def _refuse(self, place: object, text: object, pieces: list[Piece]) -> None:
         self._given.add(place)
         self._refused = True
         refusal = words(text, self._sender)
         if refusal:
-            pieces.append(Words(refusal, refusal=True))
+            pieces.append(TextDelta(refusal, refusal=True))
 
     def _more(self, place: object, arguments: str, pieces: list[Piece]) -> None:
         self._given.add(place)

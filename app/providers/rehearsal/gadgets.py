@@ -11,10 +11,10 @@ from typing import Any
 
 from app.core.message.chat import Message, Tool, Toolbox
 from app.core.message.response_format import validator
+from app.providers.rehearsal.answering import read
 from app.providers.rehearsal.expression import symbols
 from app.providers.rehearsal.families import PLAIN, solve
 from app.providers.rehearsal.filled_schema import fill_schema, find_numbers
-from app.providers.rehearsal.minds import read
 
 MOST_CALLS = 4
 WORD = re.compile(r"[a-z]{3,}")

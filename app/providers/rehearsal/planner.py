@@ -17,8 +17,8 @@ from typing import Any
 from app.core.message.chat import Message
 from app.core.sampling import draw
 from app.providers.rehearsal import policy
+from app.providers.rehearsal.answering import find_final_answer
 from app.providers.rehearsal.families import solve
-from app.providers.rehearsal.minds import find_final_answer
 from app.providers.rehearsal.problem import Problem, plain
 
 QUESTION = re.compile(r"<question>\n?(.*)\n?</question>", re.DOTALL)

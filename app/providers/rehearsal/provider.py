@@ -21,9 +21,9 @@ from app.core.message.chat import (
     LikelyToken,
     Message,
     Piece,
+    TextDelta,
     ToolDelta,
     Usage,
-    Words,
     message_from_json,
     message_to_json,
     toolbox_from_json,
@@ -34,8 +34,8 @@ from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTimeout
 from app.providers.protocol import Request
 from app.providers.rehearsal import gadgets, planner
+from app.providers.rehearsal.answering import find_final_answer, reply
 from app.providers.rehearsal.filled_schema import fill_schema
-from app.providers.rehearsal.minds import find_final_answer, reply
 
 TOKEN = re.compile(r"\s*\w{1,4}|\s*[^\w\s]|\s+")
 CHUNK = 3
@@ -181,7 +181,7 @@ def _cut(tokens: list[str], max_tokens: int | None, stops: tuple[str, ...]) -> t
 def _pieces(
     tokens: list[str], start: int, odds: Mapping[int, Mapping[int, float]], alternatives: int | None
 ) -> list[Piece]:
-    pieces: list[Piece] = [Words("".join(tokens))]
+    pieces: list[Piece] = [TextDelta("".join(tokens))]
     if alternatives is not None:
         pieces += [_token_choice(token, odds.get(start + place), alternatives) for place, token in enumerate(tokens)]
     return pieces

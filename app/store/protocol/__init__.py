@@ -18,11 +18,11 @@ from app.store.protocol.entries import (
     AppendResult,
     Entry,
     Lease,
-    Move,
     NewRun,
     Outbox,
     Projection,
     SharedContent,
+    TicketMove,
 )
 from app.store.protocol.holds import EVERY_HOLD, Hold, HoldQuery, Holds, HoldScope
 from app.store.protocol.idempotency import TAKEN, IdempotencyRecord, IdempotencyRecords
@@ -118,7 +118,6 @@ __all__ = [
     "Lease",
     "LeasesAndOutbox",
     "LogState",
-    "Move",
     "NewRun",
     "Notices",
     "Outbox",
@@ -156,6 +155,7 @@ __all__ = [
     "TenantStore",
     "Tenants",
     "TicketClaim",
+    "TicketMove",
     "TicketRow",
     "TransparencyLog",
     "WithLog",

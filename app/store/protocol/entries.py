@@ -63,7 +63,7 @@ class Outbox:
 
 
 @record(frozen=True, slots=True)
-class Move:
+class TicketMove:
     """A dispatcher's change to its ticket's row, and the right by which it makes the change.
 
     * `take` needs `version` to be the row's version, and the row to have no claim, or one that lapsed by `at`. It sets
@@ -135,7 +135,7 @@ class Entry:
     events: tuple[Fact, ...] = ()
     new: NewRun | None = None
     epoch: int | None = None
-    move: Move | None = None
+    move: TicketMove | None = None
     hold: Amount = Amount()
     """Reserved in addition to what is held."""
     release: Amount = Amount()

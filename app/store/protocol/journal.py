@@ -5,8 +5,8 @@ commit); `append` returns only when the entry is committed and durable. The stor
 writer's fence under the run's row lock, and refuses the whole entry if a check fails (D3):
 
 * a driver writes with `epoch`: it must be the run's present epoch, else `LeaseLost`;
-* a dispatcher writes with a `Move` of its ticket: the row must still have the claim (or, for `take`, the version) that
-  the move names, else `LeaseLost`;
+* a dispatcher writes with a `TicketMove` of its ticket: the row must still have the claim (or, for `take`, the version)
+  that the move names, else `LeaseLost`;
 * a writer that has neither (nor brings a new run) may write the kinds in `WITHOUT_LEASE` only, else `LeaseLost`; a run
   that has no driver because it waits for its caller is then taken over by the next sweep;
 * once a run has ended only `AFTER_THE_END` kinds are accepted, else `RunEnded`; a second terminal event is impossible;

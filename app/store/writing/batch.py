@@ -45,10 +45,10 @@ from app.store.protocol import (
     AppendResult,
     Entry,
     Lease,
-    Move,
     NewRun,
     Outbox,
     Projection,
+    TicketMove,
 )
 from app.store.rows import texts
 from app.store.rows.disclosures import DisclosureRows
@@ -423,7 +423,7 @@ class RowBatch:
             self._postponed_runs.add(entry.run)
             raise
 
-    def _ticket(self, run: str, move: Move, at: float) -> _Ticket:
+    def _ticket(self, run: str, move: TicketMove, at: float) -> _Ticket:
         """Return the ticket that is moved. Raises `LeaseLost` if the move has no right to it (D3)."""
         ticket = self._tickets.get((run, move.step))
         if ticket is None or ticket.is_deleted:
@@ -455,7 +455,7 @@ class RowBatch:
             if outbox.holder and ticket is not None and not ticket.is_deleted:
                 raise Conflict
 
-    def _move(self, run: _Run, ticket: _Ticket, move: Move) -> int:
+    def _move(self, run: _Run, ticket: _Ticket, move: TicketMove) -> int:
         """Move a ticket. Returns the number of the claim that this has taken; 0 if it took none."""
         self._changed_tickets.add((ticket.run, ticket.step))
         ticket.version += 1
@@ -567,7 +567,7 @@ class RowBatch:
                 ticket.driver, ticket.rung_at = outbox.driver, 0.0
             self._changed_tickets.add(place)
             if outbox.holder:
-                move = Move(outbox.step, "take", holder=outbox.holder, until=outbox.until)
+                move = TicketMove(outbox.step, "take", holder=outbox.holder, until=outbox.until)
                 claims.append(self._move(run, ticket, move))
         return tuple(claims)
 

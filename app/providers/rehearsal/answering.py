@@ -29,8 +29,8 @@ OUTSIDE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Mind:
-    """Probabilities of a right answer on easy and hard questions; `strong` families have their own."""
+class SimulatedWorker:
+    """The probabilities of a worker to answer easy and hard questions right; `strong` families have their own."""
 
     easy: float
     hard: float
@@ -43,14 +43,14 @@ class Mind:
         return self.strong.get(problem.family, (self.easy, self.hard))[problem.hard]
 
 
-def minds() -> dict[str, Mind]:
+def simulated_workers() -> dict[str, SimulatedWorker]:
     """Return the workers of the rehearsal pool, by model name."""
     return {
-        "sage": Mind(1.0, 0.6),
-        "abacus": Mind(0.75, 0.4, dict.fromkeys(("arithmetic", "equations", "number theory"), (1.0, 0.95))),
-        "almanac": Mind(0.75, 0.4, dict.fromkeys(("dates", "unit conversion"), (1.0, 0.95))),
-        "scribe": Mind(0.8, 0.4, dict.fromkeys(("words", "extraction", "roman numerals"), (1.0, 0.95))),
-        "lawyer": Mind(0.85, 0.5, {"logic": (1.0, 0.95)}, checks=0.9),
+        "sage": SimulatedWorker(1.0, 0.6),
+        "abacus": SimulatedWorker(0.75, 0.4, dict.fromkeys(("arithmetic", "equations", "number theory"), (1.0, 0.95))),
+        "almanac": SimulatedWorker(0.75, 0.4, dict.fromkeys(("dates", "unit conversion"), (1.0, 0.95))),
+        "scribe": SimulatedWorker(0.8, 0.4, dict.fromkeys(("words", "extraction", "roman numerals"), (1.0, 0.95))),
+        "lawyer": SimulatedWorker(0.85, 0.5, {"logic": (1.0, 0.95)}, checks=0.9),
     }
 
 
@@ -88,8 +88,8 @@ def reply(model: str, messages: Sequence[Message], seed: str) -> str:
         return _without_problem(content)
     if _wants_plan(content.subtask):
         return f"Plan: {PLANS[problem.family]}."
-    mind = minds().get(model, Mind(0.85, 0.55))
-    answer = _decide(mind, problem, content.answers, f"{seed}|{model}|{plain(source)}")
+    worker = simulated_workers().get(model, SimulatedWorker(0.85, 0.55))
+    answer = _decide(worker, problem, content.answers, f"{seed}|{model}|{plain(source)}")
     if re.search(r"\bonly (?:with )?(?:the|a|one) (?:number|answer|result|word|name)", f"{source} {content.subtask}"):
         return answer
     return f"The answer is {answer}."
@@ -104,14 +104,14 @@ def find_final_answer(answer: str) -> str | None:
     return last.rstrip().removesuffix(".")
 
 
-def _decide(mind: Mind, problem: Problem, answers: Sequence[str], dice_prefix: str) -> str:
+def _decide(worker: SimulatedWorker, problem: Problem, answers: Sequence[str], dice_prefix: str) -> str:
     """Solve, follow a plan, check one earlier answer, or weigh several."""
     stated = [answer for answer in map(find_final_answer, answers) if answer is not None]
-    skill = mind.skill(problem)
+    skill = worker.skill(problem)
     if answers and not stated:
         skill += PLAN_HELPS * (1 - skill)
     if stated:
-        skill = max(skill + CHECK_HELPS * (1 - skill), mind.checks)
+        skill = max(skill + CHECK_HELPS * (1 - skill), worker.checks)
     right = draw(f"{dice_prefix}|solve") < skill
     own = problem.answer
     if not right:
