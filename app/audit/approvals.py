@@ -52,7 +52,7 @@ def plans_needing_approval(run: AuditedRun, terms: Mapping[str, Any]) -> Mapping
 
 def _is_above_price(run: AuditedRun, terms: Mapping[str, Any], acceptance: Event) -> bool:
     """Return True if a plan, with what the run has spent before, may cost more than the terms allow unasked. A plan
-    without a known price counts as too dear."""
+    without a known price counts as too expensive."""
     limit, price = terms.get("above_usd"), acceptance.body.get("price")
     if limit is None:
         return False

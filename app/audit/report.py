@@ -142,7 +142,7 @@ RULES: Mapping[str, tuple[str, str]] = {
     "reservation-low": ("I-7", "what is held for a call is at least its worst case"),
     "cut-wrong": ("I-7", "an output is cut only where money is short, and to the floor of the tier at the most"),
     "stand-in-wrong": ("I-14", "only the output of a step that was asked for the whole answer may stand in for it"),
-    "mask-wrong": ("I-7", "an arm or a worker is left out as too dear only if it is, and the others are affordable"),
+    "mask-wrong": ("I-7", "an arm or a worker is left out for its price only if it cannot be paid; the others can"),
     "cost-wrong": ("N-7", "a call costs its usage at the worker's price; an unknown outcome costs what was held"),
     "usage-wrong": ("I-15", "cached is part of input, reasoning part of output"),
     "bill-wrong": ("N-7 I-15", "the run's bill is the sum over its calls, split into visible and orchestration"),

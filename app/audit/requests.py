@@ -262,8 +262,8 @@ def _earlier_planning_outputs(run: AuditedRun, call: Call) -> set[str]:
 
 
 def _check_passed_over(run: AuditedRun, call: Call, catalog: Catalog) -> Iterator[Violation]:
-    """A worker that was passed over as too dear costs more at the floor of the tier, with at most twice the input of
-    this call, than what this call holds."""
+    """A worker that was passed over as too expensive costs more at the floor of the tier, with at most twice the input
+    of this call, than what this call holds."""
     body = call.intent.body
     most_input = max(body["tokens_held"] - body["max_tokens"], 0)
     for passed in body.get("passed_over") or ():

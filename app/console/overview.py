@@ -125,7 +125,7 @@ def _links(overview: Json, filters: Json, since: float) -> Callable[..., str]:
 
 
 def _address_of_spending(budget: Json) -> str:
-    """Return the address of the list of runs that have spent from a budget in its present window, the dearest
+    """Return the address of the list of runs that have spent from a budget in its present window, the most expensive
     first. The window is that of now, also in an overview whose period ended before."""
     scope, name = budget["scope"], budget["name"]
     filters = {"since": budget["since"]}

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 Unit = Literal["usd", "tokens", "calls"]
-"""The unit of costs; `calls`: the share of calls that go to the dearer of two models."""
+"""The unit of costs; `calls`: the share of calls that go to the more expensive of two models."""
 SUFFIXES = (".csv", ".jsonl")
 FAILED = "the call failed"
 UNRATED = "there is no score"

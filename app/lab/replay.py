@@ -212,7 +212,7 @@ def regret(routing: Routes, scores: Scores, chosen: str) -> float:
 
 
 class Upgrade(NamedTuple):
-    """The step of one prompt from a model to a dearer one."""
+    """The step of one prompt from a model to a more expensive one."""
 
     slope: float
     """The estimated gain for each unit of cost."""

@@ -319,7 +319,7 @@ def report(setting: Setting, most: int = STEPS) -> Iterator[str]:
 
 def _line(name: str, single: Sequence[Point] | None, double: Sequence[Point] | None) -> str:
     if single is None or double is None:
-        return f"  {name:<56} too dear"
+        return f"  {name:<56} too expensive"
     one, two, ahead, again = compare_rounds(single, double)
     figures = f"one {one:.3f}  two {two:.3f}  ahead {ahead.value:+.3f} [{ahead.low:+.3f}, {ahead.high:+.3f}]"
     return f"  {name:<56} {figures}  second round in {again:.0%}"

@@ -49,7 +49,7 @@ class FirstAnswer(NamedTuple):
 
 
 def judging_worker(pool: Pool) -> Profile:
-    """Return the worker that judges answers: one whose card says checking, else the dearest."""
+    """Return the worker that judges answers: one whose card says checking, else the most expensive."""
     checkers = [worker for worker in pool if "checking" in worker.strengths.split()]
     return max(checkers or pool, key=lambda worker: worker.price)
 

@@ -233,7 +233,7 @@ def test_a_table_is_the_same_as_csv_and_as_parquet(
 def test_the_report_is_readable(seeded: SeededDatabase, capsys: pytest.CaptureFixture[str]) -> None:
     text = run_report(seeded, capsys, "--success", "signals")
     assert re.search(r"^Runs admitted from \d{4}-\d\d-\d\d \d\d:\d\d UTC to .* that have ended", text)
-    for words in ("Cost of a successful query", "asked the same again", "The dearest 20%", "Access lists spared"):
+    for words in ("Cost of a successful query", "asked the same again", "The most expensive 20%", "Access lists"):
         assert words in text
     assert "Failures" in text
     assert "worker_refused" in text

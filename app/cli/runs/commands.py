@@ -225,4 +225,4 @@ def _define_report(root: Group) -> None:
     @flag("--csv", help="Print a part as CSV.")
     @option("--parquet", metavar="FILE", help="Write a part to a Parquet file; needs the extra `parquet`.")
     def report() -> None:
-        """Report what a successful query cost, what the dearest runs have in common, and what failed."""
+        """Report what a successful query cost, what the most expensive runs have in common, and what failed."""

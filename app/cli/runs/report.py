@@ -144,7 +144,7 @@ def _print_dearest(console: Console, dearest: Mapping[str, Any]) -> None:
     if dearest["share_of_cost"] is not None:
         share = f"{dearest['share_of_cost']:.1%}"
     runs = terminal.count(dearest["runs"], "run")
-    words = f"The dearest {dearest['share_of_runs']:.0%} ({runs}) cost {share} of the total"
+    words = f"The most expensive {dearest['share_of_runs']:.0%} ({runs}) cost {share} of the total"
     console.print(f"\n{words}; each costs {_dollars(dearest['from_cost_usd'])} or more.")
     rows: list[dict[str, str]] = []
     for feature in dearest["features"]:

@@ -87,8 +87,8 @@ def every_plan_fits(workers: Sequence[Worker], steps: int, question: int, floor:
 def best_alone(workers: Sequence[Worker], preferred: str, question: int, limits: Limits, remaining: Amount) -> str:
     """Return the worker that is to answer alone, by name: the preferred one if the run can pay it at the floor.
 
-    Else the dearest one that the run can pay at its full length, else the cheapest at the floor. The preferred one, or
-    the first, if nobody can be paid.
+    Else the most expensive one that the run can pay at its full length, else the cheapest at the floor. The preferred
+    one, or the first, if nobody can be paid.
     """
     floor = limits.floor
     workers_by_name = {worker.name: worker for worker in workers}

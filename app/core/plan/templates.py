@@ -16,8 +16,8 @@ In a further round, what can be done with the answer of the round before:
     redo .............. another worker answers the conversation as it stands, without seeing it
 
 Every worker takes the place of the one who answers (`main`). Planners and checkers are those that the pool file names,
-else those whose card says that they are good at it, else the dearest. An arm's name is its template and its workers in
-the order of its steps: `plan-reason flint birch`.
+else those whose card says that they are good at it, else the most expensive. An arm's name is its template and its
+workers in the order of its steps: `plan-reason flint birch`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -197,7 +197,7 @@ def build_follow_up_arm(name: str, first: Arm) -> Arm:
 
 def find_suitable_workers(workers: Sequence[Worker], preferred_names: Sequence[str], marks: Sequence[str]) -> list[str]:
     """Return the names of the workers that may plan, or check: those of `preferred_names` that are there, else those
-    with a strength that has one of the marks in it, else the dearest."""
+    with a strength that has one of the marks in it, else the most expensive."""
     names = [worker.name for worker in workers]
     chosen = [name for name in preferred_names if name in names]
     if chosen:

@@ -303,7 +303,7 @@ def _of_tools(message: Message) -> int:
 
 
 def worst_case(worker: Worker, input_tokens: int, output_tokens: int) -> Amount:
-    """Return the amount to reserve before a call, at the dearest of the rates that it may be billed at: nobody promises
+    """Return the amount to reserve before a call, at the highest of the rates that it may be billed at: nobody promises
     that cached input is the cheaper one."""
     return Amount(worker.price.worst(input_tokens, output_tokens), input_tokens + output_tokens)
 

@@ -66,7 +66,7 @@ GROUPINGS = ("tier", "tenant", "key", "user", "worker", "topology", "week")
 METADATA = "metadata."
 """The beginning of a grouping by a field of the requests' metadata."""
 DEAREST_PERCENT = 20
-"""The share of all runs that count as the dearest."""
+"""The share of all runs that count as the most expensive."""
 MOST_GROUPS = 10_000
 """The most groups of one grouping."""
 MOST_CLUSTERS = 1_000
@@ -312,7 +312,8 @@ class _Sums:
 
 
 class _MostExpensiveRuns:
-    """The dearest runs and what they have in common. Keeps the cost and the number of the features of each run."""
+    """The most expensive runs and what they have in common. Keeps the cost and the number of the features of each
+    run."""
 
     def __init__(self) -> None:
         self._costs = array("q")
@@ -324,7 +325,7 @@ class _MostExpensiveRuns:
         self._kinds.append(self._numbers.setdefault(features, len(self._numbers)))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures. Of runs that cost the same the earlier ones count as dearer."""
+        """Return the figures. Of runs that cost the same the earlier ones count as more expensive."""
         runs = len(self._costs)
         number = -(-runs * DEAREST_PERCENT // 100)
         order = sorted(range(runs), key=self._costs.__getitem__, reverse=True)[:number]

@@ -127,7 +127,7 @@ class Spent(Reply):
 
 
 class Spending(Reply):
-    """The sums of a window, the dearest first."""
+    """The sums of a window, the highest first."""
 
     object: Literal["spending"]
     since: float
@@ -172,7 +172,7 @@ class BudgetWindow(Reply):
 
 
 class BudgetInUse(BudgetEntry):
-    """A budget with the latest periods of its accounts, the newest first and the dearest of those first."""
+    """A budget with the latest periods of its accounts, the newest first and the highest of those first."""
 
     windows: list[BudgetWindow]
 

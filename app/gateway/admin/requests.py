@@ -255,7 +255,7 @@ class SpendFilters(Parameters):
     until: Moment | None = None
     """Runs admitted before this time; now if it is left out."""
     limit: Limit = PAGE
-    """The most rows, the dearest first."""
+    """The most rows, the highest cost first."""
 
 
 BODIES: Final = (

@@ -160,7 +160,7 @@ def _add_spending_route(router: APIRouter, context: AdminContext, keys: Keys) ->
     async def get_spending(
         filters: Annotated[SpendFilters, Query()], caller: Annotated[Caller, keys.needs("spend:read")]
     ) -> Any:
-        """Of the runs that were admitted in the window, from the journal, by tenant or by key, the dearest first."""
+        """Of the runs that were admitted in the window, from the journal, by tenant or by key, the highest first."""
         since, until = period_of(filters.since, filters.until, context.gateway.now(), DAY_SECONDS)
         if until - since > MONTHS_SECONDS:
             raise InvalidRequest("The window must not be longer than 92 days.", param="since", code="invalid_value")

@@ -96,7 +96,7 @@ class OpenRuns(Reply):
 
 
 class BudgetLeft(Reply):
-    """A budget with the present window of its dearest account."""
+    """A budget with the present window of the account that has spent most of it."""
 
     id: str
     tenant: str

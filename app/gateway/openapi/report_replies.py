@@ -41,19 +41,19 @@ class LeftOut(Reply):
 
 
 class OverRepresented(Reply):
-    """A feature that is more frequent among the dearest runs than among all."""
+    """A feature that is more frequent among the most expensive runs than among all."""
 
     feature: str
     value: str
     runs: int
-    """The dearest runs that have it."""
+    """The most expensive runs that have it."""
     of_runs: int
     """All runs that have it."""
     lift: float
 
 
 class MostExpensiveRuns(Reply):
-    """The dearest runs and what they have in common."""
+    """The most expensive runs and what they have in common."""
 
     share_of_runs: float
     runs: int

@@ -77,8 +77,8 @@ async def read_overview(store: Store, filters: query.OverviewFilters, now: float
 
 
 async def budgets(store: Budgets, now: float, tenant: str | None) -> Json:
-    """Return the latest window of each budget's dearest account, those with the least left first; and how many there
-    are."""
+    """Return the latest window of the account that has spent most of each budget, those with the least left first; and
+    how many there are."""
     rows: list[Json] = []
     all_budgets = await store.budgets(tenant)
     for budget in all_budgets[:MOST_BUDGETS]:

@@ -273,7 +273,7 @@ class RunFilters(RunAttributes):
     sort: RunSort = "time"
     """`time`: by the time of their admission; `cost`: by what they cost, and only runs that have ended."""
     order: Literal["asc", "desc"] = "desc"
-    """`desc`: the newest, or the dearest, first."""
+    """`desc`: the newest, or the most expensive, first."""
     limit: Annotated[Whole, Field(ge=1, le=PAGE)] = 20
     """The most runs of a page."""
     after: Annotated[Any, BeforeValidator(parse_cursor), WithJsonSchema({"type": "string"})] = None

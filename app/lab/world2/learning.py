@@ -102,9 +102,9 @@ THOMPSON_SAMPLES = 10
 """Draws of beliefs by which plans are tried."""
 THRIFT = 0.25
 """By how much more than its price a dollar counts where a thrifty policy chooses. What a plan costs is known, but what
-its answer is worth is only believed, and of thousands of plans those that look best are often dear ones of which too
-much is believed. Of 0.1 to 0.3 it is the least at which plans cost at least 2 % less than the reference's on all kinds
-of validation tasks."""
+its answer is worth is only believed, and of thousands of plans those that look best are often expensive ones of which
+too much is believed. Of 0.1 to 0.3 it is the least at which plans cost at least 2 % less than the reference's on all
+kinds of validation tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,7 +498,8 @@ class LearnedPolicy:
 def expected_ability(card: Card, figures: Figures) -> float:
     """Return the ability that speed alone leads one to expect.
 
-    Slow workers are dear and able ones. The price says no more than the speed, and less over pools with other prices.
+    Slow workers are expensive and able ones. The price says no more than the speed, and less over pools with other
+    prices.
     """
     return float(figures["mean"][0] + figures["speed"][0] * _standardise_log_speed(card))
 

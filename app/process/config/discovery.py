@@ -169,13 +169,13 @@ def _models(provider: KnownProvider, environ: Mapping[str, str], notes: list[str
         entry = by_name.get(name) or _card_of_unknown_model(provider)
         if name not in by_name and not provider.server:
             notes.append(
-                f"the price of {provider.name}/{name} is not known; the dearest price of {provider.name} is used"
+                f"the price of {provider.name}/{name} is not known; the highest price of {provider.name} is used"
             )
         yield _candidate(provider, name, entry)
 
 
 def _card_of_unknown_model(provider: KnownProvider) -> Mapping[str, Any]:
-    """Return a card for an unknown model, with the provider's dearest price, so that no budget is exceeded
+    """Return a card for an unknown model, with the highest price of its provider, so that no budget is exceeded
     unnoticed."""
     dearest = max((entry["price"] for entry in provider.models), key=lambda price: 3 * price["input"] + price["output"])
     smallest = min(entry["context"] for entry in provider.models)

@@ -54,7 +54,7 @@ class Budgets(Protocol):
         ...
 
     async def budget_use(self, id_: str, limit: int, account: str | None = None) -> tuple[BudgetUse, ...]:
-        """Return the windows of a budget's accounts, or of one account, the newest first and the dearest of those
+        """Return the windows of a budget's accounts, or of one account, the newest first and the highest of those
         first."""
         ...
 

@@ -140,9 +140,9 @@ class RatingFilter:
 class RunQuery:
     """Filters for a list of runs: all optional, joined by AND.
 
-    `sort` says by what the list is ordered: `time` is the admission, `cost` what the run spent. The newest or dearest
-    run comes first unless `ascending`; runs that are equal are in the order of their ids. A list by cost has only runs
-    that have ended, because the cost of the others still changes and pages would repeat or miss them.
+    `sort` says by what the list is ordered: `time` is the admission, `cost` what the run spent. The newest or most
+    expensive run comes first unless `ascending`; runs that are equal are in the order of their ids. A list by cost has
+    only runs that have ended, because the cost of the others still changes and pages would repeat or miss them.
 
     `before` is the place of the last row of the page before, under the same order.
     """

@@ -62,5 +62,5 @@ class Tenants(Protocol):
         ...
 
     async def spending(self, query: SpendQuery) -> tuple[SpendRow, ...]:
-        """Sums over the runs of a window, by tenant or by key, the dearest first."""
+        """Sums over the runs of a window, by tenant or by key, the highest first."""
         ...

@@ -148,7 +148,7 @@ def accounts_of(conn: Connection, tenant: str, names: Mapping[Scope, str]) -> tu
 
 
 def use(conn: Connection, id_: str, limit: int, account: str | None) -> tuple[BudgetUse, ...]:
-    """Return windows of a budget, the newest first and the dearest of those first.
+    """Return windows of a budget, the newest first and the highest of those first.
 
     Slices are added to their accounts. All rows of a window are summed up at once: a search for the slices of each
     account reads those of all others.

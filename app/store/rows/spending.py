@@ -9,7 +9,7 @@ from app.store.sqlkit.tables import RUNS
 
 
 def sums(conn: Connection, query: SpendQuery) -> tuple[SpendRow, ...]:
-    """Return the sums of the runs that were admitted in a window, the dearest first. Shadows have a budget of their
+    """Return the sums of the runs that were admitted in a window, the highest first. Shadows have a budget of their
     own."""
     run = RUNS.c
     groups = [run.tenant, run.key] if query.by == "key" else [run.tenant]
