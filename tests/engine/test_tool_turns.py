@@ -1,5 +1,6 @@
 """Tool calls inside a run: the calls go out under ids of ours, and with the results the same step goes on."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -10,9 +11,9 @@ import pytest
 from app.core.message.chat import Toolbox, run_of
 from app.core.run.events import Kind
 from app.core.run.fold import fold
-from app.errors import InvalidRequest
+from app.errors import InvalidRequest, LeaseLost
 from app.process.wiring import Runtime
-from app.store.protocol import Entry
+from app.store.protocol import AppendResult, Entry
 from tests.harness.conversations import ADD, LOOK, TOOLBOX, Conversation, assemble_calls, look_call, tool_call_reply
 from tests.harness.in_process import events, finish, kinds, limits_with, plan, pool_text, running_service
 from tests.harness.raw_facts import fact_from_json
@@ -98,6 +99,7 @@ async def test_a_run_that_was_cancelled_while_it_waited_calls_nobody_again(
     conversation.add_results(first, "A")
     run = first.ended.state.run
     await until(lambda: not len(runtime.drivers))
+    runtime.drivers.recovers = False  # a sweep might end the run before its caller comes
     if not remembered:
         assert runtime.runs._waiting.take(run) is not None
     await runtime.context.store.append(
@@ -106,6 +108,27 @@ async def test_a_run_that_was_cancelled_while_it_waited_calls_nobody_again(
     assert (await finish(await conversation.start_turn())).ended.state.state == "cancelled"
     assert Kind.RESUMED in kinds(await events(runtime, run))
     assert len(stub.requests) == 1
+
+
+async def test_results_wait_until_another_process_lets_go_of_the_run(
+    stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example an engine that has taken the run over: it ends it, or lets go of it soon."""
+    stub.script("alpha", tool_call_reply(look_call("a")), DONE)
+    conversation = Conversation(runtime)
+    first = await conversation.take_turn()
+    conversation.add_results(first, "A")
+    await until(lambda: not len(runtime.drivers))
+    loop, append = asyncio.get_running_loop(), runtime.context.store.append
+    free_at = loop.time() + 0.1
+
+    async def append_once_free(entry: Entry) -> AppendResult:
+        if loop.time() < free_at:
+            raise LeaseLost
+        return await append(entry)
+
+    monkeypatch.setattr(runtime.context.store, "append", append_once_free)
+    assert (await conversation.take_turn()).ended.answer == "It is 42."
 
 
 async def test_a_waiting_run_holds_no_driver_no_slot_and_no_lease(stub: ProviderStub, runtime: Runtime) -> None:

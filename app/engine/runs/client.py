@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from app.core.records import copy_with
 from app.core.run import caller_view
-from app.core.run.caller_view import Position, find_returned_results
+from app.core.run.caller_view import Position, ReturnedResults, find_returned_results
 from app.core.run.events import Event, RunCancelAsked
 from app.core.run.fold import apply_fact, state_of_admission
 from app.core.run.state import RunState
@@ -45,8 +45,8 @@ from app.store.protocol import MOVED, UNDECIDED, Entry
 
 COUNT_SECONDS = 1.0
 """Time for which a count of the runs that nobody has taken is used."""
-MOST_TURN_TRIES = 3
-"""Tries to begin the next turn of a run to which others write at the same time."""
+TURN_PAUSES = (0.05, 0.1, 0.2, 0.4)
+"""Seconds between two tries to begin the next turn of a run to which others write at the same time."""
 LOOP_YIELDS_BEFORE_REPLY = 2
 """Turns of the event loop that a step of this process takes from its committed intent to the wire; the call is sent
 before anything else is done for its caller."""
@@ -280,24 +280,30 @@ class RunClient:
         if results is None:
             return None
         lock = self._turn_locks.setdefault(results.run, asyncio.Lock())
-        for _ in range(MOST_TURN_TRIES):
+        for pause in (0.0, *TURN_PAUSES):
+            if pause:
+                await asyncio.sleep(pause)
             async with lock:  # a request with the same results follows the turn that the first one has begun
-                resumption = await tool_results.find_resumption(self._context, order, results, self._waiting)
-                if resumption is not None and resumption.kind == "go_on":
-                    try:
-                        return await self._resume(order, resumption)
-                    except NotFound:  # erased since
-                        return None
-                    except LeaseLost:  # another process was sent the same results, or the wait is over
-                        continue
-                    except Conflict as conflict:
-                        if conflict.public_code != MOVED:
-                            raise
-                        continue  # its cancellation was asked for
-            if resumption is None:  # they are only the history of a new run
-                return None
-            return await self.attach(results.run, turn=resumption.state.turn.number, tenant=order.tenant)
+                with suppress(LeaseLost):
+                    return await self._begin_or_follow_turn(order, results)
         raise Overloaded()
+
+    async def _begin_or_follow_turn(self, order: Order, results: ReturnedResults) -> FollowedRun | None:
+        """As `_continue_run`. Raises `LeaseLost` while others write to the run: another process was sent the same
+        results, an engine has taken the run over, or its cancellation was asked for."""
+        resumption = await tool_results.find_resumption(self._context, order, results, self._waiting)
+        if resumption is None:  # they are only the history of a new run
+            return None
+        if resumption.kind != "go_on":
+            return await self.attach(results.run, turn=resumption.state.turn.number, tenant=order.tenant)
+        try:
+            return await self._resume(order, resumption)
+        except NotFound:  # erased since
+            return None
+        except Conflict as conflict:
+            if conflict.public_code != MOVED:
+                raise
+            raise LeaseLost from conflict
 
     async def _resume(self, order: Order, resumption: Resumption) -> FollowedRun:
         """Begin the run's next turn, with the results of its caller, in one entry."""
