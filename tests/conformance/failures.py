@@ -59,5 +59,5 @@ async def failure(line: Line, *behaviours: Any, deadlines: Any = PATIENT) -> tup
     for secret in (line.format.key, QUESTION, "provider-body-canary", line.stub.url):
         assert secret not in text
     assert "w at stub" in str(error)
-    assert len(line.stub.requests) == 1, "an adapter retries nothing"
+    assert len(line.stub.requests) <= 1, "an adapter retries nothing"  # a deadline may pass before the first arrives
     return error, text_of_pieces(pieces)
