@@ -31,7 +31,7 @@ import httpx
 from app.core.pool.catalog import MILLION
 from app.lab.calibration_tasks import FORM
 from app.process.wiring import Runtime
-from app.providers.rehearsal.families import solve
+from app.providers.rehearsal.question_families import solve
 from app.providers.rehearsal.task_families import FAMILIES, LEVELS, write
 from tests.bench.caps import QUIET, TIERS, pool_of
 from tests.harness.in_process import client_of, running_service

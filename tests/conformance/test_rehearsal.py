@@ -29,10 +29,10 @@ from app.errors import WorkerRefused, WorkerTimeout
 from app.process.config import configure
 from app.providers.protocol import Request
 from app.providers.rehearsal.answering import find_final_answer, read, simulated_workers
-from app.providers.rehearsal.families import PLANS, solve
 from app.providers.rehearsal.fenced_steps import read_steps
-from app.providers.rehearsal.problem import Family, plain
 from app.providers.rehearsal.provider import RehearsalProvider
+from app.providers.rehearsal.question_families import PLANS, solve
+from app.providers.rehearsal.solved_question import QuestionFamily, plain
 
 EASY = [
     ("What is 17 * 23?", "391"),
@@ -116,8 +116,8 @@ async def ask(model: str, question: str, subtask: str = "", earlier_answers: Ite
 
 
 def test_there_is_a_plan_and_a_question_for_each_family() -> None:
-    problems = [solve(question) for question, _ in EASY]
-    assert set(PLANS) == set(get_args(Family)) == {problem.family for problem in problems if problem is not None}
+    families = {solved.family for question, _ in EASY if (solved := solve(question)) is not None}
+    assert set(PLANS) == set(get_args(QuestionFamily)) == families
 
 
 @pytest.mark.parametrize(("question", "answer"), EASY)
@@ -264,10 +264,10 @@ def hard_questions(make: Callable[[random.Random], str], count: int = 200) -> li
     questions = []
     while len(questions) < count:
         question = make(dice)
-        problem = solve(question)
-        assert problem is not None, question
-        assert problem.hard, question
-        questions.append((question, f"The answer is {problem.answer}."))
+        solved = solve(question)
+        assert solved is not None, question
+        assert solved.hard, question
+        questions.append((question, f"The answer is {solved.answer}."))
     return questions
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from app.core.message.chat import Message
 from app.core.sampling import draw
-from app.providers.rehearsal.families import PLANS, solve
 from app.providers.rehearsal.fenced_steps import read_steps
-from app.providers.rehearsal.problem import Problem, plain
+from app.providers.rehearsal.question_families import PLANS, solve
+from app.providers.rehearsal.solved_question import SolvedQuestion, plain
 
 SUBTASK = re.compile(r"^Your subtask:\s*", re.MULTILINE)
 FINAL = re.compile(r"the answer is:?\s+(\S.*)$", re.IGNORECASE | re.MULTILINE)
@@ -38,9 +38,9 @@ class SimulatedWorker:
     checks: float = 0.0
     """The least skill with which it judges somebody else's answer."""
 
-    def skill(self, problem: Problem) -> float:
-        """Return the probability that it solves this problem without help."""
-        return self.strong.get(problem.family, (self.easy, self.hard))[problem.hard]
+    def skill(self, solved: SolvedQuestion) -> float:
+        """Return the probability that it solves this question without help."""
+        return self.strong.get(solved.family, (self.easy, self.hard))[solved.hard]
 
 
 def simulated_workers() -> dict[str, SimulatedWorker]:
@@ -80,16 +80,16 @@ def reply(model: str, messages: Sequence[Message], seed: str) -> str:
     """Return this worker's whole answer to these messages."""
     content = read(messages)
     source = content.question
-    problem = solve(source)
-    if problem is None:
+    solved = solve(source)
+    if solved is None:
         source = content.subtask
-        problem = solve(source)
-    if problem is None:
-        return _without_problem(content)
+        solved = solve(source)
+    if solved is None:
+        return _without_question(content)
     if _wants_plan(content.subtask):
-        return f"Plan: {PLANS[problem.family]}."
+        return f"Plan: {PLANS[solved.family]}."
     worker = simulated_workers().get(model, SimulatedWorker(0.85, 0.55))
-    answer = _decide(worker, problem, content.answers, f"{seed}|{model}|{plain(source)}")
+    answer = _decide(worker, solved, content.answers, f"{seed}|{model}|{plain(source)}")
     if re.search(r"\bonly (?:with )?(?:the|a|one) (?:number|answer|result|word|name)", f"{source} {content.subtask}"):
         return answer
     return f"The answer is {answer}."
@@ -104,18 +104,18 @@ def find_final_answer(answer: str) -> str | None:
     return last.rstrip().removesuffix(".")
 
 
-def _decide(worker: SimulatedWorker, problem: Problem, answers: Sequence[str], dice_prefix: str) -> str:
+def _decide(worker: SimulatedWorker, solved: SolvedQuestion, answers: Sequence[str], dice_prefix: str) -> str:
     """Solve, follow a plan, check one earlier answer, or weigh several."""
     stated = [answer for answer in map(find_final_answer, answers) if answer is not None]
-    skill = worker.skill(problem)
+    skill = worker.skill(solved)
     if answers and not stated:
         skill += PLAN_HELPS * (1 - skill)
     if stated:
         skill = max(skill + CHECK_HELPS * (1 - skill), worker.checks)
     right = draw(f"{dice_prefix}|solve") < skill
-    own = problem.answer
+    own = solved.answer
     if not right:
-        own = problem.wrong[int(draw(f"{dice_prefix}|slip") * len(problem.wrong))]
+        own = solved.wrong[int(draw(f"{dice_prefix}|slip") * len(solved.wrong))]
     if not stated or right:
         return own
     votes = Counter(map(plain, stated)).most_common()
@@ -127,8 +127,8 @@ def _decide(worker: SimulatedWorker, problem: Problem, answers: Sequence[str], d
     return own
 
 
-def _without_problem(content: StepContent) -> str:
-    """Pass on what earlier steps stated, or say honestly what is missing, where no problem was seen."""
+def _without_question(content: StepContent) -> str:
+    """Pass on what earlier steps stated, or say what is missing, where it saw no question that it can solve."""
     answers = [answer for answer in map(find_final_answer, content.answers) if answer is not None]
     if answers:
         majority = Counter(map(plain, answers)).most_common(1)[0][0]

@@ -1,11 +1,11 @@
-"""Problems about the calendar: days between dates, weekdays, dates some days away, leap years."""
+"""Questions about the calendar: days between dates, weekdays, dates some days away, leap years."""
 
 import re
 from calendar import day_name, isleap, month_name
 from datetime import date, timedelta
 from fractions import Fraction
 
-from app.providers.rehearsal.problem import Problem, problem, wrong_numbers_near
+from app.providers.rehearsal.solved_question import SolvedQuestion, solved_question, wrong_numbers_near
 
 MONTHS = {name.lower(): number for number, name in enumerate(month_name) if name}
 MONTHS |= {name[:3]: number for name, number in MONTHS.items()}
@@ -17,7 +17,7 @@ DATE = re.compile(
 )
 
 
-def dates(text: str) -> Problem | None:
+def dates(text: str) -> SolvedQuestion | None:
     """One of the four kinds of question."""
     line = text.lower()
     try:
@@ -33,7 +33,7 @@ def dates(text: str) -> Problem | None:
     year = re.search(r"\b(\d{4})\b.*\bleap year|leap year.*\b(\d{4})\b", line)
     if year:
         right, other = ("yes", "no") if isleap(int(year.group(1) or year.group(2))) else ("no", "yes")
-        return problem("dates", False, right, [other])
+        return solved_question("dates", False, right, [other])
     return None
 
 
@@ -50,22 +50,22 @@ def _date(match: re.Match[str]) -> date:
     )
 
 
-def _between(first: date, second: date, *, whole: bool) -> Problem:
+def _between(first: date, second: date, *, whole: bool) -> SolvedQuestion:
     days = abs((second - first).days) + int(whole)
     hard = days > 62 or first.year != second.year
-    return problem("dates", hard, f"{days} days", wrong_numbers_near(Fraction(days), " days"))
+    return solved_question("dates", hard, f"{days} days", wrong_numbers_near(Fraction(days), " days"))
 
 
-def _weekday(day: date) -> Problem:
+def _weekday(day: date) -> SolvedQuestion:
     names = list(day_name)
     wrong_days = [names[(day.weekday() + slip) % 7] for slip in (1, 6, 2, 5, 3)]
-    return problem("dates", not 2020 <= day.year <= 2030, names[day.weekday()], wrong_days)
+    return solved_question("dates", not 2020 <= day.year <= 2030, names[day.weekday()], wrong_days)
 
 
-def _away(day: date, days: int, direction: str) -> Problem | None:
+def _away(day: date, days: int, direction: str) -> SolvedQuestion | None:
     sign = -1 if direction == "before" else 1
     try:
         answers = [(day + timedelta(sign * days + slip)).isoformat() for slip in (0, 1, -1, 2, 30)]
     except OverflowError:
         return None
-    return problem("dates", days > 30, answers[0], answers[1:])
+    return solved_question("dates", days > 30, answers[0], answers[1:])

@@ -13,8 +13,8 @@ from app.core.message.chat import Message, Tool, Toolbox
 from app.core.message.response_format import validator
 from app.providers.rehearsal.answering import read
 from app.providers.rehearsal.expression import symbols
-from app.providers.rehearsal.families import PLAIN, solve
 from app.providers.rehearsal.filled_schema import fill_schema, find_numbers
+from app.providers.rehearsal.question_families import PLAIN, solve
 
 MOST_CALLS = 4
 WORD = re.compile(r"[a-z]{3,}")
@@ -101,8 +101,8 @@ def _score_fit(tool: Tool, question: str) -> int:
     """Return a score of how well a tool fits a question; 0 if it does not."""
     tool_words = set(WORD.findall(f"{tool.name} {tool.description}".lower().replace("_", " ")))
     score = len((tool_words & set(WORD.findall(question.lower()))) - COMMON)
-    problem = solve(question) if tool_words & CALCULATES else None
-    if problem is not None and problem.family == "arithmetic":
+    solved = solve(question) if tool_words & CALCULATES else None
+    if solved is not None and solved.family == "arithmetic":
         return score + 3
     return score
 

@@ -1,4 +1,4 @@
-"""Problems about numbers: arithmetic, equations, number theory, Roman numerals, units."""
+"""Questions about numbers: arithmetic, equations, number theory, Roman numerals, units."""
 
 import math
 import re
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from app.providers.rehearsal.expression import ExpressionError, evaluate, symbols, tokens
-from app.providers.rehearsal.problem import Problem, problem, spell, wrong_numbers_near
+from app.providers.rehearsal.solved_question import SolvedQuestion, solved_question, spell, wrong_numbers_near
 
 ASK = r"(?:what(?:'s| is| are)|how much is|compute|calculate|evaluate|work out|find)"
 ROMAN = ((1000, "M"), (900, "CM"), (500, "D"), (400, "CD"), (100, "C"), (90, "XC"), (50, "L"), (40, "XL"))
@@ -30,7 +30,7 @@ UNITS: dict[str, tuple[str, Fraction]] = {
 }
 
 
-def expression(text: str) -> Problem | None:
+def expression(text: str) -> SolvedQuestion | None:
     """`What is 17 * 23?`, `Compute (3 + 4) * 5`, `What is 15% of 80?`"""
     match = re.search(rf"\b{ASK}\b:?\s+(?:the (?:sum|value|result) of\s+)?(.+)", symbols(text))
     body = re.split(r"[?=\n]|\.\s|\.$", match.group(1) if match else symbols(text), maxsplit=1)[0].strip()
@@ -46,10 +46,12 @@ def expression(text: str) -> Problem | None:
     if not signs:
         return None
     large = any(len(token.replace(",", "")) > 3 for token in token_list if token[0].isdigit())
-    return problem("arithmetic", signs > 2 or large or "^" in token_list, spell(value), wrong_numbers_near(value))
+    return solved_question(
+        "arithmetic", signs > 2 or large or "^" in token_list, spell(value), wrong_numbers_near(value)
+    )
 
 
-def equation(text: str) -> Problem | None:
+def equation(text: str) -> SolvedQuestion | None:
     """`Solve 3x + 5 = 20`, `x + y = 10 and x - y = 2`: linear, in one or two unknowns."""
     line = symbols(text)
     try:
@@ -59,7 +61,7 @@ def equation(text: str) -> Problem | None:
     first, mentions = next(iter(solution)), _sides(line)[0]
     hard = len(solution) > 1 or sum(side.count(first) for side in mentions) > 1 or "(" in line
     answer, *wrong = [_spell_values(values) for values in (solution, *_wrong_solutions(solution))]
-    return problem("equations", hard, answer, wrong)
+    return solved_question("equations", hard, answer, wrong)
 
 
 def solve_linear_equations(line: str) -> dict[str, Fraction]:
@@ -123,7 +125,7 @@ def _solve_rows(rows: list[list[Fraction]]) -> list[Fraction] | None:
     return [(b * f - c * e) / determinant, (c * d - a * f) / determinant]
 
 
-def theory(text: str) -> Problem | None:
+def theory(text: str) -> SolvedQuestion | None:
     """Divisors, primes, remainders, factorials, digit sums."""
     line = text.lower()
     numbers = [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", line)]
@@ -144,14 +146,14 @@ def theory(text: str) -> Problem | None:
     return _single(line, first, hard)
 
 
-def _single(line: str, number: int, hard: bool) -> Problem | None:
+def _single(line: str, number: int, hard: bool) -> SolvedQuestion | None:
     if number <= 10**6 and re.search(r"next prime|prime (?:number )?(?:after|above|greater)", line):
         return _number(_next_prime(number), hard)
     if re.search(r"prime factor", line):
         return _factorise(number, hard)
     if re.search(r"\bprime\b", line):
         right, other = ("yes", "no") if _is_prime(number) else ("no", "yes")
-        return problem("number theory", hard, right, [other])
+        return solved_question("number theory", hard, right, [other])
     if re.search(r"sum of (?:the|its|all) digits|digit sum", line):
         return _number(sum(map(int, str(number))), len(str(number)) > 4)
     if number <= 20 and re.search(r"factorial|\d!", line):
@@ -161,11 +163,11 @@ def _single(line: str, number: int, hard: bool) -> Problem | None:
     return None
 
 
-def _number(value: int, hard: bool) -> Problem:
-    return problem("number theory", hard, str(value), wrong_numbers_near(Fraction(value)))
+def _number(value: int, hard: bool) -> SolvedQuestion:
+    return solved_question("number theory", hard, str(value), wrong_numbers_near(Fraction(value)))
 
 
-def _factorise(number: int, hard: bool) -> Problem | None:
+def _factorise(number: int, hard: bool) -> SolvedQuestion | None:
     factors: list[int] = []
     rest, factor = number, 2
     while factor * factor <= rest:
@@ -179,7 +181,7 @@ def _factorise(number: int, hard: bool) -> Problem | None:
         return None
     slips = [[*factors[:-1], factors[-1] + 2], [2, *factors], [*factors, 3], factors[1:]]
     wrong = [" * ".join(map(str, sorted(slip))) for slip in slips]
-    return problem("number theory", hard, " * ".join(map(str, factors)), wrong)
+    return solved_question("number theory", hard, " * ".join(map(str, factors)), wrong)
 
 
 def _is_prime(number: int) -> bool:
@@ -193,19 +195,19 @@ def _next_prime(number: int) -> int:
     return candidate
 
 
-def roman(text: str) -> Problem | None:
+def roman(text: str) -> SolvedQuestion | None:
     """Both ways: `Write 1994 in Roman numerals`, `What number is MCMXCIV?`"""
     digits = re.search(r"\b(\d{1,4})\b", text)
     if digits and re.search(r"roman", text, re.IGNORECASE) and 0 < int(digits.group(1)) < 4000:
         number = int(digits.group(1))
         near_by = [_roman(n) for n in (number + 1, number - 1, number + 10, number + 100) if 0 < n < 4000]
-        return problem("roman numerals", number > 100, _roman(number), near_by)
+        return solved_question("roman numerals", number > 100, _roman(number), near_by)
     numeral = re.search(r"\b(?=[MDCLXVI]{2,})(M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3}))\b", text)
     if numeral and re.search(r"roman|number|value|arabic|decimal|digits", text, re.IGNORECASE):
         number = next((n for n in range(1, 4000) if _roman(n) == numeral.group(1)), 0)
         if not number:
             return None
-        return problem("roman numerals", number > 100, str(number), wrong_numbers_near(Fraction(number)))
+        return solved_question("roman numerals", number > 100, str(number), wrong_numbers_near(Fraction(number)))
     return None
 
 
@@ -217,7 +219,7 @@ def _roman(number: int) -> str:
     return text
 
 
-def units(text: str) -> Problem | None:
+def units(text: str) -> SolvedQuestion | None:
     """`Convert 5 km to miles`, `How many centimeters are in 3.5 meters?`, `Convert 20 Celsius to Fahrenheit`"""
     line = text.lower().replace("metre", "meter").replace("litre", "liter")
     forms = (
@@ -237,11 +239,11 @@ def units(text: str) -> Problem | None:
         return None
 
 
-def _convert(amount: Fraction, source: str, target: str) -> Problem | None:
+def _convert(amount: Fraction, source: str, target: str) -> SolvedQuestion | None:
     source_scale, target_scale = SCALES.get(source, source), SCALES.get(target, target)
     if {source_scale, target_scale} <= TEMPERATURES and source_scale != target_scale:
         value = _convert_temperature(amount, source_scale, target_scale)
-        return problem(
+        return solved_question(
             "unit conversion",
             value.denominator != 1,
             f"{spell(value)} {target}",
@@ -253,7 +255,9 @@ def _convert(amount: Fraction, source: str, target: str) -> Problem | None:
     value = amount * source_unit[1] / target_unit[1]
     slips = [value * 10, value / 10, value * 100, amount * target_unit[1] / source_unit[1], value + 1]
     hard = amount.denominator != 1 or (value.denominator != 1 and amount > 100)
-    return problem("unit conversion", hard, f"{spell(value)} {target}", [f"{spell(slip)} {target}" for slip in slips])
+    return solved_question(
+        "unit conversion", hard, f"{spell(value)} {target}", [f"{spell(slip)} {target}" for slip in slips]
+    )
 
 
 def _unit(name: str) -> tuple[str, Fraction] | None:

@@ -18,8 +18,8 @@ from app.core.message.chat import Message
 from app.core.sampling import draw
 from app.providers.rehearsal import policy
 from app.providers.rehearsal.answering import find_final_answer
-from app.providers.rehearsal.families import solve
-from app.providers.rehearsal.problem import Problem, plain
+from app.providers.rehearsal.question_families import solve
+from app.providers.rehearsal.solved_question import SolvedQuestion, plain
 
 QUESTION = re.compile(r"<question>\n?(.*)\n?</question>", re.DOTALL)
 WORKER = re.compile(r"^Worker (\d+):\s*(.*)$", re.MULTILINE)
@@ -82,14 +82,14 @@ def plan(messages: Sequence[Message], schema: Mapping[str, Any] | None) -> list[
     limit = _limit(instructions, schema)
     question = _question(question)
     familiarity = policy.familiarity(question)
-    problem = solve(question) if familiarity < policy.SURE else None
+    solved = solve(question) if familiarity < policy.SURE else None
     if previous is not None:
-        return _another_round(problem, previous.group(2), cards, limit)
-    if problem is None and familiarity >= policy.LIKELY:
+        return _another_round(solved, previous.group(2), cards, limit)
+    if solved is None and familiarity >= policy.LIKELY:
         learned = _plan_by_policy(question, cards, limit, instructions)
         if learned:
             return learned
-    return _steps(problem, cards, limit)
+    return _steps(solved, cards, limit)
 
 
 def to_text(choices: Sequence[Choice], schema: Mapping[str, Any] | None = None) -> str:
@@ -128,14 +128,14 @@ def _plan_by_policy(question: str, cards: Mapping[int, str], limit: int, instruc
     return [Choice(ordinal, step.subtask, step.access, {ordinal: 1.0}) for ordinal, step in steps]
 
 
-def _another_round(problem: Problem | None, answer: str, cards: Mapping[int, str], limit: int) -> list[Choice]:
+def _another_round(solved: SolvedQuestion | None, answer: str, cards: Mapping[int, str], limit: int) -> list[Choice]:
     """Return nothing if no fault is seen in the answer, else another opinion, weighed against it."""
     stated = find_final_answer(answer) or answer
-    if problem is None or plain(stated) == plain(problem.answer):
+    if solved is None or plain(stated) == plain(solved.answer):
         return []
-    if draw(f"eye|{problem.family}|{problem.answer}|{plain(stated)}") >= EYE:
+    if draw(f"eye|{solved.family}|{solved.answer}|{plain(stated)}") >= EYE:
         return []
-    solver = _rank(cards, problem.family)
+    solver = _rank(cards, solved.family)
     if limit == 1:
         return [_choice(_rank(cards, "checking"), 0, CHECK, "user", "previous")]
     return [
@@ -144,16 +144,16 @@ def _another_round(problem: Problem | None, answer: str, cards: Mapping[int, str
     ]
 
 
-def _steps(problem: Problem | None, cards: Mapping[int, str], limit: int) -> list[Choice]:
-    if problem is None:
+def _steps(solved: SolvedQuestion | None, cards: Mapping[int, str], limit: int) -> list[Choice]:
+    if solved is None:
         return [_choice(_rank(cards, "general"), 0, "Answer the user.", "user")]
-    solver = _rank(cards, problem.family)
-    if not problem.hard or limit < 2:
+    solver = _rank(cards, solved.family)
+    if not solved.hard or limit < 2:
         return [_choice(solver, 0, SOLVE, "user")]
     checker = _rank(cards, "checking", but=_best(solver, 0))
     if limit == 2:
         return [_choice(solver, 0, SOLVE, "user"), _choice(checker, 0, CHECK, "user", 0)]
-    if problem.family in DEBATED:
+    if solved.family in DEBATED:
         return [
             _choice(solver, 0, SOLVE, "user"),
             _choice(solver, 1, SOLVE, "user"),

@@ -3,7 +3,7 @@
 import re
 from fractions import Fraction
 
-from app.providers.rehearsal.problem import Problem, problem, spell, wrong_numbers_near
+from app.providers.rehearsal.solved_question import SolvedQuestion, solved_question, spell, wrong_numbers_near
 
 N = r"\$?(\d+(?:\.\d+)?)"
 GAIN = "buys|gets|finds|receives|picks|wins|earns|bakes|makes|collects|gains|catches|adds|bought|got|found|received"
@@ -12,7 +12,7 @@ HAVE = "has|have|had|starts with|started with|begins with|owns"
 RATE = r"(km|kilometers|kilometres|miles|meters|metres)\s*(?:per|an|a|/|each)\s*(?:hour|h|minute|second)"
 
 
-def story(text: str) -> Problem | None:
+def story(text: str) -> SolvedQuestion | None:
     """Return the first reading that fits."""
     line = " ".join(text.lower().split())
     if not re.search(r"\bhow (?:many|much|far|long)\b", line):
@@ -22,7 +22,9 @@ def story(text: str) -> Problem | None:
         if result is not None:
             value, steps, unit = result
             large = any(len(number) > 3 for number in re.findall(r"\d+", line))
-            return problem("arithmetic", steps > 2 or large, f"{spell(value)}{unit}", wrong_numbers_near(value, unit))
+            return solved_question(
+                "arithmetic", steps > 2 or large, f"{spell(value)}{unit}", wrong_numbers_near(value, unit)
+            )
     return None
 
 

@@ -1,10 +1,10 @@
-"""Problems about words: sorting, counting, reversing, extracting, and small puzzles of comparison."""
+"""Questions about words: sorting, counting, reversing, extracting, and small puzzles of comparison."""
 
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from app.providers.rehearsal.problem import Problem, problem, wrong_numbers_near
+from app.providers.rehearsal.solved_question import SolvedQuestion, solved_question, wrong_numbers_near
 
 QUOTED = r"[\"']([^\"']{1,400})[\"']"
 PATTERNS = {
@@ -23,7 +23,7 @@ SUPERLATIVES = {
 STEM = "|".join(SUPERLATIVES)
 
 
-def letters(text: str) -> Problem | None:
+def letters(text: str) -> SolvedQuestion | None:
     """Sorting, counting and reversing words, letters and lists of numbers."""
     for reading in (_sorting, _counting, _reversal, _superlative):
         if (result := reading(text)) is not None:
@@ -31,7 +31,7 @@ def letters(text: str) -> Problem | None:
     return None
 
 
-def _sorting(text: str) -> Problem | None:
+def _sorting(text: str) -> SolvedQuestion | None:
     start = r"[^:]*:" if ":" in text else r".*?\b(?:words|numbers|names|list)\b"
     match = re.search(rf"\b(?:sort|order|arrange|put)\b{start}(.+)", text, re.IGNORECASE | re.DOTALL)
     if match is None:
@@ -47,7 +47,7 @@ def _sorting(text: str) -> Problem | None:
     numeric = all(re.fullmatch(r"-?\d+(?:\.\d+)?", item) for item in items)
     key: Callable[[str], object] = Fraction if numeric else str.casefold
     right = sorted(items, key=key, reverse=down)  # type: ignore[arg-type]
-    return problem("words", len(items) > 5, ", ".join(right), _shuffles(right))
+    return solved_question("words", len(items) > 5, ", ".join(right), _shuffles(right))
 
 
 def _shuffles(right: Sequence[str]) -> list[str]:
@@ -55,7 +55,7 @@ def _shuffles(right: Sequence[str]) -> list[str]:
     return [", ".join(items) for items in [*reversed(swaps), list(reversed(right))]]
 
 
-def _counting(text: str) -> Problem | None:
+def _counting(text: str) -> SolvedQuestion | None:
     ask = re.search(r"how (?:many|often|many times)", text, re.IGNORECASE)
     if ask is None:
         return None
@@ -82,12 +82,12 @@ def _counting(text: str) -> Problem | None:
     return None
 
 
-def _number(count: int, hard: bool) -> Problem:
+def _number(count: int, hard: bool) -> SolvedQuestion:
     wrong = [answer for answer in wrong_numbers_near(Fraction(count)) if not answer.startswith("-")]
-    return problem("words", hard, str(count), wrong)
+    return solved_question("words", hard, str(count), wrong)
 
 
-def _reversal(text: str) -> Problem | None:
+def _reversal(text: str) -> SolvedQuestion | None:
     match = re.search(r"\b(?:reverse|backwards|spell)\b", text, re.IGNORECASE)
     quoted = (
         re.search(QUOTED, text)
@@ -99,13 +99,13 @@ def _reversal(text: str) -> Problem | None:
     body = quoted.group(1).strip()
     if re.search(r"(?:order of the words|word order)", text, re.IGNORECASE):
         right = " ".join(reversed(body.split()))
-        return problem("words", len(body.split()) > 5, right, [body, " ".join(sorted(body.split()))])
+        return solved_question("words", len(body.split()) > 5, right, [body, " ".join(sorted(body.split()))])
     right = body[::-1]
     swaps = [right[:n] + right[n + 1] + right[n] + right[n + 2 :] for n in range(len(right) - 1)]
-    return problem("words", len(body) > 10, right, [*reversed(swaps), right[1:], body])
+    return solved_question("words", len(body) > 10, right, [*reversed(swaps), right[1:], body])
 
 
-def _superlative(text: str) -> Problem | None:
+def _superlative(text: str) -> SolvedQuestion | None:
     match = re.search(
         r"\b(longest|shortest|largest|smallest|biggest|highest|lowest) (?:word|number)s?[^:]*:\s*(.{1,2000})",
         text,
@@ -122,11 +122,11 @@ def _superlative(text: str) -> Problem | None:
     if match.group(1).lower() in {"longest", "largest", "biggest", "highest"}:
         pick = max
     if len(items) > 1:
-        return problem("words", len(items) > 6, pick(items, key=size), items)
+        return solved_question("words", len(items) > 6, pick(items, key=size), items)
     return None
 
 
-def extraction(text: str) -> Problem | None:
+def extraction(text: str) -> SolvedQuestion | None:
     """`Extract the email addresses from: ...`; also URLs, hashtags, prices, years, numbers."""
     match = re.search(
         r"\b(?:extract|find|list|give me|copy)\b[^:\n]{0,60}?\b(e-?mail|url|link|hashtag|price|year|number)"
@@ -137,15 +137,15 @@ def extraction(text: str) -> Problem | None:
     kind = match.group(1).lower().replace("-", "").replace("link", "url")
     items = re.findall(PATTERNS[kind], match.group(2))
     if not items:
-        return problem("extraction", False, "none", [match.group(2).split()[0]])
+        return solved_question("extraction", False, "none", [match.group(2).split()[0]])
     shortened = [item[:-1] for item in items if len(item) > 2]
     fewer = [", ".join(items[:-1])] if len(items) > 1 else []
-    return problem(
+    return solved_question(
         "extraction", len(items) > 2, ", ".join(items), [*fewer, ", ".join(shortened), f"{items[0]}, {items[0]}x"]
     )
 
 
-def comparison(text: str) -> Problem | None:
+def comparison(text: str) -> SolvedQuestion | None:
     """`Anna is taller than Ben. Ben is taller than Carl. Who is the shortest?`"""
     facts = re.findall(rf"\b([A-Z]\w+) (?:is|was|runs|are) (?:\w+ )?({STEM})\w* than ([A-Z]\w+)", text)
     question = re.search(rf"\bwho (?:is|was|runs) (?:the )?(second[- ])?({STEM})\w*", text, re.IGNORECASE)
@@ -168,7 +168,7 @@ def comparison(text: str) -> Problem | None:
     if question.group(1):
         place = 1
     others = ranking[:place] + ranking[place + 1 :]
-    return problem("logic", len(ranking) > 3 or place > 0, ranking[place], others)
+    return solved_question("logic", len(ranking) > 3 or place > 0, ranking[place], others)
 
 
 def _ranking(above: set[tuple[str, str]]) -> list[str] | None:
@@ -185,7 +185,7 @@ def _ranking(above: set[tuple[str, str]]) -> list[str] | None:
     return order
 
 
-def syllogism(text: str) -> Problem | None:
+def syllogism(text: str) -> SolvedQuestion | None:
     """`All bloops are razzies. All razzies are lazzies. Are all bloops lazzies?`"""
     facts = {(a.lower(), b.lower()) for a, b in re.findall(r"\ball (\w+) are (\w+)\b", text, re.IGNORECASE)}
     question = re.search(r"\bare all (\w+) (\w+)\?", text, re.IGNORECASE)
@@ -196,4 +196,4 @@ def syllogism(text: str) -> Problem | None:
         new_members = {kind for member, kind in facts if member in new_members} - members
         members |= new_members
     right, other = ("yes", "no") if question.group(2).lower() in members else ("no", "yes")
-    return problem("logic", len(facts) > 2, right, [other, "it cannot be said"])
+    return solved_question("logic", len(facts) > 2, right, [other, "it cannot be said"])

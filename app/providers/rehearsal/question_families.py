@@ -6,7 +6,7 @@ Order matters: the special readings come before the general ones. Long texts are
 from collections.abc import Callable, Mapping
 
 from app.providers.rehearsal import dates, numbers, stories, words
-from app.providers.rehearsal.problem import Family, Problem
+from app.providers.rehearsal.solved_question import QuestionFamily, SolvedQuestion
 
 MAX_CHARS = 3_000
 PLAIN = str.maketrans(
@@ -22,7 +22,7 @@ PLAIN = str.maketrans(
     }
 )
 
-READINGS: tuple[Callable[[str], Problem | None], ...] = (
+READINGS: tuple[Callable[[str], SolvedQuestion | None], ...] = (
     words.comparison,
     words.syllogism,
     words.letters,
@@ -36,7 +36,7 @@ READINGS: tuple[Callable[[str], Problem | None], ...] = (
     stories.story,
 )
 
-PLANS: Mapping[Family, str] = {
+PLANS: Mapping[QuestionFamily, str] = {
     "arithmetic": "write down every quantity; apply each change in order; check the result backwards",
     "equations": "bring the unknowns to one side; divide by the coefficient; put the result back in to check it",
     "number theory": "split the numbers into prime factors; combine the factors; test the result by division",
@@ -51,13 +51,13 @@ PLANS: Mapping[Family, str] = {
 that no rehearsal worker can solve lists these families."""
 
 
-def solve(text: str) -> Problem | None:
-    """Return the problem in this text, or None if it belongs to no family."""
+def solve(text: str) -> SolvedQuestion | None:
+    """Return the question in this text with its answer, or None if it belongs to no family."""
     text = text.strip().translate(PLAIN)
     if len(text) > MAX_CHARS:
         return None
     for reading in READINGS:
-        problem = reading(text)
-        if problem is not None:
-            return problem
+        solved = reading(text)
+        if solved is not None:
+            return solved
     return None

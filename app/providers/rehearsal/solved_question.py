@@ -1,11 +1,11 @@
-"""A checkable problem: its family, how hard it is, the right answer, and plausible wrong ones."""
+"""A question whose answer can be checked: its family, how hard it is, the right answer, and plausible wrong ones."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-Family = Literal[
+QuestionFamily = Literal[
     "arithmetic",
     "equations",
     "number theory",
@@ -19,19 +19,19 @@ Family = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SolvedQuestion:
     """`wrong` holds at least one answer, and none that is `answer`."""
 
-    family: Family
+    family: QuestionFamily
     hard: bool
     answer: str
     wrong: tuple[str, ...]
 
 
-def problem(family: Family, hard: bool, answer: str, wrong: Iterable[str]) -> Problem:
-    """Return a problem whose wrong answers are really different from the right one, case and spacing aside."""
+def solved_question(family: QuestionFamily, hard: bool, answer: str, wrong: Iterable[str]) -> SolvedQuestion:
+    """Return a question whose wrong answers are really different from the right one, case and spacing aside."""
     different = [name for name in dict.fromkeys(wrong) if name.strip() and plain(name) != plain(answer)]
-    return Problem(family, hard, answer, tuple(different) or ("unknown",))
+    return SolvedQuestion(family, hard, answer, tuple(different) or ("unknown",))
 
 
 def plain(answer: str) -> str:
