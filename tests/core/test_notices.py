@@ -9,7 +9,7 @@ from openai import InvalidWebhookSignatureError, OpenAI
 from app.core.run.events import TERMINAL, Kind, RunFailed, RunSucceeded
 from app.core.run.notices import (
     LONGEST_PAUSE_SECONDS,
-    TRIED_SECONDS,
+    MOST_TRIES,
     Notice,
     headers,
     needs_notice,
@@ -125,7 +125,7 @@ def test_only_background_responses_are_told() -> None:
     assert not needs_notice({})
 
 
-def test_pauses_grow_until_three_days_are_over() -> None:
+def test_pauses_grow_and_come_to_three_days() -> None:
     now, pauses = NOTICE.at, []
     for tries in range(1, 100):
         again = next_try(Notice("run_1", 0, "failed", NOTICE.at, tries), now, 0.5)
@@ -136,8 +136,13 @@ def test_pauses_grow_until_three_days_are_over() -> None:
     assert pauses[:4] == [5, 10, 20, 40]
     assert pauses == sorted(pauses)
     assert pauses[-1] == LONGEST_PAUSE_SECONDS
-    assert TRIED_SECONDS - LONGEST_PAUSE_SECONDS < sum(pauses) <= TRIED_SECONDS
-    assert 20 < len(pauses) < 40
+    assert abs(sum(pauses) / 86_400 - 3) < 0.1
+    assert len(pauses) == MOST_TRIES - 1
+
+
+def test_an_old_notice_that_is_sent_again_is_tried_as_often_as_a_new_one() -> None:
+    now = NOTICE.at + 20 * 86_400
+    assert next_try(Notice("run_1", 0, "failed", NOTICE.at, tries=1), now, 0.5) == now + 5
 
 
 def test_pauses_are_spread_and_heed_the_receiver_within_bounds() -> None:
@@ -151,4 +156,4 @@ def test_pauses_are_spread_and_heed_the_receiver_within_bounds() -> None:
     assert pause(1, 0.5, wait_seconds=120.0) == 120.0
     assert pause(1, 0.5, wait_seconds=1.0) == 5.0
     assert pause(1, 0.5, wait_seconds=1e9) == LONGEST_PAUSE_SECONDS
-    assert pause(10_000, 0.5) == LONGEST_PAUSE_SECONDS
+    assert pause(MOST_TRIES - 1, 0.5) == LONGEST_PAUSE_SECONDS

@@ -217,7 +217,7 @@ def _webhooks(root: Group) -> None:
     @option("--limit", type=COUNT, default=100, help="The most messages to list.")
     @AS_JSON
     def failed() -> None:
-        """List the messages that the receiver did not accept within three days, or refused with 410.
+        """List the messages that the receiver did not accept within about three days, or refused with 410.
 
         They are kept for 30 days.
         """
@@ -227,4 +227,4 @@ def _webhooks(root: Group) -> None:
     @flag("--all", help="Send all of them.")
     @AS_JSON
     def resend() -> None:
-        """Send messages again, under the same ids. A message older than three days is tried once."""
+        """Send messages again, under the same ids, as often as new ones."""

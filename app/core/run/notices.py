@@ -26,8 +26,10 @@ SOFT_LIMIT = "budget.soft_limit"
 """The word of a notice that a budget has reached its soft limit."""
 APPROVAL_REQUESTED = "approval.requested"
 """The word of a notice that a plan waits for an approval."""
-TRIED_SECONDS = 3 * 86_400.0
-"""Seconds for which a delivery is tried."""
+MOST_TRIES = 30
+"""Tries of a delivery. The pauses between so many add up to three days, on average."""
+KEPT_UNSENT_SECONDS = 3 * 86_400.0
+"""Seconds for which a notice is kept where no webhook is configured."""
 KEPT_FAILED_SECONDS = 30 * 86_400.0
 """Seconds for which a notice is kept that was given up."""
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 4 * 3_600.0
@@ -181,13 +183,12 @@ def headers(secrets: Iterable[bytes], name: str, body: bytes, now: int) -> dict[
 
 
 def next_try(notice: Notice, now: float, chance: float, retry_after: float = 0.0) -> float | None:
-    """Return the time at which a delivery that has failed is tried again, or None if that would be too late.
+    """Return the time at which a delivery that has failed is tried again, or None if it is given up.
 
     The pause doubles from 5 s to 4 h, half of it more or less by `chance` (in [0, 1)), so that tries do not come in
     step; `retry_after` is the receiver's Retry-After in seconds, of which at most the longest pause is granted.
     """
-    pause = min(SHORTEST_PAUSE_SECONDS * 2.0 ** min(notice.tries - 1, 30), LONGEST_PAUSE_SECONDS) * (0.5 + chance)
-    again = now + max(pause, min(retry_after, LONGEST_PAUSE_SECONDS))
-    if again <= notice.at + TRIED_SECONDS:
-        return again
-    return None
+    if notice.tries >= MOST_TRIES:
+        return None
+    pause = min(SHORTEST_PAUSE_SECONDS * 2.0 ** (notice.tries - 1), LONGEST_PAUSE_SECONDS) * (0.5 + chance)
+    return now + max(pause, min(retry_after, LONGEST_PAUSE_SECONDS))

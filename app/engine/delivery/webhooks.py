@@ -2,7 +2,8 @@
 
 A notice is in the database from the moment its turn has ended (`writing/batch.py`) until it was delivered. The process
 that claims it tries it once. If that process dies, its claim expires and another process tries again under the same
-`webhook-id`. So a notice may be delivered twice, and is lost only after the receiver was unreachable for three days.
+`webhook-id`. So a notice may be delivered twice, and is given up only after the receiver was unreachable for about
+three days.
 
 The address is the operator's and nothing of it comes from a caller. One delivery is one request: no redirects, no
 proxies and no credentials from the environment, and only the status and the headers of the reply are read.
@@ -195,7 +196,8 @@ class Webhooks:
     async def _forget_until(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
             with suppress(StoreUnavailable):
-                await self._context.store.forget_notices(self._context.now() - notices.TRIED_SECONDS, MOST_FORGOTTEN)
+                ended_before = self._context.now() - notices.KEPT_UNSENT_SECONDS
+                await self._context.store.forget_notices(ended_before, MOST_FORGOTTEN)
             await _until(stopping, FORGET_SECONDS * (0.5 + self._context.random()))
 
 
