@@ -15,11 +15,12 @@ import pytest
 from app.cli.runs.run_words import why
 from app.core.pool.catalog import SelectorSpec, Tier
 from app.core.pool.conductor_versions import Change
+from app.core.rating import posterior
 from app.core.rating.calibration import Trial
 from app.core.rating.features import features, from_json, of_answer
 from app.core.rating.posterior import BIAS
 from app.core.run.events import Kind
-from app.engine.conductors.ratings import RatingReader, SelectorBeliefs, posterior_of
+from app.engine.conductors.ratings import CHANGED_WORKER, RatingReader, SelectorBeliefs, posterior_of
 from app.errors import NotFound
 from app.process.wiring import Runtime
 from tests.harness.in_process import WORKER, client_of, events, plan_text, running_service
@@ -279,6 +280,20 @@ async def test_the_trials_of_a_calibration_are_what_it_begins_with(runtime: Runt
     assert choice["action"].split()[:2] in (["answer", "beta"], ["answer-check", "beta"])
     await runtime.ratings.learn(tier, spec_of(tier))
     assert (await decision(runtime, await ask(client)))["version"] == choice["version"], "no trial counts twice"
+
+
+async def test_a_change_that_all_tenants_learn_of_is_in_the_log(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(posterior, "RATINGS_UNTIL_SETTLED", 20.0)
+    tier = runtime.pool.catalog().tiers["baton-mini"]
+    for n in range(60):
+        at = runtime.context.now() - 600 + n
+        trial = Trial("beta", "beta", "tasks-1", f"{n}", "numbers", "sum", 0, QUESTION, "run", at, float(n < 40), 0, 0)
+        await runtime.context.store.note_trial(trial)
+    await runtime.ratings.learn(tier, spec_of(tier))
+    (warning,) = [record for record in caplog.records if record.message == CHANGED_WORKER]
+    assert warning.fields == {"tier": "baton-mini"}  # type: ignore[attr-defined]
 
 
 async def test_the_models_own_plan_is_no_arm_where_the_model_may_not_read_the_task(

@@ -45,6 +45,7 @@ RATINGS_AT_ONCE = 25
 MOST_TENANTS = 64
 """The tenants of a tier whose own beliefs a process holds, each of up to a megabyte."""
 DAY_SECONDS = 86_400.0
+CHANGED_WORKER = "A worker's ratings do not fit what was learned of it before; what was learned since replaces it."
 FADE_SECONDS = DAY_SECONDS
 """Seconds after which a posterior is written again although nothing was rated, so that it fades."""
 
@@ -211,7 +212,7 @@ class RatingReader:
             rows = {row_of(tier.name, tenant): part.to_json() for tenant, part in parts.items()}
             next_row = PolicyState(number, after.to_json())
             if await self._context.store.learn(policy(tier.name), next_row, self._context.now(), rows):
-                self._log_changes(tier.name, loaded, parts)
+                self._log_changes(tier.name, loaded, after, parts)
                 self._publish(tier.name, number, after, parts)
 
     async def _follow(self, tier: str) -> LoadedRows:
@@ -258,16 +259,17 @@ class RatingReader:
         total = state.posterior.ratings + sum([ratings for _, ratings in state.tenants.values()])
         self._context.telemetry.gauge("baton_selector_ratings", total, tier)
 
-    def _log_changes(self, tier: str, loaded: LoadedRows, parts: Mapping[str, Posterior]) -> None:
+    def _log_changes(self, tier: str, loaded: LoadedRows, after: LearningState, parts: Mapping[str, Posterior]) -> None:
+        """Warn of changes of workers that were found in the shared posterior, and in the own parts of tenants."""
+        finders: list[dict[str, str]] = []
+        if after.posterior.changes > loaded.state.posterior.changes:
+            finders.append({})
         for tenant, part in parts.items():
             own = loaded.owns.get(tenant)
             if own is not None and part.changes > own.part.changes:
-                self._context.telemetry.log(
-                    logging.WARNING,
-                    "A worker's ratings do not fit what was learned of it before; what was learned since replaces it.",
-                    tier=tier,
-                    tenant=tenant,
-                )
+                finders.append({"tenant": tenant})
+        for fields in finders:
+            self._context.telemetry.log(logging.WARNING, CHANGED_WORKER, tier=tier, **fields)
 
     async def _new_ratings(self, state: LearningState) -> Sequence[Feedback]:
         """The next ratings that were not seen yet; none if there are none."""
