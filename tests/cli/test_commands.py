@@ -31,6 +31,7 @@ from app.__main__ import main
 from app.cli.operations import startup_message
 from app.errors import ConfigInvalid
 from app.process.serve import Announcement
+from tests.audit.test_command import reader_left
 from tests.harness import processes
 from tests.harness.processes import KEY, ROOT
 from tests.harness.waiting import PATIENCE_SECONDS, until, wait_until
@@ -234,6 +235,12 @@ def test_no_command_but_serve_and_migrate_makes_a_database(tmp_path: Path, line:
         assert result.status == (2 if line.startswith("audit") else 1)
         assert "database: sqlite:///" in result.err
         assert "yet; `baton serve` or `baton migrate` makes it" in result.err
+
+
+@pytest.mark.parametrize("line", ["doctor", "doctor --json", "migrate --status", "migrate --status --json"])
+def test_the_exit_status_tells_of_a_failure_though_nobody_reads_the_output(tmp_path: Path, line: str) -> None:
+    with reader_left():
+        assert main(line.split(), environment(tmp_path, BATON_LOG_EXPORT="/dev/null/log")) == 1
 
 
 def test_what_is_no_database_is_said(tmp_path: Path) -> None:

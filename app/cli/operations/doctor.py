@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 from rich.text import Text
 
-from app.cli import event_loop, terminal
+from app.cli import event_loop, streams, terminal
 from app.cli.arguments import Arguments
 from app.cli.operations import doctor_checks
 from app.cli.operations.doctor_checks import Verdict
@@ -70,17 +70,22 @@ class _Report:
     def add(self, verdicts: list[Verdict]) -> None:
         """Add verdicts, and print them unless they are printed as JSON."""
         self._verdicts += verdicts
-        if self._as_json:
-            return
-        console = terminal.stdout()
-        for verdict in verdicts:
-            line = Text.assemble((f"{verdict.status:<4}", STYLES[verdict.status]), f"  {verdict.name}: {verdict.words}")
-            console.print(line, soft_wrap=True)
-            if verdict.remedy:
-                console.print(f"      -> {verdict.remedy}", soft_wrap=True)
+        if not self._as_json:
+            with streams.readers_may_leave():
+                _print(verdicts)
 
     def end(self) -> int:
         """Return the exit status: 1 if a check failed."""
         if self._as_json:
-            terminal.print_json([asdict(verdict) for verdict in self._verdicts])
+            with streams.readers_may_leave():
+                terminal.print_json([asdict(verdict) for verdict in self._verdicts])
         return int(any(verdict.status == "fail" for verdict in self._verdicts))
+
+
+def _print(verdicts: list[Verdict]) -> None:
+    console = terminal.stdout()
+    for verdict in verdicts:
+        line = Text.assemble((f"{verdict.status:<4}", STYLES[verdict.status]), f"  {verdict.name}: {verdict.words}")
+        console.print(line, soft_wrap=True)
+        if verdict.remedy:
+            console.print(f"      -> {verdict.remedy}", soft_wrap=True)
