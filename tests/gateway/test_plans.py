@@ -353,6 +353,18 @@ async def test_a_plan_for_a_response_is_answered_as_one(stub: ProviderStub, clie
     assert "event: response.completed" in (await client.post(path, json={"stream": True})).text
 
 
+async def test_one_idempotency_key_plans_for_one_format(client: httpx.AsyncClient) -> None:
+    request: dict[str, Any] = {
+        "json": ASK | {"max_tokens": 64, "baton": {"plan": CHAIN}},
+        "headers": {"Idempotency-Key": "one"},
+    }
+    first, again, other = [
+        await client.post("/v1/plans", params=params, **request) for params in ({}, {}, {"api": "messages"})
+    ]
+    assert (first.status_code, again.json()["id"]) == (200, first.json()["id"])
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_key_reuse")
+
+
 async def test_a_deleted_plan_has_no_text_left(client: httpx.AsyncClient, runtime: Runtime) -> None:
     plan_body = await make_plan(client)
     path = f"/v1/plans/{plan_body['id']}"

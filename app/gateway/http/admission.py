@@ -10,10 +10,10 @@ place of an open run, because the journal says when it is over.
 `Idempotency-Key`: a POST that carries one is carried out once, however often and wherever it is sent.
 
 A key is 1 to 255 printable ASCII characters and belongs to its caller's tenant. It stands for one request: the SHA-256
-of the method, the path and the body, as JSON in its canonical form (keys sorted, no white space). The same key with
-another request is a 409. The key's record is committed together with the run, so of two equal requests that come to two
-gateways at once one begins the run, and the other follows it. A request that was refused before anything was begun
-leaves no record.
+of the method, the path with its query, and the body, as JSON in its canonical form (keys sorted, no white space). The
+same key with another request is a 409. The key's record is committed together with the run, so of two equal requests
+that come to two gateways at once one begins the run, and the other follows it. A request that was refused before
+anything was begun leaves no record.
 
 Every POST route under /v1 hands its body to one of two verbs (a test walks the routes):
 
@@ -518,9 +518,11 @@ def idempotency_record(request: Request, caller: Caller, body: Mapping[str, obje
             code="invalid_idempotency_key",
         )
     name = hashlib.sha256(f"{caller.key.tenant}\0{keys[0]}".encode()).hexdigest()
-    route = f"{request.method}\n{request.scope['path']}\n".encode()
+    address = request.scope["path"].encode()
+    if request.scope["query_string"]:
+        address += b"?" + request.scope["query_string"]
     canonical_body = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
-    fingerprint = hashlib.sha256(route + canonical_body).digest()
+    fingerprint = hashlib.sha256(b"%s\n%s\n%s" % (request.method.encode(), address, canonical_body)).digest()
     return IdempotencyRecord(name, fingerprint, 0.0, tenant=caller.key.tenant)
 
 
@@ -541,8 +543,8 @@ def require_same_request(once: IdempotencyRecord | None, stored: IdempotencyReco
         raise Conflict("The Idempotency-Key has just expired; send the request again.", code=TAKEN)
     if once.fingerprint != stored.fingerprint:
         raise Conflict(
-            "This Idempotency-Key was used with another request; use a new key, or send the same method, path and "
-            "body as before.",
+            "This Idempotency-Key was used with another request; use a new key, or send the same method, path, query "
+            "and body as before.",
             param="Idempotency-Key",
             code="idempotency_key_reuse",
         )
