@@ -92,8 +92,8 @@ async def test_tools_of_free_text(stub: ProviderStub, client: httpx.AsyncClient,
     messages_sent = stub.requests_for("alpha")[1].json["messages"]
     assert json.loads(messages_sent[1]["tool_calls"][0]["function"]["arguments"]) == {"input": text}
     assert messages_sent[2]["content"] == "patched"
-    (listed,) = (await client.get(f"/v1/responses/{second['id']}/input_items")).json()["data"]
-    assert (listed["type"], listed["call_id"]) == ("custom_tool_call_output", call["call_id"])
+    (listed, made, _) = (await client.get(f"/v1/responses/{second['id']}/input_items")).json()["data"]
+    assert (listed["type"], listed["call_id"], made) == ("custom_tool_call_output", call["call_id"], call)
 
 
 async def test_free_text_is_streamed_when_it_is_whole(stub: ProviderStub, client: httpx.AsyncClient) -> None:

@@ -230,6 +230,24 @@ async def test_a_waiting_run_goes_on_with_its_results(stub: ProviderStub, client
     assert (item["type"], item["call_id"], item["output"]) == ("function_call_output", call["call_id"], "4")
 
 
+async def test_the_input_of_a_turn_that_sent_its_whole_history_is_listed(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    stub.script("alpha", CALLS, CALLS, Reply(chunks=("Eight.",)))
+    history: list[dict[str, Any]] = [{"role": "user", "content": "What is 2 + 2 + 4?"}]
+    for turn in range(2):
+        waiting = await create_response(client, input=history, tools=[ADD], metadata={"turn": str(turn)})
+        assert (waiting["metadata"], waiting["previous_response_id"]) == ({"turn": str(turn)}, None)
+        [call] = waiting["output"]
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "4"}
+        history += [call, output, *[{"role": "user", "content": "Go on."}] * 2]
+    whole = await create_response(client, input=history, tools=[ADD])
+    assert whole["id"] == waiting["id"].removesuffix("_1") + "_2", "it is the same run's third turn"
+    listed = (await client.get(f"/v1/responses/{whole['id']}/input_items?order=asc")).json()["data"]
+    assert [item["type"] for item in listed] == [item.get("type", "message") for item in history]
+    assert [item.get("call_id") for item in listed] == [item.get("call_id") for item in history]
+
+
 async def test_input_items_come_in_pages(client: httpx.AsyncClient) -> None:
     items = [{"role": "user", "content": f"Word {number}."} for number in range(5)]
     response = (await create_response(client, input=items))["id"]

@@ -266,7 +266,7 @@ class CompactedResponse(Reply):
 
 
 class InputItemList(Reply):
-    """A page of the items that a request added to its conversation."""
+    """A page of the items of a request's `input`."""
 
     object: Literal["list"]
     data: list[InputItem]

@@ -42,17 +42,22 @@ async def subject(store: ContentReads, state: RunState) -> Subject:
 
 async def conversation(store: ContentReads, response: StoredResponse) -> tuple[Message, ...]:
     """Return the visible messages up to the end of a response: without its instructions, which are not carried over."""
-    state, task = response.subject.state, response.subject.task
-    messages = list(task.messages[1:] if response.subject.instructions is not None else task.messages)
-    for turn in range(state.turn.number):
-        messages += await read_exchange(store, state, turn)
+    messages = await read_input(store, response.subject)
     if response.end is not None and (response.end.answer or response.end.calls):
         parts = (Text(response.end.answer),) if response.end.answer else ()
         messages.append(Message("assistant", parts, calls=response.end.calls))
     return tuple(messages)
 
 
-async def read_exchange(store: ContentReads, state: RunState, turn: int) -> list[Message]:
+async def read_input(store: ContentReads, subject: Subject) -> list[Message]:
+    """Return the visible messages that a response answers, without its instructions."""
+    messages = list(subject.task.messages[1:] if subject.instructions is not None else subject.task.messages)
+    for turn in range(subject.state.turn.number):
+        messages += await _read_exchange(store, subject.state, turn)
+    return messages
+
+
+async def _read_exchange(store: ContentReads, state: RunState, turn: int) -> list[Message]:
     """Return a turn's calls of the caller's tools, as one message, and what came back, under the caller's ids."""
     uses: list[tuple[StepState, Exchange]] = []
     for step in state.steps.values():
@@ -79,13 +84,11 @@ def _with_caller_ids(use: Exchange, message: Message) -> list[ToolCall]:
 
 def _result_messages(results: Iterable[str]) -> list[Message]:
     """Return the results by step, then what the user said along with them, which is stored with the results of every
-    step, once."""
+    step that sees the user."""
     tool_messages: list[Message] = []
     user_messages: list[Message] = []
     for text in filter(None, results):
-        for message in map(message_from_json, orjson.loads(text)):
-            if message.call_id:
-                tool_messages.append(message)
-            elif message not in user_messages:
-                user_messages.append(message)
+        messages = [message_from_json(message) for message in orjson.loads(text)]
+        tool_messages += [message for message in messages if message.call_id]
+        user_messages = user_messages or [message for message in messages if not message.call_id]
     return [*tool_messages, *user_messages]

@@ -1,4 +1,4 @@
-"""`GET /v1/responses/{id}/input_items`: what a request added to its conversation, as items, in pages."""
+"""`GET /v1/responses/{id}/input_items`: the `input` of a request, as items, in pages."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from app.core.message.chat import Document, Image, Message, Text
 from app.errors import InvalidRequest
 from app.gateway.http.json_reply import list_page
-from app.gateway.responses.history import read_exchange
+from app.gateway.responses.history import read_input
 from app.gateway.responses.reply import Subject
 from app.gateway.responses.tool_search import find_loading_call
 from app.gateway.responses.tools import Kind, call_item, kind_of, tools_for_caller
@@ -29,25 +29,16 @@ async def page(store: ContentReads, subject: Subject, filters: ItemFilters) -> d
 
 
 async def items_of_request(store: ContentReads, subject: Subject) -> list[dict[str, Any]]:
-    """Return the items that the request added, in their order."""
-    messages = await _messages_of_request(store, subject)
-    box = subject.turn_task.toolbox
-    kinds = {call.id: kind_of(box, call.name) for entry in messages for call in entry.calls}
-    if subject.state.turn.number:
-        messages = messages[1:]  # the calls are the reply's, not the request's
+    """Return the items of the request's `input`, in their order. What a `previous_response_id` stands for is not among
+    them."""
+    conversation = await read_input(store, subject)
+    toolbox = subject.turn_task.toolbox
+    kinds = {call.id: kind_of(toolbox, call.name) for message in conversation for call in message.calls}
+    earlier = max(len(conversation) - subject.state.turn.wire["given"], 0)
     all_items: list[dict[str, Any]] = []
-    for place, message in enumerate(messages):
+    for place, message in enumerate(conversation[earlier:]):
         all_items += _items(subject, place, message, kinds)
     return all_items
-
-
-async def _messages_of_request(store: ContentReads, subject: Subject) -> list[Message]:
-    """Return the messages that the request added; results follow the message that called for them."""
-    turn = subject.state.turn.number
-    if turn:
-        return await read_exchange(store, subject.state, turn - 1)
-    messages = subject.task.messages
-    return list(messages[len(messages) - subject.state.turn.wire["given"] :])
 
 
 def _items(subject: Subject, place: int, message: Message, kinds: Mapping[str, Kind]) -> Iterator[dict[str, Any]]:

@@ -76,7 +76,7 @@ def render_response(subject: Subject, end: TurnEnd | None) -> dict[str, Any]:
     """Return the response object: as it ended, or, with None, under way."""
     state, wire = subject.state, subject.state.turn.wire
     status = status_of(subject, end)
-    turn, echoed = state.turn.number, subject.turn_task.echoed
+    echoed = subject.turn_task.echoed
     body: dict[str, Any] = {
         "id": subject.id,
         "object": "response",
@@ -92,7 +92,7 @@ def render_response(subject: Subject, end: TurnEnd | None) -> dict[str, Any]:
         "model": state.admitted.tier,
         "output": items(subject, end, _message_status(status)) if end else [],
         "parallel_tool_calls": echoed.get("parallel_tool_calls", subject.turn_task.toolbox.parallel),
-        "previous_response_id": response_id(state.run, turn - 1) if turn else wire.get("previous"),
+        "previous_response_id": wire.get("previous"),
         "prompt_cache_key": echoed.get("prompt_cache_key"),
         "prompt_cache_retention": (echoed.get("prompt_cache_retention") or "").replace("-", "_") or None,
         "reasoning": {"effort": wire.get("effort"), "summary": wire.get("summary")},

@@ -210,8 +210,7 @@ def _collect_echoed_parameters(request: ResponsesRequest, loaded_tools: Iterable
     """
     echoed = {name: getattr(request, name) for name in ECHOED}
     echoed["verbosity"] = request.text.verbosity if request.text is not None else None
-    if request.previous_response_id is not None:
-        echoed |= {"user": request.user, "metadata": request.metadata or None}
+    echoed |= {"user": request.user, "metadata": request.metadata or None}
     if not request.tools and not request.parallel_tool_calls:
         echoed["parallel_tool_calls"] = False
     if isinstance(request.tool_choice, AllowedTools):

@@ -209,7 +209,7 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, ide
     @router.get(
         "/{response}/input_items",
         operation_id="list_response_input_items",
-        summary="List the items that a response's request added.",
+        summary="List the items of the input of a response's request.",
         response_model=response_replies.InputItemList,
         responses=operations.replies(*operations.READING),
     )
