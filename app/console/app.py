@@ -124,6 +124,7 @@ def _routes(pages: Pages, *, is_admin: bool) -> list[Route]:
     """Return the routes of all pages of a listener."""
     routes = [
         Route("/", _redirect_to_start),
+        Route(f"{PATH}/", _redirect_to_start),
         *overview.routes(pages),
         *_sign_in_routes(pages),
         *run.routes(pages),
@@ -202,7 +203,7 @@ def _sign_in_routes(pages: Pages) -> list[Route]:
 
     async def sign_in(request: Request) -> Response:
         if not is_from_console(request):
-            return pages.error_page(request, 403, "The request did not come from a page of this console.")
+            return pages.refuse_foreign(request)
         following = PATH
         try:
             fields = await form(request, SMALL_FORM_BYTES)
@@ -221,7 +222,7 @@ def _sign_in_routes(pages: Pages) -> list[Route]:
 
     async def choose_theme(request: Request) -> Response:
         if not is_from_console(request):
-            return pages.error_page(request, 403, "The request did not come from a page of this console.")
+            return pages.refuse_foreign(request)
         try:
             fields = await form(request, SMALL_FORM_BYTES)
         except ApiError as error:

@@ -33,7 +33,7 @@ POLICY: Final = (
 HEADERS: Final = {
     "cache-control": "no-store",
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # with `no-referrer` a browser would hide the origin that `is_from_console` needs
     "cross-origin-opener-policy": "same-origin",
 }
 THEME_COOKIE: Final = "baton_theme"
@@ -84,7 +84,7 @@ class Pages:
             if session is None:
                 return self.redirect_to_sign_in(request)
             if method != "GET" and not is_from_console(request):
-                return self.error_page(request, 403, "The request did not come from a page of this console.")
+                return self.refuse_foreign(request)
             try:
                 reply = await page(request, session)
                 if isinstance(reply, Live):
@@ -125,9 +125,14 @@ class Pages:
         """Return a part of a page, of which the whole page and its patches are made. It has no attributes of htmx."""
         return templating.render(self._templates, template, values)
 
-    def error_page(self, request: Request, status: int, message: str) -> HTMLResponse:
-        """Return an error as a page, with what to do next."""
-        return self.show(request, "failure.html", status, status=status, message=message)
+    def error_page(self, request: Request, status: int, message: str, next_step: str = "") -> HTMLResponse:
+        """Return an error as a page, with what to do next: `next_step`, or what the status says."""
+        return self.show(request, "failure.html", status, status=status, message=message, next_step=next_step)
+
+    def refuse_foreign(self, request: Request) -> HTMLResponse:
+        """Return the refusal of a request that would change something and that no page of the console has made."""
+        next_step = "Open the page anew, and press its button there."
+        return self.error_page(request, 403, "The request did not come from a page of this console.", next_step)
 
     def redirect_to_sign_in(self, request: Request) -> Response:
         """Lead to the sign-in page, which leads back; end the stream of a page that is open."""

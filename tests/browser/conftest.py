@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 BROWSER: Final = os.environ.get("BATON_TEST_BROWSER")
 collect_ignore_glob = [] if BROWSER else ["test_*.py"]
-OPTIONS: Final = ("--disable-gpu", "--disable-background-networking", "--disable-quic")
+PLAIN_HOST: Final = "console.test"
+"""Another name of this machine for the browser, which trusts only HTTPS and the machine's usual names."""
+OPTIONS: Final = (
+    *("--disable-gpu", "--disable-background-networking", "--disable-quic"),
+    f"--host-resolver-rules=MAP {PLAIN_HOST} 127.0.0.1",
+)
 PATIENCE_MILLISECONDS: Final = 30_000
 HARMLESS: Final = re.compile(r"Password forms should have|the server responded with a status of 4\d\d")
 """Messages of the browser's console that are no fault of a page."""

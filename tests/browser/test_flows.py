@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 
-from tests.browser.conftest import KEY, sign_in
+from tests.browser.conftest import KEY, PLAIN_HOST, sign_in
 from tests.browser.distributed import Service
 from tests.harness.waiting import wait_until
 from tests.integration.installation import TREE, WORKERS
 from tests.stubs import Reply, Stall, ToolCall, plan_reply
 
 if TYPE_CHECKING:
-    from playwright.sync_api import BrowserContext, Locator, Page
+    from playwright.sync_api import Browser, BrowserContext, Locator, Page
 
 WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
 APPROVER = ("runs:read", "approvals:decide")
@@ -246,6 +246,16 @@ def test_a_person_who_has_signed_out_must_sign_in_again(page: "Page") -> None:
     page.wait_for_url(re.compile("sign-in"))
     page.goto("/console/runs")
     page.get_by_label("A key of this service").wait_for()
+
+
+def test_forms_can_be_sent_without_https(browser: "Browser", service: Service) -> None:
+    """There a browser says by `Origin` alone which page has sent a form."""
+    context = browser.new_context(base_url=service.url.replace("127.0.0.1", PLAIN_HOST))
+    new_page = context.new_page()
+    sign_in(new_page)
+    new_page.get_by_role("button", name="Sign out").click()
+    new_page.get_by_label("A key of this service").wait_for()
+    context.close()
 
 
 def test_the_admin_listener_has_its_console(opened: "BrowserContext", service: Service) -> None:

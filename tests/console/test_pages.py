@@ -42,6 +42,9 @@ async def test_a_page_may_run_its_own_files_and_nothing_else(gateway: GatewaySta
     assert rules["trusted-types"] == "htmx"
     assert "unsafe" not in str(rules)
     assert first.headers["cache-control"] == "no-store"
+    assert first.headers["referrer-policy"] == "same-origin", (
+        "without HTTPS, forms would have no origin with no-referrer"
+    )
 
 
 async def test_files_are_served_with_their_types(gateway: GatewayStandIn) -> None:

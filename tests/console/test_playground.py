@@ -256,6 +256,9 @@ async def test_a_fault_stands_beside_its_field(browser: httpx.AsyncClient) -> No
         assert 'role="alert"' in page.text
         assert message in page_text(page.text)
         assert f'id="{field}-fault"' in page.text
+        assert re.search(rf'id="{field}"[^>]* aria-describedby="{field}-fault[^>]* aria-invalid="true"', page.text), (
+            field
+        )
 
 
 @pytest.mark.long

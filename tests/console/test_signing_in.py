@@ -12,8 +12,9 @@ from tests.harness.waiting import PATIENCE_SECONDS
 async def test_a_browser_is_led_from_the_root_to_the_page_it_wanted(gateway: GatewayStandIn) -> None:
     key = gateway.add_key()
     async with console_client(gateway.app) as client:
-        root = await client.get("/", headers={"accept": "text/html"})
-        assert root.status_code == 303
+        for address in ("/", "/console/"):
+            root = await client.get(address, headers={"accept": "text/html"})
+            assert (root.status_code, root.headers["location"]) == (303, "/console")
         redirect = await client.get("/console/runs?status=failed")
         assert (redirect.status_code, redirect.headers["location"]) == (
             303,
@@ -127,6 +128,8 @@ async def test_no_other_site_can_change_anything(gateway: GatewayStandIn, header
         for path in ("/console/sign-out", "/console/theme", "/console/sign-in"):
             reply = await client.post(path, data={"key": key, "theme": "dark"}, headers=headers)
             assert reply.status_code == 403
+            assert "Open the page anew" in reply.text
+            assert "the scope" not in reply.text
             assert "set-cookie" not in reply.headers
 
 
