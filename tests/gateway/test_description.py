@@ -155,6 +155,21 @@ async def test_real_replies_are_as_described(
     check(document, await client.delete(path), "/v1/plans/{plan}", "delete")
 
 
+@pytest.mark.parametrize("api", ["chat", "messages", "responses"])
+async def test_a_plan_of_each_format_and_its_answer_are_as_described(
+    client: httpx.AsyncClient, document: dict[str, Any], api: str
+) -> None:
+    path = {"chat": "/v1/chat/completions"}.get(api, f"/v1/{api}")
+    request_body = {name: value for name, value in INPUTS[path].items() if name != "stream_options"}
+    body_schema = document["paths"]["/v1/plans"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert Draft202012Validator({"components": document["components"], **body_schema}).is_valid(request_body)
+    planned = await client.post("/v1/plans", json=request_body, params={"api": api})
+    check(document, planned, "/v1/plans", "post")
+    path = f"/v1/plans/{planned.json()['id']}/run"
+    check(document, await client.post(path), "/v1/plans/{plan}/run", "post")
+    check_events(document, await client.post(path, json={"stream": True}), "/v1/plans/{plan}/run")
+
+
 async def test_real_responses_are_as_described(
     stub: ProviderStub, client: httpx.AsyncClient, document: dict[str, Any]
 ) -> None:

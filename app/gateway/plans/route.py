@@ -25,7 +25,7 @@ from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.http.json_reply import json_reply, list_page
 from app.gateway.http.sse import collect
-from app.gateway.openapi import chat_replies, message_replies, operations, plan_replies, response_replies
+from app.gateway.openapi import chat_replies, message_replies, operations, plan_replies, replies, response_replies
 from app.gateway.plans import orders, reply, requests, revisions
 from app.gateway.plans.revisions import Plan, Revision
 from app.gateway.responses import route as responses
@@ -35,7 +35,13 @@ from app.gateway.runs.identity import key_names
 from app.gateway.wire import query
 from app.store.protocol import FIRST_REVISION, PLAN_TAG, TAKEN, DisclosureQuery, RunQuery, RunRow, TenantStore
 
+REQUESTS: Final = ("ChatRequest", "MessagesRequest", "ResponsesRequest")
+PlanAnswerEvent = (
+    chat_replies.ChatCompletionChunk | replies.Error | message_replies.MessageEvent | response_replies.ResponseEvent
+)
 SCHEMAS: Final[operations.Schemas] = {
+    "PlanRequest": lambda: {"anyOf": [{"$ref": operations.REFERENCE + name} for name in REQUESTS]},
+    "PlanAnswerEvent": lambda: operations.event_schema(PlanAnswerEvent),
     "PlanRevisionRequest": lambda: operations.request_schema(requests.PlanRevisionRequest, "PlanRevisionRequest"),
     "PlanRunRequest": lambda: operations.request_schema(requests.PlanRunRequest, "PlanRunRequest"),
 }
@@ -115,7 +121,7 @@ def _add_create_route(
         dependencies=[idempotency.capacity],
         response_model=plan_replies.Plan,
         responses=operations.replies(*operations.RUNNING),
-        openapi_extra=operations.body("ChatRequest", example=chat.EXAMPLE),
+        openapi_extra=operations.body("PlanRequest", example=chat.EXAMPLE),
     )
     async def create_plan(
         request: Request,
@@ -281,7 +287,7 @@ def _add_run_route(router: APIRouter, context: GatewayContext, keys: Keys, idemp
         summary="Execute a revision of a plan as it stands.",
         dependencies=[idempotency.capacity],
         response_model=chat_replies.ChatCompletion | message_replies.AnthropicMessage | response_replies.ResponseObject,
-        responses=operations.replies(*operations.RUNNING, events="ChatCompletionEvent", terminal=chat.TERMINAL),
+        responses=operations.replies(*operations.RUNNING, events="PlanAnswerEvent", terminal=chat.TERMINAL),
         openapi_extra=operations.body("PlanRunRequest", example={"revision": 1, "stream": False}, required=False),
     )
     async def run_plan(
