@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, StringConstraints
 
 from app.core.message.chat import Document, Image, Part, Text
-from app.gateway.anthropic.tools import CacheMark, Name
+from app.gateway.anthropic.tools import CacheMark
 from app.gateway.wire.documents import frame_document, unsupported_error
-from app.gateway.wire.parameters import PartOptions, WireModel
+from app.gateway.wire.parameters import PartOptions, ToolName, WireModel
 
 CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,256}$")]
 
@@ -105,7 +105,7 @@ class ToolUseBlock(WireModel):
 
     type: Literal["tool_use"]
     id: CallId
-    name: Name
+    name: ToolName
     input: dict[str, Any]
     cache_control: CacheMark | None = None
     caller: dict[str, Any] | None = None
@@ -116,7 +116,7 @@ class ToolReferenceBlock(WireModel):
     """A deferred tool that a search of the caller's has found: from here on it is on offer."""
 
     type: Literal["tool_reference"]
-    tool_name: Name
+    tool_name: ToolName
     cache_control: CacheMark | None = None
 
 

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, StringConstraints, Tag
 from app.core.message.chat import NO_TOOLS, Tool, Toolbox
 from app.core.records import record
 from app.errors import InvalidRequest
-from app.gateway.wire.parameters import WireModel
+from app.gateway.wire.parameters import ToolName, ToolText, WireModel
 from app.gateway.wire.response_formats import check_parameters
 
 CHOICES: Final[Mapping[str, Literal["auto", "none", "required", "named"]]] = {
@@ -69,7 +69,6 @@ KNOWN: Final[Mapping[str, ToolDescription]] = {
     ),
 }
 """By type: the tools of Anthropic's that the caller's side runs ("Bash tool", "Text editor tool", "Memory tool")."""
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class CacheMark(WireModel):
@@ -85,8 +84,8 @@ class WireTool(WireModel):
     """A function of the caller's."""
 
     type: Literal["custom"] | None = None
-    name: Name
-    description: Annotated[str, StringConstraints(max_length=65_536)] | None = None
+    name: ToolName
+    description: ToolText | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
     cache_control: CacheMark | None = None
@@ -106,7 +105,7 @@ class KnownTool(WireModel):
         "text_editor_20250728",
         "memory_20250818",
     ]
-    name: Name
+    name: ToolName
     strict: bool | None = None
     cache_control: CacheMark | None = None
     max_characters: Annotated[int, Field(ge=1)] | None = None
@@ -143,7 +142,7 @@ class ToolChoice(WireModel):
     """The tools that the worker must or may use."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: Name | None = None
+    name: ToolName | None = None
     disable_parallel_tool_use: bool | None = None
 
 

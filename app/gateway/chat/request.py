@@ -30,11 +30,14 @@ from app.errors import InvalidRequest
 from app.gateway.wire import custom_tools
 from app.gateway.wire.documents import FILE, file_parts
 from app.gateway.wire.parameters import (
+    MOST_TOOLS,
     PARAMETERS,
     BatonOptions,
     Effort,
     PartOptions,
     RequestOptions,
+    ToolName,
+    ToolText,
     WireModel,
     check_kinds,
     labels_on,
@@ -45,19 +48,16 @@ from app.gateway.wire.parameters import (
 from app.gateway.wire.response_formats import ResponseFormat, check_parameters, form_of
 from app.store.protocol import KeyRow
 
-MOST_TOOLS: Final = 128
-FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 AuthorName = Annotated[str, StringConstraints(pattern=r"^[^\s<|\\/>]{1,64}$")]
 """The name of a message's author; OpenAI has the same pattern."""
 CallId = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,256}$")]
-Description = Annotated[str, StringConstraints(max_length=65_536)] | None
 
 
 class Function(WireModel):
     """A function's name, description and parameters."""
 
-    name: FunctionName
-    description: Description = None
+    name: ToolName
+    description: ToolText | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
@@ -79,7 +79,7 @@ class Rules(WireModel):
     """The grammar of a text."""
 
     syntax: custom_tools.Syntax
-    definition: Annotated[str, StringConstraints(max_length=65_536)]
+    definition: ToolText
 
 
 class Grammar(WireModel):
@@ -92,8 +92,8 @@ class Grammar(WireModel):
 class Custom(WireModel):
     """A custom tool's name, description and format."""
 
-    name: FunctionName
-    description: Description = None
+    name: ToolName
+    description: ToolText | None = None
     format: Annotated[AnyText | Grammar, Discriminator("type")] | None = None
 
 
@@ -107,7 +107,7 @@ class CustomTool(WireModel):
 class Named(WireModel):
     """A tool by its name."""
 
-    name: FunctionName
+    name: ToolName
 
 
 class NamedFunction(WireModel):
@@ -144,7 +144,7 @@ class AllowedTools(WireModel):
 class Called(WireModel):
     """The function that is called, with its JSON text as it was written; the official clients add what they parsed."""
 
-    name: FunctionName
+    name: ToolName
     arguments: str
     parsed_arguments: Any = None
     provider_specific_fields: Any = None
@@ -170,7 +170,7 @@ class Call(AnyCall):
 class Written(WireModel):
     """The custom tool that is called, with its text."""
 
-    name: FunctionName
+    name: ToolName
     input: str
 
 

@@ -15,10 +15,10 @@ from app.gateway.chat.request import IMAGE, CallId
 from app.gateway.responses import compaction_item, tool_search
 from app.gateway.responses.compaction_item import CompactionItem
 from app.gateway.responses.tool_search import Execution, ToolSearch
-from app.gateway.responses.tools import MOST_TOOLS, AnyTool, FunctionName, Loadable, flat, functions, names_of
+from app.gateway.responses.tools import AnyTool, Loadable, flat, functions, names_of
 from app.gateway.wire import custom_tools
 from app.gateway.wire.documents import FILE, file_parts, unsupported_error
-from app.gateway.wire.parameters import PartOptions, WireModel, labels_on
+from app.gateway.wire.parameters import MOST_TOOLS, PartOptions, ToolName, WireModel, labels_on
 
 ItemId = Annotated[str, StringConstraints(max_length=256)] | None
 Status = Literal["in_progress", "completed", "incomplete"] | None
@@ -102,12 +102,12 @@ class AnyCall(WireModel):
     """An earlier answer's wish to call a tool."""
 
     call_id: CallId
-    name: FunctionName
+    name: ToolName
     baton: PartOptions | None = None
     id: ItemId = None
     status: Status = None
     caller: Caller | None = None
-    namespace: FunctionName | None = None
+    namespace: ToolName | None = None
     is_async: Annotated[
         Literal[False] | None, Field(alias="async", validation_alias=AliasChoices("async", "async_"))
     ] = None
@@ -140,7 +140,7 @@ class OutputItem(WireModel):
     status: Status = None
     name: str | None = None
     caller: Caller | None = None
-    namespace: FunctionName | None = None
+    namespace: ToolName | None = None
 
 
 class SearchCallItem(WireModel):

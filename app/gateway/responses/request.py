@@ -35,22 +35,10 @@ from app.gateway.wire.parameters import (
     read_fields,
     sort_fields,
 )
-from app.gateway.wire.response_formats import NamedSchema, schema_form
+from app.gateway.wire.response_formats import JsonObjectFormat, NamedSchema, TextFormat, schema_form
 
 ECHOED: Final = ("max_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "truncation")
 """Parameters without effect that the response repeats, as OpenAI's does."""
-
-
-class TextFormat(WireModel):
-    """Text without a format."""
-
-    type: Literal["text"]
-
-
-class JsonObjectFormat(WireModel):
-    """Any JSON object."""
-
-    type: Literal["json_object"]
 
 
 class JsonSchemaFormat(NamedSchema):

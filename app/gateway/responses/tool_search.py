@@ -9,14 +9,13 @@ this request and in those that go on with its response.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import orjson
-from pydantic import StringConstraints
 
 from app.core.message.chat import Tool
 from app.errors import InvalidRequest
-from app.gateway.wire.parameters import WireModel
+from app.gateway.wire.parameters import ToolText, WireModel
 
 NAME: Final = "tool_search"
 """The name of the search's function for workers."""
@@ -31,7 +30,7 @@ class ToolSearch(WireModel):
 
     type: Literal["tool_search"]
     execution: Execution | None = None
-    description: Annotated[str, StringConstraints(max_length=65_536)] | None = None
+    description: ToolText | None = None
     parameters: dict[str, Any] | None = None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Discriminator, Field, StringConstraints
+from pydantic import Discriminator, Field
 
 from app.core.message.chat import NO_TOOLS, Tool, Toolbox, ToolCall
 from app.core.message.response_format import is_closed
@@ -26,11 +26,9 @@ from app.gateway.responses.tool_search import (
     tools_on_offer,
 )
 from app.gateway.wire import custom_tools
-from app.gateway.wire.parameters import WireModel
+from app.gateway.wire.parameters import MOST_TOOLS, ToolName, ToolText, WireModel
 from app.gateway.wire.response_formats import check_parameters
 
-MOST_TOOLS: Final = 128
-"""Tools on offer at once."""
 MOST_LISTED: Final = 1_024
 """Entries of `tools`, deferred ones among them."""
 NAME_LENGTH: Final = 64
@@ -42,8 +40,6 @@ TYPES: Final[Mapping[Kind, str]] = {
 }
 PREFIXES: Final[Mapping[Kind, str]] = {"function": "fc", "custom": "ctc", "search": "tsc"}
 """Of the ids of items."""
-FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-Description = Annotated[str, StringConstraints(max_length=65_536)] | None
 Direct = Annotated[list[Literal["direct"]], Field(max_length=1)] | None
 """The callers of a function: the model itself, and no program that it writes."""
 
@@ -52,8 +48,8 @@ class FunctionTool(WireModel):
     """A function of the caller's."""
 
     type: Literal["function"]
-    name: FunctionName
-    description: Description = None
+    name: ToolName
+    description: ToolText | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     output_schema: dict[str, Any] | None = None
@@ -73,15 +69,15 @@ class Grammar(WireModel):
 
     type: Literal["grammar"]
     syntax: custom_tools.Syntax
-    definition: Annotated[str, StringConstraints(max_length=65_536)]
+    definition: ToolText
 
 
 class CustomTool(WireModel):
     """A tool of the caller's that takes free text."""
 
     type: Literal["custom"]
-    name: FunctionName
-    description: Description = None
+    name: ToolName
+    description: ToolText | None = None
     format: Annotated[AnyText | Grammar, Discriminator("type")] | None = None
     allowed_callers: Direct = None
     defer_loading: bool | None = None
@@ -92,8 +88,8 @@ class Namespace(WireModel):
     """Tools that belong together."""
 
     type: Literal["namespace"]
-    name: FunctionName
-    description: Description = None
+    name: ToolName
+    description: ToolText | None = None
     tools: Annotated[
         list[Annotated[FunctionTool | CustomTool, Discriminator("type")]], Field(max_length=MOST_TOOLS, fail_fast=True)
     ]
@@ -123,7 +119,7 @@ class Named(WireModel):
     """A tool by its name: the one that must be called, or one of those that may be."""
 
     type: Literal["function", "custom"]
-    name: FunctionName
+    name: ToolName
 
 
 class AllowedTools(WireModel):

@@ -472,6 +472,12 @@ EFFORTS: Final[tuple[str, ...]] = get_args(Effort)
 
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}$")]
 WorkerName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+MOST_TOOLS: Final = 128
+"""The most tools on offer at once."""
+ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+"""The name of a tool or of a schema, as OpenAI and Anthropic allow it."""
+ToolText = Annotated[str, StringConstraints(max_length=65_536)]
+"""The description of a tool, or the grammar of its text."""
 
 
 class WireModel(BaseModel):

@@ -10,7 +10,7 @@ from app.core.message.chat import Form
 from app.core.message.nesting import is_deeper
 from app.core.message.response_format import is_closed, schema_fault
 from app.errors import InvalidRequest
-from app.gateway.wire.parameters import WireModel
+from app.gateway.wire.parameters import ToolName, WireModel
 
 SCHEMA_BYTES: Final = 64 * 1024
 SCHEMA_DEPTH: Final = 16
@@ -35,7 +35,7 @@ class JsonObjectFormat(WireModel):
 class NamedSchema(WireModel):
     """A schema with its name."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    name: ToolName
     description: Annotated[str, StringConstraints(max_length=4096)] | None = None
     form: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: bool | None = None
