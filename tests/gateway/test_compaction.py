@@ -63,7 +63,11 @@ async def test_a_conversation_goes_on_from_its_notes(stub: ProviderStub, client:
     assert (run["id"], run["state"]) == (body["baton"]["run"], "succeeded")
 
     stub.always("alpha", Reply(chunks=("Then.",)))
-    await respond(client, input=[*body["output"], user("And now?")])
+    second = await respond(client, input=[*body["output"], user("And now?")])
+    listed = (await client.get(f"/v1/responses/{second['id']}/input_items")).json()
+    assert_published_schema("ResponseItemList", listed)
+    notes_item = body["output"][-1]
+    assert listed["data"][1] == notes_item | {"id": listed["data"][1]["id"]}
     notes = ("user", f"{PREFACE}It was begun.")
     assert messages_of(stub) == [("user", "Hi."), ("user", "Go."), notes, ("user", "And now?")]
     again = await compact(client, input=[*body["output"], user("And now?")])

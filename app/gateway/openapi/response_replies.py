@@ -211,6 +211,12 @@ class InputFile(Reply):
     file_id: None
 
 
+class ItemLabels(Reply):
+    """The labels that an item of a compacted conversation carries on to the next request."""
+
+    labels: list[str]
+
+
 class InputMessage(Reply):
     """A message of the conversation."""
 
@@ -219,6 +225,7 @@ class InputMessage(Reply):
     status: Literal["completed"]
     role: str
     content: list[Annotated[InputText | InputImage | InputFile | OutputText, Discriminator("type")]]
+    baton: ItemLabels | None = None
 
 
 class ToolOutputItem(Reply):
@@ -232,8 +239,24 @@ class ToolOutputItem(Reply):
     """The text, or all parts where images or files are among them."""
 
 
+class CompactedItem(Reply):
+    """Notes of everything in a conversation but the user's messages."""
+
+    type: Literal["compaction"]
+    id: str
+    encrypted_content: str
+    """The notes, encoded."""
+    baton: ItemLabels | None = None
+
+
 InputItem = Annotated[
-    InputMessage | ToolOutputItem | FunctionCallItem | CustomToolCallItem | ToolSearchCallItem | ToolSearchOutputItem,
+    InputMessage
+    | ToolOutputItem
+    | FunctionCallItem
+    | CustomToolCallItem
+    | ToolSearchCallItem
+    | ToolSearchOutputItem
+    | CompactedItem,
     Discriminator("type"),
 ]
 
@@ -243,15 +266,6 @@ class InputTokens(Reply):
 
     object: Literal["response.input_tokens"]
     input_tokens: int
-
-
-class CompactedItem(Reply):
-    """Notes of everything in a conversation but the user's messages."""
-
-    type: Literal["compaction"]
-    id: str
-    encrypted_content: str
-    """The notes, encoded."""
 
 
 class CompactedResponse(Reply):

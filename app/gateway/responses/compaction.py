@@ -16,7 +16,7 @@ from app.engine.delivery.messages import TurnEnd
 from app.errors import InvalidRequest
 from app.gateway.chat.route import extension
 from app.gateway.responses.calls import pair_outputs, unknown_call_error
-from app.gateway.responses.compaction_item import encode_notes, is_notes
+from app.gateway.responses.compaction_item import find_notes, item_of
 from app.gateway.responses.input import Item
 from app.gateway.responses.items import message_item
 from app.gateway.responses.reply import Subject, usage_of
@@ -88,9 +88,9 @@ def compaction_reply(subject: Subject, end: TurnEnd) -> dict[str, Any]:
     run, conversation = subject.state.run, subject.task.messages[:-1]
     labels = sorted(subject.state.admitted.labels)
     marks = {"baton": {"labels": labels}} if labels else {}
-    user_messages = [message for message in conversation if message.role == "user" and not is_notes(message)]
+    user_messages = [message for message in conversation if message.role == "user" and find_notes(message) is None]
     output = [message_item(f"{run}_in{place}", message) | marks for place, message in enumerate(user_messages)]
-    output.append({"id": f"cmp_{run}", "type": "compaction", "encrypted_content": encode_notes(end.answer)} | marks)
+    output.append(item_of(run, end.answer) | marks)
     return {
         "id": format_reply_id(FORMAT, run, 0),
         "object": "response.compaction",

@@ -6,7 +6,7 @@ process can read an item, and it outlives the run that wrote it.
 
 import base64
 import binascii
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import StringConstraints
 
@@ -29,9 +29,10 @@ class CompactionItem(WireModel):
     created_by: str | None = None
 
 
-def encode_notes(notes: str) -> str:
-    """Notes as the `encrypted_content` of an item."""
-    return MARK + base64.urlsafe_b64encode(notes.encode()).decode()
+def item_of(name: str, notes: str) -> dict[str, Any]:
+    """Return the item of some notes, as replies have it; `name` is its id without the prefix."""
+    encoded = MARK + base64.urlsafe_b64encode(notes.encode()).decode()
+    return {"id": f"cmp_{name}", "type": "compaction", "encrypted_content": encoded}
 
 
 def message_of(item: CompactionItem, place: int) -> Message:
@@ -53,6 +54,8 @@ def message_of(item: CompactionItem, place: int) -> Message:
     return Message("user", (Text(PREFACE + notes),), labels=labels_on(item))
 
 
-def is_notes(message: Message) -> bool:
-    """Return True if a message was made of an item, and is none of the user's own."""
-    return message.role == "user" and message.text.startswith(PREFACE)
+def find_notes(message: Message) -> str | None:
+    """Return the notes of a message that was made of an item; None for every other message."""
+    if message.role != "user" or not message.text.startswith(PREFACE):
+        return None
+    return message.text.removeprefix(PREFACE)

@@ -6,6 +6,7 @@ from typing import Any
 from app.core.message.chat import Document, Image, Message, Text
 from app.errors import InvalidRequest
 from app.gateway.http.json_reply import list_page
+from app.gateway.responses.compaction_item import find_notes, item_of
 from app.gateway.responses.history import read_input
 from app.gateway.responses.reply import Subject
 from app.gateway.responses.tool_search import find_loading_call
@@ -46,7 +47,10 @@ def _items(subject: Subject, place: int, message: Message, kinds: Mapping[str, K
     if message.call_id:
         yield _output(subject, name, message, kinds.get(message.call_id, "function"))
         return
-    if message.parts:
+    notes = find_notes(message)
+    if notes is not None:
+        yield item_of(name, notes)
+    elif message.parts:
         yield message_item(name, message)
     for call in message.calls:
         yield call_item(subject.turn_task.toolbox, call, "completed")
