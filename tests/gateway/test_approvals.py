@@ -193,6 +193,7 @@ async def test_decided_plans_are_listed_page_by_page_and_without_content_if_none
     page = await list_approvals(status="decided", limit=2)
     [newest] = page["data"]
     assert (newest["run"], newest["status"], newest["decision"]["reason"]) == (third, "refused", "Nor this.")
+    assert (page["first_id"], page["last_id"], page["has_more"]) == (third, third, True)
     page = await list_approvals(status="decided", limit=2, after=page["next"])
     assert ([approval["run"] for approval in page["data"]], page["has_more"]) == ([first], False)
     for path in ("/v1/approvals", "/v1/plans"):

@@ -540,6 +540,9 @@ class ApprovalList(Reply):
 
     object: Literal["list"]
     data: list[Approval]
+    first_id: str | None
+    """The run of the first plan."""
+    last_id: str | None
     has_more: bool
     next: str | None
     """The value of `after` for the page that follows."""

@@ -28,7 +28,7 @@ from app.errors import EventMalformed, NotFound
 from app.gateway.http.admission import Idempotency
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.ingress import Caller, Keys, json_body
-from app.gateway.http.json_reply import json_reply
+from app.gateway.http.json_reply import json_reply, list_page
 from app.gateway.openapi import operations, run_replies
 from app.gateway.runs import forecasts
 from app.gateway.runs import reads as read_log
@@ -103,7 +103,7 @@ def _add_read_routes(router: APIRouter, context: GatewayContext, keys: Keys, his
         next_page = None
         if has_more:
             next_page = query.as_cursor(query.Cursor(rows[-1].created_at, rows[-1].id))
-        return json_reply({"object": "list", "data": approvals, "has_more": has_more, "next": next_page})
+        return json_reply(list_page(approvals, has_more=has_more, key="run") | {"next": next_page})
 
     @router.get(
         "/{approval}",
