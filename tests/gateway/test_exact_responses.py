@@ -1,6 +1,7 @@
 """Every kind of reply and event of `/v1/responses`, against the official types and the published description."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -8,11 +9,13 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.response_item_list import ResponseItemList
 
-from app.engine.delivery.messages import end_with_error
+from app.core.message.chat import ToolCall as MadeCall
+from app.core.message.chat import ToolDelta
+from app.engine.delivery.messages import AnswerPart, end_with_error
 from app.errors import LeaseLost
 from app.gateway.responses.reply import Events, Subject
 from tests.harness.exact_replies import OURS, assert_published_schema, exactly
-from tests.harness.stand_ins import TASK, state_of
+from tests.harness.stand_ins import TASK, state_of, turn_end
 from tests.stubs import Fail, ProviderStub, Reply, Truncate
 from tests.stubs.script import ToolCall, Usage
 
@@ -222,6 +225,27 @@ async def test_a_cancelled_response_is_openais(stub: ProviderStub, client: httpx
     exactly(Response, reply_body)
     assert_published_schema("Response", reply_body)
     assert (reply_body["status"], reply_body["error"], reply_body["output"]) == ("cancelled", None, [])
+
+
+def test_text_behind_a_call_comes_with_the_whole_response() -> None:
+    events = Events(Subject(state_of("run_1"), TASK, TASK))
+    frames = events.opening()
+    for part in (
+        AnswerPart("", calls=(ToolDelta(0, "call_1", "add", '{"a":'),)),
+        AnswerPart("\n", at=1),
+        AnswerPart("", at=1, calls=(ToolDelta(0, arguments="2}"), ToolDelta(1, "call_2", "add", "{}"))),
+    ):
+        frames += events.answer_part(part)
+    calls = (MadeCall("call_1", "add", '{"a":2}'), MadeCall("call_2", "add", "{}"))
+    frames += events.closing(replace(turn_end("run_1", "\n"), finish="tool_calls", calls=calls))
+    told = exact_events(frames.decode())
+    assert kinds(told) == [*BEGIN, *CALL, *CALL, "completed"]
+    done_events = [event for event in told if event["type"] == "response.output_item.done"]
+    assert [(event["output_index"], event["item"]["call_id"]) for event in done_events] == [
+        (0, "call_1"),
+        (1, "call_2"),
+    ]
+    assert [item["type"] for item in told[-1]["response"]["output"]] == ["message", "function_call", "function_call"]
 
 
 def test_a_stream_that_breaks_says_so_in_openais_event() -> None:

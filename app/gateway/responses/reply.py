@@ -286,11 +286,12 @@ class Events:
         return created + self._event("response.in_progress", IN_PROGRESS, response=under_way)
 
     def answer_part(self, part: AnswerPart) -> bytes:
-        """Return more of the text, or of the calls behind it."""
+        """Return more of the text, or of the calls behind it. Text behind a call, as servers of open models send it
+        now and then, has no place there any more: it comes with the whole response at the end."""
         if part.at:
             self._base = part.at - part.at % caller_view.ATTEMPT
         self._refused |= part.refusal
-        frames = self._more_text(part) if part.text else b""
+        frames = self._more_text(part) if part.text and not self._calls else b""
         for delta in part.calls:
             if delta.index >= len(self._calls):
                 frames += self._end_block() + self._begin_call(ToolCall(delta.id, delta.name, ""))
