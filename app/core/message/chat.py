@@ -675,12 +675,13 @@ def fault_of_calls(calls: Iterable[ToolCall], toolbox: Toolbox) -> str:
             return "a call of a tool that was not offered"
         if toolbox.choice == "named" and call.name != toolbox.named:
             return "a call of another tool than the one that was demanded"
-        if not _is_object(call.arguments):
+        if not is_json_object(call.arguments):
             return "arguments of a tool call that are no JSON object"
     return ""
 
 
-def _is_object(text: str) -> bool:
+def is_json_object(text: str) -> bool:
+    """Return True if a text is a JSON object, as the arguments of a call must be."""
     try:
         return isinstance(STRICT.decode(text), dict)
     except (ValueError, RecursionError):

@@ -21,6 +21,7 @@ from app.errors import BatonError
 from app.gateway.anthropic.request import THREAD_UNSUPPORTED
 from app.gateway.chat.route import extension, words_of
 from app.gateway.http import fault
+from app.gateway.wire.call_sequence import CallSequence
 
 RATES: Final = b"x-ratelimit-"
 PLACE: Final = re.compile(r"\[(\d+)\]")
@@ -159,6 +160,7 @@ class Events:
         self._block = -1
         self._open = ""
         """`text`, or the place of a tool call: what the open block is for."""
+        self._sequence = CallSequence()
         if self._after > 0:
             self._block, self._open = 0, "text"
 
@@ -182,7 +184,7 @@ class Events:
             if self._open != "text":
                 frames += self._start("text", {"type": "text", "text": ""})
             frames += self._number_frame(part.at, self._delta({"type": "text_delta", "text": part.text}))
-        for delta in part.calls:
+        for delta in self._sequence.take(part.calls):
             if self._open != str(delta.index):
                 frames += self._start(str(delta.index), _tool_use(delta.id, delta.name))
             if delta.arguments:

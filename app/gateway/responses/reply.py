@@ -33,6 +33,7 @@ from app.gateway.chat.route import extension
 from app.gateway.http import fault
 from app.gateway.responses import tool_search
 from app.gateway.responses.tools import call_item, hosted_search_items, item_id, kind_of, response_tools, tool_choice_of
+from app.gateway.wire.call_sequence import CallSequence
 
 ID: Final = re.compile(r"resp_(run_[0-9a-z]{1,64})(?:_([1-9][0-9]{0,5}))?")
 IN_PROGRESS, OPENING, TEXT = 1, 2, 3
@@ -278,6 +279,7 @@ class Events:
         self._has_message = self._message_done = self._open_call = self._refused = False
         self._index = -1
         self._calls: list[ToolCall] = []
+        self._sequence = CallSequence()
 
     def opening(self) -> bytes:
         """Return the events that the response exists, and that it is in progress."""
@@ -292,7 +294,7 @@ class Events:
             self._base = part.at - part.at % caller_view.ATTEMPT
         self._refused |= part.refusal
         frames = self._more_text(part) if part.text and not self._calls else b""
-        for delta in part.calls:
+        for delta in self._sequence.take(part.calls):
             if delta.index >= len(self._calls):
                 frames += self._end_block() + self._begin_call(ToolCall(delta.id, delta.name, ""))
             if delta.arguments:
