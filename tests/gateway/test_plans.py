@@ -350,7 +350,10 @@ async def test_a_plan_for_a_response_is_answered_as_one(stub: ProviderStub, clie
     body = (await client.post(path)).json()
     assert (body["object"], body["output"][0]["content"][0]["text"]) == ("response", "The first answer.")
     assert (await client.get(f"/v1/responses/{body['id']}")).json() == body
-    assert "event: response.completed" in (await client.post(path, json={"stream": True})).text
+    headers = {"Idempotency-Key": "one"}
+    assert "event: response.completed" in (await client.post(path, json={"stream": True}, headers=headers)).text
+    rest = await client.post(path, json={"stream": True}, headers=headers | {"Last-Event-ID": "6"})
+    assert '"delta":" first answer."' in rest.text, "three events come before the text"
 
 
 async def test_one_idempotency_key_plans_for_one_format(client: httpx.AsyncClient) -> None:

@@ -309,11 +309,11 @@ def _add_run_route(router: APIRouter, context: GatewayContext, keys: Keys, idemp
             )
             return orders.to_execution(repeated_order, revision, steps, run_request)
 
+        wire_format = target.plan.first.state.admitted.wire.get("reply", {}).get("format")
         try:
-            turn = await idempotency.begin(request, caller, body, order)
+            turn = await idempotency.begin(request, caller, body, order, needs_whole_text=wire_format == "responses")
         except InvalidRequest as error:
             raise orders.changed_conditions_error(error) from None
-        wire_format = turn.run.state.turn.wire.get("format")
         if wire_format == "messages":
             return await messages.reply_to_turn(context, request, turn, task.sampling.stop)
         if wire_format == "responses":
