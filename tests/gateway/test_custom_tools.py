@@ -1,6 +1,7 @@
 """Tools of free text on `/v1/chat/completions`: workers see functions of one text, callers their own tools again."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -53,14 +54,17 @@ async def read_stream(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[
     """
     pieces: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
+    contents: list[str] = []
     chunks = events(await post_chat(client, body | {"stream": True, "stream_options": {"include_usage": True}}))
     for chunk in chunks:
         deltas = [choice["delta"] for choice in chunk["choices"]]
         for delta in deltas:
+            contents += [delta["content"]] if "content" in delta else []
             pieces += delta.get("tool_calls", ())
             delta["tool_calls"] = [call for call in delta.get("tool_calls", ()) if "function" in call]
         exactly(ChatCompletionChunk, chunk)
         assert_published_schema("CreateChatCompletionStreamResponse", chunk)
+    assert contents == [""], "the opening says that there is no text, and no other chunk does"
     for piece in pieces:
         if "id" in piece:
             calls.append({"id": piece["id"], "type": piece["type"], piece["type"]: {}})
@@ -71,7 +75,7 @@ async def read_stream(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[
 
 
 async def test_a_tool_of_free_text_whole_and_streamed(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    stub.always("alpha", tool_call_reply(write_call(), Wanted("look", '{"q": "x"}', "c2")))
+    stub.always("alpha", replace(tool_call_reply(write_call(), Wanted("look", '{"q": "x"}', "c2")), gap=0.01))
     reply = (await post_chat(client, request_body())).json()
     exactly(ChatCompletion, reply)
     assert_published_schema("CreateChatCompletionResponse", reply)

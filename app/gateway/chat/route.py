@@ -260,7 +260,7 @@ class Chunks:
         calls, which have no event number of their own."""
         self._at = part.at
         calls = b"".join(map(self._more_of_call, part.calls))
-        if calls and not part.text:
+        if part.calls and not part.text:
             return calls
         logprobs = b"null"
         if part.logprobs:
