@@ -430,8 +430,7 @@ class SqlStore(TenantVerbs):
         until: float,
         limit: int,
         kinds: Sequence[tuple[str, str]],
-        *,
-        only_cancelled: bool = False,
+        cancelled_kinds: Sequence[tuple[str, str]] = (),
     ) -> tuple[RunRow, ...]:
         return await self._write(
             partial(
@@ -441,7 +440,7 @@ class SqlStore(TenantVerbs):
                 until=until,
                 limit=limit,
                 kinds=kinds,
-                only_cancelled=only_cancelled,
+                cancelled_kinds=cancelled_kinds,
             )
         )
 

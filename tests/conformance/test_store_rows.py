@@ -306,13 +306,13 @@ async def test_of_runs_that_no_engine_has_room_for_only_those_to_be_cancelled_ar
         await store.append(note(name))
     counted = (LapsedRuns("grand", "v1", 1, 0, 1), LapsedRuns("mini", "v1", 2, 0, 1))
     assert await store.count_lapsed_runs(10.0) == counted
-    taken = await store.take_over("heir", 10.0, 30.0, 10, KINDS, only_cancelled=True)
+    taken = await store.take_over("heir", 10.0, 30.0, 10, [], KINDS)
     assert [row.id for row in taken] == ["wished"]
     assert await store.count_lapsed_runs(50.0) == (
         LapsedRuns("grand", "v1", 1, 1, 0),
         LapsedRuns("mini", "v1", 2, 2, 0),
     )
-    late = await store.take_over("anybody", 50.0, 60.0, 10, [], only_cancelled=True)
+    late = await store.take_over("anybody", 50.0, 60.0, 10, [])
     assert {row.id for row in late} == {"waits", "elsewhere", "wished"}
 
 

@@ -4,8 +4,9 @@ The queue delivers both at once as a rule. Those that it has lost are found here
 whose engine let its lease lapse, because it died, stood still, or could not reach the database; a ticket whose delivery
 went unanswered. Such a run is taken over with a higher epoch, and the claims of its former engine lapse with it, so
 that its steps go on at once. Some runs cannot be driven here: one of a tier that this process does not know, or that
-newer code has admitted, is left to a process that can and is reported; one whose content was erased fails. Once a run
-is past its deadline any engine ends it, even without understanding its journal or being able to take it.
+newer code has admitted, is left to a process that can and is reported; one whose content was erased fails. To cancel a
+run nobody needs to know its tier. Once a run is past its deadline any engine ends it, even without understanding its
+journal or being able to take it.
 """
 
 import logging
@@ -89,19 +90,16 @@ class Recovery:
     async def _take_over(self, room: int, renew: Callable[[], Awaitable[object]]) -> bool:
         now = self._context.now()
         lapsed = await self._context.store.count_lapsed_runs(now)
-        overdue = sum([kind.expired for kind in lapsed])
-        ours, wanted, stranded = [], overdue, []
+        wanted = sum([kind.expired for kind in lapsed])
+        driven, cancelled = [], []
         for kind in lapsed:
-            if not self._can_drive(kind):
-                if kind.runs > kind.expired:
-                    stranded.append(kind)
-                continue
-            ours.append((kind.tier, kind.code))
-            if room > 0:
+            if room > 0 and self._can_drive(kind):
+                driven.append((kind.tier, kind.code))
                 wanted += kind.runs - kind.expired
-            else:
+            elif not is_newer(kind.code, self._context.code):
+                cancelled.append((kind.tier, kind.code))
                 wanted += kind.cancelled
-        self._report(stranded)
+        self._report(lapsed)
         if not wanted:
             return False
         most = MOST_IN_SWEEP
@@ -109,7 +107,7 @@ class Recovery:
             most = min(room, MOST_IN_SWEEP)
         await renew()
         until = self._context.now() + self._context.lease
-        rows = await self._context.store.take_over(self._home, now, until, most, ours, only_cancelled=room <= 0)
+        rows = await self._context.store.take_over(self._home, now, until, most, driven, cancelled)
         for row in rows:
             try:
                 await self._go_on(row)
@@ -125,19 +123,29 @@ class Recovery:
     def _can_drive(self, kind: LapsedRuns | RunRow) -> bool:
         return kind.tier in self._context.catalog().tiers and not is_newer(kind.code, self._context.code)
 
-    def _report(self, kinds: list[LapsedRuns]) -> None:
-        stranded = sum(kind.runs - kind.expired for kind in kinds)
+    def _report(self, lapsed: Sequence[LapsedRuns]) -> None:
+        counts = [(kind.tier, self._count_stranded(kind)) for kind in lapsed]
+        stranded = sum([count for _, count in counts])
         self._context.telemetry.gauge("baton_orphans_stranded", stranded)
         if stranded > self._stranded:
-            for kind in kinds:
-                self._context.telemetry.log(
-                    logging.ERROR,
-                    "Runs wait for an engine that knows their tier and is as new as the process that admitted them; "
-                    "start one, or correct the pool file.",
-                    tier=kind.tier,
-                    count=kind.runs - kind.expired,
-                )
+            for tier, count in counts:
+                if count:
+                    self._context.telemetry.log(
+                        logging.ERROR,
+                        "Runs wait for an engine that knows their tier and is as new as the process that admitted "
+                        "them; start one, or correct the pool file.",
+                        tier=tier,
+                        count=count,
+                    )
         self._stranded = stranded
+
+    def _count_stranded(self, kind: LapsedRuns) -> int:
+        """Return how many runs of a kind this engine can neither drive nor end."""
+        if self._can_drive(kind):
+            return 0
+        if is_newer(kind.code, self._context.code):
+            return kind.runs - kind.expired
+        return kind.runs - kind.expired - kind.cancelled
 
     async def _go_on(self, row: RunRow) -> None:
         """Fold the run's journal and go on where its engine stopped."""
@@ -153,7 +161,7 @@ class Recovery:
         if state.ended:  # another engine went on with it while it was read, and has finished
             return
         self._context.telemetry.count("baton_swept_total", "run" if has_begun(state) else "handed")
-        if late and not self._can_drive(row):
+        if (late or state.cancel_asked) and not self._can_drive(row):
             return await self._end(state, row, self._overdue_end(state))
         try:
             await self._take(RunSnapshot(state, journal.salt, row.epoch))

@@ -91,14 +91,13 @@ class LeasesAndOutbox(Protocol):
         until: float,
         limit: int,
         kinds: Sequence[tuple[str, str]],
-        *,
-        only_cancelled: bool = False,
+        cancelled_kinds: Sequence[tuple[str, str]] = (),
     ) -> tuple[RunRow, ...]:
         """Take over runs whose lease lapsed, and their tickets: the epoch is one higher, the driver is this one.
 
-        Only runs whose (tier, code) is among `kinds` are taken, with `only_cancelled` those of them that are to be
-        cancelled, and those of any kind past their deadline. The tenant with the fewest runs that are driven comes
-        first, each time that one is taken, and its oldest run. Returns the rows after the change.
+        Those are taken whose (tier, code) is among `kinds`; those to be cancelled whose (tier, code) is among
+        `cancelled_kinds`; and those of any kind past their deadline. The tenant with the fewest runs that are driven
+        comes first, each time that one is taken, and its oldest run. Returns the rows after the change.
         """
         ...
 

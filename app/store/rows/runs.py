@@ -286,13 +286,12 @@ def take_over(
     until: float,
     limit: int,
     kinds: Sequence[tuple[str, str]],
-    only_cancelled: bool,
+    cancelled_kinds: Sequence[tuple[str, str]],
 ) -> tuple[RunRow, ...]:
     """Take over lapsed runs, and have their tickets report to the new driver. Rows that others lock are skipped."""
-    ours: ColumnElement[bool] = tuple_(RUNS.c.tier, RUNS.c.code).in_(kinds)
-    if only_cancelled:
-        ours = and_(ours, _is_to_be_cancelled())
-    turns = _turns(now, or_(RUNS.c.deadline <= now, ours)).subquery()
+    kind = tuple_(RUNS.c.tier, RUNS.c.code)
+    to_be_cancelled = and_(kind.in_(cancelled_kinds), _is_to_be_cancelled())
+    turns = _turns(now, or_(RUNS.c.deadline <= now, kind.in_(kinds), to_be_cancelled)).subquery()
     in_turn = select(turns.c.id).order_by(turns.c.turn, turns.c.place).limit(limit + MOST_PASSED_OVER)
     candidates = conn.execute(in_turn).scalars().all()
     if not candidates:
