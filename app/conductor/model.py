@@ -7,6 +7,7 @@ the same reader rejects an invalid plan and gives all reasons.
 
 import math
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 from app.conductor.prompt import ALTERNATIVES
@@ -55,11 +56,12 @@ class ModelConductor:
             logprobs=self._alternatives,
             template=self._style.template(brief),
         )
-        async for pieces in ask(question):
-            probabilities.add(pieces)
-            words = [piece.text for piece in pieces if isinstance(piece, TextDelta)]
-            for step in reader.feed("".join(words)):
-                yield replace(step, probability=probabilities.next_probability(names.index(step.worker)))
+        async with aclosing(ask(question)) as answer:  # whatever ends the reading of it ends the call
+            async for pieces in answer:
+                probabilities.add(pieces)
+                words = [piece.text for piece in pieces if isinstance(piece, TextDelta)]
+                for step in reader.feed("".join(words)):
+                    yield replace(step, probability=probabilities.next_probability(names.index(step.worker)))
         for step in reader.finish():
             yield step
         if reader.why:

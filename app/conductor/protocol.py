@@ -12,7 +12,7 @@ probabilities before the chosen conductor is asked for anything.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import field
 from typing import Any, Protocol
 
@@ -117,7 +117,7 @@ class Question:
     """The name of the prompt from which the messages were made, so that an auditor can make them again."""
 
 
-Ask = Callable[[Question], AsyncIterator[list[Piece]]]
+Ask = Callable[[Question], AsyncGenerator[list[Piece], None]]
 """Makes one journaled call on the conductor's behalf, and yields the pieces of the answer. Raises the errors of
 `Provider.stream`, and `RunOverBudget`."""
 

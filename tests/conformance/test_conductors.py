@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -54,7 +54,7 @@ class ScriptedAsk:
     error: Exception | None = None
     questions: list[Question] = field(default_factory=list)
 
-    async def __call__(self, question: Question) -> AsyncIterator[list[Piece]]:
+    async def __call__(self, question: Question) -> AsyncGenerator[list[Piece], None]:
         self.questions.append(question)
         for pieces in self.reads:
             yield pieces
@@ -258,7 +258,7 @@ def test_the_round_before_is_shown_behind_a_mark_that_it_cannot_hold() -> None:
 async def test_each_step_comes_before_the_next_is_read() -> None:
     text, reads = chain(3), []
 
-    async def ask(_question: Question) -> AsyncIterator[list[Piece]]:
+    async def ask(_question: Question) -> AsyncGenerator[list[Piece], None]:
         for char in text:
             reads.append(char)
             yield [TextDelta(char)]

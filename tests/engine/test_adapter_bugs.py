@@ -1,4 +1,5 @@
-"""A bug of ours in a provider's adapter: a call that failed, with its outcome in the journal; the run goes on."""
+"""Bugs of ours around a call. One in a provider's adapter is a call that failed, and the run goes on; one after a call
+fails the step, and nobody pays for the call again."""
 
 import asyncio
 import logging
@@ -8,7 +9,10 @@ from typing import Any
 import pytest
 
 from app.core.message.chat import Piece, TextDelta
+from app.core.plan.proposals import PlanReader
 from app.core.run.events import Event, Kind
+from app.engine.steps.claimed_step import Relay
+from app.engine.steps.execution import Execution
 from app.process.wiring import Runtime
 from app.providers.adapters.openai import OpenAIProvider
 from app.providers.protocol import Deadlines, Request
@@ -104,3 +108,48 @@ async def test_a_bug_that_a_cancellation_brings_to_light_is_a_cancellation(
     (end,) = of(await events(runtime, followed_run.run), Kind.CALL_FINISHED)
     assert (outcome.ended.state.state, end["outcome"], "error" in end) == ("cancelled", "cancelled", False)
     assert [record.getMessage() for record in caplog.records if record.exc_info] == [BROKE]
+
+
+@pytest.mark.parametrize(
+    ("place", "method", "outcome"), [(Relay, "delta", "cancelled"), (Execution, "_step_done", "ok")]
+)
+async def test_a_bug_after_a_call_fails_the_step_and_nobody_pays_for_the_call_again(
+    runtime: Runtime,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    place: type,
+    method: str,
+    outcome: str,
+) -> None:
+    def break_down(*_: object) -> None:
+        raise KeyError("text")
+
+    monkeypatch.setattr(place, method, break_down)
+    reply, journal = await run(runtime, "baton-mini", streams=True)
+    (end,) = of(journal, Kind.CALL_FINISHED)
+    assert (end["outcome"], end["usd"] > 0) == (outcome, True)
+    assert [failed["error"] for failed in of(journal, Kind.STEP_FAILED)] == ["internal_error"]
+    assert reply.ended.error is not None
+    assert (reply.ended.error.status, reply.ended.error.public_code) == (502, "internal_error")
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == [
+        "A step failed because of a bug after its worker was called; the outcome of the call is kept."
+    ]
+
+
+async def test_a_bug_in_the_reading_of_a_plan_leaves_the_run_to_its_fallback(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def break_down(*_: object) -> None:
+        raise KeyError("steps")
+
+    monkeypatch.setattr(PlanReader, "feed", break_down)
+    outcome, journal = await run(runtime, "baton-ultra")
+    assert outcome.ended.error is None
+    assert [(plan["reasons"], plan["outage"]) for plan in of(journal, Kind.PLAN_REJECTED)] == [
+        (["conductor_failed"], True)
+    ]
+    planned = [end for end in of(journal, Kind.CALL_FINISHED) if "n" not in end or end["n"] is None]
+    assert [end["outcome"] for end in planned] == ["cancelled"]
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == [
+        "A plan could not be made because of a bug; the run goes on without it."
+    ]

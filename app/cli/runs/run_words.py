@@ -30,6 +30,7 @@ ERRORS: Mapping[str | None, str] = {
     "dead_letter": "several engines in a row stopped while they worked on it, so it was given up; "
     "see BatonDeadLetter in deploy/docs/alerts.md",
     "content_erased": "its input was erased",
+    "internal_error": "a bug of Baton's ended it; the engine's log says where",
 }
 ROUND_FAILED = "degraded: the last round failed ({stopped}), so the previous answer is used"
 PLAN_UNFINISHED = "degraded: the run could not finish its plan ({stopped}), so the best answer until then is used"

@@ -11,7 +11,9 @@ rejected, and in a further round the round before.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import cached_property, partial
 from math import inf
@@ -430,6 +432,14 @@ class Planner:
                 raise PlanRejected(refused)
         except BatonError as caught:
             error = caught
+        except Exception as bug:
+            error = BatonError()
+            self._context.telemetry.log(
+                logging.ERROR,
+                "A plan could not be made because of a bug; the run goes on without it.",
+                bug,
+                run=state.run,
+            )
         finally:
             self._call_parent = self._trace
             error_code = ""
@@ -565,7 +575,7 @@ class Planner:
 
     async def _ask(
         self, writer: RunWriter, brief: Brief, question: Question, *, within: float = inf
-    ) -> AsyncIterator[list[Piece]]:
+    ) -> AsyncGenerator[list[Piece], None]:
         """One journaled call for a conductor, `within` so many seconds: its intent first, exactly one outcome after."""
         catalog = self._context.catalog()
         state, worker = self._callable_worker(catalog, question.worker)
@@ -596,9 +606,10 @@ class Planner:
             await writer.append((attempt.build_intent(),), hold=attempt.hold)
         self.call, self._text = attempt.call, ""
         try:
-            async for pieces in attempt.stream():
-                self._context.health.note_sign_of_life(served)
-                yield pieces
+            async with aclosing(attempt.stream()) as stream:  # the call ends before its outcome is made
+                async for pieces in stream:
+                    self._context.health.note_sign_of_life(served)
+                    yield pieces
         finally:
             self._text = attempt.reply.text
             await writer.append(

@@ -73,6 +73,8 @@ MOST_DELIVERIES = 3
 """Dispatchers that may stop while they execute one step before it is given up as a dead letter."""
 MOST_REFUSALS = 2
 """Refused reservations after which a step fails for want of money; each time it asks for a share of what is left."""
+INTERNAL = "internal_error"
+"""The error of a step that a bug of ours has ended."""
 CLAIM_TRIES = 3
 """Tries at a claim that others move at the same time."""
 
@@ -254,13 +256,27 @@ class Execution:
 
     async def _keeping_unwritten_outcomes(self, calls: Coroutine[Any, Any, None]) -> None:
         """Make calls, of which none is made that could not be recorded. The outcome of the one before is kept until the
-        database is back, and then the step is left to any engine with a free slot."""
+        database is back, and then the step is left to any engine with a free slot. A step that a bug of ours ends after
+        a call fails with the outcome of that call, so that nobody pays for it again."""
         try:
             await calls
         except StoreUnavailable:
             if self._unrecorded is None or not self._work.claim:
                 raise
             await self._pending.write_later(self._entry(()), self._settle_and_release)
+        except BatonError:
+            raise
+        except Exception as bug:
+            if self._unrecorded is None or not self._work.claim:
+                raise
+            self._context.telemetry.log(
+                logging.ERROR,
+                "A step failed because of a bug after its worker was called; the outcome of the call is kept.",
+                bug,
+                run=self._ticket.run,
+                step=self._ticket.step,
+            )
+            await self._fail(StepFailed(self._ticket.step, INTERNAL), ())
 
     async def _begin_calls(self, state: RunState) -> None:
         self._log.begin(state, self._ticket.step)
@@ -667,6 +683,7 @@ class Execution:
             await self._keep_outcomes(entry)
             self._log.write("cancelled")
             raise
+        self._unrecorded = None
         self._log.note_committed(entry.events)
         self._work.claim = appended.claim or self._work.claim
         if appended.events:
@@ -674,7 +691,6 @@ class Execution:
                 await self._send(self._engine_and_gateway(), CommittedEvents(entry.run, appended.events))
             elif not ends_step:  # else the run's writer has folded them
                 await run.receive(appended.events)
-        self._unrecorded = None
 
     async def _keep_outcomes(self, entry: Entry) -> None:
         outcomes = tuple(fact for fact in entry.events if fact.kind in AFTER_THE_END)
