@@ -75,7 +75,7 @@ class BatonError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str | None] = None
-    retryable: ClassVar[bool] = False
+    retryable: bool = False
 
     def __init__(
         self,

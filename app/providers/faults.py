@@ -72,6 +72,9 @@ REASONS: dict[int, FailureReason] = {
 }
 """By status, where the class has several reasons; any other status has the reason of its class."""
 
+SHOULD_RETRY = {"true": True, "false": False}
+"""What OpenAI, Anthropic and others say in the header `x-should-retry`, which counts before the status."""
+
 WORDS: dict[str, int] = {
     "invalid_request_error": 400,
     "context_length_exceeded": 400,
@@ -151,7 +154,9 @@ def error_by_status(sender: str, status: int, headers: Mapping[str, str], docume
         kind = WorkerMisconfigured
     kind = _correct_for_moderation(kind, error)
     failure = _failure(kind, status, error)
-    return fault(kind, sender, f"HTTP {status}", _retry_after(headers, error), failure)
+    answer = fault(kind, sender, f"HTTP {status}", _retry_after(headers, error), failure)
+    answer.retryable = SHOULD_RETRY.get(headers.get("x-should-retry", ""), answer.retryable)
+    return answer
 
 
 def _blames_settings(error: Mapping[str, Any]) -> bool:

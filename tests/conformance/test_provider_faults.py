@@ -111,6 +111,15 @@ def test_retry_after_headers(headers: dict[str, str], expected: float | None) ->
     assert error_by_status("w at p", 429, headers, None).retry_after == expected
 
 
+@pytest.mark.parametrize(("status", "by_itself"), [(400, False), (401, False), (429, True), (500, True)])
+@pytest.mark.parametrize(("word", "expected"), [("true", True), ("false", False), ("", None), ("perhaps", None)])
+def test_what_a_provider_says_of_another_try_counts_before_the_status(
+    status: int, by_itself: bool, word: str, expected: bool | None
+) -> None:
+    error = error_by_status("w at p", status, {"x-should-retry": word}, None)
+    assert error.retryable is (by_itself if expected is None else expected)
+
+
 @pytest.mark.parametrize(
     ("status", "document"),
     [
