@@ -88,6 +88,18 @@ def test_a_rate_limit_is_waited_for_although_another_worker_cannot_be_paid(healt
     assert candidates.choose(59.0).worker == BOB
 
 
+def test_after_a_reload_only_workers_that_are_still_there_are_called_as_they_are_now(health: Health) -> None:
+    cyd, new_bob = Worker("cyd", "near", "cyd-1"), Worker("bob", "far", "bob-2")
+    candidates = Candidates(health, [ADA, BOB, cyd], 9, 0)
+    candidates.leave_out_unpaid(ADA)
+    fail_attempt(candidates, cyd, rate_limited_error(20.0), 100.0)
+    candidates.use_only([new_bob])
+    assert candidates.choose(99.0).worker is new_bob
+    fail_attempt(candidates, new_bob, WorkerRefused(), 99.0)
+    assert candidates.take_pause(99.0) == 0.0
+    assert candidates.choose(99.0).worker is None
+
+
 def test_an_answer_that_breaks_off_is_no_lack_of_money(health: Health) -> None:
     candidates = Candidates(health, [ADA, BOB], 4, 0)
     candidates.leave_out_unpaid(ADA)

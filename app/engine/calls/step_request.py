@@ -348,6 +348,15 @@ class Candidates:
         unpaid = tuple((name, UNPAID) for name in self._unpaid)
         return copy_with(choice, passed_over=(*unpaid, *choice.passed_over))
 
+    def use_only(self, workers: Sequence[Worker]) -> None:
+        """Call only these from now on, as they are here: the pool file was read again."""
+        present = {worker.name: worker for worker in workers}
+        self._workers = [present[worker.name] for worker in self._workers if worker.name in present]
+        self._unpaid = {name: present[name] for name in self._unpaid if name in present}
+        self._set_aside = {
+            name: (present[name], left) for name, (_, left) in self._set_aside.items() if name in present
+        }
+
     def leave_out_unpaid(self, worker: Worker) -> None:
         """Leave out a worker for whose answer the run's money does not suffice: a cheaper one is asked in its stead."""
         self._unpaid[worker.name] = worker

@@ -30,7 +30,7 @@ from app.core.pool.rules import Reading
 from app.core.records import content_ref, copy_with
 from app.core.run import approvals, visibility
 from app.core.run.caller_view import spendable_by_steps
-from app.core.run.events import CallFinished, Fact, NamedCall, StepAwaitingTool, StepDone, StepFailed
+from app.core.run.events import CallFinished, Fact, NamedCall, PassedOver, StepAwaitingTool, StepDone, StepFailed
 from app.core.run.fold import fold
 from app.core.run.identifiers import Trace, trace_of_turn
 from app.core.run.kinds import AFTER_THE_END
@@ -105,6 +105,8 @@ class Execution:
         self._salt = b""
         self._contents: Mapping[str, bytes] = NOTHING
         """Contents that were read together with the journal."""
+        self._catalog: Catalog | None = None
+        """The pool file from which the workers are that may be called."""
         self._reading = Reading()
         """The labels of what the step may see; nothing where that can exclude nobody."""
         self._ids: list[str] = []
@@ -297,16 +299,21 @@ class Execution:
         view = await view_of_step(self._context.store, state, self._ticket.step, contents)
         calls = [call for call in state.calls.values() if call.step == view.step.n]
         self._number = len(calls)
-        catalog = self._context.catalog()
-        workers = _workers(catalog, state, view.step)
-        unapproved: tuple[tuple[str, str], ...] = ()
-        if state.admitted.approval is not None:
-            approval = state.approvals.get(view.step.proposal)
-            workers, unapproved = approvals.exclude_unapproved(workers, state.admitted.approval, approval, catalog)
-        self._reading, workers, excluded = find_readers(state, view.step.n, workers)
+        workers, excluded = self._callable_workers(state, view.step)
         calls_of_turn = [call for call in calls if call.turn == state.turn.number]
         candidates = self._candidates(workers, calls_of_turn, state.admitted.limits.attempts)
-        return StepBasis(state, view, candidates, (*unapproved, *excluded))
+        return StepBasis(state, view, candidates, excluded)
+
+    def _callable_workers(self, state: RunState, step: StepState) -> tuple[list[Worker], PassedOver]:
+        """The workers that may be called for the step as the pool file is now, and why others of the run may not."""
+        self._catalog = catalog = self._context.catalog()
+        workers = _workers(catalog, state, step)
+        unapproved: PassedOver = ()
+        if state.admitted.approval is not None:
+            approval = state.approvals.get(step.proposal)
+            workers, unapproved = approvals.exclude_unapproved(workers, state.admitted.approval, approval, catalog)
+        self._reading, workers, excluded = find_readers(state, step.n, workers)
+        return workers, (*unapproved, *excluded)
 
     def _candidates(self, workers: list[Worker], calls: Sequence[Call], most_attempts: int) -> Candidates:
         """The workers that may still be called after these calls of the turn, which other engines may have made."""
@@ -389,6 +396,8 @@ class Execution:
         """The next attempt by the first worker that the run's money pays for, its output cut to what is left of it; the
         choice that names nobody if there is none. `seconds_left` are the run's."""
         candidates = basis.candidates
+        if self._context.catalog() is not self._catalog:  # the pool file was read again since the last call
+            candidates.use_only(self._callable_workers(basis.state, basis.step)[0])
         while (choice := candidates.choose(seconds_left)).worker is not None:
             try:
                 attempt = self._within_means(basis, choice, seconds_left)

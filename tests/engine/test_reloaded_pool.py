@@ -1,0 +1,63 @@
+"""The pool file is read again between two calls of one step."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.core.run.events import Kind
+from app.engine.calls.step_request import Candidates
+from app.process.config import configure
+from app.process.wiring import Runtime
+from tests.harness.in_process import bodies_of, events, finish, order, pool_text, running_service
+from tests.stubs import Fail, ProviderStub
+
+LEAVING = """
+[providers.leaving]
+format = "openai"
+base_url = "{url}"
+"""
+
+
+def reload_after_a_failure(runtime: Runtime, folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the process read this pool file as soon as a call has failed."""
+    (folder / "pool.toml").write_text(text)
+    environ = {"BATON_POOL": str(folder / "pool.toml"), "BATON_DATA_DIR": str(folder), "BATON_PEPPER": "p" * 32}
+    note_failure = Candidates.note_failure
+
+    def note_and_reload(candidates: Candidates, *failed: Any, **more: Any) -> None:
+        note_failure(candidates, *failed, **more)
+        runtime.install(configure(environ))
+
+    monkeypatch.setattr(Candidates, "note_failure", note_and_reload)
+
+
+async def test_a_worker_that_has_left_it_is_not_tried_again(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stub.script("alpha", Fail(status=503))
+    usual = pool_text(stub)
+    before = LEAVING.format(url=stub.vllm_url) + usual.replace(
+        '[workers.alpha]\nprovider = "stub"', '[workers.alpha]\nprovider = "leaving"'
+    )
+    async with running_service(tmp_path, before) as runtime:
+        reload_after_a_failure(runtime, tmp_path, usual.replace("alpha", "delta"), monkeypatch)
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
+        assert (await finish(followed_run)).ended.error is None
+        called = bodies_of(await events(runtime, followed_run.run), Kind.CALL_INTENDED)
+    assert [call["worker"] for call in called] == ["alpha", "beta"]
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_a_worker_that_has_changed_is_called_as_it_is_now(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.script("alpha", Fail(status=503))
+    usual = pool_text(stub)
+    async with running_service(tmp_path, usual) as runtime:
+        reload_after_a_failure(runtime, tmp_path, usual.replace('model = "alpha"', 'model = "delta"'), monkeypatch)
+        followed_run = await runtime.runs.start(order(runtime, "baton-mini"))
+        assert (await finish(followed_run)).ended.error is None
+        called = bodies_of(await events(runtime, followed_run.run), Kind.CALL_INTENDED)
+    assert [(call["worker"], call["model"]) for call in called] == [("alpha", "alpha"), ("alpha", "delta")]
