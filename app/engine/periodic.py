@@ -34,6 +34,11 @@ async def look_repeatedly(
             on_outage(error)
         except Exception as bug:
             telemetry.log(logging.ERROR, f"{work} failed because of a bug; it is tried again.", bug)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await stopping.wait()
+        await wait_for_event(stopping, seconds)
+
+
+async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
+    """Wait until the event is set, at most so many seconds."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()

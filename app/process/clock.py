@@ -9,8 +9,8 @@ same difference twice, since a single slow answer is no reason to lose a lease.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
+from app.engine.periodic import wait_for_event
 from app.errors import BatonError
 
 log = logging.getLogger(__name__)
@@ -96,6 +96,4 @@ class Clock:
             interval = RETRY_INTERVAL_SECONDS
             if self.is_set and self._unconfirmed_offset is None:
                 interval = READING_INTERVAL_SECONDS
-            with suppress(TimeoutError):
-                async with asyncio.timeout(interval):
-                    await stopping.wait()
+            await wait_for_event(stopping, interval)

@@ -10,7 +10,8 @@ of leases).
 import asyncio
 import gc
 from collections.abc import Callable
-from contextlib import suppress
+
+from app.engine.periodic import wait_for_event
 
 BUSY_THRESHOLD_OBJECTS = 1_000_000
 """Objects made and not freed since the last collection that cause one while the process is busy: some 150 MiB."""
@@ -36,9 +37,7 @@ async def collect_when_idle(
     Parquet, would report each of its types that is left.
     """
     while not stopping.is_set():
-        with suppress(TimeoutError):
-            async with asyncio.timeout(pause):
-                await stopping.wait()
+        await wait_for_event(stopping, pause)
         if not is_busy() and gc.get_count()[0] >= IDLE_THRESHOLD_OBJECTS:
             collect_and_freeze()
     gc.unfreeze()

@@ -29,6 +29,7 @@ from starlette.types import ASGIApp
 from app.console.app import Console
 from app.engine.conductors.watch import PromotionWatch
 from app.engine.log_export import Authorities, CheckpointExport
+from app.engine.periodic import wait_for_event
 from app.engine.retention import ContentRetention, RunRetention, archiving
 from app.engine.runs.shadows import Shadows
 from app.engine.sealer import Sealer
@@ -189,9 +190,7 @@ async def _when_database_answers(compare: Callable[[], Awaitable[None]], stoppin
         with suppress(ServiceUnavailable):
             await compare()
             return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(retries.STARTUP_PAUSE):
-                await stopping.wait()
+        await wait_for_event(stopping, retries.STARTUP_PAUSE)
 
 
 async def _compare_schema(runtime: Runtime) -> None:
@@ -226,9 +225,7 @@ async def _apply_calibration_results(runtime: Runtime, stopping: asyncio.Event) 
     while not stopping.is_set():
         with suppress(ServiceUnavailable):
             runtime.pool.apply_trials(await runtime.context.store.trials())
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CALIBRATION_INTERVAL_SECONDS):
-                await stopping.wait()
+        await wait_for_event(stopping, CALIBRATION_INTERVAL_SECONDS)
 
 
 async def _listen(
@@ -395,9 +392,7 @@ async def _drain(runtime: Runtime, roles: Roles, stopping: asyncio.Event) -> Non
     """Once the process is told to stop, let a gateway serve for the drain time; then set `stopping`."""
     await runtime.gateway.stop_requested.wait()
     drain = runtime.pool.configuration.settings.drain_seconds if roles.gateway else 0.0
-    with suppress(TimeoutError):
-        async with asyncio.timeout(drain):
-            await stopping.wait()
+    await wait_for_event(stopping, drain)
     stopping.set()
 
 

@@ -36,6 +36,7 @@ from app.core.run.state import RunState
 from app.engine.context import EngineContext
 from app.engine.delivery import messages
 from app.engine.delivery.messages import PUBLIC_FIELDS, AnswerPart, CallerMessage, Mailbox, StepEvent, TurnEnd
+from app.engine.periodic import wait_for_event
 from app.errors import (
     BatonError,
     EventMalformed,
@@ -460,11 +461,9 @@ class Followers:
         while not stopping.is_set():
             healthy = self._context.queue.healthy
             self._context.telemetry.gauge("baton_queue_sound", healthy)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(POLL_SECONDS if healthy else UNHEALTHY_POLL_SECONDS):
-                    await stopping.wait()
-                    break
-            await self._look(healthy=healthy)
+            await wait_for_event(stopping, POLL_SECONDS if healthy else UNHEALTHY_POLL_SECONDS)
+            if not stopping.is_set():
+                await self._look(healthy=healthy)
         self._group = None
         for follower in [*self._followers.values(), *self._former]:
             self._drop(follower, LeaseLost(PROCESS_STOPS))

@@ -21,6 +21,7 @@ import httpx
 from app.core.run import notices
 from app.core.run.notices import Notice
 from app.engine.context import EngineContext
+from app.engine.periodic import wait_for_event
 from app.errors import StoreUnavailable
 from app.network import retries
 from app.network.http_client import async_client
@@ -127,7 +128,7 @@ class Webhooks:
         if len(self._deliveries) >= SLOTS:
             await asyncio.wait(self._deliveries, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
         else:
-            await _until(stopping, pause)
+            await wait_for_event(stopping, pause)
 
     async def _deliver(self, client: httpx.AsyncClient, target: Target, notice: Notice) -> None:
         """Try one notice once. No error leaves this method, so that none ends the other deliveries.
@@ -198,7 +199,7 @@ class Webhooks:
             with suppress(StoreUnavailable):
                 ended_before = self._context.now() - notices.KEPT_UNSENT_SECONDS
                 await self._context.store.forget_notices(ended_before, MOST_FORGOTTEN)
-            await _until(stopping, FORGET_SECONDS * (0.5 + self._context.random()))
+            await wait_for_event(stopping, FORGET_SECONDS * (0.5 + self._context.random()))
 
 
 def _client() -> httpx.AsyncClient:
@@ -211,9 +212,3 @@ def _retry_after(headers: Mapping[str, str]) -> float:
     if text.isascii() and text.isdigit() and len(text) < 10:
         return float(text)
     return 0.0
-
-
-async def _until(event: asyncio.Event, seconds: float) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()

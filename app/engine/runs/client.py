@@ -23,6 +23,7 @@ from app.engine.context import EngineContext, WaitingRuns
 from app.engine.delivery import messages
 from app.engine.delivery.followers import Audience, Follower, Followers, RunChanges, step_event
 from app.engine.delivery.messages import CallerMessage, FollowedRun, Mailbox
+from app.engine.periodic import wait_for_event
 from app.engine.runs import admission, approvals, cancellation, tool_results
 from app.engine.runs.admission import Order, Owner
 from app.engine.runs.approvals import Decision, RecordedDecision
@@ -120,9 +121,7 @@ class Cancellations:
             return
         if self._wishes and not self._refused:
             return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(WISH_RETRY_SECONDS):
-                await self._added.wait()
+        await wait_for_event(self._added, WISH_RETRY_SECONDS)
         self._added.clear()
 
     async def _write_all(self) -> None:

@@ -26,6 +26,7 @@ from app.core.run.state import RunState
 from app.engine.commit.colocation import StepStarter
 from app.engine.commit.run_writer import RunSnapshot, run_ticket
 from app.engine.context import EngineContext, WaitingRuns
+from app.engine.periodic import wait_for_event
 from app.engine.renewal import renew_regularly
 from app.engine.runs import replays, tool_results
 from app.engine.runs.driver import (
@@ -470,9 +471,7 @@ class Drivers:
 
     async def _sweep_for_ever(self) -> None:
         while self._group is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._pause() * (0.5 + self._context.random())):
-                    await self._sweep_now.wait()
+            await wait_for_event(self._sweep_now, self._pause() * (0.5 + self._context.random()))
             self._sweep_now.clear()
             if not (self.recovers and self._context.clock_is_set()):
                 continue

@@ -22,6 +22,7 @@ from app.engine.calls.attempt import Attempt
 from app.engine.commit.colocation import LocalRuns, PreparedStep
 from app.engine.commit.run_writer import ticket_of_row
 from app.engine.context import EngineContext
+from app.engine.periodic import wait_for_event
 from app.engine.renewal import renew_regularly
 from app.engine.steps.claimed_step import ClaimedStep, PendingOutcomes, Relay
 from app.engine.steps.execution import Execution
@@ -266,9 +267,7 @@ class Dispatcher:
             async with asyncio.timeout(self._grace):
                 while self._claimed or self._prepared or self._plans_in_progress():
                     self._slot_freed.clear()
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(PLAN_LOOK_SECONDS):
-                            await self._slot_freed.wait()
+                    await wait_for_event(self._slot_freed, PLAN_LOOK_SECONDS)
         self._interrupting = True
         for work in list(self._claimed.values()):
             work.interrupt(stopped=False)
