@@ -197,10 +197,15 @@ async def test_what_a_process_leaves_as_it_stops_needs_no_lease_to_lapse(stub: P
 
 
 @pytest.mark.long
-async def test_a_run_of_an_unknown_tier_waits_for_who_knows_it(stub: ProviderStub, tmp_path: Path) -> None:
-    run = await abandon_run(stub, tmp_path)
+async def test_a_run_of_an_unknown_tier_waits_for_who_knows_it(
+    stub: ProviderStub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS, drives=False) as gateway:
+        run = (await gateway.runs.start(order(gateway, "baton-mini", followed=False))).run
     renamed = pool_text(stub).replace("[tiers.baton-mini]", "[tiers.other]")
     async with running_service(tmp_path, renamed, SETTINGS) as stranger:
+        assert await stranger.drivers.take(run), "its ticket is not kept: it is found in the database"
+        assert [line.getMessage() for line in caplog.records if line.exc_info] == []
         await until_reported(stranger)
         assert (await stranger.context.store.run(run)).epoch == 1
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:

@@ -281,6 +281,8 @@ class Drivers:
                 return self.sweep_soon()
         if snapshot.state.replied or run in self._drivers:
             return  # its caller has the reply, or it was taken here meanwhile
+        if self._context.tier_of(snapshot.state.admitted) is None:
+            return  # an engine whose pool file has the tier finds it
         await self._lease(snapshot)
 
     async def _lease(self, run: RunSnapshot) -> Driver:
