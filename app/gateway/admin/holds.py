@@ -83,7 +83,7 @@ def _add_place_route(router: APIRouter, context: AdminContext, keys: Keys, idemp
         request: Request, caller: writer, body: Annotated[dict[str, object], json_body(context.gateway.bounds)]
     ) -> Any:
         """From the reply on, nothing of the runs that it covers is erased or deleted, until it is released. With an
-        `Idempotency-Key` the same request places one hold."""
+        `Idempotency-Key` the same request places one hold; once that was released, it is a 409 `hold_released`."""
         hold_request = read(HoldRequest, body)
         if hold_request.tenant is not None and hold_request.scope != "user":
             raise InvalidRequest("Only a hold on a user has a tenant.", param="tenant", code="invalid_value")
@@ -100,7 +100,7 @@ def _add_place_route(router: APIRouter, context: AdminContext, keys: Keys, idemp
         async def place() -> Response:
             return json_reply(_to_json(await context.gateway.store.place_hold(hold, by=caller.actor)))
 
-        return await idempotency.reply(request, caller, body, place)
+        return await idempotency.reply(request, caller, body, place, keeps_reply=False)
 
 
 def _add_release_route(router: APIRouter, context: AdminContext, keys: Keys) -> None:

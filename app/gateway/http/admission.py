@@ -422,10 +422,11 @@ class Idempotency:
         body: Mapping[str, object],
         act: Callable[[], Awaitable[Response]],
         *,
-        has_content: bool = False,
+        keeps_reply: bool = True,
     ) -> Response:
-        """Return the reply of `act`, or the stored reply of the same request. A reply that `has_content` of a run's is
-        not stored, because it would outlive the content's erasure: for the same request `act` is called again.
+        """Return the reply of `act`, or the stored reply of the same request. Without `keeps_reply` it is not stored,
+        and for the same request `act` is called again: a reply with content of a run would outlive its erasure, and one
+        that says what is in force would say so when it no longer is.
 
         Equal requests may call `act` at the same time, so it must do no harm when it is called twice. Where it would,
         the entry that it writes carries `idempotency_record(...)` with the reply. An error that it raises is not
@@ -438,7 +439,7 @@ class Idempotency:
         stored = await self._store(caller).find_idempotency_record(once.id, now)
         if stored is None:
             response = await act()
-            content = b"" if has_content else bytes(response.body)
+            content = bytes(response.body) if keeps_reply else b""
             until = now + self._context.remembered
             own = replace(once, until=until, status=response.status_code, reply=content)
             stored = await self._store(caller).add_idempotency_record(own, now)

@@ -253,7 +253,7 @@ def _add_cancel_route(router: APIRouter, context: GatewayContext, keys: Keys, id
                 stored_response = await _find_stored(context, response, caller)
             return json_reply(reply.render_response(stored_response.subject, stored_response.end))
 
-        return await idempotency.reply(request, caller, body, stop, has_content=True)
+        return await idempotency.reply(request, caller, body, stop, keeps_reply=False)
 
 
 def _add_delete_route(router: APIRouter, context: GatewayContext, keys: Keys) -> None:

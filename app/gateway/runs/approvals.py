@@ -144,7 +144,7 @@ def _add_decide_route(
 
         if idempotency is None:
             return await decide()
-        return await idempotency.reply(request, caller, body, decide, has_content=True)
+        return await idempotency.reply(request, caller, body, decide, keeps_reply=False)
 
 
 def _run_query(filters: query.ApprovalFilters, caller: Caller) -> RunQuery:
