@@ -6,6 +6,7 @@ database or an engine is away, nothing is sealed, and what was committed meanwhi
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 
 from app.core.transparency.notes import Signer
@@ -25,6 +26,8 @@ class Sealer:
         self._context = context
         self._signers = signers
         self._failing = False
+        self._replacements: Counter[str] = Counter()
+        """How often this engine has put its keys in the place of others, by these."""
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Seal again and again, until the process stops."""
@@ -54,8 +57,21 @@ class Sealer:
             telemetry.gauge("baton_log_size", sealed.size)
             telemetry.gauge("baton_log_lag_seconds", sealed.lag)
             telemetry.gauge("baton_log_sealed_timestamp_seconds", self._context.now())
+            if sealed.replaced_keys:
+                self._report_other_keys(sealed.replaced_keys)
             if sealed.leaves:
                 telemetry.count("baton_log_entries_total", by=sealed.leaves)
             if not sealed.more:
                 return
             await asyncio.sleep(0)
+
+    def _report_other_keys(self, keys: str) -> None:
+        """Warn when the same keys have to be replaced for the second time, because another engine has put them back."""
+        self._replacements[keys] += 1
+        if self._replacements[keys] == 2:
+            self._context.telemetry.log(
+                logging.WARNING,
+                "Engines have different keys of the log, and each adds an entry for its own in turn. Unless they are "
+                "being restarted with a new key, give all of them the same BATON_LOG_KEY.",
+                key=keys,
+            )

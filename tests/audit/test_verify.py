@@ -26,6 +26,7 @@ from app.core.run.kinds import Kind
 from app.core.run.visibility import complete_disclosures
 from app.core.transparency import tiles
 from app.core.transparency.merkle import tree_root
+from app.core.transparency.notes import Signer
 from app.store.archive import Administration, open_archive
 from app.store.protocol import Entry
 from app.store.rows import disclosures, log_sources, transparency_log
@@ -203,6 +204,20 @@ def test_a_run_that_is_said_to_be_pruned_just_now_must_be_named_with_its_own_eve
         report = verify(conn, subject.checkpoints, settled=False)
         transaction.rollback()
     assert [finding.words for finding in report.findings] == ["it was pruned with other events than were sealed"]
+
+
+def test_keys_of_the_log_that_come_back_are_noted(conn: Connection, subject: Subject) -> None:
+    statements = LogStatements(Statements(conn.dialect), conn.dialect, log_sources.OF_RUN)
+    other = Signer("log.example/baton", bytes(range(1, 33)))
+    with conn.begin() as transaction:
+        for signer in (other, SIGNER, other):
+            log_writer.seal(conn, statements, log_writer.StoredSigner(), [signer], lambda: bytes(16))
+        report = verify(conn, subject.checkpoints)
+        transaction.rollback()
+    assert report.is_clean
+    assert [note.partition(".")[0] for note in report.notes] == [
+        "2 entries name keys of the log again after others had replaced them"
+    ]
 
 
 def test_an_altered_hold_is_compared_with_its_entry(conn: Connection, subject: Subject) -> None:

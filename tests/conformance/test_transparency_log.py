@@ -246,6 +246,16 @@ async def test_without_a_setting_a_key_is_made_and_kept(store: SqlStore) -> None
     assert not (await store.log.state()).stored_key
 
 
+async def test_a_pass_says_in_place_of_which_keys_it_has_put_its_own(store: SqlStore) -> None:
+    other = Signer("log.example/baton", bytes(range(1, 33)))
+    replaced = []
+    for signer in (SIGNER, SIGNER, other, SIGNER):
+        sealed = await store.log.seal([signer], new_salts)
+        assert sealed is not None
+        replaced.append(sealed.replaced_keys)
+    assert replaced == ["", "", str(SIGNER.verifier), str(other.verifier)]
+
+
 @pytest.mark.integration
 async def test_a_slow_transaction_is_not_passed_over(migrated_postgres_url: str) -> None:
     """It has begun before others that are sealed long before it commits."""

@@ -80,6 +80,10 @@ class LogCheck:
     """When the last entry was sealed, in seconds since 1970."""
     last_keys: str = ""
     """The keys that the last entry about keys names."""
+    earlier_keys: set[str] = field(default_factory=set)
+    """The keys that each entry about keys before it names."""
+    returned_keys: int = 0
+    """The number of entries by which keys came back that others had replaced."""
 
     def check(self, entries: Iterable[StoredEntry], note: str | None) -> None:
         """Check all entries and the log's checkpoint `note`."""
@@ -95,6 +99,11 @@ class LogCheck:
             self._add("checkpoint", "the log has entries and no checkpoint")
         self._compare_held(roots)
         self._check_witnesses()
+        if self.returned_keys:
+            self.report.notes.append(
+                f"{self.returned_keys:,} entries name keys of the log again after others had replaced them. Where that "
+                "goes on, engines have different keys: give all of them the same BATON_LOG_KEY."
+            )
 
     def check_state(self, state: Mapping[str, Any], *, settled: bool = True) -> None:
         """Compare the state from which sealing goes on, after `check`: it follows from the last entries.
@@ -203,6 +212,8 @@ class LogCheck:
         progress[sealed.id] = sealed.events
 
     def _learn_keys(self, sealed: LogEntry) -> None:
+        self.returned_keys += sealed.id in self.earlier_keys
+        self.earlier_keys.add(sealed.id)
         self.last_keys = sealed.id
         for text in sealed.id.split():
             try:

@@ -20,6 +20,8 @@ class SealingResult:
     those that were sealed now."""
     more: bool
     """True if more could be sealed at once."""
+    replaced_keys: str
+    """The keys in place of which this pass has put others; empty if it has not."""
 
 
 @record(frozen=True, slots=True)

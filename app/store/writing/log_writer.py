@@ -264,7 +264,9 @@ def seal(
                 f"baton-{random_bytes()[:6].hex()}", random_bytes() + random_bytes()
             ).secret()
         signers = stored_signer.read(state_changes.get("signer", state["signer"]))
-    state_changes |= _keys_in_force(log_pass, state, signers)
+    new_keys = _keys_in_force(log_pass, state, signers)
+    replaced_keys = state["verifiers"] or "" if new_keys else ""
+    state_changes |= new_keys
     sealed_changes = log_pass.seal(queued_changes)
     transparency_log.dequeue(conn, statements, [change.n for change in sealed_changes])
     is_complete = len(sealed_changes) == len(queued_changes) < most
@@ -284,7 +286,11 @@ def seal(
         state |= state_changes
         transparency_log.change_state(conn, statements, state)
     return SealingResult(
-        len(log_pass.entries), state["size"], _lag(conn, statements, log_pass.at, sealed_changes), not is_complete
+        leaves=len(log_pass.entries),
+        size=state["size"],
+        lag=_lag(conn, statements, log_pass.at, sealed_changes),
+        more=not is_complete,
+        replaced_keys=replaced_keys,
     )
 
 
