@@ -358,8 +358,9 @@ class ContentRetention:
         self._leadership = Leadership(context, ERASING_CLAIM, 2 * LOOK_SECONDS)
         self._places: dict[Selection, tuple[float, str]] = {}
         """The run at which the next pass begins: all runs before it are erased, but those that a legal hold covered."""
-        self._released = 0
-        """The number of legal holds that were released before the runs up to these places were looked at."""
+        self._seen = (0, 0)
+        """How many legal holds were released, and how often the database moved to another server, before the runs up to
+        these places were looked at."""
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Look again and again, until the process stops."""
@@ -380,7 +381,7 @@ class ContentRetention:
             return
         if not await self._leadership.acquire():
             return
-        await self._begin_again_after_a_release()
+        await self._begin_again_if_due()
         erased = 0
         for selection in self._selections:
             erased += await self._erase(selection, stopping)
@@ -410,11 +411,13 @@ class ContentRetention:
             await asyncio.sleep(self._context.monotonic() - began)
         return erased
 
-    async def _begin_again_after_a_release(self) -> None:
-        """Look at all runs again once a legal hold was released, because some were passed over for its sake."""
-        released = await self._context.store.count_released_holds()
-        if released != self._released:
-            self._released = released
+    async def _begin_again_if_due(self) -> None:
+        """Look at all runs again once a legal hold was released, because some were passed over for its sake, and once
+        the database is on another server, which may lack the latest erasures."""
+        store = self._context.store
+        seen = (await store.count_released_holds(), store.server_changes)
+        if seen != self._seen:
+            self._seen = seen
             self._places.clear()
 
     def _log_failure(self, error: ServiceUnavailable) -> None:
