@@ -330,6 +330,11 @@ async def test_a_role_of_auditors_reads_the_views_and_no_text(store: SqlStore, m
     [row] = await read("SELECT * FROM audit_disclosures WHERE run = 'our-run'")
     assert (row.recipient, row.saw_user, row.labels, row.saw_steps) == ("w", True, [], None)
     assert await read("SELECT body ->> 'tier' FROM audit_events WHERE run = 'our-run'")
+    await store.release_hold("hold of our-run", 2.0)
+    assert await store.erase("our-run")
+    assert await read("SELECT id, erased_by FROM audit_runs WHERE erased_at IS NOT NULL") == [("our-run", "request")]
+    pruned = "SELECT id, archive FROM audit_pruned_runs WHERE tenant = 'other' AND pruned_at < '1970-01-02'"
+    assert await read(pruned) == [("pruned their-run", None)]
     escaped = {"error": "a NUL: \0, and none: \\u0000"}
     await store.append(replace(note("our-run"), events=(Raw(Kind.CANCEL_ASKED, escaped),)))
     [(shown,)] = await read("SELECT body ->> 'error' FROM audit_events WHERE body ->> 'error' IS NOT NULL")

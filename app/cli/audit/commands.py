@@ -121,7 +121,7 @@ def _define_reads(audit: Group) -> None:
     @flag("--drop", help="Drop the views.")
     @AS_JSON
     def views() -> None:
-        """Make the SQL views audit_runs, audit_events and audit_disclosures in Postgres, which hold no texts."""
+        """Make SQL views in Postgres, without texts: audit_runs, audit_pruned_runs, audit_events, audit_disclosures."""
 
     @audit.add(
         "reads", "audit.content_reads", "baton audit reads --since 7d", "baton audit reads --run run_0199 --json"

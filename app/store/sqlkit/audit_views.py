@@ -1,4 +1,5 @@
-"""Views for auditors who ask SQL: runs, events and disclosures, without any content and without the salts of hashes.
+"""Views for auditors who ask SQL: runs, what is left of pruned ones, events and disclosures, without any content and
+without the salts of hashes.
 
 A view reads its tables with the rights of its owner, who is the one that owns the tables, so a role that may read the
 views and nothing else sees the rows of all tenants, and no text. The views are made by `baton audit views`, not by a
@@ -14,8 +15,12 @@ VIEWS: Final[Mapping[str, str]] = {
     "audit_runs": """
 SELECT id, tenant, key, tier, model, code, to_timestamp(created_at) AS created_at, to_timestamp(ended_at) AS ended_at,
   state, error, topology, steps, degraded, spent_usd AS spent_micro_usd, spent_tokens, origin_kind, origin_run,
-  salt IS NULL AS erased
+  salt IS NULL AS erased, to_timestamp(erased_at) AS erased_at, erased_by
 FROM runs""",
+    "audit_pruned_runs": """
+SELECT id, tenant, state, to_timestamp(created_at) AS created_at, to_timestamp(ended_at) AS ended_at,
+  to_timestamp(pruned_at) AS pruned_at, events, encode(root, 'hex') AS root, nullif(archive, '') AS archive
+FROM pruned_runs""",
     "audit_events": r"""
 SELECT run, seq, kind, to_timestamp(at) AS at,
   CASE WHEN position('\x5c7530303030'::bytea in body) = 0 THEN convert_from(body, 'UTF8')
