@@ -53,7 +53,7 @@ def check_administration(administration: Administration, report: Report) -> Iter
 def _check_chain(name: str, history: Sequence[Mapping[str, Any]]) -> Iterator[Violation]:
     """Each change begins with what the one before has left."""
     for earlier, later in pairwise(history):
-        if _read(later["before"]) != _read(earlier["after"]):
+        if read_fields(later["before"]) != read_fields(earlier["after"]):
             yield Violation(name, later["seq"], BROKEN, "the change does not begin with what the one before has left")
 
 
@@ -76,7 +76,7 @@ def _check_record(name: str, record: Mapping[str, Any], history: Sequence[Mappin
     if not history:
         yield Violation(name, 0, UNLOGGED, "nothing in the log of changes has made it")
         return
-    logged = _read(history[-1]["after"]) or {}
+    logged = read_fields(history[-1]["after"]) or {}
     wrong = [field for field in sorted({*record, *logged}) if record.get(field) != logged.get(field)]
     if wrong:
         yield Violation(name, history[-1]["seq"], UNLOGGED, f"{', '.join(wrong)} changed without an entry in the log")
@@ -93,7 +93,7 @@ def _check_changes(
         if kind not in ("conductor", "tier"):
             continue
         for event in history:
-            after = _read(event["after"]) or {}
+            after = read_fields(event["after"]) or {}
             change_id = str(after.get("change"))
             logged[change_id] = (target, event["action"], str(after.get("version")))
             if change_id not in stored:
@@ -109,7 +109,7 @@ def _check_changes(
             yield Violation(f"{kind} {target}", 0, UNLOGGED, words)
 
 
-def _read(body: bytes | None) -> Mapping[str, Any] | None:
+def read_fields(body: bytes | None) -> Mapping[str, Any] | None:
     """Return the record of an entry; one that is not JSON any more is empty, and so fits nothing."""
     if body is None:
         return None

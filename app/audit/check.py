@@ -13,6 +13,7 @@ from app.audit.calls import check_calls, count_pending
 from app.audit.conductor_text import check_conductor_text
 from app.audit.contents import check_contents
 from app.audit.disclosures import check_disclosures
+from app.audit.holds import HoldCheck, erasure_of, read_holds
 from app.audit.lifecycle import check_lifecycle
 from app.audit.missing_runs import EarlierExport, check_missing_runs
 from app.audit.money import check_money
@@ -69,7 +70,8 @@ class Auditor:
         """Check every run that is chosen. With `against`, an earlier export, also whether any of it is missing."""
         report = Report()
         journal_sums, before, reused_outputs = JournalSums(), await source.accounts() or {}, ReusedOutputs()
-        earlier = await EarlierExport.read(against, run=run, since=since)
+        holds = HoldCheck(read_holds(await source.hold_changes()))
+        earlier = await EarlierExport.read(against, holds, run=run, since=since)
         pools, history = await self._read_pools_and_versions(source)
         async for record in source.records(run=run, since=since):
             of_run = Report()
@@ -81,11 +83,15 @@ class Auditor:
             report.include(of_run)
             if audited is not None:
                 _add_up(audited, report, journal_sums, reused_outputs)
+            holds.add(erasure_of(record.row))
             for violation in earlier.compare(record):
                 report.add(violation)
         for violation in await reused_outputs.compare(source, report, self.now):
             report.add(violation)
-        await check_missing_runs(source, earlier, report, run=run, since=since)
+        await check_missing_runs(source, earlier, holds, report, run=run, since=since)
+        for removal, words in holds.find_broken(read_holds(await source.hold_changes())):
+            report.add(Violation(removal.run, 0, "hold-broken", words))
+        report.unverifiable += holds.unverifiable
         if run is None and since is None:
             await self._check_all(source, report, journal_sums, before)
         return report

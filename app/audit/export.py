@@ -169,6 +169,10 @@ class Export:
         """Implements `journal_file.Source`: an export has no keys and no log of their changes."""
         return None
 
+    async def hold_changes(self) -> Sequence[Mapping[str, Any]]:
+        """Implements `journal_file.Source`: an export has no log of changes."""
+        return ()
+
     async def accounts(self) -> Mapping[str, AccountSums] | None:
         """Implements `journal_file.Source`: an export has no accounts of budgets."""
         return None

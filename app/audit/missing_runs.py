@@ -7,6 +7,7 @@ The hash is the root of a Merkle tree as RFC 6962 builds it; the auditor compute
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from app.audit.holds import HoldCheck, pruning_of
 from app.audit.log.tree import event_hash, root_of
 from app.audit.report import Report, Violation
 from app.store.archive import Record, StoredEvent
@@ -25,13 +26,14 @@ class EarlierExport:
     runs: dict[str, tuple[int, bytes]] = field(default_factory=dict)
 
     @staticmethod
-    async def read(source: Source | None, *, run: str | None, since: float | None) -> "EarlierExport":
-        """Read an earlier export; without one there are no runs to look for."""
+    async def read(source: Source | None, holds: HoldCheck, *, run: str | None, since: float | None) -> "EarlierExport":
+        """Read an earlier export; without one there are no runs to look for. Note in `holds` whose they are."""
         export = EarlierExport()
         if source is not None:
             async for record in source.records(run=run, since=since):
                 name = str(record.row["id"])
                 export.runs[name] = (len(record.events), merkle_root(name, record.events))
+                holds.learn_owner(record)
         return export
 
     def compare(self, record: Record) -> Iterator[Violation]:
@@ -59,12 +61,13 @@ class EarlierExport:
 
 
 async def check_missing_runs(
-    source: Source, earlier: EarlierExport, report: Report, *, run: str | None, since: float | None
+    source: Source, earlier: EarlierExport, holds: HoldCheck, report: Report, *, run: str | None, since: float | None
 ) -> None:
-    """Apply all rules of this module, after all stored runs were compared."""
+    """Apply all rules of this module, after all stored runs were compared. Note in `holds` what was pruned."""
     async for pruned_run in source.pruned_runs(run=run, since=since):
         report.pruned += 1
         earlier.compare_pruned(pruned_run, report)
+        holds.add(pruning_of(pruned_run))
     if earlier.runs and not source.is_whole:
         report.unverifiable[NOT_IN_THE_PART] += len(earlier.runs)
         return

@@ -159,9 +159,10 @@ RULES: Mapping[str, tuple[str, str]] = {
     "chars-wrong": ("I-14", "a step's output is as long as its event says"),
     "catalog-missing": ("I-4", "there is a snapshot of every pool that a run or a call names"),
     "catalog-altered": ("I-4", "a pool's snapshot has the digest that it is stored under"),
-    # keys, tenants and conductors
-    "change-unlogged": ("N-8", "keys, tenants, budgets and conductors are as the log of changes says"),
+    # keys, tenants, budgets, holds and conductors
+    "change-unlogged": ("N-8", "keys, tenants, budgets, holds and conductors are as the log of changes says"),
     "change-log-broken": ("N-8", "each logged change begins with what the one before has left"),
+    "hold-broken": ("N-8", "nothing of a run is erased, and no run is pruned, while a legal hold covers it"),
     # runs that are not stored any more
     "run-lost": ("N-1", "a run is stored, or was pruned, which leaves a row; nothing else removes it"),
     "pruned-left": ("N-8", "of a run that was pruned nothing is stored but the row that says so"),

@@ -246,7 +246,7 @@ class Pruner:
         """Delete runs that are archived at this location, each unless its row has another revision by now."""
         runs = []
         for run, revision in chosen:
-            runs.append((copy_with(run, archive=location, pruned_at=self._now()), revision))
+            runs.append((copy_with(run, archive=location), revision))
         deleted = set(await self._store.prune(runs))
         self.done.runs += len(deleted)
         for run, _ in runs:
@@ -326,7 +326,7 @@ def _is_object(body: bytes) -> bool:
 
 
 def _pruned_run(record: Record) -> PrunedRun:
-    """Return the row that stays of a run that is pruned, still without the archive's location and the time."""
+    """Return the row that stays of a run that is pruned, still without the archive's location."""
     row: Any = record.row
     events = [(event.seq, event.kind, event.at, event.body) for event in record.events]
     return PrunedRun(

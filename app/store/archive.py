@@ -137,6 +137,7 @@ _BUDGETS = select(BUDGETS)
 _HOLDS = select(HOLDS)
 _CHANGES = select(CONDUCTOR_CHANGES).order_by(CONDUCTOR_CHANGES.c.at, CONDUCTOR_CHANGES.c.id)
 _ADMIN_EVENTS = select(ADMIN_EVENTS).order_by(ADMIN_EVENTS.c.seq)
+_HOLD_CHANGES = _ADMIN_EVENTS.where(ADMIN_EVENTS.c.action.in_(("hold.placed", "hold.released")))
 _LOGGED_SINCE = select(FORMS.c.since).where(FORMS.c.name == "admin_events")
 _SUMS_OF_ACCOUNTS = _sums_of_accounts()
 
@@ -213,6 +214,10 @@ class Archive:
     async def administration(self) -> Administration:
         """Return the keys, the tenants, and the log of who changed them."""
         return await self._read(read_administration)
+
+    async def hold_changes(self) -> Sequence[Mapping[str, Any]]:
+        """Return the entries of the log of changes about legal holds, the oldest first."""
+        return await self._read(partial(_all_rows, query=_HOLD_CHANGES))
 
     async def accounts(self) -> Mapping[str, AccountSums]:
         """Return the sums over all windows of each account of a budget."""

@@ -69,6 +69,11 @@ class Source(Protocol):
         """Return the keys, the tenants and the log of their changes; None if the source does not have them."""
         ...
 
+    async def hold_changes(self) -> Sequence[Mapping[str, Any]]:
+        """Return the entries of the log of changes about legal holds, the oldest first; none if the source has no such
+        log."""
+        ...
+
     async def accounts(self) -> Mapping[str, AccountSums] | None:
         """Return the sums over all windows of each account of a budget; None if the source does not have them."""
         ...

@@ -18,6 +18,7 @@ RULES = {
     "altered": "what was sealed is stored as it was sealed",
     "missing": "what was sealed is stored, or was pruned",
     "surplus": "whatever is stored was sealed, but for the last moments",
+    "hold": "nothing of a run is erased, and no run is pruned, while a legal hold covers it",
     "type": "every value has the type of its column, so that it can be read",
     "content": "the texts of a run have the hashes that its events name, unless they were erased",
 }

@@ -13,6 +13,7 @@ from app.audit.audited_run import AuditedRun, read_run
 from app.audit.budgets import JournalSums, check_windows
 from app.audit.contents import content_ref, named_refs
 from app.audit.disclosures import check_disclosures
+from app.audit.holds import HoldCheck, Moment, erasure_of, pruning_of, read_holds
 from app.audit.log.entries import (
     BEFORE,
     DISCLOSURES,
@@ -36,7 +37,8 @@ from app.audit.requests import Pools
 from app.audit.run_row import check_columns
 from app.core.pool.catalog import ProviderSpec
 from app.providers.protocol import Provider
-from app.store.archive import Record, StoredEvent
+from app.store.archive import Administration, Record, StoredEvent
+from app.store.protocol import PrunedRun
 from app.store.sealed_rows import KINDS, LogRow, Row, SealedRows, SealedRun
 
 ADMISSION_COLUMNS = ("id", "tenant", "key", "tier", "model", "code", "created_at")
@@ -107,6 +109,8 @@ class RowCheck:
     """Names of the rows that were changed after they were sealed, and not sealed again yet: a kind and an id each."""
     _sums: JournalSums = field(default_factory=JournalSums)
     """The money that each account of a budget must have spent, added up from the outcomes of calls."""
+    _holds: HoldCheck = field(default_factory=HoldCheck)
+    """What was erased and pruned, to be compared with the legal holds."""
     _undated_erasures: int = 0
     """Runs whose content was erased by a release that did not note when."""
 
@@ -116,6 +120,8 @@ class RowCheck:
             self._now = self.stored.clock()
             queued = self.stored.read_queued_changes()
             self._waiting = frozenset([(kind, id_) for kind, id_, at in queued if self._is_new(at)])
+        administration = self.stored.administration()
+        self._holds.holds = read_holds(administration.events, self._sealed_hold_changes(administration))
         for run in self.stored.runs(contents=self.contents):
             self._check_run(run)
         self._flush_tags()
@@ -130,7 +136,8 @@ class RowCheck:
                 rule, fault = "surplus", "it was pruned, and rows of it are stored"
             self._add(rule, f"run {name}", fault, self._place_of(name))
         self._check_shared_texts()
-        self._check_administration()
+        self._check_administration(administration)
+        self._check_holds()
         if self._undated_erasures:
             self.report.notes.append(
                 f"{self._undated_erasures:,} runs were erased by release 0.2 or older, without a date."
@@ -307,6 +314,7 @@ class RowCheck:
             if entry.salt is None or not commits_to(entry, ROW, values, entry.salt):
                 self._add("altered", thing, words, entry.place)
         is_dated = row["erased_at"] is not None
+        self._holds.add(erasure_of(row, _moment(row["erased_at"], entries)))
         if row["salt"] is not None and (entries or is_dated or row["erased_by"] is not None):
             self._add("altered", thing, "its row says that its content was erased, and has its salt", last.place)
         elif row["salt"] is None and not is_dated and str(row["code"]).startswith(RELEASES_WITHOUT_DATES):
@@ -492,7 +500,7 @@ class RowCheck:
             entries = self._entries(rows)
             if not entries or entries[-1].is_deletion:
                 if kind == PRUNED:
-                    self._check_pruned(thing, row)
+                    self._check_pruned(thing, row, [])
                 if not self._is_changing(kind, id_):
                     self._check_unsealed_row(kind, thing, row)
                 continue
@@ -534,7 +542,7 @@ class RowCheck:
         if kind == "feedback":
             self._check_comment(thing, row, entries[0], salts.get(row["run"]))
         if kind == PRUNED:
-            self._check_pruned(thing, row)
+            self._check_pruned(thing, row, entries)
 
     def _is_new_state(self, kind: str, row: Row, last: LogEntry) -> bool:
         """Return True if the service may have given the row another state since its last entry: then it has a later
@@ -554,9 +562,10 @@ class RowCheck:
         if is_sealed != bool(row["comment"]) or (is_sealed and not commits_to(sealed, PRIVATE, comment, salt)):
             self._add("altered", thing, "its comment is not as it was sealed", sealed.place)
 
-    def _check_pruned(self, thing: str, row: Row) -> None:
+    def _check_pruned(self, thing: str, row: Row, prunings: Sequence[LogEntry]) -> None:
         """The row that is left of a run names the events that were sealed."""
         self.report.pruned += 1
+        self._holds.add(pruning_of(PrunedRun(**row), _moment(row["pruned_at"], prunings)))
         entries = self._entries(self.stored.entries_about(RUN, [row["id"]]).get(row["id"], ()))
         if entries:
             last = entries[-1]
@@ -593,10 +602,23 @@ class RowCheck:
                     "missing", f"run {entry.id}", "it was sealed; it is not stored, and was not pruned", entry.place
                 )
 
-    def _check_administration(self) -> None:
+    def _sealed_hold_changes(self, administration: Administration) -> Mapping[int, Moment]:
+        """Return when each placement and each release of a hold was made, of those that are sealed."""
+        times = {event["seq"]: event["at"] for event in administration.events if event["action"].startswith("hold.")}
+        entries = self.stored.entries_about("admin_event", [str(seq) for seq in times])
+        moments = {seq: _moment(at, self._entries(entries.get(str(seq), ()))) for seq, at in times.items()}
+        return {seq: moment for seq, moment in moments.items() if moment is not None}
+
+    def _check_holds(self) -> None:
+        """Nothing was erased or pruned while a hold covered it."""
+        for removal, words in self._holds.find_broken(self._holds.holds):
+            self._add("hold", f"run {removal.run}", words, removal.latest.place)
+        for reason, number in self._holds.unverifiable.items():
+            self.report.notes.append(f"{number:,} runs: {reason}.")
+
+    def _check_administration(self, administration: Administration) -> None:
         """Keys, tenants, budgets, holds and conductors are as the log of changes says, whose entries are sealed, and
         the accounts of budgets as the outcomes of calls say."""
-        administration = self.stored.administration()
         removed = {event["target"] for event in administration.events if event["action"] == "budget.removed"}
         sums = self.stored.accounts()
         for violation in self._sums.compare(sums, sums, removed=removed, pruned=self.report.pruned > 0):
@@ -615,6 +637,13 @@ class RowCheck:
     def _place_of_change(self, seq: int) -> int | None:
         entries = self.stored.entries_about("admin_event", [str(seq)]).get(str(seq), ())
         return entries[0].place if entries else None
+
+
+def _moment(at: float | None, entries: Sequence[LogEntry]) -> Moment | None:
+    """Return when a change was made that has this time and these entries in the log; None if it has none of either."""
+    if at is None or not entries:
+        return None
+    return Moment(at, entries[0].place, entries[0].at)
 
 
 def _stored_entry(row: LogRow) -> StoredEntry:

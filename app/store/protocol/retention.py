@@ -60,6 +60,7 @@ class PrunedRun:
     created_at: float
     ended_at: float
     pruned_at: float
+    """Set by `Retention.prune`, by the clock of the database."""
     events: int
     root: bytes
     """The Merkle root of its events (`core/run/journal_hash.py`), by which a copy of its journal is proved right."""

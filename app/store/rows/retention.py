@@ -41,7 +41,7 @@ from app.store.protocol import (
     PruneQuery,
 )
 from app.store.rows import content, end_users, holds, texts
-from app.store.rows.runs import run_row
+from app.store.rows.runs import clock, run_row
 from app.store.sqlkit.sealing import Decrypt
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import (
@@ -210,7 +210,8 @@ def prune(
     if not names:
         return []
     ids = {"ids": statements.values(names)}
-    conn.execute(insert(PRUNED_RUNS), [_row(pruned_rows[name]) for name in names])
+    pruned_at = clock(conn)
+    conn.execute(insert(PRUNED_RUNS), [_row(pruned_rows[name]) | {"pruned_at": pruned_at} for name in names])
     _delete_tags(conn, statements, ids)
     content.delete_bodies(conn, names, owners)
     # Their entries in the transparency log stay, and prove nothing about the rows any more.
