@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
 from app.core.pool.budgets import Budget
 from app.core.pool.catalog import Amount
@@ -23,6 +24,7 @@ from app.store.protocol import (
     Store,
     TenantRow,
 )
+from app.store.rows import budgets as budget_rows
 from app.store.rows import keys as key_rows
 from tests.conformance.entries import admission_entry, note
 
@@ -101,6 +103,27 @@ async def test_tenants_are_created_disabled_and_enabled(store: Store) -> None:
     logged = await store.admin_events(AdminEventQuery(actor="anna"))
     actions = ["tenant.enabled", "tenant.disabled", "tenant.created", "tenant.created"]
     assert [event.action for event in logged] == actions
+
+
+async def test_a_budget_that_is_removed_while_it_is_set_is_set_anew(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = Budget("acme", "tenant", "", "day", 5)
+    await store.set_budget(budget)
+    lock_budget, looks = budget_rows._lock_budget, []
+
+    def remove_and_look(conn: Connection, id_: str) -> Any:
+        """Another admin has removed it between two statements."""
+        looks.append(id_)
+        if len(looks) == 1:
+            budget_rows.remove(conn, id_, ANNA)
+        return lock_budget(conn, id_)
+
+    monkeypatch.setattr(budget_rows, "_lock_budget", remove_and_look)
+    await store.set_budget(replace(budget, usd=7))
+    assert await store.budgets("acme") == (replace(budget, usd=7),)
+    logged = await store.admin_events(AdminEventQuery(target=budget.id))
+    assert [change.before is None for change in reversed(logged)] == [True, False, True]
 
 
 async def test_spending_is_added_up_by_tenant_and_by_key(store: Store) -> None:

@@ -29,14 +29,14 @@ def put(conn: Connection, budget: Budget, by: Actor) -> int:
     """
     fields = asdict(budget)
     insertion = insert_into(conn, BUDGETS).values(fields | {"id": budget.id}).on_conflict_do_nothing()
-    if conn.execute(insertion).rowcount == 1:
-        note(conn, by, "budget.set", budget.id, tenant=budget.tenant, before=None, after=_logged_fields(fields))
-        return _warn_of_present_windows(conn, budget)
     before = _lock_budget(conn, budget.id)
-    changes = {name: fields[name] for name in _REPLACED}
-    conn.execute(update(BUDGETS).where(BUDGETS.c.id == budget.id).values(changes))
-    after = _logged_fields((before or {}) | changes)
-    note(conn, by, "budget.set", budget.id, tenant=budget.tenant, before=before, after=after)
+    if before is None and conn.execute(insertion).rowcount != 1:  # somebody has set it just now
+        before = _lock_budget(conn, budget.id)
+    if before is not None:
+        changes = {name: fields[name] for name in _REPLACED}
+        conn.execute(update(BUDGETS).where(BUDGETS.c.id == budget.id).values(changes))
+        fields = before | changes
+    note(conn, by, "budget.set", budget.id, tenant=budget.tenant, before=before, after=_logged_fields(fields))
     return _warn_of_present_windows(conn, budget)
 
 

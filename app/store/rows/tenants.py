@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, union, update
+from sqlalchemy import Connection, func, select, union, update
 
 from app.store.protocol import Actor, TenantRow
 from app.store.rows.admin_events import note
-from app.store.sqlkit.tables import KEYS, TENANTS
+from app.store.sqlkit.tables import KEYS, TENANTS, insert_into
 
 
 def page(conn: Connection, name: str | None, after: str | None, limit: int | None) -> tuple[TenantRow, ...]:
@@ -24,10 +24,12 @@ def page(conn: Connection, name: str | None, after: str | None, limit: int | Non
 
 
 def add(conn: Connection, name: str, at: float, by: Actor) -> bool:
-    """Create a tenant. False if it was created already."""
-    if _lock_tenant(conn, name) is not None:
+    """Create a tenant, and log it with its author. False if it was created already."""
+    insertion = insert_into(conn, TENANTS).values(name=name, created_at=at).on_conflict_do_nothing()
+    if conn.execute(insertion).rowcount != 1:
         return False
-    _insert(conn, name, at, by)
+    after = {"created_at": at, "disabled_at": None}
+    note(conn, by, "tenant.created", name, tenant=name, before=None, after=after)
     return True
 
 
@@ -37,7 +39,7 @@ def switch(conn: Connection, name: str, at: float, by: Actor, *, enabled: bool) 
     if row is None and conn.execute(select(KEYS.c.id).where(KEYS.c.tenant == name).limit(1)).first() is None:
         return False
     if row is None:
-        _insert(conn, name, at, by)
+        add(conn, name, at, by)
         row = _lock_tenant(conn, name)
     if (row.disabled_at is None) == enabled:
         return True
@@ -52,9 +54,3 @@ def switch(conn: Connection, name: str, at: float, by: Actor, *, enabled: bool) 
 
 def _lock_tenant(conn: Connection, name: str) -> Any:
     return conn.execute(select(TENANTS).where(TENANTS.c.name == name).with_for_update()).one_or_none()
-
-
-def _insert(conn: Connection, name: str, at: float, by: Actor) -> None:
-    conn.execute(insert(TENANTS).values(name=name, created_at=at))
-    after = {"created_at": at, "disabled_at": None}
-    note(conn, by, "tenant.created", name, tenant=name, before=None, after=after)
