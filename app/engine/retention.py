@@ -34,7 +34,18 @@ from app.errors import ArchiveUnavailable, NotFound, ServiceUnavailable, StoreUn
 from app.store.archive import Archive, Record, place
 from app.store.archive_files import ArchiveFiles, open_archive_files
 from app.store.journal_file import CompressedJournals
-from app.store.protocol import ContentQuery, Contents, Holds, PrunedRun, PruneQuery, Retention, RunJournal, RunRow
+from app.store.protocol import (
+    PROCESS,
+    Actor,
+    ContentQuery,
+    Contents,
+    Holds,
+    PrunedRun,
+    PruneQuery,
+    Retention,
+    RunJournal,
+    RunRow,
+)
 from app.store.protocol.journal import ErasedBy
 
 PAGE_RUNS = 200
@@ -128,9 +139,11 @@ async def runs_with_text(store: Retention, tenant: str, text: bytes) -> AsyncIte
                 yield [run for run in group if run.id in found]
 
 
-async def erase_all(store: ErasureStore, find: FindRuns, end: EndRuns, by: ErasedBy = "operator") -> EraseResult:
-    """Erase the content of all runs that are found, but those under a legal hold. Those that are open are ended first,
-    as far as possible.
+async def erase_all(
+    store: ErasureStore, find: FindRuns, end: EndRuns, cause: ErasedBy = "operator", *, by: Actor = PROCESS
+) -> EraseResult:
+    """Erase the content of all runs that are found, but those under a legal hold, in the name of `by`. Those that are
+    open are ended first, as far as possible.
 
     A run that does not end in time is erased all the same: nothing of it is stored from then on, and it fails. Runs are
     looked for until there are none: a copy of one may have been admitted since the last look, but before the erasure of
@@ -139,14 +152,20 @@ async def erase_all(store: ErasureStore, find: FindRuns, end: EndRuns, by: Erase
     erased = 0
     held: dict[str, str] = {}
     while True:
-        newly_erased = await _erase_found(store, find, end, held, by)
+        newly_erased = await _erase_found(store, find, end, held, partial(store.erase_contents, cause=cause, by=by))
         if not newly_erased:
             break
         erased += newly_erased
     return EraseResult(erased, await store.overwrite_erased(), held)
 
 
-async def _erase_found(store: ErasureStore, find: FindRuns, end: EndRuns, held: dict[str, str], by: ErasedBy) -> int:
+async def _erase_found(
+    store: ErasureStore,
+    find: FindRuns,
+    end: EndRuns,
+    held: dict[str, str],
+    erase: Callable[[Sequence[str]], Awaitable[int]],
+) -> int:
     """Erase what is found now, and add to `held` what legal holds keep. Returns the number of runs."""
     erased = 0
     async for rows in find():
@@ -155,7 +174,7 @@ async def _erase_found(store: ErasureStore, find: FindRuns, end: EndRuns, held: 
         open_rows = [row for row in rows if row.ended_at is None and row.id not in held_now]
         if open_rows:
             await end(open_rows)
-        erased += await store.erase_contents(names, by)
+        erased += await erase(names)
         held |= await store.find_holds_by_run(names)
     return erased
 

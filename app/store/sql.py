@@ -315,13 +315,13 @@ class SqlStore(TenantVerbs):
             await self._write(partial(content.keep_catalog, digest=digest, snapshot=snapshot()))
             self._catalogs.add(digest)
 
-    async def erase(self, run: str) -> bool:
-        return await self.erase_of(run, None)
+    async def erase(self, run: str, *, by: Actor = PROCESS) -> bool:
+        return await self.erase_of(run, None, by)
 
-    async def erase_of(self, run: str, tenant: str | None) -> bool:
+    async def erase_of(self, run: str, tenant: str | None, by: Actor) -> bool:
         """Erase the content of a run, if it is this tenant's (None: any tenant's)."""
         erasure = partial(content.erase_one, statements=self._statements, run=run, tenant=tenant, decrypt=self._decrypt)
-        exists = await self._write(erasure)
+        exists = await self._write(partial(erasure, by=by))
         for name in (run, *await self._read(partial(content.copies, run=run))):
             self._journals.forget(name)
         await self._runner.empty_log()
@@ -348,13 +348,13 @@ class SqlStore(TenantVerbs):
     async def runs_with_text(self, runs: Sequence[str], text: bytes) -> Sequence[str]:
         return await self._read(partial(retention.find_with_text, runs=runs, text=text, decrypt=self._decrypt))
 
-    async def erase_contents(self, runs: Sequence[str], by: ErasedBy = "operator") -> int:
+    async def erase_contents(self, runs: Sequence[str], cause: ErasedBy = "operator", *, by: Actor = PROCESS) -> int:
         erased = 0
         now = asyncio.get_running_loop().time
         for group in await self._read(partial(retention.groups, runs=runs)):
             began = now()
-            work = partial(content.erase, statements=self._statements, runs=group, decrypt=self._decrypt, by=by)
-            erased += await self._write(work)
+            work = partial(content.erase, statements=self._statements, runs=group, decrypt=self._decrypt)
+            erased += await self._write(partial(work, cause=cause, by=by))
             for run in group:
                 self._journals.forget(run)
             await self._leave_time_for_others(now() - began)
@@ -695,8 +695,8 @@ class SqlTenantStore(TenantVerbs):
         bodies = await self.contents(run, sorted({ref for ref, _ in keys}))
         return {(ref, read): read(bodies[ref]) for ref, read in keys if ref in bodies}
 
-    async def erase(self, run: str) -> bool:
-        return await self._store.erase_of(run, self._tenant)
+    async def erase(self, run: str, *, by: Actor = PROCESS) -> bool:
+        return await self._store.erase_of(run, self._tenant, by)
 
     async def rate(self, rating: Feedback) -> Feedback:
         return await self._store.rate(copy_with(rating, tenant=self._tenant))

@@ -73,7 +73,7 @@ async def test_erasing_all_content_changes_no_proof(subject: Subject, tmp_path: 
     engine = create_engine(f"sqlite:///{path}")
     async with open_store(f"sqlite:///{path}") as store:
         before = await store.log.proof("run_kept")
-        assert await store.erase_contents(["run_kept", "run_later"]) == 2
+        assert await store.erase_contents(["run_kept", "run_later"], "retention") == 2
         assert await store.log.proof("run_kept") == before
         for _ in range(2):
             with engine.connect() as conn:

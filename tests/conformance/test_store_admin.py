@@ -11,6 +11,7 @@ from app.core.pool.catalog import Amount
 from app.core.pool.conductor_versions import Change
 from app.errors import Conflict, NotFound
 from app.store.protocol import (
+    CONTENT_ERASED,
     PROCESS,
     Actor,
     AdminEventQuery,
@@ -103,6 +104,22 @@ async def test_tenants_are_created_disabled_and_enabled(store: Store) -> None:
     logged = await store.admin_events(AdminEventQuery(actor="anna"))
     actions = ["tenant.enabled", "tenant.disabled", "tenant.created", "tenant.created"]
     assert [event.action for event in logged] == actions
+
+
+async def test_an_erasure_is_logged_with_its_author_unless_the_time_of_the_content_was_over(store: Store) -> None:
+    for run in ("asked", "ordered", "old"):
+        await store.append(admission_entry(run, tenant="acme"))
+    key = Actor("k1", "key")
+    assert await store.of_tenant("acme").erase("asked", by=key)
+    assert await store.erase("asked", by=ANNA), "it is erased already"
+    assert await store.erase_contents(["ordered", "asked"], "user", by=ANNA) == 1
+    assert await store.erase_contents(["old"], "retention") == 1
+    logged = await store.admin_events(AdminEventQuery(action=CONTENT_ERASED))
+    assert [(entry.target, entry.actor, entry.tenant, entry.after) for entry in reversed(logged)] == [
+        ("asked", "k1", "acme", {"cause": "request"}),
+        ("ordered", "anna", "acme", {"cause": "user"}),
+    ]
+    assert await store.admin_events(AdminEventQuery()) == (), "it is no change of what operators set"
 
 
 async def test_a_budget_that_is_removed_while_it_is_set_is_set_anew(

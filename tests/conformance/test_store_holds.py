@@ -13,7 +13,7 @@ from app.core.records import content_ref
 from app.core.run.events import Kind
 from app.errors import LegalHold, NotFound
 from app.store.archive import open_archive
-from app.store.protocol import USER_TAG, Actor, AdminEventQuery, ContentQuery, Hold, HoldScope, PruneQuery
+from app.store.protocol import PROCESS, USER_TAG, Actor, AdminEventQuery, ContentQuery, Hold, HoldScope, PruneQuery
 from app.store.rows import content, end_users
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.runner import parse_url
@@ -146,7 +146,12 @@ async def test_a_hold_is_placed_after_the_erasures_that_are_under_way(opener: Op
         await add_runs(store)
         await conn.begin()
         erased: Work = partial(
-            content.erase, statements=store._statements, runs=["mine"], decrypt=store._decrypt, by="operator"
+            content.erase,
+            statements=store._statements,
+            runs=["mine"],
+            decrypt=store._decrypt,
+            cause="operator",
+            by=PROCESS,
         )
         await conn.run_sync(erased)
         placing = asyncio.ensure_future(store.place_hold(hold("run", "other"), by=CLERK))

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from app.core.run.events import RunSucceeded
-from app.store.protocol import ContentQuery, Entry, Store
+from app.store.protocol import PROCESS, ContentQuery, Entry, Store
 from app.store.rows import content
 from app.store.rows.texts import count_unused
 from app.store.sql import SqlStore
@@ -189,7 +189,12 @@ async def test_a_turn_and_an_erasure_wait_for_each_other(opener: Opener, databas
         await store.append(old)
         begin_turn = transaction_of(store, new, optimistic=way != "transaction")
         erased: Work = partial(
-            content.erase, statements=store._statements, runs=["old"], decrypt=store._decrypt, by="operator"
+            content.erase,
+            statements=store._statements,
+            runs=["old"],
+            decrypt=store._decrypt,
+            cause="operator",
+            by=PROCESS,
         )
         works = {"erasure": erased, "turn": begin_turn}
         (second,) = works.keys() - {first}

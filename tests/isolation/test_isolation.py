@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from app.gateway.http.ingress import Caller
+from app.store.protocol import Actor
 from app.store.sql import SqlStore, SqlTenantStore
 from tests.harness.in_process import pool_text, running_service
 from tests.harness.stand_ins import GatewayStandIn
@@ -74,8 +75,8 @@ def with_writes_of_the_service(patch: pytest.MonkeyPatch) -> None:
     async def append(store: Any, entry: Any) -> Any:
         return await store._store.append(entry)
 
-    async def erase(store: Any, run: str) -> bool:
-        return bool(await store._store.erase(run))
+    async def erase(store: Any, run: str, *, by: Actor) -> bool:
+        return bool(await store._store.erase(run, by=by))
 
     async def rate(store: Any, rating: Any) -> Any:
         return await store._store.rate(rating)

@@ -1,4 +1,4 @@
-"""`baton audit changes` lists who changed keys, tenants and conductors, and what."""
+"""`baton audit changes` lists who changed keys, tenants, budgets, holds and conductors, and what; and who erased."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -12,7 +12,7 @@ from app.store.protocol import AdminEvent, AdminEventQuery
 
 def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out the command on the configured database. Returns the exit status."""
-    changes = read_changes(args, environ, now, target=args.target)
+    changes = read_changes(args, environ, now, target=args.target, action=args.action)
     if args.json:
         terminal.print_json([asdict(change) for change in changes])
         return 0
@@ -32,7 +32,7 @@ def read_changes(
     now: Callable[[], float],
     *,
     target: str | None,
-    action: str | None = None,
+    action: str | None,
 ) -> tuple[AdminEvent, ...]:
     """Read what a command asks for from the log of changes of the configured database, the newest first."""
     settings = storage.read_settings(environ)

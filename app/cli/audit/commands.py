@@ -92,13 +92,14 @@ def _define_audit(root: Group) -> None:
         "changes", "audit.changes", "baton audit changes --since 7d", "baton audit changes --target 3f0c9a1e5b7d2c48"
     )
     @option("--tenant", help="Only changes to this tenant and its keys.")
-    @option("--target", help="Only changes to this key (by its id), tenant or conductor.")
+    @option("--target", help="Only changes to this key (by its id), tenant, budget, hold, conductor or run.")
     @option("--actor", help="Only changes that this key, person or user has made.")
+    @option("--action", help="Only changes of this kind, such as key.revoked; content.erased shows who erased what.")
     @option("--since", type=SPAN, metavar="SPAN", help="Only changes of the last 30m, 12h, 7d, ...")
     @option("--limit", type=COUNT, default=50, help="The most changes to list.")
     @AS_JSON
     def changes() -> None:
-        """List who changed keys, tenants and conductors, the newest first."""
+        """List who changed keys, tenants, budgets, holds and conductors, the newest first."""
 
     @audit.add("log", "audit.transparency_log", "baton audit log", "baton audit log --new-key log.example.com/baton")
     @option("--new-key", metavar="NAME", help="Make a key for a log of this name, and print it. Nothing is stored.")

@@ -85,7 +85,8 @@ async def _erase_text(store: Store, ref: str, patience: float, now: Callable[[],
     """Erase the content of every run that has the text of this ref. The salt of a run goes with its content: as long as
     it stays, a text can be guessed back from its hash."""
     texts = await texts_with_ref(store, store, ref)
-    return await erase_all(store, lambda: _with_texts(store, texts), lambda rows: _end(store, rows, patience, now()))
+    end = partial(_end, store, patience=patience, now=now)
+    return await erase_all(store, lambda: _with_texts(store, texts), end, by=storage.operator())
 
 
 async def _with_texts(store: Store, texts: Sequence[tuple[str, bytes]]) -> AsyncIterator[Sequence[RunRow]]:
@@ -97,16 +98,16 @@ async def _with_texts(store: Store, texts: Sequence[tuple[str, bytes]]) -> Async
 async def _erase_all(store: Store, query: ContentQuery, patience: float, now: Callable[[], float]) -> EraseResult:
     """Erase what the query selects. Of a whole tenant, the keys under which its contents are encrypted are destroyed,
     too: first they are taken out of use, so that no process writes under them any more."""
-    by: ErasedBy = "operator"
+    cause: ErasedBy = "operator"
     if query.user is not None:
-        by = "user"
+        cause = "user"
     tenant = query.tenant
     if tenant is not None and query == ContentQuery(tenant=tenant):
-        by = "tenant"
+        cause = "tenant"
         await asyncio.sleep(await store.retire_content_keys(tenant, now()))
-    find = partial(runs_with_content, store, query)
-    result = await erase_all(store, find, lambda rows: _end(store, rows, patience, now()), by)
-    if tenant is not None and by == "tenant":
+    find, end = partial(runs_with_content, store, query), partial(_end, store, patience=patience, now=now)
+    result = await erase_all(store, find, end, cause, by=storage.operator())
+    if tenant is not None and cause == "tenant":
         await _destroy_keys(store, tenant)
     return result
 
@@ -121,8 +122,8 @@ async def _destroy_keys(store: Store, tenant: str) -> None:
 
 async def _erase_one(store: Store, name: str, patience: float, now: Callable[[], float]) -> EraseResult:
     row = await _find_unheld(store, name)
-    find = partial(_with_copies, store, row)
-    return await erase_all(store, find, lambda rows: _end(store, rows, patience, now()))
+    find, end = partial(_with_copies, store, row), partial(_end, store, patience=patience, now=now)
+    return await erase_all(store, find, end, by=storage.operator())
 
 
 async def _find_unheld(store: Store, name: str) -> RunRow:
@@ -137,10 +138,10 @@ async def _with_copies(store: Store, row: RunRow) -> AsyncIterator[Sequence[RunR
     yield [row, *await cancel.copies(store.of_tenant(None), row.id)]
 
 
-async def _end(store: Store, rows: Sequence[RunRow], patience: float, now: float) -> None:
+async def _end(store: Store, rows: Sequence[RunRow], *, patience: float, now: Callable[[], float]) -> None:
     """Ask runs to end in the operator's name, and wait for that together."""
     for row in rows:
-        await cancellation.ask(store, None, row, "operator", now)
+        await cancellation.ask(store, None, row, "operator", now())
     await asyncio.gather(*[cancel.wait_until_ended(store, row, patience) for row in rows])
 
 

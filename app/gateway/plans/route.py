@@ -274,7 +274,7 @@ def _add_delete_route(router: APIRouter, context: GatewayContext, keys: Keys) ->
         for revision in reversed(target.plan.revisions):
             if revision.row is not None:
                 await cancel.stop_with_copies(target.store, context.queue, revision.row, context.now())
-            await target.store.erase(revision.state.run)
+            await target.store.erase(revision.state.run, by=target.caller.actor)
         return json_reply({"id": target.plan.id, "object": "plan", "deleted": True})
 
 

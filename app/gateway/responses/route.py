@@ -271,7 +271,7 @@ def _add_delete_route(router: APIRouter, context: GatewayContext, keys: Keys) ->
         store = context.store.of_tenant(caller.tenant)
         row = await store.run(stored_response.subject.state.run)
         await cancel.stop_with_copies(store, context.queue, row, context.now())
-        if not await store.erase(row.id):  # it was pruned just now
+        if not await store.erase(row.id, by=caller.actor):  # it was pruned just now
             raise NotFound(NOT_FOUND_MESSAGE)
         return json_reply({"id": response, "object": "response", "deleted": True})
 

@@ -409,7 +409,7 @@ def _add_end_routes(router: APIRouter, context: GatewayContext, keys: Keys, idem
         legal hold covers is not erased (409 `legal_hold`).
         """
         await cancel.stop_with_copies(run.store, context.queue, run.row, context.now())
-        if not await run.store.erase(run.row.id):  # it was pruned just now
+        if not await run.store.erase(run.row.id, by=run.caller.actor):  # it was pruned just now
             raise NotFound()
         return json_reply({"id": run.row.id, "object": "run", "erased": True})
 

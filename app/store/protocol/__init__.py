@@ -5,7 +5,16 @@ Code that needs one of them should ask for that one. `journal.py` has the rules 
 
 from typing import Protocol
 
-from app.store.protocol.admin_events import CONTENT_READ, PROCESS, Actor, AdminEvent, AdminEventQuery, AdminEvents
+from app.store.protocol.admin_events import (
+    ABOUT_CONTENT,
+    CONTENT_ERASED,
+    CONTENT_READ,
+    PROCESS,
+    Actor,
+    AdminEvent,
+    AdminEventQuery,
+    AdminEvents,
+)
 from app.store.protocol.availability import Availability
 from app.store.protocol.budgets import BudgetAccounts, Budgets, BudgetUse
 from app.store.protocol.conductor_versions import ConductorVersions
@@ -62,9 +71,11 @@ from app.store.protocol.tenants import SpendQuery, SpendRow, TenantRow, Tenants
 from app.store.protocol.transparency_log import LogState, Proof, ProvenLeaf, SealingResult, TransparencyLog, WithLog
 
 __all__ = [
+    "ABOUT_CONTENT",
     "APPROVAL_TAG",
     "ASKED",
     "BRIEF",
+    "CONTENT_ERASED",
     "CONTENT_READ",
     "ERASED_TAGS",
     "EVERY_HOLD",

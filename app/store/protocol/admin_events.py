@@ -53,13 +53,17 @@ class AdminEventQuery:
     target: str | None = None
     actor: str | None = None
     action: str | None = None
-    """Changes of this kind. Reads of content are listed only where `CONTENT_READ` is asked for."""
+    """Changes of this kind. What is done with content (`ABOUT_CONTENT`) is listed only where it is asked for."""
     since: float | None = None
     """Changes from this time on, in seconds since 1970."""
 
 
 CONTENT_READ = "content.read"
 """The action of an entry that is no change: somebody has read texts of callers or workers. `after` says which."""
+CONTENT_ERASED = "content.erased"
+"""The action of an entry that is written for each run whose content somebody has erased. `after` has the cause, as the
+run's row. None is written where the time of the content was over, which nobody asked for."""
+ABOUT_CONTENT = (CONTENT_READ, CONTENT_ERASED)
 
 
 class AdminEvents(Protocol):

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from app.store.protocol.admin_events import PROCESS, Actor
+
 Reader = Callable[[bytes], Any]
 """A pure function that makes an immutable value of a body."""
 
@@ -25,9 +27,9 @@ class ContentReads(Protocol):
 class Contents(ContentReads, Protocol):
     """Contents, their erasure, and the snapshots of pools. All verbs raise `StoreUnavailable`."""
 
-    async def erase(self, run: str) -> bool:
-        """Erase all content of a run, its salt and the comments on it. The journal stays. False if there is no such
-        run. Raises `LegalHold` if a hold covers it."""
+    async def erase(self, run: str, *, by: Actor = PROCESS) -> bool:
+        """Erase all content of a run, its salt and the comments on it, and log it with its author. The journal stays.
+        False if there is no such run. Raises `LegalHold` if a hold covers it."""
         ...
 
     async def keep_catalog(self, digest: str, snapshot: Callable[[], bytes]) -> None:

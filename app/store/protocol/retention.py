@@ -6,6 +6,7 @@ from typing import Protocol
 
 from app.core.records import record
 from app.core.run.retention_classes import RunClass
+from app.store.protocol.admin_events import PROCESS, Actor
 from app.store.protocol.journal import ErasedBy, RunRow
 
 
@@ -89,9 +90,10 @@ class Retention(Protocol):
         JSON."""
         ...
 
-    async def erase_contents(self, runs: Sequence[str], by: ErasedBy = "operator") -> int:
+    async def erase_contents(self, runs: Sequence[str], cause: ErasedBy = "operator", *, by: Actor = PROCESS) -> int:
         """Erase all content of these runs as `Contents.erase` does, in short transactions, and note the cause. Returns
-        how many runs had any. Runs that a legal hold covers are left out."""
+        how many runs had any. Runs that a legal hold covers are left out. What is erased because its time is over is
+        not logged."""
         ...
 
     async def prune(self, runs: Sequence[tuple[PrunedRun, int]]) -> Sequence[str]:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from app.core.rating.economics import JournaledRun
 from app.core.rating.feedback import Feedback
-from app.store.protocol.admin_events import AdminEvents
+from app.store.protocol.admin_events import PROCESS, Actor, AdminEvents
 from app.store.protocol.budgets import Budgets
 from app.store.protocol.contents import ContentReads
 from app.store.protocol.disclosures import Disclosure, DisclosureQuery
@@ -58,7 +58,7 @@ class TenantStore(ContentReads, Protocol):
         """Behave as `Disclosures.disclosures` does."""
         ...
 
-    async def erase(self, run: str) -> bool:
+    async def erase(self, run: str, *, by: Actor = PROCESS) -> bool:
         """Behave as `Contents.erase` does. False if the run is not the tenant's."""
         ...
 

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection, insert, select
 
-from app.store.protocol import CONTENT_READ, Actor, AdminEvent, AdminEventQuery
+from app.store.protocol import ABOUT_CONTENT, CONTENT_ERASED, CONTENT_READ, Actor, AdminEvent, AdminEventQuery
 from app.store.rows.runs import clock
 from app.store.sqlkit.tables import ADMIN_EVENTS
 
@@ -15,22 +15,22 @@ Fields = Mapping[str, Any] | None
 
 def note(conn: Connection, by: Actor, action: str, target: str, *, tenant: str, before: Fields, after: Fields) -> None:
     """Add a change to the log, in the transaction that makes it."""
-    values = {
-        "at": clock(conn),
-        "actor": by.id,
-        "via": by.via,
-        "action": action,
-        "target": target,
-        "tenant": tenant,
-        "before": _body(before),
-        "after": _body(after),
-    }
-    conn.execute(insert(ADMIN_EVENTS).values(values))
+    values = {"action": action, "target": target, "tenant": tenant, "before": _body(before), "after": _body(after)}
+    conn.execute(insert(ADMIN_EVENTS).values(at=clock(conn), actor=by.id, via=by.via, **values))
 
 
 def note_read(conn: Connection, run: str, tenant: str, what: str, by: Actor, digest: str) -> None:
     """Add a reading of content to the log."""
     note(conn, by, CONTENT_READ, run, tenant=tenant, before=None, after=_reading(what, digest))
+
+
+def note_erasures(conn: Connection, tenants_by_run: Mapping[str, str], cause: str, by: Actor) -> None:
+    """Add to the log that the content of these runs is erased."""
+    shared = {"at": clock(conn), "actor": by.id, "via": by.via, "action": CONTENT_ERASED}
+    shared["after"] = _body({"cause": cause})
+    entries = [shared | {"target": run, "tenant": tenant} for run, tenant in tenants_by_run.items()]
+    if entries:
+        conn.execute(insert(ADMIN_EVENTS), entries)
 
 
 def has_read(conn: Connection, run: str, what: str, by: Actor, digest: str) -> bool:
@@ -56,7 +56,7 @@ def page(conn: Connection, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
     if query.since is not None:
         statement = statement.where(table.at >= query.since)
     if query.action is None:
-        statement = statement.where(table.action != CONTENT_READ)
+        statement = statement.where(table.action.not_in(ABOUT_CONTENT))
     for name in ("tenant", "target", "actor", "action"):
         value = getattr(query, name)
         if value is not None:

@@ -12,9 +12,10 @@ from sqlalchemy import Connection, Select, bindparam, delete, func, select, tupl
 
 from app.core.run.kinds import COPIES
 from app.core.transparency.leaves import ERASURE
-from app.store.protocol import ERASED_TAGS
+from app.store.protocol import ERASED_TAGS, Actor
 from app.store.protocol.journal import ErasedBy
 from app.store.rows import feedback, holds, texts
+from app.store.rows.admin_events import note_erasures
 from app.store.rows.runs import clock
 from app.store.rows.transparency_log import queue_runs
 from app.store.sqlkit.sealing import Decrypt, place_of
@@ -76,8 +77,11 @@ def sizes(conn: Connection, runs: Sequence[str]) -> Mapping[str, int]:
     return {run: int(size) for run, size in conn.execute(_SIZES, {"runs": runs})}
 
 
-def erase(conn: Connection, statements: Statements, runs: Sequence[str], decrypt: Decrypt, by: ErasedBy) -> int:
-    """Erase all content of these runs, their salts and the comments on them, and the texts that no other run names.
+def erase(
+    conn: Connection, statements: Statements, runs: Sequence[str], decrypt: Decrypt, cause: ErasedBy, by: Actor
+) -> int:
+    """Erase all content of these runs, their salts and the comments on them, and the texts that no other run names; the
+    erasures that somebody has asked for are logged.
 
     Runs that a legal hold covers stay as they are. Returns how many still had a salt. The rows are locked in the order
     of their ids, as all writers of several runs lock them. Raises `UnknownKeys`.
@@ -87,12 +91,15 @@ def erase(conn: Connection, statements: Statements, runs: Sequence[str], decrypt
     hold_of_run = holds.find_by_run(conn, runs, decrypt)
     runs = [run for run in runs if run not in hold_of_run]
     owners = texts.lock_owners(conn, runs)
-    query = select(RUNS.c.id).where(RUNS.c.id.in_(runs), RUNS.c.salt.is_not(None)).order_by(RUNS.c.id)
-    ids = conn.execute(query.with_for_update()).scalars().all()
+    query = select(RUNS.c.id, RUNS.c.tenant).where(RUNS.c.id.in_(runs), RUNS.c.salt.is_not(None)).order_by(RUNS.c.id)
+    tenants_by_run = {run: tenant for run, tenant in conn.execute(query.with_for_update())}
+    ids = list(tenants_by_run)
     erasure = update(RUNS).where(RUNS.c.id.in_(ids))
-    changes = {"erased_at": clock(conn), "erased_by": by, "revision": RUNS.c.revision + 1}
+    changes = {"erased_at": clock(conn), "erased_by": cause, "revision": RUNS.c.revision + 1}
     conn.execute(erasure.values(salt=None, thread=None, **changes))
     queue_runs(conn, ids, ERASURE)
+    if cause != "retention":
+        note_erasures(conn, tenants_by_run, cause, by)
     delete_bodies(conn, runs, owners)
     feedback.erase_comments(conn, runs)
     return len(ids)
@@ -111,7 +118,9 @@ def delete_bodies(conn: Connection, runs: Sequence[str], owners: frozenset[int])
     conn.execute(delete(TAGS).where(TAGS.c.run.in_(runs), of_callers))
 
 
-def erase_one(conn: Connection, statements: Statements, run: str, tenant: str | None, decrypt: Decrypt) -> bool:
+def erase_one(
+    conn: Connection, statements: Statements, run: str, tenant: str | None, decrypt: Decrypt, by: Actor
+) -> bool:
     """Erase as `erase` does, also the shadows and replays of the run, which have its texts. False if there is no such
     run, or if it is not this tenant's (None: any tenant's).
 
@@ -125,7 +134,7 @@ def erase_one(conn: Connection, statements: Statements, run: str, tenant: str | 
     # A copy that was being admitted meanwhile is there at the second look; later ones are refused (`writing/batch.py`).
     while names := [name for name in (run, *copies(conn, run)) if name not in erased_runs]:
         holds.refuse(conn, names, decrypt)
-        erase(conn, statements, names, decrypt, "request")
+        erase(conn, statements, names, decrypt, "request", by)
         erased_runs.update(names)
     return True
 
