@@ -527,7 +527,7 @@ async def test_a_run_that_a_bug_keeps_from_every_engine_ends_with_its_deadline(
     async def read_with_a_bug(*_: object) -> None:
         raise IndexError("list index out of range")
 
-    monkeypatch.setattr(registry, "read_task_and_policy", read_with_a_bug)
+    monkeypatch.setattr(registry, "_read_task_and_policy", read_with_a_bug)
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
         row = await at_its_end(runtime, run)
     assert (row.state, row.error, row.held) == ("expired", "run_expired", Amount())

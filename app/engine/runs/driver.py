@@ -21,18 +21,12 @@ is sent to the gateways that follow the run as soon as it is folded; they find i
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
 
-import orjson
-
-from app.conductor.protocol import FixedPlanConductor, Policy
-from app.conductor.recorded import RecordedConductor
+from app.conductor.protocol import Policy
 from app.core.message.chat import Task
-from app.core.plan.proposals import by_name, read_plan
-from app.core.plan.workflow import Step
-from app.core.pool.catalog import Catalog, Tier
 from app.core.records import record
 from app.core.run import drafts
 from app.core.run.events import CallFinished, Event, Kind
@@ -40,10 +34,8 @@ from app.core.run.fold import apply_facts
 from app.core.run.identifiers import Trace
 from app.core.run.kinds import DRIVER_LOST
 from app.core.run.progress import Finish, Propose, decide_end_again
-from app.core.run.recording import Recording
-from app.core.run.state import CALLER, FALLBACK, REPLAY, RunState, StepState
+from app.core.run.state import RunState
 from app.engine.calls.attempt import outcomes_of_lost_calls
-from app.engine.calls.step_request import NOTHING, bodies_of, task_of
 from app.engine.commit.colocation import StepStarter
 from app.engine.commit.run_writer import RunSnapshot, RunWriter, ending
 from app.engine.context import EngineContext
@@ -54,7 +46,7 @@ from app.engine.runs.planning import Planner, PlannerMessage, faults
 from app.errors import Conflict, PlanRejected, QueueUnavailable
 from app.network.tracing import Span
 from app.stepqueue.protocol import DISPATCHERS, CommittedEvents, ListenRequest, Live, Stop
-from app.store.protocol import BRIEF, ContentReads, Entry, Outbox
+from app.store.protocol import BRIEF, Entry
 
 QUIESCE_SECONDS = 1.5
 """Time that running calls get to write their outcome before the run's end is written."""
@@ -331,69 +323,3 @@ class Driver:
             telemetry.count("baton_approvals_total", state.admitted.tier, "asked")
         else:
             telemetry.count("baton_tool_turns_total", state.admitted.tier)
-
-
-# -- drivers of runs that exist already
-
-
-async def read_task_and_policy(context: EngineContext, run: RunSnapshot) -> tuple[Task, Policy]:
-    """Return the task of a run that exists already, and the policy that plans it. `NotFound` if its contents were
-    erased."""
-    catalog, state, contents = context.catalog(), run.state, run.contents
-    tier = context.tier_of(state.admitted)
-    if tier is None:
-        raise KeyError(state.admitted.tier)
-    task = await task_of(context.store, state.run, state.admitted.task, contents)
-    policy = await _policy(context.store, catalog, tier, state, contents)
-    return task, policy or context.conductor(tier)
-
-
-async def _policy(
-    store: ContentReads, catalog: Catalog, tier: Tier, state: RunState, contents: Mapping[str, bytes]
-) -> Policy | None:
-    """Return the policy of a run that the tier's conductor does not plan; None if it does."""
-    names = [name for name in state.admitted.pool if name in catalog.workers]
-    if state.admitted.conductor == FALLBACK:
-        names = names or list(state.admitted.pool)  # one that has left the pool file fails, and says so
-        worker = tier.fallback if tier.fallback in names else names[0]
-        return FixedPlanConductor((Step(worker, answers=True),))
-    if state.admitted.conductor == REPLAY:
-        return RecordedConductor(await recording_of(store, state, contents))
-    if state.admitted.conductor != CALLER or not state.admitted.plan or state.has_workflow:
-        return None
-    body = (await bodies_of(store, state.run, [state.admitted.plan], contents))[state.admitted.plan]
-    with suppress(PlanRejected):  # it was valid for the pool then; without one of its workers the fallback decides
-        return FixedPlanConductor(read_plan(orjson.loads(body), by_name(names), state.admitted.limits.steps))
-    return FixedPlanConductor(())
-
-
-async def recording_of(store: ContentReads, state: RunState, contents: Mapping[str, bytes] = NOTHING) -> Recording:
-    """The recording of a replay, from its content. `NotFound` if that was erased."""
-    body = (await bodies_of(store, state.run, [state.admitted.plan], contents))[state.admitted.plan]
-    return Recording.from_json(orjson.loads(body))
-
-
-def tickets_of_resumed_steps(state: RunState, home: str) -> tuple[Outbox, ...]:
-    """The tickets of steps that go on with what their caller has brought, and have not been begun in this turn."""
-    turn = state.turn.number
-    begun_steps = {call.step for call in state.calls.values() if call.turn == turn}
-    tickets = []
-    for step in state.active_steps:
-        if _has_results(step, turn - 1) and step.n not in begun_steps:
-            tickets.append(Outbox(step.n, state.admitted.tier, home, turn))
-    return tuple(tickets)
-
-
-def _has_results(step: StepState, turn: int) -> bool:
-    last = step.exchanges[-1] if step.exchanges else None
-    return step.state == "running" and last is not None and bool(last.results) and last.turn == turn
-
-
-def has_begun(state: RunState) -> bool:
-    """True if the run has begun in this turn, so that an engine was lost; else it was merely not taken yet."""
-    return any(call.turn == state.turn.number for call in state.calls.values())
-
-
-def interrupted_steps(state: RunState) -> Sequence[int]:
-    """The steps that were executed, or queued, when the run's engine was lost."""
-    return [step.n for step in state.active_steps if step.state in ("queued", "running") and not step.opens_workflow]

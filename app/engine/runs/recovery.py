@@ -23,7 +23,7 @@ from app.engine.calls.attempt import outcomes_of_lost_calls, read_open_calls
 from app.engine.commit.run_writer import RunSnapshot, ending, projection, run_ticket, ticket_of_row
 from app.engine.context import EngineContext
 from app.engine.delivery.messages import outcome_label
-from app.engine.runs.driver import Driver, has_begun
+from app.engine.runs.driver import Driver
 from app.errors import BatonError, EventMalformed, NotFound, QueueUnavailable, StoreUnavailable
 from app.store.protocol import Entry, LapsedRuns, Projection, RunRow, Store
 
@@ -230,6 +230,11 @@ def _last_entry(row: RunRow, state: RunState, lost_calls: Sequence[Call], comman
     end = ending(closed, command)
     columns = projection(apply_facts(closed, end))
     return Entry(row.id, now, (*outcomes, *end), epoch=row.epoch, release=held, spent=held, row=columns, seq=state.seq)
+
+
+def has_begun(state: RunState) -> bool:
+    """True if the run has begun in this turn, so that an engine was lost; else it was merely not taken yet."""
+    return any(call.turn == state.turn.number for call in state.calls.values())
 
 
 async def hand_back(context: EngineContext, home: str, drivers: Mapping[str, Driver]) -> None:

@@ -12,33 +12,33 @@ which journals have moved, so that a driver that missed a message reads its jour
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from app.conductor.protocol import Policy
+import orjson
+
+from app.conductor.protocol import FixedPlanConductor, Policy
+from app.conductor.recorded import RecordedConductor
 from app.core.message.chat import Task
+from app.core.plan.proposals import by_name, read_plan
+from app.core.plan.workflow import Step
+from app.core.pool.catalog import Catalog, Tier
 from app.core.records import copy_with
 from app.core.run.events import Event, Kind
 from app.core.run.fold import apply_facts, fold
-from app.core.run.state import RunState
+from app.core.run.state import CALLER, FALLBACK, REPLAY, RunState, StepState
+from app.engine.calls.step_request import bodies_of, task_of
 from app.engine.commit.colocation import StepStarter
 from app.engine.commit.run_writer import RunSnapshot, run_ticket
 from app.engine.context import EngineContext, WaitingRuns
 from app.engine.periodic import wait_for_event
 from app.engine.renewal import renew_regularly
 from app.engine.runs import replays, tool_results
-from app.engine.runs.driver import (
-    Driver,
-    JournalAdvance,
-    has_begun,
-    interrupted_steps,
-    read_task_and_policy,
-    tickets_of_resumed_steps,
-)
+from app.engine.runs.driver import Driver, JournalAdvance
 from app.engine.runs.planning import PlannerMessage
-from app.engine.runs.recovery import Recovery, hand_back
+from app.engine.runs.recovery import Recovery, hand_back, has_begun
 from app.engine.runs.tool_results import NextTurn, Resumption
 from app.errors import (
     BatonError,
@@ -46,6 +46,7 @@ from app.errors import (
     LeaseLost,
     NotFound,
     Overloaded,
+    PlanRejected,
     QueueUnavailable,
     RunEnded,
     StoreUnavailable,
@@ -62,7 +63,7 @@ from app.stepqueue.protocol import (
     Live,
     Stop,
 )
-from app.store.protocol import MOVED, Entry, Lease, Outbox
+from app.store.protocol import MOVED, ContentReads, Entry, Lease, Outbox
 
 E = TypeVar("E", bound=Exception)
 LEASES_NOT_RENEWED = "The leases of runs could not be renewed; this is tried again until they lapse."
@@ -173,7 +174,7 @@ class Drivers:
     async def resume(self, next_turn: NextTurn, resumption: Resumption) -> None:
         """Commit a run's next turn and drive it from there; raises what `Store.append` raises."""
         run = resumption.waiting_run.snapshot
-        task, policy = await read_task_and_policy(self._context, run)
+        task, policy = await _read_task_and_policy(self._context, run)
         lease = Lease(self._home, self._context.now() + self._context.lease, next_turn.deadline)
         tier = run.state.admitted.tier
         rows = tuple(Outbox(step, tier, self._home, next_turn.turn) for step in next_turn.steps)
@@ -288,10 +289,10 @@ class Drivers:
     async def _lease(self, run: RunSnapshot) -> Driver:
         """Take the lease of a run that exists already, in one entry with all that follows from its state. Returns the
         driver that goes on with the run."""
-        task, policy = await read_task_and_policy(self._context, run)
+        task, policy = await _read_task_and_policy(self._context, run)
         now, state = self._context.now(), run.state
         lease = Lease(self._home, now + self._context.lease, state.turn.until if state.replied else state.turn.deadline)
-        rows = tickets_of_resumed_steps(state, self._home)
+        rows = _tickets_of_resumed_steps(state, self._home)
         was_begun = has_begun(state)
         span = start_run_span(self._context.tracing, state, taken_over=was_begun)
         driver = self._driver(run, task, policy, span)
@@ -319,7 +320,7 @@ class Drivers:
             run = copy_with(run, state=fold(journal.events, run.state))
             if run.state.ended:
                 return
-        steps = interrupted_steps(run.state)
+        steps = _interrupted_steps(run.state)
         self._adopted.append(run.state.run)
         with suppress(QueueUnavailable):
             await self._context.queue.publish(DISPATCHERS, [EngineChange(run.state.run, self._home)])
@@ -494,9 +495,64 @@ class Drivers:
                 )
 
 
+# -- runs that exist already
+
+
+async def _read_task_and_policy(context: EngineContext, run: RunSnapshot) -> tuple[Task, Policy]:
+    """Return the task of a run that exists already, and the policy that plans it. `NotFound` if its contents were
+    erased."""
+    catalog, state, contents = context.catalog(), run.state, run.contents
+    tier = context.tier_of(state.admitted)
+    if tier is None:
+        raise KeyError(state.admitted.tier)
+    task = await task_of(context.store, state.run, state.admitted.task, contents)
+    policy = await _policy(context.store, catalog, tier, state, contents)
+    return task, policy or context.conductor(tier)
+
+
+async def _policy(
+    store: ContentReads, catalog: Catalog, tier: Tier, state: RunState, contents: Mapping[str, bytes]
+) -> Policy | None:
+    """Return the policy of a run that the tier's conductor does not plan; None if it does."""
+    names = [name for name in state.admitted.pool if name in catalog.workers]
+    if state.admitted.conductor == FALLBACK:
+        names = names or list(state.admitted.pool)  # one that has left the pool file fails, and says so
+        worker = tier.fallback if tier.fallback in names else names[0]
+        return FixedPlanConductor((Step(worker, answers=True),))
+    if state.admitted.conductor == REPLAY:
+        return RecordedConductor(await replays.recording_of(store, state, contents))
+    if state.admitted.conductor != CALLER or not state.admitted.plan or state.has_workflow:
+        return None
+    body = (await bodies_of(store, state.run, [state.admitted.plan], contents))[state.admitted.plan]
+    with suppress(PlanRejected):  # it was valid for the pool then; without one of its workers the fallback decides
+        return FixedPlanConductor(read_plan(orjson.loads(body), by_name(names), state.admitted.limits.steps))
+    return FixedPlanConductor(())
+
+
+def _tickets_of_resumed_steps(state: RunState, home: str) -> tuple[Outbox, ...]:
+    """The tickets of steps that go on with what their caller has brought, and have not been begun in this turn."""
+    turn = state.turn.number
+    begun_steps = {call.step for call in state.calls.values() if call.turn == turn}
+    tickets = []
+    for step in state.active_steps:
+        if _has_results(step, turn - 1) and step.n not in begun_steps:
+            tickets.append(Outbox(step.n, state.admitted.tier, home, turn))
+    return tuple(tickets)
+
+
+def _has_results(step: StepState, turn: int) -> bool:
+    last = step.exchanges[-1] if step.exchanges else None
+    return step.state == "running" and last is not None and bool(last.results) and last.turn == turn
+
+
+def _interrupted_steps(state: RunState) -> Sequence[int]:
+    """The steps that were executed, or queued, when the run's engine was lost."""
+    return [step.n for step in state.active_steps if step.state in ("queued", "running") and not step.opens_workflow]
+
+
 def _was_interrupted(state: RunState) -> bool:
     """Return True if an engine has driven the run in this turn, and steps or calls of it were under way."""
-    return has_begun(state) and bool(state.open_calls or interrupted_steps(state))
+    return has_begun(state) and bool(state.open_calls or _interrupted_steps(state))
 
 
 def _first(group: ExceptionGroup[E]) -> E:

@@ -35,11 +35,10 @@ from app.core.run.recording import (
 )
 from app.core.run.state import RunState
 from app.core.run.visibility import LabelFlow
-from app.engine.calls.step_request import texts_of
+from app.engine.calls.step_request import NOTHING, bodies_of, texts_of
 from app.engine.commit.run_writer import RunSnapshot
 from app.engine.context import EngineContext
 from app.engine.runs.admission import Order
-from app.engine.runs.driver import recording_of
 from app.engine.runs.tool_results import Resumption, WaitingRun
 from app.errors import Conflict, InvalidRequest, NotFound, PlanRejected
 from app.store.protocol import ConductorVersions, ContentReads, Journal
@@ -290,6 +289,12 @@ def _narrowest(limits: Limits, earlier: Limits) -> Limits:
 
 
 # -- tools
+
+
+async def recording_of(store: ContentReads, state: RunState, contents: Mapping[str, bytes] = NOTHING) -> Recording:
+    """The recording of a replay, from its content. `NotFound` if that was erased."""
+    body = (await bodies_of(store, state.run, [state.admitted.plan], contents))[state.admitted.plan]
+    return Recording.from_json(orjson.loads(body))
 
 
 async def results(context: EngineContext, run: RunSnapshot) -> tuple[Order, Resumption] | None:
