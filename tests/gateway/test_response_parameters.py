@@ -403,10 +403,11 @@ async def test_a_choice_among_some_of_the_tools(stub: ProviderStub, client: http
         ["add"],
         "required",
     )
-    choice["tools"][0]["name"] = "foo"  # type: ignore[index]
-    error = (await post_response(client, tools=[ADD], tool_choice=choice)).json()["error"]
-    assert error["message"] == f"Invalid value for '{error['param']}': it names a tool that is not among tools."
-    assert error["param"] == "tool_choice.tools"
+    for other in ({"type": "function", "name": "foo"}, {"type": "custom", "name": "add"}):
+        choice["tools"] = [other]
+        error = (await post_response(client, tools=[ADD], tool_choice=choice)).json()["error"]
+        assert error["message"] == f"Invalid value for '{error['param']}': it names a tool that is not among tools."
+        assert error["param"] == "tool_choice.tools"
 
 
 CLOSED = {"type": "object", "properties": {"a": SCHEMA}, "required": ["a"], "additionalProperties": False}

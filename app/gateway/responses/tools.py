@@ -200,19 +200,22 @@ def toolbox_of(
         message = f"At most {MOST_TOOLS} tools are on offer at once; of more, let a tool_search of your side find some."
         raise InvalidRequest(message, param="tools", code="array_above_max_length")
     if isinstance(choice, Named):
-        return Toolbox(tools, "named", _check_names([choice], names, "tool_choice.name").pop(), parallel)
+        return Toolbox(tools, "named", _check_names([choice], tools, "tool_choice.name").pop(), parallel)
     if isinstance(choice, AllowedTools):
-        allowed = _check_names(choice.tools, names, "tool_choice.tools")
+        allowed = _check_names(choice.tools, tools, "tool_choice.tools")
         return Toolbox(tuple(tool for tool in tools if tool.name in allowed), choice.mode, parallel=parallel)
     return Toolbox(tools, choice or "auto", parallel=parallel)
 
 
-def _check_names(choices: Iterable[Named], names: set[str], param: str) -> set[str]:
-    names_chosen = {tool.name for tool in choices}
-    if not names_chosen <= names:
+def _check_names(choices: Iterable[Named], tools: Iterable[Tool], param: str) -> set[str]:
+    """Return the names of the chosen tools. Raises `InvalidRequest` for one that is not offered, or is of the other
+    type."""
+    offered = {(tool.name, custom_tools.is_custom(tool)) for tool in tools}
+    chosen = {(choice.name, choice.type == "custom") for choice in choices}
+    if not chosen <= offered:
         message = f"Invalid value for '{param}': it names a tool that is not among tools."
         raise InvalidRequest(message, param=param, code="invalid_value")
-    return names_chosen
+    return {name for name, _ in chosen}
 
 
 def functions(requested: Iterable[AnyTool], param: str) -> Iterator[Tool]:
