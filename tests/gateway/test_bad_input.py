@@ -161,6 +161,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
     "stream_options alone": (chat_body(stream_options={"include_usage": True}), "stream_options"),
     "long user": (chat_body(user=CANARY * 100), "user"),
     "metadata of numbers": (chat_body(metadata={"a": 1}), "metadata.a"),
+    "a long key of metadata": (chat_body(metadata={CANARY * 10: "x"}), "metadata"),
     "17 metadata": (chat_body(metadata={str(n): "x" for n in range(17)}), "metadata"),
     "bad effort": (chat_body(reasoning_effort=CANARY), "reasoning_effort"),
     "n 2": (chat_body(n=2), "n"),
@@ -368,6 +369,7 @@ async def test_fields_that_are_wrong(gateway: GatewayStandIn, key: str, name: st
         ("empty messages", "'messages': it must have at least 1 entry."),
         ("unknown format", "'response_format.type': it must be one of 'text', 'json_object', 'json_schema'."),
         ("long user", "'user': it must have at most 512 characters."),
+        ("a long key of metadata", "'metadata': each of its keys must have at most 64 characters."),
         ("a bias of words", "'logit_bias': each of its keys must match the regular expression ^[0-9]{1,9}$."),
     ],
 )

@@ -410,6 +410,16 @@ async def test_a_choice_among_some_of_the_tools(stub: ProviderStub, client: http
         assert error["param"] == "tool_choice.tools"
 
 
+async def test_an_item_that_is_no_object_or_of_no_type_is_told_so(client: httpx.AsyncClient) -> None:
+    error = (await post_response(client, input=["Hi."])).json()["error"]
+    assert (error["param"], error["message"]) == (
+        "input[0]",
+        "Invalid value for 'input[0]': it must be an object, not a string.",
+    )
+    error = (await post_response(client, input=[{"type": 5}])).json()["error"]
+    assert (error["param"], "it must be one of 'message'" in error["message"]) == ("input[0].type", True)
+
+
 CLOSED = {"type": "object", "properties": {"a": SCHEMA}, "required": ["a"], "additionalProperties": False}
 
 

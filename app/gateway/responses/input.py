@@ -195,12 +195,13 @@ class ItemReference(WireModel):
 
 
 def _kind(value: Any) -> str | None:
-    """Messages and references may come without their type."""
+    """Messages and references may come without their type. What is no item has none, and a type that is no text is none
+    of the known ones."""
     if not isinstance(value, dict):
-        kind = getattr(value, "type", None)
-    elif (kind := value.get("type")) is None:
-        kind = "item_reference" if value.keys() <= {"id", "type"} else "message"
-    return kind if isinstance(kind, str) else None
+        return getattr(value, "type", None)
+    if (kind := value.get("type")) is None:
+        return "item_reference" if value.keys() <= {"id", "type"} else "message"
+    return kind if isinstance(kind, str) else ""
 
 
 Item = Annotated[

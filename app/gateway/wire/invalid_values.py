@@ -19,6 +19,7 @@ TYPES: Final[Mapping[str, str]] = {
     "dict_type": "an object",
     "model_type": "an object",
     "model_attributes_type": "an object",
+    "union_tag_not_found": "an object",
 }
 """The type that a field must have, in words, by the kind of the validator's error."""
 CONTAINERS: Final[Mapping[str, type]] = {"a string": str, "a list": list, "an object": dict}
@@ -53,19 +54,19 @@ def sentence(fault: Fault, value: object, alternatives: Sequence[Fault] = ()) ->
     """Return the rule that a field breaks, as words that follow its name and a colon. `alternatives` are the faults of
     the other members of a union at the same place."""
     kind, context = fault["type"], fault.get("ctx", {})
+    whose = "each of its keys" if fault["loc"][-1] == "[key]" else "it"
     if kind in TYPES:
         nouns = [TYPES[error["type"]] for error in (fault, *alternatives) if error["type"] in TYPES]
         return _describe_type_fault(nouns, value)
     if kind in RANGES:
         return _describe_range_fault(kind, context)
     if kind in ("too_long", "too_short"):
-        return _describe_length_fault(context, "entry", "entries")
+        return f"{whose} {_describe_length_fault(context, 'entry', 'entries')}"
     if kind in ("string_too_long", "string_too_short"):
-        return _describe_length_fault(context, "character", "characters")
+        return f"{whose} {_describe_length_fault(context, 'character', 'characters')}"
     if kind == "literal_error":
         return f"it must be {context['expected']}"
     if kind == "string_pattern_mismatch":
-        whose = "each of its keys" if fault["loc"][-1] == "[key]" else "it"
         return f"{whose} must match the regular expression {context['pattern']}"
     if kind == "none_required":
         return "it must be null: leave it out"
@@ -111,4 +112,4 @@ def _describe_length_fault(context: Mapping[str, Any], singular: str, several: s
     if number is None:
         bound, number = "at least", context["min_length"]
     noun = singular if number == 1 else several
-    return f"it must have {bound} {number} {noun}"
+    return f"must have {bound} {number} {noun}"
