@@ -49,7 +49,7 @@ from app.gateway.runs import (
 )
 from app.gateway.runs import route as runs
 from app.gateway.wire import unsupported_routes
-from app.gateway.wire.parameters import parameters_error
+from app.gateway.wire.invalid_values import parameters_error
 from app.telemetry import raised_at
 
 SCHEMAS: Final[operations.Schemas] = {

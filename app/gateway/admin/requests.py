@@ -9,7 +9,8 @@ from pydantic import Field, StringConstraints, ValidationError
 from app.core.pool.budgets import LONGEST_NAME, MOST_SLICES, Period, Scope
 from app.gateway.openapi import operations
 from app.gateway.openapi.replies import Error
-from app.gateway.wire.parameters import Label, WireModel, invalid_request
+from app.gateway.wire.invalid_values import invalid_request
+from app.gateway.wire.parameters import Label, WireModel
 from app.gateway.wire.query import EventNumber, Moment, Parameters, Text, Truth, Whole
 from app.store.protocol import HoldScope
 

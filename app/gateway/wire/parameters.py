@@ -7,15 +7,12 @@ refused     a 400 names it, unless its value asks for nothing (`neutral`), which
 `document()` writes the same decisions down for callers:
 `python -m app.gateway.wire.parameters > deploy/docs/parameters.md`.
 
-An error of pydantic becomes one of OpenAI's: which field is at fault, in the caller's spelling, and what is wrong with
-it. Nothing of a value ever occurs in a message; names do, if they look like a name.
-
 The options of a run that every wire format has stand at the end: the tier, the effort, and the `baton` field.
 `order_of` makes an `Order` of them, in the same way for every format.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from decimal import ROUND_FLOOR, Decimal
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args
@@ -30,8 +27,8 @@ from app.core.pool.policy import Overrides
 from app.core.records import record
 from app.engine.runs.admission import Order
 from app.errors import InvalidRequest, NotFound, PlanRejected
-from app.gateway.http.field_names import FIELD_NAME, MOST_PARAM_CHARS
-from app.gateway.wire.invalid_values import RANGES, TYPES, choose_fault, sentence
+from app.gateway.http.field_names import FIELD_NAME
+from app.gateway.wire.invalid_values import invalid_request, unknown_parameter
 from app.gateway.wire.unsupported_routes import NOT_OFFERED
 from app.store.protocol import KeyRow
 
@@ -47,14 +44,6 @@ Includable = Literal[
     "message.output_text.logprobs",
 ]
 """The values of `include` on `/v1/responses`."""
-QUERY_FAULT: Final = "query_parameter"
-"""The kind of the errors that the readers of `query.py` raise, whose texts are sentences already."""
-LENGTHS: Final = {
-    "too_long": "array_above_max_length",
-    "too_short": "empty_array",
-    "string_too_long": "string_above_max_length",
-    "string_too_short": "string_below_min_length",
-}
 
 
 @record(frozen=True, slots=True)
@@ -309,43 +298,6 @@ def read_fields(model: type[Body], fields: Mapping[str, Any]) -> Body:
         raise invalid_request(error, fields) from None
 
 
-def invalid_request(error: ValidationError, body: Mapping[str, Any]) -> InvalidRequest:
-    """Return the deepest of the faults in `body`, as a 400 with OpenAI's `param` and `code`."""
-    faults = error.errors(include_url=False, include_input=False)
-    deepest = choose_fault(faults, lambda fault: _path(fault, body)[1])
-    param, value = _path(deepest, body)
-    kind = deepest["type"]
-    if kind == "union_tag_not_found" and isinstance(value, dict) and deepest["ctx"]["discriminator"] == "'type'":
-        kind, param = "missing", f"{param}.type"
-    if kind == "union_tag_invalid":
-        param = f"{param}.type"
-    if kind == "extra_forbidden":
-        return unknown_parameter(param)
-    if kind == "missing":
-        return _missing_error(param)
-    other_faults = [fault for fault in faults if fault is not deepest and _path(fault, body)[0] == param]
-    reason = sentence(deepest, value, other_faults)
-    return InvalidRequest(f"Invalid value for '{param}': {reason}.", param=param, code=_code(kind, value))
-
-
-def _missing_error(param: str) -> InvalidRequest:
-    return InvalidRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
-
-
-def parameters_error(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
-    """Return the first fault that FastAPI found in a request's query parameters, as a 400."""
-    first = errors[0]
-    name = str(first["loc"][1])
-    if first["type"] == "extra_forbidden":
-        return unknown_parameter(name if FIELD_NAME.fullmatch(name) else None)
-    if first["type"] == "missing":
-        return _missing_error(name)
-    reason = str(first["msg"])
-    if first["type"] != QUERY_FAULT:
-        reason = sentence(first, first.get("input"))
-    return InvalidRequest(f"Invalid value for '{name}': {reason}.", param=name, code="invalid_value")
-
-
 def check_kinds(tools: object, *kinds: str) -> None:
     """Raise `InvalidRequest` for the first tool whose type is not among `kinds`: the caller's side would not run it.
 
@@ -363,62 +315,6 @@ def check_kinds(tools: object, *kinds: str) -> None:
                 param=param,
                 code="unsupported_value",
             )
-
-
-def unknown_parameter(param: str | None) -> InvalidRequest:
-    """Return the refusal of a field that does not exist."""
-    suffix = f": '{param}'" if param else ""
-    return InvalidRequest(f"Unknown parameter{suffix}.", param=param, code="unknown_parameter")
-
-
-def _is_tag(entry: int | str, following: int | str, value: Mapping[str, object]) -> bool:
-    """Return True if an entry only names the member of a union that was tried, though a field has the same name."""
-    return following in value and not isinstance(value.get(str(entry)), dict | list)
-
-
-def _code(kind: str, value: object) -> str:
-    if kind in TYPES:
-        return "invalid_type"
-    if kind in RANGES:
-        number = "integer" if isinstance(value, int) else "decimal"
-        if kind.startswith("greater"):
-            return f"{number}_below_min_value"
-        return f"{number}_above_max_value"
-    return LENGTHS.get(kind, "invalid_value")
-
-
-def _path(fault: Mapping[str, Any], body: object) -> tuple[str, object]:
-    """Return the location of a fault as callers write it, and the value that stands there. pydantic's names of union
-    members are left out, and so is all from a name that does not look like one. Only a field that is missing is named
-    although it is not there.
-
-    Of `{"type": "function", "function": {...}}` the first entry "function" is the union's member, and the next one is
-    the field.
-    """
-    path, value = "", body
-    tagged_value: object = None
-    loc: Sequence[int | str] = fault["loc"]
-    if loc[-1] == "[key]":
-        loc = loc[:-2]
-    for place, entry in enumerate(loc):
-        last = place == len(loc) - 1
-        if not last and isinstance(value, dict):
-            if value.get("type") == entry and value is not tagged_value:
-                tagged_value = value
-                continue
-            if _is_tag(entry, loc[place + 1], value):
-                continue
-        if isinstance(entry, int) and isinstance(value, list) and entry < len(value):
-            path, value = f"{path}[{entry}]", value[entry]
-        elif isinstance(entry, str) and isinstance(value, dict):
-            is_missing_field = last and fault["type"] == "missing"
-            if entry not in value and not is_missing_field:
-                continue
-            if not FIELD_NAME.fullmatch(entry):
-                break
-            path = f"{path}.{entry}" if path else entry
-            value = value.get(entry)
-    return path[:MOST_PARAM_CHARS], value
 
 
 INTRODUCTION: Final = """\

@@ -1,7 +1,7 @@
 """Query parameters: one model for each route that takes some, and the readers of their texts.
 
 FastAPI reads a request's query string into these models and describes them. A parameter that is unknown or cannot be
-read is a 400 that names it (`parameters.parameters_error`). Texts are read strictly: a whole number has digits
+read is a 400 that names it (`invalid_values.parameters_error`). Texts are read strictly: a whole number has digits
 only, and a truth value is `true`, `false`, `1` or `0`.
 """
 
@@ -34,6 +34,7 @@ from app.core.run.identifiers import REPLY_ID, run_of_reply
 from app.core.run.recipients import RecipientKind
 from app.errors import InvalidRequest
 from app.gateway.openapi.replies import RunState
+from app.gateway.wire.invalid_values import QUERY_FAULT
 from app.gateway.wire.parameters import Includable
 from app.store.protocol import METADATA_TAG, RunSort, SeenDataFilter
 
@@ -54,7 +55,7 @@ TEXT: Final = 512
 
 def _fault(reason: str) -> PydanticCustomError:
     """Return an error whose text contains nothing of the value."""
-    return PydanticCustomError("query_parameter", "{reason}", {"reason": reason})
+    return PydanticCustomError(QUERY_FAULT, "{reason}", {"reason": reason})
 
 
 def parse_whole_number(value: str) -> int:
