@@ -214,6 +214,10 @@ class StreamedCalls:
     def __len__(self) -> int:
         return len(self._ids)
 
+    def __contains__(self, key: object) -> bool:
+        """Return True if a call has begun under this key of the server's."""
+        return key in self._current
+
     def take(self, key: object, id_: str, name: str, arguments: str, pieces: list[Piece]) -> int | None:
         """Take more of the call that the server numbers `key`; return its number, or None while it has no name yet.
 

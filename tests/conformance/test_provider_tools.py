@@ -299,6 +299,26 @@ async def test_redacted_thinking_goes_back_as_it_came() -> None:
     assert reading.keepsake() == {"blocks": [block]}
 
 
+def test_anthropics_own_tools_are_no_calls() -> None:
+    """The arguments of a search that the server carries out by itself come in pieces, too."""
+    reading, pieces = FORMATS["anthropic"].reading("w"), list[Piece]()
+    blocks = [
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+        {"type": "tool_use", "id": "t", "name": "add", "input": {}},
+    ]
+    for index, block in enumerate(blocks):
+        delta = {"type": "input_json_delta", "partial_json": f'{{"a":{index}}}'}
+        for event in (
+            {"type": "content_block_start", "content_block": block},
+            {"type": "content_block_delta", "delta": delta},
+        ):
+            reading.event(json.dumps({"index": index, **event}).encode(), pieces)
+    for event in ({"type": "message_delta", "delta": {"stop_reason": "tool_use"}}, {"type": "message_stop"}):
+        reading.event(json.dumps(event).encode(), pieces)
+    assert [(call.name, call.arguments) for call in gather_calls(pieces)] == [("add", '{"a":1}')]
+    assert reading.end().finish == "tool_calls"
+
+
 async def test_signatures_and_ids_go_back_to_gemini_with_their_calls(stub: ProviderStub) -> None:
     async with connected(FORMATS["gemini"], stub) as line:
         keepsake = await _first_turn(line, model="gemini-3-pro")

@@ -378,7 +378,7 @@ class Reply:
         kind = delta.get("type")
         if kind == "text_delta":
             self._say(delta, pieces)
-        elif kind == "input_json_delta":
+        elif kind == "input_json_delta" and index in self._calls:  # a tool of the server's own is no call
             self._calls.take(index, "", "", words(delta.get("partial_json"), self._sender), pieces)
         elif kind == "thinking_delta":
             self._think(index, "thinking", delta)
