@@ -237,10 +237,10 @@ def test_no_command_but_serve_and_migrate_makes_a_database(tmp_path: Path, line:
         assert "yet; `baton serve` or `baton migrate` makes it" in result.err
 
 
-@pytest.mark.parametrize("line", ["doctor", "doctor --json", "migrate --status", "migrate --status --json"])
+@pytest.mark.parametrize("line", ["doctor", "doctor --json", "migrate --status", "migrate --status --json", "probe"])
 def test_the_exit_status_tells_of_a_failure_though_nobody_reads_the_output(tmp_path: Path, line: str) -> None:
     with reader_left():
-        assert main(line.split(), environment(tmp_path, BATON_LOG_EXPORT="/dev/null/log")) == 1
+        assert main(line.split(), environment(tmp_path, BATON_LOG_EXPORT="/dev/null/log", BATON_PORT="1")) == 1
 
 
 def test_what_is_no_database_is_said(tmp_path: Path) -> None:
