@@ -100,7 +100,7 @@ def read(paths: Sequence[Path], scores: Mapping[str, float], costs: Mapping[str,
     files: dict[str, Path] = {}
     """The file in which each id was met first."""
     for path in _files(paths):
-        if path.suffix == ".csv":
+        if path.suffix.lower() == ".csv":
             read_rows = _csv(path)
         else:
             read_rows = _json_lines(path, scores, left_out)
@@ -139,7 +139,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         if not path.is_dir():
             yield path
             continue
-        inside = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+        inside = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
         if not inside:
             raise RecordsRefused(
                 f"{path}: the folder has no file that ends in .csv or .jsonl; name the files themselves"
@@ -212,7 +212,8 @@ def _csv(path: Path) -> Iterator[RecordedPrompt]:
         header = _header(lines, path)
         models = _models(header)
         if "prompt" not in header or not models:
-            raise RecordsRefused(f"{path}:1: the first line must name the columns: prompt, and one for each model")
+            columns = "the columns, with commas between them: prompt, and one for each model"
+            raise RecordsRefused(f"{path}:1: the first line must name {columns}")
         for name, count in Counter(header).items():
             if count > 1:
                 raise RecordsRefused(f"{path}:1: {count} columns are named {name}; give each a name of its own")

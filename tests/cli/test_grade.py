@@ -159,6 +159,7 @@ async def test_questions_asked_side_by_side_are_not_asked_again(
     ("lines", "words"),
     [
         (["{"], "tasks.jsonl:1: is not JSON"),
+        ([], "tasks.jsonl: there is no task in it"),
         ([{"question": "\ud800", "grader": {"kind": "exact", "expected": "x"}}], "tasks.jsonl:1: is not JSON: no low"),
         ([{"question": "x", "grader": {"kind": []}}], "tasks.jsonl:1: a grader must be an object whose kind is one of"),
         ([task(SIX, 6), {"grader": {}}], "tasks.jsonl:3: is no task"),

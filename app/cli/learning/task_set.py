@@ -50,11 +50,13 @@ def read(path: Path, execute: Execute | None, faults: list[str]) -> list[GradedT
 
 
 def parse(lines: Sequence[str], source: str, execute: Execute | None, faults: list[str]) -> list[GradedTask]:
-    """Read the tasks of a file's lines, and add their faults to `faults`."""
+    """Read the tasks of a file's lines, and add their faults to `faults`; a file without a task is one."""
     tasks: list[GradedTask] = []
     for number, line in enumerate(lines, 1):
         if line.strip():
             tasks += _task(line, f"{source}:{number}", str(number), execute, faults)
+    if not tasks and not faults:
+        faults.append(f"{source}: there is no task in it; write one on each line")
     return tasks
 
 
@@ -62,8 +64,6 @@ def require_valid(make: Callable[[list[str]], list[GradedTask]]) -> list[GradedT
     """Return the tasks that `make` reads. Raises `ConfigInvalid` with every fault."""
     faults: list[str] = []
     tasks = make(faults)
-    if not tasks and not faults:
-        faults.append("there is no task in the task set")
     counts = Counter([task.id for task in tasks])
     twice = [name for name, count in counts.items() if count > 1]
     if twice:
