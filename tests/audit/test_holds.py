@@ -101,9 +101,13 @@ class Scene:
             return report
 
 
-@pytest.fixture
-async def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=[pytest.mark.integration, pytest.mark.long])])
+async def scene(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Scene]:
     url, clock = f"sqlite:///{tmp_path}/baton.db", Clock()
+    if request.param == "postgres":
+        url = str(request.getfixturevalue("migrated_postgres_url"))
     for module in (admin_events, content, retention):
         monkeypatch.setattr(module, "clock", clock)
     async with open_store(url) as store:
