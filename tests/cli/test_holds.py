@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from app.store.protocol import USER_TAG
 from app.store.sql import open_store
 from tests.cli.test_commands import baton
 from tests.conformance.test_store_retention import admission, end_run
@@ -38,11 +40,16 @@ def test_a_hold_lives_from_add_to_release(tmp_path: Path) -> None:
 def test_an_erasure_says_of_its_own_runs_what_is_left_and_of_held_ones_that_they_stay(tmp_path: Path) -> None:
     async def fill() -> None:
         async with open_store(f"sqlite:///{tmp_path / 'data' / 'baton.db'}") as store:
-            for entry in (admission("run_1"), end_run("run_1", 2.0)):
+            for entry in (replace(admission("run_1"), tags=((USER_TAG, "ann"),)), end_run("run_1", 2.0)):
                 await store.append(entry)
 
     asyncio.run(fill())
-    (hold,) = json.loads(baton(tmp_path, "holds", "add", "--user", "ann", "--reason", "case 12", "--json").out)
+    mistyped = baton(tmp_path, "holds", "add", "--user", "Ann", "--reason", "case 12", "--json")
+    assert "`baton runs ls --user` finds no run of Ann" in mistyped.err
+    baton(tmp_path, "holds", "release", json.loads(mistyped.out)[0]["id"])
+    placed = baton(tmp_path, "holds", "add", "--user", "ann", "--reason", "case 12", "--json")
+    assert "finds no run" not in placed.err
+    (hold,) = json.loads(placed.out)
     result = baton(tmp_path, "runs", "erase", "--user", "ann")
     assert result.status == 1
     assert result.out.endswith(f"is left in the database's files. Legal holds ({hold['id']}) keep 1 other run whole.\n")

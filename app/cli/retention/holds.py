@@ -9,7 +9,7 @@ from app.cli.administration.keys import find_key
 from app.cli.arguments import Arguments
 from app.errors import ConfigInvalid, NotFound
 from app.process.config import Settings
-from app.store.protocol import Hold, HoldScope, Store
+from app.store.protocol import Hold, HoldScope, RunQuery, Store
 
 COLUMNS = ("id", "covers", "reason", "placed", "by", "released", "by")
 
@@ -45,7 +45,13 @@ async def _add(settings: Settings, args: Arguments, now: float) -> list[Hold]:
             placed_at=now,
             placed_by=by.id,
         )
-        return [await store.place_hold(hold, by=by)]
+        placed_hold = await store.place_hold(hold, by=by)
+        if scope == "user" and not await store.runs(RunQuery(tenant=tenant or None, user=name, limit=1)):
+            words = (
+                f"note: `baton runs ls --user` finds no run of {name} so far; is it written as in requests?"
+            )
+            terminal.stderr().print(words, soft_wrap=True)
+        return [placed_hold]
 
 
 async def _choose_scope(store: Store, args: Arguments, now: float) -> tuple[HoldScope, str]:
