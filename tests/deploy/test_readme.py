@@ -1,5 +1,6 @@
 """The README keeps its word: its commands are pasted against a service that was started as it says."""
 
+import inspect
 import json
 import os
 import re
@@ -15,13 +16,13 @@ from functools import cache
 from io import StringIO
 from pathlib import Path
 from shutil import which
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args, get_origin
 from unittest.mock import patch
 
 import pytest
 
 from app.__main__ import main
-from app.process.config import configure
+from app.process.config import configure, entries
 from app.process.config.settings import variables
 from tests.harness.waiting import PATIENCE_SECONDS
 
@@ -301,6 +302,34 @@ def anchors(page: Path) -> set[str]:
     """The names by which links reach the page's headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def pool_words() -> set[str]:
+    """The names of the pool file's fields, and the words that they may have."""
+    words = set()
+    for _, entry in inspect.getmembers(entries, inspect.isclass):
+        if issubclass(entry, entries.Entry):
+            for name, declared in entry.model_fields.items():
+                words |= {name, *literals(declared.annotation)}
+    return words
+
+
+def literals(annotation: Any) -> Iterator[str]:
+    """The words among which a field of this type chooses."""
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        yield from arguments
+        return
+    for argument in arguments:
+        yield from literals(argument)
+
+
+@pytest.mark.parametrize("word", sorted(pool_words()))
+def test_every_word_of_the_pool_file_is_described(word: str) -> None:
+    guides = "\n".join(page.read_text() for page in PAGES if page.name not in ("changelog.md", "contributing.md"))
+    code = re.findall(r"(?s)^```.*?^```|`[^`\n]+`", guides, re.MULTILINE)
+    code.append((ROOT / "deploy" / "pool.example.toml").read_text())
+    assert any(re.search(rf"(?<![\w-]){word}(?![\w-])", piece) for piece in code), "in no guide, in no example"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
