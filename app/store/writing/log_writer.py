@@ -252,39 +252,30 @@ def seal(
     state = transparency_log.lock(conn, statements)
     if state is None:
         return None
+    before = dict(state)
     statements.common.plan_by_key(conn)
     window = transparency_log.window(conn, statements, state["xid"])
     log_pass = Pass(conn, statements, window.now, random_bytes)
     most = log_pass.limits.changes
     queued_changes = transparency_log.queued_changes(conn, statements, window.since, most)
-    state_changes: dict[str, Any] = {}
-    if not signers:
-        if state["signer"] is None:
-            state_changes["signer"] = Signer(
-                f"baton-{random_bytes()[:6].hex()}", random_bytes() + random_bytes()
-            ).secret()
-        signers = stored_signer.read(state_changes.get("signer", state["signer"]))
-    new_keys = _keys_in_force(log_pass, state, signers)
-    replaced_keys = state["verifiers"] or "" if new_keys else ""
-    state_changes |= new_keys
+    signers = signers or _stored_signers(state, stored_signer, random_bytes)
+    _name_keys(log_pass, state, signers)
     sealed_changes = log_pass.seal(queued_changes)
     transparency_log.dequeue(conn, statements, [change.n for change in sealed_changes])
     is_complete = len(sealed_changes) == len(queued_changes) < most
-    next_xid = window.horizon
+    state["xid"] = window.horizon
     if not is_complete:
-        next_xid = min(window.horizon, _first_left(queued_changes, sealed_changes))
+        state["xid"] = min(window.horizon, _first_left(queued_changes, sealed_changes))
     if is_complete and state["catch_up"] is not None:
-        state_changes["catch_up"] = transparency_log.queue_older_runs(
-            conn, state["catch_up"], next_xid, log_pass.at, most
-        )
-        is_complete = state_changes["catch_up"] is None
-    if next_xid != state["xid"]:
-        state_changes["xid"] = next_xid
+        state["catch_up"] = transparency_log.queue_older_runs(conn, state["catch_up"], state["xid"], log_pass.at, most)
+        is_complete = state["catch_up"] is None
     if log_pass.entries:
-        state_changes |= _append(conn, statements, log_pass, state["size"], signers)
-    if state_changes:
-        state |= state_changes
+        _append(conn, statements, log_pass, state, signers)
+    if state != before:
         transparency_log.change_state(conn, statements, state)
+    replaced_keys = ""
+    if state["verifiers"] != before["verifiers"]:
+        replaced_keys = before["verifiers"] or ""
     return SealingResult(
         leaves=len(log_pass.entries),
         size=state["size"],
@@ -300,21 +291,28 @@ def _first_left(queued_changes: Sequence[QueuedChange], sealed_changes: Sequence
     return min([change.xid for change in queued_changes if change.n in numbers_left], default=queued_changes[-1].xid)
 
 
-def _keys_in_force(log_pass: Pass, state: Mapping[str, Any], signers: Sequence[Signer]) -> dict[str, Any]:
-    """Return the changes of the state that name the keys by which checkpoints are signed from now on. An entry names
-    them."""
+def _stored_signers(
+    state: dict[str, Any], stored_signer: StoredSigner, random_bytes: RandomBytes
+) -> tuple[Signer, ...]:
+    """Return the key that is stored in the state of the log. It is made with the first entry."""
+    if state["signer"] is None:
+        state["signer"] = Signer(f"baton-{random_bytes()[:6].hex()}", random_bytes() + random_bytes()).secret()
+    return stored_signer.read(state["signer"])
+
+
+def _name_keys(log_pass: Pass, state: dict[str, Any], signers: Sequence[Signer]) -> None:
+    """Make an entry that names the keys by which checkpoints are signed from now on, if these are others."""
     verifiers = " ".join([str(signer.verifier) for signer in signers])
-    if verifiers == state["verifiers"]:
-        return {}
-    log_pass.add(LOG_KEY, verifiers, {})
-    return {"verifiers": verifiers}
+    if verifiers != state["verifiers"]:
+        log_pass.add(LOG_KEY, verifiers, {})
+        state["verifiers"] = verifiers
 
 
 def _append(
-    conn: Connection, statements: LogStatements, log_pass: Pass, size: int, signers: Sequence[Signer]
-) -> dict[str, Any]:
-    """Append the entries of a pass to the tree and sign it. Returns the changes of the state."""
-    tree = Tree(size, transparency_log.tiles(conn, statements, Tree.edge(size)))
+    conn: Connection, statements: LogStatements, log_pass: Pass, state: dict[str, Any], signers: Sequence[Signer]
+) -> None:
+    """Append the entries of a pass to the tree, and sign it."""
+    tree = Tree(state["size"], transparency_log.tiles(conn, statements, Tree.edge(state["size"])))
     rows = []
     for entry in log_pass.entries:
         rows.append((tree.size, *entry))
@@ -322,7 +320,7 @@ def _append(
     statements.common.write(conn, (statements.insert_entry, rows))
     transparency_log.write_tiles(conn, statements, tree.bodies())
     checkpoint = Checkpoint(signers[0].name, tree.size, tree.root())
-    return {"size": tree.size, "checkpoint": sign(checkpoint.text, signers), "sealed_at": log_pass.at}
+    state |= {"size": tree.size, "checkpoint": sign(checkpoint.text, signers), "sealed_at": log_pass.at}
 
 
 def _lag(conn: Connection, statements: LogStatements, now: float, sealed_changes: Sequence[QueuedChange]) -> float:
