@@ -38,21 +38,27 @@ from app.gateway.wire.parameters import WireModel
 
 ConductorName = Annotated[str, Path(alias="conductor", description="The conductor's worker in the pool file.")]
 TierName = Annotated[str, Path(alias="tier", description="A tier of the pool file.")]
-CHANGES: tuple[tuple[str, ChangeKind, str], ...] = (
-    ("canary", "canary", "Let a version conduct a share of the runs."),
-    ("promote", "promoted", "Let a version conduct all runs."),
-    ("rollback", "rolled_back", "End the canary, or go back to the version that was live before."),
-)
 
-TIER_CHANGES: tuple[tuple[str, ChangeKind, str], ...] = (
-    ("canary", "canary", "Let another tier or a worker serve a share of a tier's runs."),
-    ("promote", "promoted", "Let another tier or a worker serve all of a tier's runs."),
-    ("rollback", "rolled_back", "End the canary, or go back to what served the tier before."),
+
+class Verb(NamedTuple):
+    """A change of the version that conducts, or of what serves a tier."""
+
+    name: str
+    kind: ChangeKind
+    words: str
+    body: type[WireModel] = NoFields
+
+
+CHANGES = (
+    Verb("canary", "canary", "Let a version conduct a share of the runs.", CanaryRequest),
+    Verb("promote", "promoted", "Let a version conduct all runs.", PromotionRequest),
+    Verb("rollback", "rolled_back", "End the canary, or go back to the version that was live before."),
 )
-BODIES: Mapping[ChangeKind, type[WireModel]] = {"canary": CanaryRequest, "promoted": PromotionRequest}
-"""The bodies of the changes that name a version."""
-TIER_BODIES: Mapping[ChangeKind, type[WireModel]] = {"canary": TierCanaryRequest, "promoted": TierPromotionRequest}
-"""The bodies of the changes that name a subject."""
+TIER_CHANGES = (
+    Verb("canary", "canary", "Let another tier or a worker serve a share of a tier's runs.", TierCanaryRequest),
+    Verb("promote", "promoted", "Let another tier or a worker serve all of a tier's runs.", TierPromotionRequest),
+    Verb("rollback", "rolled_back", "End the canary, or go back to what served the tier before."),
+)
 
 
 def routes(context: AdminContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
@@ -60,11 +66,11 @@ def routes(context: AdminContext, keys: Keys, idempotency: Idempotency) -> APIRo
     router = APIRouter(prefix="/admin/v1", tags=["pool"])
     _add_worker_routes(router, context, keys)
     _add_conductor_routes(router, context, keys)
-    for verb, kind, words in CHANGES:
-        _add_conductor_change(router, context, keys, idempotency, Verb(verb, kind, words))
+    for verb in CHANGES:
+        _add_conductor_change(router, context, keys, idempotency, verb)
     _add_tier_routes(router, context, keys)
-    for verb, kind, words in TIER_CHANGES:
-        _add_tier_change(router, context, keys, idempotency, Verb(verb, kind, words))
+    for verb in TIER_CHANGES:
+        _add_tier_change(router, context, keys, idempotency, verb)
     return router
 
 
@@ -188,19 +194,10 @@ def _check_tier(catalog: Catalog, tier: str) -> None:
         raise NotFound("The pool file has no tier of this name.")
 
 
-class Verb(NamedTuple):
-    """A change of the version that conducts, or of what serves a tier."""
-
-    name: str
-    kind: ChangeKind
-    words: str
-
-
 def _add_conductor_change(
     router: APIRouter, context: AdminContext, keys: Keys, idempotency: Idempotency, verb: Verb
 ) -> None:
-    kind = verb.kind
-    model = BODIES.get(kind, NoFields)
+    kind, model = verb.kind, verb.body
 
     @router.post(
         f"/conductors/{{conductor}}/{verb.name}",
@@ -247,8 +244,7 @@ def _add_conductor_change(
 def _add_tier_change(
     router: APIRouter, context: AdminContext, keys: Keys, idempotency: Idempotency, verb: Verb
 ) -> None:
-    kind = verb.kind
-    model = TIER_BODIES.get(kind, NoFields)
+    kind, model = verb.kind, verb.body
 
     @router.post(
         f"/tiers/{{tier}}/{verb.name}",
