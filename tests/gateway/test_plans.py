@@ -18,7 +18,7 @@ from app.gateway.http.api_keys import mint
 from app.gateway.runs.forecasts import of_plan
 from app.process.config import configure
 from app.process.wiring import Runtime
-from app.store.protocol import CONTENT_READ, AdminEventQuery, RunQuery
+from app.store.protocol import CONTENT_READ, AdminEventQuery, Hold, RunQuery
 from tests.audit.tampers import seal, verify
 from tests.harness.in_process import plan, plan_text, script_answers, script_plans
 from tests.harness.stand_ins import CATALOG
@@ -373,12 +373,18 @@ async def test_a_deleted_plan_has_no_text_left(client: httpx.AsyncClient, runtim
     path = f"/v1/plans/{plan_body['id']}"
     edit = [{"op": "change", "step": 0, "subtask": "Think twice."}]
     await client.patch(path, json={"revision": 1, "edits": edit})
+    store = runtime.gateway.store
+    await store.place_hold(Hold("hold_1", "tenant", "acme", "", "case 12", 1.0, ""))
+    refused = await client.delete(path)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "legal_hold")
+    assert [row.erased for row in await store.runs(RunQuery())] == [False, False]
+    await store.release_hold("hold_1", 2.0)
     assert (await client.delete(path)).json() == {"id": plan_body["id"], "object": "plan", "deleted": True}
     for request in (client.get(path), client.post(f"{path}/run")):
         refused = await request
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "plan_deleted")
     assert (await client.get("/v1/plans")).json()["data"] == []
-    assert [row.erased for row in await runtime.gateway.store.runs(RunQuery())] == [True, True]
+    assert [row.erased for row in await store.runs(RunQuery())] == [True, True]
 
 
 async def other_key(runtime: Runtime, *labels: str) -> tuple[str, dict[str, str]]:

@@ -47,9 +47,7 @@ async def _add(settings: Settings, args: Arguments, now: float) -> list[Hold]:
         )
         placed_hold = await store.place_hold(hold, by=by)
         if scope == "user" and not await store.runs(RunQuery(tenant=tenant or None, user=name, limit=1)):
-            words = (
-                f"note: `baton runs ls --user` finds no run of {name} so far; is it written as in requests?"
-            )
+            words = f"note: `baton runs ls --user` finds no run of {name} so far; is it written as in requests?"
             terminal.stderr().print(words, soft_wrap=True)
         return [placed_hold]
 

@@ -266,10 +266,11 @@ def _add_delete_route(router: APIRouter, context: GatewayContext, keys: Keys) ->
         operation_id="delete_plan",
         summary="Delete a plan with all of its revisions.",
         response_model=plan_replies.DeletedPlan,
-        responses=operations.replies(*operations.READING),
+        responses=operations.replies(*operations.READING, 409),
     )
     async def delete_plan(target: visible) -> Response:
-        """Its texts are erased, as `DELETE /v1/runs/{run}` erases a run's; runs that have executed it stay."""
+        """Its texts are erased, as `DELETE /v1/runs/{run}` erases a run's; runs that have executed it stay. A legal
+        hold forbids it (409)."""
         # The first revision is erased last: while it is there, this can be done again.
         for revision in reversed(target.plan.revisions):
             if revision.row is not None:
