@@ -76,6 +76,8 @@ async def test_a_stored_response_is_retrieved_and_deleted(client: AsyncOpenAI) -
     assert again.to_dict() == response.to_dict()
     items = await client.responses.input_items.list(response.id)
     assert [item.to_dict()["content"][0]["text"] for item in items.data] == ["What is 2 + 2?"]  # type: ignore[index]
+    assert (await client.beta.responses.retrieve(response.id)).id == response.id
+    assert [item.id for item in (await client.beta.responses.input_items.list(response.id)).data] == [items.data[0].id]
     await client.responses.delete(response.id)
     with pytest.raises(openai.NotFoundError):
         await client.responses.retrieve(response.id)

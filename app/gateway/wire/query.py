@@ -581,6 +581,8 @@ class ResponseOptions(StreamOptions):
     """Checked, and without effect."""
     include_obfuscation: Text | None = None
     """Accepted, and without effect."""
+    beta: Text | None = None
+    """Accepted, and without effect: OpenAI's client sends it with `beta.responses`."""
 
 
 class ItemFilters(Parameters):
@@ -596,3 +598,5 @@ class ItemFilters(Parameters):
     """Checked, and without effect."""
     include_list: Annotated[list[Includable], Field(alias="include[]")] = []
     """Checked, and without effect."""
+    beta: Text | None = None
+    """Accepted, and without effect: OpenAI's client sends it with `beta.responses`."""
