@@ -36,9 +36,10 @@ class Live:
     `source` gives the events to follow. `render` makes the regions as they are behind an event; an empty mapping: this
     event changes nothing. `Pages.route` sets `seconds`, after which the stream ends with the session.
 
-    The event `END` tells the browser not to ask again. It is sent when the session is over, when the API refuses what
-    is followed, and when the source has ended if `is_finite` says that nothing can come after that. Where the service
-    restarts or is overloaded the stream is closed without it, so that the browser asks again.
+    The event `END` tells the browser not to ask again. It is sent when the session is over or the API refuses what is
+    followed, of which the page then tells its reader (`REFUSED`), and when the source has ended if `is_finite` says
+    that nothing can come after that. Where the service restarts or is overloaded the stream is closed without it, so
+    that the browser asks again.
     """
 
     seconds: float | None = None
@@ -49,6 +50,7 @@ class Live:
         self._source = source
         self._render = render
         self._is_final = is_finite
+        self._is_refused = False
         self._latest: Event | None = None
         self._is_over = False
         self._changed = asyncio.Event()
@@ -70,7 +72,9 @@ class Live:
             for task in (reading, leaving, writing):
                 task.cancel()
         if leaving.cancelled():
-            if self._is_final or not finished:  # not ended: the session's time is over
+            if self._is_refused or not finished:  # not ended: the session's time is over
+                await _send(send, REFUSED)
+            elif self._is_final:
                 await _send(send, END_EVENT)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -83,7 +87,7 @@ class Live:
                         self._latest = event
                         self._changed.set()
         except ApiError as error:
-            self._is_final = _is_refusal(error)
+            self._fail(error)
         self._is_over = True
         self._changed.set()
 
@@ -101,7 +105,7 @@ class Live:
                 try:
                     regions = await self._render(event)
                 except ApiError as error:
-                    self._is_final = _is_refusal(error)
+                    self._fail(error)
                     return  # a browser that asks again names the event before this one
                 if regions:
                     await _send(send, patch(event.id, regions))
@@ -109,10 +113,10 @@ class Live:
                 return
             await asyncio.sleep(1 / PATCHES_PER_SECOND)
 
-
-def _is_refusal(error: ApiError) -> bool:
-    """Return True if the API would refuse the same again; False where it is overloaded or has a fault."""
-    return error.status < 500 and error.status != 429
+    def _fail(self, error: ApiError) -> None:
+        """Note an error of the API: it would refuse the same again, unless it is overloaded or has a fault."""
+        self._is_final = False
+        self._is_refused = error.status < 500 and error.status != 429
 
 
 def changed_regions(earlier: Regions, now: Regions) -> dict[str, str]:
@@ -129,6 +133,14 @@ def patch(event_id: str, regions: Regions) -> str:
     if event_id:
         lines.insert(0, f"id: {event_id}")
     return "\n".join(lines) + "\n\n"
+
+
+STALE: Final = (
+    '<p id="stale" class="fault" role="alert">This page is not updated any more, because you are not signed in or may '
+    'not see it. <a href="">Load it anew</a></p>'
+)
+REFUSED: Final = patch("", {"stale": STALE}) + END_EVENT
+"""The end of a stream that its reader may not follow any more: it fills the place that each page has for that."""
 
 
 async def _send(send: Send, text: str) -> None:

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from app.console import templating
 from app.console.api import Api, ApiError, Session
-from app.console.live import END_EVENT, Live
+from app.console.live import REFUSED, Live
 from app.console.session import Sessions, is_from_console
 from app.core.console_path import PATH
 from app.core.records import record
@@ -137,7 +137,7 @@ class Pages:
     def redirect_to_sign_in(self, request: Request) -> Response:
         """Lead to the sign-in page, which leads back; end the stream of a page that is open."""
         if "live" in request.query_params or request.url.path.endswith("/live"):
-            return _event_stream(END_EVENT)
+            return _event_stream(REFUSED)
         return RedirectResponse(f"{PATH}/sign-in?next={quote(address_of(request))}", 303, HEADERS)
 
 

@@ -248,6 +248,18 @@ def test_a_person_who_has_signed_out_must_sign_in_again(page: "Page") -> None:
     page.get_by_label("A key of this service").wait_for()
 
 
+def test_a_page_that_is_followed_says_when_its_reader_may_not_see_it_any_more(
+    another: Callable[..., "Page"], service: Service
+) -> None:
+    new_page = another("guest", "runs:read", address="/console/runs")
+    keys = service.api("GET", f"{service.admin}/admin/v1/keys").json()["data"]
+    [key] = [key["id"] for key in keys if key["name"] == "guest"]
+    service.api("POST", f"{service.admin}/admin/v1/keys/{key}/revoke")
+    expect(new_page.get_by_role("alert")).to_contain_text("not updated any more")
+    new_page.get_by_role("link", name="Load it anew").click()
+    new_page.get_by_label("A key of this service").wait_for()
+
+
 def test_forms_can_be_sent_without_https(browser: "Browser", service: Service) -> None:
     """There a browser says by `Origin` alone which page has sent a form."""
     context = browser.new_context(base_url=service.url.replace("127.0.0.1", PLAIN_HOST))

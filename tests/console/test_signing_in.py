@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from app.console.live import REFUSED
 from tests.harness.console import SAME_ORIGIN, console_client, hidden_value, page_text, sign_in, signed_in_client
 from tests.harness.stand_ins import GatewayStandIn
 from tests.harness.waiting import PATIENCE_SECONDS
@@ -80,16 +81,19 @@ async def test_a_session_ends_after_twelve_hours_and_with_its_key(gateway: Gatew
 async def test_a_live_page_ends_with_its_session(gateway: GatewayStandIn, page: str) -> None:
     async with signed_in_client(gateway, gateway.add_key()) as client:
         gateway.seconds += 12 * 3600 - 0.1
-        assert (await client.get(page)).text.endswith("event: end\ndata: \n\n")
+        assert (await client.get(page)).text.endswith(REFUSED)
 
 
 @pytest.mark.parametrize("page", ["/console?live=0", "/console/runs?live", "/console/runs/run_1/live"])
 async def test_a_live_page_without_a_session_is_told_not_to_ask_again(gateway: GatewayStandIn, page: str) -> None:
+    """Its reader is told that it is not updated any more."""
     async with signed_in_client(gateway, gateway.add_key()) as client:
+        assert '<p id="stale" hidden></p>' in (await client.get("/console/runs")).text
         gateway.seconds += 12 * 3600 + 1
         reply = await client.get(page)
         assert reply.headers["content-type"].startswith("text/event-stream")
-        assert reply.text == "event: end\ndata: \n\n"
+        assert reply.text == REFUSED
+        assert REFUSED.endswith("event: end\ndata: \n\n")
 
 
 async def test_the_head_of_a_live_page_is_no_stream(gateway: GatewayStandIn) -> None:
