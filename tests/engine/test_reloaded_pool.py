@@ -1,4 +1,4 @@
-"""The pool file is read again between two calls of one step."""
+"""The pool file is read again while a request is being admitted, or between two calls of a run."""
 
 import logging
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 
 from app.core.run.events import Kind
 from app.engine.calls.step_request import Candidates
+from app.errors import NotFound
 from app.process.config import configure
 from app.process.wiring import Runtime
 from tests.harness.in_process import bodies_of, events, finish, order, pool_text, running_service
@@ -20,15 +21,20 @@ base_url = "{url}"
 """
 
 
-def reload_after_a_failure(runtime: Runtime, folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the process read this pool file as soon as a call has failed."""
+def reload(runtime: Runtime, folder: Path, text: str) -> None:
+    """Have the process read this pool file."""
     (folder / "pool.toml").write_text(text)
     environ = {"BATON_POOL": str(folder / "pool.toml"), "BATON_DATA_DIR": str(folder), "BATON_PEPPER": "p" * 32}
+    runtime.install(configure(environ))
+
+
+def reload_after_a_failure(runtime: Runtime, folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the process read this pool file as soon as a call has failed."""
     note_failure = Candidates.note_failure
 
     def note_and_reload(candidates: Candidates, *failed: Any, **more: Any) -> None:
         note_failure(candidates, *failed, **more)
-        runtime.install(configure(environ))
+        reload(runtime, folder, text)
 
     monkeypatch.setattr(Candidates, "note_failure", note_and_reload)
 
@@ -61,3 +67,35 @@ async def test_a_worker_that_has_changed_is_called_as_it_is_now(
         assert (await finish(followed_run)).ended.error is None
         called = bodies_of(await events(runtime, followed_run.run), Kind.CALL_INTENDED)
     assert [(call["worker"], call["model"]) for call in called] == [("alpha", "alpha"), ("alpha", "delta")]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "pool"),
+    [
+        ("alpha", "delta", ["delta", "beta", "gamma"]),
+        ("planner", "conductor", ["alpha", "beta", "gamma"]),
+        ('pool = ["alpha", "beta", "gamma"]', 'pool = ["gamma", "beta", "alpha"]', ["gamma", "beta", "alpha"]),
+    ],
+    ids=["worker", "conductor", "pool"],
+)
+async def test_a_request_that_came_before_is_carried_out_under_its_tier_as_it_is_now(
+    stub: ProviderStub, tmp_path: Path, before: str, after: str, pool: list[str]
+) -> None:
+    usual = pool_text(stub)
+    async with running_service(tmp_path, usual) as runtime:
+        early_order = order(runtime, "baton-ultra")
+        reload(runtime, tmp_path, usual.replace(before, after))
+        followed_run = await runtime.runs.start(early_order)
+        assert (await finish(followed_run)).ended.error is None
+        admitted = bodies_of(await events(runtime, followed_run.run), Kind.ADMITTED)
+    assert [admission["pool"] for admission in admitted] == [pool]
+
+
+async def test_a_request_that_came_before_its_tier_left_it_is_refused(stub: ProviderStub, tmp_path: Path) -> None:
+    usual = pool_text(stub)
+    async with running_service(tmp_path, usual) as runtime:
+        before = order(runtime, "baton-mini")
+        reload(runtime, tmp_path, usual.replace("[tiers.baton-mini]", "[tiers.other]"))
+        with pytest.raises(NotFound) as refusal:
+            await runtime.runs.start(before)
+    assert refusal.value.public_code == "model_not_found"

@@ -11,7 +11,7 @@ import orjson
 from app.conductor.protocol import FixedPlanConductor, Policy
 from app.conductor.recorded import RecordedConductor
 from app.core.message.chat import Task, TaskParts, task_bytes, task_parts
-from app.core.plan.arms import is_arm, steps_needed
+from app.core.plan.arms import is_arm, steps_needed, tier_of
 from app.core.plan.proposals import by_name, read_plan
 from app.core.plan.workflow import CONDUCTOR as ITSELF
 from app.core.plan.workflow import Step
@@ -40,7 +40,7 @@ from app.core.run.recording import Recording
 from app.core.run.state import CALLER, FALLBACK, REPLAY
 from app.core.run.visibility import label_refusals_of_plan
 from app.engine.context import EngineContext
-from app.errors import InvalidRequest, PlanRejected
+from app.errors import InvalidRequest, NotFound, PlanRejected
 from app.store.protocol import (
     BRIEF,
     FIRST_REVISION,
@@ -192,6 +192,20 @@ def request_tags(order: Order) -> tuple[tuple[str, str], ...]:
     """The filters by the ids of the HTTP request and of its trace, as far as there are any."""
     filters = ((REQUEST_TAG, order.request_id), (TRACE_TAG, order.trace.id))
     return tuple([(name, value) for name, value in filters if value])
+
+
+def with_tier_in_force(catalog: Catalog, order: Order) -> Order:
+    """The order under its tier as the catalog has it: the pool file may have been read again since the request came.
+    Raises `NotFound` if the tier is gone."""
+    if catalog.tiers.get(order.tier.name) is order.tier:
+        return order
+    tier = tier_of(catalog, order.tier.name, order.model, order.tier.served_by)
+    if tier is None:
+        raise NotFound("The model was just removed from the pool file.", param="model", code="model_not_found")
+    if tier == order.tier:
+        return order
+    effort = order.effort if order.effort in tier.efforts else tier.effort
+    return replace(order, tier=tier, effort=effort, limits=within(order.limits, tier.efforts[effort]))
 
 
 def untaken_seconds(context: EngineContext) -> float:

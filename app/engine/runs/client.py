@@ -227,6 +227,7 @@ class RunClient:
         order = copy_with(order, task=copy_with(order.task, messages=messages))
         order = await admission.with_budgets(self._context, order)
         catalog = self._context.catalog()
+        order = admission.with_tier_in_force(catalog, order)
         admitted = await admission.decide(self._context, catalog, order)
         order = admitted.order
         await self._context.pin(catalog)
