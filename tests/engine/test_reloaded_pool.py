@@ -8,10 +8,11 @@ import pytest
 
 from app.core.run.events import Kind
 from app.engine.calls.step_request import Candidates
+from app.engine.runs.planning import Planner
 from app.errors import NotFound
 from app.process.config import configure
 from app.process.wiring import Runtime
-from tests.harness.in_process import bodies_of, events, finish, order, pool_text, running_service
+from tests.harness.in_process import bodies_of, events, finish, order, pool_text, running_service, script_plans
 from tests.stubs import Fail, ProviderStub
 
 LEAVING = """
@@ -99,3 +100,25 @@ async def test_a_request_that_came_before_its_tier_left_it_is_refused(stub: Prov
         with pytest.raises(NotFound) as refusal:
             await runtime.runs.start(before)
     assert refusal.value.public_code == "model_not_found"
+
+
+async def test_a_model_that_conducts_no_more_is_asked_for_no_further_plan(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The auditor finds no call of a model that is not the tier's conductor in the pool file of that call."""
+    script_plans(stub, "I would rather not.")
+    usual, start = pool_text(stub), Planner.start
+    async with running_service(tmp_path, usual) as runtime:
+        replaced = usual.replace('worker = "planner"', 'worker = "gamma"')
+
+        def reload_before_the_repair(planner: Planner, *arguments: Any) -> None:
+            if arguments[2].mode == "repair":
+                reload(runtime, tmp_path, replaced)
+            start(planner, *arguments)
+
+        monkeypatch.setattr(Planner, "start", reload_before_the_repair)
+        followed_run = await runtime.runs.start(order(runtime, "baton-ultra"))
+        assert (await finish(followed_run)).ended.error is None
+        rejected = bodies_of(await events(runtime, followed_run.run), Kind.PLAN_REJECTED)
+    assert rejected[1]["reasons"] == ["conductor_replaced"]
+    assert len(stub.requests_for("planner")) == 1

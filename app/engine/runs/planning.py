@@ -626,11 +626,22 @@ class Planner:
         state, worker = self._state, catalog.workers.get(name)
         if state is None or worker is None:
             raise PlanRejected(["the conductor's model is not in the pool file"])
+        if not self._conducts(state, name):
+            raise WorkerUnavailable(code="conductor_replaced")
         if not self._may_read(worker, state):  # since the admission, or by what was read since then (D6)
             raise WorkerUnavailable(code="conductor_not_cleared")
         if state.admitted.needs_prices and not worker.priced:
             raise WorkerUnavailable(code="conductor_not_priced")
         return state, worker
+
+    def _conducts(self, state: RunState, name: str) -> bool:
+        """True unless the pool file, which was read again since this process took the run, has another model as the
+        conductor or embedder of the run's tier."""
+        tier = self._context.tier_of(state.admitted)
+        if tier is None:
+            return True
+        selector = tier.conductor.selector
+        return name == tier.conductor.worker or (selector is not None and name == selector.embedder)
 
     def _within_means(self, state: RunState, brief: Brief, whole: Attempt, *, embeds: bool) -> Attempt:
         """A call of a conductor, cut to what the run can pay if the cheapest worker is to answer after it.
