@@ -24,7 +24,6 @@ from app.conductor.recorded import RecordedConductor
 from app.core.message.chat import Task
 from app.core.plan.proposals import by_name, read_plan
 from app.core.plan.workflow import Step
-from app.core.pool.catalog import Catalog, Tier
 from app.core.records import copy_with
 from app.core.run.events import Event, Kind
 from app.core.run.fold import apply_facts, fold
@@ -42,6 +41,7 @@ from app.engine.runs.recovery import Recovery, hand_back, has_begun
 from app.engine.runs.tool_results import NextTurn, Resumption
 from app.errors import (
     BatonError,
+    ConfigInvalid,
     Conflict,
     LeaseLost,
     NotFound,
@@ -63,7 +63,7 @@ from app.stepqueue.protocol import (
     Live,
     Stop,
 )
-from app.store.protocol import MOVED, ContentReads, Entry, Lease, Outbox
+from app.store.protocol import MOVED, Entry, Lease, Outbox
 
 E = TypeVar("E", bound=Exception)
 LEASES_NOT_RENEWED = "The leases of runs could not be renewed; this is tried again until they lapse."
@@ -282,8 +282,6 @@ class Drivers:
                 return self.sweep_soon()
         if snapshot.state.replied or run in self._drivers:
             return  # its caller has the reply, or it was taken here meanwhile
-        if self._context.tier_of(snapshot.state.admitted) is None:
-            return  # an engine whose pool file has the tier finds it
         await self._lease(snapshot)
 
     async def _lease(self, run: RunSnapshot) -> Driver:
@@ -500,32 +498,32 @@ class Drivers:
 
 async def _read_task_and_policy(context: EngineContext, run: RunSnapshot) -> tuple[Task, Policy]:
     """Return the task of a run that exists already, and the policy that plans it. `NotFound` if its contents were
-    erased."""
-    catalog, state, contents = context.catalog(), run.state, run.contents
-    tier = context.tier_of(state.admitted)
-    if tier is None:
-        raise KeyError(state.admitted.tier)
+    erased, `ConfigInvalid` if the pool file lacks its tier."""
+    state, contents = run.state, run.contents
     task = await task_of(context.store, state.run, state.admitted.task, contents)
-    policy = await _policy(context.store, catalog, tier, state, contents)
+    policy = await _policy(context, state, contents)
+    tier = context.tier_of(state.admitted)  # only now: the pool file may have been read again meanwhile
+    if tier is None:
+        raise ConfigInvalid([f"the pool file has no tier {state.admitted.tier}"])
     return task, policy or context.conductor(tier)
 
 
-async def _policy(
-    store: ContentReads, catalog: Catalog, tier: Tier, state: RunState, contents: Mapping[str, bytes]
-) -> Policy | None:
+async def _policy(context: EngineContext, state: RunState, contents: Mapping[str, bytes]) -> Policy | None:
     """Return the policy of a run that the tier's conductor does not plan; None if it does."""
-    names = [name for name in state.admitted.pool if name in catalog.workers]
-    if state.admitted.conductor == FALLBACK:
-        names = names or list(state.admitted.pool)  # one that has left the pool file fails, and says so
-        worker = tier.fallback if tier.fallback in names else names[0]
+    admitted, workers = state.admitted, context.catalog().workers
+    names = [name for name in admitted.pool if name in workers]
+    if admitted.conductor == FALLBACK:
+        names = names or list(admitted.pool)  # one that has left the pool file fails, and says so
+        tier = context.tier_of(admitted)
+        worker = tier.fallback if tier is not None and tier.fallback in names else names[0]
         return FixedPlanConductor((Step(worker, answers=True),))
-    if state.admitted.conductor == REPLAY:
-        return RecordedConductor(await replays.recording_of(store, state, contents))
-    if state.admitted.conductor != CALLER or not state.admitted.plan or state.has_workflow:
+    if admitted.conductor == REPLAY:
+        return RecordedConductor(await replays.recording_of(context.store, state, contents))
+    if admitted.conductor != CALLER or not admitted.plan or state.has_workflow:
         return None
-    body = (await bodies_of(store, state.run, [state.admitted.plan], contents))[state.admitted.plan]
+    body = (await bodies_of(context.store, state.run, [admitted.plan], contents))[admitted.plan]
     with suppress(PlanRejected):  # it was valid for the pool then; without one of its workers the fallback decides
-        return FixedPlanConductor(read_plan(orjson.loads(body), by_name(names), state.admitted.limits.steps))
+        return FixedPlanConductor(read_plan(orjson.loads(body), by_name(names), admitted.limits.steps))
     return FixedPlanConductor(())
 
 
