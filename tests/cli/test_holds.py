@@ -62,3 +62,8 @@ def test_a_hold_that_covers_nothing_or_two_things_is_refused(tmp_path: Path) -> 
         assert "name one of --run, --user, --tenant and --key" in result.err
     assert "`baton holds ls` lists them" in baton(tmp_path, "holds", "release", "hold_none").err
     assert "no tenant of this name" in baton(tmp_path, "holds", "add", "--reason", "x", "--tenant", "acme").err
+
+
+def test_whoever_restores_a_back_up_is_reminded_of_holds(tmp_path: Path) -> None:
+    """Engines would erase what a lost hold covered as soon as its time is over."""
+    assert "Legal holds that were placed since then are gone" in baton(tmp_path, "restored", "--dry-run").out

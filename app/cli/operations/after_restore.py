@@ -261,6 +261,7 @@ def _print(state: RestoredState, args: Arguments) -> None:
     if state.keys is not None:
         print(f"{count(state.keys, 'key')} of the queue deleted in Redis.")
     print(f"What no log tells: compare the accounts of the providers since {since}.")
+    print("Legal holds that were placed since then are gone: place them again before any engine starts.")
     print("Keys that were revoked and contents that were erased since then are back: revoke and erase them again.")
 
 
