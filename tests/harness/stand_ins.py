@@ -347,7 +347,7 @@ class DictionaryStore:
         self.key_rows[public_id] = replace(row, digest=digest, pepper=pepper)
         return True
 
-    async def erase(self, run: str) -> bool:
+    async def erase(self, run: str, *, by: Actor) -> bool:
         self._check()
         return True
 
