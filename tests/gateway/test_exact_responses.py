@@ -151,6 +151,10 @@ def text_of(events: list[dict[str, Any]]) -> str:
     return "".join(event.get("delta", "") for event in events)
 
 
+def numbers_of(events: list[dict[str, Any]]) -> list[int]:
+    return [event["sequence_number"] for event in events]
+
+
 async def test_the_words_of_a_second_attempt_are_numbered_above_the_first(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
@@ -158,13 +162,44 @@ async def test_the_words_of_a_second_attempt_are_numbered_above_the_first(
     stub.script("beta", Reply(chunks=("Fo", "ur", ".")))
     events = exact_events((await client.post("/v1/responses", json=ASKED | {"stream": True})).text)
     assert kinds(events) == [*BEGIN, *TEXT, "completed"]
-    assert events[2]["sequence_number"] > 2**32
+    assert 2**26 < events[2]["sequence_number"] < events[-1]["sequence_number"] < 2**31, "as all clients can read it"
     last = events[-1]["response"]
     for place in (1, 2, 4, len(events) - 2):
         query = {"stream": "true", "starting_after": str(events[place]["sequence_number"])}
         rest = exact_events((await client.get(f"/v1/responses/{last['id']}", params=query)).text)
         assert rest[-1] == events[-1]
         assert text_of(rest) == text_of(events[place + 1 :])
+
+
+async def test_each_response_of_a_loop_of_calls_counts_from_its_own_start(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    """Were all turns of a long run counted on, clients that read 32 bits could not follow."""
+    calling = Reply(chunks=("Hm", "."), tool_calls=CALLS[:1], finish="tool")
+    stub.script("alpha", calling, Fail(status=500), calling, Reply(chunks=("Fo", "ur", ".")))
+    asked = ASKED | {"tools": [ADD], "stream": True, "baton": {"pool": {"pin": "alpha"}}}
+    streams = [exact_events((await client.post("/v1/responses", json=asked)).text)]
+    while (call := streams[-1][-1]["response"]["output"][-1])["type"] == "function_call":
+        result = [{"type": "function_call_output", "call_id": call["call_id"], "output": "4"}]
+        body = asked | {"input": result, "previous_response_id": streams[-1][-1]["response"]["id"]}
+        streams.append(exact_events((await client.post("/v1/responses", json=body)).text))
+    ids = [events[-1]["response"]["id"] for events in streams]
+    assert ids == [ids[0], f"{ids[0]}_1", f"{ids[0]}_2"]
+    numbers = [numbers_of(events) for events in streams]
+    assert [own[:4] for own in numbers] == [[0, 1, 2, 3], [0, 1, 2**26 + 2, 2**26 + 3], [0, 1, 2, 3]]
+    for own, events in zip(numbers, streams, strict=True):
+        assert own == sorted(own)
+        assert own[-1] < own[2] + 2**16
+        for place in range(len(events) - 1):
+            query = {"stream": "true", "starting_after": str(own[place])}
+            rest = await client.get(f"/v1/responses/{events[-1]['response']['id']}", params=query)
+            assert rest.status_code == 200, rest.text
+            assert exact_events(rest.text)[-1] == events[-1]
+            later = [event for event in events if event["sequence_number"] > own[place]]
+            assert text_of(exact_events(rest.text)) == text_of(later)
+    query = {"stream": "true", "starting_after": str(2**26 + 4)}
+    unknown = await client.get(f"/v1/responses/{ids[2]}", params=query)
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (400, "unknown_event")
 
 
 async def test_every_option_is_told_back_in_its_form(stub: ProviderStub, client: httpx.AsyncClient) -> None:

@@ -25,6 +25,7 @@ run. Anything in between is refused, not guessed.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Literal
 
 from app.core.message.chat import Message, Usage, run_of, sum_usages
@@ -132,8 +133,9 @@ def _answer_usage(state: RunState) -> Usage:
 # -- positions in the stream of an answer
 
 
-ATTEMPT = 2**32
-"""More characters than any answer has; 2**21 attempts still fit into the whole numbers that JavaScript has."""
+ATTEMPT = 2**26
+"""More characters than any answer has; 32 attempts in a turn still fit into 31 bits, the most that OpenAI's .NET client
+reads of the number of a response's event."""
 FINISH, USAGE, DONE = 1, 2, 3
 """The events after the text."""
 
@@ -187,6 +189,15 @@ def _answering_calls(state: RunState, n: int) -> list[Call]:
     for step in steps:
         calls += [call for call in state.calls.values() if call.step == step.n or call.id == step.call]
     return calls
+
+
+def count_earlier_attempts(state: RunState) -> int:
+    """Return how many attempts the positions of this turn count that earlier turns made, up to calls of tools."""
+    step = answering_step_of(state) or state.answering_step
+    if step is None:
+        return 0
+    calls = _answering_calls(state, step.n)
+    return sum(1 for _ in takewhile(lambda call: call.turn < state.turn.number, calls[:-1]))
 
 
 def answering_step_of(state: RunState) -> StepState | None:

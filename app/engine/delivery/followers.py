@@ -97,7 +97,7 @@ class Audience:
         self._ended: TurnEnd | None = None
         self._listeners: list[Listener] = []
         self._last_noted = 0
-        self._attempt = 0
+        self._attempt = self._earlier_attempts = 0
         self.call = ""
         """The call whose text is sent."""
         self._pieces: list[str] = []
@@ -159,6 +159,7 @@ class Audience:
             if state.answering_step is None or state.answering_step.n != delta.step or attempt <= self._attempt:
                 return False
             self._begin(delta.call, attempt)
+            self._earlier_attempts = caller_view.count_earlier_attempts(state)
         known_chars, known_calls = self.chars - delta.offset, len(self._calls) - delta.since
         text = delta.text[known_chars:] if known_chars >= 0 else ""
         calls = delta.calls[known_calls:] if min(known_chars, known_calls) >= 0 else ()
@@ -171,7 +172,7 @@ class Audience:
         self._tokens += tokens
         self._calls += calls
         self.chars += len(text)
-        part = AnswerPart(text, tokens, Position(self._attempt, self.chars).number, calls)
+        part = AnswerPart(text, tokens, Position(self._attempt, self.chars).number, calls, self._earlier_attempts)
         for listener in self._listeners:
             self._send(listener, part)
         return True
@@ -210,6 +211,7 @@ class Audience:
                 tuple(self._tokens[sent:]),
                 Position(self._attempt, self.chars).number,
                 tuple(self._calls[listener.call_pieces :]),
+                self._earlier_attempts,
             )
         if listener.mailbox.put(part):
             listener.chars, listener.tokens = max(self.chars, listener.chars), sent + len(part.logprobs)
@@ -246,7 +248,8 @@ class Audience:
         rest = tokens[listener.tokens_sent(tokens) :]
         calls = unsent_deltas(ended.calls, self._calls[: listener.call_pieces])
         if error is None and (len(answer) > listener.chars or rest or calls):
-            listener.mailbox.push(AnswerPart(answer[listener.chars :], rest, at.number, calls, ended.refusal))
+            earlier = caller_view.count_earlier_attempts(ended.state)
+            listener.mailbox.push(AnswerPart(answer[listener.chars :], rest, at.number, calls, earlier, ended.refusal))
         if error is not ended.error:
             ended = TurnEnd(ended.state, "", "stop", ended.bill, error)
         listener.mailbox.push(ended)

@@ -98,6 +98,8 @@ class AnswerPart:
     at: int = 0
     calls: tuple[ToolDelta, ...] = ()
     """More of tool calls, after the text."""
+    earlier_attempts: int = 0
+    """Those of earlier turns, which `at` counts as well."""
     refusal: bool = False
     """True if the model says this instead of an answer."""
 

@@ -3,7 +3,8 @@
 Both are written from the journal and the stored task alone, so that any process can give them again. A response is one
 turn of a run: `resp_<run>` is the first, `resp_<run>_<n>` the one that began with the n-th tool results.
 
-Sequence numbers never fall and never change: they say how much of the reply was sent (`run/caller_view.py`).
+Sequence numbers never fall and never change: they say how much of the reply was sent (`run/caller_view.py`). Attempts
+of earlier turns do not count.
 
     0, 1                       response.created, response.in_progress
     2, 3                       the message's item and its part are there
@@ -24,7 +25,7 @@ import orjson
 from app.core.message.chat import Form, Task, ToolCall
 from app.core.records import record
 from app.core.run import caller_view
-from app.core.run.caller_view import Bill
+from app.core.run.caller_view import Bill, Position
 from app.core.run.notices import response_id
 from app.core.run.state import RunState
 from app.engine.delivery.messages import AnswerPart, StepEvent, TurnEnd
@@ -291,7 +292,8 @@ class Events:
         """Return more of the text, or of the calls behind it. Text behind a call, as servers of open models send it
         now and then, has no place there any more: it comes with the whole response at the end."""
         if part.at:
-            self._base = part.at - part.at % caller_view.ATTEMPT
+            attempt = caller_view.read_position(part.at).attempt - part.earlier_attempts
+            self._base = Position(attempt).number
         self._refused |= part.refusal
         frames = self._more_text(part) if part.text and not self._calls else b""
         for delta in self._sequence.take(part.calls):

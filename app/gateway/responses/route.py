@@ -426,4 +426,5 @@ def _check(state: RunState, after: int | None) -> None:
     chars = max(position.chars - reply.TEXT, 0)
     if state.replied:
         chars = min(chars, caller_view.end_position(state).chars)
-    caller_view.check_position(state, Position(position.attempt, chars))
+    attempt = caller_view.count_earlier_attempts(state) + position.attempt
+    caller_view.check_position(state, Position(attempt, chars))
