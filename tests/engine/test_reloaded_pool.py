@@ -1,6 +1,7 @@
 """The pool file is read again while a request is being admitted, or between two calls of a run."""
 
 import logging
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,18 @@ from app.engine.runs.planning import Planner
 from app.errors import NotFound
 from app.process.config import configure
 from app.process.wiring import Runtime
-from tests.harness.in_process import bodies_of, events, finish, order, pool_text, running_service, script_plans
-from tests.stubs import Fail, ProviderStub
+from tests.harness.in_process import (
+    bodies_of,
+    events,
+    finish,
+    order,
+    plan_text,
+    pool_text,
+    running_service,
+    script_answers,
+    script_plans,
+)
+from tests.stubs import Fail, ProviderStub, Reply
 
 LEAVING = """
 [providers.leaving]
@@ -122,3 +133,24 @@ async def test_a_model_that_conducts_no_more_is_asked_for_no_further_plan(
         rejected = bodies_of(await events(runtime, followed_run.run), Kind.PLAN_REJECTED)
     assert rejected[1]["reasons"] == ["conductor_replaced"]
     assert len(stub.requests_for("planner")) == 1
+
+
+@pytest.mark.parametrize("tier", ["baton-ultra", "baton-deep"])
+async def test_a_plan_names_the_workers_in_the_order_in_which_it_was_opened(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str
+) -> None:
+    """The pool file loses one of them, or gets one, after the opening is written and before the conductor is asked; the
+    auditor would find that the plan is not what the conductor said."""
+    script_answers(stub)
+    stub.always("planner", Reply(chunks=(plan_text((0, "Draft.", ["user"]), (1, "Answer.", ["user", 0])),)))
+    texts, start = cycle([pool_text(stub).replace("alpha", "delta"), pool_text(stub)]), Planner.start
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+
+        def reload_first(planner: Planner, *arguments: Any) -> None:
+            reload(runtime, tmp_path, next(texts))
+            start(planner, *arguments)
+
+        monkeypatch.setattr(Planner, "start", reload_first)
+        followed_run = await runtime.runs.start(order(runtime, tier))
+        assert (await finish(followed_run)).ended.error is None
+        assert bodies_of(await events(runtime, followed_run.run), Kind.PLAN_REJECTED) == []

@@ -139,6 +139,9 @@ class Planner:
         """The labels that the subtasks of the plan in progress lose, because its writer declassifies them."""
         self._planned: dict[tuple[int, int], Step] = {}
         """The steps of proposals whose price may have to be approved, by proposal and place."""
+        self._opened: dict[int, tuple[Catalog, Brief]] = {}
+        """The brief of each proposal that a conductor is about to be asked for, and the pool file that it was made of:
+        `plan.opened` names its workers in their order, so it stays as it is although the file is read again."""
         self._ejected: dict[int, Mapping[str, str]] = {}
         """The workers that are left out of each proposal because they fail, with the reasons."""
 
@@ -155,7 +158,7 @@ class Planner:
         decision, contents = self._choose(state, command)
         conductor = self._conductor_for(state, command)
         recorded = self._find_recorded_plan(state, command)
-        brief = self._brief(state, command, conductor)
+        catalog, brief = self._context.catalog(), self._brief(state, command, conductor)
         names = [worker.name for worker in brief.workers]
         if brief.nests:
             names.append(CONDUCTOR)
@@ -177,9 +180,10 @@ class Planner:
         )
         self._lowers = frozenset()
         if not conductor.instant:
+            self._opened[command.number] = catalog, brief
             return [opened], contents
         steps = []
-        async for step in conductor.propose(brief, partial(self._ask, writer, brief)):
+        async for step in conductor.propose(brief, partial(self._ask, writer, catalog, brief)):
             if isinstance(step, Step):
                 steps.append(step)
         events, plan_contents = self._open_complete_plan(state, command, opened, steps)
@@ -375,16 +379,16 @@ class Planner:
         """Let a conductor that takes its time propose; its steps arrive through `send`. Or get the embedding, or the
         answer of the round before, that a chooser waits for; when there is nothing more to wait for, an empty message
         wakes the driver, which decides again."""
-        has_to_prepare = self._has_to_prepare(state, command)
-        if has_to_prepare and not self.idle:
+        is_opened = command.number in self._opened
+        if not is_opened and not self.idle:
             return
         self._state = state
         self._until = self._deadline(state, command)
         self._stopped = False
-        if has_to_prepare:
-            work = self._prepare_choice(state, command, writer)
-        else:
+        if is_opened:
             work = self._propose(state, command, writer)
+        else:
+            work = self._prepare_choice(state, command, writer)
         self._running = group.create_task(work)
 
     @property
@@ -414,14 +418,14 @@ class Planner:
         span = self._context.tracing.start(SPAN_PLAN, self._trace, named)
         self._call_parent = span.trace
         try:
-            brief = self._brief(state, command, conductor)
+            catalog, brief = self._opened.pop(command.number)
             if not self._means.has_time_to_plan(state, brief.workers):
                 raise WorkerUnavailable(code=f"conductor_{NO_TIME}")
             brief = replace(brief, seconds_left=float(max(int(self._means.seconds_left(state)), 0)))
             brief = await with_inputs(self._context.store, state, command, brief, self._seconds_to_plan)
             drafted: list[Fact] = []
             refused: list[str] = []
-            async for step in conductor.propose(brief, partial(self._ask, writer, brief)):
+            async for step in conductor.propose(brief, partial(self._ask, writer, catalog, brief)):
                 if isinstance(step, Rationale):
                     why = step.why
                     continue
@@ -500,7 +504,8 @@ class Planner:
     async def _ask_embedder(
         self, state: RunState, command: Propose, writer: RunWriter, worker: Worker, text: str
     ) -> Sequence[float]:
-        ask = partial(self._ask, writer, self._brief(state, command, FixedPlanConductor(())))
+        brief = self._brief(state, command, FixedPlanConductor(()))
+        ask = partial(self._ask, writer, self._context.catalog(), brief)
         patience = 0.0
         if isinstance(self._policy, Chooser):
             patience = self._policy.patience
@@ -574,10 +579,10 @@ class Planner:
         return self._until - self._context.now()
 
     async def _ask(
-        self, writer: RunWriter, brief: Brief, question: Question, *, within: float = inf
+        self, writer: RunWriter, catalog: Catalog, brief: Brief, question: Question, *, within: float = inf
     ) -> AsyncGenerator[list[Piece], None]:
-        """One journaled call for a conductor, `within` so many seconds: its intent first, exactly one outcome after."""
-        catalog = self._context.catalog()
+        """One journaled call for a conductor, `within` so many seconds: its intent first, exactly one outcome after.
+        `catalog` is the pool file of which the brief was made."""
         state, worker = self._callable_worker(catalog, question.worker)
         self._lowers = worker.declassifies
         version = state.admitted.tried_version or await self._context.version(question.worker, state.run)
@@ -623,7 +628,7 @@ class Planner:
     def _callable_worker(self, catalog: Catalog, name: str) -> tuple[RunState, Worker]:
         """Return the run's state, and the conductor's model. Raises `PlanRejected` or `WorkerUnavailable` if it may not
         be called."""
-        state, worker = self._state, catalog.workers.get(name)
+        state, worker = self._state, self._context.catalog().workers.get(name)
         if state is None or worker is None:
             raise PlanRejected(["the conductor's model is not in the pool file"])
         if not self._conducts(state, name):
@@ -632,7 +637,7 @@ class Planner:
             raise WorkerUnavailable(code="conductor_not_cleared")
         if state.admitted.needs_prices and not worker.priced:
             raise WorkerUnavailable(code="conductor_not_priced")
-        return state, worker
+        return state, catalog.workers.get(name, worker)
 
     def _conducts(self, state: RunState, name: str) -> bool:
         """True unless the pool file, which was read again since this process took the run, has another model as the
