@@ -16,6 +16,7 @@ from app.providers.formats import adapter
 from app.store.archive import open_archive
 from app.store.protocol import Actor, KeyRow
 from app.store.sql import open_store
+from tests.conformance.entries import admission_entry
 
 ANNA = Actor("anna", "command")
 KEY = KeyRow("k1", "acme", "ci", b"digest", frozenset({"runs:read"}), 5.0, labels=frozenset({"phi"}), max_usd=7)
@@ -108,3 +109,15 @@ async def test_a_key_from_before_the_log_cannot_be_verified(database: Path) -> N
     report = await audit_file(database)
     assert report.is_clean
     assert report.unverifiable == {OLDER: 1}
+
+
+async def test_readings_and_erasures_are_no_history_of_anything_that_is_stored(database: Path) -> None:
+    """There may be millions of them, which an audit does not hold in memory."""
+    async with open_store(f"sqlite:///{database}") as store:
+        await store.append(admission_entry("run_1"))
+        await store.note_read("run_1", "tenant", "answer", by=ANNA)
+        assert await store.erase("run_1", by=ANNA)
+    async with open_archive(f"sqlite:///{database}") as archive:
+        administration = await archive.administration()
+    assert not [event for event in administration.events if event["action"].startswith("content.")]
+    assert "change-unlogged" not in (await audit_file(database)).rules
