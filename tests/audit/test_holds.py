@@ -102,16 +102,20 @@ class Scene:
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=[pytest.mark.integration, pytest.mark.long])])
-async def scene(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Scene]:
-    url, clock = f"sqlite:///{tmp_path}/baton.db", Clock()
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database."""
     if request.param == "postgres":
-        url = str(request.getfixturevalue("migrated_postgres_url"))
+        return str(request.getfixturevalue("migrated_postgres_url"))
+    return f"sqlite:///{tmp_path}/baton.db"
+
+
+@pytest.fixture
+async def scene(database: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
+    clock = Clock()
     for module in (admin_events, content, retention):
         monkeypatch.setattr(module, "clock", clock)
-    async with open_store(url) as store:
-        opened = Scene(store, url, clock, monkeypatch)
+    async with open_store(database) as store:
+        opened = Scene(store, database, clock, monkeypatch)
         await opened.add_runs()
         yield opened
 
