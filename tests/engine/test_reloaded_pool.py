@@ -9,11 +9,13 @@ import pytest
 
 from app.core.run.events import Kind
 from app.engine.calls.step_request import Candidates
+from app.engine.runs.approvals import Decision
 from app.engine.runs.planning import Planner
 from app.errors import NotFound
 from app.process.config import configure
 from app.process.wiring import Runtime
 from tests.harness.in_process import (
+    await_ended_row,
     bodies_of,
     events,
     finish,
@@ -30,6 +32,12 @@ LEAVING = """
 [providers.leaving]
 format = "openai"
 base_url = "{url}"
+"""
+ASKS = """
+[tiers.baton-mini.approval]
+always = true
+four_eyes = false
+
 """
 
 
@@ -101,6 +109,22 @@ async def test_a_request_that_came_before_is_carried_out_under_its_tier_as_it_is
         assert (await finish(followed_run)).ended.error is None
         admitted = bodies_of(await events(runtime, followed_run.run), Kind.ADMITTED)
     assert [admission["pool"] for admission in admitted] == [pool]
+
+
+async def test_an_approval_of_a_worker_does_not_hold_for_what_the_worker_is_by_then(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.script("alpha", Fail(status=503))
+    usual = pool_text(stub).replace("[tiers.baton-ultra]", ASKS + "[tiers.baton-ultra]")
+    async with running_service(tmp_path, usual) as runtime:
+        reload_after_a_failure(runtime, tmp_path, usual.replace('model = "alpha"', 'model = "delta"'), monkeypatch)
+        run = (await finish(await runtime.runs.start(order(runtime, "baton-mini")))).ended.state
+        assert run.approval_question is not None
+        decision = Decision("approve", run.approval_question.digest, "somebody", "")
+        await runtime.runs.decide(run.run, None, decision)
+        assert (await await_ended_row(runtime.context.store, run.run)).state == "failed"
+        called = bodies_of(await events(runtime, run.run), Kind.CALL_INTENDED)
+    assert [(call["worker"], call["model"]) for call in called] == [("alpha", "alpha")]
 
 
 async def test_a_request_that_came_before_its_tier_left_it_is_refused(stub: ProviderStub, tmp_path: Path) -> None:
