@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 from app.cli import terminal
 from app.core.run.identifiers import run_of_reply
+from app.core.run.kinds import ENDED, RUN_STATES
 from app.errors import ContentKeyUnavailable, NotFound, RunPruned, StoreUnavailable
 from app.process.config import Settings, content_keys, describe, read
 from app.store.archive import Archive, open_archive
@@ -107,6 +108,15 @@ async def every_run(store: Store, query: RunQuery) -> AsyncIterator[RunRow]:
     async for rows in run_pages(store.runs, replace(query, limit=PAGE_RUNS)):
         for row in rows:
             yield row
+
+
+async def open_runs(store: Store) -> list[RunRow]:
+    """Return every run that has not ended, the oldest first."""
+    rows: list[RunRow] = []
+    for state in RUN_STATES:
+        if state not in ENDED:
+            rows += [row async for row in every_run(store, RunQuery(state=state))]
+    return sorted(rows, key=lambda row: (row.created_at, row.id))
 
 
 async def find_run(store: Store, name: str) -> RunRow:

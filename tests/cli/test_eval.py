@@ -3,9 +3,12 @@ gives up, and never counts the service's troubles as an arm's."""
 
 import asyncio
 import json
+import os
 import re
 import shlex
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -30,10 +33,12 @@ from app.lab.measurements import Measure
 from app.lab.world2.constants import DOCUMENT_TOKENS
 from app.lab.world2.provider import service_tasks
 from app.process.config import configure
+from tests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.long
 
-PAGE = (Path(__file__).resolve().parents[2] / "deploy" / "docs" / "evaluation.md").read_text()
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "deploy" / "docs" / "evaluation.md").read_text()
 ENVIRON = {"BATON_REHEARSAL_DELAY": "0", "BATON_PEPPER": "p" * 32}
 HELLO = {"messages": [{"role": "user", "content": "What is 2 + 2?"}]}
 USUAL_DELAY, LATE_DELAY = 0.02, 9.0
@@ -87,6 +92,30 @@ def test_it_goes_on_where_it_was_interrupted_and_pays_for_nothing_twice(
     conducted = [row for row in first if row["arm"] == "baton-ultra"]
     assert all(row["conductor_output"] and row["usd"] > 0 and row["wall"] > 0 and row["plan"] for row in conducted)
     assert {len(row["catalog"]) for row in first} == {64}
+
+
+def test_runs_that_were_left_open_when_it_was_killed_are_made_anew(home: Path) -> None:
+    slowly = ENVIRON | {"BATON_REHEARSAL_DELAY": "1"}
+    assert baton(*FEW, "single:rehearsal-abacus", environ=slowly) == 0
+    arguments = (*FEW, "single:rehearsal-sage")
+    command = [sys.executable, "-m", "app", "eval", *arguments]
+    environ = os.environ | slowly | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=home, env=environ, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: len(states(home)) == 6)
+        process.kill()
+    assert baton(*arguments, environ=slowly) == 0
+    assert [row["outcome"] for row in rows(home / "evaluation")] == ["answered"] * 6
+    assert states(home).count("succeeded") == 6, "the others are cancelled once their leases have run out"
+
+
+def states(folder: Path) -> list[str]:
+    """The states of an evaluation's runs."""
+    file = folder / "evaluation" / "baton.db"
+    try:
+        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as database:
+            return [state for (state,) in database.execute("SELECT state FROM runs")]
+    except sqlite3.OperationalError:  # there is none yet
+        return []
 
 
 @pytest.mark.usefixtures("embedded_database")
@@ -225,15 +254,21 @@ def error(status: int, code: str, **headers: str) -> httpx.Response:
 
 
 async def measure_task(
-    *replies: httpx.Response | Exception, run: httpx.Response | None = None, **changes: Any
+    *replies: httpx.Response | Exception,
+    run: httpx.Response | None = None,
+    keys: list[str] | None = None,
+    **changes: Any,
 ) -> Measure:
-    """The row of one task over a service that gives these replies, then the last one for ever."""
+    """The row of one task over a service that gives these replies, then the last one for ever. `keys` gets the keys of
+    all requests."""
     left = list(replies)
 
     def answer(request: httpx.Request) -> httpx.Response:
         if request.method == "GET":
             return run or httpx.Response(200, json=RUN)
         assert request.headers["idempotency-key"].startswith("eval-id-")
+        if keys is not None:
+            keys.append(request.headers["idempotency-key"])
         reply = left.pop(0) if len(left) > 1 else left[0]
         if isinstance(reply, Exception):
             raise reply
@@ -282,8 +317,18 @@ async def test_the_reply_of_a_run_that_came_too_late_is_fetched_by_its_key() -> 
     replayed = httpx.Response(200, json=ANSWER, headers={**OF_A_RUN, "idempotent-replayed": "true"})
     measure = await measure_task(TimeoutError(), replayed)
     assert (measure.outcome, measure.run, measure.usd, measure.wall) == ("answered", "run_1", 0.5, 3.0)
+    over = error(499, "run_cancelled", **OF_A_RUN, **{"idempotent-replayed": "true"})
+    late = await measure_task(TimeoutError(), over, ADMITTED)
+    assert (late.outcome, late.reason) == ("failed", "run_cancelled"), "this process sent it and has waited for it"
     lost = await measure_task(TimeoutError())
     assert (lost.outcome, lost.reason) == ("failed", "too_late")
+
+
+async def test_a_run_that_was_cancelled_before_this_process_began_is_replaced() -> None:
+    keys = []
+    left = error(499, "run_cancelled", **OF_A_RUN, **{"idempotent-replayed": "true"})
+    measure = await measure_task(left, left, ADMITTED, keys=keys)
+    assert (measure.outcome, len(set(keys))) == ("answered", 3)
 
 
 @pytest.mark.parametrize(

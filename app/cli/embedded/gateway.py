@@ -11,6 +11,7 @@ from app.cli import storage
 from app.cli.embedded.engine import start_engine
 from app.core.pool.snapshot import seal_catalog
 from app.core.rating.calibration import Trial
+from app.engine.runs import cancellation
 from app.gateway.app import create_app
 from app.gateway.http.api_keys import mint
 from app.process.config import Configuration, Settings
@@ -40,7 +41,8 @@ async def run_embedded_service(
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client with a key that calls the application without a socket. The service ends with the block.
 
-    The cards of its workers have the calibration of the configured database.
+    The cards of its workers have the calibration of the configured database. Runs that an earlier command left open in
+    this folder are cancelled, since time has passed in which nobody carried them out.
     """
     trials: tuple[Trial, ...] = ()
     if revisions.exists(config.settings.database_url):
@@ -50,6 +52,9 @@ async def run_embedded_service(
             await runtime.gateway.store.note_trial(trial)
         runtime.pool.apply_trials(await runtime.gateway.store.trials())
         scopes, now = ["runs:write", "runs:read"], runtime.gateway.now()
+        for left in await storage.open_runs(runtime.gateway.store):
+            await cancellation.ask(runtime.gateway.store, None, left, "operator", now)
+        runtime.drivers.recovers = True
         key, row = mint(runtime.gateway.pepper, tenant=TENANT, name=TENANT, scopes=scopes, now=now)
         await runtime.gateway.store.add_key(row)
         transport = httpx.ASGITransport(create_app(runtime.gateway), raise_app_exceptions=False)

@@ -2,7 +2,8 @@
 
 The service may be anywhere: this module is a client like any other. Every request has its own `Idempotency-Key`, so
 that one that is sent again, in this process or after a restart, gets the same run and is not paid for twice. A request
-that is refused before a run begins (rate, capacity, a proxy's error) is sent again; the outcome of a run is final.
+that is refused before a run begins (rate, capacity, a proxy's error) is sent again; the outcome of a run is final. Only
+a run that was cancelled while this command was not there is replaced by another one.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from typing import Any
 import httpx
 
 from app.cli.learning.task_set import GradedTask
-from app.errors import ServiceUnavailable
+from app.errors import RunCancelled, ServiceUnavailable
 from app.lab.grading import VERSION
 from app.lab.measurements import OUTAGE_STATUS, Figures, Measure, Outcome, figures
 
@@ -154,7 +155,7 @@ async def _final_reply(
     """Send a request until it gets a final reply, which is returned; None if it did not arrive in time. By then the
     run is over, so the request is sent once more: its key brings the run's reply."""
     name = hashlib.sha256(f"{task.id}\0{arm}\0{repeat}".encode()).hexdigest()[:32]
-    headers = {"idempotency-key": f"eval-{experiment.id}-{name}"}
+    key = f"eval-{experiment.id}-{name}"
     body = {"model": arm, "messages": list(task.messages), **experiment.options}
     until, pause = bench.tick() + RETRY_SECONDS, 0.5
     was_too_late = False
@@ -162,6 +163,7 @@ async def _final_reply(
         reply: httpx.Response | None = None
         try:
             async with asyncio.timeout(experiment.deadline):
+                headers = {"idempotency-key": key}
                 reply = await bench.client.post("/v1/chat/completions", json=body, headers=headers, timeout=None)
         except TimeoutError:
             if was_too_late:
@@ -172,7 +174,10 @@ async def _final_reply(
             pass
         if reply is not None and ("x-baton-run" in reply.headers or reply.status_code not in RETRIED_STATUS):
             _raise_refusal(reply, arm, experiment.options)
-            return reply
+            if was_too_late or not _was_left(reply):
+                return reply
+            key += "-again"
+            continue
         if bench.tick() > until:
             words = "cannot be reached"
             if reply is not None:
@@ -183,6 +188,12 @@ async def _final_reply(
             seconds = float(reply.headers["retry-after"])
         await asyncio.sleep(min(seconds, MAX_WAIT_SECONDS))
         pause *= 2
+
+
+def _was_left(reply: httpx.Response) -> bool:
+    """Return whether an earlier process sent this request and its run was cancelled then, which says nothing about the
+    arm."""
+    return "idempotent-replayed" in reply.headers and _code(reply) == RunCancelled.code
 
 
 def _raise_refusal(reply: httpx.Response, arm: str, options: Mapping[str, Any]) -> None:

@@ -19,7 +19,6 @@ from app.cli.terminal import count, moment
 from app.core.pool.catalog import MILLION
 from app.core.records import record
 from app.core.run.fold import fold
-from app.core.run.kinds import ENDED, RUN_STATES
 from app.core.run.state import RunState
 from app.engine.runs.recovery import end_restored
 from app.errors import ConfigInvalid, NotFound, QueueUnavailable
@@ -106,7 +105,7 @@ async def _carry_out(
             ends = await _last_event(store)
         else:
             ends = await store.begin_generation(now)
-        rows = await _open_rows(store)
+        rows = await storage.open_runs(store)
         states = {row.id: fold((await store.journal(row.id)).events) for row in rows}
         missing = await _missing(store, lines)
         if not (args.dry_run or args.keep_open):
@@ -124,15 +123,6 @@ async def _last_event(store: Store) -> float | None:
     rows = await store.runs(RunQuery(limit=LATEST_RUNS))
     journals = [await store.journal(row.id) for row in rows]
     return max([journal.events[-1].at for journal in journals if journal.events], default=None)
-
-
-async def _open_rows(store: Store) -> list[RunRow]:
-    """Return every run that has not ended, the oldest first."""
-    rows: list[RunRow] = []
-    for state in RUN_STATES:
-        if state not in ENDED:
-            rows += [row async for row in storage.every_run(store, RunQuery(state=state))]
-    return sorted(rows, key=lambda row: (row.created_at, row.id))
 
 
 def _open_run(row: RunRow, state: RunState) -> OpenRun:
