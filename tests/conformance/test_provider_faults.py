@@ -17,6 +17,7 @@ from app.errors import (
     WorkerUnavailable,
 )
 from app.providers import http
+from app.providers.adapters import anthropic
 from app.providers.adapters.embeddings import Vector
 from app.providers.adapters.gemini import Candidate
 from app.providers.adapters.openai import Completion
@@ -255,6 +256,16 @@ def test_usage_is_kept_although_a_later_event_has_none() -> None:
         document = {"candidates": [{"finishReason": "STOP"}], "usageMetadata": metadata}
         candidate.event(json.dumps(document).encode(), pieces)
     assert candidate.end().usage == Usage(input=5, output=1)
+
+
+def test_input_that_was_counted_at_the_start_of_a_message_is_not_zero_at_its_end() -> None:
+    reading, pieces = anthropic.Reply("w"), list[Piece]()
+    start = {"type": "message_start", "message": {"usage": {"input_tokens": 5, "output_tokens": 1}}}
+    delta = {"stop_reason": "end_turn"}
+    stop = {"type": "message_delta", "delta": delta, "usage": {"input_tokens": 0, "output_tokens": 7}}
+    for document in (start, stop, {"type": "message_stop"}):
+        reading.event(json.dumps(document).encode(), pieces)
+    assert reading.end().usage == Usage(input=5, output=7)
 
 
 async def test_a_complete_answer_needs_no_done(openai: Line, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -411,7 +411,9 @@ class Reply:
         self._stop_sequence = words(delta.get("stop_sequence"), self._sender) or self._stop_sequence
         counts = document.get("usage")
         if isinstance(counts, dict):
-            self._counts |= {name: value for name, value in counts.items() if value is not None}
+            for name, value in counts.items():
+                if value or (value == 0 and name not in self._counts):  # some count the input at the start, and 0 here
+                    self._counts[name] = value
 
     def _usage(self) -> Usage | None:
         """Return the usage in Baton's terms: what was read from the cache and written into it counts as input, too."""
