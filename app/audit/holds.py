@@ -31,7 +31,7 @@ UNKNOWN_TIME = "erased without a date, perhaps under a hold"
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a change was made."""
+    """The moment at which a change was made."""
 
     at: float
     """By the database's clock, in seconds since 1970."""
@@ -154,7 +154,7 @@ class HoldCheck:
     """The numbers of removals of which it is not known whether they were under a hold, by reason."""
     _suspects: list[Removal] = field(default_factory=list)
     _owners: dict[str, Owner] = field(default_factory=dict)
-    """By the ids of runs."""
+    """The owners of runs, by the ids of the runs."""
 
     def learn_owner(self, record: Record) -> None:
         """Learn from an earlier export whose a run is, if a hold on a user or a key asks for it."""

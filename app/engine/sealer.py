@@ -27,7 +27,7 @@ class Sealer:
         self._signers = signers
         self._failing = False
         self._replacements: Counter[str] = Counter()
-        """How often this engine has put its keys in the place of others, by these."""
+        """The number of times that this engine has put its keys in the place of others, by those other keys."""
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Seal again and again, until the process stops."""

@@ -73,7 +73,8 @@ REASONS: dict[int, FailureReason] = {
 """By status, where the class has several reasons; any other status has the reason of its class."""
 
 SHOULD_RETRY = {"true": True, "false": False}
-"""What OpenAI, Anthropic and others say in the header `x-should-retry`, which counts before the status."""
+"""The values of the header `x-should-retry`, by which OpenAI, Anthropic and others say whether a refused call may be
+tried again. The header counts before the status."""
 
 WORDS: dict[str, int] = {
     "invalid_request_error": 400,

@@ -110,7 +110,7 @@ class RowCheck:
     _sums: JournalSums = field(default_factory=JournalSums)
     """The money that each account of a budget must have spent, added up from the outcomes of calls."""
     _holds: HoldCheck = field(default_factory=HoldCheck)
-    """What was erased and pruned, to be compared with the legal holds."""
+    """The comparison of erased contents and pruned runs with the legal holds."""
     _undated_erasures: int = 0
     """Runs whose content was erased by a release that did not note when."""
 

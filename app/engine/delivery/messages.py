@@ -99,7 +99,7 @@ class AnswerPart:
     calls: tuple[ToolDelta, ...] = ()
     """More of tool calls, after the text."""
     earlier_attempts: int = 0
-    """Those of earlier turns, which `at` counts as well."""
+    """The number of attempts that earlier turns of the run made; `at` counts them as well."""
     refusal: bool = False
     """True if the model says this instead of an answer."""
 

@@ -195,8 +195,8 @@ def request_tags(order: Order) -> tuple[tuple[str, str], ...]:
 
 
 def with_tier_in_force(catalog: Catalog, order: Order) -> Order:
-    """The order under its tier as the catalog has it: the pool file may have been read again since the request came.
-    Raises `NotFound` if the tier is gone."""
+    """Return the order under its tier as the catalog has it: the pool file may have been read again since the request
+    came. Raises `NotFound` if the tier is gone."""
     if catalog.tiers.get(order.tier.name) is order.tier:
         return order
     tier = tier_of(catalog, order.tier.name, order.model, order.tier.served_by)

@@ -640,8 +640,8 @@ class Planner:
         return state, catalog.workers.get(name, worker)
 
     def _conducts(self, state: RunState, name: str) -> bool:
-        """True unless the pool file, which was read again since this process took the run, has another model as the
-        conductor or embedder of the run's tier."""
+        """Return True unless the pool file, which was read again since this process took the run, has another model as
+        the conductor or embedder of the run's tier."""
         tier = self._context.tier_of(state.admitted)
         if tier is None:
             return True

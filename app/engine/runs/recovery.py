@@ -233,7 +233,7 @@ def _last_entry(row: RunRow, state: RunState, lost_calls: Sequence[Call], comman
 
 
 def has_begun(state: RunState) -> bool:
-    """True if the run has begun in this turn, so that an engine was lost; else it was merely not taken yet."""
+    """Return True if the run has begun in this turn, so that an engine was lost; else it was merely not taken yet."""
     return any(call.turn == state.turn.number for call in state.calls.values())
 
 

@@ -528,7 +528,8 @@ async def _policy(context: EngineContext, state: RunState, contents: Mapping[str
 
 
 def _tickets_of_resumed_steps(state: RunState, home: str) -> tuple[Outbox, ...]:
-    """The tickets of steps that go on with what their caller has brought, and have not been begun in this turn."""
+    """Return the tickets of steps that go on with what their caller has brought, and have not been begun in this
+    turn."""
     turn = state.turn.number
     begun_steps = {call.step for call in state.calls.values() if call.turn == turn}
     tickets = []
@@ -544,7 +545,7 @@ def _has_results(step: StepState, turn: int) -> bool:
 
 
 def _interrupted_steps(state: RunState) -> Sequence[int]:
-    """The steps that were executed, or queued, when the run's engine was lost."""
+    """Return the steps that were executed, or queued, when the run's engine was lost."""
     return [step.n for step in state.active_steps if step.state in ("queued", "running") and not step.opens_workflow]
 
 

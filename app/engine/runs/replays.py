@@ -292,7 +292,7 @@ def _narrowest(limits: Limits, earlier: Limits) -> Limits:
 
 
 async def recording_of(store: ContentReads, state: RunState, contents: Mapping[str, bytes] = NOTHING) -> Recording:
-    """The recording of a replay, from its content. `NotFound` if that was erased."""
+    """Return the recording of a replay, from its content. `NotFound` if that was erased."""
     body = (await bodies_of(store, state.run, [state.admitted.plan], contents))[state.admitted.plan]
     return Recording.from_json(orjson.loads(body))
 
