@@ -76,14 +76,20 @@ async def test_what_an_engine_keeps_of_a_run_that_waits_is_the_fold_of_its_journ
     assert kept.state == fold(await events(runtime, state.run))
 
 
-async def test_a_run_that_waits_here_is_not_looked_up(
-    stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The commit of the turn is fenced by the epoch under which it waited."""
+async def hold_conversation_with_results(stub: ProviderStub, runtime: Runtime) -> tuple[Conversation, str]:
+    """Return a conversation whose next turn brings the results that its run waits for, and that run."""
     stub.script("alpha", tool_call_reply(look_call("a")), DONE)
     conversation = Conversation(runtime)
     first = await conversation.take_turn()
     conversation.add_results(first, "A")
+    return conversation, first.ended.state.run
+
+
+async def test_a_run_that_waits_here_is_not_looked_up(
+    stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit of the turn is fenced by the epoch under which it waited."""
+    conversation, _ = await hold_conversation_with_results(stub, runtime)
     monkeypatch.setattr(runtime.context.store, "run", None)
     assert (await conversation.take_turn()).ended.answer == "It is 42."
 
@@ -93,11 +99,7 @@ async def test_a_run_that_was_cancelled_while_it_waited_calls_nobody_again(
     stub: ProviderStub, runtime: Runtime, remembered: bool
 ) -> None:
     """Though this process may remember it as it was before, and its caller has brought what it waited for."""
-    stub.script("alpha", tool_call_reply(look_call("a")), DONE)
-    conversation = Conversation(runtime)
-    first = await conversation.take_turn()
-    conversation.add_results(first, "A")
-    run = first.ended.state.run
+    conversation, run = await hold_conversation_with_results(stub, runtime)
     await until(lambda: not len(runtime.drivers))
     runtime.drivers.recovers = False  # a sweep might end the run before its caller comes
     if not remembered:
@@ -114,10 +116,7 @@ async def test_results_wait_until_another_process_lets_go_of_the_run(
     stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For example an engine that has taken the run over: it ends it, or lets go of it soon."""
-    stub.script("alpha", tool_call_reply(look_call("a")), DONE)
-    conversation = Conversation(runtime)
-    first = await conversation.take_turn()
-    conversation.add_results(first, "A")
+    conversation, _ = await hold_conversation_with_results(stub, runtime)
     await until(lambda: not len(runtime.drivers))
     loop, append = asyncio.get_running_loop(), runtime.context.store.append
     free_at = loop.time() + 0.1
