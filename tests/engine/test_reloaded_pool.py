@@ -14,6 +14,8 @@ from app.engine.runs.planning import Planner
 from app.errors import NotFound
 from app.process.config import configure
 from app.process.wiring import Runtime
+from app.store.protocol import RunRow
+from app.store.sql import SqlStore
 from tests.harness.in_process import (
     await_ended_row,
     bodies_of,
@@ -26,6 +28,7 @@ from tests.harness.in_process import (
     script_answers,
     script_plans,
 )
+from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Reply
 
 LEAVING = """
@@ -135,6 +138,28 @@ async def test_a_request_that_came_before_its_tier_left_it_is_refused(stub: Prov
         with pytest.raises(NotFound) as refusal:
             await runtime.runs.start(before)
     assert refusal.value.public_code == "model_not_found"
+
+
+async def test_a_run_whose_tier_leaves_it_while_the_run_is_taken_over_is_left_to_others_at_once(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    usual = pool_text(stub)
+    async with running_service(tmp_path, usual, drives=False) as gateway:
+        run = (await gateway.runs.start(order(gateway, "baton-mini", followed=False))).run
+    async with running_service(tmp_path, usual, {"BATON_LEASE_SECONDS": "60"}) as runtime:
+        take_over, without_tier = SqlStore.take_over, usual.replace("[tiers.baton-mini]", "[tiers.other]")
+
+        async def take_over_and_reload(*arguments: Any) -> tuple[RunRow, ...]:
+            rows = await take_over(*arguments)
+            reload(runtime, tmp_path, without_tier)
+            return rows
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SqlStore, "take_over", take_over_and_reload)
+            await until(lambda: "Runs wait for an engine that knows their tier" in caplog.text)
+        reload(runtime, tmp_path, usual)
+        assert (await await_ended_row(runtime.context.store, run)).state == "succeeded"
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 
 async def test_a_model_that_conducts_no_more_is_asked_for_no_further_plan(

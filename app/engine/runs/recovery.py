@@ -24,7 +24,7 @@ from app.engine.commit.run_writer import RunSnapshot, ending, projection, run_ti
 from app.engine.context import EngineContext
 from app.engine.delivery.messages import outcome_label
 from app.engine.runs.driver import Driver
-from app.errors import BatonError, EventMalformed, NotFound, QueueUnavailable, StoreUnavailable
+from app.errors import BatonError, ConfigInvalid, EventMalformed, NotFound, QueueUnavailable, StoreUnavailable
 from app.store.protocol import Entry, LapsedRuns, Projection, RunRow, Store
 
 RESTORED = "restored"
@@ -167,6 +167,9 @@ class Recovery:
             await self._take(RunSnapshot(state, journal.salt, row.epoch))
         except NotFound:
             await self._end(state, row, _without_content(late))
+        except ConfigInvalid:  # the pool file has lost its tier since the run was chosen: others may take it at once
+            lapsed = self._context.now() - GIVEN_UP_SECONDS
+            await self._context.store.renew_leases(self._home, {row.id: row.epoch}, lapsed)
         except BatonError:
             raise
         except Exception as bug:
