@@ -10,7 +10,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pkgutil import resolve_name
+from typing import TextIO
 
 from app.cli import streams
 from app.cli.arguments import Arguments
@@ -25,15 +27,24 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
     """Run one command, and return the exit status."""
     if argv is None:
         streams.open_closed_streams()
+    with redirect_stderr(streams.Output(sys.stderr)):
+        return _main(argv, environ)
+
+
+def _main(argv: Sequence[str] | None, environ: Mapping[str, str]) -> int:
     try:
         args = parse(argv)
-        status = _command(args.module, alone=argv is None)(args, {**environ, **args.settings}, time.time)
-        sys.stdout.flush()
+        output: TextIO | streams.Output = sys.stdout
+        if not args.ends_with_reader:
+            output = streams.Output(sys.stdout)
+        with redirect_stdout(output):
+            status = _command(args.module, alone=argv is None)(args, {**environ, **args.settings}, time.time)
+            sys.stdout.flush()
         return status
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        streams.discard_output()
+        streams.discard(sys.stdout)
         return 0
     except (BatonError, EventMalformed, OSError, ExceptionGroup) as error:
         return _complain(error)
@@ -74,7 +85,7 @@ def _complain(error: BatonError | EventMalformed | OSError | ExceptionGroup[Exce
         return 2
     if isinstance(cause, OSError) and cause.errno in UNWRITABLE_ERRORS:
         print(f"baton: The output cannot be written: {cause.strerror}.", file=sys.stderr)
-        streams.discard_output()
+        streams.discard(sys.stdout)
         return 2
     raise error
 

@@ -30,10 +30,13 @@ class Option(click.Option):
 class Command(click.Command):
     """A command whose help shows examples, each of which is a whole command line."""
 
-    def __init__(self, *args: Any, module: str, examples: Sequence[str] = (), **attributes: Any) -> None:
+    def __init__(
+        self, *args: Any, module: str, examples: Sequence[str] = (), ends_with_reader: bool = False, **attributes: Any
+    ) -> None:
         super().__init__(*args, **attributes)
         self.module = module
         self.examples = examples
+        self.ends_with_reader = ends_with_reader
 
     def get_short_help_str(self, limit: int = 45) -> str:
         """Return the first sentence of the description, which click would cut off at `limit` characters."""
@@ -57,7 +60,9 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Arguments:
         """Return the arguments; nothing is carried out while the command line is read."""
         given = {parameter.opts[0] for parameter in self.params if _is_given(parameter, ctx)}
-        return arguments(self.module, self.name or "", ctx.params, frozenset(given))
+        return arguments(
+            self.module, self.name or "", ctx.params, given=frozenset(given), ends_with_reader=self.ends_with_reader
+        )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by section, then the examples. The arguments stand above them."""
@@ -129,12 +134,22 @@ class Group(click.Group):
         """Return the names of the commands, in order of definition."""
         return list(self.commands)
 
-    def add(self, name: str, module: str, *examples: str) -> Callable[[Callable[..., None]], Command]:
-        """Define a command that `module` of the package `app.cli` runs. Its description is the function's docstring."""
+    def add(
+        self, name: str, module: str, *examples: str, ends_with_reader: bool = False
+    ) -> Callable[[Callable[..., None]], Command]:
+        """Define a command that `module` of the package `app.cli` runs. Its description is the function's docstring.
+
+        `ends_with_reader` is for one that prints for as long as somebody reads; see `Arguments`.
+        """
 
         def define(function: Callable[..., None]) -> Command:
             command = click.command(
-                name, cls=Command, module=module, examples=examples, context_settings={"show_default": True}
+                name,
+                cls=Command,
+                module=module,
+                examples=examples,
+                ends_with_reader=ends_with_reader,
+                context_settings={"show_default": True},
             )(function)
             self.add_command(command)
             return command

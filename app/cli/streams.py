@@ -1,9 +1,8 @@
 """The standard streams of a command: those that its caller has closed, and output that nobody reads any more."""
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from typing import Any, TextIO
 
 STANDARD_STREAMS = (0, 1, 2)
 
@@ -26,16 +25,32 @@ def open_closed_streams() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
-def discard_output() -> None:
-    """Send what is still printed, and what waits in the buffer, to the null device."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+class Output:
+    """A standard stream without an error when its reader leaves, as `head` does: what is printed from then on goes to
+    the null device, so that the command is carried out to its end, and its exit status is right."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text, as the stream itself does."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            discard(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        """Write what waits in the buffer."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            discard(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
-@contextlib.contextmanager
-def readers_may_leave() -> Iterator[None]:
-    """Print what explains an exit status, which stays right if the reader leaves before the end, as `head` does."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        discard_output()
+def discard(stream: TextIO) -> None:
+    """Send what is still printed on a stream, and what waits in its buffer, to the null device."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -243,6 +243,25 @@ def test_the_exit_status_tells_of_a_failure_though_nobody_reads_the_output(tmp_p
         assert main(line.split(), environment(tmp_path, BATON_LOG_EXPORT="/dev/null/log", BATON_PORT="1")) == 1
 
 
+@pytest.mark.long
+def test_a_command_goes_on_though_nobody_reads_its_output(tmp_path: Path) -> None:
+    """Both streams may lead into the pipe whose reader leaves, as after `2>&1 | head -1`."""
+    own = environment(tmp_path)
+    assert main(["migrate"], own) == 0
+    with reader_left(), redirect_stderr(sys.stdout):
+        assert main(["offpolicy"], own) == 1
+        assert main(["holds", "release", "hold_0199"], own) == 1
+        assert main(["keys", "add", "unread"], own) == 0
+    assert "unread" in baton(tmp_path, "keys", "ls").out
+
+
+@pytest.mark.long
+def test_a_list_that_is_followed_ends_when_nobody_reads_it(service: Service) -> None:
+    service.ask("baton-mini", EASY)
+    with reader_left():
+        assert main(["runs", "ls", "--follow"], environment(service.folder)) == 0
+
+
 def test_what_is_no_database_is_said(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "baton.db").write_bytes(b"no database " * 100)

@@ -12,7 +12,7 @@ from app.audit.check import WRONG_TYPE_ERRORS, Auditor
 from app.audit.export import Export
 from app.audit.log.folder import save
 from app.audit.report import RULES, Report, Violation
-from app.cli import event_loop, storage, streams, terminal
+from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.cli.audit import content_reads
 from app.cli.terminal import count
@@ -50,11 +50,10 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
     if args.run is not None and not (report.runs or report.pruned or report.violations):
         print("baton: there is no such run", file=sys.stderr)
         return UNREADABLE
-    with streams.readers_may_leave():
-        if args.json:
-            terminal.print_json(_record(report))
-        else:
-            _print(report)
+    if args.json:
+        terminal.print_json(_record(report))
+    else:
+        _print(report)
     if report.is_clean:
         return CLEAN
     return VIOLATIONS

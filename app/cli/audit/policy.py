@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
-from app.cli import event_loop, storage, streams, terminal
+from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.core.pool import policy_table
 from app.core.pool.catalog import Catalog
@@ -59,15 +59,14 @@ def _check(catalog: Catalog, *, as_json: bool) -> int:
 
 
 def _diff(changes: Sequence[Widening], *, as_json: bool) -> int:
-    with streams.readers_may_leave():
-        if as_json:
-            witnesses = [policy_table.witness_to_json(widening) for widening in changes]
-            terminal.print_json({"widens": bool(changes), "witnesses": witnesses})
-        else:
-            for widening in changes:
-                terminal.stdout().print(_widening_text(widening), soft_wrap=True)
-            if not changes:
-                terminal.stdout().print("Nothing is shown to anybody who did not see it before.")
+    if as_json:
+        witnesses = [policy_table.witness_to_json(widening) for widening in changes]
+        terminal.print_json({"widens": bool(changes), "witnesses": witnesses})
+    else:
+        for widening in changes:
+            terminal.stdout().print(_widening_text(widening), soft_wrap=True)
+        if not changes:
+            terminal.stdout().print("Nothing is shown to anybody who did not see it before.")
     if changes:
         return REFUSED
     return FINE
@@ -105,12 +104,11 @@ def _events(record: Record) -> list[Event]:
 
 
 def _print_trial(runs: int, refused_runs: Sequence[RefusedRun], *, as_json: bool) -> int:
-    with streams.readers_may_leave():
-        if as_json:
-            records = [run.as_json() for run in refused_runs]
-            terminal.print_json({"runs": runs, "refused": records})
-        else:
-            _print_refused(runs, refused_runs)
+    if as_json:
+        records = [run.as_json() for run in refused_runs]
+        terminal.print_json({"runs": runs, "refused": records})
+    else:
+        _print_refused(runs, refused_runs)
     if refused_runs:
         return REFUSED
     return FINE

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from app.cli import event_loop, storage, streams, terminal
+from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.cli.audit import exported_checkpoints
 from app.core.transparency.leaves import RUN, Leaf, parse_leaf
@@ -111,20 +111,19 @@ async def _prove(settings: Settings, args: Arguments) -> int:
         raise NotFound("The log has nothing about this run.")
     proven, faults = _check(proof, state.verifiers)
     sealed_events = max([leaf.events for _, leaf in proven], default=0)
-    with streams.readers_may_leave():
-        if args.json:
-            document = proof_of_run(name, events or sealed_events, proof)
-            terminal.print_json(document | {"sealed": sealed_events, "faults": faults})
+    if args.json:
+        document = proof_of_run(name, events or sealed_events, proof)
+        terminal.print_json(document | {"sealed": sealed_events, "faults": faults})
+    else:
+        _print_proven(proven)
+        if events is None:
+            print("The run was pruned.")
+        elif not proof.leaves:
+            print("Nothing is proven: no event of the run is sealed yet.")
         else:
-            _print_proven(proven)
-            if events is None:
-                print("The run was pruned.")
-            elif not proof.leaves:
-                print("Nothing is proven: no event of the run is sealed yet.")
-            else:
-                print(f"{sealed_events} of {events} events are sealed.")
-            for fault in faults:
-                print(fault)
+            print(f"{sealed_events} of {events} events are sealed.")
+        for fault in faults:
+            print(fault)
     return int(bool(faults) or not proof.leaves)
 
 

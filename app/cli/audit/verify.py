@@ -15,7 +15,7 @@ from app.audit.log.journal import check_journal
 from app.audit.log.rows import check_database
 from app.audit.log.tree import Checkpoint, Key, LogFormatError, read_checkpoint, read_key
 from app.audit.log.verify import LogCheck
-from app.cli import event_loop, storage, streams, terminal
+from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.cli.terminal import count
 from app.errors import ConfigInvalid, StoreUnavailable
@@ -54,11 +54,10 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         report.notes.append("Signatures were checked by the keys that the log itself names; give yours with --key.")
     if not check.held_checkpoints:
         report.notes.append("No checkpoint from outside was given (--checkpoint), so a log that was made anew passes.")
-    with streams.readers_may_leave():
-        if args.json:
-            terminal.print_json(_json(report, check))
-        else:
-            _print(report, time.monotonic() - began)
+    if args.json:
+        terminal.print_json(_json(report, check))
+    else:
+        _print(report, time.monotonic() - began)
     if report.is_clean:
         return CLEAN
     return ALTERED

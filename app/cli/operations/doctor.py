@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 from rich.text import Text
 
-from app.cli import event_loop, streams, terminal
+from app.cli import event_loop, terminal
 from app.cli.arguments import Arguments
 from app.cli.operations import doctor_checks
 from app.cli.operations.doctor_checks import Verdict
@@ -71,14 +71,12 @@ class _Report:
         """Add verdicts, and print them unless they are printed as JSON."""
         self._verdicts += verdicts
         if not self._as_json:
-            with streams.readers_may_leave():
-                _print(verdicts)
+            _print(verdicts)
 
     def end(self) -> int:
         """Return the exit status: 1 if a check failed."""
         if self._as_json:
-            with streams.readers_may_leave():
-                terminal.print_json([asdict(verdict) for verdict in self._verdicts])
+            terminal.print_json([asdict(verdict) for verdict in self._verdicts])
         return int(any(verdict.status == "fail" for verdict in self._verdicts))
 
 

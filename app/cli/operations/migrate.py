@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
-from app.cli import storage, streams, terminal
+from app.cli import storage, terminal
 from app.cli.arguments import Arguments
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.process.config import Settings, read
@@ -64,11 +64,10 @@ def _row_security(settings: Settings) -> str:
 
 def _print_status(settings: Settings, status: Status, *, as_json: bool) -> int:
     """Print the state of the schema. Returns 0 if it is this version's."""
-    with streams.readers_may_leave():
-        if as_json:
-            terminal.print_json({"database": storage.database_name(settings), **asdict(status)})
-        else:
-            _print_status_in_words(settings, status)
+    if as_json:
+        terminal.print_json({"database": storage.database_name(settings), **asdict(status)})
+    else:
+        _print_status_in_words(settings, status)
     return int(not status.is_current)
 
 

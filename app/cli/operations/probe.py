@@ -4,7 +4,6 @@ import http.client
 import json
 from collections.abc import Callable, Mapping
 
-from app.cli import streams
 from app.cli.arguments import Arguments
 from app.process.config import read
 
@@ -26,6 +25,5 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
             text = json.dumps({"ready": False, "error": text})
     finally:
         connection.close()
-    with streams.readers_may_leave():
-        print(text)
+    print(text)
     return int(not is_ready)

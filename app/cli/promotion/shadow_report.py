@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from app.cli import event_loop, storage, streams, terminal
+from app.cli import event_loop, storage, terminal
 from app.cli.arguments import Arguments
 from app.core.pool.catalog import Catalog, Tier
 from app.core.rating.shadows import notes_from_json, policy_of
@@ -26,11 +26,10 @@ def run(args: Arguments, environ: Mapping[str, str], now: Callable[[], float]) -
         raise ConfigInvalid([f"{args.tier}: there is no such tier; use one of {', '.join(config.catalog.tiers)}"])
     storage.print_database(config.settings)
     figures = event_loop.run(_read(config.settings, config.catalog, tier, now() - args.since, now()))
-    with streams.readers_may_leave():
-        if args.json:
-            terminal.print_json(figures)
-        else:
-            _print(figures)
+    if args.json:
+        terminal.print_json(figures)
+    else:
+        _print(figures)
     return int(args.gate and not _holds(figures))
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict
 
-from app.cli import storage, streams, terminal
+from app.cli import storage, terminal
 from app.cli.arguments import Arguments
 from app.cli.promotion.shadow_report import print_conditions
 from app.core.pool.conductor_versions import Change, VersionsInForce, versions_in_force
@@ -39,18 +39,17 @@ async def change(
 
 def refuse(evidence: tuple[Judgement, ...], *, as_json: bool) -> int:
     """Print the conditions of a promotion that was not made. Returns the exit status, 1."""
-    with streams.readers_may_leave():
-        if as_json:
-            terminal.print_json({"promoted": False, "tiers": [judgement.to_json() for judgement in evidence]})
-            return 1
-        for judgement in evidence:
-            compared = f"by its {judgement.source} runs"
-            if judgement.source == "none":
-                compared = "without a run to compare"
-            terminal.stdout().print(f"{judgement.tier}, {compared}:")
-            print_conditions(judgement.to_json()["conditions"])
-            if judgement.left_out:
-                terminal.stdout().print(f"{watch.left_out_words(judgement.left_out)}.")
+    if as_json:
+        terminal.print_json({"promoted": False, "tiers": [judgement.to_json() for judgement in evidence]})
+        return 1
+    for judgement in evidence:
+        compared = f"by its {judgement.source} runs"
+        if judgement.source == "none":
+            compared = "without a run to compare"
+        terminal.stdout().print(f"{judgement.tier}, {compared}:")
+        print_conditions(judgement.to_json()["conditions"])
+        if judgement.left_out:
+            terminal.stdout().print(f"{watch.left_out_words(judgement.left_out)}.")
     terminal.stderr().print("Not promoted: not all conditions hold. --force REASON promotes it all the same.")
     return 1
 

@@ -69,6 +69,7 @@ def define(root: Group) -> None:
         "baton runs ls --sort cost --since 7d --topology tree",
         "baton runs ls --metadata team=search --min-cost 0.01",
         "baton runs ls --rated bad --since 7d",
+        ends_with_reader=True,
     )
     @option("--limit", type=Count(1_000), default=20, help="The most runs to list, up to 1,000.")
     @in_order(STATE, FILTERS)
@@ -129,7 +130,9 @@ def _define_looks(runs: Group) -> None:
     def show() -> None:
         """Explain one run: why it was routed so, and what each worker saw and answered."""
 
-    @runs.add("watch", "runs.one_run", "baton runs watch", "baton runs watch last --view timeline")
+    @runs.add(
+        "watch", "runs.one_run", "baton runs watch", "baton runs watch last --view timeline", ends_with_reader=True
+    )
     @argument("run", "A run's id, a prefix of one, or last.", required=False, default="last")
     @VIEW
     @flag("--json", help="Print each event as a line of JSON.")
