@@ -20,6 +20,7 @@ import csv
 import hashlib
 import json
 import math
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -150,6 +151,9 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 def _dataset(rows: Sequence[RecordedPrompt], costs: Mapping[str, float], left_out: Counter[str]) -> Dataset:
     """Return the rows as a data set. With full information, rows that lack a model are left out."""
     models = tuple(sorted({model for row in rows for model in row.outcomes}))
+    for model in models:
+        if any(unicodedata.category(char) == "Cs" for char in model):
+            raise RecordsRefused(f"the model's name {model!a} has half a pair of surrogates; correct it")
     usable = rows
     full = any(len(row.outcomes) > 1 for row in rows)
     if full:

@@ -78,7 +78,7 @@ def test_it_goes_on_where_it_was_interrupted_and_pays_for_nothing_twice(
     assert len(first) == 9
     path = home / "evaluation" / "rows.jsonl"
     lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:4]) + lines[4][:40])  # killed while it wrote
+    path.write_bytes("".join(lines[:4]).encode() + lines[4][:40].encode() + b"\xff")  # killed while it wrote
     assert baton(*FEW, "tier,single:rehearsal-sage,static:pev") == 0
     again = evaluation.by_place(home / "evaluation")
     runs = {(row["task"], row["arm"], row["repeat"]): row["run"] for row in first}

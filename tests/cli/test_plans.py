@@ -118,7 +118,8 @@ def test_what_cannot_be_done_is_said(baton: Baton) -> None:
         (("edit", plan, "--revision", "1", "--remove", "0"), 1, "later revision"),
         (("edit", plan, "--change", "0", "--worker", "nobody"), 1, "not an eligible worker"),
         (("edit", plan, "--change", "0", "--remove", "1"), 2, "one of --change, --add, --remove, --move and --file"),
-        (("edit", plan, "--file", "/nowhere.json"), 2, "cannot be read as JSON"),
+        (("edit", plan, "--file", "/nowhere.json"), 2, "/nowhere.json: cannot be used: No such file"),
+        (("edit", plan, "--change", "0", "--access", "9" * 5000), 1, "edits[0].access[0]"),
         (("show", "plan_run_none"), 1, "There is no such plan"),
         (("run", plan, "--revision", "9"), 1, "no revision of that number"),
     ):

@@ -303,6 +303,9 @@ def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
 def test_files_that_are_not_there_and_wrong_options_are_refused(tmp_path: Path) -> None:
     assert "No such file" in read_refusal(tmp_path / "missing.csv")
     assert "has no file that ends in .csv or .jsonl" in read_refusal(tmp_path)
+    assert "half a pair of surrogates" in read_refusal(
+        full(tmp_path / "full.jsonl", **{"\ud800": {"score": 1, "usd": 1}})
+    )
     assert "write MODEL=DOLLARS" in read_refusal(tmp_path, "--cost", "x")
     assert "a share from 0 to 1" in read_refusal(tmp_path, "--cost-weight", "2")
     assert "there is no model none" in read_refusal(full(tmp_path / "own.jsonl"), "--cost", "none=1")

@@ -94,6 +94,7 @@ def test_a_selector_may_look_at_embeddings(tmp_path: Path) -> None:
     [
         ("options = { dimensions = 384 }\n", "", "providers.vectors.options: must say how many"),
         ("dimensions = 384", "dimensions = 0", "providers.vectors.options: must say how many"),
+        ("dimensions = 384", f"dimensions = '{'9' * 5000}'", "providers.vectors.options: must say how many"),
         ('embedder = "eye"', 'embedder = "ear"', "looks.conductor.embedder: there is no worker ear"),
         ('embedder = "eye"', 'embedder = "small"', "the worker small makes no embeddings"),
         ('embedder = "eye"', 'worker = "eye"', "looks.conductor.worker: the worker eye makes embeddings"),

@@ -241,7 +241,7 @@ def _description(path: Path) -> dict[str, Any]:
 def _rows(path: Path) -> Iterator[Measure]:
     """Yield the rows of a file. A last line that was cut off is left out, and so measured again."""
     if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with suppress(ValueError, TypeError):
                 yield of_json(json.loads(line))
 

@@ -30,6 +30,8 @@ STEP_LINE = "A step has ended."
 CLEAR = "app.stepqueue.redis:clear"
 LATEST_RUNS = 200
 """The newest runs, in whose journals the latest event is looked for."""
+MAX_STEP_USD = 1_000_000
+"""The most dollars of a step in a log; a line with more was not written by an engine."""
 MAX_PRINTED_LINES = 50
 """Lines of each list that are printed; `--json` has all of them."""
 
@@ -187,7 +189,10 @@ def sum_logged_costs(lines: Sequence[Mapping[str, Any]]) -> Mapping[tuple[str, i
     """
     costs: Counter[tuple[str, int]] = Counter()
     for fields in lines:
-        costs[fields["run"], fields["step"]] += round(float(fields.get("cost_usd") or 0.0) * MILLION)
+        cost = fields.get("cost_usd")
+        if not isinstance(cost, int | float) or not 0 <= cost <= MAX_STEP_USD:
+            cost = 0
+        costs[fields["run"], fields["step"]] += round(cost * MILLION)
     return costs
 
 

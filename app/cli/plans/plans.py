@@ -117,7 +117,7 @@ def _change(args: Arguments) -> dict[str, Any]:
 
 
 def _entry(text: str) -> str | int:
-    if text.isdecimal():
+    if text.isdecimal() and len(text) <= 6:
         return int(text)
     return text
 
@@ -127,7 +127,7 @@ def _read(name: str) -> Any:
         if name == "-":
             return orjson.loads(sys.stdin.buffer.read())
         return orjson.loads(Path(name).read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
+    except orjson.JSONDecodeError as error:
         raise ConfigInvalid([f"--file: {name} cannot be read as JSON: {error}"]) from None
 
 

@@ -180,7 +180,7 @@ def _parse_configuration(args: Arguments) -> Mapping[str, str]:
 def _read_plan(file: str) -> Any:
     try:
         return orjson.loads(Path(file).read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
+    except orjson.JSONDecodeError as error:
         raise ConfigInvalid([f"--under: {file} cannot be read as JSON: {error}"]) from None
 
 

@@ -158,7 +158,7 @@ def _dimensions(draft: CheckedEntries) -> Iterator[Fault]:
         if entry is None or entry.format != "embeddings":
             continue
         text = entry.options.get("dimensions", "")
-        is_number = text.isascii() and text.isdigit()
+        is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_DIMENSIONS))
         if not is_number or not 0 < int(text) <= MAX_DIMENSIONS:
             yield ("providers", name, "options"), "must say how many numbers a vector has; write dimensions = 1536"
 

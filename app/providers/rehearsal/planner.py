@@ -26,7 +26,7 @@ WORKER = re.compile(r"^Worker (\d+):\s*(.*)$", re.MULTILINE)
 STRENGTHS = re.compile(r"strengths:\s*([^;\n]*)", re.IGNORECASE)
 PRICES = re.compile(r"\$(?P<input>[\d.e-]+) in, \$(?P<output>[\d.e-]+) out")
 BUDGET = re.compile(r"Budget left: \$([\d.]+)\.")
-LEFT_OUT = re.compile(r"\[(\d+) characters are left out here")
+LEFT_OUT = re.compile(r"\[(\d{1,9}) characters are left out here")
 TURN = re.compile(r"(?:\A|\n\n)(system|developer|user|assistant|tool): ")
 PREVIOUS = re.compile(r"with the mark (=== [0-9a-f]{16} ===)\..*?^\1\n(.*)\n\1$", re.DOTALL | re.MULTILINE)
 SHARPNESS, EYE = 1.5, 0.8
