@@ -237,14 +237,16 @@ class Pruner:
         now: Callable[[], float],
         name: Callable[[str], str],
         pause: Pause,
+        by: Actor = PROCESS,
     ) -> None:
-        """`now` gives seconds since 1970, and `name` a fresh id with a prefix."""
+        """`now` gives seconds since 1970, and `name` a fresh id with a prefix. `by` is in whose name it prunes."""
         self._store = store
         self._journals = journals
         self._archiving = archiving
         self._now = now
         self._name = name
         self._pause = pause
+        self._by = by
         self._after: tuple[float, str] | None = None
         self.done = PruneResult()
 
@@ -266,7 +268,7 @@ class Pruner:
         runs = []
         for run, revision in chosen:
             runs.append((copy_with(run, archive=location), revision))
-        deleted = set(await self._store.prune(runs))
+        deleted = set(await self._store.prune(runs, by=self._by))
         self.done.runs += len(deleted)
         for run, _ in runs:
             if run.id in deleted:

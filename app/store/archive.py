@@ -42,7 +42,7 @@ from app.core.pool.budgets import account_of_slice
 from app.core.pool.conductor_versions import Change
 from app.core.records import record
 from app.errors import StoreUnavailable
-from app.store.protocol import ABOUT_CONTENT, PrunedRun, PruneQuery
+from app.store.protocol import ABOUT_RUNS, PrunedRun, PruneQuery
 from app.store.rows import content, content_keys, texts
 from app.store.rows.retention import prunable
 from app.store.sqlkit.postgres import postgres_engine
@@ -137,7 +137,7 @@ _BUDGETS = select(BUDGETS)
 _HOLDS = select(HOLDS)
 _CHANGES = select(CONDUCTOR_CHANGES).order_by(CONDUCTOR_CHANGES.c.at, CONDUCTOR_CHANGES.c.id)
 _LOGGED = select(ADMIN_EVENTS).order_by(ADMIN_EVENTS.c.seq)
-_ADMIN_EVENTS = _LOGGED.where(ADMIN_EVENTS.c.action.not_in(ABOUT_CONTENT))
+_ADMIN_EVENTS = _LOGGED.where(ADMIN_EVENTS.c.action.not_in(ABOUT_RUNS))
 _HOLD_CHANGES = _LOGGED.where(ADMIN_EVENTS.c.action.in_(("hold.placed", "hold.released")))
 _LOGGED_SINCE = select(FORMS.c.since).where(FORMS.c.name == "admin_events")
 _SUMS_OF_ACCOUNTS = _sums_of_accounts()

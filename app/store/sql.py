@@ -372,13 +372,13 @@ class SqlStore(TenantVerbs):
     async def count_released_holds(self) -> int:
         return await self._read(holds.count_released)
 
-    async def prune(self, runs: Sequence[tuple[PrunedRun, int]]) -> Sequence[str]:
+    async def prune(self, runs: Sequence[tuple[PrunedRun, int]], *, by: Actor = PROCESS) -> Sequence[str]:
         pruned_runs: list[str] = []
         most = retention.PRUNED_EVENTS_POSTGRES if self._statements.arrays else retention.PRUNED_EVENTS
         time = asyncio.get_running_loop().time
         for group in retention.pruning_groups(runs, most):
             began = time()
-            work = partial(retention.prune, statements=self._statements, runs=group, decrypt=self._decrypt)
+            work = partial(retention.prune, statements=self._statements, runs=group, decrypt=self._decrypt, by=by)
             names = await self._write(work)
             for run in names:
                 self._journals.forget(run)

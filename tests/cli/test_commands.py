@@ -846,4 +846,7 @@ def test_pruning_deletes_old_runs_alone(service: Service) -> None:
     assert "Pruned: 1 run with 9 events." in text
     assert "1 run, 9 events" in baton(service.folder, "audit", "check", text.splitlines()[-1]).out
     assert "was pruned" in baton(service.folder, "runs", "show", old).err
+    changes = json.loads(baton(service.folder, "audit", "changes", "--action", "run.pruned", "--json").out)
+    assert [(change["target"], change["via"]) for change in changes] == [(old, "command")]
+    assert "0 violations" in baton(service.folder, "audit", "check").out
     assert new in baton(service.folder, "runs", "show", new).out

@@ -28,8 +28,11 @@ from app.store.protocol import (
     METADATA_TAG,
     PLAN_TAG,
     REQUEST_TAG,
+    RUN_PRUNED,
     TRACE_TAG,
     USER_TAG,
+    Actor,
+    AdminEventQuery,
     AppendResult,
     ContentQuery,
     Entry,
@@ -356,6 +359,19 @@ async def test_a_notice_of_an_approval_goes_with_its_run_even_if_it_was_given_up
     assert await store.fail_notice(notice, 9.0, "HTTP 410")
     assert await store.prune([await find_rest_of(store, "one")]) == ["one"]
     assert await store.failed_notices(10) == ()
+
+
+async def test_a_pruning_is_logged_with_its_author_unless_the_time_of_the_run_was_over(store: SqlStore) -> None:
+    names = ("old", "ordered", "open")
+    await fill(store, [admission(run) for run in names])
+    await fill(store, [end_run(run, 2.0) for run in names[:2]])
+    old, *others = [await find_rest_of(store, run) for run in names]
+    assert await store.prune([old]) == ["old"]
+    assert await store.prune(others, by=Actor("anna", "command")) == ["ordered"]
+    (entry,) = await store.admin_events(AdminEventQuery(action=RUN_PRUNED))
+    assert (entry.target, entry.actor, entry.via, entry.tenant) == ("ordered", "anna", "command", "tenant")
+    assert entry.at == pytest.approx((await store.pruned_run("ordered")).pruned_at, abs=1.0)
+    assert await store.admin_events(AdminEventQuery()) == (), "it is no change of what operators set"
 
 
 async def test_a_run_that_is_open_or_was_changed_since_it_was_read_is_not_pruned(store: SqlStore) -> None:

@@ -94,7 +94,10 @@ def _define_audit(root: Group) -> None:
     @option("--tenant", help="Only changes to this tenant and its keys.")
     @option("--target", help="Only changes to this key (by its id), tenant, budget, hold, conductor or run.")
     @option("--actor", help="Only changes that this key, person or user has made.")
-    @option("--action", help="Only changes of this kind, such as key.revoked; content.erased shows who erased what.")
+    @option(
+        "--action",
+        help="Only changes of this kind, such as key.revoked; content.erased and run.pruned show who removed what.",
+    )
     @option("--since", type=SPAN, metavar="SPAN", help="Only changes of the last 30m, 12h, 7d, ...")
     @option("--limit", type=COUNT, default=50, help="The most changes to list.")
     @AS_JSON

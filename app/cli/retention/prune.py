@@ -67,7 +67,8 @@ async def _prune(settings: Settings, query: PruneQuery, now: Callable[[], float]
 
     archive = archiving(settings.archive, settings.archive_endpoint, contents=settings.archive_content)
     async with storage.open_configured_store(settings) as store, storage.open_journals(settings) as journals:
-        result = await Pruner(store, journals, archive, now=now, name=_name, pause=rest).prune(query)
+        pruner = Pruner(store, journals, archive, now=now, name=_name, pause=rest, by=storage.operator())
+        result = await pruner.prune(query)
         await store.overwrite_erased()
         kept = await _count_kept(journals, query)
     return result, copy_with(kept, held=kept.held + len(result.held))

@@ -31,6 +31,7 @@ ACTION_TEXTS: Final[Mapping[str, str]] = {
     "tier.rolled_back": "Tier served as before",
     "content.read": "Content read",
     "content.erased": "Content erased",
+    "run.pruned": "Run pruned",
 }
 """The words in which the list of changes describes each action. Actions of later releases are shown by their names."""
 NAMES: Final[Mapping[str, str]] = {

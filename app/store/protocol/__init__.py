@@ -6,10 +6,11 @@ Code that needs one of them should ask for that one. `journal.py` has the rules 
 from typing import Protocol
 
 from app.store.protocol.admin_events import (
-    ABOUT_CONTENT,
+    ABOUT_RUNS,
     CONTENT_ERASED,
     CONTENT_READ,
     PROCESS,
+    RUN_PRUNED,
     Actor,
     AdminEvent,
     AdminEventQuery,
@@ -71,7 +72,7 @@ from app.store.protocol.tenants import SpendQuery, SpendRow, TenantRow, Tenants
 from app.store.protocol.transparency_log import LogState, Proof, ProvenLeaf, SealingResult, TransparencyLog, WithLog
 
 __all__ = [
-    "ABOUT_CONTENT",
+    "ABOUT_RUNS",
     "APPROVAL_TAG",
     "ASKED",
     "BRIEF",
@@ -86,6 +87,7 @@ __all__ = [
     "PLAN_TAG",
     "PROCESS",
     "REQUEST_TAG",
+    "RUN_PRUNED",
     "SHOWN_ONCE",
     "TAG_BYTES",
     "TAKEN",

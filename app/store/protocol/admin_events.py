@@ -53,7 +53,7 @@ class AdminEventQuery:
     target: str | None = None
     actor: str | None = None
     action: str | None = None
-    """Changes of this kind. What is done with content (`ABOUT_CONTENT`) is listed only where it is asked for."""
+    """Changes of this kind. What is done with single runs (`ABOUT_RUNS`) is listed only where it is asked for."""
     since: float | None = None
     """Changes from this time on, in seconds since 1970."""
 
@@ -63,7 +63,10 @@ CONTENT_READ = "content.read"
 CONTENT_ERASED = "content.erased"
 """The action of an entry that is written for each run whose content somebody has erased. `after` has the cause, as the
 run's row. None is written where the time of the content was over, which nobody asked for."""
-ABOUT_CONTENT = (CONTENT_READ, CONTENT_ERASED)
+RUN_PRUNED = "run.pruned"
+"""The action of an entry that is written for each run that somebody has pruned. None is written where its time was
+over."""
+ABOUT_RUNS = (CONTENT_READ, CONTENT_ERASED, RUN_PRUNED)
 
 
 class AdminEvents(Protocol):

@@ -96,8 +96,9 @@ class Retention(Protocol):
         not logged."""
         ...
 
-    async def prune(self, runs: Sequence[tuple[PrunedRun, int]]) -> Sequence[str]:
+    async def prune(self, runs: Sequence[tuple[PrunedRun, int]], *, by: Actor = PROCESS) -> Sequence[str]:
         """Delete all rows of these runs in short transactions, but for one row each. Returns the runs that are gone.
+        What the service itself prunes, because its time is over, is not logged.
 
         Each run comes with the revision in which its row was read. A run that is still open or that was changed since,
         by the outcome of a late call, a rating or an erasure, stays as it is, and so does one that a legal hold covers.

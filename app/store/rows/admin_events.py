@@ -6,7 +6,15 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection, insert, select
 
-from app.store.protocol import ABOUT_CONTENT, CONTENT_ERASED, CONTENT_READ, Actor, AdminEvent, AdminEventQuery
+from app.store.protocol import (
+    ABOUT_RUNS,
+    CONTENT_ERASED,
+    CONTENT_READ,
+    RUN_PRUNED,
+    Actor,
+    AdminEvent,
+    AdminEventQuery,
+)
 from app.store.rows.runs import clock
 from app.store.sqlkit.tables import ADMIN_EVENTS
 
@@ -26,8 +34,17 @@ def note_read(conn: Connection, run: str, tenant: str, what: str, by: Actor, dig
 
 def note_erasures(conn: Connection, tenants_by_run: Mapping[str, str], cause: str, by: Actor) -> None:
     """Add to the log that the content of these runs is erased."""
-    shared = {"at": clock(conn), "actor": by.id, "via": by.via, "action": CONTENT_ERASED}
-    shared["after"] = _body({"cause": cause})
+    _note_each(conn, tenants_by_run, CONTENT_ERASED, by, {"cause": cause})
+
+
+def note_prunings(conn: Connection, tenants_by_run: Mapping[str, str], by: Actor) -> None:
+    """Add to the log that these runs are pruned."""
+    _note_each(conn, tenants_by_run, RUN_PRUNED, by, None)
+
+
+def _note_each(conn: Connection, tenants_by_run: Mapping[str, str], action: str, by: Actor, after: Fields) -> None:
+    """Add an entry for each of these runs."""
+    shared = {"at": clock(conn), "actor": by.id, "via": by.via, "action": action, "after": _body(after)}
     entries = [shared | {"target": run, "tenant": tenant} for run, tenant in tenants_by_run.items()]
     if entries:
         conn.execute(insert(ADMIN_EVENTS), entries)
@@ -56,7 +73,7 @@ def page(conn: Connection, query: AdminEventQuery) -> tuple[AdminEvent, ...]:
     if query.since is not None:
         statement = statement.where(table.at >= query.since)
     if query.action is None:
-        statement = statement.where(table.action.not_in(ABOUT_CONTENT))
+        statement = statement.where(table.action.not_in(ABOUT_RUNS))
     for name in ("tenant", "target", "actor", "action"):
         value = getattr(query, name)
         if value is not None:

@@ -32,15 +32,18 @@ from app.store.protocol import (
     ASKED,
     FIRST_REVISION,
     PLAN_TAG,
+    PROCESS,
     REQUEST_TAG,
     SHOWN_ONCE,
     TRACE_TAG,
+    Actor,
     ContentPage,
     ContentQuery,
     PrunedRun,
     PruneQuery,
 )
 from app.store.rows import content, end_users, holds, texts
+from app.store.rows.admin_events import note_prunings
 from app.store.rows.runs import clock, run_row
 from app.store.sqlkit.sealing import Decrypt
 from app.store.sqlkit.statements import Statements
@@ -187,7 +190,7 @@ def pruning_groups(runs: Sequence[tuple[PrunedRun, int]], most: int) -> Iterator
 
 
 def prune(
-    conn: Connection, statements: Statements, runs: Sequence[tuple[PrunedRun, int]], decrypt: Decrypt
+    conn: Connection, statements: Statements, runs: Sequence[tuple[PrunedRun, int]], decrypt: Decrypt, by: Actor
 ) -> list[str]:
     """Replace all rows of these runs by one row each, except for runs that are open, have another revision, or are
     covered by a legal hold.
@@ -212,6 +215,8 @@ def prune(
     ids = {"ids": statements.values(names)}
     pruned_at = clock(conn)
     conn.execute(insert(PRUNED_RUNS), [_row(pruned_rows[name]) | {"pruned_at": pruned_at} for name in names])
+    if by != PROCESS:
+        note_prunings(conn, {name: pruned_rows[name].tenant for name in names}, by)
     _delete_tags(conn, statements, ids)
     content.delete_bodies(conn, names, owners)
     # Their entries in the transparency log stay, and prove nothing about the rows any more.
