@@ -157,6 +157,14 @@ class LegalHold(Conflict):
 
     code = "legal_hold"
 
+    @classmethod
+    def of(cls, hold: str) -> "LegalHold":
+        """Return the refusal that names the hold by its id."""
+        return cls(
+            f"The legal hold {hold} is in force, so nothing of this is erased; ask the operator. A tenant's own list "
+            "of holds does not have one on a user of all tenants."
+        )
+
 
 class TooLarge(CallerError):
     """The request body is too large; shorten it, or send images by reference."""

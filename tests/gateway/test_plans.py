@@ -379,12 +379,35 @@ async def test_a_deleted_plan_has_no_text_left(client: httpx.AsyncClient, runtim
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "legal_hold")
     assert [row.erased for row in await store.runs(RunQuery())] == [False, False]
     await store.release_hold("hold_1", 2.0)
+    await store.place_hold(Hold("hold_2", "run", plan_body["run"], "", "case 13", 1.0, ""))
+    refused = await client.delete(path)
+    assert "The legal hold hold_2 is in force" in refused.json()["error"]["message"]
+    assert [row.erased for row in await store.runs(RunQuery())] == [False, False], "the later revision is kept as well"
+    await store.release_hold("hold_2", 2.0)
     assert (await client.delete(path)).json() == {"id": plan_body["id"], "object": "plan", "deleted": True}
     for request in (client.get(path), client.post(f"{path}/run")):
         refused = await request
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "plan_deleted")
     assert (await client.get("/v1/plans")).json()["data"] == []
     assert [row.erased for row in await store.runs(RunQuery())] == [True, True]
+
+
+@pytest.mark.parametrize("api", ["chat", "messages", "responses"])
+async def test_an_execution_is_answered_again_though_its_plan_was_deleted(
+    stub: ProviderStub, client: httpx.AsyncClient, api: str
+) -> None:
+    script_answers(stub)
+    body = {"model": "baton-ultra", "max_tokens": 64, "messages": ASK["messages"], "baton": {"plan": CHAIN}}
+    if api == "responses":
+        body = {"model": "baton-ultra", "input": "What is 2 + 2?", "baton": {"plan": CHAIN}}
+    path = f"/v1/plans/{(await client.post('/v1/plans', json=body, params={'api': api})).json()['id']}"
+    first = await client.post(f"{path}/run", headers={"Idempotency-Key": "one"})
+    assert (await client.delete(path)).status_code == 200
+    again = await client.post(f"{path}/run", headers={"Idempotency-Key": "one"})
+    assert (again.status_code, again.headers["idempotent-replayed"]) == (200, "true")
+    assert again.content == first.content
+    other = await client.post(f"{path}/run", headers={"Idempotency-Key": "two"})
+    assert (other.status_code, other.json()["error"]["code"]) == (404, "plan_deleted")
 
 
 async def other_key(runtime: Runtime, *labels: str) -> tuple[str, dict[str, str]]:

@@ -94,8 +94,14 @@ def plan_id(run: str) -> str:
 
 
 async def find(store: TenantStore, name: str) -> tuple[Plan, RunRow]:
-    """Return a plan by its id, with the row of its first revision. Raises `NotFound`, also where its content was
-    erased."""
+    """Return a plan by its id, with the row of its first revision. Raises `NotFound`, also for one that was deleted."""
+    plan, row = await find_with_deleted(store, name)
+    require_not_deleted(row)
+    return plan, row
+
+
+async def find_with_deleted(store: TenantStore, name: str) -> tuple[Plan, RunRow]:
+    """Return a plan as `find` does, also one that was deleted: its texts are erased, and the rest is journaled."""
     if not query.RUN_ID.fullmatch(name):
         raise NotFound()
     row = await store.run(run_of_reply(name))
@@ -103,11 +109,15 @@ async def find(store: TenantStore, name: str) -> tuple[Plan, RunRow]:
     wire = first.state.admitted.wire
     if wire.get("format") != FORMAT or wire.get("revision") != 1:
         raise NotFound()
-    if row.erased:
-        raise NotFound("The plan was deleted.", code="plan_deleted")
     run_query = RunQuery(tenant=row.tenant, tags=((PLAN_TAG, row.id),), ascending=True, limit=MOST_REVISIONS)
     further = [await _revision(store, run) for run in await store.runs(run_query)]
     return Plan((first, *sorted(further, key=lambda revision: revision.number))), row
+
+
+def require_not_deleted(row: RunRow) -> None:
+    """Raise `NotFound` if the plan whose first revision has this row was deleted."""
+    if row.erased:
+        raise NotFound("The plan was deleted.", code="plan_deleted")
 
 
 async def _revision(store: TenantStore, row: RunRow) -> Revision:

@@ -17,7 +17,7 @@ from app.core.records import record
 from app.core.run.fold import fold
 from app.engine.calls.step_request import task_of
 from app.engine.runs.admission import Order
-from app.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from app.errors import Conflict, Forbidden, InvalidRequest, LegalHold, NotFound
 from app.gateway.anthropic import route as messages
 from app.gateway.chat import route as chat
 from app.gateway.http.admission import Idempotency, OpenTurn
@@ -46,6 +46,7 @@ SCHEMAS: Final[operations.Schemas] = {
     "PlanRunRequest": lambda: operations.request_schema(requests.PlanRunRequest, "PlanRunRequest"),
 }
 PlanId = Annotated[str, Path(alias="plan", description="The plan's id.", examples=["plan_run_01jd9k2v7c"])]
+FindPlan = Callable[[TenantStore, str], Awaitable[tuple[Plan, RunRow]]]
 Form = Literal["steps", "lists"]
 EDIT: Final = {"revision": 1, "edits": [{"op": "change", "step": 0, "subtask": "Solve it in two ways."}]}
 
@@ -271,16 +272,20 @@ def _add_delete_route(router: APIRouter, context: GatewayContext, keys: Keys) ->
     async def delete_plan(target: visible) -> Response:
         """Its texts are erased, as `DELETE /v1/runs/{run}` erases a run's; runs that have executed it stay. A legal
         hold forbids it (409)."""
-        # The first revision is erased last: while it is there, this can be done again.
-        for revision in reversed(target.plan.revisions):
+        for revision in target.plan.revisions:
             if revision.row is not None:
                 await cancel.stop_with_copies(target.store, context.queue, revision.row, context.now())
+        runs = [revision.state.run for revision in target.plan.revisions]
+        for hold in (await context.store.find_holds_by_run(runs)).values():
+            raise LegalHold.of(hold)
+        # The first revision is erased last: while it is there, this can be done again.
+        for revision in reversed(target.plan.revisions):
             await target.store.erase(revision.state.run, by=target.caller.actor)
         return json_reply({"id": target.plan.id, "object": "plan", "deleted": True})
 
 
 def _add_run_route(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
-    visible = Annotated[VisiblePlan, Depends(_visible(context, keys.needs("runs:write")))]
+    visible = Annotated[VisiblePlan, Depends(_visible(context, keys.needs("runs:write"), revisions.find_with_deleted))]
 
     @router.post(
         "/{plan}/run",
@@ -299,11 +304,12 @@ def _add_run_route(router: APIRouter, context: GatewayContext, keys: Keys, idemp
     ) -> Response:
         """The answer comes in the format of the plan's request, whole or, with `stream: true`, as server-sent events. A
         plan that cannot be executed as it was shown is refused with 409 `plan_outdated`."""
-        revision = target.plan.revision(_number(body))
-        steps = await revisions.steps_of(target.store, revision)
-        task = await target.task()
 
         async def order() -> Order:
+            revisions.require_not_deleted(target.row)
+            revision = target.plan.revision(_number(body))
+            steps = await revisions.steps_of(target.store, revision)
+            task = await target.task()
             run_request = requests.read_run(body)
             repeated_order = orders.repeat_order(
                 context.catalog(), caller, target.plan, revision, target.row.tenant, task
@@ -316,14 +322,26 @@ def _add_run_route(router: APIRouter, context: GatewayContext, keys: Keys, idemp
         except InvalidRequest as error:
             raise orders.changed_conditions_error(error) from None
         if wire_format == "messages":
-            return await messages.reply_to_turn(context, request, turn, task.sampling.stop)
+            return await messages.reply_to_turn(context, request, turn, await _read_stops(target.store, turn))
         if wire_format == "responses":
             streams = turn.run.state.turn.streams
             return await responses.reply_to_turn(context, request, turn, streams=streams, background=False)
         return await chat.reply_to_turn(context, request, turn)
 
 
-def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[VisiblePlan]]:
+async def _read_stops(store: TenantStore, turn: OpenTurn) -> Sequence[str]:
+    """Return the stop sequences of a run's request. The run's permit is released if they cannot be read."""
+    try:
+        task = await task_of(store, turn.run.run, turn.run.state.admitted.task)
+    except BaseException:
+        turn.permit.release()
+        raise
+    return task.sampling.stop
+
+
+def _visible(
+    context: GatewayContext, needed: Any, find: FindPlan = revisions.find
+) -> Callable[..., Awaitable[VisiblePlan]]:
     """Return the dependency: the plan in the path, if a caller with the `needed` scopes may see its texts.
 
     A plan of another tenant is as absent as one that never was.
@@ -331,7 +349,7 @@ def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[Vi
 
     async def visible(plan: PlanId, caller: Annotated[Caller, needed]) -> VisiblePlan:
         store = context.store.of_tenant(caller.tenant)
-        whole, row = await revisions.find(store, plan)
+        whole, row = await find(store, plan)
         if not caller.sees(row.tenant):
             raise NotFound()
         if not caller.may_read_content(row.key):

@@ -154,7 +154,7 @@ def _of_users(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> dict[s
 def refuse(conn: Connection, runs: Sequence[str], decrypt: Decrypt) -> None:
     """Raise `LegalHold` if a hold covers one of these runs."""
     for hold in find_by_run(conn, runs, decrypt).values():
-        raise refusal(hold)
+        raise LegalHold.of(hold)
 
 
 def refuse_tenant(conn: Connection, tenant: str) -> None:
@@ -162,9 +162,4 @@ def refuse_tenant(conn: Connection, tenant: str) -> None:
     statement = select(HOLD.id).where(IN_FORCE, HOLD.tenant.in_(("", tenant))).order_by(HOLD.id).limit(1)
     hold = conn.execute(statement).scalar_one_or_none()
     if hold is not None:
-        raise refusal(hold)
-
-
-def refusal(hold: str) -> LegalHold:
-    """Return the error for something that a hold forbids."""
-    return LegalHold(f"The legal hold {hold} is in force, so nothing of this is erased; ask the operator.")
+        raise LegalHold.of(hold)
