@@ -162,6 +162,22 @@ async def test_a_run_whose_tier_leaves_it_while_the_run_is_taken_over_is_left_to
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 
+async def test_the_fallback_answers_where_a_worker_of_the_callers_plan_has_left_it(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    usual = pool_text(stub)
+    plan = {"steps": [{"worker": "gamma", "subtask": "Answer.", "access": ["user"]}]}
+    async with running_service(tmp_path, usual, drives=False) as gateway:
+        run = (await gateway.runs.start(order(gateway, "baton-mini", plan=plan, followed=False))).run
+    async with running_service(tmp_path, usual.replace("gamma", "delta")) as engine:
+        row = await await_ended_row(engine.context.store, run)
+        rejected = bodies_of(await events(engine, run), Kind.PLAN_REJECTED)
+    assert (row.state, row.degraded) == ("succeeded", True)
+    assert {reason for plan in rejected for reason in plan["reasons"]} == {
+        "a worker of the plan has left the pool file"
+    }
+
+
 async def test_a_model_that_conducts_no_more_is_asked_for_no_further_plan(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ from app.providers.protocol import Request
 from app.store.protocol import Store
 
 NO_WORKER_LEFT = "no worker of the run is left in the pool file"
+PLANNED_WORKER_LEFT = "a worker of the plan has left the pool file"
 NOT_CLEARED, NOT_HERE = "not_cleared", "not_here"
 FIXED_SHAPE_CONDUCTORS = frozenset({"fixed", "random"})
 """The conductors whose plans have a shape that does not depend on the run's money."""
@@ -200,6 +201,8 @@ class Planner:
         self, state: RunState, command: Propose, opened: Fact, steps: Sequence[Step]
     ) -> tuple[list[Fact], list[tuple[str, bytes]]]:
         """The events of a proposal whose steps are all known when it is opened, with their contents."""
+        if not steps and state.admitted.conductor == CALLER:
+            return [opened, drafts.plan_rejected(command.number, "", [PLANNED_WORKER_LEFT], outage=False)], []
         objections = self._objections(state, command, steps)
         if objections:
             self._context.telemetry.count("baton_plans_total", state.admitted.tier, "rejected")
