@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
+from app.audit.approvals import plans_needing_approval
 from app.audit.audited_run import FALLBACK, SETTLING_KINDS, AuditedRun, Call, Event, Step
 from app.audit.report import Violation
 from app.core.run.kinds import AFTER_THE_END, RUN_ARROWS, TERMINAL, Kind
@@ -14,6 +15,7 @@ HARMLESS_SKIPS = frozenset({"run_ended", "round_over"})
 """The reasons for which a step that is not needed is skipped."""
 OVER_BUDGET = "run_over_budget"
 NO_TIME = "no_time"
+APPROVAL_EXPIRED = "approval_expired"
 RUN_EXPIRED = "run_expired"
 """The error of a step that could not have ended in time: it ends the run before its deadline."""
 
@@ -195,7 +197,22 @@ def _fault_of_cancellation(run: AuditedRun, end: Event) -> str:
 
 
 def _fault_of_expiry(run: AuditedRun, end: Event) -> str:
-    return _fault_of_lost_answer(run, end) or _fault_of_early_expiry(run, end)
+    fault = _fault_of_lost_answer(run, end)
+    if fault or _lacks_another_approval(run, end):
+        return fault
+    return _fault_of_early_expiry(run, end)
+
+
+def _lacks_another_approval(run: AuditedRun, end: Event) -> bool:
+    """Return True if the run ended because the fallback, in place of a plan that nobody approved in time, needs an
+    approval too."""
+    terms = run.admission.get("approval")
+    if not terms or end.body.get("error") != APPROVAL_EXPIRED:
+        return False
+    if all(proposal.approval_expiry is None for proposal in run.proposals):
+        return False
+    last = run.proposals[-1]
+    return last.opening.body["mode"] == FALLBACK and last.number in plans_needing_approval(run, terms)
 
 
 def _fault_of_early_expiry(run: AuditedRun, end: Event) -> str:

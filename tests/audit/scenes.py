@@ -71,6 +71,13 @@ conductor = { kind = "fixed", shape = "single", workers = ["alpha"] }
 fallback = "beta"
 limits = { steps = 3, attempts = 2, seconds = 30, output_tokens = 1000 }
 approval = { workers = ["alpha"], seconds = 0.01, on_expiry = "fallback-plan" }
+
+[tiers.baton-costs]
+pool = ["alpha", "beta", "gamma"]
+conductor = { kind = "fixed", shape = "single", workers = ["alpha"] }
+fallback = "beta"
+limits = { steps = 3, attempts = 2, seconds = 30, output_tokens = 1000 }
+approval = { workers = ["alpha"], above_usd = 0, seconds = 0.01, on_expiry = "fallback-plan" }
 """
 RULE = """
 [rules.records-stay]
@@ -365,6 +372,14 @@ async def not_approved_in_time(stub: ProviderStub, runtime: Runtime) -> str:
     return run
 
 
+async def not_approved_and_too_dear_to_fall_back(stub: ProviderStub, runtime: Runtime) -> str:
+    """The fallback needs an approval as well, so that the run ends at once."""
+    run = await _run(runtime, "baton-costs")
+    runtime.drivers.sweep_soon()
+    await await_ended_row(runtime.context.store, run)
+    return run
+
+
 SCENES = (
     single,
     chosen,
@@ -398,6 +413,7 @@ SCENES = (
     approved,
     refused,
     not_approved_in_time,
+    not_approved_and_too_dear_to_fall_back,
 )
 RUNS = len(SCENES) + 1
 """The number of runs: the one that `replayed` repeats is none of a scene of its own."""
