@@ -8,7 +8,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from app.core.message.chat import End, Message, Piece, Text, TextDelta, ToolCall
+from app.core.message.chat import End, Message, Piece, Text, TextDelta, ToolCall, ToolDelta
 from app.errors import WorkerMalformed
 from app.providers.adapters.anthropic import Reply
 from app.providers.adapters.openai import Completion
@@ -41,6 +41,20 @@ def test_reasoning_that_is_none_is_left_out() -> None:
     reader.event(chunk({}, finish="stop"), pieces)
     assert pieces == [TextDelta("Yes.")] * 4
     assert isinstance(reader.end(), End)
+
+
+def test_an_index_and_the_id_of_a_call_may_have_each_others_type() -> None:
+    """Some servers write the index as a text, and Text Generation Inference before 2.1 a number as the id."""
+    reader, pieces = Completion("worker"), list[Piece]()
+    choice = {
+        "index": "0",
+        "delta": {"content": "So.", "tool_calls": [CALL | {"id": 0}]},
+        "finish_reason": "tool_calls",
+    }
+    reader.event(orjson.dumps({"choices": [choice, choice | {"index": "1"}]}), pieces)
+    deltas = [piece for piece in pieces if isinstance(piece, ToolDelta)]
+    assert pieces[0] == TextDelta("So.")
+    assert [(delta.id, delta.name, delta.arguments) for delta in deltas] == [("0", "add", "{}")]
 
 
 DEEP = '{"a":' * 300 + "1" + "}" * 300

@@ -374,7 +374,8 @@ class Completion:
         for choice in choices:
             if not isinstance(choice, dict):
                 raise malformed_reply(self._sender, "a choice of the wrong type")
-            if not choice.get("index"):
+            index = choice.get("index")
+            if not index or index == "0":  # some servers write it as a text
                 self._choose(choice, part, pieces)
 
     def _choose(self, choice: dict[str, Any], part: str, pieces: list[Piece]) -> None:
@@ -424,9 +425,11 @@ class Completion:
         index = position(call.get("index"), sender)
         key = place if index is None else index
         function = object_or_empty(call.get("function"), sender)
-        id_, name = words(call.get("id"), sender), words(function.get("name"), sender)
+        id_, name = call.get("id"), words(function.get("name"), sender)
+        if type(id_) is int:  # of Text Generation Inference before 2.1
+            id_ = str(id_)
         arguments = document.arguments_text(function.get("arguments"), sender)
-        number = self._calls.take(key, id_, name, arguments, pieces)
+        number = self._calls.take(key, words(id_, sender), name, arguments, pieces)
         if number is not None:
             self._reasoning.extra(number, call.get("extra_content"))
 
