@@ -29,10 +29,11 @@ from app.gateway.anthropic import route as messages
 from app.gateway.chat import completions
 from app.gateway.chat import route as chat
 from app.gateway.http import fault, health
-from app.gateway.http.admission import Admission, Idempotency
+from app.gateway.http.admission import Admission
 from app.gateway.http.connection import CLIENT_CLOSED, RequestLog, end_span, route_of, start_span
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.cross_origin import CrossOrigin
+from app.gateway.http.idempotency import Idempotency
 from app.gateway.http.ingress import Direct, Keys
 from app.gateway.openapi import docs_page, operations, root
 from app.gateway.plans import route as plans

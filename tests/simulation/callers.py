@@ -129,7 +129,7 @@ class Visit:
             self.calls(self, hearing)
 
     async def _begin(self, process: "Process", order: Order) -> FollowedRun:
-        """As `http/admission.py` does it."""
+        """As `http/idempotency.py` does it."""
         once, store, runs = order.once, process.store, process.running
         if once is None:
             return await runs.start(order)

@@ -29,8 +29,8 @@ from app.gateway.admin.requests import (
     read,
 )
 from app.gateway.admin.responses import whole_list
-from app.gateway.http.admission import Idempotency
 from app.gateway.http.context import GatewayContext
+from app.gateway.http.idempotency import Idempotency
 from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations

@@ -24,8 +24,8 @@ from app.gateway.anthropic.request import (
     stop_sequences,
     task_of,
 )
-from app.gateway.http.admission import Idempotency, OpenTurn
 from app.gateway.http.context import GatewayContext
+from app.gateway.http.idempotency import Idempotency, OpenTurn
 from app.gateway.http.ingress import Caller, Direct, Keys, json_body
 from app.gateway.http.json_reply import json_reply
 from app.gateway.http.sse import EventStream, collect

@@ -16,9 +16,9 @@ from starlette.types import Receive, Scope, Send
 
 from app.engine.delivery.messages import AnswerPart, CallerMessage, FollowedRun, StepEvent, TurnEnd, end_with_error
 from app.errors import BatonError, RunExpired
-from app.gateway.http.admission import OpenTurn
 from app.gateway.http.connection import route_of
 from app.gateway.http.context import GatewayContext
+from app.gateway.http.idempotency import OpenTurn
 
 UNWATCHED_SECONDS = 0.1
 """How long a collected reply waits before it watches its connection: most of the cheap runs have ended by then."""

@@ -20,8 +20,8 @@ from app.engine.runs.admission import Order
 from app.errors import Conflict, Forbidden, InvalidRequest, LegalHold, NotFound
 from app.gateway.anthropic import route as messages
 from app.gateway.chat import route as chat
-from app.gateway.http.admission import Idempotency, OpenTurn
 from app.gateway.http.context import GatewayContext
+from app.gateway.http.idempotency import Idempotency, OpenTurn
 from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.http.json_reply import json_reply, list_page
 from app.gateway.http.sse import collect
