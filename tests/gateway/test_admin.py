@@ -251,6 +251,18 @@ async def test_a_tenant_is_created_disabled_and_enabled(admin: AdminStandIn) -> 
         assert await assert_refused(client, "GET", "/tenants/none") == (404, "not_found")
         names = [row["name"] for row in (await call_admin(client, "GET", "/tenants"))["data"]]
     assert names == ["new", "ops"]
+
+
+async def test_a_tenant_that_a_command_has_made_may_have_any_name(admin: AdminStandIn) -> None:
+    await admin.store.add_tenant("Søn & co/eu", 1.0)
+    async with admin.client(await admin.add_key("root", all_tenants=True)) as client:
+        path = "/tenants/S%C3%B8n%20%26%20co%2Feu"
+        assert (await call_admin(client, "GET", path))["disabled_at"] is None
+        assert (await call_admin(client, "POST", f"{path}/disable"))["disabled_at"] is not None
+        assert (await call_admin(client, "POST", f"{path}/enable"))["disabled_at"] is None
+
+
+async def test_an_owner_of_one_tenant_sees_this_tenant_alone(admin: AdminStandIn) -> None:
     async with admin.client(await admin.add_key("boss")) as client:  # an owner of one tenant
         assert await assert_refused(client, "POST", "/tenants", json={"name": "x"}) == (403, "insufficient_scope")
         assert [row["name"] for row in (await call_admin(client, "GET", "/tenants"))["data"]] == ["acme"]

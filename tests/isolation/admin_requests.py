@@ -16,8 +16,8 @@ SUBJECT = {"subject": "baton-ultra"}
 SERVICE_WIDE = frozenset(
     {
         ("POST", "/admin/v1/tenants"),
-        ("POST", "/admin/v1/tenants/{tenant}/disable"),
-        ("POST", "/admin/v1/tenants/{tenant}/enable"),
+        ("POST", "/admin/v1/tenants/{tenant:path}/disable"),
+        ("POST", "/admin/v1/tenants/{tenant:path}/enable"),
         ("POST", "/admin/v1/holds"),
         ("POST", "/admin/v1/holds/{hold}/release"),
         ("POST", "/admin/v1/conductors/{conductor}/canary"),
@@ -96,9 +96,9 @@ ADMIN_REQUESTS: Mapping[tuple[str, str], Request] = {
     ("POST", "/admin/v1/keys/{key}/revoke"): _empty,
     ("GET", "/admin/v1/tenants"): _page,
     ("POST", "/admin/v1/tenants"): lambda _mine, theirs, _: IsolationRequest("", {"name": theirs.name}),
-    ("GET", "/admin/v1/tenants/{tenant}"): _page,
-    ("POST", "/admin/v1/tenants/{tenant}/disable"): _empty,
-    ("POST", "/admin/v1/tenants/{tenant}/enable"): _empty,
+    ("GET", "/admin/v1/tenants/{tenant:path}"): _page,
+    ("POST", "/admin/v1/tenants/{tenant:path}/disable"): _empty,
+    ("POST", "/admin/v1/tenants/{tenant:path}/enable"): _empty,
     ("GET", "/admin/v1/budgets"): _list,
     ("POST", "/admin/v1/budgets"): _budget,
     ("GET", "/admin/v1/budgets/{budget:path}"): _use,

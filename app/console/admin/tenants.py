@@ -58,7 +58,7 @@ def _switch(admin: Administration, verb: str) -> list[Route]:
         path = f"{API}/tenants/{path_segment(request.path_params['tenant'])}/{verb}"
         await admin.api.post(session, path, submission.body, **submission.headers)
 
-    return admin.form(f"/admin/tenants/{{tenant}}/{verb}", ask, act)
+    return admin.form(f"/admin/tenants/{{tenant:path}}/{verb}", ask, act)
 
 
 def _row(tenant: dict[str, Any], person: Person) -> list[Cell]:

@@ -57,7 +57,7 @@ def _add_list_routes(router: APIRouter, context: AdminContext, keys: Keys) -> No
         return page([_to_json(row) for row in rows], "name", filters.limit)
 
     @router.get(
-        "/tenants/{tenant}",
+        "/tenants/{tenant:path}",
         operation_id="get_tenant",
         summary="Show a tenant.",
         response_model=replies.Tenant,
@@ -94,7 +94,7 @@ def _add_switch_routes(router: APIRouter, context: AdminContext, keys: Keys) -> 
 
 def _add_switch_route(router: APIRouter, context: AdminContext, keys: Keys, verb: str, words: str) -> None:
     @router.post(
-        f"/tenants/{{tenant}}/{verb}",
+        f"/tenants/{{tenant:path}}/{verb}",
         operation_id=f"{verb}_tenant",
         summary=words,
         response_model=replies.Tenant,
