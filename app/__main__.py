@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
     """Run one command, and return the exit status."""
     if argv is None:
         streams.open_closed_streams()
+        streams.escape_unencodable_characters()
     with redirect_stderr(streams.Output(sys.stderr)):
         return _main(argv, environ)
 

@@ -1,5 +1,7 @@
-"""The standard streams of a command: those that its caller has closed, and output that nobody reads any more."""
+"""The standard streams of a command: those that its caller has closed, characters that the terminal's encoding lacks,
+and output that nobody reads any more."""
 
+import io
 import os
 import sys
 from typing import Any, TextIO
@@ -49,6 +51,13 @@ class Output:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def escape_unencodable_characters() -> None:
+    """Print a character that the encoding of standard output lacks, such as a dash in Latin-1, as an escape. Standard
+    error does so already."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def discard(stream: TextIO) -> None:

@@ -256,6 +256,13 @@ def test_a_command_goes_on_though_nobody_reads_its_output(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
+def test_what_the_terminals_encoding_lacks_is_printed_as_an_escape(service: Service) -> None:
+    service.ask("baton-mini", "Überprüfe: 3 — 日本?")
+    shown = apart(service.folder, "runs", "show", "last", "--full", PYTHONIOENCODING="ascii")
+    assert (shown.status, "3 \\u2014 \\u65e5\\u672c?" in shown.out) == (0, True), shown.err
+
+
+@pytest.mark.long
 def test_a_list_that_is_followed_ends_when_nobody_reads_it(service: Service) -> None:
     service.ask("baton-mini", EASY)
     with reader_left():
