@@ -2,6 +2,7 @@
 pay for; one comes when the end has been asked for."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.harness.in_process import (
     running_service,
 )
 from tests.harness.raw_facts import fact_from_json
+from tests.harness.waiting import PATIENCE_SECONDS
 from tests.stubs import Hang, ProviderStub, Reply
 
 DELAY_SECONDS = 0.5
@@ -99,6 +101,25 @@ async def test_a_step_that_was_claimed_and_cannot_be_paid_for_ends_its_run_at_on
         poor = limits_with(runtime, "baton-mini", usd=1)
         followed_run = await runtime.runs.start(order(runtime, "baton-mini", limits=poor))
         assert (await finish(followed_run)).ended.state.state == "over_budget"
+
+
+@pytest.mark.parametrize("version", [0, AGAIN])
+async def test_the_ticket_of_a_run_that_is_not_there_is_forgotten(
+    stub: ProviderStub, tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is older than a restore of the database, or the run was pruned; nothing of it is left to do."""
+    forgotten, done = asyncio.Event(), MemoryQueue.done
+
+    async def note_done(queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
+        await done(queue, tickets)
+        forgotten.set()
+
+    monkeypatch.setattr(MemoryQueue, "done", note_done)
+    async with running_service(tmp_path, pool_text(stub)) as runtime:
+        await runtime.context.queue.enqueue([Ticket("run_gone", 0, "baton-mini", "engine", 1, version)])
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await forgotten.wait()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_claims_are_renewed_while_the_queue_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from app.engine.periodic import wait_for_event
 from app.engine.renewal import renew_regularly
 from app.engine.steps.claimed_step import ClaimedStep, PendingOutcomes, Relay
 from app.engine.steps.execution import Execution
-from app.errors import BatonError, LeaseLost, QueueUnavailable, RunEnded, StoreUnavailable
+from app.errors import BatonError, LeaseLost, NotFound, QueueUnavailable, RunEnded, StoreUnavailable
 from app.stepqueue.protocol import AGAIN, DISPATCHERS, WHOLE_RUN, EngineChange, ListenRequest, Live, Stop, Ticket
 from app.store.protocol import Outbox, TicketClaim
 
@@ -281,7 +281,7 @@ class Dispatcher:
             await self._forget(ticket)
         except LeaseLost:
             self._context.telemetry.count("baton_lease_lost_total", "step")
-        except (RunEnded, asyncio.CancelledError):
+        except (RunEnded, NotFound, asyncio.CancelledError):  # nothing of the step is left to do
             await self._forget(ticket)
         except Exception as error:
             level = logging.WARNING if isinstance(error, BatonError) else logging.ERROR
