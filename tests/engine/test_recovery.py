@@ -24,7 +24,7 @@ from app.engine.runs.recovery import Recovery, is_newer
 from app.engine.runs.registry import Drivers
 from app.errors import StoreUnavailable
 from app.process.wiring import Runtime
-from app.store.protocol import AppendResult, Entry, RunRow
+from app.store.protocol import AppendResult, Entry, Journal, RunRow
 from app.store.sql import SqlStore
 from tests.harness.conversations import TOOLBOX, look_call, tool_call_reply
 from tests.harness.in_process import events, finish, kinds, limits_with, order, pool_text, running_service
@@ -436,6 +436,28 @@ async def test_a_run_is_taken_over_at_once_although_others_keep_writing_to_it(
     async with running_service(tmp_path, pool_text(stub), {"BATON_LEASE_SECONDS": "60"}) as runtime:
         row = await at_its_end(runtime, run)
         assert (row.state, row.epoch, wishes) == ("cancelled", 3, 10)
+
+
+@pytest.mark.long
+async def test_a_database_that_goes_away_while_a_run_is_taken_over_leaves_no_traceback(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, journal, is_away = await abandon_run(stub, tmp_path), SqlStore.journal, True
+
+    async def read_journal(store: SqlStore, run: str, upto: int | None = None, after: int = 0) -> Journal:
+        nonlocal is_away
+        if is_away:
+            is_away = False
+            raise StoreUnavailable
+        return await journal(store, run, upto, after)
+
+    monkeypatch.setattr(SqlStore, "journal", read_journal)
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
+        assert (await at_its_end(runtime, run)).state == "succeeded"
+    lines = [line for line in caplog.records if line.levelno >= logging.WARNING]
+    assert [(line.getMessage(), line.levelno, line.exc_info) for line in lines] == [
+        ("A run whose engine is gone could not be taken over; an engine tries again.", logging.WARNING, None)
+    ]
 
 
 @pytest.mark.parametrize(

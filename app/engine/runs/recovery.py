@@ -24,7 +24,16 @@ from app.engine.commit.run_writer import RunSnapshot, ending, projection, run_ti
 from app.engine.context import EngineContext
 from app.engine.delivery.messages import outcome_label
 from app.engine.runs.driver import Driver
-from app.errors import BatonError, ConfigInvalid, EventMalformed, NotFound, QueueUnavailable, StoreUnavailable
+from app.errors import (
+    BatonError,
+    ConfigInvalid,
+    Conflict,
+    EventMalformed,
+    NotFound,
+    QueueUnavailable,
+    ServiceUnavailable,
+    StoreUnavailable,
+)
 from app.store.protocol import Entry, LapsedRuns, Projection, RunRow, Store
 
 RESTORED = "restored"
@@ -38,6 +47,7 @@ MOST_COUNTED = 10_000
 FORGET = 500
 """Idempotency records, and rate windows, deleted in one sweep: some ten milliseconds, and more a day than any gateway
 makes."""
+NOT_TAKEN_OVER = "A run whose engine is gone could not be taken over; an engine tries again."
 
 Take = Callable[[RunSnapshot], Awaitable[None]]
 """Takes a run whose row is this engine's already. Raises `NotFound` if its content was erased."""
@@ -111,13 +121,10 @@ class Recovery:
         for row in rows:
             try:
                 await self._go_on(row)
-            except Exception as error:  # a run that cannot be read must not keep the others waiting
-                self._context.telemetry.log(
-                    logging.ERROR,
-                    "A run whose engine is gone could not be taken over; an engine tries again.",
-                    error,
-                    run=row.id,
-                )
+            except (ServiceUnavailable, Conflict) as error:
+                self._context.telemetry.log(logging.WARNING, NOT_TAKEN_OVER, run=row.id, error=error.code)
+            except Exception as bug:  # a run that cannot be read must not keep the others waiting
+                self._context.telemetry.log(logging.ERROR, NOT_TAKEN_OVER, bug, run=row.id)
         return len(rows) < min(most, wanted)  # a run is passed over while another process writes to it
 
     def _can_drive(self, kind: LapsedRuns | RunRow) -> bool:
