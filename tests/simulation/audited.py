@@ -9,6 +9,7 @@ from app.providers.protocol import Provider
 from app.store.archive import Archive
 from app.store.sqlkit.sealing import Keyring
 from tests.simulation.loop import EPOCH
+from tests.simulation.operators import usual_pool
 from tests.simulation.seam import Seam
 from tests.simulation.workers import SimProvider
 from tests.simulation.world import World
@@ -20,7 +21,7 @@ def contradictions(world: World) -> list[str]:
     """Return what the auditor finds in the journals, in its words."""
     machine = world.loop.outside
     seam = Seam("auditor", machine, world.faults, world, Random(0))
-    provider = cast(Provider, SimProvider(world.workers, seam))
+    provider = cast(Provider, SimProvider(world.workers, seam, usual_pool()))
     auditor = Auditor(EPOCH + world.loop.time(), lambda _spec: provider, allows_pending=False)
     report = _at_once(auditor.audit(Archive(world.database.conn.engine, Keyring())))
     return [

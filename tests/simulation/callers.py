@@ -21,6 +21,7 @@ from app.engine.runs.cancellation import ask
 from app.errors import BatonError, Conflict
 from app.store.protocol import TAKEN, IdempotencyRecord, RunRow
 from tests.simulation.faults import Faults
+from tests.simulation.operators import GATED
 from tests.simulation.plans import callers_plan
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ class Visit:
     calls: Callable[["Visit", CallerConnection], None] = lambda _visit, _hearing: None
     """What it does about calls of its tools."""
     refused: Callable[["Visit", CallerConnection], None] = lambda _visit, _hearing: None
+    waits: Callable[["Visit", CallerConnection], None] = lambda _visit, _hearing: None
+    """What it does once it was told that its plan waits for an approval."""
 
     async def serve(self, process: "Process", hearing: CallerConnection) -> None:
         """Serve this request as a gateway does, from admission to the last chunk."""
@@ -127,6 +130,8 @@ class Visit:
             hearing.over = True
         if hearing.ended and hearing.ended[-1].calls:
             self.calls(self, hearing)
+        elif hearing.ended and hearing.ended[-1].state.state == "awaiting_approval":
+            self.waits(self, hearing)
 
     async def _begin(self, process: "Process", order: Order) -> FollowedRun:
         """As `http/idempotency.py` does it."""
@@ -214,6 +219,8 @@ def visit(number: int, catalog: Catalog, faults: Faults, chance: Random, *, noti
         wire={"format": "responses", "background": True, "store": True} if background else {},
         once=IdempotencyRecord(f"claim {number}", b"fingerprint", FOR_EVER) if keyed else None,
     )
+    if not order.preview and faults.hit("caller.needs_approval"):
+        order = _with_approval(order, catalog, faults.persons)
     if order.plan is None and faults.hit("caller.labels"):
         order = replace(order, labels=frozenset({"phi"}))
     return Visit(
@@ -226,3 +233,11 @@ def visit(number: int, catalog: Catalog, faults: Faults, chance: Random, *, noti
         erases_after=8.0 * chance.random() if faults.hit("caller.erases") else None,
         pause=2.0 * chance.random() if faults.hit("caller.reads_slowly") else 0.0,
     )
+
+
+def _with_approval(order: Order, catalog: Catalog, chance: Random) -> Order:
+    """Return the order with plans that need an approval: all of them, or, in the tier's twin, some."""
+    if chance.random() < 0.5:
+        return replace(order, approval=True)
+    twin = catalog.tiers[order.tier.name + GATED]
+    return replace(order, tier=twin, model=twin.name)

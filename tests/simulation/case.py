@@ -10,6 +10,10 @@ from tests.simulation.witness import ENDINGS, Fact
 from tests.simulation.workers import ReceivedCall
 from tests.simulation.world import World
 
+OTHERS = ("caller.", "worker.", "conductor.", "receiver.", "approver.", "operator.")
+"""Faults of others than us."""
+PROMPTLY, QUIESCE = 3.0, 6.0
+"""In leases, and in seconds beyond: how soon anything that is to happen happens once nothing is broken."""
 COLUMNS = (
     *("id", "state", "seq", "deadline", "ended_at", "degraded", "salt"),
     *("held_usd", "held_tokens", "spent_usd", "spent_tokens"),
@@ -43,6 +47,16 @@ class Case:
     def only(self, *kinds: str) -> bool:
         """Return whether nothing happened but faults whose names begin like that."""
         return all(site.startswith(kinds) for site in self.world.faults.hits)
+
+    @property
+    def patience(self) -> float:
+        """Return the seconds within which anything that is to happen happens once nothing is broken."""
+        return PROMPTLY * self.world.lease + QUIESCE
+
+    @property
+    def broken_until(self) -> float:
+        """Return the time until which something of ours was broken; 0 if nothing was."""
+        return 0.0 if self.only(*OTHERS) else self.world.healed
 
     @property
     def erased(self) -> bool:

@@ -23,6 +23,8 @@ ENOUGH = 500
 REQUIRED_ACTIONS = (
     *("turn begun elsewhere", "turn begun where it ended", "wait abandoned", "step nested"),
     *("run handed back", "notice told", "notice told again", "content erased"),
+    *("pool file read again", "plan approved", "plan refused", "approval not given in time"),
+    *("approval asked by a harmed engine", "decision declined"),
 )
 OF_READS = ("store.read.down", "store.read.lost", "store.read.slow", "crash at store.read", "freeze at store.read")
 

@@ -114,7 +114,22 @@ USUAL: Mapping[str, float] = {
     **{f"crash at {point}": 0.1 if point.startswith("webhook") else 0.004 for point in POINTS},
     **{f"freeze at {point}": 0.1 if point.startswith("webhook") else 0.004 for point in POINTS},
 }
-SITES = tuple(USUAL)
+OF_PERSONS: Mapping[str, float] = {
+    "operator.reloads": 0.08,  # tried about twice a second
+    "caller.needs_approval": 0.50,
+    "caller.withdraws": 0.10,
+    "approver.is_silent": 0.15,
+    "approver.is_late": 0.15,
+    "approver.refuses": 0.25,
+    "approver.repeats": 0.15,
+    "approver.wavers": 0.15,
+    "approver.mistakes_the_plan": 0.20,
+    "approver.names_others": 0.20,
+    "approver.allows_little": 0.15,
+}
+"""What operators do, and approvers, and callers who need these. It has chance of its own, `Faults.persons`: a world in
+which nothing of this happens is the same with it and without it."""
+SITES = (*USUAL, *OF_PERSONS)
 HIGHEST = 0.35
 PRODUCT = f"{Path(app.__file__).parent}/"
 BENEATH = (f"{PRODUCT}store/", f"{PRODUCT}stepqueue/")
@@ -134,8 +149,13 @@ class FaultRates:
             return {}
         chance = random.Random(f"weather {seed}")
         rates = {site: usual * chance.choice((0.5, 1.0, 3.0)) for site, usual in USUAL.items() if chance.random() < 0.5}
-        for featured in (SITES[seed % len(SITES)], SITES[(7 * seed + 3) % len(SITES)]):
+        sites = tuple(USUAL)
+        for featured in (sites[seed % len(sites)], sites[(7 * seed + 3) % len(sites)]):
             rates[featured] = max(8 * USUAL[featured], 0.15)
+        persons = random.Random(f"persons {seed}")
+        for site, usual in OF_PERSONS.items():
+            if persons.random() < 0.5:
+                rates[site] = usual * persons.choice((0.5, 1.0, 3.0))
         return {site: min(rate, HIGHEST) for site, rate in rates.items()}
 
 
@@ -148,6 +168,8 @@ class Faults:
 
     rates: Mapping[str, float]
     chance: random.Random
+    persons: random.Random
+    """The chance of `OF_PERSONS`."""
     on: bool = True
     hits: Counter[str] = field(default_factory=Counter)
     places: set[tuple[str, str]] = field(default_factory=set)
@@ -156,7 +178,8 @@ class Faults:
     def hit(self, site: str) -> bool:
         """Return whether it happens now."""
         rate = self.rates.get(site, 0.0)
-        if not self.on or not rate or self.chance.random() >= rate:
+        chance = self.persons if site in OF_PERSONS else self.chance
+        if not self.on or not rate or chance.random() >= rate:
             return False
         self.hits[site] += 1
         self.places.add((site, _place()))

@@ -87,7 +87,7 @@ class Fleet(World):
             watch=Watch(self.loop),
             store=SimStore(self._runner(seam), LEASE_SECONDS, self.loop.time, self.witness.giving),
             queue=Bell(self.queue, seam),
-            provider=SimProvider(self.workers, seam),
+            provider=SimProvider(self.workers, seam, self.setting.catalog),
             sender=Sender(self.receiver, seam),
             gateway=gateway,
             dispatcher=dispatcher,

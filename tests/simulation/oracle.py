@@ -13,20 +13,17 @@ from typing import Any
 
 from app.core.run.kinds import OUTCOMES
 from app.engine.delivery.messages import TurnEnd
+from tests.simulation import approved
 from tests.simulation.callers import CallerConnection
-from tests.simulation.case import Case, cases_of
+from tests.simulation.case import OTHERS, Case, cases_of
 from tests.simulation.loop import EPOCH
 from tests.simulation.sight import TOKEN, steps_see_what_is_granted
 from tests.simulation.witness import ENDINGS, OPENS, Fact
 from tests.simulation.world import PATIENCE, World
 
-OTHERS = ("caller.", "worker.", "conductor.", "receiver.")
-"""Faults of others than us."""
 HARM = ("process.", "crash at ", "freeze at ")
 CALLED = 0.5
 """Seconds within which somebody who was called for a run, and is well, drives it."""
-PROMPTLY, QUIESCE = 3.0, 6.0
-"""In leases, and in seconds beyond: how soon anything that is to happen happens once nothing is broken."""
 ABANDONED = "tool_results_missing"
 LAST_WORDS = ("step.skipped", "step.failed")
 
@@ -215,6 +212,8 @@ def the_caller_is_told_the_truth(case: Case) -> Iterator[str]:
         for ended in hearing.ended:
             if ended.calls:
                 yield from _check_told_calls(case, hearing, ended)
+            elif ended.state.state == "awaiting_approval":
+                yield from _check_told_question(case, hearing, ended)
             elif ended.error is None and (case.row["state"] != "succeeded" or hearing.text != answer):
                 yield f"a caller was told {hearing.text!r}; the journal says {case.row['state']} {answer!r}"
             if ended.error is not None and case.calm:
@@ -239,9 +238,8 @@ def a_wish_is_heard(case: Case) -> Iterator[str]:
     """A run whose end was requested ends as soon as nothing is broken any more."""
     wishes = [fact.at for fact in case.facts if fact.kind == "run.cancel_asked"]
     if wishes and case.end is not None:
-        broken_until = 0.0 if case.only(*OTHERS) else case.world.healed
-        waited = case.end.at - max(wishes[0], broken_until)
-        if waited > PROMPTLY * case.world.lease + QUIESCE:
+        waited = case.end.at - max(wishes[0], case.broken_until)
+        if waited > case.patience:
             yield f"it went on for {waited:.1f} s after it was cancelled"
 
 
@@ -258,22 +256,23 @@ def nobody_is_called_after_a_cancelled_wait(case: Case) -> Iterator[str]:
 def no_run_is_forgotten(case: Case) -> Iterator[str]:
     """No run waits for its deadline while there is nothing that keeps it, unless workers are to blame."""
     end = case.end
-    if end is None or end.kind != "run.expired" or not case.only("store.", "queue.", "caller.", "receiver.", *HARM):
+    blameless = ("store.", "queue.", "caller.", "receiver.", "approver.")
+    if end is None or end.kind != "run.expired" or not case.only(*blameless, *HARM):
         return
-    if end.body["error"] == ABANDONED:
+    if end.body["error"] in (ABANDONED, approved.NOBODY_DECIDED):
         return
     before = [fact for fact in case.facts if fact.seq < end.seq and fact.kind not in LAST_WORDS]
     opened = {fact.body["call"] for fact in before if fact.kind == "call.intended"}
     opened -= {fact.body["call"] for fact in before if fact.kind == "call.finished"}
     idle = end.at - max(before[-1].at, case.world.healed)
-    if not opened and idle > PROMPTLY * case.world.lease + QUIESCE:
+    if not opened and idle > case.patience:
         yield f"nothing happened in the last {idle:.1f} s before it expired"
 
 
 def an_outcome_is_lost_only_with_its_process(case: Case) -> Iterator[str]:
     """While only the database is away, or the queue, what is known of a call is kept until it can be written, unless
     the process has to stop meanwhile."""
-    if not case.only("store.outage", "queue.", "worker.", "conductor.", "caller.", "receiver.", *HARM):
+    if not case.only("store.outage", "queue.", *OTHERS, *HARM):
         return
     excused = case.world.harmed | (case.world.drained if case.world.faults.hits["store.outage"] else set())
     authors = {fact.body["call"]: fact.author for fact in case.facts if fact.kind == "call.intended"}
@@ -282,12 +281,16 @@ def an_outcome_is_lost_only_with_its_process(case: Case) -> Iterator[str]:
             yield f"{call} is unknown, and nothing ever happened to {authors.get(call)}"
 
 
-def gateways_write_four_things(case: Case) -> Iterator[str]:
-    """An admission, a next turn, a wish to cancel: a process that is no engine writes nothing else of a run."""
+def gateways_write_what_callers_say(case: Case) -> Iterator[str]:
+    """An admission, a next turn, a wish to cancel, a decision on a plan, and the end that follows from a refusal: a
+    process that is no engine writes nothing else of a run."""
     gateways = {process.name for process in case.world.processes if not process.dispatcher}
-    allowed = ("run.admitted", "run.resumed", "step.tool_results", "run.cancel_asked")
+    allowed = ("run.admitted", "run.resumed", "step.tool_results", "run.cancel_asked", "run.approved", "run.refused")
+    refused_by = ""
     for fact in case.facts:
-        if fact.author in gateways and fact.kind not in allowed:
+        refused_by = fact.author if fact.kind == "run.refused" else refused_by
+        follows = fact.author == refused_by and (fact.kind in ENDINGS or fact.kind == "step.skipped")
+        if fact.author in gateways and fact.kind not in allowed and not follows:
             yield f"{fact.author} is a gateway, and wrote {fact.kind}"
 
 
@@ -331,6 +334,14 @@ def _check_told_calls(case: Case, hearing: CallerConnection, ended: TurnEnd) -> 
         yield f"a caller was told {hearing.text!r} with its calls, which no step said"
 
 
+def _check_told_question(case: Case, hearing: CallerConnection, ended: TurnEnd) -> Iterator[str]:
+    """A caller whose plan waits for an approval is told of the plan that was journaled, and has no answer yet."""
+    question = ended.state.approval_question
+    digests = [body["digest"] for body in case.bodies("run.awaiting_approval")]
+    if question is None or question.digest not in digests or hearing.text or ended.error is not None:
+        yield f"a caller was told {hearing.text!r} {ended.error!r} and of a plan that waits; {len(digests)} waited"
+
+
 def results_go_where_they_were_wanted(case: Case) -> Iterator[str]:
     """Each step gets what came for its own calls, once; and turns alternate with waits."""
     expected: dict[int, list[str]] = {}
@@ -359,8 +370,8 @@ def an_abandoned_wait_expires(case: Case) -> Iterator[str]:
         return
     if any(site.startswith("process.clock") for site in case.world.faults.hits):
         return
-    late = case.end.at - max(waits[-1], case.world.healed if not case.only(*OTHERS) else 0.0)
-    if case.end.at < waits[-1] - 1.0 or late > PROMPTLY * case.world.lease + QUIESCE:
+    late = case.end.at - max(waits[-1], case.broken_until)
+    if case.end.at < waits[-1] - 1.0 or late > case.patience:
         yield f"its wait was over at {waits[-1]:.1f} s, and it ended at {case.end.at:.1f} s"
 
 
@@ -393,15 +404,15 @@ def the_receiver_is_told(case: Case) -> Iterator[str]:
         elif wants and (fact.kind in ENDINGS or fact.kind == "run.awaiting_tool"):
             expected[f"resp_{name}"], wants = (_word(fact), fact.at), False
     deliveries = [
-        delivery for delivery in case.world.receiver.deliveries if delivery.response.startswith(f"resp_{case.run}")
+        delivery for delivery in case.world.receiver.deliveries if delivery.about.startswith(f"resp_{case.run}")
     ]
     for response, (word, at) in expected.items():
-        came = [delivery for delivery in deliveries if delivery.response == response]
+        came = [delivery for delivery in deliveries if delivery.about == response]
         if not any(delivery.is_accepted for delivery in came):
             yield f"the end of {response} was told {len(came)} times, and never taken"
         if wrong := [delivery for delivery in came if delivery.kind != f"response.{word}" or delivery.at < at]:
             yield f"{response} is {word} since {at:.2f} s, and {wrong[0].kind} was told at {wrong[0].at:.2f} s"
-    if unknown := {delivery.response for delivery in deliveries} - expected.keys():
+    if unknown := {delivery.about for delivery in deliveries} - expected.keys():
         yield f"{sorted(unknown)} was told, and nobody wanted that"
 
 
@@ -458,11 +469,12 @@ CHECKS: tuple[Check, ...] = (
     nobody_is_called_after_a_cancelled_wait,
     no_run_is_forgotten,
     an_outcome_is_lost_only_with_its_process,
-    gateways_write_four_things,
+    gateways_write_what_callers_say,
     what_is_given_up_is_taken_up,
     who_stops_leaves_nothing_behind,
     no_ticket_is_left,
     nothing_is_degraded_without_a_fault,
+    *approved.CHECKS,
 )
 
 

@@ -4,10 +4,9 @@
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -17,16 +16,16 @@ from app.conductor.fixed import FixedConductor
 from app.conductor.model import ModelConductor
 from app.conductor.protocol import Conductor
 from app.conductor.styles import STYLES
-from app.core.pool.catalog import Card, Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
-from app.core.pool.snapshot import seal_catalog
+from app.core.pool.catalog import Catalog, Tier
 from app.engine.context import EngineContext, StandstillWatch
 from app.engine.delivery.webhooks import Target, Webhooks
 from app.engine.runs.admission import Order
+from app.engine.runs.approvals import Decision
 from app.engine.runs.client import RunClient
 from app.engine.runs.registry import Drivers
 from app.engine.steps.dispatcher import Dispatcher
 from app.engine.worker_health import Health
-from app.errors import BatonError, NotFound
+from app.errors import BatonError, NotFound, Overloaded, StoreUnavailable
 from app.gateway.runs import cancel
 from app.process.clock import Clock
 from app.stepqueue.protocol import StepQueue
@@ -35,34 +34,14 @@ from app.store.sql import SqlStore
 from app.telemetry import Telemetry
 from tests.simulation.callers import CallerConnection, Visit
 from tests.simulation.loop import EPOCH, VirtualLoop
+from tests.simulation.operators import DecisionRequest
 from tests.simulation.receiver import SECRET, URL, Sender
 from tests.simulation.seam import Seam
-from tests.simulation.workers import PLANNER, SimProvider
+from tests.simulation.workers import SimProvider
 
 DRAINS = (0.5, 3.0, 25.0)
 """Seconds that what is going on gets when a process is told to stop."""
-POOL = ("ada", "bob", "cyd")
 TARGET = Target(URL, (SECRET,))
-SHAPES = ("single", "chain", "fan_out", "self_consistency")
-
-
-@cache
-def catalog() -> Catalog:
-    """Three workers, one that conducts, and a tier for each way to plan."""
-    card = Card(max_output=2_000, tools=True)
-    cleared, phi = replace(card, clearance=frozenset({"phi"})), frozenset({"phi"})
-    workers = {
-        name: Worker(name, "sim", name, Price(place * 1_000_000, place * 4_000_000, 500_000), card)
-        for place, name in enumerate((*POOL, PLANNER), 1)
-    }
-    workers["ada"] = replace(workers["ada"], card=cleared)
-    for name in ("cyd", PLANNER):
-        workers[name] = replace(workers[name], card=cleared, declassifies=phi)
-    effort = {"medium": Limits(rounds=3, depth=2)}
-    tiers = {name: Tier(name, POOL, ConductorSpec("fixed", shape=name), "bob", effort) for name in SHAPES}
-    tiers["model"] = Tier("model", POOL, ConductorSpec("model", worker=PLANNER), "bob", effort)
-    endpoint = ProviderSpec("sim", "rehearsal", options={"positional": "true"})
-    return seal_catalog(Catalog({"sim": endpoint}, workers, tiers, {}, ""))
 
 
 class Quiet(Telemetry):
@@ -88,6 +67,7 @@ class Setting:
 
     loop: VirtualLoop
     catalog: Catalog
+    """The pool file as it is now; a process has in force what it has read."""
     lease: float
     chance: Random
     telemetry: Telemetry
@@ -127,16 +107,16 @@ class Watch:
 
 
 def context(
-    setting: Setting, watch: Watch, clock: Clock, store: Store, queue: StepQueue, provider: SimProvider
+    setting: Setting, watch: Watch, clock: Clock, store: Store, queue: StepQueue, provider: SimProvider, health: Health
 ) -> EngineContext:
     """Return what drivers and dispatchers of one process work with."""
     return EngineContext(
         store=store,
         queue=queue,
-        catalog=lambda: setting.catalog,
+        catalog=lambda: provider.catalog,
         provider=lambda _name: provider,
         conductor=conductor,
-        health=Health(setting.telemetry, monotonic=watch.tick, random=setting.chance.random),
+        health=health,
         telemetry=setting.telemetry,
         now=clock.now,
         monotonic=watch.tick,
@@ -174,11 +154,19 @@ class Process:
     broke: BaseException | None = None
     ended: bool = False
     clock: Clock = field(init=False)
+    health: Health = field(init=False)
     _requests: asyncio.TaskGroup | None = None
     _serving: list[asyncio.Task[Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.clock = Clock(self.watch.wall, self.watch.tick, self.store.clock)
+        self.health = Health(self.setting.telemetry, monotonic=self.watch.tick, random=self.setting.chance.random)
+        self.read_pool_file()
+
+    def read_pool_file(self) -> None:
+        """Have it in force as it is now, as at the start and after a SIGHUP."""
+        self.provider.catalog = self.setting.catalog
+        self.health.use_catalog(self.setting.catalog)
 
     @property
     def name(self) -> str:
@@ -206,7 +194,7 @@ class Process:
         self.ended = True
 
     async def _serve(self) -> None:
-        new_context = context(self.setting, self.watch, self.clock, self.store, self.queue, self.provider)
+        new_context = context(self.setting, self.watch, self.clock, self.store, self.queue, self.provider, self.health)
         drivers = self.drivers = Drivers(new_context, home=self.name, bound=50)
         self.runs = RunClient(
             new_context,
@@ -287,6 +275,10 @@ class Process:
         """Somebody wants the content of a run erased."""
         self._begin(self._erase(hearing))
 
+    def decide(self, request: DecisionRequest, unanswered: Callable[[DecisionRequest], None]) -> None:
+        """Somebody decides on a plan that waits for an approval."""
+        self._begin(self._decide(request, unanswered))
+
     def _begin(self, work: Coroutine[Any, Any, None]) -> bool:
         if self._requests is None:
             work.close()
@@ -305,6 +297,24 @@ class Process:
         except NotFound as error:
             hearing.refused = type(error).__name__
         hearing.over = True
+
+    async def _decide(self, request: DecisionRequest, unanswered: Callable[[DecisionRequest], None]) -> None:
+        """As `POST /v1/approvals/{id}` does it."""
+        decision = Decision(
+            verdict=request.verdict,
+            digest=request.digest,
+            by=request.by,
+            key="approver",
+            replacements=request.replacements,
+            max_usd=request.max_usd,
+        )
+        try:
+            await self.running.decide(request.run, None, decision)
+            request.accepted = True
+        except (StoreUnavailable, Overloaded):
+            unanswered(request)
+        except BatonError as error:
+            request.refused = error.public_code or type(error).__name__
 
     async def _erase(self, hearing: CallerConnection) -> None:
         """As `DELETE /v1/responses/{id}` does it."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from app.core.run.notices import APPROVAL_REQUESTED
 from tests.simulation.loop import EPOCH
 from tests.simulation.seam import Seam
 from tests.simulation.witness import Witness
@@ -28,7 +29,8 @@ class Delivery:
 
     id: str
     kind: str
-    response: str
+    about: str
+    """The response's id, or the digest of a plan that waits for an approval."""
     at: float
     is_accepted: bool
 
@@ -53,7 +55,8 @@ class Receiver:
             self.witness.object(f"{name} says something else than before")
         event = json.loads(body)
         self.witness.note(seam.name, "webhook", name, event["type"], is_taken)
-        self.deliveries.append(Delivery(name, event["type"], event["data"]["id"], seam.time(), is_taken))
+        about = event["data"]["digest" if event["type"] == APPROVAL_REQUESTED else "id"]
+        self.deliveries.append(Delivery(name, event["type"], about, seam.time(), is_taken))
 
 
 @dataclass

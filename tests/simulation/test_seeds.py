@@ -19,9 +19,9 @@ from tests.simulation.__main__ import main
 from tests.simulation.callers import SECONDS, CallerConnection, visit
 from tests.simulation.crowd import OF_READS, REQUIRED_ACTIONS, Totals
 from tests.simulation.faults import SITES, FaultRates, Faults
+from tests.simulation.operators import usual_pool
 from tests.simulation.oracle import judge
 from tests.simulation.play import play
-from tests.simulation.process import catalog
 from tests.simulation.report import Report
 from tests.simulation.world import World
 
@@ -123,7 +123,7 @@ def test_nobody_is_short_of_time_in_a_calm_world() -> None:
     limits = []
     for rates in ({}, {"process.killed": 0.3}):
         chance = Random(1)
-        visits = [visit(number, catalog(), Faults(rates, chance), chance) for number in range(40)]
+        visits = [visit(number, usual_pool(), Faults(rates, chance, chance), chance) for number in range(40)]
         limits.append({guest.order.limits.seconds for guest in visits})
     assert limits == [set(SECONDS[1:]), set(SECONDS)]
 

@@ -51,6 +51,7 @@ DRIVERS_WORDS = frozenset(
     {
         *("plan.opened", "plan.step", "plan.accepted", "plan.rejected", "step.queued", "step.skipped"),
         *("run.awaiting_tool", "run.resumed", "step.tool_results"),
+        *("run.awaiting_approval", "run.approval_expired"),
     }
 )
 GATEWAYS_WORDS = frozenset({"run.resumed", "step.tool_results"})
@@ -125,6 +126,8 @@ class Witness:
 
     time: Callable[[], float]
     note: Callable[..., None]
+    asked: Callable[["Fact"], None]
+    """It is told of each plan that waits for an approval."""
     objections: list[str] = field(default_factory=list)
     facts: dict[str, list[Fact]] = field(default_factory=dict)
     salts: dict[str, bytes] = field(default_factory=dict)
@@ -139,6 +142,8 @@ class Witness:
 
     _leads: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Who drives each run, under which epoch."""
+    _refused: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Who wrote the refusal of a plan, and when, by run."""
     _free: dict[str, Gift] = field(default_factory=dict)
     """By run, those that nobody has taken up."""
 
@@ -153,7 +158,7 @@ class Witness:
             return
         rows("DELETE FROM witness")
         settling = set()
-        leads = _leads(found)
+        leads = _leads(found, author)
         self._check_epochs(leads)
         holders = {(run, seq): who for what, run, seq, _, _, who in found if what in ("ticket", "finished")}
         for what, run, seq, kind, body, who in found:
@@ -185,6 +190,10 @@ class Witness:
         self.expected_money.setdefault(fact.run, ExpectedMoney()).enter(fact)
         if fact.kind == "call.intended":
             self.intents[fact.body["request"]] += 1
+        elif fact.kind == "run.refused":
+            self._refused[fact.run] = fact.author, fact.at
+        elif fact.kind == "run.awaiting_approval":
+            self.asked(fact)
         elif fact.kind == "plan.step" and fact.body["worker"] == OPENS:
             self.openers.add((fact.run, fact.body["n"]))
 
@@ -213,6 +222,8 @@ class Witness:
         """A run is written by the driver of its row, a step by the holder of its ticket, as they are at this commit."""
         drives = fact.kind in DRIVERS_WORDS or fact.kind in ENDINGS
         begins = fact.kind in GATEWAYS_WORDS and driver == ""
+        if self._refused.get(fact.run) == (fact.author, fact.at):  # the end that comes with the refusal of a plan
+            begins = True
         if drives and not begins and fact.author != driver:
             self.object(f"{fact.run}: {fact.author} wrote {fact.kind}, but {driver} drives the run")
         if drives and fact.run in self._free and fact.author == self._free[fact.run].giver:
@@ -239,11 +250,14 @@ class Witness:
         )
 
 
-def _leads(rows: list[tuple[Any, ...]]) -> dict[str, tuple[str, int]]:
+def _leads(rows: list[tuple[Any, ...]], author: str) -> dict[str, tuple[str, int]]:
     """Return who drove each run at the end of a transaction, and under which epoch. One transaction may hold the
-    entry by which a driver left a run, and after it what others wrote of that run: then that driver counts."""
+    entry by which a driver left a run, and after it what others wrote of that run: then that driver counts. Who takes a
+    run and lets it go in one entry, because its plan waits for an approval, counts as its driver, too."""
     leads: dict[str, tuple[str, int]] = {}
-    for what, run, epoch, _, _, who in rows:
+    for what, run, epoch, kind, _, who in rows:
         if what in ("run", "driver"):
             leads[run] = (who or leads.get(run, ("", 0))[0], epoch)
+        elif kind == "run.awaiting_approval" and run in leads:
+            leads[run] = (leads[run][0] or author, leads[run][1])
     return leads

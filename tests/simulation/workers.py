@@ -12,7 +12,7 @@ from random import Random
 
 from app import errors
 from app.core.message.chat import End, Piece, TextDelta, ToolDelta, Usage
-from app.core.pool.catalog import Worker
+from app.core.pool.catalog import Catalog, Worker
 from app.errors import BatonError
 from app.providers.protocol import Deadlines, Request
 from tests.simulation.plans import plan_text
@@ -91,12 +91,15 @@ class SimProvider:
 
     unsupported = frozenset({"presence_penalty"})
 
-    def __init__(self, workers: Workers, seam: Seam) -> None:
+    def __init__(self, workers: Workers, seam: Seam, catalog: Catalog) -> None:
+        """`catalog` is the pool file that the process has in force."""
         self._workers = workers
         self._seam = seam
+        self.catalog = catalog
 
     def render(self, request: Request) -> bytes:
-        """JSON of what a worker sees."""
+        """JSON of what a worker sees. A call is made for a worker as the pool file is that moment."""
+        self._check_in_force(request.worker)
         messages = []
         for message in request.messages:
             calls = [[call.id, call.name, call.arguments] for call in message.calls]
@@ -104,6 +107,15 @@ class SimProvider:
         schema, box = request.form.schema if request.form else None, request.toolbox
         tools = [[tool.name for tool in box.tools], box.choice]
         return json.dumps([request.worker.model, request.sampling.max_tokens, messages, schema, tools]).encode()
+
+    def _check_in_force(self, worker: Worker) -> None:
+        """Object to a call for a worker that the pool file does not have, or not any more as it is called; and for a
+        plan, to a model that plans for no tier."""
+        if worker.name != PLANNER and self.catalog.workers.get(worker.name) != worker:
+            self._workers.witness.object(f"{self._seam.name} made a call for {worker.name} as it is no more")
+        planned = [tier for name, tier in self.catalog.tiers.items() if name.startswith("model")]
+        if worker.name == PLANNER and planned and all(tier.conductor.worker is None for tier in planned):
+            self._workers.witness.object(f"{self._seam.name} made a call for a plan by a model that conducts no more")
 
     async def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
         """One call, with everything that can happen to it."""

@@ -11,21 +11,24 @@ import hashlib
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
+from app.core.pool.catalog import Catalog
 from app.engine.runs.admission import Order
 from app.errors import BatonError
 from app.stepqueue.protocol import Ticket
 from tests.simulation.bell import Bell, Server
-from tests.simulation.callers import CallerConnection, Visit, visit
+from tests.simulation.callers import SECONDS, CallerConnection, Visit, visit
 from tests.simulation.database import Database, SimRunner, SimStore
 from tests.simulation.faults import AS_SEEDED, FaultRates, Faults
 from tests.simulation.loop import EPOCH, Machine, Stuck, VirtualLoop
-from tests.simulation.process import DRAINS, Process, Quiet, Setting, Watch, catalog
+from tests.simulation.operators import APPROVAL_WAIT, DecisionRequest, Verdict, pool_files, usual_pool
+from tests.simulation.process import DRAINS, Process, Quiet, Setting, Watch
 from tests.simulation.receiver import Receiver, Sender
 from tests.simulation.report import Report
 from tests.simulation.seam import Seam
 from tests.simulation.stage import Log, alone
-from tests.simulation.witness import Witness
+from tests.simulation.witness import Fact, Witness
 from tests.simulation.workers import AdapterFault, SimProvider, Workers
 
 FAULTS_END = 12.0
@@ -60,15 +63,18 @@ class World:
         self.seed = seed
         self.report = Report(seed)
         self.chance = random.Random(f"world {seed}")
-        self.faults = Faults(fault_rates.of_seed(seed), random.Random(f"faults {seed}"))
+        self.faults = Faults(
+            fault_rates.of_seed(seed), random.Random(f"faults {seed}"), persons=random.Random(f"approvers {seed}")
+        )
         self.calm = not self.faults.rates
         self.loop = VirtualLoop(f"loop {seed}", turns)
-        self.witness = Witness(self.loop.time, self.note)
+        self.witness = Witness(self.loop.time, self.note, self._asked_for_approval)
         self.database = Database()
         self.workers = Workers(self.witness, random.Random(f"workers {seed}"), self.loop.time)
         self.lease = self.chance.choice((2.0, 3.0, 5.0))
         self.queue = Server(self.loop, self.lease)
-        self.setting = Setting(self.loop, catalog(), self.lease, self.chance, Quiet(), self.chance.random() < NOTIFYING)
+        notifies = self.chance.random() < NOTIFYING
+        self.setting = Setting(self.loop, usual_pool(), self.lease, self.chance, Quiet(), notifies)
         self.receiver = Receiver(self.witness)
         self.visits: list[Visit] = []
         self.recalls: dict[str, CallerConnection] = {}
@@ -77,6 +83,10 @@ class World:
         """What came of each tool call that a caller has heard of, by its id."""
         self.erasures: list[CallerConnection] = []
         """Who wanted the content of a run erased, and was refused or told that it is gone."""
+        self.decisions: list[DecisionRequest] = []
+        """What was said on plans that wait for an approval, and what came of it."""
+        self.reloads: list[float] = []
+        """When the pool file was read again."""
         self.processes: list[Process] = []
         self.harmed: set[str] = set()
         """Processes that were killed or frozen."""
@@ -160,7 +170,7 @@ class World:
         watch = Watch(self.loop)
         if self.faults.hit("process.clock_starts_wrong"):
             watch.wrong = self.chance.choice((-300.0, -5.0, 5.0, 300.0))
-        provider = SimProvider(self.workers, seam)
+        provider = SimProvider(self.workers, seam, self.setting.catalog)
         slots = self.chance.choice((1, 2, 8))
         process = Process(
             self.setting,
@@ -190,8 +200,8 @@ class World:
     async def _callers(self) -> None:
         for number in range(self.chance.randint(1, 4)):
             await asyncio.sleep(1.5 * self.chance.random())
-            guest = visit(number, self.setting.catalog, self.faults, self.chance, notifies=self.setting.notifies)
-            guest.calls, guest.refused = self._called, self._refused
+            guest = visit(number, usual_pool(), self.faults, self.chance, notifies=self.setting.notifies)
+            guest.calls, guest.refused, guest.waits = self._called, self._refused, self._waits
             await self._until(lambda: any(process.serves for process in self.processes))
             process = self.chance.choice([process for process in self.processes if process.serves])
             self.visits.append(guest)
@@ -255,6 +265,62 @@ class World:
     def _refused(self, guest: Visit, hearing: CallerConnection) -> None:
         if hearing.patience and hearing.refused in FOR_THE_MOMENT:
             self._send_later(1.0, guest, hearing.order, hearing.patience - 1)
+
+    def _waits(self, guest: Visit, hearing: CallerConnection) -> None:
+        """A caller was told that its plan waits for an approval: with its key it comes back for the answer."""
+        if hearing.order.once is not None and not hearing.left:
+            self._send_later(0.5 + 3.0 * self.faults.persons.random(), guest, hearing.order, 3)
+
+    def _asked_for_approval(self, fact: Fact) -> None:
+        """A plan waits for an approval: somebody decides in time, late or never; perhaps others do as well."""
+        self._expect(APPROVAL_WAIT + max(SECONDS))
+        chance, hit, body = self.faults.persons, self.faults.hit, fact.body
+        if hit("caller.withdraws"):
+            self._later(APPROVAL_WAIT * chance.random(), self._withdraw, fact.run)
+        if hit("approver.is_silent"):
+            return
+        seconds = APPROVAL_WAIT * (chance.uniform(0.9, 1.3) if hit("approver.is_late") else chance.uniform(0.05, 0.8))
+        verdict: Verdict = "refuse" if hit("approver.refuses") else "approve"
+        request = DecisionRequest(fact.run, fact.seq, verdict, body["digest"], by="ann")
+        if verdict == "approve" and hit("approver.names_others"):
+            request.replacements = tuple(name for name in sorted(body["workers"]) if chance.random() < 0.5)
+        if verdict == "approve" and hit("approver.allows_little"):
+            request.max_usd = body["usd"] + int((body["price"] or 0) * chance.random())
+        self._decide_later(seconds, request)
+        if hit("approver.repeats"):
+            self._decide_later(seconds + chance.choice((0.0, chance.random())), replace(request))
+        if hit("approver.wavers"):
+            other: Verdict = "approve" if verdict == "refuse" else "refuse"
+            self._decide_later(seconds + chance.uniform(-0.2, 0.2), replace(request, verdict=other, by="bea"))
+        others = [known.digest for known in self.decisions if known.digest != body["digest"]]
+        if others and hit("approver.mistakes_the_plan"):
+            self._decide_later(seconds * chance.random(), replace(request, digest=chance.choice(others), by="cid"))
+
+    def _withdraw(self, run: str) -> None:
+        """The caller of a run that waits for an approval wants it to end."""
+        serving = [process for process in self.processes if process.serves]
+        if serving:
+            process = self.faults.persons.choice(serving)
+            guest = self.visits[0]
+            process.call_off(guest, CallerConnection(process.name, guest.order, run=run))
+
+    def _decide_later(self, seconds: float, request: DecisionRequest) -> None:
+        self.decisions.append(request)
+        self._later(max(seconds, 0.0), self._decide, request)
+
+    def _decide(self, request: DecisionRequest) -> None:
+        """A decision, at whoever serves; once more a little later if nobody does or nobody answers."""
+        serving = [process for process in self.processes if process.serves]
+        if serving:
+            self.note("decide", request.run, request.verdict, request.by)
+            self.faults.persons.choice(serving).decide(request, self._unanswered)
+        else:
+            self._unanswered(request)
+
+    def _unanswered(self, request: DecisionRequest) -> None:
+        if request.patience:
+            request.patience -= 1
+            self._later(1.0, self._decide, request)
 
     def _erase(self, guest: Visit) -> None:
         """Its caller wants the content gone, by way of whoever serves."""
@@ -328,6 +394,8 @@ class World:
                 for hearers in self.queue.hearers.values():
                     for hearer in hearers:
                         hearer.deaf_until = now + 2.0 * self.chance.random()
+            if self.faults.hit("operator.reloads"):
+                self._reload(self.faults.persons.choice((usual_pool(), *pool_files())))
             self._trouble_processes()
 
     def _trouble_processes(self) -> None:
@@ -344,6 +412,14 @@ class World:
             self.note("drain", process.name)
             process.stopping.set()
             self._replace(process)
+
+    def _reload(self, catalog: Catalog) -> None:
+        """The operator replaces the pool file, and has one process after the other read it."""
+        self.setting.catalog = catalog
+        self.reloads.append(self.loop.time())
+        self.note("reload", catalog.digest)
+        for process in self.living():
+            self._later(self.faults.persons.random(), process.read_pool_file)
 
     def _forge(self) -> None:
         runs = [run for (run,) in self.database.rows("SELECT id FROM runs ORDER BY id")] or ["run_none"]
@@ -403,6 +479,8 @@ class World:
         self.healed = self.loop.time()
         self.note("heal")
         self.database.down_until = self.queue.down_until = 0.0
+        if self.reloads and self.faults.persons.random() < 0.5:
+            self._reload(usual_pool())
         for process in self.living():
             self._thaw(process.seam.machine)
         for hearers in self.queue.hearers.values():

@@ -17,6 +17,7 @@ from app.core.pool.catalog import Amount, Deadlines
 from app.core.pool.rules import Reading
 from app.core.records import copy_with
 from app.core.run import drafts, notices, visibility
+from app.core.run.caller_view import unspent_amount
 from app.core.run.events import Event, StepFailed
 from app.core.run.state import RunState
 from app.engine.calls import step_request
@@ -40,7 +41,7 @@ from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import CONTENTS, RUNS
 from app.store.writing import batch, group_commit
 from app.store.writing.batch import encode
-from tests.simulation import handing
+from tests.simulation import deciding, handing
 
 Patch = pytest.MonkeyPatch
 CALM: Mapping[str, float] = {}
@@ -175,6 +176,11 @@ def overspend(patch: Patch) -> None:
             return run.held_usd + usd, run.held_tokens + tokens, *spent
 
     patch.setattr(batch, "_balance", rich)
+
+
+def spend_more_than_was_approved(patch: Patch) -> None:
+    overspend(patch)
+    patch.setattr(execution, "spendable_by_steps", unspent_amount)
 
 
 def release_the_budget_early(patch: Patch) -> None:
@@ -506,5 +512,56 @@ BUGS = (
     Bug("erase half", erase_the_words_and_not_the_salt, ERASURES, ("oracle.what_is_erased_is_gone",)),
     Bug("write after the erasure", write_after_the_erasure, LATE_WORDS, ("oracle.what_is_erased_is_gone",)),
     Bug("break and be mended", log_in_vain, CALM, ("witness",)),
+    Bug(
+        "begin without an approval",
+        deciding.begin_without_an_approval,
+        deciding.NEEDED,
+        ("oracle.no_step_begins_unapproved",),
+    ),
+    Bug("take any digest", deciding.take_any_digest, deciding.MISTAKES, ("oracle.a_decision_is_kept",)),
+    Bug("decide without a fence", deciding.decide_without_a_fence, deciding.DOUBTS, ("oracle.a_decision_is_kept",)),
+    Bug(
+        "take a changed worker for the same",
+        deciding.take_a_changed_worker_for_the_same,
+        {**deciding.NEEDED, **deciding.RELOADS},
+        ("oracle.approved_workers_are_called_as_they_were_shown",),
+    ),
+    Bug(
+        "spend more than was approved",
+        spend_more_than_was_approved,
+        deciding.LITTLE,
+        ("oracle.an_approved_price_is_kept",),
+    ),
+    Bug("go on after a refusal", deciding.go_on_after_a_refusal, deciding.REFUSALS, ("oracle.a_refusal_ends_the_run",)),
+    Bug(
+        "wait for an approval without end",
+        deciding.wait_for_an_approval_without_end,
+        deciding.SILENCE,
+        ("oracle.it_ends_once",),
+    ),
+    Bug(
+        "leave an approved run alone",
+        deciding.leave_an_approved_run_alone,
+        deciding.UNHEARD,
+        ("oracle.it_ends_once",),
+    ),
+    Bug(
+        "call who has left the pool file",
+        deciding.call_who_has_left_the_pool_file,
+        {**deciding.RELOADS, **ERRORS},
+        ("witness",),
+    ),
+    Bug(
+        "ask a model that conducts no more",
+        deciding.ask_a_model_that_conducts_no_more,
+        {**deciding.RELOADS, "conductor.garbage": 0.35},
+        ("witness",),
+    ),
+    Bug(
+        "admit under the limits of before",
+        deciding.admit_under_the_limits_of_before,
+        deciding.RELOADS,
+        ("oracle.limits_are_those_of_the_pool_file",),
+    ),
 )
 """All of them."""
