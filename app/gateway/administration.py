@@ -13,9 +13,9 @@ from app.gateway.admin.context import AdminContext
 from app.gateway.app import Application
 from app.gateway.http import health
 from app.gateway.http.admission import Admission
+from app.gateway.http.callers import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.idempotency import Idempotency
-from app.gateway.http.ingress import Keys
 from app.gateway.runs import (
     approvals,
     disclosures,

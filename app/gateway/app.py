@@ -30,11 +30,12 @@ from app.gateway.chat import completions
 from app.gateway.chat import route as chat
 from app.gateway.http import fault, health
 from app.gateway.http.admission import Admission
+from app.gateway.http.callers import Keys
 from app.gateway.http.connection import CLIENT_CLOSED, RequestLog, end_span, route_of, start_span
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.cross_origin import CrossOrigin
+from app.gateway.http.direct import Direct
 from app.gateway.http.idempotency import Idempotency
-from app.gateway.http.ingress import Direct, Keys
 from app.gateway.openapi import docs_page, operations, root
 from app.gateway.plans import route as plans
 from app.gateway.responses import route as responses
@@ -107,7 +108,7 @@ def create_probes(context: GatewayContext) -> FastAPI:
 
 class Application(FastAPI):
     """FastAPI with fewer layers around its routes: each layer is a coroutine and its closures in every open stream, and
-    time in every request. `RequestMiddleware` renders errors, `ingress.py` bounds bodies, and spans are the
+    time in every request. `RequestMiddleware` renders errors, `bodies.py` bounds bodies, and spans are the
     engine's."""
 
     def __init__(

@@ -10,7 +10,7 @@ import pytest
 
 from app.errors import ConfigInvalid, StoreUnavailable, Unauthorized
 from app.gateway.http.api_keys import adopt, digest, mint, new_secret, pepper_mark
-from app.gateway.http.ingress import NO_BEARER, NO_KEY, TWO_KEYS
+from app.gateway.http.callers import NO_BEARER, NO_KEY, TWO_KEYS
 from app.gateway.openapi.docs_page import ASSETS
 from tests.harness.stand_ins import (
     APPROVED_RUN,

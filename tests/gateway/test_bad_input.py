@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
+from app.gateway.http.bodies import room_for_body
 from app.gateway.http.context import Bounds
-from app.gateway.http.ingress import room_for_body
 from tests.harness.bad_bodies import CANARY, LIMIT, RAW
 from tests.harness.stand_ins import GatewayStandIn, chat_body
 

@@ -9,7 +9,7 @@ from fastapi.security import APIKeyHeader, SecurityScopes
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.gateway.http.ingress import Direct
+from app.gateway.http.direct import Direct
 
 
 async def plain() -> str:

@@ -10,8 +10,8 @@ import pytest
 from app.engine.delivery.messages import CallerMessage, Mailbox
 from app.engine.runs.admission import Order
 from app.errors import StoreUnavailable
+from app.gateway.http.callers import MOST_LOOKUPS
 from app.gateway.http.context import Bounds, Rates
-from app.gateway.http.ingress import MOST_LOOKUPS
 from app.store.protocol import KeyRow
 from tests.harness.stand_ins import SECRET, GatewayStandIn, chat_body, turn_end
 from tests.harness.waiting import let_others_run, until
@@ -99,7 +99,7 @@ async def test_bodies_that_arrive_together_are_bounded_together() -> None:
 @pytest.fixture(autouse=True)
 def patient_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lookup of a key may take as long as a crowded machine needs."""
-    monkeypatch.setattr("app.gateway.http.ingress.LOOKUP_SECONDS", 60.0)
+    monkeypatch.setattr("app.gateway.http.callers.LOOKUP_SECONDS", 60.0)
 
 
 class SlowStore:

@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 
 from app.core.pool.budgets import Budget
 from app.core.roles import ROLES, SCOPES, SERVICE_WIDE, permits, role_of, scopes_of
-from app.gateway.http.ingress import Keys
+from app.gateway.http.callers import Keys
 from app.store.protocol import AdminEventQuery, Store
 from tests.gateway.test_auth import BODIES, EXAMPLES, QUERIES, TAKES_BODY
 from tests.harness.administration import AdminStandIn, administration

@@ -15,8 +15,8 @@ from fastapi import FastAPI
 
 from app.gateway import app as gateway_app
 from app.gateway.http.admission import Admission
+from app.gateway.http.callers import Keys
 from app.gateway.http.context import Bounds, GatewayContext
-from app.gateway.http.ingress import Keys
 from app.gateway.plans import route as plan_routes
 from app.gateway.runs import approvals
 from app.gateway.runs.forecasts import Histories

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.gateway.http.ingress import Caller
+from app.gateway.http.callers import Caller
 from app.store.protocol import Actor
 from app.store.sql import SqlStore, SqlTenantStore
 from tests.harness.in_process import pool_text, running_service

@@ -23,7 +23,7 @@ from app.engine.calls.step_request import task_of
 from app.engine.delivery.messages import TurnEnd
 from app.engine.runs.admission import Order
 from app.errors import ConfigInvalid, Conflict, InvalidRequest, NotFound
-from app.gateway.http.ingress import Caller
+from app.gateway.http.callers import Caller
 from app.gateway.plans import orders, reply, requests, revisions
 from app.gateway.plans.revisions import Plan, Revision
 from app.gateway.runs.forecasts import read_history

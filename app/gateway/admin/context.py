@@ -6,8 +6,8 @@ from app.core.pool.catalog import Catalog, Worker
 from app.core.records import record
 from app.core.transparency.version_signatures import TrustedSigners
 from app.gateway.admin.people import People
+from app.gateway.http.callers import Caller
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.ingress import Caller
 from app.store.protocol import TenantAdministration
 
 

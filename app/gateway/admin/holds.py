@@ -12,8 +12,9 @@ from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext, administration
 from app.gateway.admin.requests import HoldFilters, HoldRequest, NoFields, read
 from app.gateway.admin.responses import page, positions
+from app.gateway.http.bodies import json_body
+from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.idempotency import Idempotency
-from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations
 from app.store.protocol import Hold, HoldQuery

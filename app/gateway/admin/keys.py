@@ -17,8 +17,9 @@ from app.gateway.admin.context import AdminContext, administration
 from app.gateway.admin.requests import KeyFilters, KeyRequest, NoFields, RotateRequest, read
 from app.gateway.admin.responses import page, positions
 from app.gateway.http.api_keys import is_in_force, key_to_json, mint, new_secret, pepper_mark
+from app.gateway.http.bodies import json_body
+from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.idempotency import idempotency_record, require_same_request
-from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations
 from app.store.protocol import TAKEN, IdempotencyRecord, KeyQuery, KeyRow, TenantAdministration

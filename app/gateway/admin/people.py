@@ -25,8 +25,8 @@ from app.core.records import record
 from app.core.roles import ROLES
 from app.errors import Forbidden, InvalidRequest, Unauthorized
 from app.gateway.admin import replies
+from app.gateway.http.callers import API_KEY, BEARER, Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.ingress import API_KEY, BEARER, Caller, Keys
 from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations
 from app.store.protocol import KeyRow

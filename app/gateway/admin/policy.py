@@ -19,7 +19,8 @@ from app.errors import ConfigInvalid, InvalidRequest, NotFound, Overloaded
 from app.gateway.admin import replies
 from app.gateway.admin.context import AdminContext
 from app.gateway.admin.requests import PoolRequest, TrialRequest, read
-from app.gateway.http.ingress import Caller, Keys, json_body
+from app.gateway.http.bodies import json_body
+from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations
 from app.store.protocol import RunQuery, TenantStore

@@ -19,7 +19,8 @@ from app.gateway.admin.requests import (
     read,
 )
 from app.gateway.admin.responses import page
-from app.gateway.http.ingress import Caller, Keys, json_body
+from app.gateway.http.bodies import json_body
+from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations
 from app.gateway.wire.query import period_of

@@ -24,9 +24,11 @@ from app.gateway.anthropic.request import (
     stop_sequences,
     task_of,
 )
+from app.gateway.http.bodies import json_body
+from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.context import GatewayContext
+from app.gateway.http.direct import Direct
 from app.gateway.http.idempotency import Idempotency, OpenTurn
-from app.gateway.http.ingress import Caller, Direct, Keys, json_body
 from app.gateway.http.json_reply import json_reply
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import message_replies, operations

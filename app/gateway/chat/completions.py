@@ -18,9 +18,11 @@ from app.engine.runs.admission import Order
 from app.errors import InvalidRequest
 from app.gateway.chat.request import ChatRequest, order_of_chat, read_request
 from app.gateway.chat.route import TERMINAL, Chunks, extension, words_of
+from app.gateway.http.bodies import json_body
+from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.context import GatewayContext
+from app.gateway.http.direct import Direct
 from app.gateway.http.idempotency import Idempotency
-from app.gateway.http.ingress import Caller, Direct, Keys, json_body
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import chat_replies, operations, replies
 from app.gateway.wire.parameters import COMPLETIONS, resolve_tier, sort_fields

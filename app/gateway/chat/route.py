@@ -25,9 +25,11 @@ from app.engine.runs.admission import Order
 from app.errors import BatonError
 from app.gateway.chat.request import ChatRequest, order_of_chat, read_request, wire_calls
 from app.gateway.http import fault
+from app.gateway.http.bodies import json_body
+from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.context import GatewayContext
+from app.gateway.http.direct import Direct
 from app.gateway.http.idempotency import Idempotency, OpenTurn
-from app.gateway.http.ingress import Caller, Direct, Keys, json_body
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import chat_replies, operations, replies
 from app.gateway.wire import custom_tools

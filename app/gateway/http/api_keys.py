@@ -1,4 +1,4 @@
-"""API keys as strings, digests and rows; `ingress.py` finds the caller of a request.
+"""API keys as strings, digests and rows; `callers.py` finds the caller of a request.
 
 A key is `bt_<public id>_<secret>`. Commands import this module without the web framework.
 """

@@ -16,7 +16,7 @@ from app.telemetry import Telemetry
 
 @dataclass(slots=True)
 class PendingBodies:
-    """The bodies that are being read or parsed; `ingress.py` counts them."""
+    """The bodies that are being read or parsed; `bodies.py` counts them."""
 
     bytes: int = 0
 

@@ -31,9 +31,9 @@ from app.engine.runs.admission import Order
 from app.errors import BatonError, Conflict, InvalidRequest, PlanRejected, RunUndecided
 from app.gateway.http import fault
 from app.gateway.http.admission import Admission, Permit
+from app.gateway.http.callers import Caller
 from app.gateway.http.connection import SPAN_KEY, RequestLog, link_run
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.ingress import Caller
 from app.store.protocol import TAKEN, IdempotencyRecord, TenantStore
 
 IDEMPOTENCY_KEY = re.compile(r"[ -~]{1,255}")

@@ -1,6 +1,6 @@
 """Declarations of routes for FastAPI's OpenAPI document: error replies, event streams, and request bodies.
 
-Request bodies are read by `http/ingress.py`, which bounds them and reads them after the key was checked; FastAPI would
+Request bodies are read by `http/bodies.py`, which bounds them and reads them after the key was checked; FastAPI would
 read a declared body before any dependency, and whole. So a route declares its body here, in `openapi_extra`, as FastAPI
 documents it for bodies that a route parses itself. A route module lists its schemas of requests and of events in
 `SCHEMAS`; schemas of whole replies are FastAPI's, from the response models.

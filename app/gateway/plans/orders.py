@@ -21,7 +21,7 @@ from app.core.records import copy_with
 from app.core.run.caller_view import find_returned_results
 from app.engine.runs.admission import Order
 from app.errors import BatonError, Conflict, Forbidden, InvalidRequest
-from app.gateway.http.ingress import Caller
+from app.gateway.http.callers import Caller
 from app.gateway.plans.requests import PlanRunRequest, invalid_plan_error
 from app.gateway.plans.revisions import FORMAT, MOST_REVISIONS, Plan, Revision, as_value, digest_of, limits_of
 from app.store.protocol import IdempotencyRecord, KeyRow

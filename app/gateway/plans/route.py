@@ -20,9 +20,10 @@ from app.engine.runs.admission import Order
 from app.errors import Conflict, Forbidden, InvalidRequest, LegalHold, NotFound
 from app.gateway.anthropic import route as messages
 from app.gateway.chat import route as chat
+from app.gateway.http.bodies import json_body
+from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.idempotency import Idempotency, OpenTurn
-from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.http.json_reply import json_reply, list_page
 from app.gateway.http.sse import collect
 from app.gateway.openapi import chat_replies, message_replies, operations, plan_replies, replies, response_replies

@@ -20,9 +20,11 @@ from app.core.run.state import RunState
 from app.engine.delivery import messages as turn_ends
 from app.engine.runs.admission import Order
 from app.errors import Conflict, InvalidRequest, NotFound
+from app.gateway.http.bodies import json_body
+from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.context import GatewayContext
+from app.gateway.http.direct import Direct
 from app.gateway.http.idempotency import Idempotency, OpenTurn, TurnToFollow, last_event
-from app.gateway.http.ingress import Caller, Direct, Keys, json_body
 from app.gateway.http.json_reply import json_reply
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import operations, response_replies

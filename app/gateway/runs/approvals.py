@@ -25,9 +25,10 @@ from app.core.run.state import Proposal, RunState, StepState
 from app.core.run.withheld import find_decider, find_withheld
 from app.engine.runs.approvals import Decision
 from app.errors import EventMalformed, NotFound
+from app.gateway.http.bodies import json_body
+from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.idempotency import Idempotency
-from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.http.json_reply import json_reply, list_page
 from app.gateway.openapi import operations, run_replies
 from app.gateway.runs import forecasts

@@ -17,8 +17,8 @@ from starlette.responses import Response
 
 from app.core.run.recipients import Recipient
 from app.errors import InvalidRequest
+from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.ingress import Caller, Keys
 from app.gateway.http.json_reply import json_reply, list_page
 from app.gateway.openapi import disclosure_replies, operations
 from app.gateway.runs.identity import key_names

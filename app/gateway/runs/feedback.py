@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from app.core.rating.feedback import Feedback
 from app.errors import Conflict, InvalidRequest
+from app.gateway.http.callers import Caller
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.ingress import Caller
 from app.gateway.http.json_reply import json_reply
 from app.gateway.runs import audit
 from app.gateway.wire.parameters import Label, WireModel, drop_nulls, read_fields

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from app.core.roles import role_of
 from app.errors import InvalidRequest
-from app.gateway.http.ingress import Caller, Keys
+from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations, replies
 from app.store.protocol import KeyQuery

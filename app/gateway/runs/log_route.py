@@ -13,8 +13,8 @@ from starlette.responses import Response
 from app.core.transparency.merkle import HASH_BYTES
 from app.core.transparency.tiles import WIDTH, Tile, bundle, parse_tile
 from app.errors import Forbidden, InvalidRequest, NotFound
+from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.ingress import Caller, Keys
 from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations, overview_replies
 from app.gateway.runs import log_check

@@ -16,8 +16,8 @@ from app.core.plan.arms import is_arm, list_arm_ids, tier_for
 from app.core.pool.catalog import MILLION, Card, Catalog, Limits, Tier
 from app.core.pool.serving import serve_tier
 from app.errors import InvalidRequest
+from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.ingress import Caller, Keys
 from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import message_replies, model_replies, operations, replies
 from app.gateway.wire import query

@@ -19,8 +19,8 @@ from starlette.responses import Response
 
 from app.core.pool.conductor_versions import VersionsInForce, versions_in_force
 from app.errors import Overloaded, StoreUnavailable
+from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.ingress import Caller, Keys
 from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations, overview_replies
 from app.gateway.runs import stored_overview

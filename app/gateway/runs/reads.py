@@ -5,8 +5,8 @@ A key that polls its own response is no entry. The entry is written before the t
 no writes, nobody reads the content of others.
 """
 
+from app.gateway.http.callers import Caller
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.ingress import Caller
 from app.store.protocol import RunRow
 
 

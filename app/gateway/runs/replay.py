@@ -19,8 +19,8 @@ from app.engine.runs import replays
 from app.engine.runs.admission import Order
 from app.engine.runs.replays import Changes
 from app.errors import InvalidRequest
+from app.gateway.http.callers import Caller
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.ingress import Caller
 from app.gateway.runs import views
 from app.gateway.wire.parameters import (
     WHOLE_POOL,

@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from app.core.rating.economics import METADATA, ReportOptions, TooManyGroups
 from app.errors import ConfigInvalid, Forbidden, InvalidRequest
+from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.ingress import Caller, Keys
 from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations, report_replies
 from app.gateway.runs import reports

@@ -32,9 +32,10 @@ from app.core.transparency.tiles import TileMissing
 from app.engine.runs.admission import Order
 from app.errors import Forbidden, NotFound, RecordDamaged, RunPruned
 from app.gateway.chat import route
+from app.gateway.http.bodies import json_body
+from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.idempotency import Idempotency, TurnToFollow, last_event
-from app.gateway.http.ingress import Caller, Keys, json_body
 from app.gateway.http.json_reply import json_reply, list_page
 from app.gateway.http.sse import EventStream
 from app.gateway.openapi import explanation_replies, operations, run_replies, view_replies

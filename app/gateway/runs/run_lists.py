@@ -17,8 +17,8 @@ from starlette.responses import Response
 from app.core.records import copy_with
 from app.core.run.kinds import OriginKind
 from app.errors import InvalidRequest, NotFound, StoreUnavailable
+from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.ingress import Caller, Keys
 from app.gateway.http.json_reply import json_reply, list_page
 from app.gateway.openapi import operations, run_replies
 from app.gateway.runs import audit

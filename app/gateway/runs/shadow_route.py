@@ -11,8 +11,8 @@ from app.core.pool.catalog import Catalog, Tier
 from app.core.rating.shadows import notes_from_json, policy_of
 from app.engine.conductors import trials
 from app.errors import NotFound
+from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.ingress import Caller, Keys
 from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations, report_replies
 from app.gateway.runs import reports
