@@ -1,5 +1,6 @@
 """The promise of the store seam about tenants and the log of changes; both databases."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -59,6 +60,19 @@ async def test_every_change_is_logged_with_its_author_and_without_secrets(store:
     assert await store.admin_events(AdminEventQuery(target="k1", actor="anna")) == (logged[1], logged[4])
     assert await store.admin_events(AdminEventQuery(tenant="acme", action="key.rotated")) == (logged[3],)
     assert await store.admin_events(AdminEventQuery(since=logged[0].at + 1)) == ()
+
+
+async def test_of_two_admins_who_give_a_name_at_the_same_time_one_gets_it(store: Store) -> None:
+    keys = [replace(KEY, id=f"k{number}", created_at=5.0) for number in range(8)]
+    outcomes = await asyncio.gather(*[store.add_key(key, by=ANNA) for key in keys], return_exceptions=True)
+    refusals = [outcome.public_code for outcome in outcomes if isinstance(outcome, Conflict)]
+    assert (outcomes.count(True), refusals) == (1, ["name_taken"] * 7)
+    [made] = await store.keys()
+    assert not await store.add_key(made, by=ANNA), "it is made already"
+    assert await store.add_key(replace(KEY, id="theirs", tenant="other"), by=ANNA)
+    assert await store.revoke_key(made.id, 6.0)
+    assert await store.add_key(replace(KEY, id="later", created_at=7.0, expires_at=8.0), by=ANNA)
+    assert await store.add_key(replace(KEY, id="latest", created_at=8.0), by=ANNA)
 
 
 async def test_a_rotation_with_an_idempotency_record_is_made_once_while_that_lasts(store: Store) -> None:

@@ -94,18 +94,8 @@ async def _add(settings: Settings, args: Arguments, now: float) -> None:
         all_tenants=args.all_tenants,
     )
     async with storage.open_configured_store(settings) as store:
-        _check_name(await store.keys(), row, now)
         await store.add_key(row, by=storage.operator())
     _print_secret(args, settings, row, key, now, "The key, shown only this once:")
-
-
-def _check_name(rows: Sequence[KeyRow], new: KeyRow, now: float) -> None:
-    """Raise `ConfigInvalid` if a key in force of the same tenant has the name already."""
-    for row in rows:
-        if (row.tenant, row.name) == (new.tenant, new.name) and is_in_force(row, now):
-            fault = f"{new.name}: the key {row.id} of the tenant {row.tenant} has this name"
-            remedy = f"choose another one, or give that key a new secret with `baton keys rotate {row.id}`"
-            raise ConfigInvalid([f"{fault}; {remedy}"])
 
 
 async def _rotate(settings: Settings, args: Arguments, now: float) -> None:

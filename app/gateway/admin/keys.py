@@ -22,7 +22,7 @@ from app.gateway.http.callers import Caller, Keys
 from app.gateway.http.idempotency import idempotency_record, require_same_request
 from app.gateway.http.json_reply import json_reply
 from app.gateway.openapi import operations
-from app.store.protocol import TAKEN, IdempotencyRecord, KeyQuery, KeyRow, TenantAdministration
+from app.store.protocol import TAKEN, IdempotencyRecord, KeyQuery, KeyRow
 
 PUBLIC_DIGITS = 16
 """Hexadecimal digits of a key's id."""
@@ -96,7 +96,6 @@ def _add_create_route(router: APIRouter, context: AdminContext, keys: Keys) -> N
         store, now = administration(context, caller), context.gateway.now()
         earlier = await store.key(row.id)
         if earlier is None:
-            await _check_name(store, row, now)
             if await store.add_key(row, by=caller.actor):
                 return json_reply(key_reply(row, now) | {"key": key})
             earlier = await store.key(row.id)
@@ -278,9 +277,3 @@ async def _visible_key(context: AdminContext, caller: Caller, key: str) -> KeyRo
     if row is None or not caller.sees(row.tenant):
         raise NotFound("There is no such key.")
     return row
-
-
-async def _check_name(store: TenantAdministration, new: KeyRow, now: float) -> None:
-    same = KeyQuery(new.tenant, name=new.name, in_force=True, now=now, limit=1)
-    if await store.keys(same):
-        raise Conflict("A key in force of this tenant has the name already; choose another one.", code="name_taken")

@@ -76,7 +76,8 @@ class Keys(Protocol):
         ...
 
     async def add_key(self, row: KeyRow, *, by: Actor = PROCESS) -> bool:
-        """Store a new key. False if the id exists already."""
+        """Store a new key. False if the id exists already. Raises `Conflict` with the code `name_taken` if another key
+        of its tenant that is in force has its name, unless the service itself makes it."""
         ...
 
     async def revoke_key(self, public_id: str, at: float, *, by: Actor = PROCESS) -> bool:

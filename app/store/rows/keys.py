@@ -3,10 +3,10 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, Final
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, and_, not_, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, func, literal, not_, or_, select, update
 
 from app.errors import Conflict
 from app.store.protocol import PROCESS, TAKEN, Actor, IdempotencyRecord, KeyQuery, KeyRow
@@ -15,6 +15,8 @@ from app.store.rows.admin_events import note
 from app.store.rows.positions import follows
 from app.store.sqlkit.tables import KEYS, TENANTS, insert_into
 
+LOCK: Final = 0x6261746F6E6B6579
+"""The number of the advisory lock of the names of keys: `batonkey` in ASCII."""
 _SETS = ("scopes", "tiers", "labels")
 _DIGESTS = ("digest", "previous_digest")
 
@@ -50,7 +52,10 @@ def page(conn: Connection, query: KeyQuery) -> tuple[KeyRow, ...]:
 
 
 def add(conn: Connection, key: KeyRow, by: Actor) -> bool:
-    """Store a key. False if its id exists already."""
+    """Store a key. False if its id exists already. Raises `Conflict` if another key of its tenant that is in force has
+    its name, unless the service itself makes it."""
+    if by != PROCESS:
+        _refuse_taken_name(conn, key)
     values = {name: value for name, value in asdict(key).items() if name in KEYS.c}
     for name in _SETS:
         values[name] = orjson.dumps(sorted(getattr(key, name))).decode()
@@ -58,6 +63,16 @@ def add(conn: Connection, key: KeyRow, by: Actor) -> bool:
         return False
     note(conn, by, "key.added", key.id, tenant=key.tenant, before=None, after=public(key))
     return True
+
+
+def _refuse_taken_name(conn: Connection, key: KeyRow) -> None:
+    """Raise `Conflict` if another key has the name. Nobody else gives a name until the end of the transaction."""
+    if conn.dialect.name == "postgresql":
+        conn.execute(select(func.pg_advisory_xact_lock(literal(LOCK))))
+    for namesake in page(conn, KeyQuery(key.tenant, name=key.name, in_force=True, now=key.created_at)):
+        if namesake.id != key.id:
+            words = f"The key {namesake.id} of this tenant has the name already; choose another, or rotate that key."
+            raise Conflict(words, code="name_taken")
 
 
 def revoke(conn: Connection, public_id: str, at: float, by: Actor) -> bool:
