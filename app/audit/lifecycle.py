@@ -15,7 +15,7 @@ HARMLESS_SKIPS = frozenset({"run_ended", "round_over"})
 """The reasons for which a step that is not needed is skipped."""
 OVER_BUDGET = "run_over_budget"
 NO_TIME = "no_time"
-APPROVAL_EXPIRED = "approval_expired"
+APPROVAL_EXPIRED, APPROVAL_REFUSED = "approval_expired", "approval_refused"
 RUN_EXPIRED = "run_expired"
 """The error of a step that could not have ended in time: it ends the run before its deadline."""
 
@@ -171,10 +171,12 @@ def stand_in_step(run: AuditedRun) -> Step | None:
 
 
 def _fault_of_failure(run: AuditedRun, end: Event) -> str:
-    spared = run.is_erased or end.body.get("error") == "content_erased"
-    if run.answered_rounds and not spared:
-        return "failed though the answering step is done"
-    return ""
+    if run.is_erased or end.body.get("error") == "content_erased":
+        return ""
+    answered = run.answered_rounds
+    if end.body.get("error") == APPROVAL_REFUSED:  # of a plan in a step of this round, whose answer does not count then
+        answered = [proposal for proposal in answered if proposal.round < run.proposals_for()[-1].round]
+    return "failed though the answering step is done" if answered else ""
 
 
 def _fault_of_lost_answer(run: AuditedRun, end: Event) -> str:

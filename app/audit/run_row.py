@@ -33,8 +33,9 @@ def _expected_columns(run: AuditedRun) -> dict[str, Any]:
     admitted, end = run.admission, run.end
     topology = None
     for proposal in run.proposals_for():
-        if proposal.acceptance is not None and proposal.steps:
-            topology = proposal.acceptance.body["topology"]
+        verdict = proposal.verdicts[0] if proposal.verdicts else None
+        if verdict is not None and verdict.kind is Kind.PLAN_ACCEPTED and proposal.steps:  # also one that was dropped
+            topology = verdict.body["topology"]
     columns: dict[str, Any] = {
         "tier": admitted["tier"],
         "model": admitted["model"],

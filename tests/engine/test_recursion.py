@@ -13,6 +13,7 @@ from app.core.message.chat import Form, Sampling, Task, Tool, Toolbox, sum_usage
 from app.core.plan.workflow import CONDUCTOR
 from app.core.run.events import Event, Kind
 from app.core.run.kinds import DRIVER_LOST
+from app.engine.runs.approvals import Decision
 from app.process.wiring import Runtime
 from tests.harness.ends import end_of
 from tests.harness.in_process import (
@@ -373,3 +374,30 @@ async def test_a_run_is_shown_as_a_tree(stub: ProviderStub, runtime: Runtime) ->
     inner = next(line for line in lines if "proposal 1" in line)
     assert inner.index("proposal 1") == at["step 3 "]
     assert any("the conductor itself" in line for line in lines)
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(None, "failed"), (2, "expired")])
+async def test_a_nested_plan_that_nobody_approves_ends_the_run_although_its_answering_step_is_done(
+    stub: ProviderStub, tmp_path: Path, seconds: int | None, state: str
+) -> None:
+    """The auditor knows that the answer is not given then."""
+    script_plans(stub, plan_text((ITSELF, "Take it apart", ["user"]), (1, "Answer it", ["user"])), INNER)
+    asks = f"\n[tiers.{TIER}.approval]\nalways = true\nfour_eyes = false\nseconds = {seconds or 60}\n"
+    async with running_service(tmp_path, pool_text(stub) + asks) as runtime:
+        first = (await run(runtime)).ended.state
+
+        async def latest_question() -> str:
+            asked = bodies_of(await events(runtime, first.run), Kind.AWAITING_APPROVAL)
+            return str(asked[-1]["digest"])
+
+        outer = await latest_question()
+        await runtime.runs.decide(first.run, None, Decision("approve", outer, "somebody", ""))
+
+        async def asks_again() -> bool:
+            return await latest_question() != outer
+
+        await until(asks_again)
+        if seconds is None:
+            await runtime.runs.decide(first.run, None, Decision("refuse", await latest_question(), "somebody", ""))
+        row = await await_ended_row(runtime.context.store, first.run)
+    assert row.state == state
