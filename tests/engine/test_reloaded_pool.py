@@ -200,6 +200,30 @@ async def test_a_model_that_conducts_no_more_is_asked_for_no_further_plan(
     assert len(stub.requests_for("planner")) == 1
 
 
+async def test_a_model_that_did_not_conduct_when_its_plan_was_opened_is_not_asked_for_it(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool file makes it the conductor once more before it is asked."""
+    script_plans(stub, "I would rather not.")
+    usual, start, propose = pool_text(stub), Planner.start, Planner.open
+    async with running_service(tmp_path, usual) as runtime:
+
+        async def reload_and_open(planner: Planner, *arguments: Any) -> Any:
+            if arguments[1].mode == "repair":
+                reload(runtime, tmp_path, usual.replace('worker = "planner"', 'worker = "gamma"'))
+            return await propose(planner, *arguments)
+
+        def reload_and_start(planner: Planner, *arguments: Any) -> None:
+            reload(runtime, tmp_path, usual)
+            start(planner, *arguments)
+
+        monkeypatch.setattr(Planner, "open", reload_and_open)
+        monkeypatch.setattr(Planner, "start", reload_and_start)
+        followed_run = await runtime.runs.start(order(runtime, "baton-ultra"))
+        assert (await finish(followed_run)).ended.error is None
+    assert len(stub.requests_for("planner")) == 1
+
+
 @pytest.mark.parametrize("tier", ["baton-ultra", "baton-deep"])
 async def test_a_plan_names_the_workers_in_the_order_in_which_it_was_opened(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str

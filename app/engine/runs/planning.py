@@ -36,6 +36,7 @@ from app.conductor.protocol import (
 )
 from app.conductor.recorded import RecordedConductor
 from app.core.message.chat import Form, Message, Piece, Sampling, Task, Text, TextDelta
+from app.core.plan.arms import tier_of
 from app.core.plan.pricing import least_price, question_tokens
 from app.core.plan.workflow import CONDUCTOR, PREVIOUS, Access, Step
 from app.core.pool.breaker import NO_TIME
@@ -634,7 +635,7 @@ class Planner:
         state, worker = self._state, self._context.catalog().workers.get(name)
         if state is None or worker is None:
             raise PlanRejected(["the conductor's model is not in the pool file"])
-        if not self._conducts(state, name):
+        if not (self._conducts(self._context.catalog(), state, name) and self._conducts(catalog, state, name)):
             raise WorkerUnavailable(code="conductor_replaced")
         if not self._may_read(worker, state):  # since the admission, or by what was read since then (D6)
             raise WorkerUnavailable(code="conductor_not_cleared")
@@ -642,10 +643,11 @@ class Planner:
             raise WorkerUnavailable(code="conductor_not_priced")
         return state, catalog.workers.get(name, worker)
 
-    def _conducts(self, state: RunState, name: str) -> bool:
-        """Return True unless the pool file, which was read again since this process took the run, has another model as
+    def _conducts(self, catalog: Catalog, state: RunState, name: str) -> bool:
+        """Return True unless a pool file, which was read again since this process took the run, has another model as
         the conductor or embedder of the run's tier."""
-        tier = self._context.tier_of(state.admitted)
+        admitted = state.admitted
+        tier = tier_of(catalog, admitted.tier, admitted.model, admitted.served_by)
         if tier is None:
             return True
         selector = tier.conductor.selector
