@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from app.core.run.events import Kind
+from app.core.run.events import Fact, Kind
 from app.engine.calls.step_request import Candidates
+from app.engine.commit.run_writer import Consequences
 from app.engine.runs.approvals import Decision
 from app.engine.runs.planning import Planner
-from app.errors import NotFound
+from app.errors import Conflict, NotFound
 from app.process.config import configure
 from app.process.wiring import Runtime
 from app.store.protocol import RunRow
@@ -128,6 +129,43 @@ async def test_an_approval_of_a_worker_does_not_hold_for_what_the_worker_is_by_t
         assert (await await_ended_row(runtime.context.store, run.run)).state == "failed"
         called = bodies_of(await events(runtime, run.run), Kind.CALL_INTENDED)
     assert [(call["worker"], call["model"]) for call in called] == [("alpha", "alpha")]
+
+
+async def test_a_plan_cannot_be_approved_whose_worker_had_left_it_when_the_approval_was_asked_for(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = pool_text(stub).replace("[tiers.baton-ultra]", ASKS + "[tiers.baton-ultra]")
+    plan = {"steps": [{"worker": "gamma", "subtask": "Answer.", "access": ["user"]}]}
+    question = Consequences.await_approval
+    async with running_service(tmp_path, usual) as runtime:
+
+        def reload_and_ask(*arguments: Any, **more: Any) -> Fact:
+            reload(runtime, tmp_path, usual.replace("gamma", "delta"))
+            return question(arguments[0], *arguments[1:3], runtime.pool.catalog(), **more)
+
+        monkeypatch.setattr(Consequences, "await_approval", reload_and_ask)
+        run = (await finish(await runtime.runs.start(order(runtime, "baton-mini", plan=plan)))).ended.state
+        assert run.approval_question is not None
+        with pytest.raises(Conflict) as refusal:
+            await runtime.runs.decide(run.run, None, Decision("approve", run.approval_question.digest, "somebody", ""))
+    assert refusal.value.public_code == "approval_outdated"
+
+
+async def test_a_run_fails_whose_fallback_may_not_read_it_any_more_when_nobody_has_approved_its_plan(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    """The auditor finds the row of the run as it should be."""
+    cleared = pool_text(stub)
+    for name in ("alpha", "beta", "gamma"):
+        cleared = cleared.replace(f"[workers.{name}]", f'[workers.{name}]\nclearance = ["phi"]')
+    rule = '[tiers.baton-mini.approval]\nworkers = ["alpha"]\nseconds = 1\non_expiry = "fallback-plan"\n\n'
+    cleared = cleared.replace("[tiers.baton-ultra]", rule + "[tiers.baton-ultra]")
+    async with running_service(tmp_path, cleared) as runtime:
+        asking = await finish(await runtime.runs.start(order(runtime, "baton-mini", labels=frozenset({"phi"}))))
+        assert asking.ended.state.state == "awaiting_approval"
+        uncleared = cleared.replace('[workers.beta]\nclearance = ["phi"]', "[workers.beta]")
+        reload(runtime, tmp_path, uncleared.replace('[workers.gamma]\nclearance = ["phi"]', "[workers.gamma]"))
+        assert (await await_ended_row(runtime.context.store, asking.ended.state.run)).state == "failed"
 
 
 async def test_a_request_that_came_before_its_tier_left_it_is_refused(stub: ProviderStub, tmp_path: Path) -> None:

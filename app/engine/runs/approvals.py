@@ -232,15 +232,16 @@ class _Answer:
             )
         named = list(dict.fromkeys([*planned, *replacements]))  # each once, in this order
         present = approvals.fingerprints(self.catalog, named)
-        changed_workers = sorted([name for name in named if present.get(name) != question.workers.get(name)])
+        unchanged = {name: mark for name, mark in present.items() if question.workers.get(name) == mark}
+        changed_workers = sorted(set(named) - unchanged.keys())
         if changed_workers and not (replacements and set(changed_workers).isdisjoint(replacements)):
             raise Conflict(
-                f"The pool file has another {', '.join(changed_workers)} than when the plan was made: its model, "
-                "endpoint or price has changed. Name a worker that has not changed among the replacements, or refuse "
-                "the plan and send the request again.",
+                f"The pool file has another {', '.join(changed_workers)} than when the plan was made, or none: its "
+                "model, endpoint or price has changed. Name a worker that has not changed among the replacements, or "
+                "refuse the plan and send the request again.",
                 code="approval_outdated",
             )
-        return {name: present[name] for name in named if name not in changed_workers}
+        return unchanged
 
     def _planned_workers(self) -> list[str]:
         """Return the workers of the plan's steps; a step that opens another workflow has none."""
