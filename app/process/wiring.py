@@ -391,15 +391,7 @@ def _engine(context: EngineContext, settings: Settings, home: str) -> tuple[Driv
     """Return the two halves of an engine: the drivers of its runs, and the dispatcher that executes steps."""
     drivers = Drivers(context, home=home, bound=settings.concurrent_runs, spread=settings.steps == "spread")
     drivers.dispatcher = dispatcher = Dispatcher(
-        context,
-        name=home,
-        slots=settings.concurrent_steps,
-        grace=DRAIN_SECONDS,
-        local=drivers.driver_of,
-        take_run=drivers.take,
-        free_places=lambda: drivers.free_places,
-        runs_being_taken=lambda: drivers.runs_being_taken,
-        plans_in_progress=lambda: drivers.plans_in_progress,
+        context, drivers, name=home, slots=settings.concurrent_steps, grace=DRAIN_SECONDS
     )
     return drivers, dispatcher
 

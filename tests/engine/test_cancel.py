@@ -142,7 +142,7 @@ async def test_a_wish_that_comes_just_before_a_step_is_queued_is_heard(
     chain = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
     async with running_service(tmp_path, pool_text(stub)) as runtime:
         runtime.drivers.spread = True
-        monkeypatch.setattr(runtime.dispatcher, "_local", lambda _run: None)
+        monkeypatch.setattr(runtime.drivers, "driver_of", lambda _run: None)
         append = runtime.context.store.append
 
         async def overtaken(entry: Entry) -> AppendResult:
@@ -167,7 +167,7 @@ async def test_a_run_is_not_let_go_of_by_who_has_not_heard_of_a_wish(
     async with running_service(tmp_path, pool_text(stub)) as runtime:
         if apart:
             runtime.drivers.spread = True
-            monkeypatch.setattr(runtime.dispatcher, "_local", lambda _run: None)
+            monkeypatch.setattr(runtime.drivers, "driver_of", lambda _run: None)
         append = runtime.context.store.append
 
         async def overtaken(entry: Entry) -> AppendResult:

@@ -20,6 +20,7 @@ from app.engine.commit.run_writer import Consequences, RunWriter
 from app.engine.runs import cancellation
 from app.engine.runs import driver as driver_module
 from app.engine.runs.driver import Driver
+from app.engine.runs.registry import Drivers
 from app.engine.steps import execution
 from app.engine.steps.dispatcher import Dispatcher
 from app.engine.steps.execution import Execution
@@ -48,6 +49,11 @@ ONE_TWO_ONE = plan(
     ("alpha", "one", ["user"]), ("beta", "two", ["user", 0]), ("gamma", "three", ["user", 0]), ("alpha", "all", [1, 2])
 )
 CHAIN = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
+
+
+def idle_drivers(runtime: Runtime) -> Drivers:
+    """The drivers of an engine that drives no runs."""
+    return Drivers(runtime.context, home="idle", bound=1)
 
 
 @asynccontextmanager
@@ -222,7 +228,10 @@ async def test_a_step_that_begins_after_its_dispatcher_is_left_to_another(
             await go_on.wait()
             return await append(entry)
 
-        leaver, stopping = Dispatcher(runtime.context, name="leaver", slots=4, grace=0.1), asyncio.Event()
+        leaver, stopping = (
+            Dispatcher(runtime.context, idle_drivers(runtime), name="leaver", slots=4, grace=0.1),
+            asyncio.Event(),
+        )
         runtime.drivers.dispatcher = leaver
         leaving = asyncio.create_task(leaver.run(stopping))
         await asyncio.sleep(0)
@@ -240,7 +249,10 @@ async def test_a_step_that_begins_after_its_dispatcher_is_left_to_another(
         await leaving
         runtime.context.store.append = append  # type: ignore[method-assign]
         assert stub.requests == []
-        heir, heir_ends = Dispatcher(runtime.context, name="heir", slots=4, grace=1.0), asyncio.Event()
+        heir, heir_ends = (
+            Dispatcher(runtime.context, idle_drivers(runtime), name="heir", slots=4, grace=1.0),
+            asyncio.Event(),
+        )
         working = asyncio.create_task(heir.run(heir_ends))
         outcome = await finish(followed_run)
         heir_ends.set()
@@ -271,7 +283,10 @@ async def test_a_step_that_begins_while_its_dispatcher_unsubscribes_is_left_to_a
             unsubscribing.set()
             await committed.wait()
 
-        leaver, stopping = Dispatcher(runtime.context, name="leaver", slots=4, grace=0.0), asyncio.Event()
+        leaver, stopping = (
+            Dispatcher(runtime.context, idle_drivers(runtime), name="leaver", slots=4, grace=0.0),
+            asyncio.Event(),
+        )
         with monkeypatch.context() as patch:
             patch.setattr(runtime.context.queue, "subscribe", subscribe_until_committed)
             leaving = asyncio.create_task(leaver.run(stopping))
@@ -301,7 +316,10 @@ async def test_a_step_that_could_not_be_begun_gives_its_slot_back(
 
     monkeypatch.setattr(Execution, "prepare", too_hard)
     async with running_service(tmp_path, pool_text(stub), dispatches=False) as runtime:
-        dispatcher, stopping = Dispatcher(runtime.context, name="narrow", slots=1, grace=1.0), asyncio.Event()
+        dispatcher, stopping = (
+            Dispatcher(runtime.context, idle_drivers(runtime), name="narrow", slots=1, grace=1.0),
+            asyncio.Event(),
+        )
         runtime.drivers.dispatcher = dispatcher
         working = asyncio.create_task(dispatcher.run(stopping))
         await asyncio.sleep(0)

@@ -461,7 +461,8 @@ async def test_what_is_sent_again_has_all_that_was_sent_meanwhile() -> None:
         relay._chars, reply.text = 5, "Fünf "  # type: ignore[misc]
         messages: list[Live] = []
         context = SimpleNamespace(store=here.store, queue=here.queue, telemetry=Telemetry(), monotonic=lambda: 0.0)
-        dispatcher = Dispatcher(cast(EngineContext, context), name="heir", slots=1, grace=0.0)
+        engine = cast(EngineContext, context)
+        dispatcher = Dispatcher(engine, Drivers(engine, home="heir", bound=1), name="heir", slots=1, grace=0.0)
         work = ClaimedStep(Ticket(RUN, 1, "mini", "heir", 1), relay=relay)
         dispatcher._claimed[RUN, 1] = work
         async with asyncio.TaskGroup() as group:

@@ -361,7 +361,7 @@ async def test_an_answer_that_is_committed_while_the_run_is_being_ended_is_its_a
     monkeypatch.setattr(runtime.context.store, "append", append_when_ending)
     monkeypatch.setattr(MemoryQueue, "publish", stopping)
     monkeypatch.setattr(driver_module, "QUIESCE_SECONDS", 0.0 if late else 5.0)
-    monkeypatch.setattr(runtime.dispatcher, "_local", lambda _run: None)
+    monkeypatch.setattr(runtime.drivers, "driver_of", lambda _run: None)
     limits = limits_with(runtime, "baton-deep", rounds=2, seconds=SHORT_SECONDS)
     state = (await run(runtime, limits=limits)).ended.state
     assert (state.state, end_of(state).step, bool(end_of(state).stopped), state.degraded) == (

@@ -42,7 +42,7 @@ async def play_chain(folder: Path, patch: pytest.MonkeyPatch) -> None:
         running_service(folder, pool_text(stub)) as runtime,
     ):  # which audits what was sent
         runtime.drivers.spread = True
-        patch.setattr(runtime.dispatcher, "_local", lambda _run: None)  # and as if the run were driven elsewhere
+        patch.setattr(runtime.drivers, "driver_of", lambda _run: None)  # and as if the run were driven elsewhere
         followed_run = await runtime.runs.start(order(runtime, "baton-mini", plan=chain))
         assert (await finish(followed_run)).ended.error is None
 

@@ -203,16 +203,7 @@ class Process:
             waiting_bound=50,
             engine=drivers if self.dispatcher else None,
         )
-        dispatcher = Dispatcher(
-            new_context,
-            name=self.name,
-            slots=self.slots,
-            grace=self.grace,
-            local=drivers.driver_of,
-            take_run=drivers.take,
-            free_places=lambda: drivers.free_places,
-            runs_being_taken=lambda: drivers.runs_being_taken,
-        )
+        dispatcher = Dispatcher(new_context, drivers, name=self.name, slots=self.slots, grace=self.grace)
         drivers.dispatcher = dispatcher
         runs_end, steps_end = asyncio.Event(), asyncio.Event()
         await self.clock.read()

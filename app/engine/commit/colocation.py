@@ -53,6 +53,34 @@ LocalRuns = Callable[[str], LocalRun | None]
 """Finds a run by its id; None if it is driven elsewhere."""
 
 
+class LocalDrivers(Protocol):
+    """The drivers of this process, as its dispatcher uses them."""
+
+    def driver_of(self, run: str) -> LocalRun | None:
+        """Return a run by its id; None if it is driven elsewhere."""
+        ...
+
+    async def take(self, run: str) -> bool:
+        """Take a run, if nobody drives it. False if its ticket must be kept for another engine."""
+        ...
+
+    @property
+    def free_places(self) -> int:
+        """Return how many more runs may be driven here."""
+        ...
+
+    @property
+    def runs_being_taken(self) -> int:
+        """Return the number of runs that are just being taken; each keeps a slot."""
+        ...
+
+    @property
+    def plans_in_progress(self) -> int:
+        """Return the number of plans that are being made here. Another engine would have to make them anew, so a
+        shut-down waits for them."""
+        ...
+
+
 @record(frozen=True, slots=True)
 class PreparedStep:
     """A step whose first call is composed, but not made. Exactly one of `start` and `abandon` is called."""

@@ -12,14 +12,14 @@ others.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
 from app.core.records import copy_with
 from app.core.run.state import RunState
 from app.engine.calls.attempt import Attempt
-from app.engine.commit.colocation import LocalRuns, PreparedStep
+from app.engine.commit.colocation import LocalDrivers, PreparedStep
 from app.engine.commit.run_writer import ticket_of_row
 from app.engine.context import EngineContext
 from app.engine.periodic import wait_for_event
@@ -30,8 +30,6 @@ from app.errors import BatonError, LeaseLost, NotFound, QueueUnavailable, RunEnd
 from app.stepqueue.protocol import AGAIN, DISPATCHERS, WHOLE_RUN, EngineChange, ListenRequest, Live, Stop, Ticket
 from app.store.protocol import Outbox, TicketClaim
 
-TakeRun = Callable[[str], Awaitable[bool]]
-"""Takes a run by its id, if nobody drives it; returns whether the run's ticket can be forgotten."""
 CLAIMS_NOT_RENEWED = "The claims of steps could not be renewed; this is tried again."
 IDLE_WAIT_SECONDS = 1.0
 """Seconds that the queue waits for a ticket before it answers that there is none."""
@@ -49,29 +47,16 @@ class Dispatcher:
     def __init__(
         self,
         context: EngineContext,
+        drivers: LocalDrivers,
         *,
         name: str,
         slots: int,
         grace: float,
-        local: LocalRuns = lambda _run: None,
-        take_run: TakeRun | None = None,
-        free_places: Callable[[], int] = lambda: 0,
-        runs_being_taken: Callable[[], int] = lambda: 0,
-        plans_in_progress: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`name` is this process's; `grace` is how many seconds running steps get after a shut-down began.
-
-        `local` finds the runs that are driven in this process. `take_run` is given the tickets of runs that nobody
-        drives, of which this process can take `free_places` more. `runs_being_taken` is the number of those that are
-        just being taken; each keeps a slot. `plans_in_progress` is the number of plans that are being made here.
-        Another engine would have to make them anew, so a shut-down waits for them too.
-        """
-        self._local = local
-        self._take_run = take_run
-        self._free_places = free_places
-        self._runs_being_taken = runs_being_taken
-        self._plans_in_progress = plans_in_progress
+        """`drivers` are those of this process, and `name` is its name; `grace` is how many seconds running steps get
+        after a shut-down began."""
         self._context = context
+        self._drivers = drivers
         self._name = name
         self._slots = slots
         self._grace = grace
@@ -128,7 +113,7 @@ class Dispatcher:
 
     async def _drive(self, ticket: Ticket) -> None:
         """Let this process drive the run of a ticket."""
-        if self._take_run is not None and await self._take_run(ticket.run):
+        if await self._drivers.take(ticket.run):
             await self._forget(ticket)
 
     @property
@@ -141,14 +126,14 @@ class Dispatcher:
         """Return the number of steps that can be begun now."""
         if self._group is None:
             return 0
-        return self._free() - self._runs_being_taken()
+        return self._free() - self._drivers.runs_being_taken
 
     def _execution(self, work: ClaimedStep) -> Execution:
         return Execution(
             self._context,
             self._name,
             work,
-            local=self._local,
+            local=self._drivers.driver_of,
             outcomes=self._outcomes,
             has_last_delivery=self._has_last_delivery,
         )
@@ -163,14 +148,14 @@ class Dispatcher:
     async def _take(self) -> list[Ticket]:
         """Take tickets from the queue, or from the outbox if the queue has none; waits for a free slot, and at most
         `IDLE_WAIT_SECONDS` for a ticket."""
-        while (free := self._free() - self._runs_being_taken()) <= 0:
+        while (free := self._free() - self._drivers.runs_being_taken) <= 0:
             self._slot_freed.clear()
             await self._slot_freed.wait()
         queue, pause = self._context.queue, POLL_SECONDS * (0.5 + self._context.random())
         if not self._context.clock_is_set():
             await asyncio.sleep(pause)
             return []
-        places = self._free_places()
+        places = self._drivers.free_places
         most, wait = free, pause
         if places > 0:
             most = min(free, places)
@@ -265,7 +250,7 @@ class Dispatcher:
     async def _drain(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._grace):
-                while self._claimed or self._prepared or self._plans_in_progress():
+                while self._claimed or self._prepared or self._drivers.plans_in_progress:
                     self._slot_freed.clear()
                     await wait_for_event(self._slot_freed, PLAN_LOOK_SECONDS)
         self._interrupting = True
