@@ -120,8 +120,7 @@ class Idempotency:
 
     async def follow(self, request: Request, caller: Caller, target: TurnToFollow) -> OpenTurn:
         """Follow a turn of a run that exists."""
-        headers = request.scope["baton.headers"]
-        permit = await self._admission.enter(caller.key, headers)
+        permit = await self._admission.enter(caller.key, request.scope["baton.headers"])
         try:
             position = Position()
             if target.after is not None and not target.needs_whole_text:
@@ -132,12 +131,8 @@ class Idempotency:
         except BaseException:
             permit.release()
             raise
-        headers.append((b"x-baton-run", target.run.encode()))
-        log: RequestLog = request.scope["baton.log"]
-        log.follow(followed)
-        link_run(request.scope, followed.state)
         seconds = followed.state.turn.deadline - self._context.now()
-        return OpenTurn(followed, permit, max(seconds, 0.0), log, target.after)
+        return _open_turn(request, followed, permit, max(seconds, 0.0), after=target.after)
 
     async def reply(
         self,
@@ -204,11 +199,7 @@ class Idempotency:
         except BaseException:
             permit.release()
             raise
-        headers.append((b"x-baton-run", followed.run.encode()))
-        log: RequestLog = request.scope["baton.log"]
-        log.follow(followed)
-        link_run(request.scope, followed.state)
-        return OpenTurn(followed, permit, order.limits.seconds, log)
+        return _open_turn(request, followed, permit, order.limits.seconds)
 
     async def _start(self, order: Order, permit: Permit) -> FollowedRun:
         """Begin the run of an order, under the id under which it was counted. If it is not begun, its count is
@@ -228,6 +219,17 @@ class Idempotency:
         if followed.replayed:  # another request has begun this turn
             await permit.forget_run()
         return followed
+
+
+def _open_turn(
+    request: Request, followed: FollowedRun, permit: Permit, seconds: float, *, after: int | None = None
+) -> OpenTurn:
+    """Name the run in the reply's headers, the log and the trace of a request, and return its turn."""
+    request.scope["baton.headers"].append((b"x-baton-run", followed.run.encode()))
+    log: RequestLog = request.scope["baton.log"]
+    log.follow(followed)
+    link_run(request.scope, followed.state)
+    return OpenTurn(followed, permit, seconds, log, after)
 
 
 def idempotency_record(request: Request, caller: Caller, body: Mapping[str, object]) -> IdempotencyRecord | None:
