@@ -52,6 +52,8 @@ def test_a_value_of_another_type_is_named_and_ends_nothing_with_a_traceback(
     checked = baton(data, "audit", "check")
     assert (checked.status, checked.err.count("Traceback")) == (1, 0)
     assert words in checked.out
+    exported = baton(data, "audit", "export", str(data / "journal.jsonl"))
+    assert (exported.status in (0, 2), exported.err.count("Traceback")) == (True, 0)
     one = baton(data, "audit", "check", "--run", "run_kept")
     assert (words in one.out, one.err.count("Traceback")) == (table in ("runs", "events"), 0)
 

@@ -263,6 +263,19 @@ def test_what_the_terminals_encoding_lacks_is_printed_as_an_escape(service: Serv
 
 
 @pytest.mark.long
+def test_a_run_whose_events_somebody_has_deleted_is_said_to_be_damaged(service: Service) -> None:
+    run = service.ask("baton-mini", EASY)["baton"]["run"]
+    for condition in ("seq = 1", "seq > 1"):
+        with closing(sqlite3.connect(service.folder / "data" / "baton.db")) as database, database:
+            database.execute(f"DELETE FROM events WHERE run = ? AND {condition}", (run,))
+        for command in ("show", "explain"):
+            shown = baton(service.folder, "runs", command, run)
+            assert (shown.status, f"The event 1 of the run {run} cannot be read" in shown.err) == (1, True)
+    with closing(sqlite3.connect(service.folder / "data" / "baton.db")) as database, database:
+        database.execute("DELETE FROM runs WHERE id = ?", (run,))  # for the tests that follow
+
+
+@pytest.mark.long
 def test_a_list_that_is_followed_ends_when_nobody_reads_it(service: Service) -> None:
     service.ask("baton-mini", EASY)
     with reader_left():

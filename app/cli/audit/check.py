@@ -106,7 +106,14 @@ async def _export(args: Arguments, environ: Mapping[str, str], now: float) -> in
                 print("baton: there is no such run", file=sys.stderr)
                 return UNREADABLE
         async with storage.open_journals(settings) as archive:
-            runs = await write(archive, Path(args.file), now=now, run=args.run, since=since)
+            try:
+                runs = await write(archive, Path(args.file), now=now, run=args.run, since=since)
+            except WRONG_TYPE_ERRORS:
+                if not await _find_mistyped_values(archive):
+                    raise
+                words = "a value has another type than its column, so nothing is exported; `baton audit check` names it"
+                print(f"baton: {words}", file=sys.stderr)
+                return UNREADABLE
         await content_reads.record_read(store, args.run or "", tenant, f"export of {count(runs, 'run')}")
     if args.json:
         terminal.print_json({"file": args.file, "runs": runs})

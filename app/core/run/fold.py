@@ -38,17 +38,19 @@ from app.core.run.events import (
 )
 from app.core.run.kinds import AFTER_THE_END, ENDED, REPLIED, RUN_ARROWS, STEP_ARROWS, TERMINAL, WAITING, Kind
 from app.core.run.state import RATE_LIMITED, Call, Exchange, Proposal, RunState, StepState, Turn
+from app.errors import EventMalformed
 
 
 def begin(event: Event) -> RunState:
-    """Return the state after a run's first event. Raises ValueError if that admits no run."""
+    """Return the state after a run's first event. Raises `EventMalformed` if that admits no run."""
     return state_of_admission(event.run, event.fact, event.at, event.seq)
 
 
 def state_of_admission(run: str, fact: Fact, at: float, seq: int) -> RunState:
-    """Return the state of a run that this fact admits. Raises ValueError if it admits none."""
+    """Return the state of a run that this fact admits. Raises `EventMalformed` if it admits none: the event that did is
+    missing."""
     if not isinstance(fact, RunAdmitted):
-        raise ValueError("a journal begins with an admission")
+        raise EventMalformed(run, 1)
     turn = Turn(
         number=0,
         deadline=fact.deadline,

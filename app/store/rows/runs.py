@@ -26,7 +26,7 @@ from app.core.pool.catalog import Amount
 from app.core.records import record
 from app.core.run.events import Event, Kind
 from app.core.run.kinds import WAITING
-from app.errors import NotFound
+from app.errors import EventMalformed, NotFound
 from app.store.protocol import (
     BRIEF,
     FIRST_REVISION,
@@ -107,8 +107,9 @@ def page(conn: Connection, query: RunQuery) -> tuple[RunRow, ...]:
 
 
 def journal(statements: Statements, name: str, after: int) -> SingleStatement[Journal]:
-    """Return a read of a run's salt and its events after a seq. Raises `NotFound`."""
-    return SingleStatement(statements.journal, (after, name), partial(_journal, name))
+    """Return a read of a run's salt and its events after a seq. Raises `NotFound`, and `EventMalformed` for a run of
+    which no event is left."""
+    return SingleStatement(statements.journal, (after, name), partial(_journal, name, after))
 
 
 def call_events(conn: Connection, name: str) -> tuple[Event, ...]:
@@ -133,7 +134,7 @@ def _only(rows: Sequence[Row]) -> RunRow:
     return run_row(_Columns._make(rows[0]))
 
 
-def _journal(name: str, rows: Sequence[Row]) -> Journal:
+def _journal(name: str, after: int, rows: Sequence[Row]) -> Journal:
     if not rows:
         raise NotFound
     salt = rows[0][0] or b""
@@ -141,6 +142,8 @@ def _journal(name: str, rows: Sequence[Row]) -> Journal:
     for _, seq, kind, at, body in rows:
         if seq is not None:  # a run without such events has one row with the salt alone
             events.append(Event.stored(name, seq, kind, at, body))
+    if not events and not after:
+        raise EventMalformed(name, 1)
     return Journal(bytes(salt), tuple(events))
 
 
