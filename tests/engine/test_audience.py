@@ -98,6 +98,15 @@ def test_what_is_missed_comes_with_what_follows_or_with_the_end() -> None:
     assert ear.hear_to_end() == (" four.", None)
 
 
+def test_a_turn_in_which_a_plan_waits_for_an_approval_takes_no_text_back() -> None:
+    """The answering step is done, and a plan in another step waits; there is no answer yet to compare the text with."""
+    audience = Audience(RUN)
+    ear = Subscriber(audience)
+    assert audience.receive(LIVE, words("Four times"))
+    audience.end(TurnEnd(replace(LIVE, state="awaiting_approval"), "", "stop", bill(WHOLE), None))
+    assert ear.hear_to_end() == ("Four times", None)
+
+
 def test_only_the_answering_step_is_told_and_only_calls_that_are_known() -> None:
     audience = Audience(RUN)
     ear = Subscriber(audience)

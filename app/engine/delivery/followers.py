@@ -260,7 +260,7 @@ class Audience:
         at = caller_view.end_position(state)
         if listener.call_pieces and listener.attempt != at.attempt:
             return answer_changed(state)
-        if not listener.chars:
+        if not listener.chars or state.state == "awaiting_approval":  # in such a turn no answer is given yet
             return None
         received = listener.replaced_text
         if received is None and listener.attempt == self._attempt and listener.chars <= self.chars:
