@@ -20,6 +20,7 @@ from app.core.run.events import Kind, RunCancelAsked
 from app.core.run.state import FALLBACK
 from app.engine.context import StandstillWatch
 from app.engine.runs import admission, cancellation, registry
+from app.engine.runs.approvals import Decision
 from app.engine.runs.recovery import Recovery, is_newer
 from app.engine.runs.registry import Drivers
 from app.errors import StoreUnavailable
@@ -94,6 +95,8 @@ async def test_nothing_is_begun_or_judged_before_the_database_has_said_the_time(
     async with running_service(tmp_path, pool_text(stub), SETTINGS) as runtime:
         with pytest.raises(StoreUnavailable):
             await runtime.runs.start(order(runtime, "baton-mini"))
+        with pytest.raises(StoreUnavailable):  # it would be given the time of this machine's own clock
+            await runtime.runs.decide(run, None, Decision("approve", "digest", "somebody", ""))
         before = await runtime.context.store.find_ticket(run, 0)
 
         async def is_untouched() -> bool:

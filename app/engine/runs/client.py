@@ -403,6 +403,8 @@ class RunClient:
         """Write a decision on a plan that waits for an approval (see `approvals.write_decision`), and offer the run
         to the engines if it goes on."""
         context, wait = self._context, admission.untaken_seconds(self._context)
+        if not context.clock_is_set():  # the time of the database is not known yet
+            raise StoreUnavailable()
         decided = await approvals.write_decision(
             context.store, context.catalog(), context.now, run, tenant, decision, wait
         )
