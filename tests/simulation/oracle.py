@@ -335,8 +335,8 @@ def _check_told_calls(case: Case, hearing: CallerConnection, ended: TurnEnd) -> 
 
 
 def _check_told_question(case: Case, hearing: CallerConnection, ended: TurnEnd) -> Iterator[str]:
-    """A caller whose plan waits for an approval is told of the plan that was journaled. The text of an answer may have come by then, if it is a plan inside a step
-    that waits."""
+    """A caller whose plan waits for an approval is told of the plan that was journaled. The text of an answer may have
+    come by then, if it is the plan inside of a step that waits."""
     question = ended.state.approval_question
     digests = [body["digest"] for body in case.bodies("run.awaiting_approval")]
     if question is None or question.digest not in digests or ended.error is not None:
