@@ -132,10 +132,11 @@ def a_wait_for_an_approval_ends(case: Case) -> Iterator[str]:
 
 
 def an_approved_plan_is_carried_out(case: Case) -> Iterator[str]:
-    """Where nothing else happens than that plans are approved, every run succeeds as if nobody had been asked."""
+    """Where nothing else happens than that plans are approved, every run succeeds, unless the approved price is too
+    little: it has one call of each step in it, and neither a call for a nested plan nor one after tool results."""
     if case.only("caller.needs_approval") and not case.bodies(DROPPED) and case.end is not None:
         is_left = case.end.body.get("error") in (NOBODY_DECIDED, NOBODY_CAME_BACK)
-        if case.row["state"] != "succeeded" and not is_left:
+        if case.row["state"] not in ("succeeded", "over_budget") and not is_left:
             yield f"all that happened is that its plans were approved, and it is {case.row['state']}"
 
 

@@ -7,15 +7,18 @@ import pytest
 
 from app.core.records import copy_with
 from app.core.run import approvals as rules
+from app.core.run import progress
 from app.core.run.events import RunAwaitingApproval
 from app.core.run.kinds import Kind
+from app.core.run.progress import AwaitApproval
 from app.core.run.state import Proposal, RunState
 from app.engine.calls.step_request import Candidates
 from app.engine.commit import run_writer
+from app.engine.commit.run_writer import Consequences
 from app.engine.runs import approvals, client
 from app.engine.runs.planning import Planner
 from app.errors import Conflict
-from app.store.protocol import Entry
+from app.store.protocol import Entry, Lease
 from app.store.writing import batch
 
 Patch = pytest.MonkeyPatch
@@ -26,6 +29,8 @@ DOUBTS = {**NEEDED, "approver.wavers": 0.9, "approver.repeats": 0.9}
 MISTAKES = {**NEEDED, "approver.mistakes_the_plan": 0.9}
 LITTLE = {**NEEDED, "approver.allows_little": 0.9}
 UNHEARD = {**NEEDED, "queue.ring.lost": 1.0}
+EARLY = 4.0
+"""Seconds before its time at which a plan is given up."""
 RELOADS: Mapping[str, float] = {"operator.reloads": 0.35}
 
 
@@ -71,6 +76,48 @@ def wait_for_an_approval_without_end(patch: Patch) -> None:
         return () if state.state == "awaiting_approval" and not state.cancel_asked else decide(state, now)
 
     patch.setattr(run_writer, "decide", patient)
+
+
+def give_a_plan_up_early(patch: Patch) -> None:
+    ask, decide = Consequences.await_approval, run_writer.decide
+
+    def briefly(consequences: Consequences, *arguments: Any, **more: Any) -> Any:
+        asked = ask(consequences, *arguments, **more)
+        assert isinstance(asked, RunAwaitingApproval)
+        consequences.lease = Lease("", asked.until - EARLY, asked.until - EARLY)
+        return asked
+
+    def hasty(state: RunState, now: float) -> Any:
+        return decide(state, now + EARLY if state.state == "awaiting_approval" else now)
+
+    patch.setattr(Consequences, "await_approval", briefly)
+    patch.setattr(run_writer, "decide", hasty)
+
+
+def ask_while_steps_run(patch: Patch) -> None:
+    def eager(state: RunState) -> Any:
+        pending = state.awaits_approval
+        return (AwaitApproval(pending.number),) if pending is not None else ()
+
+    patch.setattr(progress, "_await_approval", eager)
+
+
+def ask_without_a_notice(patch: Patch) -> None:
+    ask = Consequences.await_approval
+
+    def quietly(*arguments: Any, **more: Any) -> Any:
+        return ask(*arguments, **more | {"notifies": False})
+
+    patch.setattr(Consequences, "await_approval", quietly)
+
+
+def call_nobody_under_an_approval(patch: Patch) -> None:
+    exclude = rules.exclude_unapproved
+
+    def all_of_them(workers: Any, terms: Any, approval: Any, catalog: Any) -> Any:
+        return exclude(workers, terms, approval and copy_with(approval, workers={}), catalog)
+
+    patch.setattr(rules, "exclude_unapproved", all_of_them)
 
 
 def leave_an_approved_run_alone(patch: Patch) -> None:

@@ -540,6 +540,25 @@ BUGS = (
         ("oracle.it_ends_once",),
     ),
     Bug(
+        "give a plan up early",
+        deciding.give_a_plan_up_early,
+        deciding.SILENCE,
+        ("oracle.a_wait_for_an_approval_ends",),
+    ),
+    Bug(
+        "ask while steps run",
+        deciding.ask_while_steps_run,
+        deciding.NEEDED,
+        ("oracle.nothing_happens_while_it_waits",),
+    ),
+    Bug("ask without a notice", deciding.ask_without_a_notice, deciding.NEEDED, ("oracle.the_receiver_is_asked",)),
+    Bug(
+        "call nobody under an approval",
+        deciding.call_nobody_under_an_approval,
+        deciding.NEEDED,
+        ("oracle.an_approved_plan_is_carried_out",),
+    ),
+    Bug(
         "leave an approved run alone",
         deciding.leave_an_approved_run_alone,
         deciding.UNHEARD,
