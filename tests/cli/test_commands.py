@@ -263,16 +263,20 @@ def test_what_the_terminals_encoding_lacks_is_printed_as_an_escape(service: Serv
 
 
 @pytest.mark.long
-def test_a_run_whose_events_somebody_has_deleted_is_said_to_be_damaged(service: Service) -> None:
+def test_a_run_whose_events_somebody_has_deleted_is_said_to_be_damaged(service: Service, tmp_path: Path) -> None:
     run = service.ask("baton-mini", EASY)["baton"]["run"]
-    for condition in ("seq = 1", "seq > 1"):
-        with closing(sqlite3.connect(service.folder / "data" / "baton.db")) as database, database:
+    (tmp_path / "data").mkdir()
+    with (
+        closing(sqlite3.connect(service.folder / "data" / "baton.db")) as original,
+        closing(sqlite3.connect(tmp_path / "data" / "baton.db")) as copy,
+    ):
+        original.backup(copy)
+    for event, condition in ((7, "seq = 7"), (1, "seq = 1"), (1, "seq > 1")):
+        with closing(sqlite3.connect(tmp_path / "data" / "baton.db")) as database, database:
             database.execute(f"DELETE FROM events WHERE run = ? AND {condition}", (run,))
         for command in ("show", "explain"):
-            shown = baton(service.folder, "runs", command, run)
-            assert (shown.status, f"The event 1 of the run {run} cannot be read" in shown.err) == (1, True)
-    with closing(sqlite3.connect(service.folder / "data" / "baton.db")) as database, database:
-        database.execute("DELETE FROM runs WHERE id = ?", (run,))  # for the tests that follow
+            shown = baton(tmp_path, "runs", command, run)
+            assert (shown.status, f"The event {event} of the run {run} cannot be read" in shown.err) == (1, True)
 
 
 @pytest.mark.long
@@ -280,6 +284,11 @@ def test_a_list_that_is_followed_ends_when_nobody_reads_it(service: Service) -> 
     service.ask("baton-mini", EASY)
     with reader_left():
         assert main(["runs", "ls", "--follow"], environment(service.folder)) == 0
+
+
+def test_a_probe_of_what_is_no_address_fails_in_words(tmp_path: Path) -> None:
+    result = baton(tmp_path, "probe", "--host", "a\nb", BATON_PORT="1")
+    assert (result.status, "nothing answers on port 1" in result.out) == (1, True)
 
 
 def test_what_is_no_database_is_said(tmp_path: Path) -> None:

@@ -67,11 +67,13 @@ def state_of_admission(run: str, fact: Fact, at: float, seq: int) -> RunState:
 
 def fold(events: tuple[Event, ...], before: RunState | None = None) -> RunState:
     """Return the state that a journal stands for. `events` begin with its first one, or with the first one that the
-    state `before` lacks."""
+    state `before` lacks. Raises `EventMalformed` for one that is missing among them."""
     state = before
     if state is None:
         state = begin(events[0])
     for seq, at, fact in read_facts(events):
+        if seq > state.seq + 1:
+            raise EventMalformed(state.run, state.seq + 1)
         state = _advance_in_order(state, seq, at, fact)
     return state
 
