@@ -173,7 +173,8 @@ def swap_in_records(data: Dataset, seeds: range, aware: Aware = unaware) -> list
             return mean(scores[name] for name, scores in zip(chosen, of.scores, strict=True))
 
         selector.learn(Part(training.rows[:BEFORE], training.seen[:BEFORE], training.scores[:BEFORE]), random)
-        selector.posterior = aware(selector.posterior, {f"{model}={model}" for model in (cheap, best)})
+        told = aware(selector.selector.posterior, {f"{model}={model}" for model in (cheap, best)})
+        selector.selector.posterior = told
         exchanged = part(0, len(held_out_part.rows), held_out_part)
         low = mean(scores[cheap] for scores in held_out_part.scores)
         high = mean(scores[best] for scores in held_out_part.scores)
