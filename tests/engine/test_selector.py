@@ -20,7 +20,7 @@ from app.core.rating.calibration import Trial
 from app.core.rating.features import features, from_json, of_answer
 from app.core.rating.posterior import BIAS
 from app.core.run.events import Kind
-from app.engine.conductors.ratings import CHANGED_WORKER, RatingReader, SelectorBeliefs, posterior_of
+from app.engine.conductors.ratings import CHANGED_WORKER, EXCHANGED_WORKERS, RatingReader, SelectorBeliefs, posterior_of
 from app.errors import NotFound
 from app.process.wiring import Runtime
 from tests.harness.in_process import WORKER, client_of, events, plan_text, running_service
@@ -294,6 +294,22 @@ async def test_a_change_that_all_tenants_learn_of_is_in_the_log(
     await runtime.ratings.learn(tier, spec_of(tier))
     (warning,) = [record for record in caplog.records if record.message == CHANGED_WORKER]
     assert warning.fields == {"tier": "baton-mini"}  # type: ignore[attr-defined]
+
+
+async def test_an_exchange_of_two_workers_is_in_the_log_with_their_names(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(posterior, "FIRST_RATINGS", 40)
+    tier = runtime.pool.catalog().tiers["baton-mini"]
+    for n in range(100):
+        worker, at = ("alpha", "beta")[n % 2], runtime.context.now() - 600 + n
+        right = (worker == "alpha") == (n < 60)
+        trial = Trial(worker, worker, "tasks-1", f"{n}", "numbers", "sum", 0, QUESTION, "run", at, float(right), 0, 0)
+        await runtime.context.store.note_trial(trial)
+    await runtime.ratings.learn(tier, spec_of(tier))
+    (warning,) = [record for record in caplog.records if record.message == EXCHANGED_WORKERS]
+    assert warning.fields == {"tier": "baton-mini", "worker": "alpha, beta"}  # type: ignore[attr-defined]
+    assert not [record for record in caplog.records if record.message == CHANGED_WORKER]
 
 
 async def test_the_models_own_plan_is_no_arm_where_the_model_may_not_read_the_task(

@@ -2,14 +2,16 @@
 
     python -m tests.lab.changes [--recorded RouteLLM/routellm/evals/mmlu/responses] [--seeds 4] [--first 0]
 
-Three figures, each for the selector as it is and with the detection of changes switched off:
+Four figures, for the selector as it is, without the detection of exchanges, and without any detection:
 
 swap in the rehearsal world ... after 2,000 ratings two workers exchange their skills. Printed is the share of the lost
         reward that has come back after so many ratings more; also for a selector that is told who has changed (and goes
         on by its own rule; or forgets these workers, with its usual priors and with wider ones), and for one that
-        forgets everything at the swap. They bound what quicker detection could gain.
+        forgets everything at the swap. They bound what quicker detection of changes could gain, and know no exchanges.
 swap in recorded outcomes ..... the same where two models exchange their recorded outcomes (reward: the score), as the
         share of the way from the worse to the better model; also for a selector that is told, by its own rule.
+one worker worse .............. after 2,000 ratings one worker loses all its skills. Printed is the reward of the best
+        choice: a selector that takes it for another worker, and exchanges them, loses by it.
 poisoning ..................... the expected reward of a tenant with few ratings, on the way from the best single worker
         to the optimum, alone and beside another tenant that has rated many runs the wrong way round; and what it would
         be if both shared one posterior, as in releases before 0.3.
@@ -24,6 +26,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 from statistics import mean
+from typing import Any
 from unittest.mock import patch
 
 from app.core.plan.templates import Arm
@@ -45,8 +48,10 @@ WIDER = 3.0
 """The factor of `widen_priors`."""
 CERTAIN = 500.0
 """A log likelihood ratio that no ratings outweigh."""
-NEVER = 1e-30
-"""A probability of changes so small that no evidence suffices: the selector learns, and looks for no change."""
+NO_CHANGES = {"CHANGE_PROBABILITY": 1e-30}
+"""Changes are so improbable that no evidence suffices: the selector learns, and looks for none."""
+NO_EXCHANGES = {"FIRST_RATINGS": 10**9}
+"""No rating is evidence for an exchange."""
 Pool = tuple[Profile, ...]
 Aware = Callable[[Posterior, Collection[str]], Posterior]
 """Returns the posterior that the swap itself makes of one, from the names under which the changed workers are
@@ -59,6 +64,13 @@ def swap_specialists() -> Pool:
     birch, cedar = pool[BIRCH], pool[CEDAR]
     pool[BIRCH] = replace(birch, skills=cedar.skills, plans=cedar.plans, checks=cedar.checks, name="birch, changed")
     pool[CEDAR] = replace(cedar, skills=birch.skills, plans=birch.plans, checks=birch.checks, name="cedar, changed")
+    return tuple(pool)
+
+
+def lose_a_specialist() -> Pool:
+    """The standard pool after one specialist has lost its skills."""
+    pool = list(standard_pool())
+    pool[BIRCH] = replace(pool[BIRCH], skills=(0.0,) * len(pool[BIRCH].skills), name="birch, worse")
     return tuple(pool)
 
 
@@ -155,6 +167,23 @@ def swap_in_the_world(seeds: range, aware: Aware = unaware) -> list[list[float]]
     return recoveries
 
 
+def worth_after_a_loss(seeds: range) -> list[list[float]]:
+    """The reward of the best choice at each look after a specialist has lost its skills, for each seed."""
+    exam, after = bandit.problems(200, 1_000_003), lose_a_specialist()
+    rewards = []
+    for seed in seeds:
+        random, tasks = Random(seed), bandit.problems(BEFORE + max(LOOKS), seed)
+        posterior = play_tasks(tasks[:BEFORE], standard_pool(), random, Posterior(), 1e9)
+        row, last = [], 0
+        for look in LOOKS:
+            later = tasks[BEFORE + last : BEFORE + look]
+            posterior = play_tasks(later, after, random, posterior, 1e9 + BEFORE + last)
+            row.append(value(posterior, exam, after))
+            last = look
+        rewards.append(row)
+    return rewards
+
+
 def swap_in_records(data: Dataset, seeds: range, aware: Aware = unaware) -> list[list[float]]:
     """Do the same where two models exchange their recorded outcomes, and cost nothing."""
     open_, features_by_row, recoveries = routes(data, 0.0), dict[int, Features](), []
@@ -235,20 +264,28 @@ def main() -> None:
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.seeds)
     data = read([options.recorded], {}, {}) if options.recorded else None
-    for name, probability in (("as it is", posteriors.CHANGE_PROBABILITY), ("without detection", NEVER)):
-        with patch.object(posteriors, "CHANGE_PROBABILITY", probability):
+    rules: Sequence[tuple[str, dict[str, Any]]] = (
+        ("as it is", {}),
+        ("without exchanges", NO_EXCHANGES),
+        ("without detection", {**NO_CHANGES, **NO_EXCHANGES}),
+    )
+    for name, constants in rules:
+        with patch.multiple(posteriors, **constants):
             _print(f"rehearsal world, {name}", swap_in_the_world(seeds))
             if data is not None:
                 _print(f"recorded outcomes, {name}", swap_in_records(data, seeds))
-    _print("rehearsal world, told who has changed", swap_in_the_world(seeds, believe_told))
-    if data is not None:
-        _print("recorded outcomes, told who has changed", swap_in_records(data, seeds, believe_told))
+            for look, rewards in zip(LOOKS, zip(*worth_after_a_loss(seeds), strict=True), strict=True):
+                print(f"one worker worse, {name}, {look} ratings later: a reward of {mean(rewards):.4f}", flush=True)
+    with patch.multiple(posteriors, **NO_EXCHANGES):
+        _print("rehearsal world, told who has changed", swap_in_the_world(seeds, believe_told))
+        if data is not None:
+            _print("recorded outcomes, told who has changed", swap_in_records(data, seeds, believe_told))
     forgetful = (
         ("told so and forgets these workers", forget_changed_workers),
         ("told so, with wider priors", widen_priors),
         ("begun anew at the swap", forget_everything),
     )
-    with patch.object(posteriors, "CHANGE_PROBABILITY", NEVER):
+    with patch.multiple(posteriors, **NO_CHANGES, **NO_EXCHANGES):
         for name, aware in forgetful:
             _print(f"rehearsal world, {name}, without detection", swap_in_the_world(seeds, aware))
     for seed in seeds:

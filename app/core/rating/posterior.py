@@ -16,7 +16,7 @@ still held (`PossibleChange`). The ratings since are evidence for the one or the
 them. Workers are expected to change together, as when a provider updates its models, so that evidence against one makes
 a change of the others more probable as well, and they are tried again. Decisions go by both beliefs, weighed by their
 probabilities. So a false alarm costs little: the evidence fades, and the first belief, which has learned meanwhile,
-counts again.
+counts again. Workers that have exchanged their models without saying so are another case (`rating/exchange.py`).
 
 Costs are measured and not estimated: the cost of an arm is averaged separately, and reduces the worth of a right
 answer.
@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 from app.core.plan.templates import ANSWERED, Arm
 from app.core.pool.catalog import Price, SelectorSpec, Worker
+from app.core.rating.exchange import FIRST_RATINGS, Exchanges
 from app.core.rating.features import COUNTED, WIDTH, Features, words
 from app.core.records import record
 
@@ -140,7 +141,9 @@ class Posterior:
     possible: PossibleChange | None = None
     """The change that is looked for; None where no rating has been learned since there is one."""
     changes: int = 0
-    """The number of changes of workers that were found."""
+    """The number of changes and exchanges of workers that were found."""
+    exchanges: Exchanges = field(default_factory=Exchanges)
+    """The workers that are known under another one's name."""
 
     def to_json(self) -> bytes:
         """Return the posterior as canonical JSON: equal posteriors are equal bytes."""
@@ -152,6 +155,7 @@ class Posterior:
             "ratings": self.ratings,
             "at": self.at,
             "changes": self.changes,
+            "exchanges": self.exchanges.to_json(),
         }
         if self.possible is not None:
             plain["possible"] = self.possible.to_json()
@@ -175,6 +179,7 @@ def from_json(body: bytes) -> Posterior:
         at=value["at"],
         possible=possible,
         changes=value["changes"],
+        exchanges=Exchanges(**value.get("exchanges", {})),  # nor this
     )
 
 
@@ -330,9 +335,9 @@ def estimates(
     that the run has cost before, which are a part of what its answer costs."""
     models = {worker.name: worker.model for worker in workers}
     names = {part for arm in arms for part in arm.parts}
-    parts = {part: belief_about(posterior, of_model(part, models), features) for part in names}
+    parts = {part: belief_about(posterior, learned_part(posterior, part, models), features) for part in names}
     base = FIRST_LOG_ODDS + belief_about(posterior, "base", features)[0]
-    cards = card_log_odds(workers, features)
+    cards = _cards_as_known(posterior, workers, models, features)
     prices = {worker.name: worker.price for worker in workers}
     estimated = []
     for arm in arms:
@@ -351,13 +356,25 @@ def _share_of_worth_left(spec: SelectorSpec, usd: float) -> float:
     return 1 - spec.cost * min(1.0, usd / spec.full_usd)
 
 
-def of_model(part: str, models: Mapping[str, str]) -> str:
+def learned_part(posterior: Posterior, part: str, models: Mapping[str, str]) -> str:
     """Return the name under which a part is learned: a worker's with its model, so that a worker whose model is
-    exchanged is somebody else."""
+    replaced in the pool file is somebody else, or another worker's where the two have exchanged."""
     role, _, worker = part.partition(":")
     if worker in models:
-        return f"{role}:{worker}={models[worker]}"
+        return f"{role}:{posterior.exchanges.name(f'{worker}={models[worker]}')}"
     return part
+
+
+def _cards_as_known(
+    posterior: Posterior, workers: Sequence[Worker], models: Mapping[str, str], features: Features
+) -> dict[str, float]:
+    """Return the prior log-odds of each worker, by the card of the one under whose name it is known."""
+    own = card_log_odds(workers, features)
+    by_known_name = {f"{name}={models[name]}": card for name, card in own.items()}
+    cards = {}
+    for name, card in own.items():
+        cards[name] = by_known_name.get(posterior.exchanges.name(f"{name}={models[name]}"), card)
+    return cards
 
 
 def _bill_name(arm: Arm, models: Mapping[str, str]) -> str:
@@ -436,8 +453,9 @@ def update_posterior(posterior: Posterior, spec: SelectorSpec, workers: Sequence
     """Return the posterior after one more rating: one step of assumed-density filtering."""
     posterior = fade_posterior(posterior, spec.decay, rating.at)
     models = {**{worker.name: worker.model for worker in workers}, **rating.models}
-    parts = ["base", *[of_model(part, models) for part in rating.arm.parts]]
-    first = FIRST_LOG_ODDS + card_log_odds(workers, rating.seen).get(rating.arm.main, 0.0)
+    parts = ["base", *[learned_part(posterior, part, models) for part in rating.arm.parts]]
+    cards = _cards_as_known(posterior, workers, models, rating.seen)
+    first = FIRST_LOG_ODDS + cards.get(rating.arm.main, 0.0)
     terms = _terms(posterior.weights, parts, rating.seen)
     prediction = _predict(first, terms)
     answering = parts[1]
@@ -454,10 +472,22 @@ def update_posterior(posterior: Posterior, spec: SelectorSpec, workers: Sequence
         if answering in possible.evidence:
             possible = replace(possible, weights=weights_if_changed)
         return replace(posterior, weights=weights, possible=possible)
-    gain = EVIDENCE_FACTOR * (_log_likelihood(prediction_if_changed, rating) - _log_likelihood(prediction, rating))
+    expected = _log_likelihood(prediction, rating)
+    gain = EVIDENCE_FACTOR * (_log_likelihood(prediction_if_changed, rating) - expected)
     evidence = {**possible.evidence, answering: possible.evidence.get(answering, 0.0) + gain}
     bills, ratio = _add_bill(posterior, workers, rating, models)
-    after = replace(posterior, weights=weights, bills=bills, ratio=ratio, ratings=posterior.ratings + 1)
+    exchanges = posterior.exchanges
+    if rating.arm.main in cards and posterior.ratings >= FIRST_RATINGS:
+        gains = {}
+        for name in [name for name in cards if name != rating.arm.main]:
+            theirs = _terms(posterior.weights, [learned_part(posterior, ANSWERING + name, models)], rating.seen)
+            if_exchanged = _predict(FIRST_LOG_ODDS + cards[name], [*others, *theirs])
+            gains[f"{name}={models[name]}"] = _log_likelihood(if_exchanged, rating) - expected
+        exchanges = exchanges.after(f"{rating.arm.main}={models[rating.arm.main]}", gains)
+    ratings = posterior.ratings + 1
+    after = replace(posterior, weights=weights, bills=bills, ratio=ratio, ratings=ratings, exchanges=exchanges)
+    if exchanges.names != posterior.exchanges.names:
+        return replace(after, possible=PossibleChange(), changes=posterior.changes + 1)
     return _settle(after, PossibleChange(weights_if_changed, evidence, possible.ratings + rating.weight))
 
 
@@ -582,7 +612,8 @@ def fade_posterior(posterior: Posterior, decay: float, now: float) -> Posterior:
     bills = {arm: (count * share, mean) for arm, (count, mean) in posterior.bills.items()}
     ratio = (posterior.ratio[0] * share, posterior.ratio[1])
     weights, possible = _fade_weights(posterior.weights, share), fade_possible_change(posterior.possible, share)
-    return replace(posterior, weights=weights, bills=bills, ratio=ratio, at=now, possible=possible)
+    exchanges = posterior.exchanges.fade(share)
+    return replace(posterior, weights=weights, bills=bills, ratio=ratio, at=now, possible=possible, exchanges=exchanges)
 
 
 def fade_possible_change(possible: PossibleChange | None, share: float) -> PossibleChange | None:

@@ -44,6 +44,7 @@ def join_posteriors(shared: Posterior, own: Posterior) -> Posterior:
         at=max(shared.at, own.at),
         possible=shared.possible if own.possible is None else own.possible,
         changes=shared.changes + own.changes,
+        exchanges=shared.exchanges.join(own.exchanges),
     )
 
 
@@ -82,6 +83,7 @@ def _extract_own_part(base: Posterior, whole: Posterior) -> Posterior:
         at=whole.at,
         possible=whole.possible if whole.possible != base.possible else None,
         changes=whole.changes - base.changes,
+        exchanges=whole.exchanges.extract(base.exchanges),
     )
 
 
@@ -103,7 +105,8 @@ def fade_own_part(own: Posterior, decay: float, now: float) -> Posterior:
     weights = {part: _scale(of, share) for part, of in own.weights.items()}
     bills = {arm: (count * share, mean) for arm, (count, mean) in own.bills.items()}
     ratio, possible = (own.ratio[0] * share, own.ratio[1]), fade_possible_change(own.possible, share)
-    return replace(own, weights=weights, bills=bills, ratio=ratio, at=now, possible=possible)
+    exchanges = own.exchanges.fade(share)
+    return replace(own, weights=weights, bills=bills, ratio=ratio, at=now, possible=possible, exchanges=exchanges)
 
 
 def _scale(weights: Mapping[int, Weight], share: float) -> dict[int, Weight]:

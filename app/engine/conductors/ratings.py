@@ -46,6 +46,9 @@ MOST_TENANTS = 64
 """The tenants of a tier whose own beliefs a process holds, each of up to a megabyte."""
 DAY_SECONDS = 86_400.0
 CHANGED_WORKER = "A worker's ratings do not fit what was learned of it before; what was learned since replaces it."
+EXCHANGED_WORKERS = (
+    "Two workers seem to have exchanged their models; each is believed to be what was learned of the other one."
+)
 FADE_SECONDS = DAY_SECONDS
 """Seconds after which a posterior is written again although nothing was rated, so that it fades."""
 
@@ -261,15 +264,17 @@ class RatingReader:
 
     def _log_changes(self, tier: str, loaded: LoadedRows, after: LearningState, parts: Mapping[str, Posterior]) -> None:
         """Warn of changes of workers that were found in the shared posterior, and in the own parts of tenants."""
-        finders: list[dict[str, str]] = []
-        if after.posterior.changes > loaded.state.posterior.changes:
-            finders.append({})
+        finders: list[tuple[Posterior, Posterior, dict[str, str]]] = [(loaded.state.posterior, after.posterior, {})]
         for tenant, part in parts.items():
-            own = loaded.owns.get(tenant)
-            if own is not None and part.changes > own.part.changes:
-                finders.append({"tenant": tenant})
-        for fields in finders:
-            self._context.telemetry.log(logging.WARNING, CHANGED_WORKER, tier=tier, **fields)
+            if tenant in loaded.owns:
+                finders.append((loaded.owns[tenant].part, part, {"tenant": tenant}))
+        for before, now, fields in finders:
+            if now.changes > before.changes:
+                exchanged = now.exchanges.exchanged_since(before.exchanges)
+                message = CHANGED_WORKER
+                if exchanged:
+                    message, fields["worker"] = EXCHANGED_WORKERS, ", ".join(exchanged)
+                self._context.telemetry.log(logging.WARNING, message, tier=tier, **fields)
 
     async def _new_ratings(self, state: LearningState) -> Sequence[Feedback]:
         """The next ratings that were not seen yet; none if there are none."""
