@@ -22,6 +22,7 @@ from tests.harness.in_process import (
     bodies_of,
     events,
     finish,
+    limits_with,
     order,
     plan_text,
     pool_text,
@@ -236,6 +237,38 @@ async def test_a_model_that_conducts_no_more_is_asked_for_no_further_plan(
         rejected = bodies_of(await events(runtime, followed_run.run), Kind.PLAN_REJECTED)
     assert rejected[1]["reasons"] == ["conductor_replaced"]
     assert len(stub.requests_for("planner")) == 1
+
+
+async def test_no_step_is_left_out_of_a_plan_because_its_worker_lost_its_clearance_for_a_moment(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later steps would take its place, and their access lists would name others than the conductor meant."""
+    script_answers(stub)
+    stub.always("planner", Reply(chunks=(plan_text((0, "Draft.", ["user"]), (1, "Answer.", ["user", 0])),)))
+    cleared = pool_text(stub)
+    for name in ("alpha", "beta", "gamma", "planner"):
+        cleared = cleared.replace(f"[workers.{name}]", f'[workers.{name}]\nclearance = ["phi"]')
+    uncleared = cleared
+    for name in ("alpha", "beta", "gamma"):
+        uncleared = uncleared.replace(f'[workers.{name}]\nclearance = ["phi"]', f"[workers.{name}]")
+    check = Planner._find_refusals
+    async with running_service(tmp_path, cleared) as runtime:
+
+        def check_without_clearance(*arguments: Any) -> list[str]:
+            drafted = arguments[-1]
+            if not drafted:
+                reload(runtime, tmp_path, uncleared)
+            refused = check(*arguments)
+            reload(runtime, tmp_path, cleared)
+            return refused
+
+        monkeypatch.setattr(Planner, "_find_refusals", check_without_clearance)
+        limits = limits_with(runtime, "baton-ultra", rounds=1)
+        phi = order(runtime, "baton-ultra", labels=frozenset({"phi"}), limits=limits)
+        followed_run = await runtime.runs.start(phi)
+        assert (await finish(followed_run)).ended.error is None
+        planned = bodies_of(await events(runtime, followed_run.run), Kind.PLAN_STEP)
+    assert [step["access"] for step in planned] == [["user"], ["user", 0]]
 
 
 async def test_a_model_that_did_not_conduct_when_its_plan_was_opened_is_not_asked_for_it(

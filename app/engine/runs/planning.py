@@ -363,10 +363,13 @@ class Planner:
             return self._lowers
         return self._lowers & LabelFlow(state).planner_reading(proposal.round, proposal.parent).labels
 
-    def _find_refusals(self, state: RunState, command: Propose, step: Step, drafted: list[Fact]) -> list[str]:
+    def _find_refusals(
+        self, catalog: Catalog, state: RunState, command: Propose, step: Step, drafted: list[Fact]
+    ) -> list[str]:
         """Return the reasons why the steps so far, of which this is the latest, may not be given to their workers: what
-        they read has labels (D6). It is added to those that are drafted."""
-        catalog = self._context.catalog()
+        they read has labels (D6). It is added to those that are drafted. `catalog` is the pool file of which the brief
+        was made, for all steps of a plan: one that was refused for a moment only would be missing in front of others.
+        A worker's clearance is looked at again when it is called."""
         if labels_matter(state, catalog.workers.values()):
             drafted.append(self.step(state, command, len(drafted), step)[0])
         if not drafted:
@@ -433,7 +436,7 @@ class Planner:
                 if isinstance(step, Rationale):
                     why = step.why
                     continue
-                refused = self._find_refusals(state, command, step, drafted)
+                refused = self._find_refusals(catalog, state, command, step, drafted)
                 if not refused:
                     self._send(PlannerMessage(command.number, step))
             if refused:
