@@ -265,7 +265,7 @@ def main() -> None:
     seeds = range(options.first, options.first + options.seeds)
     data = read([options.recorded], {}, {}) if options.recorded else None
     rules: Sequence[tuple[str, dict[str, Any]]] = (
-        ("as it is", {}),
+        ("as it is", {"FIRST_RATINGS": posteriors.FIRST_RATINGS}),
         ("without exchanges", NO_EXCHANGES),
         ("without detection", {**NO_CHANGES, **NO_EXCHANGES}),
     )
