@@ -179,7 +179,7 @@ def from_json(body: bytes) -> Posterior:
         at=value["at"],
         possible=possible,
         changes=value["changes"],
-        exchanges=Exchanges(**value.get("exchanges", {})),  # nor this
+        exchanges=Exchanges(**value.get("exchanges", {})),  # earlier releases have not written them
     )
 
 
@@ -472,23 +472,34 @@ def update_posterior(posterior: Posterior, spec: SelectorSpec, workers: Sequence
         if answering in possible.evidence:
             possible = replace(possible, weights=weights_if_changed)
         return replace(posterior, weights=weights, possible=possible)
-    expected = _log_likelihood(prediction, rating)
-    gain = EVIDENCE_FACTOR * (_log_likelihood(prediction_if_changed, rating) - expected)
+    gain = EVIDENCE_FACTOR * (_log_likelihood(prediction_if_changed, rating) - _log_likelihood(prediction, rating))
     evidence = {**possible.evidence, answering: possible.evidence.get(answering, 0.0) + gain}
     bills, ratio = _add_bill(posterior, workers, rating, models)
     exchanges = posterior.exchanges
     if rating.arm.main in cards and posterior.ratings >= FIRST_RATINGS:
-        gains = {}
-        for name in [name for name in cards if name != rating.arm.main]:
-            theirs = _terms(posterior.weights, [learned_part(posterior, ANSWERING + name, models)], rating.seen)
-            if_exchanged = _predict(FIRST_LOG_ODDS + cards[name], [*others, *theirs])
-            gains[f"{name}={models[name]}"] = _log_likelihood(if_exchanged, rating) - expected
+        likelihoods = _log_likelihoods_if_exchanged(posterior, rating, others, cards, models)
+        expected = _log_likelihood(prediction, rating)
+        gains = {worker: likelihood - expected for worker, likelihood in likelihoods.items()}
         exchanges = exchanges.after(f"{rating.arm.main}={models[rating.arm.main]}", gains)
     ratings = posterior.ratings + 1
     after = replace(posterior, weights=weights, bills=bills, ratio=ratio, ratings=ratings, exchanges=exchanges)
     if exchanges.names != posterior.exchanges.names:
         return replace(after, possible=PossibleChange(), changes=posterior.changes + 1)
     return _settle(after, PossibleChange(weights_if_changed, evidence, possible.ratings + rating.weight))
+
+
+def _log_likelihoods_if_exchanged(
+    posterior: Posterior, rating: Rating, others: Sequence[_Term], cards: Mapping[str, float], models: Mapping[str, str]
+) -> dict[str, float]:
+    """Return the log likelihood of a rating as if the worker that answered were another one, for each other worker with
+    its model. `others` are the terms without those of the worker that answered."""
+    likelihoods = {}
+    for name, card in cards.items():
+        if name != rating.arm.main:
+            part = learned_part(posterior, ANSWERING + name, models)
+            terms = [*others, *_terms(posterior.weights, [part], rating.seen)]
+            likelihoods[f"{name}={models[name]}"] = _log_likelihood(_predict(FIRST_LOG_ODDS + card, terms), rating)
+    return likelihoods
 
 
 def _terms(weights: Mapping[str, Mapping[int, Weight]], parts: Sequence[str], features: Features) -> list[_Term]:
