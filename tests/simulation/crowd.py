@@ -78,7 +78,7 @@ class Totals:
         if len(awaits) < 40 or len(self.places) < 250:
             yield f"faults at {len(awaits)} awaits and {len(self.places)} places only"
         yield from (f"{end} ended fewer than 10 runs" for end in sorted(ENDED) if self.states[end] < 10)
-        yield from (f"{action}, fewer than 10 times" for action in REQUIRED_ACTIONS if self.actions[action] < 10)
+        yield from (f"{action}, fewer than 5 times" for action in REQUIRED_ACTIONS if self.actions[action] < 5)
         yield from (f"{name} came of fewer than 20 attempts" for name in sorted(OUTCOMES) if self.outcomes[name] < 20)
 
     def lines(self) -> Iterator[str]:
