@@ -50,7 +50,7 @@ def test_what_did_not_happen_is_a_gap() -> None:
         places={(site, f"await {number}") for site in (*OF_READS, "a", "b", "c") for number in range(40)},
         states=Counter(dict.fromkeys(ENDED, 10)),
         outcomes=Counter(dict.fromkeys(OUTCOMES, 20)),
-        actions=Counter(dict.fromkeys(REQUIRED_ACTIONS, 10)),
+        actions=Counter(dict.fromkeys(REQUIRED_ACTIONS, 5)),
     )
     assert list(rich.missing_coverage()) == []
     poor = [
