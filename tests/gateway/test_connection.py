@@ -66,6 +66,15 @@ async def line(port: int) -> AsyncIterator[Line]:
     writer.close()
 
 
+@pytest.fixture
+async def patient_line(gateway: GatewayStandIn) -> AsyncIterator[Line]:
+    """A connection on which no head is too late, however busy the machine is."""
+    async with serving(gateway.app, gateway.context) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        yield Line(reader, writer)
+        writer.close()
+
+
 def check(reply: tuple[int, dict[str, str], bytes], status: int) -> dict[str, Any]:
     code, headers, body = reply
     assert code == status
@@ -151,17 +160,17 @@ async def test_who_still_sends_a_head_that_is_too_large_is_not_reset(line: Line)
     assert await line.is_closed()
 
 
-async def test_many_requests_in_one_packet_that_ends_within_a_head(line: Line) -> None:
+async def test_many_requests_in_one_packet_that_ends_within_a_head(patient_line: Line) -> None:
     """The heads before the last one are no part of it, and neither is the body before it."""
     get = GET + b"x: %s\r\n\r\n" % (b"y" * 8_000)
     post = b"POST /healthz HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n" + b"z" * 100_000
-    await line.send(10 * get + GET)
+    await patient_line.send(10 * get + GET)
     await asyncio.sleep(GAP_SECONDS)
-    await line.send(b"\r\n")
-    await line.send(post + GET)
+    await patient_line.send(b"\r\n")
+    await patient_line.send(post + GET)
     await asyncio.sleep(GAP_SECONDS)
-    await line.send(b"\r\n")
-    statuses = [(await line.reply())[0] for _ in range(13)]
+    await patient_line.send(b"\r\n")
+    statuses = [(await patient_line.reply())[0] for _ in range(13)]
     assert statuses == [*(11 * [200]), 405, 200]
 
 
