@@ -24,7 +24,7 @@ from app.core.records import record
 LEAST_EVIDENCE = 10.0
 """The log likelihood ratio of the ratings of two workers from which on they are taken to have exchanged."""
 LEAST_OF_EACH = 1.5
-"""What the ratings of each of them have to contribute to it."""
+"""The least part of that log likelihood ratio that the ratings of each of the two workers contribute."""
 FIRST_RATINGS = 600
 """The ratings of a selector that are no evidence."""
 
