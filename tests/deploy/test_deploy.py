@@ -202,6 +202,20 @@ def test_the_build_context_is_what_the_image_copies() -> None:
     assert [name for name in sorted(in_context) if not (ROOT / name).exists()] == []
 
 
+# -- the checkout
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="Only a checkout knows which of its files are committed.")
+def test_nothing_else_is_committed_at_the_top() -> None:
+    """A command that was given far-fetched arguments once left files named after them, which were committed."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    committed = {name.partition("/")[0] for name in listed.split("\0") if name}
+    folders = {"app", "deploy", "migrations", "tests"}
+    files = {"Dockerfile", "LICENSE", "Makefile", "README.md", "docker-compose.yml", "pyproject.toml"}
+    locks = {path.name for path in ROOT.glob("requirements*.txt")}
+    assert {name for name in committed if not name.startswith(".")} == folders | files | locks
+
+
 # -- the wheel
 
 
