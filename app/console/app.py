@@ -28,6 +28,7 @@ ASSETS: Final = {
     "console.css": "text/css",
     "run.css": "text/css",
     "run.js": "text/javascript",
+    "sign_out.js": "text/javascript",
     "uplot.min.js": "text/javascript",
     "uplot.min.css": "text/css",
     "overview.js": "text/javascript",
@@ -216,7 +217,7 @@ def _sign_in_routes(pages: Pages) -> list[Route]:
         return reply
 
     async def sign_out(request: Request, _session: Session) -> Response:
-        reply = redirect_to("/sign-in")
+        reply = redirect_to("/sign-in?signed-out")
         pages.sessions.end(request, reply)
         return reply
 

@@ -248,6 +248,16 @@ def test_a_person_who_has_signed_out_must_sign_in_again(page: "Page") -> None:
     page.get_by_label("A key of this service").wait_for()
 
 
+def test_signing_out_in_one_tab_ends_what_others_follow(page: "Page") -> None:
+    page.goto("/console")
+    follower = page.context.new_page()
+    with follower.expect_response(re.compile("[?&]live")):
+        follower.goto("/console/runs?status=failed")
+    page.get_by_role("button", name="Sign out").click()
+    follower.get_by_label("A key of this service").wait_for()
+    assert follower.url.endswith("/console/sign-in?next=/console/runs%3Fstatus%3Dfailed")
+
+
 def test_a_page_that_is_followed_says_when_its_reader_may_not_see_it_any_more(
     another: Callable[..., "Page"], service: Service
 ) -> None:
