@@ -109,6 +109,29 @@ async def test_bytes_that_are_no_http(line: Line, data: bytes) -> None:
     assert await line.is_closed()
 
 
+@pytest.mark.parametrize("codings", [b"gzip, chunked", b"gzip\r\ntransfer-encoding: chunked", b"identity, chunked"])
+async def test_a_body_in_a_transfer_coding_that_is_not_read(
+    gateway: GatewayStandIn, key: str, line: Line, codings: bytes
+) -> None:
+    """Its chunks hold compressed bytes, although this one does not."""
+    body = orjson.dumps(chat_body())
+    await line.send(POST % key.encode() + b"transfer-encoding: %s\r\n\r\n" % codings)
+    await line.send(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+    error = check(await line.reply(), 400)
+    assert error["code"] == "invalid_http"
+    assert "chunked" in error["message"]
+    assert await line.is_closed()
+    assert gateway.runs.orders == []
+
+
+@pytest.mark.parametrize("name", [b"chunked", b"Chunked", b"chunked  "])
+async def test_a_chunked_body_is_read(gateway: GatewayStandIn, key: str, line: Line, name: bytes) -> None:
+    body = orjson.dumps(chat_body())
+    await line.send(POST % key.encode() + b"transfer-encoding: %s\r\n\r\n" % name)
+    await line.send(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+    assert (await line.reply())[0] == 200
+
+
 async def test_a_request_of_the_older_version_needs_no_host(line: Line) -> None:
     await line.send(b"GET /healthz HTTP/1.0\r\n\r\n")
     assert (await line.reply())[0] == 200

@@ -162,6 +162,9 @@ class Connection(HttpToolsProtocol):
         hosts = [value for name, value in self.headers if name == b"host"]
         if len(hosts) != 1 and self.parser.get_http_version() == "1.1":
             raise ValueError("A request of HTTP/1.1 names one host (RFC 9112, 3.2).")
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]):
+            raise ValueError("The parser would give the body as it is in the other coding (RFC 9112, 6.1).")
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -171,8 +174,9 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are not HTTP."""
-        self._refuse(400, "This is not a valid HTTP/1.1 request.", "invalid_http")
+        """Refuse bytes that are not HTTP, or not what is read of it."""
+        message = "This is not a valid HTTP/1.1 request, or its body has another transfer coding than chunked."
+        self._refuse(400, message, "invalid_http")
 
     def _cancel_deadline(self) -> None:
         if self._deadline is not None:
