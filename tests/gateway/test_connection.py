@@ -2,17 +2,19 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
 import pytest
 
+from app.gateway.http.connection import HEAD_SECONDS
 from tests.harness.bad_bodies import CANARY
 from tests.harness.stand_ins import GatewayStandIn, chat_body, serving
 from tests.harness.waiting import PATIENCE_SECONDS, let_others_run
 
-HEAD_SECONDS = 0.5
-"""The time that the gateway gives a head, in seconds; a connection between two requests and a run have more."""
+SHORT_SECONDS = 1.0
+"""The time that the gateway gives a head on `hasty_line`, in seconds."""
 GAP_SECONDS = 0.01
 """The pause between two pieces of a head."""
 HEAD_END = b"\r\n\r\n"
@@ -53,26 +55,26 @@ class Line:
             return await self._reader.read() == b""
 
 
-@pytest.fixture
-async def port(gateway: GatewayStandIn) -> AsyncIterator[int]:
-    async with serving(gateway.app, gateway.context, head_seconds=HEAD_SECONDS) as url:
-        yield int(url.rpartition(":")[2])
-
-
-@pytest.fixture
-async def line(port: int) -> AsyncIterator[Line]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    yield Line(reader, writer)
-    writer.close()
-
-
-@pytest.fixture
-async def patient_line(gateway: GatewayStandIn) -> AsyncIterator[Line]:
-    """A connection on which no head is too late, however busy the machine is."""
-    async with serving(gateway.app, gateway.context) as url:
+@asynccontextmanager
+async def connected(gateway: GatewayStandIn, head_seconds: float) -> AsyncIterator[Line]:
+    async with serving(gateway.app, gateway.context, head_seconds=head_seconds) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         yield Line(reader, writer)
         writer.close()
+
+
+@pytest.fixture
+async def line(gateway: GatewayStandIn) -> AsyncIterator[Line]:
+    """A connection on which no head is too late, however busy the machine is."""
+    async with connected(gateway, HEAD_SECONDS) as new_line:
+        yield new_line
+
+
+@pytest.fixture
+async def hasty_line(gateway: GatewayStandIn) -> AsyncIterator[Line]:
+    """A connection for tests of how long the gateway waits."""
+    async with connected(gateway, SHORT_SECONDS) as new_line:
+        yield new_line
 
 
 def check(reply: tuple[int, dict[str, str], bytes], status: int) -> dict[str, Any]:
@@ -183,50 +185,55 @@ async def test_who_still_sends_a_head_that_is_too_large_is_not_reset(line: Line)
     assert await line.is_closed()
 
 
-async def test_many_requests_in_one_packet_that_ends_within_a_head(patient_line: Line) -> None:
+async def test_many_requests_in_one_packet_that_ends_within_a_head(line: Line) -> None:
     """The heads before the last one are no part of it, and neither is the body before it."""
     get = GET + b"x: %s\r\n\r\n" % (b"y" * 8_000)
     post = b"POST /healthz HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n" + b"z" * 100_000
-    await patient_line.send(10 * get + GET)
+    await line.send(10 * get + GET)
     await asyncio.sleep(GAP_SECONDS)
-    await patient_line.send(b"\r\n")
-    await patient_line.send(post + GET)
+    await line.send(b"\r\n")
+    await line.send(post + GET)
     await asyncio.sleep(GAP_SECONDS)
-    await patient_line.send(b"\r\n")
-    statuses = [(await patient_line.reply())[0] for _ in range(13)]
+    await line.send(b"\r\n")
+    statuses = [(await line.reply())[0] for _ in range(13)]
     assert statuses == [*(11 * [200]), 405, 200]
 
 
-async def test_a_head_that_is_too_late(line: Line) -> None:
-    await line.send(GET)
-    assert check(await line.reply(), 408)["code"] == "request_timeout"
-    assert await line.is_closed()
+async def test_a_head_that_is_too_late(hasty_line: Line) -> None:
+    await hasty_line.send(GET)
+    assert check(await hasty_line.reply(), 408)["code"] == "request_timeout"
+    assert await hasty_line.is_closed()
 
 
-async def test_a_head_that_drips_is_too_late(line: Line) -> None:
+async def test_a_head_that_drips_is_too_late(hasty_line: Line) -> None:
     async def drip() -> None:
-        for byte in GET:
-            await line.send(bytes([byte]))
+        for byte in GET + b"x: " + 1_000 * b"y":
+            await hasty_line.send(bytes([byte]))
             await asyncio.sleep(GAP_SECONDS)
 
     dripping = asyncio.create_task(drip())
-    assert (await line.reply())[0] == 408
+    assert (await hasty_line.reply())[0] == 408
     dripping.cancel()
 
 
-async def test_whoever_says_nothing_is_not_waited_for(line: Line) -> None:
-    assert await line.is_closed()
+async def test_whoever_says_nothing_is_not_waited_for(hasty_line: Line) -> None:
+    assert await hasty_line.is_closed()
 
 
-async def test_a_head_in_pieces_and_a_connection_that_is_kept(line: Line) -> None:
+async def test_a_head_in_pieces(line: Line) -> None:
     for _ in range(3):
         for piece in (GET[:9], GET[9:], b"x: y\r\n", b"\r\n"):
             await line.send(piece)
             await asyncio.sleep(GAP_SECONDS)
         assert (await line.reply())[0] == 200
-    await asyncio.sleep(1.5 * HEAD_SECONDS)
-    await line.send(GET + b"\r\n")
-    assert (await line.reply())[0] == 200
+
+
+async def test_a_connection_is_kept_for_longer_than_a_head_may_take(hasty_line: Line) -> None:
+    await hasty_line.send(GET + b"\r\n")
+    assert (await hasty_line.reply())[0] == 200
+    await asyncio.sleep(1.5 * SHORT_SECONDS)
+    await hasty_line.send(GET + b"\r\n")
+    assert (await hasty_line.reply())[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -256,12 +263,12 @@ async def test_a_wish_for_another_protocol_is_ignored(
     assert check(await line.reply(), 400)["code"] == "invalid_http"
 
 
-async def test_a_slow_run_is_not_a_slow_head(gateway: GatewayStandIn, key: str, line: Line) -> None:
+async def test_a_slow_run_is_not_a_slow_head(gateway: GatewayStandIn, key: str, hasty_line: Line) -> None:
     async def script(order: Any, run: str, received: Any) -> None:
-        await asyncio.sleep(1.5 * HEAD_SECONDS)
+        await asyncio.sleep(1.5 * SHORT_SECONDS)
         gateway.runs.cancel(run, "test")
 
     gateway.runs.script = script
     body = orjson.dumps(chat_body())
-    await line.send(POST % key.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
-    assert (await line.reply())[0] == 499
+    await hasty_line.send(POST % key.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
+    assert (await hasty_line.reply())[0] == 499
