@@ -10,6 +10,7 @@ import anthropic.types.beta as beta
 import httpx
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
+from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
 from app.gateway.anthropic import blocks as blocks
@@ -21,7 +22,9 @@ from tests.harness.stand_ins import GatewayStandIn
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.script import ToolCall
 
-BEYOND = {"baton", "temperature", "top_p", "top_k", "context_management", "output_format"}
+BEYOND = {
+    *("baton", "temperature", "top_p", "top_k", "context_management", "mcp_servers", "thread", "output_format"),
+}
 """Our own; what newer clients leave to `extra_body`; what only the beta's type has; and an older name."""
 ASKED: dict[str, Any] = {
     "model": "baton-mini",
@@ -120,7 +123,7 @@ def test_every_field_of_the_official_client_is_decided() -> None:
     parameters |= set(typing.get_type_hints(message_create_params.MessageCreateParamsNonStreaming))
     model_fields = set(ours.MessagesRequest.model_fields)
     assert len(parameters) > 15
-    assert parameters <= model_fields | set(ours.REFUSED)
+    assert parameters <= model_fields
     assert model_fields - parameters == BEYOND
     assert set(typing.get_type_hints(message_count_tokens_params.MessageCountTokensParams)) <= set(
         ours.TokenCountRequest.model_fields
@@ -128,7 +131,7 @@ def test_every_field_of_the_official_client_is_decided() -> None:
 
 
 def test_every_field_is_driven_by_a_test() -> None:
-    assert set(ours.MessagesRequest.model_fields) == {*HONOURED, *APART, *IGNORED}
+    assert set(ours.MessagesRequest.model_fields) == {*HONOURED, *APART, *IGNORED, *ours.REFUSED}
     assert set(ours.IGNORED) == set(IGNORED)
 
 
@@ -333,11 +336,27 @@ async def test_tools_that_anthropic_would_run_are_refused(gateway: GatewayStandI
             assert (reply.status_code, says in reply.json()["error"]["message"]) == (400, True), reply.text
 
 
-async def test_what_is_refused_is_named(client: httpx.AsyncClient) -> None:
-    for name in ours.REFUSED:
-        reply = await post_message(client, **{name: [{"name": "x"}]})
-        assert (reply.status_code, name in reply.json()["error"]["message"]) == (400, True)
+@pytest.mark.parametrize("name", ours.REFUSED)
+async def test_what_is_refused_is_named(gateway: GatewayStandIn, key: str, name: str) -> None:
+    async with gateway.client(key) as client:
+        for value in ([{"name": "x"}], {}, "", False):
+            reply = await post_message(client, **{name: value})
+            assert (reply.status_code, name in reply.json()["error"]["message"]) == (400, True), value
         assert (await post_message(client, **{name: None})).status_code == 200
+    assert len(gateway.runs.orders) == 1
+
+
+@pytest.mark.parametrize("schema", ["MessagesRequest", "TokenCountRequest"])
+async def test_a_field_that_is_refused_is_described_with_what_it_may_have(gateway: GatewayStandIn, schema: str) -> None:
+    async with gateway.client() as client:
+        document = (await client.get("/openapi.json")).json()
+    properties = document["components"]["schemas"][schema]["properties"]
+    for name in ours.REFUSED:
+        described = Draft202012Validator(properties[name])
+        assert described.is_valid(None)
+        assert described.is_valid([]) == (name == "mcp_servers")
+        assert not described.is_valid([{"name": "x"}])
+        assert not described.is_valid({})
 
 
 async def test_a_turn_without_content_is_left_out_and_a_conversation_without_any_is_refused(

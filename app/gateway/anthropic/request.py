@@ -124,6 +124,10 @@ class TokenCountRequest(WireModel):
     speed: Literal["standard", "fast"] | None = None
     workspace_id: Annotated[str, StringConstraints(max_length=256)] | None = None
     user_profile_id: Annotated[str, StringConstraints(max_length=256)] | None = None
+    container: None = None
+    mcp_servers: Annotated[list[Any], Field(max_length=0)] = []
+    thread: None = None
+    """These three are `REFUSED`; what they may be all the same asks for nothing."""
 
 
 class MessagesRequest(TokenCountRequest):
@@ -164,11 +168,10 @@ def read_count(body: Mapping[str, Any]) -> TokenCountRequest:
 
 
 def _check_fields(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a body without those that are null or that ask for nothing; raises `InvalidRequest` for one
-    that is refused."""
+    """Return the fields of a body without those that are null; raises `InvalidRequest` for one that is refused."""
     fields = drop_nulls(body)
     for name, reason in REFUSED.items():
-        if fields.pop(name, None):
+        if fields.get(name, []) != []:
             code = THREAD_UNSUPPORTED if name == "thread" else "unsupported_parameter"
             raise InvalidRequest(f"'{name}' is not supported: {reason}.", param=name, code=code)
     return fields
