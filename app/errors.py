@@ -484,9 +484,10 @@ class RecordDamaged(BatonError):
 
 
 class EventMalformed(Exception):
-    """A stored event is not one of its kind: somebody altered it, the database is damaged, or its kind is newer."""
+    """A stored event is not one of its kind, or does not fit those before it: somebody altered one, the database is
+    damaged, or its kind is newer."""
 
-    def __init__(self, run: str, seq: int) -> None:
+    def __init__(self, run: str, seq: int, problem: str = "cannot be read") -> None:
         causes = "it was altered, the database is damaged, or a newer release of Baton wrote it."
-        found = f"The event {seq} of the run {run} cannot be read: {causes}"
+        found = f"The event {seq} of the run {run} {problem}: {causes}"
         super().__init__(f"{found} `baton audit check` says what else is wrong.")

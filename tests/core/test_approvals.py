@@ -15,6 +15,7 @@ from app.core.run.events import Fact, Kind, RunAdmitted, RunApproved, RunRefused
 from app.core.run.fold import apply_fact, fold
 from app.core.run.progress import AwaitApproval, DropPlan, Finish, Propose, Queue, decide
 from app.core.run.state import RunState
+from app.errors import EventMalformed
 from tests.core.play import admission, number_events
 
 WORKERS = {name: Worker(name, "stub", name) for name in ("ada", "bob", "cyd")}
@@ -115,7 +116,7 @@ def test_an_approval_gives_the_turn_its_time_back_and_caps_what_is_spent() -> No
     assert (after.state, after.turn.deadline, spendable_by_steps(after).usd) == ("running", LATE + 30, 70)
     assert decide(after, LATE) == (Queue((0,)),)
     for other in (replace(approval, digest="other"), RunRefused(0, "other", "key:boss")):
-        with pytest.raises(ValueError, match="another plan"):
+        with pytest.raises(EventMalformed, match="does not fit"):
             run_of(terms, approval_request, other)
 
 

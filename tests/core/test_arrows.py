@@ -25,6 +25,7 @@ from app.core.run.fold import advance, fold
 from app.core.run.kinds import AFTER_THE_END, ENDED, OUTCOMES, RUN_ARROWS, RUN_STATES, STEP_ARROWS
 from app.core.run.progress import Propose
 from app.core.run.state import Call, Exchange, Proposal, RunState, StepState
+from app.errors import EventMalformed
 from tests.core.play import POOL, admission, await_tools, intent, number_events, outcome, resume, step_done, step_failed
 from tests.harness.raw_facts import fact_from_json
 
@@ -107,7 +108,7 @@ def after(state: RunState, draft: Fact) -> RunState | None:
     """The next state, or None if the event is refused."""
     try:
         return advance(state, Event.of("run", state.seq + 1, 0.0, draft))
-    except ValueError:
+    except EventMalformed:
         return None
 
 

@@ -27,6 +27,7 @@ from app.core.run.progress import (
     parent_of,
 )
 from app.core.run.state import ROUND_OVER, RunState
+from app.errors import EventMalformed
 from tests.core.play import POOL, intent, outcome, step_done, step_failed
 from tests.core.test_progress import answer_step, plan_facts, queue_steps, state_of
 from tests.harness.raw_facts import fact_from_json
@@ -234,7 +235,7 @@ def test_a_plan_is_opened_for_no_step_that_does_not_wait_for_one(fault: str) -> 
         "accepted": inside(at(*plan_facts(ITSELF)), 0, Step("bob")),
         "twice": inside(at(*plan_facts(ITSELF)), 0, Step("bob"), close=False),
     }
-    with pytest.raises(ValueError, match="a plan is opened"):
+    with pytest.raises(EventMalformed, match="does not fit"):
         inside(states[fault], 0, Step("bob"))
 
 

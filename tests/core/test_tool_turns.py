@@ -19,7 +19,7 @@ from app.core.run.caller_view import (
 from app.core.run.events import Fact, Kind, StepToolResults
 from app.core.run.progress import Await, Finish, Queue, decide, decide_end_again
 from app.core.run.state import NO_RESULTS, RunState
-from app.errors import InvalidRequest
+from app.errors import EventMalformed, InvalidRequest
 from tests.core.play import await_tools, intent, outcome, resume, step_done, step_failed
 from tests.core.test_progress import (
     FIRST_ROUND,
@@ -140,7 +140,7 @@ def test_the_same_step_goes_on_and_answers() -> None:
     ],
 )
 def test_nothing_comes_out_of_turn(wrong: list[Fact]) -> None:
-    with pytest.raises(ValueError, match=r"wait|cannot go"):
+    with pytest.raises(EventMalformed, match="does not fit"):
         state_of(*wrong)
 
 

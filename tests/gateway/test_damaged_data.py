@@ -13,8 +13,10 @@ from tests.gateway.test_log import seal
 from tests.harness.in_process import ask, client_of, pool_text, running_service
 from tests.stubs import ProviderStub
 
-PATHS = ("", "/events", "/explain", "/steps/0", "/graph", "/timeline", "/state", "/stream")
+PATHS = ("", "/events", "/explain", "/steps/0", "/graph", "/timeline", "/state", "/stream", "/views", "/events/stream")
 CHANGES = ["body = '{}'", "body = 'no json'", "kind = 'step.dreamt'"]
+OTHER_STEP = "body = json_set(CAST(body AS TEXT), '$.n', 7)"
+"""An event that can be read, about a step that there is not."""
 
 
 @pytest.fixture
@@ -53,6 +55,17 @@ async def test_an_event_that_cannot_be_read_is_named(
     errors = [record.__dict__["fields"] for record in caplog.records if record.levelno == logging.ERROR]
     assert all(f"The event 3 of the run {damaged}" in fields["error"] for fields in errors)
     assert errors, "an operator is told"
+
+
+async def test_an_event_that_does_not_fit_those_before_it_is_named(runtime: Runtime, tmp_path: Path) -> None:
+    async with client_of(runtime) as client:
+        run = (await ask(client)).json()["baton"]["run"]
+        change(tmp_path, f"UPDATE events SET {OTHER_STEP} WHERE run = '{run}' AND kind = 'step.done'")
+        for path in [f"/v1/runs/{run}{path}" for path in PATHS if path != "/events"]:
+            reply = await client.get(path)
+            error = reply.json()["error"]
+            assert (reply.status_code, error["code"]) == (500, "record_damaged"), path
+            assert f"of the run {run} does not fit those before it: it was altered" in error["message"]
 
 
 @pytest.mark.long

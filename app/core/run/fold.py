@@ -67,13 +67,11 @@ def state_of_admission(run: str, fact: Fact, at: float, seq: int) -> RunState:
 
 def fold(events: tuple[Event, ...], before: RunState | None = None) -> RunState:
     """Return the state that a journal stands for. `events` begin with its first one, or with the first one that the
-    state `before` lacks. Raises `EventMalformed` for one that is missing among them."""
+    state `before` lacks. Raises `EventMalformed` as `advance` does."""
     state = before
     if state is None:
         state = begin(events[0])
     for seq, at, fact in read_facts(events):
-        if seq > state.seq + 1:
-            raise EventMalformed(state.run, state.seq + 1)
         state = _advance_in_order(state, seq, at, fact)
     return state
 
@@ -90,7 +88,8 @@ def fold_turn(state: RunState, events: Iterable[Event]) -> RunState:
 def advance(state: RunState, event: Event) -> RunState:
     """Return the state after one more event; one that was folded before changes nothing.
 
-    Raises ValueError for a gap, and for an arrow that `kinds.py` does not draw.
+    Raises `EventMalformed` for one that is missing before it, and for one that does not fit the state: an arrow that
+    `kinds.py` does not draw, or a step or call that there is not.
     """
     return _advance_in_order(state, event.seq, event.at, event.fact)
 
@@ -99,12 +98,16 @@ def _advance_in_order(state: RunState, seq: int, at: float, fact: Fact) -> RunSt
     if seq <= state.seq:
         return state
     if seq != state.seq + 1:
-        raise ValueError(f"event {seq} does not follow event {state.seq}")
-    return apply_fact(state, fact, at)
+        raise EventMalformed(state.run, state.seq + 1)
+    try:
+        return apply_fact(state, fact, at)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise EventMalformed(state.run, seq, "does not fit those before it") from error
 
 
 def apply_fact(state: RunState, fact: Fact, at: float) -> RunState:
-    """Return the state after one more fact, whose event has the next number. Raises ValueError as `advance` does."""
+    """Return the state after one more fact, whose event has the next number. Raises KeyError or ValueError for one that
+    does not fit the state."""
     seq = state.seq + 1
     if isinstance(fact, RunEnd):
         ended = _check_run_arrow(state, TERMINAL[fact.kind])

@@ -160,7 +160,7 @@ class Recovery:
         try:
             journal = await self._context.store.journal(row.id)
             state = fold(journal.events)
-        except (EventMalformed, KeyError, TypeError, ValueError):
+        except EventMalformed:
             self._context.telemetry.count("baton_swept_total", "run")
             if not late:
                 raise

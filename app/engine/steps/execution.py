@@ -199,7 +199,7 @@ class Execution:
             self._version = due.version
             try:
                 state = await self._read_state(None)
-            except (EventMalformed, KeyError, TypeError, ValueError):
+            except EventMalformed:
                 if (await self._context.store.run(due.run)).ended_at is None:
                     raise
                 await self._finish_unread(due)

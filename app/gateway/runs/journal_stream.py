@@ -66,7 +66,7 @@ class JournalWatch:
         self._looked = self._context.tick()
 
 
-async def frames(
+def frames(
     context: GatewayContext,
     watch: JournalWatch,
     store: TenantStore,
@@ -74,23 +74,28 @@ async def frames(
     after: int,
     to_json: Callable[[RunState, Sequence[Event]], Sequence[Mapping[str, Any]]],
 ) -> AsyncGenerator[bytes]:
-    """Yield the frames of a stream of the events behind number `after`, until the run has ended. `events` is the
-    journal as far as it was read; `to_json` turns events into JSON by the run's state behind them."""
-    run = events[0].run
-    watch.begin(run)
-    try:
-        async for new_events, state in _follow_events(context, watch, store, events):
-            bodies = to_json(state, [event for event in new_events if event.seq > after])
-            yield b"".join(map(_frame, bodies)) or b": ping\n\n"
-    finally:
-        watch.end(run)
+    """Return the frames of a stream of the events behind number `after`, until the run has ended. `events` is the
+    journal as far as it was read; `to_json` turns events into JSON by the run's state behind them. Raises
+    `EventMalformed`."""
+    state = fold(events)
+
+    async def follow() -> AsyncGenerator[bytes]:
+        watch.begin(state.run)
+        try:
+            async for new_events, state_behind in _follow_events(context, watch, store, events, state):
+                bodies = to_json(state_behind, [event for event in new_events if event.seq > after])
+                yield b"".join(map(_frame, bodies)) or b": ping\n\n"
+        finally:
+            watch.end(state.run)
+
+    return follow()
 
 
 async def _follow_events(
-    context: GatewayContext, watch: JournalWatch, store: TenantStore, events: tuple[Event, ...]
+    context: GatewayContext, watch: JournalWatch, store: TenantStore, events: tuple[Event, ...], state: RunState
 ) -> AsyncIterator[tuple[Sequence[Event], RunState]]:
-    """New events with the state behind them; none whenever nothing has come for the time of a keep-alive."""
-    state = fold(events)
+    """The events, and new ones, with the state behind them; none whenever nothing has come for the time of a
+    keep-alive."""
     yield events, state
     while not _is_over(state):
         new_events: Sequence[Event] = ()
