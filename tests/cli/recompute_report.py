@@ -85,7 +85,7 @@ usual, there = (Counter(one for run in some for one in run["has"]) for some in (
 lifts = [(there[one] * len(runs) / len(top) / usual[one], one) for one in there]
 spared["spared_tokens"] = hidden = spared["spared_output_tokens"] + spared["spared_conversation_tokens"]
 print(json.dumps({
-    "left_out": {"open": len(going_on), "previews": len(previews), "shadows": 0, "replays": len(again)},
+    "left_out": {"open": len(going_on), "previews": len(previews), "shadows": 0, "replays": len(again), "damaged": 0},
     "total": sums(runs), "sources": Counter(name for run in runs for name in run["sources"]),
     "groups": [{"by": by, "group": value} | sums(some) for (by, value), some in groups.items()],
     "dearest": {"runs": len(top), "cost_usd": sums(top)["cost_usd"],

@@ -31,6 +31,7 @@ from app.engine.conductors.trials import (
     compare_versions,
     promotion_of,
     report,
+    shadows_of,
 )
 from app.engine.conductors.versions import RequestedChange, make_change
 from app.engine.context import EngineContext
@@ -67,6 +68,11 @@ class Journal:
             origin_kind=origin,
         )
         self._runs[id_] = (row, run)
+
+    def damage(self, id_: str) -> None:
+        """Make the run's journal one that cannot be read."""
+        row, run = self._runs[id_]
+        self._runs[id_] = (row, replace(run, events=()))
 
     async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
         """The rows of a page, the newest first."""
@@ -206,6 +212,21 @@ async def test_a_shadow_of_what_was_live_before_is_no_evidence(promoted_at: floa
     store = cast("Store", journal)
     (reported,) = (await report(store, PresentDefinitions(store, CATALOG), OWN, 0.0, NOW, None))["candidates"]
     assert (reported["pairs"], reported["left_out"], reported["promotable"]) == (3, 0 if holds else 3, holds)
+
+
+async def test_a_damaged_run_keeps_no_other_one_from_being_evidence() -> None:
+    history = history_of(changes_of(("loaded", "v1", 0.0), ("promoted", "v1", 10.0)), "planner")
+    journal = Journal()
+    for number in range(3):
+        journal.add(f"run_before_{number}", 5.0)
+        journal.add(f"run_{number}", 15.0)
+        shadow = {"budgets": (shadow_budget("own", 0).id,), "origin_kind": "shadow", "origin_run": f"run_{number}"}
+        journal.add(f"shadow_{number}", 16.0, **shadow)
+    journal.damage("run_2")
+    assert await count_compared_runs(journal, promotion_of(history)) == 2
+    journal.damage("shadow_1")
+    (subject,) = await shadows_of(cast("Store", journal), "own", 0.0, NOW, answers=False)
+    assert (len(subject.pairs), subject.unfinished) == (1, 1), "of the last one there is nothing to compare it with"
 
 
 SUBJECT = Tier("next", ("b",), ConductorSpec("model", worker="planner"), "b", {"medium": Limits()})

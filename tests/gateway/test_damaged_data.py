@@ -26,6 +26,9 @@ async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
         yield running
 
 
+MESSAGE = {"role": "user", "content": "What is 6 times 7?"}
+
+
 def change(folder: Path, statement: str) -> None:
     with closing(sqlite3.connect(folder / "baton.db", timeout=30)) as database, database:
         database.execute(statement)
@@ -66,6 +69,21 @@ async def test_an_event_that_does_not_fit_those_before_it_is_named(runtime: Runt
             error = reply.json()["error"]
             assert (reply.status_code, error["code"]) == (500, "record_damaged"), path
             assert f"of the run {run} does not fit those before it: it was altered" in error["message"]
+
+
+@pytest.mark.parametrize("damage", [*CHANGES[:2], OTHER_STEP])
+async def test_a_damaged_run_is_left_out_of_figures_over_many(runtime: Runtime, tmp_path: Path, damage: str) -> None:
+    async with client_of(runtime) as client:
+        damaged, *_ = [(await ask(client)).json()["baton"]["run"] for _ in range(3)]
+        change(tmp_path, f"UPDATE events SET {damage} WHERE run = '{damaged}' AND kind = 'call.finished'")
+        report = (await client.get("/v1/reports", params={"by": "worker"})).json()
+        summary = await client.get("/v1/reports", params={"format": "csv", "part": "summary"})
+        plan = await client.post("/v1/plans", json={"model": "baton-mini", "messages": [MESSAGE]})
+    whole = 3 if damage == OTHER_STEP else 2
+    assert (report["total"]["runs"], report["left_out"]["damaged"]) == (whole, 3 - whole)
+    assert [group["runs"] for group in report["groups"]] == [whole]
+    assert f"left_out.damaged,{3 - whole:.1f}" in summary.text
+    assert plan.status_code == 200, "its estimate is made from past runs"
 
 
 @pytest.mark.long

@@ -80,6 +80,9 @@ def _print(figures: Mapping[str, Any], names: Mapping[str, str]) -> None:
         f"Left out: {left_out['open']:,} that go on, {left_out['previews']:,} that were only planned, "
         f"{left_out['shadows']:,} shadows, {left_out['replays']:,} replays.",
     )
+    if left_out["damaged"]:
+        runs = terminal.count(left_out["damaged"], "run")
+        console.print(f"Left out, too: {runs} whose journal cannot be read; `baton audit check` names them.")
     console.print(f"A success by {figures['success']}: {figures['definition']}", soft_wrap=True)
     if figures["threshold"] is not None:
         console.print(f"The threshold is {figures['threshold']:g}.")

@@ -8,7 +8,7 @@ micro-dollars here and in dollars in what `Report.figures` returns.
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, tzinfo
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from app.core.message.chat import Usage, usage_from_json
 from app.core.pool.catalog import MILLION, Price
 from app.core.rating.feedback import Feedback, FeedbackKind, latest_scores, sign
 from app.core.records import record
-from app.core.run.events import Event, Json, read_facts
+from app.core.run.events import Event, Json
 from app.core.run.kinds import DRIVER_LOST, TERMINAL, Kind
 
 Success = Literal["feedback", "graders", "signals"]
@@ -85,7 +85,8 @@ class TooManyGroups(Exception):
 
 @record(frozen=True, slots=True)
 class JournaledRun:
-    """A run as a report reads it. `events` has at least the events of the kinds in `REPORTED_KINDS`, in their order."""
+    """A run as a report reads it. `events` has at least the events of the kinds in `REPORTED_KINDS`, in their order. It
+    is empty where one of them is not JSON."""
 
     id: str
     tenant: str
@@ -374,7 +375,9 @@ class _AccessLists:
     conversations: int = 0
     unmeasured: int = 0
 
-    def add(self, account: _RunAccount) -> None:
+    def with_run(self, account: _RunAccount) -> "_AccessLists":
+        """Return the sums with those of one more run."""
+        sums = replace(self)
         fine = [call for call in account.step_calls if call.succeeded]
         conversation = next((call.usage.input for call in fine if call.intent["access"] == ["user"]), None)
         for call in fine:
@@ -383,15 +386,16 @@ class _AccessLists:
                 planned = account.steps.get(call.step)
             if planned is None:
                 continue
-            self.calls += 1
-            self.input += call.usage.input
-            self.outputs += sum(_hidden(account, call, planned))
+            sums.calls += 1
+            sums.input += call.usage.input
+            sums.outputs += sum(_hidden(account, call, planned))
             if "user" in call.intent["access"] or planned.get("parent") is not None:
                 continue
             if conversation is None:
-                self.unmeasured += 1
+                sums.unmeasured += 1
             else:
-                self.conversations += conversation
+                sums.conversations += conversation
+        return sums
 
     def to_json(self) -> dict[str, Any]:
         spared = self.outputs + self.conversations
@@ -418,6 +422,16 @@ def _hidden(account: _RunAccount, call: _Call, planned: Json) -> Iterator[int]:
             yield usage.output - usage.reasoning
 
 
+@record(frozen=True, slots=True)
+class CheapestComparison:
+    """The cost of the calls of a run's steps, and the least that they would have cost (`CHEAPEST_METHOD`), in
+    micro-dollars, with the worker at whose price that is."""
+
+    usd: int
+    least: int
+    worker: str
+
+
 @dataclass(slots=True)
 class _Cheapest:
     """The cost of the calls of steps, and their cost with the cheapest worker of each run's pool."""
@@ -428,10 +442,7 @@ class _Cheapest:
     unpriced: int = 0
     workers: dict[str, int] = field(default_factory=dict)
 
-    def add(self, pool: Sequence[str], account: _RunAccount, prices: Prices | None) -> None:
-        if not any(call.outcome for call in account.step_calls):
-            return
-        found = _compare_account_with_cheapest(pool, account, prices)
+    def add(self, found: CheapestComparison | None) -> None:
         if found is None:
             self.unpriced += 1
             return
@@ -450,16 +461,6 @@ class _Cheapest:
             "difference_usd": (self.usd - self.least) / MILLION,
             "cheapest_workers": dict(sorted(self.workers.items())),
         }
-
-
-@record(frozen=True, slots=True)
-class CheapestComparison:
-    """The cost of the calls of a run's steps, and the least that they would have cost (`CHEAPEST_METHOD`), in
-    micro-dollars, with the worker at whose price that is."""
-
-    usd: int
-    least: int
-    worker: str
 
 
 def compare_with_cheapest(
@@ -511,12 +512,7 @@ class _Failures:
     def __init__(self) -> None:
         self._clusters: dict[_Failure, _Cluster] = {}
 
-    def add(self, run: JournaledRun, account: _RunAccount) -> None:
-        for event in run.events:
-            if (found := _failure(run, account, event.kind, event.body)) is not None:
-                self._count(found, event.at, run.id)
-
-    def _count(self, failure: _Failure, at: float, run: str) -> None:
+    def add(self, failure: _Failure, at: float, run: str) -> None:
         cluster = self._clusters.get(failure)
         if cluster is None:
             self._clusters[failure] = _Cluster(1, at, at, [run])
@@ -538,6 +534,16 @@ class _Failures:
         return rows[:MOST_CLUSTERS], max(len(rows) - MOST_CLUSTERS, 0)
 
 
+def _failures(run: JournaledRun, account: _RunAccount) -> list[tuple[_Failure, float]]:
+    """Return the failures of a run, each with its time."""
+    found = []
+    for event in run.events:
+        failure = _failure(run, account, event.kind, event.body)
+        if failure is not None:
+            found.append((failure, event.at))
+    return found
+
+
 def _failure(run: JournaledRun, account: _RunAccount, kind: Kind, body: Json) -> _Failure | None:
     """Return the failure that an event stands for, if it does for one. A call that was cancelled is none."""
     topology = run.topology or "none"
@@ -553,7 +559,7 @@ def _failure(run: JournaledRun, account: _RunAccount, kind: Kind, body: Json) ->
         return _Failure("plan", cause, "", topology, "plan", "")
     if kind is Kind.STEP_FAILED:
         n = body["n"]
-        return _Failure("step", body["error"], "", topology, account.position(n), account.worker(n))
+        return _Failure("step", str(body["error"]), "", topology, account.position(n), account.worker(n))
     if kind in TERMINAL and kind is not Kind.SUCCEEDED:
         return _Failure("run", str(body.get("error") or run.state), run.state, topology, "", "")
     return None
@@ -579,17 +585,15 @@ class Report:
         self._open = 0
         self._previews = 0
         self._shadows = self._replays = 0
+        self._damaged = 0
 
     def add(self, run: JournaledRun, prices: Prices | None) -> None:
-        """Add a run, with the prices in its pool's snapshot; None where there is no such snapshot.
-
-        Raises `TooManyGroups`, and `EventMalformed`.
-        """
+        """Add a run, with the prices in its pool's snapshot; None where there is no such snapshot. One whose journal is
+        damaged is left out and counted. Raises `TooManyGroups`."""
         try:
             self._add(run, prices)
-        except (AttributeError, KeyError, TypeError):
-            read_facts(run.events)  # raises EventMalformed for the event that cannot be read
-            raise
+        except (AttributeError, LookupError, TypeError, ValueError):
+            self._damaged += 1
 
     def _add(self, run: JournaledRun, prices: Prices | None) -> None:
         account = _RunAccount(run.events)
@@ -601,8 +605,13 @@ class Report:
             self._previews += account.preview
             self._open += not account.preview
             return
-        found = verdict(run, self._wanted)
-        for name in sources(run, self._wanted):
+        pool = run.events[0].body["pool"]
+        found, names_of_sources = verdict(run, self._wanted), sources(run, self._wanted)
+        features, failures = _features(run, account), _failures(run, account)
+        access_lists = self._access_lists.with_run(account)
+        cheapest = _compare_account_with_cheapest(pool, account, prices)
+        # From here on nothing of the journal is read: a run counts as a whole or not at all.
+        for name in names_of_sources:
             self._sources[name] = self._sources.get(name, 0) + 1
         answered = run.state == "succeeded"
         self._total.add(account.usd, found, answered=answered)
@@ -611,10 +620,12 @@ class Report:
                 if value not in groups and len(groups) >= MOST_GROUPS:
                     raise TooManyGroups(name)
                 groups.setdefault(value, _Sums()).add(account.usd, found, answered=answered)
-        self._dearest.add(account.usd, _features(run, account))
-        self._access_lists.add(account)
-        self._cheapest.add(run.events[0].body["pool"], account, prices)
-        self._failures.add(run, account)
+        self._dearest.add(account.usd, features)
+        self._access_lists = access_lists
+        if any(call.outcome for call in account.step_calls):
+            self._cheapest.add(cheapest)
+        for failure, at in failures:
+            self._failures.add(failure, at, run.id)
 
     def figures(self) -> dict[str, Any]:
         """Return all figures as JSON values."""
@@ -629,6 +640,7 @@ class Report:
                 "previews": self._previews,
                 "shadows": self._shadows,
                 "replays": self._replays,
+                "damaged": self._damaged,
             },
             "total": self._total.to_json(),
             "groups": self._list_groups(),

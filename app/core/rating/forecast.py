@@ -14,6 +14,7 @@ the same history gives the same forecast. Money is in micro-dollars, times are i
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import sqrt
@@ -230,21 +231,23 @@ class History:
         self._overheads: list[float] = []
         self._sizes: dict[str, Callable[[float], float]] = {}
         for run in runs:
-            self._add(_Run(run))
+            with suppress(AttributeError, LookupError, TypeError, ValueError):  # a damaged journal is no example
+                self._add(_Run(run))
 
     def _add(self, run: _Run) -> None:
         shape = run.shape
         if not shape:
             return
-        self.runs += 1
         steps = run.past()
+        overhead = run.overhead(shape, steps)
+        self.runs += 1
         self._all += steps[: max(MOST_KEPT - len(self._all), 0)]
         for place, step in enumerate(steps):
             for _, key in keys(step.worker, shape, place):
                 if len(self._steps[key]) < MOST_KEPT:
                     self._steps[key].append(step)
         if len(self._overheads) < MOST_KEPT:
-            self._overheads.append(run.overhead(shape, steps))
+            self._overheads.append(overhead)
 
     @cached_property
     def overheads(self) -> Sequence[float]:

@@ -8,6 +8,7 @@ import asyncio
 import unicodedata
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
@@ -39,9 +40,10 @@ from app.core.rating.promotion import (
     summarize_run,
 )
 from app.core.records import record
-from app.core.run.events import PlanAccepted, RunAdmitted, facts
-from app.core.run.kinds import TERMINAL
+from app.core.run.events import PlanAccepted, RunAdmitted, facts, read_facts
+from app.core.run.kinds import TERMINAL, Kind
 from app.core.run.state import CALLER, REPLAY
+from app.errors import EventMalformed
 from app.store.protocol import ContentReads, RunQuery, RunRow, Store
 from app.store.run_pages import run_pages
 
@@ -114,7 +116,7 @@ async def shadows_of(runs: Runs, tier: str, since: float, until: float, *, answe
 async def _pages(runs: Runs, query: RunQuery) -> AsyncIterator[Sequence[JournaledRun]]:
     """Yield the pages of a query."""
     async for page in run_pages(runs.journaled_runs, query):
-        yield page
+        yield _readable(page)
         await asyncio.sleep(0)  # figures are made in the event loop: let other tasks in
 
 
@@ -123,7 +125,18 @@ async def _origins(runs: Runs, shadows: Sequence[JournaledRun]) -> Mapping[str, 
     if not names:
         return {}
     origins = await runs.journaled_runs(RunQuery(ids=names, limit=len(names)))
-    return {run.id: run for run in origins}
+    return {run.id: run for run in _readable(origins)}
+
+
+def _readable(runs: Sequence[JournaledRun]) -> list[JournaledRun]:
+    """Leave out runs whose journal is damaged: they are no evidence, and must not keep the others from being it."""
+    readable_runs = []
+    for run in runs:
+        with suppress(EventMalformed):
+            read_facts(run.events)
+            if run.events and run.events[0].kind is Kind.ADMITTED:
+                readable_runs.append(run)
+    return readable_runs
 
 
 def _admission(run: JournaledRun) -> RunAdmitted:
@@ -374,7 +387,7 @@ async def _comparable_runs(
     comparable: list[ComparedRun] = []
     for first in range(0, len(ids), PAGE):
         page = tuple(ids[first : first + PAGE])
-        for run in await store.journaled_runs(RunQuery(ids=page, limit=PAGE)):
+        for run in _readable(await store.journaled_runs(RunQuery(ids=page, limit=PAGE))):
             if candidate.could_conduct(catalog, run):
                 comparable.append(summarize_run(run))
         await asyncio.sleep(0)  # figures are made in the event loop: let other tasks in

@@ -38,6 +38,9 @@ class LeftOut(Reply):
     """Runs that repeat others to compare them: `GET /v1/shadows/report` has their figures."""
     replays: int
     """Runs that repeat others at the request of a caller or an operator."""
+    damaged: int
+    """Runs whose journal cannot be read, because it was altered or the database is damaged: `baton audit check` names
+    them."""
 
 
 class OverRepresented(Reply):

@@ -9,6 +9,7 @@ from app.core.rating.economics import REPORTED_KINDS, JournaledRun
 from app.core.rating.feedback import Feedback
 from app.core.records import copy_with
 from app.core.run.events import Event
+from app.errors import EventMalformed
 from app.store.protocol import ERASED_TAGS, METADATA_TAG, USER_TAG, RunQuery
 from app.store.rows import feedback
 from app.store.rows.runs import page
@@ -44,13 +45,20 @@ def journaled_runs(conn: Connection, query: RunQuery) -> tuple[JournaledRun, ...
 
 
 def _events(conn: Connection, names: Sequence[str]) -> Mapping[str, list[Event]]:
+    """Return the events of each run; none of a run of which one is not JSON."""
     events_by_run: defaultdict[str, list[Event]] = defaultdict(list)
+    damaged_runs: set[str] = set()
     conditions = (EVENTS.c.run.in_(names), EVENTS.c.kind.in_(sorted(kind.value for kind in REPORTED_KINDS)))
     columns = (EVENTS.c.run, EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
     for run, seq, kind, at, body in conn.execute(
         select(*columns).where(*conditions).order_by(EVENTS.c.run, EVENTS.c.seq)
     ):
-        events_by_run[run].append(Event.stored(run, seq, kind, at, body))
+        try:
+            events_by_run[run].append(Event.stored(run, seq, kind, at, body))
+        except EventMalformed:
+            damaged_runs.add(run)
+    for run in damaged_runs:
+        del events_by_run[run][:]
     return events_by_run
 
 
