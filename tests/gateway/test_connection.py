@@ -160,6 +160,32 @@ async def test_a_body_of_single_bytes_is_read(gateway: GatewayStandIn, key: str,
     assert status == 200, reply
 
 
+async def test_fields_behind_a_body_are_no_headers(gateway: GatewayStandIn, key: str, line: Line) -> None:
+    """Nothing that stands before the gateway looks at them."""
+    body = orjson.dumps(chat_body())
+    head = GET.replace(b"GET /healthz", b"POST /v1/chat/completions") + b"transfer-encoding: chunked\r\n\r\n"
+    await line.send(head + b"%x\r\n%s\r\n0\r\nx-api-key: %s\r\n\r\n" % (len(body), body, key.encode()))
+    check(await line.reply(), 401)
+    await line.send(GET + b"\r\n")
+    assert (await line.reply())[0] == 200
+
+
+@pytest.mark.parametrize("field", [b"x: %s\r\n" % (b"y" * 1_000), b"x" * 1_000])
+@pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/healthz"])
+async def test_fields_without_end_behind_a_body_end_the_connection(
+    key: str, line: Line, path: bytes, field: bytes
+) -> None:
+    head = POST.replace(b"/v1/chat/completions", path) % key.encode() + b"transfer-encoding: chunked\r\n\r\n"
+    await line.send(head + b"2\r\n{}\r\n0\r\n")
+    if path == b"/healthz":
+        check(await line.reply(), 405)
+    for _ in range(70):
+        await line.send(field)
+        await let_others_run()
+    assert check(await line.reply(), 431)["code"] == "headers_too_large"
+    assert await line.is_closed()
+
+
 async def test_a_chunked_body_without_end_is_a_413(gateway: GatewayStandIn, key: str, line: Line) -> None:
     await line.send(POST % key.encode() + b"transfer-encoding: chunked\r\n\r\n")
     for _ in range(9):

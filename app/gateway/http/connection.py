@@ -57,6 +57,7 @@ class Connection(HttpToolsProtocol):
         self._seconds = seconds
         self._in_head = False
         self._head_bytes = 0
+        """The bytes that have come since the last ones of a body, or since the last request."""
         self._has_refused = False
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -139,15 +140,13 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _watch_head(self) -> None:
-        """Bound the size of a head that has not arrived whole, and the time that it takes."""
+        """Bound the size of a head that has not arrived whole, or of fields behind a body, and the time of a head."""
         if self._has_refused:
-            return
-        if not self._in_head:
-            self._head_bytes = 0
-            self._cancel_deadline()
             return
         if self._head_bytes > HEAD_BYTES:
             self._refuse(431, "The request's headers are too large.", "headers_too_large")
+        elif not self._in_head:
+            self._cancel_deadline()
         elif self._deadline is None:
             self._deadline = self.loop.call_later(self._seconds, self._give_up)
 
@@ -156,9 +155,15 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head = True
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field of the head. One behind a chunked body is dropped (RFC 9110, 6.5.1): nothing in front looks at it."""
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """The head has arrived whole. Where this raises, the parser takes the request for no HTTP."""
         self._in_head = False
+        self._head_bytes = 0
         hosts = [value for name, value in self.headers if name == b"host"]
         if len(hosts) != 1 and self.parser.get_http_version() == "1.1":
             raise ValueError("A request of HTTP/1.1 names one host (RFC 9112, 3.2).")
@@ -166,6 +171,11 @@ class Connection(HttpToolsProtocol):
         if codings not in ([], [b"chunked"]):
             raise ValueError("The parser would give the body as it is in the other coding (RFC 9112, 6.1).")
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """More of the body."""
+        self._head_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request has arrived whole. What follows in the same packet is not counted, because the parser does not
@@ -195,13 +205,14 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         if self.transport.is_closing():
             return
-        reply_has_begun = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
-        if not reply_has_begun:
-            self.transport.write(_reply(status, message, code, self._refused(status, code)))
-        if self._is_idle:
-            self._close_behind_client()
-        else:
-            self.transport.close()
+        reply_has_begun = not self._is_idle and self.cycle.response_started
+        if reply_has_begun:
+            return self.transport.close()
+        self.transport.write(_reply(status, message, code, self._refused(status, code)))
+        if not self._is_idle:  # the body is refused that the request's route waits for
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._close_behind_client()
 
     def _close_behind_client(self) -> None:
         """Close once the client has closed its side, or after `LINGER_SECONDS`. If the connection were closed over
